@@ -43,14 +43,15 @@ Job = tuple[dict[str, Any], Subject]
 
 
 def named(name: str) -> Mutant:
-    return next(m for m in MUTANTS if m.name == name)
+    return next(m for m in (*MUTANTS, *continuous.UNSEEN) if m.name == name)
 
 
 def jobs(method: str, models: Sequence[Subject]) -> list[Job]:
     """The default audit of a method, shortest first; of the models, on those that suit it."""
-    continuous, *_ = command._kinds([f"method={method}"])
+    arguments = f"method={method}".split()
+    continuous, *_ = command._kinds(arguments)
     suited = [model for model in models if isinstance(model, DensityPair) == continuous]
-    found = list(command._audits([f"method={method}"], suited))
+    found = list(command._audits(arguments, suited))
     return sorted(found, key=_cost)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mutants
 import numpy as np
 import pytest
 import torch
+from mutations import continuous
 from torch import Tensor
 
 from specbench.audit import audit, densities, sizes, statistics, tiny
@@ -130,6 +133,22 @@ def test_mutants_are_caught_and_undone() -> None:
     harmless = replace(one, apply=lambda patch: None)
     with pytest.raises(RuntimeError, match="no longer bites"):
         mutants.caught(harmless, jobs, [mutants.decoded(job) for job in jobs], 1000)
+
+
+@cache
+def continuous_audits(method: str) -> list[tuple[Any, list[Any]]]:
+    """Audits with continuous tokens, and what they decode."""
+    names = densities.BUILT_IN if method == "cspd" else ("d2t3",)
+    return [(job, mutants.decoded(job)) for job in mutants.jobs(method, [densities.built_in(name) for name in names])]
+
+
+@pytest.mark.parametrize("name", [m.name for m in (*continuous.MUTANTS, *continuous.UNSEEN)])
+def test_a_mistake_with_continuous_tokens_changes_what_is_decoded(name: str) -> None:
+    """Three of them had not followed the code that they patch."""
+    one = mutants.named(name)
+    audits = continuous_audits(one.method)
+    with mutants.applied(one):
+        assert any(not torch.equal(mutants.decoded(job)[0], before[0]) for job, before in audits)
 
 
 def test_the_committed_mutants_are_those_of_the_script() -> None:

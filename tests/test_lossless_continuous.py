@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import mutants
 import numpy as np
 import pytest
 import test_densities
@@ -17,7 +18,7 @@ from tiny import rng
 
 from specbench.audit.audit import LEVEL
 from specbench.audit.densities import BUILT_IN, built_in
-from specbench.decoding.continuous import ContinuousRule, block, decode, layers, loop
+from specbench.decoding.continuous import ContinuousRule, block, decode
 from specbench.errors import UsageError
 
 few_pairs = test_densities.few_pairs
@@ -43,42 +44,13 @@ def test_a_scheme_is_lossless(name: str) -> None:
     assert row["proposals_max"] >= row["proposals"] >= 1
 
 
-def noise_is_carried_over(patch: pytest.MonkeyPatch) -> None:
-    """Keyed by the position alone, as token-wise verification may have it."""
-    patch.setattr(loop.ContinuousDecoding, "series", lambda images, row: 0)
-
-
-def no_clamp(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(block, "log_masses", lambda x: torch.nn.functional.pad(x.cumsum(1), (1, 0)))
-
-
-def mass_of_clamped_ratios(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(block, "log_masses", lambda x: torch.nn.functional.pad(x.clamp_max(0).cumsum(1), (1, 0)))
-
-
-def the_rejected_runs_own_number(patch: pytest.MonkeyPatch) -> None:
-    """N = K for every proposal, which needs no other run: it takes the place of one that keeps nothing."""
-    plain = layers.layer
-    patch.setattr(layers, "layer", lambda x, number: plain(x, number) * torch.is_tensor(number))
-
-
-def one_run_for_all_proposals(patch: pytest.MonkeyPatch) -> None:
-    plain = layers.residual
-
-    def around(verifier: Any, z: Any, z_draft: Any, tries: Any, streams: Any, shape: Any) -> Any:
-        most = verifier.rule.tries
-        once = lambda some, number: streams(some, number % most or number)  # noqa: E731
-        return plain(verifier, z, z_draft, tries, once, shape)
-
-    patch.setattr(layers, "residual", around)
-
-
+#: Mistake (`mutants`) -> what it spoils.
 WRONG = {
-    noise_is_carried_over: BLOCK | {"gamma": 3},
-    no_clamp: BLOCK | {"gamma": 3},
-    mass_of_clamped_ratios: BLOCK | {"gamma": 3},
-    the_rejected_runs_own_number: {"tries": 2, "gamma": 1},
-    one_run_for_all_proposals: {"tries": 4, "gamma": 1},
+    "noise_is_carried_over": BLOCK | {"gamma": 3},
+    "mass_is_not_bounded": BLOCK | {"gamma": 3},
+    "mass_of_small_ratios": BLOCK | {"gamma": 3},
+    "number_of_the_rejected_run": {"tries": 2, "gamma": 1},
+    "one_run_for_all_proposals": {"tries": 4, "gamma": 1},
 }
 
 
@@ -93,11 +65,11 @@ def worst(words: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_version_is_caught(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_version_is_caught(wrong: str) -> None:
     """What is right fails once in 2,000 seeds."""
     assert worst(WRONG[wrong]) > 1e-4
-    wrong(monkeypatch)
-    assert worst(WRONG[wrong]) < LEVEL / 10
+    with mutants.applied(mutants.named(wrong)):
+        assert worst(WRONG[wrong]) < LEVEL / 10
 
 
 def test_the_mass_of_a_block() -> None:

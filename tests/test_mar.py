@@ -380,15 +380,18 @@ def files(folder, bundle, drafter=None):
 
 def test_official_files_are_read(tmp_path):
     first = bundle_of("mar_l", *TINY)
-    drafter = first.drafter_network("mar_draft")
+    drafter = first.drafter_network("cspd")
     files(tmp_path, first, drafter)
     again = bundle_of("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32", "diffusion_steps=7")
     pairs = [(again.target.model, first.target.model), (again.tokenizer, first.tokenizer)]
-    for ours, theirs in [*pairs, (again.drafter_network("mar_draft").model, drafter.model)]:
+    for ours, theirs in [*pairs, (again.drafter_network("cspd").model, drafter.model)]:
         torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0)
-    assert again.target.steps == again.drafter_network("mar_draft").steps == 7
+    assert again.target.steps == again.drafter_network("cspd").steps == 7
     assert again.target.model.cfg == replace(first.target.model.cfg, steps=7)
     assert (again.target.scale, again.target.kind) == (3.0, "linear")
+    for path in ("draft", "draft/checkpoint-last.pth"):  # a drafter that is named, for a target with random weights
+        named = bundle_of("mar_l", *TINY, f"drafter.weights={tmp_path / path}").drafter_network("cspd").model
+        torch.testing.assert_close(dict(named.state_dict()), dict(drafter.model.state_dict()), rtol=0, atol=0)
     tokens = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0))
     assert np.array_equal(again.pixels(tokens), first.pixels(tokens))
     # one set of tensors alone, as safetensors
@@ -408,7 +411,7 @@ def test_files_of_another_model_are_reported(tmp_path):
 
     def refused(sentence, model="mar_b"):
         with pytest.raises(UsageError, match=sentence):
-            bundle_of(model, f"weights={tmp_path}", "reduced=true", "dtype=float32").drafter_network("mar_draft")
+            bundle_of(model, f"weights={tmp_path}", "reduced=true", "dtype=float32").drafter_network("cspd")
 
     refused(r"holds another MAR than mar_l \(1 \+ 1 blocks of width 64, not 2 \+ 2", "mar_l")
     refused(r"run `specbench fetch model=mar_b|no weights for draft/|has no draft/")

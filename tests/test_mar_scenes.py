@@ -14,7 +14,7 @@ import torch
 from commands import row_of
 
 from specbench import cli, data, metrics
-from specbench.config import configuration, parameters, registry
+from specbench.config import configuration, networks, parameters, registry
 from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
@@ -365,7 +365,7 @@ def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
 
     def load():
         cfg = configuration.compose(["model=mar_scenes", f"weights={tmp_path}"])
-        return mar_scenes.ScenesMAR(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft")
+        return mar_scenes.ScenesMAR(cfg, torch.device("cpu"), torch.float32).drafter_network("cspd")
 
     for kind, module in (("kl", Latents), ("mar", MAR), ("mar_draft", MAR)):
         save(kind, module(CONFIGS[kind]))
@@ -375,6 +375,29 @@ def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
         save(kind, other)
         with pytest.raises(UsageError, match=sentence):
             load()
+
+
+def test_a_run_uses_the_drafter_that_it_names(tiny, tmp_path):
+    """The drafter that drafter.weights= names drafts, and no other; one for other tokens is refused."""
+
+    def drafter_of(*words):
+        cfg = configuration.compose(["model=mar_scenes", "weights=random", "method=cspd", *words])
+        return Pipeline.load(cfg).drafter
+
+    torch.manual_seed(0)
+    own, file = MAR(CONFIGS["mar_draft"]), tmp_path / "own" / networks.FILE
+    file.parent.mkdir()
+    checkpoints.save(own, file, networks.NETWORKS["cspd"].kind, torch.float32)
+    for path in (file, file.parent):
+        named = drafter_of(f"drafter.weights={path}")
+        torch.testing.assert_close(dict(named.model.state_dict()), dict(own.state_dict()), rtol=0, atol=0)
+        assert (named.scale, named.steps) == (2.0, DIFFUSION_STEPS)
+    assert not torch.equal(drafter_of().model.z_proj.weight, own.z_proj.weight)
+    checkpoints.save(MAR(replace(TINY, token_dim=4)), file, networks.NETWORKS["cspd"].kind)
+    with pytest.raises(UsageError, match="train one for this target"):
+        drafter_of(f"drafter.weights={file}")
+    with pytest.raises(UsageError, match=f"holds no {networks.FILE}"):
+        drafter_of(f"drafter.weights={tmp_path}")
 
 
 @pytest.mark.parametrize(

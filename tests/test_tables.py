@@ -26,7 +26,18 @@ from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
-from specbench.tables import comparisons, definitions, field, figures, layout, literature, measure, render, verification
+from specbench.tables import (
+    comparisons,
+    definitions,
+    field,
+    figures,
+    layout,
+    literature,
+    measure,
+    render,
+    verification,
+    verification_mar,
+)
 from specbench.tables.catalog import TABLES
 from specbench.tables.measure import Identity
 
@@ -238,7 +249,7 @@ def test_another_model_has_no_run_of_a_parameter_that_it_lacks() -> None:
 
 def test_comparisons_are_drawn_when_they_are_named(tables: Tables, tmp_path: Path) -> None:
     bench = FakeBench(perplexity=3.0, acceptance_rate=0.5, fid_stderr=0.4, image_reward_stderr=0.01)
-    requested = {table.id for module in (comparisons, field, verification) for table in module.TABLES}
+    requested = {table.id for module in (comparisons, field, verification, verification_mar) for table in module.TABLES}
     assert {table.id for table in cli.by_default()} == set(TABLES) - requested
     tables("rules_tradeoff", bench=bench)
     folder = tmp_path / "results" / "tables"

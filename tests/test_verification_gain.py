@@ -9,6 +9,9 @@ from test_tables import FakeBench
 
 from specbench.cli import tables as cli
 from specbench.decoding import trees
+from specbench.errors import UsageError
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import as_read
 from specbench.tables import verification
 from specbench.tables.catalog import TABLES
 from specbench.tables.measure import LocalBench
@@ -24,6 +27,15 @@ def test_shapes_have_6_to_30_tokens_and_the_best_are_among_them() -> None:
     assert len(compared) == 9
     assert compared <= searched  # of chains the longest is best
     assert len(searched) == len(SHAPES.lines)
+
+
+def test_a_row_keeps_a_word_in_the_place_of_a_number() -> None:
+    """Every run with select=auto ended without its row."""
+    row = dict.fromkeys(COLUMNS) | {"run_id": "a", "select": "auto"}
+    assert as_read(row) == row
+    assert as_read({**row, "select": 0.5})["select"] == 0.5
+    with pytest.raises(UsageError, match="select must be a number"):
+        as_read({**row, "select": "best"})
 
 
 def test_the_search_has_other_samples_than_the_comparison() -> None:

@@ -43,7 +43,7 @@ class Patches:
 
 @dataclass(frozen=True)
 class Mutant:
-    """method: the preset whose default audit shall catch it."""
+    """method: the preset whose default audit shall catch it, and what follows it on the command line."""
 
     name: str
     mistake: str

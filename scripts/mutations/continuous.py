@@ -8,16 +8,20 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mutations import Mutant, Patches, mutant
-from specbench.decoding.continuous import verify
+from specbench.decoding.continuous import block, layers, verify
 from specbench.decoding.continuous.loop import ContinuousDecoding
 from specbench.decoding.continuous.trajectory import Trajectory, log_density, log_normal, own_log_density
 from specbench.decoding.continuous.verify import Verifier
 
 MUTANTS: list[Mutant] = []
 _mutant = partial(mutant, MUTANTS)
+#: Mistakes that audits of the built-in models do not show with few samples; `tests/test_lossless_continuous.py` does.
+UNSEEN: list[Mutant] = []
+_unseen = partial(mutant, UNSEEN)
 
 
 def _ruled(patch: Patches, **changes: Any) -> None:
@@ -79,17 +83,17 @@ def drafts_after_a_rejection(patch: Patches) -> None:
 
 @_mutant("cspd", "after a rejection a sample of the target instead of the residual distribution")
 def rejected_token_is_the_targets(patch: Patches) -> None:
-    _ruled(patch, tries=1)
+    _ruled(patch, proposals=1)
 
 
 @_mutant("cspd", "after a rejection the target's own trajectory, with the noise of the draft")
 def residual_reuses_the_noise(patch: Patches) -> None:
-    patch.wrap(Verifier, "_tokens", lambda f, self, *args: f(self, *args[:-1], verify.NOISE))
+    patch.wrap(verify, "normal", lambda f, rng, number, tag, *shape: f(rng, number, verify.NOISE, *shape))
 
 
 @_mutant("cspd", "a proposal for the residual is accepted with 1 - p / q")
 def residual_ratio_is_reversed(patch: Patches) -> None:
-    for name in ("_tokens", "_last_steps"):
+    for name in ("propose_path", "last_steps"):
 
         def around(original: Any, *args: Any) -> Any:
             x, log_ratio = original(*args)
@@ -104,7 +108,7 @@ def residual_of_the_wrong_step(patch: Patches) -> None:
         wrong = Trajectory(drafts.states, drafts.mean.flip(1), drafts.log_variance.flip(1))
         return original(self, own, wrong, noise)
 
-    patch.wrap(Verifier, "_last_steps", around)
+    patch.wrap(Verifier, "last_steps", around)
 
 
 @_mutant("cspd", "the bonus token is drawn under the condition of the last drafted token")
@@ -130,3 +134,33 @@ def prefill_shares_its_noise(patch: Patches) -> None:
         return original(self, row, torch.where(number >= first, number - first, number), tag)
 
     patch.wrap(ContinuousDecoding, "noise", around)
+
+
+@_unseen("cspd verification=block", "a block's noise is that of the position, whatever became of the draft before")
+def noise_is_carried_over(patch: Patches) -> None:
+    patch.set(ContinuousDecoding, "series", lambda self, row: 0)
+
+
+@_mutant("cspd verification=block", "the mass of a block is the product of all ratios, not at most 1 on the way")
+def mass_is_not_bounded(patch: Patches) -> None:
+    patch.set(block, "log_masses", lambda x: F.pad(x.cumsum(1), (1, 0)))
+
+
+@_mutant("cspd verification=block", "the mass of a block is the product of the ratios below 1")
+def mass_of_small_ratios(patch: Patches) -> None:
+    patch.set(block, "log_masses", lambda x: F.pad(x.clamp_max(0).cumsum(1), (1, 0)))
+
+
+@_mutant("cspd tries=2", "the residual of two drafts counts the rejected run's own tries")
+def number_of_the_rejected_run(patch: Patches) -> None:
+    """Every proposal has N = K: the simulated run keeps nothing."""
+    patch.wrap(layers, "layer", lambda f, x, number: f(x, number) * torch.is_tensor(number))
+
+
+@_unseen("cspd tries=4", "all proposals after four rejected drafts share one simulated run")
+def one_run_for_all_proposals(patch: Patches) -> None:
+    def around(original: Any, verifier: Any, z: Any, z_draft: Any, tries: Any, streams: Any, shape: Any) -> Any:
+        most = verifier.rule.tries
+        return original(verifier, z, z_draft, tries, lambda some, n: streams(some, n % most or n), shape)
+
+    patch.wrap(layers, "residual", around)

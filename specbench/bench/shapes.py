@@ -90,7 +90,7 @@ def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None, rows: i
     if not continuous:
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
     else:
-        drafter = model.drafter_network("mar_draft") if cfg["drafter"] != "none" else None
+        drafter = model.drafter_network("cspd") if cfg["drafter"] != "none" else None
     model.device = DEVICE
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     found = dict(_networks(model)) | {f"drafter {name}": network for name, network in _networks(drafter)}

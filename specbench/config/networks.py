@@ -21,11 +21,12 @@ FILE = "specbench.safetensors"
 
 @dataclass(frozen=True)
 class DrafterNetwork:
-    """folder: of its weights next to a real target's, and the kind in its file's metadata; stem: of its file among the
-    embedded weights, where that is not the folder's name; loader: a `models.loading.drafters.NetworkLoader`, where the
-    target's bundle does not load the network itself; training: a `training.drafter.Training`, where `specbench train`
-    trains it; method: the preset that uses what was trained; variants: names of further embedded weights, of another
-    training or length of training. Classes are given as "module:name"."""
+    """folder: of its weights next to a real target's; stem: the kind in its file's metadata and name among the embedded
+    weights, where that is not the folder's name; loader: a `models.loading.drafters.NetworkLoader`, where the
+    target's bundle does not load the network itself; training: a `training.drafter.Training`, or of continuous
+    tokens a `training.command.TrainingTask`, where `specbench train` trains it; method: the preset that uses what was
+    trained; variants: names of further embedded weights, of another training or length of training. Classes are given
+    as "module:name"."""
 
     folder: str
     loader: str = ""
@@ -35,9 +36,14 @@ class DrafterNetwork:
     variants: tuple[str, ...] = ()
 
     @property
+    def kind(self) -> str:
+        """In the metadata of a file in this project's own format."""
+        return self.stem or self.folder
+
+    @property
     def asset(self) -> str:
         """Its file among the embedded weights."""
-        return f"scenes_{self.stem or self.folder}.safetensors"
+        return f"scenes_{self.kind}.safetensors"
 
     def path(self, given: str) -> Path:
         """The folder or file that drafter_weights= names: `embedded` and embedded:NAME are the project's own.
@@ -49,8 +55,8 @@ class DrafterNetwork:
             return ASSETS / self.asset
         if name not in self.variants:
             if self.variants:
-                raise unknown(f"{self.folder} weights", name, self.variants)
-            raise UsageError(f"drafter_weights={given}: {self.folder} has no embedded weights but the default ones")
+                raise unknown(f"{self.kind} weights", name, self.variants)
+            raise UsageError(f"drafter_weights={given}: {self.kind} has no embedded weights but the default ones")
         return ASSETS / self.asset.replace(".safetensors", f"_{name}.safetensors")
 
 
@@ -71,7 +77,13 @@ NETWORKS = {
     ),
     "eagle3": DrafterNetwork("eagle3", f"{_LOADING}:Eagle3Loader", f"{_TRAINING}:EagleTraining", "eagle3"),
     "medusa": DrafterNetwork("medusa", f"{_LOADING}:MedusaLoader", f"{_TRAINING}:MedusaTraining", "medusa"),
-    "mar_draft": DrafterNetwork("draft", stem="mar_draft"),
+    "cspd": DrafterNetwork(
+        "draft",
+        training="specbench.training.continuous:ContinuousTask",
+        method="cspd",
+        stem="mar_draft",
+        variants=("path_kl",),
+    ),
 }
 #: The networks that `specbench train drafter=` trains.
 TRAINED = tuple(name for name, network in NETWORKS.items() if network.training)

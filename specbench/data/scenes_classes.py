@@ -59,7 +59,12 @@ def number_of(prompt: str) -> int | None:
 def portraits(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Portraits of the first `n` scenes of a split with one object: images (n, 64, 64, 3) uint8, and class numbers
     (n,) int64."""
-    samples = (scenes.sample(split, index, seed) for index in itertools.count())
-    found = list(itertools.islice((s for s in samples if s.scene.layout == "single"), n))
+    found = singles(split, n, seed)
     labels = np.array([s.scene.labels() for s in found], dtype=np.int64)
     return np.stack([scenes.draw(s, portrait=True) for s in found]), numbers_of(labels)
+
+
+def singles(split: str, n: int, seed: int = 0) -> list[scenes.Sample]:
+    """The first `n` scenes of a split with one object."""
+    samples = (scenes.sample(split, index, seed) for index in itertools.count())
+    return list(itertools.islice((s for s in samples if s.scene.layout == "single"), n))

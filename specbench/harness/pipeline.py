@@ -280,7 +280,7 @@ class ContinuousPipeline(_Base):
     def load(cls, cfg: Mapping[str, Any]) -> Self:
         """From flat parameters, as `Pipeline.load`."""
         device, model = _load_model(cfg)
-        drafter = model.drafter_network("mar_draft") if cfg["drafter"] != "none" else None
+        drafter = model.drafter_network("cspd") if cfg["drafter"] != "none" else None
         rule = continuous_rule(cfg, model.target.length)
         weights = registry.weights_label(cfg)
         return cls(model, drafter, rule, device, cfg["model"], weights, engine_of(cfg, device))

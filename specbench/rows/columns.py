@@ -256,3 +256,5 @@ _NUMBERS = frozenset(
     + [k for k in _STATISTICS if k not in _STRINGS]
     + ["resolution", "tokens", "threads"]
 )
+#: Words that may stand in the place of a number; of n a row has the number.
+_WORDS = {k: p.also for k, p in TABLE.items() if p.also and k != "n"}

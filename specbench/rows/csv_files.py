@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from specbench._version import __version__
 from specbench.errors import UsageError
-from specbench.rows.columns import _NEEDED, _NUMBERS, COLUMNS, RENAMED_COLUMNS
+from specbench.rows.columns import _NEEDED, _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
 from specbench.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 def _value(name: str, text: str, where: str) -> Any:
     if not text:
         return None
-    if name not in _NUMBERS:
+    if name not in _NUMBERS or text in _WORDS.get(name, ()):
         return text
     try:
         number = float(text)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from specbench.tables import comparisons, coolsd, cspd, field, lantern, sjd, sjdpac, verification
+from specbench.tables import comparisons, coolsd, cspd, field, lantern, sjd, sjdpac, verification, verification_mar
 from specbench.tables.definitions import Table
 
 TABLES: dict[str, Table] = {
     table.id: table
-    for module in (coolsd, lantern, sjd, cspd, sjdpac, field, comparisons, verification)
+    for module in (coolsd, lantern, sjd, cspd, sjdpac, field, comparisons, verification, verification_mar)
     for table in module.TABLES
 }

@@ -326,7 +326,9 @@ def _tested(
     elif not found["p"]:
         text += f"measured ({model}) {float(found['difference']):+.3f} in each of {found['pairs']} pairs of images"
     else:
-        low, high, difference = (f"{float(found[name]):+.3f}" for name in ("low", "high", "difference"))
+        half = (float(found["high"]) - float(found["low"])) / 2
+        decimals = max(3, -math.floor(math.log10(half))) if half > 0 else 3
+        low, high, difference = (f"{float(found[name]):+.{decimals}f}" for name in ("low", "high", "difference"))
         p = f"p = {float(found['p']):.2g}" if float(found["p"]) > 0 else "p < 1e-300"
         text += f"measured ({model}) {difference} (95 % interval {low} to {high}), paired t({found['df']}) = "
         text += f"{float(found['test_statistic']):.2f}, {p}, over {found['pairs']} pairs of the same prompt"

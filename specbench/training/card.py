@@ -19,7 +19,7 @@ from specbench.data import Item, scenes, scenes_classes
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
 from specbench.rows import provenance
-from specbench.training import drafter
+from specbench.training import drafter, recipes
 from specbench.training.dataset import LiveDataset, TargetHead
 from specbench.training.examples import Encoded
 
@@ -54,7 +54,7 @@ def sample_statistics(assets: Path, device: torch.device) -> dict[str, float]:
 DRAFTERS = {
     f"tv_{network.folder}{variant and f'_{variant}'}": (name, f"embedded{variant and f':{variant}'}")
     for name, network in networks.NETWORKS.items()
-    if network.training
+    if network.training and not recipes.is_continuous(name)
     for variant in ("", *network.variants)
 }
 

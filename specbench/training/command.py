@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
-import pkgutil
 import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from torch import nn
 
 from specbench.config import networks, parameters, registry
-from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError, install
-from specbench.harness.pipeline import Pipeline
+from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models.loading import checkpoints
 from specbench.rows import provenance
 from specbench.storage import home
 from specbench.storage.files import sha256_file, write_atomically
-from specbench.training import drafter, examples
-from specbench.training.dataset import TargetHead
-from specbench.training.recipes import TABLE, WHERE, TrainingPlan, plan
-from specbench.training.trainer import Alone, Checkpoints, Processes, Recipe, Validation, fit, processes
+from specbench.training.continuous import ContinuousTask
+from specbench.training.discrete import DiscreteTask
+from specbench.training.recipes import TABLE, WHERE, TrainingPlan, is_continuous, plan
+from specbench.training.trainer import Alone, Checkpoints, Loss, Processes, Recipe, Validation, fit, processes
 
 _HELP = """\
 usage: specbench train drafter=KIND [model=NAME] [name=value ...]
@@ -37,25 +37,26 @@ the same command resumes. Several GPUs: accelerate launch --module specbench.cli
   specbench train drafter=eagle model=llamagen_xl images=laion_coco                  LANTERN's recipe
   specbench train drafter=eagle model=lumina_mgpt                                    Cool-SD's: images by the target
   specbench train drafter=eagle recipe=scenes_guided start=embedded                  labels under guidance
+  specbench train drafter=cspd model=mar_scenes objective=path_kl                    of continuous tokens
   specbench run method=eagle1 drafter_weights=drafters/llamagen_scenes/eagle         use the result
 
 Arguments (defaults: conf/recipes.yaml; others are those of a run: model, weights, data, seed, temperature, ...)
 
 """
-SAMPLING = ("cfg_scale", "temperature", "top_k", "top_p")
-HELD = 1000  # held-out examples of a validation, at most
+SAMPLING = ("cfg_scale", "cfg_schedule", "temperature", "top_k", "top_p", "diffusion_steps")
 NOTE = Path("state", "plan.json")
 
 
 @dataclass
 class Trained:
-    """The result of a training: the weights' file, their statistics, the number of training examples, and the
-    statistics of each checkpoint's file."""
+    """The result of a training: the weights' file, their statistics, the number of training examples, the statistics of
+    each checkpoint's file, and the meaning of the statistics."""
 
     file: Path
     statistics: dict[str, float]
     examples: int
     checkpoints: dict[Path, dict[str, float]] = field(default_factory=dict)
+    about: str = ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,7 +69,6 @@ def main(arguments: Sequence[str]) -> int:
     cfg = {**chosen.cfg, "device": str(device)} if device else chosen.cfg
     registry.check_weights(cfg)
     pipeline = Pipeline.load(cfg)
-    assert isinstance(pipeline, Pipeline)
     try:
         done = train(chosen, pipeline, together)
     except KeyboardInterrupt:
@@ -81,69 +81,76 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def train(chosen: TrainingPlan, pipeline: Pipeline, together: Processes | None = None) -> Trained:
+class TrainingTask(Protocol):
+    """What a network learns, and how it is measured; the constructor makes the examples. rows, held: the indices of the
+    examples to train on, and of those held out; best: the statistic of the weights to keep, the last ones if empty;
+    before: statistics of the weights at the start; about: the meaning of the statistics."""
+
+    network: nn.Module
+    rows: np.ndarray
+    held: np.ndarray
+    best: str
+    before: dict[str, float]
+    about: str
+
+    def loss(self, batch: int) -> Loss:
+        """The loss over the examples `rows`, `batch` of them per step."""
+        ...
+
+    def validated(self) -> dict[str, float]:
+        """Statistics during the training."""
+        ...
+
+    def reached(self, file: Path, last: bool) -> dict[str, float]:
+        """Statistics of the weights in a file, the last ones or those of a checkpoint."""
+        ...
+
+
+def _task(chosen: TrainingPlan, pipeline: Any, together: Processes) -> TrainingTask:
+    make = ContinuousTask if is_continuous(chosen["drafter"]) else DiscreteTask
+    task: TrainingTask = make(chosen, pipeline, _start(chosen), together)
+    return task
+
+
+def train(chosen: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, together: Processes | None = None) -> Trained:
     """Train as planned; resume where an earlier call with the same plan stopped."""
     together = together or Alone()
-    kind, out, device = chosen["drafter"], chosen.out, pipeline.device
-    bundle, declared = pipeline.model, networks.NETWORKS[kind]
+    kind, out = chosen["drafter"], chosen.out
     note = _note(chosen, pipeline.weights)
     _check_note(out, note)
     torch.manual_seed(chosen.cfg["seed"])
-    start = _start(chosen)
-    network = bundle.trained(kind, start) if start else bundle.untrained(kind, chosen["heads"])
-    network = network.to(device, torch.float32).requires_grad_(True)
-    aux_hidden_layers = getattr(network.cfg, "aux_hidden_layers", ())
-    target = bundle.target.with_aux_hidden_layers(aux_hidden_layers) if aux_hidden_layers else bundle.target
-    target.requires_grad_(False)
-    found = examples.make(chosen, pipeline, aux_hidden_layers, together)
-    rows, held = found.split(chosen["held_out"])
-    if chosen["batch"] > len(rows):
+    task = _task(chosen, pipeline, together)
+    if chosen["batch"] > len(task.rows):
         raise UsageError(
-            f"batch={chosen['batch']} is more than the {len(rows)} examples to train on; give a smaller one"
+            f"batch={chosen['batch']} is more than the {len(task.rows)} examples to train on; give a smaller one"
         )
     if together.is_main_process:
         write_atomically(out / NOTE, json.dumps(note, indent=1).encode())
-    dataset = found.dataset(target)
-    training: drafter.Training = pkgutil.resolve_name(declared.training)(network, TargetHead(target))
-    if chosen["freeze"]:
-        training.freeze()
-    terms = drafter.LossTerms(**{name: chosen[name] for name in drafter.LossTerms.__dataclass_fields__})
-
-    guidance = Sampling(cfg_scale=chosen.cfg["cfg_scale"]) if chosen["guided"] else drafter.PLAIN
-
-    def validated() -> dict[str, float]:
-        return drafter.evaluate(training, dataset, held[:HELD], sampling=guidance)
-
-    def reached(file: Path, depth: int = 1) -> dict[str, float]:
-        """Of the saved weights, under the guidance and sampling of a run."""
-        checkpoints.fill(network, checkpoints.read(file, declared.folder)[1], file.name)
-        live, sampling = found.live(target), pipeline.config.sampling
-        return drafter.evaluate(training, live, held[:HELD], depth, chosen["decode_batch"], sampling)
 
     def write(file: Path) -> None:
-        half = torch.bfloat16 if bundle.dtype == torch.bfloat16 else torch.float16
-        checkpoints.save(network, file, declared.folder, half)
+        half = torch.bfloat16 if pipeline.model.dtype == torch.bfloat16 else torch.float16
+        checkpoints.save(task.network, file, networks.NETWORKS[kind].kind, half)
 
     kept = {step: out / f"step-{step}" / networks.FILE for step in chosen["checkpoints"] or ()}
-    recipe = recipe_of(chosen, len(rows))
+    recipe = recipe_of(chosen, len(task.rows))
     spent = fit(
         kind,
-        network,
-        drafter.loss_of(training, dataset, rows, recipe.batch, terms, guidance),
+        task.network,
+        task.loss(recipe.batch),
         recipe,
         out / "state",
-        validation=Validation(validated, chosen["validate_every"], "" if chosen["keep"] == "last" else chosen["keep"]),
+        validation=Validation(task.validated, chosen["validate_every"], task.best),
         checkpoints=Checkpoints(kept, lambda step: write(kept[step])),
         together=together,
         board=_board(out) if chosen["tensorboard"] and together.is_main_process else None,
     )
     file = out / networks.FILE
     if not together.is_main_process:
-        return Trained(file, {}, len(rows))
+        return Trained(file, {}, len(task.rows))
     write(file)
-    before = {path: reached(path) for path in kept.values()}
+    before = {path: task.reached(path, last=False) for path in kept.values()}
     spent = {name: spent[name] for name in ("seconds", "images")}
-    return Trained(file, reached(file, training.evaluated) | spent, len(rows), before)
+    return Trained(file, task.reached(file, last=True) | task.before | spent, len(task.rows), before, task.about)
 
 
 def recipe_of(chosen: TrainingPlan, rows: int) -> Recipe:
@@ -209,14 +216,14 @@ def _use(chosen: TrainingPlan) -> str:
     )
 
 
-def _card(chosen: TrainingPlan, pipeline: Pipeline, done: Trained, arguments: Sequence[str]) -> None:
+def _card(chosen: TrainingPlan, pipeline: Any, done: Trained, arguments: Sequence[str]) -> None:
     """card.md next to the weights: their identity, training data, recipe and results."""
     where = provenance.environment(pipeline.device)
     source = {"self": "drawn by the target", "pairs": "images with captions, by the model's tokenizer"}[
         chosen["source"]
     ]
     before = done.checkpoints
-    sampling = ", ".join(f"{name}={chosen.cfg[name]}" for name in SAMPLING)
+    sampling = ", ".join(f"{name}={chosen.cfg[name]}" for name in SAMPLING if name in chosen.cfg)
     terms = [
         f"# {chosen['drafter']} for {chosen.cfg['model']}",
         "",
@@ -236,10 +243,7 @@ def _card(chosen: TrainingPlan, pipeline: Pipeline, done: Trained, arguments: Se
         *(f"| {name} | {value:.4g} |" for name, value in done.statistics.items()),
         *(f"| {f.parent.name} | " + ", ".join(f"{k} {v:.4g}" for k, v in s.items()) + " |" for f, s in before.items()),
         "",
-        "tv: mean total variation to the target's distribution, one token after the target's last hidden state (tv_2"
-        " and on: on the drafter's own outputs), with its standard error; top1_agreement, top3: the target's top-1"
-        " token is the drafter's top-1, or among its three most probable. On held-out examples, both distributions"
-        f" under {sampling}; tv_unguided: at temperature 1 without guidance and filters.",
+        done.about.format(sampling=sampling),
         "",
         "| recipe | value |",
         "|---|---|",

@@ -41,11 +41,14 @@ class DrafterStage:
     start: str = ""
 
 
-DRAFTERS = {
-    **{f: DrafterStage(name, (f,)) for name in networks.TRAINED for f in [networks.NETWORKS[name].folder]},
+_DISCRETE = [name for name in networks.TRAINED if not recipes.is_continuous(name)]
+_CODES = {
+    **{f: DrafterStage(name, (f,)) for name in _DISCRETE for f in [networks.NETWORKS[name].folder]},
     "eagle_steps": DrafterStage("eagle", ("eagle_steps60", "eagle_steps150", "eagle_steps300"), "scenes_steps"),
     "eagle_guided": DrafterStage("eagle", ("eagle_guided",), "scenes_guided", start="eagle"),
 }
+_VECTORS = {"mar_path_kl": DrafterStage("cspd", ("mar_draft_path_kl",), "mar_scenes", start="mar_draft")}
+DRAFTERS = _CODES | _VECTORS
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,8 @@ BUDGETS = {
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
     ),
 }
-DISCRETE = ("tokenizer", "text", "target", *DRAFTERS, "drafters", "evaluators", "samples")
-CONTINUOUS = ("kl", "mar", "mar_draft", "mar_samples")
+DISCRETE = ("tokenizer", "text", "target", *_CODES, "drafters", "evaluators", "samples")
+CONTINUOUS = ("kl", "mar", "mar_draft", *_VECTORS, "mar_samples")
 STAGES = (*DISCRETE, *CONTINUOUS)
 
 
@@ -203,11 +206,13 @@ class Scenes:
     def _drafter(self, stage: str) -> None:
         """By the public command, on examples that drafters share."""
         of = DRAFTERS[stage]
-        for needed in ("tokenizer", "text", "target", *filter(None, [of.start])):
+        target = ("kl", "mar") if stage in _VECTORS else ("tokenizer", "text", "target")
+        for needed in (*target, *filter(None, [of.start])):
             self.make(needed)
         own = recipes.settings(of.recipe, of.network)["n"] if of.recipe else self.budget.train
         n = min(own, self.budget.train)
-        arguments = [f"drafter={of.network}", f"n={n}"]
+        model = "mar_scenes" if stage in _VECTORS else "llamagen_scenes"
+        arguments = [f"drafter={of.network}", f"model={model}", f"n={n}"]
         arguments += [f"recipe={of.recipe}", *self.budget.variants] if of.recipe else self.budget.drafters
         arguments += [f"weights={card.weights_argument(self.assets)}", f"device={self.device}"]
         chosen = recipes.plan(arguments).replaced(
@@ -215,9 +220,7 @@ class Scenes:
             examples=str(self.work / f"examples-{n}"),
             start=str(self.path(of.start)) if of.start else None,
         )
-        pipeline = Pipeline.load(chosen.cfg)
-        assert isinstance(pipeline, Pipeline)
-        done = command.train(chosen, pipeline)
+        done = command.train(chosen, Pipeline.load(chosen.cfg))
         for name, file in zip(of.outputs, [*done.checkpoints, done.file], strict=False):
             write_atomically(self.path(name), file.read_bytes())
         self.statistics[stage] = {name: done.statistics[name] for name in ("seconds", "images")}

@@ -3,7 +3,8 @@ disk.
 
 A folder of shards, examples-00000.safetensors and on, each written atomically: tokens (n, T) int32 and, where features
 are stored, hidden (n, P - 1 + T, width) in the target's number format, ids (n, P) int32 and valid (n, P) bool of the
-prefix. A shard's metadata hold its prompts, the index of its first example and the identity of the examples;
+prefix. Of continuous tokens: mean and spread of their normal distributions, tokens (n, 2, L, D) float16. A shard's
+metadata hold its prompts, the index of its first example and the identity of the examples;
 manifest.json lists all shards with their digests when the last one is there. After an interruption, the same command
 resumes.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,15 @@ from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
-from specbench import data
 from specbench.data import scenes
-from specbench.data.base import key, read_text
 from specbench.errors import UsageError
-from specbench.harness.pipeline import Pipeline
+from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models.language import Language
-from specbench.storage import home, image_files
+from specbench.models.mar_sampling import Guided
+from specbench.storage import image_files
 from specbench.storage.files import format_size, sha256, sha256_file, write_atomically
 from specbench.training.dataset import Batch, Dataset, LiveDataset
+from specbench.training.prompts import ExamplePrompt, pairs
 from specbench.training.recipes import TrainingPlan
 from specbench.training.trainer import Processes
 
@@ -41,90 +42,6 @@ SHARD = 256  # examples in a shard, fewer where those would take more than ...
 LARGEST = 1 << 28  # ... bytes
 MANIFEST = "manifest.json"
 _FORMAT = "specbench-examples-1"
-
-
-@dataclass(frozen=True)
-class ExamplePrompt:
-    """A prompt, its stable name, and the function that gives its image; None: the target draws it."""
-
-    name: str
-    prompt: str
-    image: Callable[[], np.ndarray] | None = None
-
-
-def pairs(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
-    """The examples' prompts and images, in an order keyed by the seed; classes: the number of a class-conditional
-    model's classes, else 0. UsageError where there are no images, or captions for them."""
-    cfg = plan.cfg
-    if plan["source"] == "self":
-        return [ExamplePrompt(item.id, item.prompt) for item in data.load({**cfg, "n": plan["n"]})]
-    if not plan["images"]:
-        if cfg["data"] != "scenes":
-            raise UsageError(
-                f"source=pairs needs images, and data={cfg['data']} has none of its own: name their folder with"
-                " images=DIR, or let the target draw them with source=self"
-            )
-        drawn = (scenes.sample(cfg["split"], i) for i in range(plan["n"]))
-        return [ExamplePrompt(str(s.index), s.caption, _Scene(cfg["split"], s.index)) for s in drawn]
-    folder = home.expanded(plan["images"])
-    if not folder.is_dir():
-        raise UsageError(f"images: there is no folder {folder}")
-    found = _captioned(folder, classes, cfg)
-    return sorted(found, key=lambda p: key("subset", cfg["seed"], p.name))[: plan["n"]]
-
-
-@dataclass(frozen=True)
-class _Scene:
-    split: str
-    index: int
-
-    def __call__(self) -> np.ndarray:
-        return scenes.draw(scenes.sample(self.split, self.index))
-
-
-def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[ExamplePrompt]:
-    """The images of a folder with their captions: from .txt files next to them, from sub-folders in their order (a
-    class each), or from the data set of the images."""
-    files = image_files.find(folder)
-    if not files:
-        raise UsageError(f"images: {folder} holds no images")
-
-    def reads(path: Path) -> Callable[[], np.ndarray]:
-        return lambda: image_files.read(path)
-
-    def name(path: Path) -> str:
-        return str(path.relative_to(folder))
-
-    if classes:
-        groups = sorted({path.relative_to(folder).parts[0] for path in files if path.parent != folder})
-        if not 0 < len(groups) <= classes or any(path.parent == folder for path in files):
-            raise UsageError(
-                f"images: {folder} must hold one sub-folder per class, {classes} at most, and no images next to them"
-                f" (it has {len(groups)})"
-            )
-        of = {group: str(i) for i, group in enumerate(groups)}
-        return [ExamplePrompt(name(path), of[path.relative_to(folder).parts[0]], reads(path)) for path in files]
-    if files[0].with_suffix(".txt").is_file():
-        found = []
-        for path in files:
-            text = read_text(path.with_suffix(".txt")).strip()
-            if not text:
-                raise UsageError(f"{path.with_suffix('.txt')} is empty; write the image's caption there")
-            found.append(ExamplePrompt(name(path), " ".join(text.split()), reads(path)))
-        return found
-    items = [item for item in data.load({**cfg, "n": None}) if item.reference] if cfg["data"] != "scenes" else []
-    by_name = {path.name: path for path in files}
-    found = [
-        ExamplePrompt(item.id, item.prompt, reads(by_name[item.reference]))
-        for item in items
-        if item.reference in by_name
-    ]
-    if not found:
-        raise UsageError(
-            f"images: no caption was found for the images in {folder}: put NAME.txt next to NAME.jpg, or name their"
-            " data set with data="
-        )
-    return found
 
 
 def make(plan: TrainingPlan, pipeline: Pipeline, aux_hidden_layers: tuple[int, ...], together: Processes) -> Examples:
@@ -135,15 +52,62 @@ def make(plan: TrainingPlan, pipeline: Pipeline, aux_hidden_layers: tuple[int, .
     target: Language = pipeline.model.target
     classes = int(getattr(getattr(target, "cfg", None), "num_classes", 0))
     found = pairs(plan, classes)
-    if len(found) < 2:
-        raise UsageError(f"there are {len(found)} examples here; a training needs at least two")
-    of = _identity(plan, pipeline, found, aux_hidden_layers)
+    stored = plan["features"] == "stored"
+    identity: dict[str, Any] = {}
+    if plan["source"] == "self":
+        identity = {name: plan.cfg[name] for name in ("temperature", "top_k", "top_p", "cfg_scale")}
+    if stored:
+        identity |= {"aux_hidden_layers": list(aux_hidden_layers), "dropout": plan["dropout"]}
     live = LiveDataset(
         target.with_aux_hidden_layers(aux_hidden_layers),
         np.zeros((0, target.length)),
         Encoded(pipeline, [p.prompt for p in found]),
     )
-    size = _bytes(target, pipeline, found[0], aux_hidden_layers) if plan["features"] == "stored" else 4 * target.length
+    size = _bytes(target, pipeline, found[0], aux_hidden_layers) if stored else 4 * target.length
+
+    def encode(images: Tensor) -> np.ndarray:
+        return in_order(target, pipeline.model.codes(images).cpu()).numpy()
+
+    def shard(some: Sequence[ExamplePrompt], rows: range, bar: Any) -> dict[str, Tensor]:
+        tokens = _tokens(plan, pipeline, some, rows.start, bar, encode)
+        return {
+            "tokens": torch.as_tensor(tokens).int(),
+            **(_features(live, tokens, np.array(rows), plan) if stored else {}),
+        }
+
+    return Examples(_written(plan, pipeline, found, identity, size, shard, together), pipeline, stored)
+
+
+def make_continuous(plan: TrainingPlan, pipeline: ContinuousPipeline, together: Processes) -> Examples:
+    """The same for a model of continuous tokens; tokens that the target draws have no spread."""
+    target: Guided = pipeline.model.target
+    found = pairs(plan, target.model.cfg.classes)
+    names = ("temperature", "cfg_scale", "cfg_schedule", "diffusion_steps", "final_noise")
+    identity = {name: plan.cfg[name] for name in names} if plan["source"] == "self" else {}
+
+    def encode(images: Tensor) -> np.ndarray:
+        return torch.stack(pipeline.model.token_distribution(images), 1).half().cpu().numpy()
+
+    def shard(some: Sequence[ExamplePrompt], rows: range, bar: Any) -> dict[str, Tensor]:
+        tokens = torch.as_tensor(_tokens(plan, pipeline, some, rows.start, bar, encode)).half()
+        return {"tokens": tokens if tokens.dim() == 4 else torch.stack([tokens, torch.zeros_like(tokens)], 1)}
+
+    size = 4 * target.length * target.dim
+    return Examples(_written(plan, pipeline, found, identity, size, shard, together), pipeline, False)
+
+
+def _written(
+    plan: TrainingPlan,
+    pipeline: Pipeline | ContinuousPipeline,
+    found: Sequence[ExamplePrompt],
+    more: Mapping[str, Any],
+    size: int,
+    shard: Callable[[Sequence[ExamplePrompt], range, Any], dict[str, Tensor]],
+    together: Processes,
+) -> list[Path]:
+    """The files of the examples, written where they are missing. more: what of the examples' identity only these have;
+    size: bytes of one; shard: returns the tensors of examples with these indices, and moves the progress bar."""
+    of = _identity(plan, pipeline, found, more)
     each = max(1, min(SHARD, LARGEST // size))
     shards = [range(i, min(i + each, len(found))) for i in range(0, len(found), each)]
     folder = plan.examples
@@ -164,10 +128,7 @@ def make(plan: TrainingPlan, pipeline: Pipeline, aux_hidden_layers: tuple[int, .
     with tqdm(total=sum(map(len, mine)), unit="example", desc="examples", disable=not mine) as bar:
         for rows in mine:
             some = [found[i] for i in rows]
-            tokens = np.concatenate(list(_tokens(plan, pipeline, some, rows.start, bar)))
-            tensors = {"tokens": torch.as_tensor(tokens).int()}
-            if plan["features"] == "stored":
-                tensors |= _features(live, tokens, np.array(rows), plan)
+            tensors = shard(some, rows, bar)
             meta = {
                 "format": _FORMAT,
                 "of": of,
@@ -181,22 +142,21 @@ def make(plan: TrainingPlan, pipeline: Pipeline, aux_hidden_layers: tuple[int, .
         listed = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256_file(f)} for f in files]
         manifest = {"format": _FORMAT, "of": json.loads(of), "examples": len(found), "shards": listed}
         write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-    return Examples(files, pipeline, plan["features"] == "stored")
+    return files
 
 
 def _identity(
-    plan: TrainingPlan, pipeline: Pipeline, found: Sequence[ExamplePrompt], aux_hidden_layers: tuple[int, ...]
+    plan: TrainingPlan,
+    pipeline: Pipeline | ContinuousPipeline,
+    found: Sequence[ExamplePrompt],
+    more: Mapping[str, Any],
 ) -> str:
     """The identity of examples, in JSON: equal for equal examples."""
     cfg = plan.cfg
     names = sha256(json.dumps([[p.name, p.prompt] for p in found]), 12)
     identity = {name: cfg[name] for name in ("model", "reduced", "size", "dtype", "seed") if name in cfg}
     identity |= {"weights": pipeline.weights, "source": plan["source"], "examples": names}
-    if plan["source"] == "self":
-        identity |= {name: cfg[name] for name in ("temperature", "top_k", "top_p", "cfg_scale")}
-    if plan["features"] == "stored":
-        identity |= {"aux_hidden_layers": list(aux_hidden_layers), "dropout": plan["dropout"]}
-    return json.dumps(identity, sort_keys=True)
+    return json.dumps({**identity, **more}, sort_keys=True)
 
 
 def _file(folder: Path, rows: range, each: int) -> Path:
@@ -237,9 +197,15 @@ def _bytes(target: Language, pipeline: Pipeline, first: ExamplePrompt, aux_hidde
 
 
 def _tokens(
-    plan: TrainingPlan, pipeline: Pipeline, some: Sequence[ExamplePrompt], first: int, bar: Any
-) -> Iterator[np.ndarray]:
-    """Tokens (n, T) int64 of pairs, the first of which has index `first`, a few at a time."""
+    plan: TrainingPlan,
+    pipeline: Pipeline | ContinuousPipeline,
+    some: Sequence[ExamplePrompt],
+    first: int,
+    bar: Any,
+    encode: Callable[[Tensor], np.ndarray],
+) -> np.ndarray:
+    """Tokens (n, ...) of examples, the first of which has index `first`: those that the target draws, or what `encode`
+    returns of images (n, 3, H, W)."""
     batch = plan["decode_batch"]
     if plan["source"] == "self":
         keys = [(plan.cfg["seed"], first + i) for i in range(len(some))]
@@ -248,15 +214,14 @@ def _tokens(
             for done in pipeline.stream([p.prompt for p in some], keys, batch):
                 drawn |= dict(zip(done.which, done.decoded.tokens.cpu().numpy(), strict=True))
                 bar.update(len(done.which))
-        yield np.stack([drawn[i] for i in range(len(some))])
-        return
-    model = pipeline.model
+        return np.stack([drawn[i] for i in range(len(some))])
+    model, parts = pipeline.model, []
     for i in range(0, len(some), batch):
         images = [image_files.center_crop(p.image(), model.resolution) for p in some[i : i + batch] if p.image]
         with torch.inference_mode():
-            codes = model.codes(scenes.to_float(np.stack(images)))
-        yield in_order(model.target, codes.cpu()).numpy()
+            parts.append(encode(scenes.to_float(np.stack(images)).to(pipeline.device)))
         bar.update(len(images))
+    return np.concatenate(parts)
 
 
 def in_order(target: Language, codes: Tensor) -> Tensor:
@@ -317,7 +282,7 @@ class Encoded:
 class Examples:
     """A folder's examples, in order."""
 
-    def __init__(self, files: Sequence[Path], pipeline: Pipeline, stored: bool) -> None:
+    def __init__(self, files: Sequence[Path], pipeline: Any, stored: bool) -> None:
         self.files, self.pipeline, self.stored = list(files), pipeline, stored
         tokens, prompts, self.starts = [], list[str](), [0]
         for path in self.files:

@@ -16,6 +16,7 @@ from specbench.data import scenes
 from specbench.models import diffusion, mar
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
+from specbench.models.mar_sampling import Guided, MarSession
 from specbench.training.trainer import MicroStep, Recipe, fit
 
 #: Weight of the divergence from a standard normal, in nats per latent dimension, relative to the pixels' squared error.
@@ -100,22 +101,29 @@ def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, floa
 
 
 def draw(
-    distributions: np.ndarray, labels: np.ndarray, seed: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
-    """Tokens (n, L, D) float32 from their distributions (2, n, L, D), their labels (n,) int64, which of them are masked
-    (n, L) bool, and the generator for further draws."""
-    generator = torch.Generator().manual_seed(seed)
+    distributions: np.ndarray, labels: np.ndarray, generator: torch.Generator, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (n, L, D) float32 from their distributions (2, n, L, D), their labels (n,) int64, and which of them are
+    masked (n, L) bool, as many of every image."""
     mean, spread = torch.as_tensor(distributions.astype(np.float32))
     tokens = mean + spread * torch.randn(mean.shape, generator=generator)
     masked = mar.masks(len(tokens), tokens.shape[1], generator, LEAST, SPREAD)
-    return tokens.to(device), torch.as_tensor(labels).to(device), masked.to(device), generator
+    return tokens.to(device), torch.as_tensor(labels).to(device), masked.to(device)
+
+
+def _seeded(
+    distributions: np.ndarray, labels: np.ndarray, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
+    """As of `draw`, with the generator for further draws."""
+    generator = torch.Generator().manual_seed(seed)
+    return *draw(distributions, labels, generator, device), generator
 
 
 def _draw_some(
     rng: np.random.Generator, distributions: np.ndarray, labels: np.ndarray, size: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
     picks = np.sort(rng.integers(0, len(labels), size))
-    return draw(distributions[:, picks], labels[picks], int(rng.integers(2**62)), device)
+    return _seeded(distributions[:, picks], labels[picks], int(rng.integers(2**62)), device)
 
 
 def train_target(
@@ -159,12 +167,13 @@ def train_draft(
         rng = micro_step.rng
         tokens, classes, masked, generator = _draw_some(rng, distributions, labels, recipe.batch, device)
         lost = torch.as_tensor(rng.uniform(size=len(classes)) < dropout).to(device)
-        classes = classes.masked_fill(lost, draft.cfg.classes)
-        z, x0 = draft.conditions(tokens, ~masked, classes)[masked], tokens[masked]
+        classes, x0 = classes.masked_fill(lost, draft.cfg.classes), tokens[masked]
+        session, z = conditions_of_masked(Guided(draft), tokens, classes, masked)
         value = draft.head_loss(x0, z, generator, REPEATS)
         statistics = {"loss": float(value.detach())}
         if target is not None:
-            apart = divergence(target, draft, x0, target.conditions(tokens, ~masked, classes)[masked], z, generator)
+            teacher, wanted = conditions_of_masked(Guided(target), tokens, classes, masked)
+            apart = divergence(teacher, session, x0, wanted, z, generator)
             value = value + draft.cfg.steps * apart.log1p().mean()
             statistics["nats"] = draft.cfg.steps * float(apart.detach().mean())
         return value, statistics
@@ -172,28 +181,51 @@ def train_draft(
     return fit("mar_draft" if target is not None else "mar_draft_alone", draft, loss, recipe, work)
 
 
+def conditions(
+    model: Guided, tokens: Tensor, labels: Tensor, known: Tensor, positions: Tensor
+) -> tuple[MarSession, Tensor]:
+    """A session for images of tokens (N, L, D) and classes `labels` (N,), of which those in `known` (N, L) bool are
+    read; and the conditions (N n, ...) of the tokens at `positions` (N, n)."""
+    count = known.sum(1, keepdim=True)
+    session = model.open(labels, len(labels))
+    rows = torch.arange(len(labels), device=tokens.device)
+    z = session.condition(tokens, known, rows, positions, count.expand_as(positions), int(count.max()))
+    return session, z.flatten(0, 1)
+
+
+def conditions_of_masked(model: Guided, tokens: Tensor, labels: Tensor, masked: Tensor) -> tuple[MarSession, Tensor]:
+    """`conditions` of the masked (N, L) bool tokens, of which every image has as many."""
+    return conditions(model, tokens, labels, ~masked, masked.nonzero()[:, 1].view(len(labels), -1))
+
+
 def divergence(
-    target: MAR, draft: MAR, x0: Tensor, z: Tensor, z_draft: Tensor, generator: torch.Generator, repeats: int = 2
+    target: MarSession,
+    draft: MarSession,
+    x0: Tensor,
+    z: Tensor,
+    z_draft: Tensor,
+    generator: torch.Generator,
+    repeats: int = 2,
+    temperature: float = 1.0,
 ) -> Tensor:
     """KL divergence (repeats n,) in nats of the draft's distribution of a step from the target's, at one random
     sampling step of each token x0 (n, D); its mean times the number of steps is the divergence of complete paths."""
     x0, z, z_draft = (x.repeat(repeats, 1) for x in (x0, z, z_draft))
-    schedule = diffusion.schedule(draft.cfg.steps, x0.device)
+    schedule = diffusion.schedule(draft.guided.steps, x0.device)
     index = torch.randint(0, len(schedule), (len(x0),), generator=generator).to(x0.device)
     x = schedule.noised(x0, torch.randn(x0.shape, generator=generator).to(x0.device), index)
     mean, log_variance = target.moments(x, index, z)
     own_mean, own = draft.moments(x, index, z_draft)
-    return 0.5 * ((log_variance - own).exp() + (mean - own_mean).square() * (-own).exp() - 1 + own - log_variance).sum(
-        -1
-    )
+    distance = ((mean - own_mean) / temperature).square()
+    return 0.5 * ((log_variance - own).exp() + distance * (-own).exp() - 1 + own - log_variance).sum(-1)
 
 
 def _batches(
     distributions: np.ndarray, labels: np.ndarray, device: torch.device, batch: int = 64
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, torch.Generator]]:
-    """Batches as of `draw`: every image once, the same at every call."""
+    """Batches as of `_seeded`: every image once, the same at every call."""
     for i in range(0, len(labels), batch):
-        yield draw(distributions[:, i : i + batch], labels[i : i + batch], i, device)
+        yield _seeded(distributions[:, i : i + batch], labels[i : i + batch], i, device)
 
 
 @torch.no_grad()
@@ -211,6 +243,6 @@ def evaluate_draft(target: MAR, draft: MAR, distributions: np.ndarray, labels: n
     """`evaluate_target` of the draft, and its divergence from the target in nats per token's path, without guidance."""
     nats = []
     for tokens, classes, masked, generator in _batches(distributions, labels, draft.mask_token.device):
-        z, z_draft = (m.conditions(tokens, ~masked, classes)[masked] for m in (target, draft))
-        nats.append(float(divergence(target, draft, tokens[masked], z, z_draft, generator).mean()) * draft.cfg.steps)
+        (p, z), (q, z_draft) = (conditions_of_masked(Guided(m), tokens, classes, masked) for m in (target, draft))
+        nats.append(float(divergence(p, q, tokens[masked], z, z_draft, generator).mean()) * draft.cfg.steps)
     return {**evaluate_target(draft, distributions, labels), "nats": float(np.mean(nats))}

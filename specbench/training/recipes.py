@@ -68,6 +68,11 @@ TABLE: dict[str, Parameter] = {
         "number", "weight of an unroll step, or of a Medusa head, relative to the one before", low=0, high=1
     ),
     "freeze": Parameter("flag", "the token table stays the target's (EAGLE drafters)"),
+    "objective": Parameter(
+        "string",
+        "of continuous tokens: the divergence of drafted paths from the target's, or the loss of MAR's own training",
+        choices=("path_kl", "denoising"),
+    ),
     "labels": Parameter(
         "string", "the cross-entropy is to the target's distribution or to the token", choices=("distribution", "token")
     ),
@@ -91,6 +96,9 @@ _FILE = "recipes.yaml"
 _FREE = {"out": None, "examples": None, "images": None, "decode_batch": 16, "tensorboard": False}
 #: Arguments that do not affect the weights, and may change between one command and the next.
 WHERE = ("out", "examples", "save_every", "tensorboard", "decode_batch")
+#: Arguments that only drafters of discrete tokens have, and those that only drafters of continuous tokens have.
+_DISCRETE = "features noise cross regression unroll_steps decay freeze labels heads keep".split()
+_CONTINUOUS = ["objective"]
 
 
 @dataclass(frozen=True)
@@ -127,16 +135,20 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
             f"name the drafter to train: drafter={'|'.join(TABLE['drafter'].choices)}, or `specbench train scenes` for"
             " the embedded models"
         )
+    kind = _checked("drafter", kind)
     parameters_of = values(theirs, {w.partition("=")[0] for w in theirs})
     model = parameters_of.get("model", parameters.default_choice("model"))
-    if model in parameters.choices("model") and parameters.is_continuous("model", model):
-        raise UsageError(
-            f"{model} draws continuous tokens; its drafter is a smaller MAR, which this command does not train"
-        )
+    _check_kind(kind, model, mine)
     recipe = mine.get("recipe", _default_recipe(model))
-    settled = settings(recipe, _checked("drafter", kind))
+    settled = settings(recipe, kind)
     run = settled.pop("run")
     settled |= {name: _checked(name, text) for name, text in mine.items()} | {"recipe": recipe}
+    if settled.get("objective") == "denoising":
+        if "guided" in mine and settled["guided"]:
+            raise UsageError(
+                "objective=denoising does not compare with the target, so it has no guidance: leave guided= out"
+            )
+        settled["guided"] = False
     for one, other in (("epochs", "steps"), ("steps", "epochs")):
         if one in mine and other not in mine:
             settled[other] = None
@@ -144,9 +156,10 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
         raise UsageError("give the length of the training: either epochs= or steps=")
     if settled["source"] == "self" and settled["images"]:
         raise UsageError("images= are for source=pairs; with source=self the target draws them")
-    if kind == "draft_model" and settled["features"] == "stored":
+    stored = settled.get("features") == "stored"
+    if kind == "draft_model" and stored:
         raise UsageError("a draft model learns from prompts, not from hidden states: use features=live")
-    if settled["guided"] and settled["features"] == "stored":
+    if settled["guided"] and stored:
         raise UsageError("guided=true needs each example with its prompt and without: use features=live")
     elsewhere = settled["images"] or {"data", "prompts"} & set(parameters_of)
     defaults = [] if elsewhere else [f"{k}={v}" for k, v in run.items() if k not in parameters_of]
@@ -156,18 +169,41 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
     return TrainingPlan(settled, cfg)
 
 
+def _check_kind(kind: str, model: str, given: Mapping[str, str]) -> None:
+    """UsageError unless the drafter is for the model's kind of tokens, and has the given arguments."""
+    continuous = is_continuous(kind)
+    mine, other = ("continuous", "discrete") if continuous else ("discrete", "continuous")
+    if model in parameters.choices("model"):
+        if parameters.is_continuous("model", model) != continuous:
+            suited = [name for name in TABLE["drafter"].choices if is_continuous(name) != continuous]
+            raise UsageError(
+                f"{model} draws {other} tokens, and drafter={kind} is for {mine} ones: use drafter={'|'.join(suited)},"
+                " or another model="
+            )
+        if continuous and parameters.default("model", model, "weights") != "embedded":
+            raise UsageError(f"{model} has a published model as its drafter; this command trains that of mar_scenes")
+    for name in _DISCRETE if continuous else _CONTINUOUS:
+        if name in given:
+            raise UsageError(f"{name}= is for drafters of {other} tokens, and {kind} drafts {mine} ones: leave it out")
+
+
+def is_continuous(kind: str) -> bool:
+    """Whether a trained drafter is for continuous tokens."""
+    return parameters.is_continuous("drafter", kind)
+
+
 def settings(recipe: str, kind: str) -> dict[str, Any]:
     """The settings of a recipe for a kind of drafter, with `run`, its arguments of a run. UsageError for a recipe that
     does not exist, and for missing or unknown settings."""
-    known = _recipes()
+    every, continuous = _recipes(), is_continuous(kind)
+    known = {name: held for name, held in every.items() if ("objective" in held) == continuous}
     if recipe not in known:
-        raise unknown("recipe", recipe, known)
-    held = dict(known[recipe])
-    held = {**known.get(held.pop("like", ""), {}), **held}
+        raise unknown(f"recipe for drafter={kind}", recipe, known)
+    held = known[recipe]
     own = {name: held.pop(name, {}) for name in TABLE["drafter"].choices}
     found = {**held, **own[kind]}
     run = found.pop("run", {})
-    wanted = set(TABLE) - set(_FREE) - {"drafter", "recipe"}
+    wanted = set(TABLE) - set(_FREE) - {"drafter", "recipe"} - set(_DISCRETE if continuous else _CONTINUOUS)
     if odd := sorted(wanted ^ set(found)):
         raise UsageError(
             f"recipe {recipe} in conf/{_FILE} must set {', '.join(sorted(wanted))} (check: {', '.join(odd)})"
@@ -177,13 +213,14 @@ def settings(recipe: str, kind: str) -> dict[str, Any]:
 
 
 def _recipes() -> dict[str, dict[str, Any]]:
+    """Every recipe, with the values of the one that it is like."""
     held: Any = OmegaConf.to_container(OmegaConf.load(parameters.conf_dir() / _FILE))
-    return {str(name): dict(recipe) for name, recipe in held.items()}
+    return {str(name): {**held.get(recipe.pop("like", ""), {}), **recipe} for name, recipe in held.items()}
 
 
 def _default_recipe(model: str) -> str:
     if parameters.default("model", model, "weights") == "embedded":
-        return "scenes"
+        return "mar_scenes" if parameters.is_continuous("model", model) else "scenes"
     return "lantern" if model.startswith("llamagen") else "coolsd"
 
 

@@ -54,8 +54,13 @@ class Bundle:
     def embedded(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], dtype: torch.dtype) -> M:
         """A network of the embedded models, from its file in the folder."""
         assert self.folder is not None
-        path = self.folder / f"scenes_{kind}.safetensors"
-        built = checkpoints.load(path, f"scenes-{kind}", module, config)
+        return self.stored(self.folder / f"scenes_{kind}.safetensors", kind, module, config, dtype)
+
+    def stored(
+        self, path: Path, kind: str, module: Callable[[Any], M], config: Callable[..., Any], dtype: torch.dtype
+    ) -> M:
+        """A network from a file in this project's own format."""
+        built = checkpoints.load(path, kind, module, config)
         return built.to(self.device, dtype).eval().requires_grad_(False)
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:

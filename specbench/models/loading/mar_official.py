@@ -95,8 +95,10 @@ class MARModel(Bundle):
             )
         return autoencoder
 
-    def _read(self, folder: Path) -> MAR:
-        source = official.open_source(only(folder, ".pth", ".pt", ".safetensors"), WRAPPERS, TRAINER_TYPES)
+    def _read(self, path: Path) -> MAR:
+        """From a folder or file."""
+        file = path if path.is_file() else only(path, ".pth", ".pt", ".safetensors")
+        source = official.open_source(file, WRAPPERS, TRAINER_TYPES)
         cfg = self._from_shapes(source)
         return official.load(lambda: MAR(cfg), source, table(cfg), self.device, self.dtype)
 
@@ -130,17 +132,19 @@ class MARModel(Bundle):
         except (LookupError, ArithmeticError) as e:
             raise UsageError(f"{source.path} is not a MAR file (it lacks {e}); fetch the official one") from e
 
-    def drafter_network(self, name: str = "mar_draft") -> Guided:
-        """A smaller MAR of the same tokens, with the target's guidance."""
-        if self.folder is None:
+    def drafter_network(self, name: str = "cspd") -> Guided:
+        """A smaller MAR of the same tokens, at drafter_weights= or next to the target's weights, with the target's
+        guidance."""
+        if self.drafter_weights is None and self.folder is None:
             shape = reduced(_BASE) if self.reduced else _BASE
             if self.name == "mar_b" and not self.reduced:
                 shape = replace(shape, encoder_depth=shape.encoder_depth // 4, decoder_depth=shape.decoder_depth // 4)
             return self._guided(self.random(lambda: MAR(replace(shape, steps=self.shape.steps)), 3, self.dtype))
-        model = self._read(self.part("draft"))
+        folder = self.drafter_weights or self.part("draft")
+        model = self._read(folder)
         mine, theirs = ((c.length, c.token_dim, c.classes) for c in (self.shape, model.cfg))
         if mine != theirs:
-            raise UsageError(f"{self.folder / 'draft'} has other tokens or classes than the target; put a MAR there")
+            raise UsageError(f"{folder} has other tokens or classes than the target; put a MAR there")
         return self._guided(model)
 
     def encode(self, prompts: list[str]) -> Tensor:

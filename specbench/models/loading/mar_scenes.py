@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specbench.config import networks
 from specbench.data import scenes, scenes_classes
 from specbench.errors import UsageError
 from specbench.models.loading.bundle import Bundle
+from specbench.models.loading.drafters import own_file
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided, patchify, unpatchify
 from specbench.models.scenes_config import MAR_CONFIGS, LatentConfig
@@ -48,7 +51,7 @@ class ScenesMAR(Bundle):
         self._guidance = (cfg["cfg_scale"], cfg["cfg_schedule"])
         self._steps: int = cfg["diffusion_steps"]
         self.autoencoder = self._load("kl", Latents, LatentConfig, 2, torch.float32)
-        self.target = self._guided("mar", 1)
+        self.target = self._guided(self._load("mar", self._mar, MARConfig, 1, self.dtype))
         wanted = (len(scenes_classes.NAMES), self.autoencoder.cfg.codebook_embed_dim)
         side = self.target.model.cfg.side * self.autoencoder.cfg.downsample
         if self._tokens(self.target) != (*wanted, self.target.length) or side != self.resolution:
@@ -62,20 +65,38 @@ class ScenesMAR(Bundle):
             return self.random(lambda: module(MAR_CONFIGS[kind]), seed, dtype)
         return self.embedded(kind, module, config, dtype)
 
-    def _guided(self, kind: str, seed: int) -> Guided:
-        def build(cfg: MARConfig) -> MAR:
-            return MAR(replace(cfg, steps=self._steps))
+    def _mar(self, cfg: MARConfig) -> MAR:
+        return MAR(replace(cfg, steps=self._steps))
 
-        return Guided(self._load(kind, build, MARConfig, seed, self.dtype), *self._guidance)
+    def _guided(self, model: MAR) -> Guided:
+        return Guided(model, *self._guidance)
 
     @staticmethod
     def _tokens(model: Guided) -> tuple[int, int, int]:
         return model.model.cfg.classes, model.dim, model.length
 
-    def drafter_network(self, name: str = "mar_draft") -> Guided:
-        """The smaller MAR, with the target's guidance."""
-        draft = self._guided("mar_draft", 3)
-        if self._tokens(draft) != self._tokens(self.target):
+    def drafter_network(self, name: str = "cspd") -> Guided:
+        """The smaller MAR at drafter_weights= or next to the target's weights, with the target's guidance."""
+        if self.drafter_weights is not None:
+            return self._guided(self.trained(name, self.drafter_weights))
+        return self._guided(self._fitting(self._load("mar_draft", self._mar, MARConfig, 3, self.dtype)))
+
+    def trained(self, name: str, path: Path) -> MAR:
+        """The smaller MAR in a folder or file that `specbench train` wrote."""
+        if (file := own_file(path)) is None:
+            raise UsageError(f"{path} holds no {networks.FILE}, the file of a drafter that `specbench train` makes")
+        return self._fitting(self.stored(file, networks.NETWORKS[name].kind, self._mar, MARConfig, self.dtype))
+
+    def untrained(self, name: str) -> MAR:
+        """A smaller MAR at the start of training."""
+        return self._mar(MAR_CONFIGS["mar_draft"])
+
+    def token_distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `Latents`."""
+        return self.autoencoder.token_distribution(images)
+
+    def _fitting(self, draft: MAR) -> MAR:
+        if self._tokens(self._guided(draft)) != self._tokens(self.target):
             raise UsageError("the draft model's classes or tokens differ from the target's; train one for this target")
         return draft
 

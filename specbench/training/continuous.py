@@ -1,0 +1,142 @@
+"""What a drafter of continuous tokens learns, and how it is measured: the divergence of its paths from the target's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.config import networks
+from specbench.decoding.continuous import ContinuousRule
+from specbench.decoding.continuous.verify import Verifier
+from specbench.harness.pipeline import ContinuousPipeline
+from specbench.models.loading import checkpoints
+from specbench.models.mar_sampling import Guided
+from specbench.training import examples, mar
+from specbench.training.drafter import Order
+from specbench.training.recipes import TrainingPlan
+from specbench.training.trainer import Loss, MicroStep, Processes
+
+HELD, FEWER = 256, 64  # held-out images of the final statistics and of a validation, at most
+_POSITIONS = 2  # of an image, whose paths are drawn
+_BATCH = 32
+
+
+class ContinuousTask:
+    """As of `command.TrainingTask`."""
+
+    about = (
+        "path_kl: mean divergence (nats) of the drafter's paths of a token from the target's, given the tokens of an"
+        " image at random positions; acceptance: probability that a drafted path is accepted (criterion=path);"
+        " tokens_per_pass: 1 / (1 - acceptance), of long drafts if every token is accepted with this probability."
+        " Measured on paths of held-out images under {sampling}, with their standard errors over images; ..._before:"
+        " of the weights that the training started from."
+    )
+    best = ""
+
+    def __init__(
+        self, chosen: TrainingPlan, pipeline: ContinuousPipeline, start: Path | None, together: Processes
+    ) -> None:
+        self.chosen, self.pipeline = chosen, pipeline
+        model, kind = pipeline.model, chosen["drafter"]
+        network = model.trained(kind, start) if start else model.untrained(kind)
+        self.network = network.to(pipeline.device, torch.float32).requires_grad_(True)
+        self.target: Guided = model.target
+        self.target.model.requires_grad_(False)
+        self.draft = replace(self.target, model=self.network)
+        found = examples.make_continuous(chosen, pipeline, together)
+        self.rows, self.held = found.split(chosen["held_out"])
+        self.distributions = np.moveaxis(found.tokens, 1, 0)  # (2, N, L, D)
+        self.labels: np.ndarray = pipeline.encode(found.prompts).cpu().numpy()
+        self.rule = ContinuousRule(gamma=1, criterion="path", temperature=chosen.cfg["temperature"])
+        at_start = self.measured(self.held[:HELD]) if together.is_main_process else {}
+        self.before = {f"{name}_before": value for name, value in at_start.items()}
+
+    def loss(self, batch: int) -> Loss:
+        device, order, guided = self.pipeline.device, None, self.chosen["guided"]
+        target, draft = (m if guided else Guided(m.model) for m in (self.target, self.draft))
+
+        def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+            nonlocal order
+            order = order or Order(len(self.rows), batch, micro_step.seed)
+            own = slice(micro_step.part, None, micro_step.parts)
+            picks = self.rows[order(micro_step.step)][own]
+            generator = micro_step.generator(torch.device("cpu"))
+            tokens, labels, masked = mar.draw(self.distributions[:, picks], self.labels[picks], generator, device)
+            if not guided:
+                lost = micro_step.rng.uniform(size=batch)[own] < self.chosen["dropout"]
+                labels = labels.masked_fill(torch.as_tensor(lost).to(device), draft.model.cfg.classes)
+            session, z = mar.conditions_of_masked(draft, tokens, labels, masked)
+            if self.chosen["objective"] == "denoising":
+                value = draft.model.head_loss(tokens[masked], z, generator, mar.REPEATS)
+                return value, {"loss": float(value.detach())}
+            teacher, wanted = mar.conditions_of_masked(target, tokens, labels, masked)
+            temperature = self.rule.temperature
+            apart = mar.divergence(teacher, session, tokens[masked], wanted, z, generator, temperature=temperature)
+            value = draft.steps * apart.mean()
+            return value, {"loss": float(value.detach())}
+
+        return loss
+
+    def validated(self) -> dict[str, float]:
+        return self.measured(self.held[:FEWER])
+
+    def reached(self, file: Path, last: bool) -> dict[str, float]:
+        """Under the guidance and temperature of a run."""
+        kind = networks.NETWORKS[self.chosen["drafter"]].kind
+        checkpoints.fill(self.network, checkpoints.read(file, kind)[1], file.name)
+        return self.measured(self.held[:HELD])
+
+    def measured(self, rows: np.ndarray) -> dict[str, float]:
+        return evaluate(self.pipeline, self.draft, self.rule, self.distributions[:, rows], self.labels[rows])
+
+
+def evaluate(
+    pipeline: ContinuousPipeline, draft: Guided, rule: ContinuousRule, distributions: np.ndarray, labels: np.ndarray
+) -> dict[str, float]:
+    """The divergence of the drafter's paths from the target's, and the probability that one is accepted, with their
+    errors (see `ContinuousTask.about`), for images of `distributions` (2, N, L, D) and classes `labels` (N,)."""
+    starts = range(0, len(labels), _BATCH)
+    batches = ((distributions[:, i : i + _BATCH], labels[i : i + _BATCH], i) for i in starts)
+    each = torch.cat([_paths(pipeline, draft, rule, *batch) for batch in batches], 1)
+    (path_kl, acceptance), errors = each.mean(1).tolist(), [0.0, 0.0]
+    if len(labels) > 1:
+        errors = (each.std(1) / math.sqrt(len(labels))).tolist()
+    return {
+        "path_kl": path_kl,
+        "path_kl_stderr": errors[0],
+        "acceptance": acceptance,
+        "acceptance_stderr": errors[1],
+        "tokens_per_pass": 1 / max(1e-9, 1 - acceptance),
+    }
+
+
+@torch.no_grad()
+def _paths(
+    pipeline: ContinuousPipeline,
+    draft: Guided,
+    rule: ContinuousRule,
+    distributions: np.ndarray,
+    labels: np.ndarray,
+    seed: int,
+) -> Tensor:
+    """The two means of each image, (2, n) float64. A random number of its tokens is known, and the next ones in a
+    random order are drawn by either model."""
+    target, device, n = pipeline.model.target, pipeline.device, len(labels)
+    generator = torch.Generator().manual_seed(seed)
+    tokens, classes, _ = mar.draw(distributions, labels, generator, device)
+    order = torch.rand(n, target.length, generator=generator).argsort(1)
+    count = torch.randint(target.length - _POSITIONS + 1, (n, 1), generator=generator)
+    known = (order.argsort(1) < count).to(device)
+    positions = order.gather(1, count + torch.arange(_POSITIONS)).to(device)
+    (p, z), (q, z_draft) = (mar.conditions(m, tokens, classes, known, positions) for m in (target, draft))
+    verifier, shape = Verifier(p, q, rule, pipeline.engine), (2, n * _POSITIONS, target.steps + 1, target.dim)
+    noises = torch.randn(shape, generator=generator).to(device)
+    _, of_target = verifier.propose_path(z, z_draft, noises[0])
+    _, of_draft = verifier.sample(False, z, z_draft, lambda tag: noises[1])
+    each = torch.stack([of_target, of_draft.clamp_max(0).exp()])
+    return each.view(2, n, _POSITIONS).mean(-1).cpu()

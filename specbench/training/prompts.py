@@ -1,0 +1,119 @@
+"""The prompts of training examples, and where their images come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specbench import data
+from specbench.data import scenes, scenes_classes
+from specbench.data.base import key, read_text
+from specbench.errors import UsageError
+from specbench.storage import home, image_files
+from specbench.training.recipes import TrainingPlan
+
+_UNSEEN = 1  # seed of scenes that the embedded models were not trained on
+
+
+@dataclass(frozen=True)
+class ExamplePrompt:
+    """A prompt, its stable name, and the function that gives its image; None: the target draws it."""
+
+    name: str
+    prompt: str
+    image: Callable[[], np.ndarray] | None = None
+
+
+def pairs(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
+    """The examples' prompts and images, in an order keyed by the seed; classes: the number of a class-conditional
+    model's classes, else 0. UsageError where there are no images, or captions for them, or only one."""
+    found = _found(plan, classes)
+    if len(found) < 2:
+        raise UsageError(f"there are {len(found)} examples here; a training needs at least two")
+    return found
+
+
+def _found(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
+    cfg = plan.cfg
+    if plan["source"] == "self":
+        return [ExamplePrompt(item.id, item.prompt) for item in data.load({**cfg, "n": plan["n"]})]
+    if not plan["images"]:
+        if cfg["data"] == "scenes_classes":
+            singles = scenes_classes.singles("train", plan["n"], _UNSEEN)
+            numbers = scenes_classes.numbers_of(np.array([s.scene.labels() for s in singles], dtype=np.int64))
+            return [
+                ExamplePrompt(str(s.index), scenes_classes.NAMES[number], _Scene("train", s.index, _UNSEEN, True))
+                for s, number in zip(singles, numbers, strict=True)
+            ]
+        if cfg["data"] != "scenes":
+            raise UsageError(
+                f"source=pairs needs images, and data={cfg['data']} has none of its own: name their folder with"
+                " images=DIR, or let the target draw them with source=self"
+            )
+        drawn = (scenes.sample(cfg["split"], i) for i in range(plan["n"]))
+        return [ExamplePrompt(str(s.index), s.caption, _Scene(cfg["split"], s.index)) for s in drawn]
+    folder = home.expanded(plan["images"])
+    if not folder.is_dir():
+        raise UsageError(f"images: there is no folder {folder}")
+    found = _captioned(folder, classes, cfg)
+    return sorted(found, key=lambda p: key("subset", cfg["seed"], p.name))[: plan["n"]]
+
+
+@dataclass(frozen=True)
+class _Scene:
+    split: str
+    index: int
+    seed: int = 0
+    portrait: bool = False
+
+    def __call__(self) -> np.ndarray:
+        return scenes.draw(scenes.sample(self.split, self.index, self.seed), self.portrait)
+
+
+def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[ExamplePrompt]:
+    """The images of a folder with their captions: from .txt files next to them, from sub-folders in their order (a
+    class each), or from the data set of the images."""
+    files = image_files.find(folder)
+    if not files:
+        raise UsageError(f"images: {folder} holds no images")
+
+    def reads(path: Path) -> Callable[[], np.ndarray]:
+        return lambda: image_files.read(path)
+
+    def name(path: Path) -> str:
+        return str(path.relative_to(folder))
+
+    if classes:
+        groups = sorted({path.relative_to(folder).parts[0] for path in files if path.parent != folder})
+        if not 0 < len(groups) <= classes or any(path.parent == folder for path in files):
+            raise UsageError(
+                f"images: {folder} must hold one sub-folder per class, {classes} at most, and no images next to them"
+                f" (it has {len(groups)})"
+            )
+        of = {group: str(i) for i, group in enumerate(groups)}
+        return [ExamplePrompt(name(path), of[path.relative_to(folder).parts[0]], reads(path)) for path in files]
+    if files[0].with_suffix(".txt").is_file():
+        found = []
+        for path in files:
+            text = read_text(path.with_suffix(".txt")).strip()
+            if not text:
+                raise UsageError(f"{path.with_suffix('.txt')} is empty; write the image's caption there")
+            found.append(ExamplePrompt(name(path), " ".join(text.split()), reads(path)))
+        return found
+    items = [item for item in data.load({**cfg, "n": None}) if item.reference] if cfg["data"] != "scenes" else []
+    by_name = {path.name: path for path in files}
+    found = [
+        ExamplePrompt(item.id, item.prompt, reads(by_name[item.reference]))
+        for item in items
+        if item.reference in by_name
+    ]
+    if not found:
+        raise UsageError(
+            f"images: no caption was found for the images in {folder}: put NAME.txt next to NAME.jpg, or name their"
+            " data set with data="
+        )
+    return found
