@@ -29,13 +29,11 @@ def _gsd() -> tuple[Line, ...]:
     for part, seed, data in (("COCO2017 val", "0", "coco2017"), ("PartiPrompts", "1", "parti")):
         own, there = f"seed={seed}", f"data={data}"
         suffix = ", other prompts" if seed == "1" else ""
-        methods = [("vanilla", "vanilla", "method=vanilla", {}), ("sjd", "SJD", "method=sjd", {})]
-        methods += [
-            (f"gsd_{size}", f"GSD, groups of {size}", f"method=gsd group={size}", {"group_size": size})
-            for size in _GROUPS[part]
-        ]
-        for key, label, overrides, more in methods:
-            printed = {"part": part, "method_key": key.partition("_")[0], **more}
+        methods = [("vanilla", "vanilla", "method=vanilla"), ("sjd", "SJD", "method=sjd")]
+        methods += [(f"gsd_{g}", f"GSD, groups of {g}", f"method=gsd group={g}") for g in _GROUPS[part]]
+        for key, label, overrides in methods:
+            method, _, group = key.partition("_")
+            printed = {"part": part, "method_key": method, "group_size": group}
             lines.append(
                 Line(
                     f"{key}_{seed}", f"{label}{suffix}", f"{overrides} {own}", printed, elsewhere=f"{overrides} {there}"
