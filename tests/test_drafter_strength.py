@@ -165,7 +165,9 @@ def test_embedded_drafters_are_chosen_by_name(capsys):
 def test_weights_of_another_target_are_refused(tmp_path):
     with pytest.raises(UsageError, match="was trained for another target than llamagen_xl"):
         Pipeline.load(
-            configuration.compose([*real("llamagen_xl", tmp_path), "method=eagle1", "drafter.weights=embedded:steps100"])
+            configuration.compose(
+                [*real("llamagen_xl", tmp_path), "method=eagle1", "drafter.weights=embedded:steps100"]
+            )
         )
 
 

@@ -60,7 +60,7 @@ class Lantern(Rule):
         return near, mass * inside, inside
 
     def _counts(self, running: Tensor, own: Tensor) -> Tensor:
-        """Whether a neighbour is inside the bound, where it and all nearer ones have mass `running`, and x has `own`."""
+        """Whether a neighbour is inside the bound: it and all nearer ones have mass `running`, x has `own`."""
         if self.bound == "tvd":
             return running <= self.limit if self.resample in _RELEASED else running < self.limit
         if self.bound == "jsd":
