@@ -43,7 +43,7 @@ Job = tuple[dict[str, Any], Subject]
 
 
 def named(name: str) -> Mutant:
-    return next(m for m in (*MUTANTS, *continuous.UNMEASURED) if m.name == name)
+    return next(m for m in (*MUTANTS, *continuous.UNSEEN) if m.name == name)
 
 
 def jobs(method: str, models: Sequence[Subject]) -> list[Job]:

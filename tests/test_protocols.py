@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from commands import ROOT, Call, refused, row_of
 
-from specbench.config import configuration, parameters, protocols, registry
+from specbench.config import configuration, parameters, protocols, registry, variants
 from specbench.config.table import TABLE, check_value
 from specbench.errors import UsageError
 from specbench.harness import run
@@ -76,6 +76,7 @@ def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter(name: str
     assert protocol.notes
     assert all(note is None or (isinstance(note, str) and note) for note in protocol.notes.values())
     assert set(protocol.models) <= set(parameters.choices("model"))
+    assert all(variant in variants.of(method) for method, variant in protocol.variants.items())
     assert set(protocol.also) <= set(parameters.choices("data"))
     for where, key, value in _all_of(protocol):
         if value is not None:
@@ -227,6 +228,18 @@ def test_a_model_that_the_protocol_does_not_name(model: str, data: str) -> None:
     remarks = protocols.remarks(cfg)
     assert remarks[0] == f"protocol sjd_main_table1@1 names lumina_mgpt, not {model}"
     assert same or f"departs from protocol sjd_main_table1@1: data {data} (not coco2017)" in remarks
+
+
+def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
+    def chosen(*words: str) -> tuple[str, list[str]]:
+        cfg = configuration.compose(_words("sjdpac_table1", "lumina_mgpt", *words))
+        return cfg["variant"], [one for one in protocols.remarks(cfg) if "variant" in one]
+
+    assert chosen("method=sjd_pac") == ("released", [])
+    departs = "departs from protocol sjdpac_table1@1: variant exact (not released)"
+    assert chosen("method=sjd_pac", "variant=exact") == ("exact", [departs])
+    assert chosen("method=scd") == ("exact", [])
+    assert configuration.compose(_words("coolsd_table1", "lumina_mgpt", "method=lantern_pp"))["bound"] == "neighbours"
 
 
 def test_without_a_protocol_nothing_changes() -> None:

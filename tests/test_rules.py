@@ -161,7 +161,7 @@ class PaperLantern:
         moved = gathered(r, x, others)
         if self.bound == "tvd":
             tvd = 0.5 * sum(abs(a - b) for a, b in zip(moved, r))
-            return tvd <= self.limit if self.resample == "released" else tvd < self.limit
+            return tvd <= self.limit if self.resample.startswith("released") else tvd < self.limit
         if self.bound == "jsd":
             return divergence(moved, r) < self.limit
         if self.bound == "total":
@@ -179,6 +179,8 @@ class PaperLantern:
 
     def accept(self, r, q, x, i):
         moved = gathered(r, x, self.others(r, x))
+        if self.deterministic and self.resample.startswith("released"):
+            return float(moved[x] >= max(r))  # the neighbours keep their mass: the same decision
         if self.deterministic:
             return float(moved[x] == max(moved))
         return over(moved[x], q[x])
@@ -193,6 +195,8 @@ class PaperLantern:
         if not others:
             return exact
         cleared = self.order[x][: self.k + 1]
+        if self.resample == "released_p":
+            return norm([(0 if y == x or y in cleared else r[y]) - q[y] for y in range(len(r))], exact)
         if q[x] == 1:  # chosen
             return norm([0 if y == x or y in cleared else r[y] for y in range(len(r))], exact)
         return norm([r[y] - (0 if y in cleared else q[y]) for y in range(len(r))], r)
@@ -268,14 +272,16 @@ RULES = [
     *(
         f"lantern {b} {k} {d} {r}"
         for b, (k, d), r in itertools.product(
-            ("tvd", "jsd"), ((1, 0.25), (3, 0.25), (50, 0.05), (50, 0.375)), ("paper", "optimal", "released")
+            ("tvd", "jsd"),
+            ((1, 0.25), (3, 0.25), (50, 0.05), (50, 0.375)),
+            ("paper", "optimal", "released", "released_p"),
         )
     ),
-    *(f"lantern {b} 50 0.25 paper greedy" for b in ("tvd", "jsd")),
+    *(f"lantern {b} 50 0.25 {r} greedy" for b in ("tvd", "jsd") for r in ("paper", "released")),
     *(
         f"lantern_pp {b} {k} {lam} {r}"
         for b, (k, lam), r in itertools.product(
-            ("total", "neighbours"), ((2, 2), (50, 2), (50, 1.3)), ("paper", "optimal", "released")
+            ("total", "neighbours"), ((2, 2), (50, 2), (50, 1.3)), ("paper", "optimal", "released", "released_p")
         )
     ),
     *(f"lantern_pp {b} 50 2 paper greedy" for b in ("total", "neighbours")),
@@ -470,7 +476,7 @@ NEAR = torch.zeros(4, 3, dtype=torch.int64)
 @pytest.mark.parametrize(("make", "choices"), [
     (lambda: Lantern("lantern", NEAR, 1, "total", 0.1), "tvd, jsd"),
     (lambda: Lantern("lantern_pp", NEAR, 1, "tvd", 2), "total, neighbours"),
-    (lambda: Lantern("lantern", NEAR, 1, "tvd", 0.1, "vanilla"), "paper, optimal, released"),
+    (lambda: Lantern("lantern", NEAR, 1, "tvd", 0.1, "vanilla"), "paper, optimal, released, released_p"),
     (lambda: Neighbourhood(NEAR, "paper"), "vanilla, optimal"),
     (lambda: rules.uniform(1.1, "paper"), "optimal, vanilla"),
     (lambda: neighbours(torch.ones(3, 2), 1, "l1"), "l2, cosine, random"),

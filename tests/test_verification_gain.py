@@ -19,9 +19,9 @@ from specbench.tables.measure import LocalBench
 SHAPES, GAIN = TABLES["verification_shapes"], TABLES["verification_gain"]
 
 
-def test_shapes_have_14_to_30_tokens_and_the_best_are_among_them() -> None:
+def test_shapes_have_6_to_30_tokens_and_the_best_are_among_them() -> None:
     sizes = [trees.build(trees.parse(tree)).nodes - 1 for tree in verification._SHAPES]
-    assert (min(sizes), max(sizes)) == (14, 30)
+    assert (min(sizes), max(sizes)) == (6, 30)
     searched = {line.overrides for line in SHAPES.lines}
     compared = {line.overrides for line in GAIN.lines if "tree=" in (line.overrides or "")}
     assert len(compared) == 9
@@ -59,3 +59,10 @@ def test_the_figure_has_a_curve_for_each_way(tmp_path: Path) -> None:
     picture = (tmp_path / f"results/tables/{GAIN.id}.svg").read_text()
     for scheme in ("chain, token", "chain, block", "tree, token", "tree, traversal", "tree, selected"):
         assert scheme in picture
+
+
+def test_the_lines_of_continuous_tokens_are_runs() -> None:
+    table = TABLES["verification_gain_mar"]
+    found = [LocalBench().identify(table.overrides(line, table.model) or ()) for line in table.lines]
+    assert len({identity.config_hash for identity in found}) == len(table.lines) == 4
+    assert {name for test in table.tests for name in (test.line, test.other)} == {line.key for line in table.lines}

@@ -32,7 +32,8 @@ from gpu_checks import models, results
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
-from specbench.decoding.verify import TokenWise, Verification
+from specbench.decoding.trees import build, chain_paths
+from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.kernels import FusedKernels, launch
@@ -129,20 +130,31 @@ def started(steps: Any = STEPS, dependent: bool = True) -> list[Specialisation]:
     ):
         for case in steps:
             step_on_shapes(*case)
+        block_on_shapes(5, 16384)
     return list(found)
 
 
+def block_on_shapes(length: int, vocabulary: int) -> None:
+    """Block verification of a chain, on the meta device."""
+    tokens = torch.zeros(1, length + 1, dtype=torch.int64, device="meta")
+    p, valid = torch.empty(1, length + 1, vocabulary, device="meta"), torch.empty_like(tokens, dtype=torch.bool)
+    draft = Draft(build(chain_paths(length)).to("meta"), tokens, p[:, 1:], valid)
+    step, rng = tokens[:, 0], RandomStreams([(0, 0)], "meta")
+    rng.kernels = FusedKernels()
+    BlockVerification().verify(p, draft, exact(), rng, step, kernels=rng.kernels)
+
+
 def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: torch.dtype) -> None:
-    """The first step of a target of two layers, verified in every way that is exact and has kernels, on the meta
-    device: tensors without values."""
+    """The first step of a target of two layers, on the meta device: tensors without values. A tree is verified token by
+    token and by traversal."""
     with torch.no_grad():
         network = models.target(name, "meta", dtype, 2)
         drafting = models.drafter(drafter, network, "meta", dtype, window=window)
         given = models.conditioning(name, images, "meta", dtype)
         rng = RandomStreams([(0, i) for i in range(images)], "meta")
         ways: list[Verification] = [TokenWise()]
-        if drafting.tree.height and not getattr(drafting, "carries_over", False):
-            ways.append(BlockVerification() if drafting.tree.is_chain else Traversal())
+        if not drafting.tree.is_chain and not getattr(drafting, "carries_over", False):
+            ways.append(Traversal())
         for way in ways:
             config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name], verification=way)
             decoding = Decoding(config, given, rng, kernels=FusedKernels())

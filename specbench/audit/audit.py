@@ -60,12 +60,13 @@ COLUMNS = {
     "exceed; for the same chains",
     "drafter": "the drafter; where it needs a network, the model's own drafter replaces it",
     "rule": "the acceptance rule",
+    "variant": "the version of the method (docs/methods.md)",
     "parameters": "the flat parameters of drafter, rule and sampling",
     "seed": "audit.seed: random streams are keyed by (seed, sequence)",
     "specbench": "version of specbench",
     "commit": "git commit of the code; -dirty where specbench/ or conf/ differed from it",
     "margin": "audit.margin: the largest distance that counts as lossless",
-    "same_as": "the method whose measurement this row repeats: on tables both have the same drafts",
+    "same_as": "the method (and variant) whose measurement this row repeats: on tables both have the same drafts",
     "ks": "continuous tokens only, as all below: the largest Kolmogorov-Smirnov distance between the\n"
     "decoded sequences and as many sampled by the target alone",
     "ks_noise": "the same between two sets sampled by the target alone: the noise floor",
@@ -228,6 +229,7 @@ def described(cfg: Mapping[str, Any], sampling: Sequence[str] = SAMPLING) -> dic
         "method": cfg["method"],
         "drafter": cfg["drafter"],
         "rule": cfg["rule"],
+        "variant": cfg.get("variant"),
         "parameters": " ".join(f"{name}={v}" for name, v in given.items() if name in own or name in sampling),
     }
 

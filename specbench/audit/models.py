@@ -115,7 +115,7 @@ class TabularModel:
             built: Drafter = registry.find("drafter", name)(cfg, None)
             return built
         if "nodes" in cfg:
-            return TabularGrower(self.q, cfg["nodes"], cfg["depth"], cfg["width"])
+            return TabularGrower(self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"])
         if "tree" in cfg:
             chosen = name == "medusa"
             replacement = cfg.get("select_from") == "replacement" and not chosen

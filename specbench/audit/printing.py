@@ -28,7 +28,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The columns up to the verdict, aligned, those of continuous tokens in a table of their own; a cell that does not
     apply is empty. The parameters of every audited method follow."""
     kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_CONTINUOUS, [r for r in rows if r["dim"]])
-    audited = dict.fromkeys(f"{row['method']}: {_audited(row)}" for row in rows)
+    audited = dict.fromkeys(f"{name_of(row)}: {_audited(row)}" for row in rows)
     return "\n\n".join([*(_aligned(names, some) for names, some in kinds if some), "\n".join(audited), summary(rows)])
 
 
@@ -36,8 +36,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line per method and rule: the verdict over all audited models and drafts, with the largest upper limit, which
     holds for the largest distance of all."""
     lines = []
-    for method, rule in dict.fromkeys((row["method"], row["rule"]) for row in rows):
-        mine = [row for row in rows if (row["method"], row["rule"]) == (method, rule)]
+    for method, rule in dict.fromkeys((name_of(row), row["rule"]) for row in rows):
+        mine = [row for row in rows if (name_of(row), row["rule"]) == (method, rule)]
         verdicts = [row["verdict"] for row in mine]
         verdict = next((v for v in ("not lossless", "undecided") if v in verdicts), "lossless")
         limits = [
@@ -54,7 +54,16 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             f"{method} (rule {rule}): {verdict}, {', '.join(limits)}; {len(mine)} rows, smallest p {worst:.2g}"
         )
+    if refuted := [row for row in rows if row["verdict"] == "not lossless" and row["tv_high"] is not None]:
+        least = min(refuted, key=lambda row: row["tv_high"])
+        between = f"{least['tv_low']:.4f} to {least['tv_high']:.4f}"
+        lines.append(f"smallest TV that was refuted: {between}, of {name_of(least)} on {least['model']}")
     return "\n".join(lines)
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """The method of a row, and its variant if it has one."""
+    return f"{row['method']} variant={row['variant']}" if row["variant"] else str(row["method"])
 
 
 def _audited(row: Mapping[str, Any]) -> str:
@@ -63,7 +72,7 @@ def _audited(row: Mapping[str, Any]) -> str:
 
 
 def _aligned(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    cells = [names, *([_cell(name, row[name]) for name in names] for row in rows)]
+    cells = [names, *([name_of(row) if name == "method" else _cell(name, row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     texts = {*_FIRST, "verdict"}
     lines = []

@@ -29,6 +29,7 @@ _LONG = 10  # tokens of sequences that are long enough for a preset's own draft
 #: are less than half of the vocabulary.
 _NEARNESS = {"lantern": "k", "lantern_pp": "k", "gsd": "group", "neighbourhood": "group"}
 _FEWEST = 8  # codes
+_APART = 8  # mean squared distance of two codes of the built-in models: about half of them are near to a code
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change what the drafter's and the
 #: target's distributions have in common, and greedy decoding has code of its own.
@@ -102,6 +103,8 @@ def _rule(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[s
         most = max(2 if name == "group" else 1, (model.vocab - 1) // 2)
         if cfg[name] > most:
             yield f"{name}={most}"
+    if cfg["rule"] == "gsd" and "distance" not in given:
+        yield f"distance={_APART}"
 
 
 def _real(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[str]:

@@ -234,8 +234,8 @@ class TabularGrower:
 
     passes = 0
 
-    def __init__(self, tables: Tables, nodes: int, depth: int, width: int) -> None:
-        self.lookup, self.grower = _Lookup(tables), Grower(nodes, depth, width)
+    def __init__(self, tables: Tables, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
+        self.lookup, self.grower = _Lookup(tables), Grower(nodes, depth, width, ranking)
         self.tree = self.grower.sizing
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:

@@ -14,8 +14,8 @@ from specbench.audit import audit, densities, execution, models, sizes, tiny
 from specbench.audit.densities import DensityPair
 from specbench.audit.execution import Measurement, Subject, assemble
 from specbench.audit.models import TabularModel
-from specbench.audit.printing import table
-from specbench.config import configuration, parameters, registry
+from specbench.audit.printing import name_of, table
+from specbench.config import configuration, parameters, registry, variants
 from specbench.config.table import TABLE
 from specbench.errors import UsageError, integer, parse_arguments, split_own, unknown
 from specbench.rows.csv_files import csv_text
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, a bad file of tables, a path that cannot be written to.
     """
-    parsed = parse_arguments("audit", arguments, ["--all"])
+    parsed = parse_arguments("audit", arguments, ["--all"], ["--variants"])
     if parsed.help:
         print(_help())
         return 0
@@ -72,10 +72,11 @@ def main(arguments: Sequence[str]) -> int:
     seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
     margin = _share("audit.margin", own.get("audit.margin", str(audit.MARGIN)))
     workers = integer("audit.workers", own["audit.workers"], 1, _MOST_WORKERS) if "audit.workers" in own else None
-    kinds = [False, True] if parsed.all else _kinds(given)
+    many = parsed.all or parsed.variants
+    kinds = [False, True] if many else _kinds(given)
     chosen = _models(own, kinds)
     out = writable(own["out"]) if "out" in own else None
-    jobs = _presets(given, chosen) if parsed.all else _jobs(given, chosen, kinds)
+    jobs = _presets(given, chosen, parsed.variants) if many else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
         assemble(cfg, model)  # a mistake costs no decoding
     counts = [
@@ -117,8 +118,9 @@ def _rows(measurements: Sequence[Measurement], workers: int | None) -> Iterator[
             if key not in rows:
                 rows[key] = next(found)
             row = rows[key]
-            same = row["method"] == job.cfg["method"]
-            yield row if same else {**row, **audit.described(job.cfg), "same_as": row["method"]}
+            same = (row["method"], row["variant"]) == (job.cfg["method"], job.cfg.get("variant"))
+            other = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
+            yield row if same else {**row, **audit.described(job.cfg), "same_as": other}
 
 
 def _quick(model: Subject) -> bool:
@@ -136,7 +138,7 @@ def _share(name: str, text: str) -> float:
 
 
 _HELP = """\
-usage: specbench audit [--all] [name=value ...]
+usage: specbench audit [--all] [--variants] [name=value ...]
 
 Decodes many sequences of small models of known distribution, with the method's real loop, rule and drafter, and tests
 whether the sequences have the target's distribution. Takes the parameters of specbench run that belong to the method,
@@ -154,6 +156,7 @@ final_noise.
   specbench audit --all out=all.csv
 
   --all          every preset; a parameter reaches those that have it and can take the value
+  --variants     the same of every variant of the presets that have some
 """
 
 
@@ -277,17 +280,19 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> dict[str, Any]
 
 
 def _presets(
-    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]
+    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], of_variants: bool = False
 ) -> list[tuple[dict[str, Any], Subject]]:
-    """The configurations of every preset on the models that suit it, as far as the arguments apply to each and the
-    models can serve it.
+    """The configurations of every preset, or of every variant of those that have some, on the models that suit it, as
+    far as the arguments apply to each and the models can serve it.
 
     An argument applies to the presets that have its parameter; a preset that cannot take the value (a window too small
     for its tree) keeps its own, and a preset that cannot be audited on the models is left out. Both are reported on
     stderr.
     """
-    if any(_key(argument) == "method" for argument in arguments):
-        raise UsageError("--all and method= contradict each other: give one of them")
+    every = "--variants" if of_variants else "--all"
+    for key in ("method", *(["variant"] if of_variants else [])):
+        if key in map(_key, arguments):
+            raise UsageError(f"{every} and {key}= contradict each other: give one of them")
     parts = [argument for argument in arguments if _key(argument) in _PARTS]
     others = [argument for argument in arguments if argument not in parts]
     found: list[tuple[dict[str, Any], Subject]] = []
@@ -295,8 +300,13 @@ def _presets(
     elsewhere: list[str] = []  # presets of the kind for which no model was named
     taken: set[str] = set()
     refused: dict[str, UsageError] = {}
-    for name in parameters.choices("method"):
-        accepted = [f"method={name}", *parts]
+    presets = [
+        [f"method={name}", *(f"variant={one}" for one in version)]
+        for name in parameters.choices("method")
+        for version in ([[one] for one in variants.of(name)] if of_variants else [[]])
+    ]
+    for preset in presets:
+        accepted, name = [*preset, *parts], " ".join(preset).removeprefix("method=")
         try:
             suited = next((chosen[kind] for kind in _kinds(accepted) if chosen[kind]), None)
             if suited is None:

@@ -8,13 +8,14 @@ A file conf/protocol/NAME.yaml has these keys:
     sets            flat parameters of a run of any model
     also            other data sets of the experiment, and the parameters that differ with each
     models          the models of the experiment, and the parameters of a run of each
+    variants        method -> the variant that the paper measured, as far as that is known
     from_code       the parameters that the paper leaves out and the released code shows
     notes           everything that is not a parameter of a run: hardware, parts of a latency, the draft, ...
 
 The value null means that neither the paper nor its code states the parameter. The run then keeps its default, and the
 row reports this. The text that `TABLE` gives for a parameter's null, such as "off", is that null. If a
 parameter has a list of values, the protocol includes all of them, and the first one is the default. Protocols do not
-set the draft and the rule: the preset of the method does.
+set the draft and the rule: the preset of the method does, in the variant that the protocol chooses.
 
 Imports neither torch nor Hydra.
 """
@@ -47,6 +48,7 @@ class Protocol:
     notes: Mapping[str, str | None]
     also: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     from_code: Sequence[str] = ()
+    variants: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -98,11 +100,13 @@ def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     has = parameters.common() | parameters.declared("model", model) | {"data"}
     if data in parameters.choices("data"):
         has |= parameters.declared("data", data)
-    return {
+    found = {
         key: _options(key, value)[0]
         for key, value in protocol.values_for(model, data).items()
         if value is not None and key in has and key not in given and (key != "data" or value == data)
     }
+    variant = protocol.variants.get(str(given.get("method", parameters.default_choice("method"))))
+    return found if variant is None or "variant" in given else {**found, "variant": variant}
 
 
 def remarks(cfg: Mapping[str, Any]) -> list[str]:
@@ -114,7 +118,8 @@ def remarks(cfg: Mapping[str, Any]) -> list[str]:
         return []
     protocol = read(name_of(cfg["protocol"]))
     departs, open_, several, code = [], [], [], []
-    for key, value in protocol.values_for(cfg["model"], cfg["data"]).items():
+    chosen = {"variant": protocol.variants[cfg["method"]]} if cfg["method"] in protocol.variants else {}
+    for key, value in (protocol.values_for(cfg["model"], cfg["data"]) | chosen).items():
         if key not in cfg:
             continue
         mine = f"{key} {_shown(key, cfg[key])}"

@@ -160,6 +160,11 @@ TABLE: dict[str, Parameter] = {
         "integer", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1, high=DEEP
     ),
     "width": Parameter("integer", "candidates per node of a drafted tree; 1 is a chain", low=1, high=DEEP),
+    "ranking": Parameter(
+        "string",
+        "probabilities that rank the nodes of a dynamic tree: before top-k and top-p (full), or after them (filtered)",
+        choices=("full", "filtered"),
+    ),
     "init": Parameter(
         "string",
         "how new positions of a Jacobi window are initialised",
@@ -265,8 +270,8 @@ TABLE: dict[str, Parameter] = {
     "resample": Parameter(
         "string",
         "distribution sampled from after a rejection: Cool-SD Eq. 10 (optimal) or Eq. 11 (vanilla), LANTERN's paper or"
-        " released code",
-        choices=("optimal", "vanilla", "paper", "released"),
+        " released code (released_p: on Lumina-mGPT)",
+        choices=("optimal", "vanilla", "paper", "released", "released_p"),
     ),
     "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
     "top_k": Parameter("integer", "keep the k most probable tokens", low=1, high=2**31 - 1, null="off"),

@@ -29,6 +29,7 @@ ADDED: dict[str, Any] = {
     "siblings": "stored",
     "plain_until": 0,
     "plain_from": None,
+    "ranking": "full",
 }
 
 #: The parameter that names the variant; the key of a preset's table.

@@ -40,8 +40,9 @@ _TREES = {
     "tree, traversal": "method=eagle1 verification=traversal",
     "tree, selected": "method=eagle1 verification=selected",
 }
-#: Of 14, 25, 28 and 30 nodes.
-_SHAPES = ("2-2-1-1", "mc_sim_7b_63", "4-2-1-1", "2-2-2-2")
+_LENGTHS = ("2", "5", "8", "11", "14")  # tried with the default drafter
+#: Of 6, 14, 25, 28 and 30 nodes. All are tried with the default drafter, the largest ones with the others, too.
+_SHAPES = ("2-1-1", "2-2-1-1", "mc_sim_7b_63", "4-2-1-1", "2-2-2-2")
 #: Drafter -> scheme -> the shape that is compared.
 _BEST: Mapping[str, Mapping[str, str]] = {
     drafter: dict.fromkeys(_CHAINS, "14") | dict.fromkeys(_TREES, "2-2-2-2") for drafter in _DRAFTERS
@@ -67,23 +68,25 @@ def _shapes() -> Table:
     lines, panels = [], []
     for drafter in _DRAFTERS:
         curves = []
-        for scheme in _TREES:
-            points = [_line(drafter, scheme, shape) for shape in _SHAPES]
+        every = drafter == "default"
+        for scheme in (*_CHAINS, *_TREES) if every else _TREES:
+            shapes = _LENGTHS if scheme in _CHAINS else _SHAPES if every else _SHAPES[-3:]
+            points = [_line(drafter, scheme, shape) for shape in shapes]
             lines += points
             curves.append(Curve(scheme, tuple(line.key for line in points)))
         panels.append(Panel(f"drafter {drafter}", tuple(curves)))
     return _table(
         "verification_shapes",
-        "Shapes of trees under three lossless verifications on the embedded model: the search",
-        n=16,
-        protocol=_PROTOCOL.format(16, 1),
+        "Shapes of drafts under four lossless verifications on the embedded model: the search",
+        n=24,
+        protocol=_PROTOCOL.format(24, 1),
         columns=(STEPS_SAVED, _STEPS, _DRAFT_TOKENS),
         lines=tuple(lines),
         remarks=(
-            "In expectation a longer chain never takes more steps, token-wise or by block: specbench probe "
-            "drafter=eagle window=14 probe.strengths=none has all lengths. So only the shapes of trees are open. Of "
-            "those within a standard error of the best, the smallest is compared. The samples are those of seed 1, and "
-            "the comparison (verification_gain) has seed 0: what was chosen for its luck here has none there.",
+            "In expectation a longer chain never takes more steps, token-wise or by block, so that only the shapes of "
+            "trees are open (specbench probe drafter=eagle window=14 probe.strengths=none has every length of a chain). "
+            "Of those within a standard error of the best, the smallest is compared. The samples are those of seed 1, and the comparison of the best shapes "
+            "(verification_gain) has seed 0: what was chosen for its luck here has none there.",
         ),
         figure=TableFigure(("draft_tokens",), ("step_compression",), "", tuple(panels)),
     )
@@ -101,8 +104,8 @@ def _gain() -> Table:
     return _table(
         "verification_gain",
         "What better lossless verification gains: each way at its own best shape of a draft, on the embedded model",
-        n=60,
-        protocol=_PROTOCOL.format(30, 0),
+        n=80,
+        protocol=_PROTOCOL.format(40, 0),
         columns=(STEPS_SAVED, _STEPS, ACCEPTED_LENGTH, _DRAFT_TOKENS, ACCEPTANCE, _DRAFT_TV),
         lines=tuple(lines.values()),
         figure=TableFigure(

@@ -16,33 +16,23 @@ from specbench.tables.definitions import (
     TableTest,
 )
 
-#: Label of a drafter -> its overrides.
-_DRAFTERS = {"embedded": "", "path_kl": "drafter_weights=embedded:path_kl"}
-#: Label of a scheme -> its overrides; one draft of several first tokens costs as many copies of an image.
-_SCHEMES = {
-    "token, γ=2": "gamma=2",
-    "token, γ=4": "gamma=4",
-    "block, γ=4": "gamma=4 verification=block",
-    "tries=2, γ=2": "gamma=2 tries=2",
-    "tries=4, γ=2": "gamma=2 tries=4",
+#: Key of a line -> its label and its overrides.
+_LINES = {
+    "token": ("token-wise, γ=2", "gamma=2"),
+    "block": ("block, γ=4", "gamma=4 verification=block"),
+    "tries": ("two first tokens, γ=2", "gamma=2 tries=2"),
+    "path_kl_block": (
+        "block, γ=4, drafter distilled on paths",
+        "gamma=4 verification=block drafter_weights=embedded:path_kl",
+    ),
 }
+_TESTS = (("block", "token"), ("tries", "token"), ("path_kl_block", "block"))
 _STEPS = Column("steps", "Target passes of an image", "lower", 1)
 _PROPOSALS = Column("proposals_mean", "Proposals", "lower", 2, "of the target, mean over verified positions")
 
 
-def _key(drafter: str, scheme: str) -> str:
-    return f"{drafter}_{scheme}".replace(", γ=", "_").replace("=", "")
-
-
 def _gain() -> Table:
-    lines = [
-        Line(_key(drafter, scheme), f"{drafter}: {scheme}", f"method=cspd {own} {weights}".strip())
-        for drafter, weights in _DRAFTERS.items()
-        for scheme, own in _SCHEMES.items()
-    ]
-    plain, *better = _SCHEMES
-    tests = [(_key(drafter, scheme), _key(drafter, plain)) for drafter in _DRAFTERS for scheme in better]
-    tests += [(_key("path_kl", scheme), _key("embedded", scheme)) for scheme in _SCHEMES]
+    lines = [Line(key, label, f"method=cspd {own}") for key, (label, own) in _LINES.items()]
     return Table(
         "verification_gain_mar",
         "What better lossless verification of continuous tokens gains, and a drafter distilled on its paths",
@@ -52,7 +42,7 @@ def _gain() -> Table:
         columns=(STEPS_SAVED, _STEPS, ACCEPTED_LENGTH, ACCEPTANCE, _PROPOSALS),
         lines=tuple(lines),
         remarks=("Under block verification all drafted tokens count as verified.",),
-        tests=tuple(TableTest("steps", "Target passes", *pair) for pair in tests),
+        tests=tuple(TableTest("steps", "Target passes", *pair) for pair in _TESTS),
         on_request=True,
         model="mar_scenes",
     )

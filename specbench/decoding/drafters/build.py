@@ -32,7 +32,7 @@ def eagle_tree(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Dr
 
 
 def eagle2(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
-    return Eagle2(model.drafter_network(network), cfg["nodes"], cfg["depth"], cfg["width"])
+    return Eagle2(model.drafter_network(network), cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"])
 
 
 eagle3 = partial(eagle, network="eagle3")

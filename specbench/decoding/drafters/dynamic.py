@@ -11,7 +11,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths, from_parents
 from specbench.decoding.verify import Draft
 from specbench.engine.ops import take
-from specbench.errors import UsageError
+from specbench.errors import UsageError, check_choice
 
 #: expand(tokens (B, n), parents (B, n), depth, first, sees (B, n, E)) -> distributions (B, n, V) of the children of n
 #: nodes. Expanded nodes are numbered in order; `first` is the number of the first of these, `parents` holds one more
@@ -26,12 +26,15 @@ MOST = 100_000
 class Grower:
     """Grows `depth` levels: the `width` most probable children of each of the `width` most probable nodes of the level
     before. Of all candidates the `nodes` most probable stay. A node's score is the drafter's probability of the path to
-    it.
+    it, before top-k and top-p (ranking "full") or after them ("filtered", as in LANTERN's code; the same at temperature
+    0).
 
     The tokens are deterministic, not sampled: each is a point mass.
     """
 
-    def __init__(self, nodes: int, depth: int, width: int) -> None:
+    def __init__(self, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
+        check_choice("ranking", ranking, ("full", "filtered"))
+        self.filtered = ranking == "filtered"
         most = width + (depth - 1) * width * width
         if most > MOST:
             raise UsageError(
@@ -47,7 +50,9 @@ class Grower:
     def grow(self, root: Tensor, probs: Tensor, expand: Expand, sampling: Sampling) -> Draft:
         """root (B, 1): the last committed token; probs (B, 1, V): the distribution of its children. Distributions are
         those before top-k, top-p and arg max: they rank the nodes. `sampling` computes the draft's from them."""
+        filtered = self.filtered and sampling.temperature > 0
         rows, _, size = probs.shape
+        probs = sampling.filtered_probs(probs) if filtered else probs
         width = min(self.width, size)
         device = probs.device
         beam = torch.arange(width, device=device).expand(rows, -1)
@@ -71,6 +76,7 @@ class Grower:
             lineage = lineage | (torch.arange(self.expanded, device=device) == own[:, None])
             homes[-1].scatter_(1, chosen - begin, (own + 1).expand(rows, -1))
             probs = expand(pick, parents, d, first, lineage)
+            probs = sampling.filtered_probs(probs) if filtered else probs
             score, token = candidates(probs, best)
             all_probs.append(probs)
             scores.append(score)
@@ -101,4 +107,5 @@ class Grower:
         valid = score.gather(1, kept) > -torch.inf
         valid = torch.cat([torch.ones_like(root, dtype=torch.bool), valid], 1)
         drafted = torch.cat([root, token.gather(1, kept)], 1)
-        return Draft(tree, drafted, sampling.filtered_probs(given), valid, torch.zeros_like(valid))
+        given = given if filtered else sampling.filtered_probs(given)
+        return Draft(tree, drafted, given, valid, torch.zeros_like(valid))

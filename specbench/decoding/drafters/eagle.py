@@ -309,8 +309,8 @@ class Eagle(_Entries):
 class Eagle2(_Entries):
     """EAGLE-2: a new tree of the `nodes` most probable draft tokens each step (see `Grower`)."""
 
-    def __init__(self, head: Any, nodes: int, depth: int, width: int) -> None:
-        self.grower = Grower(nodes, depth, width)
+    def __init__(self, head: Any, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
+        self.grower = Grower(nodes, depth, width, ranking)
         super().__init__(head, self.grower.sizing, self.grower.expanded)
         self.passes = depth
 

@@ -16,6 +16,10 @@ from specbench.errors import check_choice
 _CHUNK = 1 << 25
 
 
+#: Values of `resample` that follow the released code.
+_RELEASED = ("released", "released_p")
+
+
 class Lantern(Rule):
     """Accept x with min(1, sum over A of r / q(x)), where A is x and its nearest neighbours, as many as a bound allows
     (LANTERN, Section 3.3 and Algorithm 1; LANTERN++ as in Cool-SD, Eqs. 3 to 6).
@@ -23,12 +27,14 @@ class Lantern(Rule):
     `bound` limits the mass s that moves from the neighbours onto x: "tvd" s < delta, "jsd" the Jensen-Shannon
     divergence (nats) of the distribution before and after < delta, "total" s <= (lam - 1) r(x), "neighbours"
     s < lam r(x) (ERRATA, LANTERN 2). `resample` is the distribution after a rejection: "paper" Norm([r' - q]_+) with r'
-    the distribution whose mass has moved; "optimal" Cool-SD's Eq. 10; "released" what LANTERN's code does (ERRATA,
-    LANTERN 3; golden lantern_acceptance). There "tvd" means s <= delta, and where any neighbour is inside the bound,
-    even one without mass, the k + 1 nearest are cleared before [r - q]_+: in r, together with x, where x is
-    deterministic (q is a point mass); in q, without renormalising it, where x was sampled.
+    the distribution whose mass has moved; "optimal" Cool-SD's Eq. 10; "released" what LANTERN's code does on LlamaGen
+    and Anole (ERRATA, LANTERN 3; golden lantern_acceptance). There "tvd" means s <= delta, and where any neighbour is
+    inside the bound, even one without mass, the k + 1 nearest are cleared before [r - q]_+: in r, together with x,
+    where x is deterministic (q is a point mass); in q, without renormalising it, where x was sampled. "released_p" is
+    what it does on Lumina-mGPT: they are cleared in r in both cases.
 
-    With `greedy` a token is accepted where it is the arg max of r'.
+    With `greedy` a token is accepted where it is the arg max of r'. (In the released code the neighbours keep their
+    mass, which is less than that of x then and so decides nothing.)
     """
 
     constants = ("near",)
@@ -40,7 +46,7 @@ class Lantern(Rule):
         or lam."""
         bounds = ("tvd", "jsd") if name == "lantern" else ("total", "neighbours")
         check_choice("bound", bound, bounds, name)
-        check_choice("resample", resample, ("paper", "optimal", "released"), name)
+        check_choice("resample", resample, ("paper", "optimal", *_RELEASED), name)
         self.name, self.bound, self.limit, self.resample = name, bound, limit, resample
         self.near, self.k = near[:, : k + 1], min(k, near.shape[1])  # the released code clears one more than counts
         self.deterministic = self.uses_pre_argmax_probs = greedy
@@ -52,7 +58,7 @@ class Lantern(Rule):
         mass = r.gather(-1, near)
         running, own = mass.cumsum(-1), at(r, token).unsqueeze(-1)
         if self.bound == "tvd":
-            inside = running <= self.limit if self.resample == "released" else running < self.limit
+            inside = running <= self.limit if self.resample in _RELEASED else running < self.limit
         elif self.bound == "jsd":
             inside = _divergence(own, running) < self.limit
         elif self.bound == "total":
@@ -80,6 +86,9 @@ class Lantern(Rule):
         chosen = (at(q, token) >= 1).unsqueeze(-1)
         cleared = self.near[token]
         bare = r.scatter(-1, cleared, 0.0).scatter(-1, token.unsqueeze(-1), 0.0)
+        if self.resample == "released_p":
+            left = (r - q).clamp_min(0)
+            return normalise(torch.where(counted, (bare - q).clamp_min(0), left), normalise(left, r))
         left = (r - torch.where(counted, q.scatter(-1, cleared, 0.0), q)).clamp_min(0)
         # where the neighbourhood held all the mass, only x is cleared (the released code divides by zero)
         return normalise(torch.where(chosen & counted, bare, left), normalise(left, r))
