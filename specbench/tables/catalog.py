@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from specbench.tables import comparisons, coolsd, cspd, field, lantern, sjd, sjdpac, verification, verification_mar
+from specbench.tables import (
+    comparisons,
+    coolsd,
+    cspd,
+    field,
+    jacobi,
+    lantern,
+    sjd,
+    sjdpac,
+    verification,
+    verification_mar,
+)
 from specbench.tables.definitions import Table
 
 TABLES: dict[str, Table] = {
     table.id: table
-    for module in (coolsd, lantern, sjd, cspd, sjdpac, field, comparisons, verification, verification_mar)
+    for module in (coolsd, lantern, sjd, jacobi, cspd, sjdpac, field, comparisons, verification, verification_mar)
     for table in module.TABLES
 }
