@@ -85,8 +85,9 @@ def _shapes() -> Table:
         remarks=(
             "In expectation a longer chain never takes more steps, token-wise or by block (specbench probe "
             "drafter=eagle window=14 probe.strengths=none has every length), so that only the shapes of trees "
-            "are open. Of those within a standard error of the best, the smallest is compared. The samples are those of "
-            "seed 1, and the comparison (verification_gain) has seed 0: what was chosen for its luck here has none there.",
+            "are open. Of those within a standard error of the best, the smallest is compared. The samples are "
+            "those of seed 1, and the comparison (verification_gain) has seed 0: what was chosen for its luck "
+            "here has none there.",
         ),
         figure=TableFigure(("draft_tokens",), ("step_compression",), "", tuple(panels)),
     )
