@@ -204,10 +204,13 @@ def test_a_parameter_of_another_rule_says_whose_it_is_and_what_there_is() -> Non
     with pytest.raises(UsageError) as raised:
         configuration.compose(["method=eagle1", "delta=1.1"])
     assert "method 'eagle1'" in str(raised.value)
-    assert "rule cool (method cool_sd), rule lantern (method lantern) and rule uniform (method uniform_rsd)" in str(
-        raised.value
+    owners = (
+        "cool (method cool_sd)",
+        "gsd (method gsd)",
+        "lantern (method lantern) and rule uniform (method uniform_rsd)",
     )
-    assert "this choice has: weights, tree, temperature" in str(raised.value)
+    assert ", ".join(f"rule {owner}" for owner in owners) in str(raised.value)
+    assert "this choice has: weights, variant, tree, temperature" in str(raised.value)
     with pytest.raises(UsageError, match="no parameter 'delta'"):  # although the preset's own rule has it
         configuration.compose(["method=cool_sd", "rule=exact", "delta=1.1"])
 

@@ -154,7 +154,7 @@ def test_embedded_drafters_are_chosen_by_name(capsys):
     assert registry.weights_label(default) == registry.weights_label(configuration.compose(["method=eagle1"]))
     for method, given, sentence in (
         ("eagle1", "embedded:steps61", "unknown eagle weights 'steps61' (choose from: "),
-        ("medusa", "embedded:steps60", "medusa has no embedded weights but the default ones"),
+        ("medusa", "embedded:steps100", "medusa has no embedded weights but the default ones"),
     ):
         with pytest.raises(UsageError, match=sentence.replace("(", r"\(")):
             configuration.compose([f"method={method}", f"drafter.weights={given}"])
@@ -165,7 +165,9 @@ def test_embedded_drafters_are_chosen_by_name(capsys):
 def test_weights_of_another_target_are_refused(tmp_path):
     with pytest.raises(UsageError, match="was trained for another target than llamagen_xl"):
         Pipeline.load(
-            configuration.compose([*real("llamagen_xl", tmp_path), "method=eagle1", "drafter.weights=embedded:steps60"])
+            configuration.compose(
+                [*real("llamagen_xl", tmp_path), "method=eagle1", "drafter.weights=embedded:steps100"]
+            )
         )
 
 

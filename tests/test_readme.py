@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import readme_tables
 import yaml
 from commands import ROOT, Call
 from PIL import Image
@@ -285,6 +286,14 @@ def test_the_table_of_the_audit_has_the_numbers_of_its_rows() -> None:
     }
     for name, interval, _, verdict in table(ROOT / "docs/audit.md", "| method | total variation to the target's"):
         assert (re.findall(r"`(\w+)`", name)[0], interval, verdict) in measured
+
+
+def test_the_results_of_the_readme_are_those_of_their_rows() -> None:
+    """Written by scripts/readme_tables.py."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for lines in (list(readme_tables.steps()), list(readme_tables.seconds())):
+        assert len(lines) == 2 + 8
+        assert "\n".join(lines) in text
 
 
 def test_the_readme_is_short() -> None:

@@ -73,7 +73,7 @@ NETWORKS = {
         f"{_LOADING}:EagleLoader",
         f"{_TRAINING}:EagleTraining",
         "eagle1",
-        variants=("steps60", "steps150", "steps300", "guided"),
+        variants=("steps100", "steps300", "steps1000", "guided"),
     ),
     "eagle3": DrafterNetwork("eagle3", f"{_LOADING}:Eagle3Loader", f"{_TRAINING}:EagleTraining", "eagle3"),
     "medusa": DrafterNetwork("medusa", f"{_LOADING}:MedusaLoader", f"{_TRAINING}:MedusaTraining", "medusa"),

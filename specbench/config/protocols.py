@@ -8,7 +8,7 @@ A file conf/protocol/NAME.yaml has these keys:
     sets            flat parameters of a run of any model
     also            other data sets of the experiment, and the parameters that differ with each
     models          the models of the experiment, and the parameters of a run of each
-    variants        method -> the variant that the paper measured, as far as that is known
+    variant         method -> the variant that the paper measured, as far as that is known
     from_code       the parameters that the paper leaves out and the released code shows
     notes           everything that is not a parameter of a run: hardware, parts of a latency, the draft, ...
 
@@ -48,7 +48,7 @@ class Protocol:
     notes: Mapping[str, str | None]
     also: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     from_code: Sequence[str] = ()
-    variants: Mapping[str, str] = field(default_factory=dict)
+    variant: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -105,7 +105,7 @@ def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in protocol.values_for(model, data).items()
         if value is not None and key in has and key not in given and (key != "data" or value == data)
     }
-    variant = protocol.variants.get(str(given.get("method", parameters.default_choice("method"))))
+    variant = protocol.variant.get(str(given.get("method", parameters.default_choice("method"))))
     return found if variant is None or "variant" in given else {**found, "variant": variant}
 
 
@@ -118,7 +118,7 @@ def remarks(cfg: Mapping[str, Any]) -> list[str]:
         return []
     protocol = read(name_of(cfg["protocol"]))
     departs, open_, several, code = [], [], [], []
-    chosen = {"variant": protocol.variants[cfg["method"]]} if cfg["method"] in protocol.variants else {}
+    chosen = {"variant": protocol.variant[cfg["method"]]} if cfg["method"] in protocol.variant else {}
     for key, value in (protocol.values_for(cfg["model"], cfg["data"]) | chosen).items():
         if key not in cfg:
             continue

@@ -44,7 +44,7 @@ class DrafterStage:
 _DISCRETE = [name for name in networks.TRAINED if not recipes.is_continuous(name)]
 _CODES = {
     **{f: DrafterStage(name, (f,)) for name in _DISCRETE for f in [networks.NETWORKS[name].folder]},
-    "eagle_steps": DrafterStage("eagle", ("eagle_steps60", "eagle_steps150", "eagle_steps300"), "scenes_steps"),
+    "eagle_steps": DrafterStage("eagle", ("eagle_steps100", "eagle_steps300", "eagle_steps1000"), "scenes_steps"),
     "eagle_guided": DrafterStage("eagle", ("eagle_guided",), "scenes_guided", start="eagle"),
 }
 _VECTORS = {"mar_path_kl": DrafterStage("cspd", ("mar_draft_path_kl",), "mar_scenes", start="mar_draft")}

@@ -12,8 +12,8 @@ from torch import Tensor
 from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
 from specbench.errors import check_choice
 
-#: Entries of a neighbour gather that are held at once when the accepted mass of every token is needed.
-_CHUNK = 1 << 25
+#: Distributions that are looked at together when the accepted mass of every token is needed: few enough for a cache.
+_ROWS = 256
 
 
 #: Values of `resample` that follow the released code.
@@ -56,16 +56,16 @@ class Lantern(Rule):
         """The neighbours of x (..., k), the mass of each that moves onto x (..., k), all or none, and which count."""
         near = self.near[token][..., : self.k]
         mass = r.gather(-1, near)
-        running, own = mass.cumsum(-1), at(r, token).unsqueeze(-1)
-        if self.bound == "tvd":
-            inside = running <= self.limit if self.resample in _RELEASED else running < self.limit
-        elif self.bound == "jsd":
-            inside = _divergence(own, running) < self.limit
-        elif self.bound == "total":
-            inside = running <= (self.limit - 1) * own
-        else:
-            inside = running < self.limit * own
+        inside = self._counts(mass.cumsum(-1), at(r, token).unsqueeze(-1))
         return near, mass * inside, inside
+
+    def _counts(self, running: Tensor, own: Tensor) -> Tensor:
+        """Whether a neighbour is inside the bound: it and all nearer ones have mass `running`, x has `own`."""
+        if self.bound == "tvd":
+            return running <= self.limit if self.resample in _RELEASED else running < self.limit
+        if self.bound == "jsd":
+            return _divergence(own, running) < self.limit
+        return running <= (self.limit - 1) * own if self.bound == "total" else running < self.limit * own
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         near, gain, _ = self.moved(r, token)
@@ -101,16 +101,19 @@ class Lantern(Rule):
         """As of `Rule`."""
         if self.deterministic:
             return super().acceptance(r, q, depth)
-        size, k = len(self.near), self.k
-        flat_r, flat_q = r.reshape(-1, size), q.reshape(-1, size)
-        every = torch.arange(size, device=r.device)
-        rows = max(1, _CHUNK // (size * k))
-        out = []
-        for r_part, q_part in zip(flat_r.split(rows), flat_q.split(rows), strict=True):
-            spread = r_part.unsqueeze(1).expand(-1, size, -1)
-            _, gain, _ = self.moved(spread, every.expand(len(r_part), -1))
-            out.append(ratio(r_part + gain.sum(-1), q_part))
-        return torch.cat(out).view_as(r)
+        size = len(self.near)
+        parts = zip(r.reshape(-1, size).split(_ROWS), q.reshape(-1, size).split(_ROWS), strict=True)
+        return torch.cat([ratio(some + self._gains(some), of) for some, of in parts]).view_as(r)
+
+    def _gains(self, r: Tensor) -> Tensor:
+        """The mass that would move onto every token (N, V)."""
+        own = r.t().contiguous()  # (V, N): a neighbour's mass in all rows lies together
+        running, gain = torch.zeros_like(own), torch.zeros_like(own)
+        for nearest in self.near[:, : self.k].unbind(1):
+            mass = own[nearest]
+            running += mass
+            gain += mass * self._counts(running, own)
+        return gain.t()
 
 
 def _divergence(own: Tensor, moved: Tensor) -> Tensor:
