@@ -7,14 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 import torch
 
 from specbench.cli import probe as cli
 from specbench.config import configuration
 from specbench.config.table import check_value
-from specbench.decoding.rules import Band, uniform
+from specbench.decoding.rules import Band, exact, uniform
 from specbench.decoding.rules.band import build_band, log_ratios
 from specbench.decoding.rules.base import Setting
+from specbench.decoding.trees import build, chain_paths
+from specbench.decoding.verify import Draft, TokenWise
+from specbench.decoding.verify.block import BlockVerification
 from specbench.errors import UsageError
 from specbench.probe import rounds
 from specbench.probe.rounds import Curves, Replayed, Rounds, replayed
@@ -127,6 +131,25 @@ def test_the_statistics_of_images() -> None:
     assert rounds._statistics(level[3] * [1, 1.1, 1], level)["kl_over_uniform"] is None
 
 
+def test_block_verification_by_length(chains: Rounds) -> None:
+    """Against the decisions of both ways, many times: its expectation is the same within five standard errors."""
+    one = rounds._Image.of(chains, relaxed=False)
+    cells = {row["parameters"]: row for row in rounds._ways([one, one])}
+    tree = build(chain_paths(LENGTH))
+    p = torch.cat([chains.p, chains.p[:, :1]], 1)  # the distribution after the last token decides on none
+    valid = torch.ones(len(p), LENGTH + 1, dtype=torch.bool)
+    draft = Draft(tree, torch.cat([chains.tokens[:, :1], chains.tokens], 1), chains.q, valid)
+    for name, way in (("token", TokenWise()), ("block", BlockVerification())):
+        lengths = torch.stack(
+            [way.verify(p, draft, exact(), tiny.rng(len(p)), torch.full((len(p),), i)).length for i in range(40)]
+        ).double()
+        error = float(lengths.mean(1).std() / math.sqrt(40))
+        wanted = cells[f"verification={name} window={LENGTH}"]["tokens_per_round"]
+        assert abs(1 + float(lengths.mean()) - wanted) < 5 * error
+    over = [cells[f"verification=block window={i}"]["tokens_over_token"] for i in (2, 3, 4)]
+    assert 1 < over[0] < over[1] < over[2]
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_GRID", rounds._GRID[::10])
     out = tmp_path / "rounds.csv"
@@ -135,10 +158,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     text = capsys.readouterr().out
     assert "eagle, chains of 2, 1 images" in text
     rows = rounds_of(out)
-    assert [row["rule"] for row in rows] == ["exact", *["uniform"] * 5, *["cool"] * 5, *["band"] * 3]
-    assert float(rows[0]["kl"]) < 1e-6
+    assert [row["rule"] for row in rows] == [*["exact"] * 4, *["uniform"] * 5, *["cool"] * 5, *["band"] * 3]
     tokens = {(row["rule"], row["parameters"]): float(row["tokens_per_round"]) for row in rows}
-    assert 1 < tokens["exact", ""] < tokens["uniform", "delta=1.7"] < tokens["uniform", "delta=4"] < 3
+    alone = "verification=token window=1", "verification=block window=1"
+    assert tokens["exact", alone[0]] == pytest.approx(tokens["exact", alone[1]])
+    assert 1 < tokens["exact", "verification=token window=2"] < tokens["uniform", "delta=1.7"]
+    assert tokens["uniform", "delta=1.7"] < tokens["uniform", "delta=4"] < 3
     for wrong, sentence in (
         (["drafter=sjd"], "sampled again in every step"),
         (["drafter=eagle_tree"], "sampled again in every step"),

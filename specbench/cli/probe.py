@@ -16,9 +16,16 @@ from specbench.storage.files import writable
 
 _FURTHEST = 10_000
 STRENGTHS = "0.15,0.25,0.45,0.8,1.2"
+#: Columns of a replayed rule that are printed, with labels and decimals.
+_SHOWN = (
+    ("tokens_per_round", "tokens per round", 3),
+    ("tokens_over_token", "over token-wise", 3),
+    ("kl", "KL", 4),
+    ("kl_over_uniform", "over UniformRSD's", 3),
+)
 #: The arguments of a probe's own, with their meanings.
 ARGUMENTS = {
-    "probe.strengths": f"with drafter=: strengths of the bands, as numbers with commas (default: {STRENGTHS})",
+    "probe.strengths": f"with drafter=: strengths of the bands, as numbers with commas, or none (default: {STRENGTHS})",
     "probe.offsets": f"distances at which a token is hidden, 1 to this (default: {OFFSETS}; 0: none)",
     "out": "a .csv file that the row is added to",
 }
@@ -36,8 +43,8 @@ tokens, its entropy, and how far it moves where an earlier token is hidden from 
 parameters of specbench run that belong to the model, the prompts and the sampling. The last line is JSON.
 
 With a drafter of chains (drafter=eagle window=5) it decodes exactly instead, and replays the drafted chains under other
-rules: tokens per round and divergence of UniformRSD, Cool-SD and bands on the same nodes, and the decay of a band by
-depth.
+rules: tokens per round of token-wise and of block verification by length; tokens per round and divergence of
+UniformRSD, Cool-SD and bands on the same nodes; and the decay of a band by depth.
 
   specbench probe n=16
   specbench probe n=32 drafter=eagle window=5
@@ -89,20 +96,22 @@ def main(arguments: Sequence[str]) -> int:
 
 def _rounds(cfg: Mapping[str, Any], strengths: str, out: Path | None) -> int:
     try:
-        numbers = [check_value("strength", float(text)) for text in strengths.split(",")]
+        numbers = [check_value("strength", float(x)) for x in strengths.split(",")] if strengths != "none" else []
     except ValueError:
         raise UsageError(
-            f"probe.strengths must be numbers with commas, such as {STRENGTHS} (got {strengths})"
+            f"probe.strengths must be numbers with commas, such as {STRENGTHS}, or none (got {strengths})"
         ) from None
     found = rounds(cfg, numbers)
     print(f"{cfg['model']}, {cfg['drafter']}, chains of {found[0]['window']}, {found[0]['images']} images")
-    print(f"{'':34}  tokens per round      KL of a token (nats)  over UniformRSD's")
     for one in found:
         if out is not None:
             ROUNDS.append(out, one)
-        shown = (("tokens_per_round", 3), ("kl", 4), ("kl_over_uniform", 3))
-        cells = ["" if one[n] is None else with_error(one[n], one[f"{n}_stderr"], digits) for n, digits in shown]
-        decay = f"decay={one['decay']}" if one["decay"] else ""
-        print(f"{one['rule']} {one['parameters']:29}", *(f"{cell:<20}" for cell in cells), decay)
+        cells = [
+            f"{label} {with_error(one[name], one[f'{name}_stderr'], digits)}"
+            for name, label, digits in _SHOWN
+            if one[name] is not None and not (name == "kl" and one["rule"] == "exact")
+        ]
+        decay = [f"decay={one['decay']}"] if one["decay"] else []
+        print(f"{one['rule']} {one['parameters']:27}", ", ".join([*cells, *decay]))
     print(json.dumps(found))
     return 0

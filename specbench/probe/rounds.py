@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.rules.band import log_ratios
 from specbench.decoding.rules.base import at
 from specbench.decoding.verify import Draft, TokenWise, Verdict
+from specbench.decoding.verify.block import masses, ratios
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.probe.measure import load
@@ -148,7 +150,8 @@ class _Watched(TokenWise):
 
 def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str, Any]]:
     """The rows of a checked configuration with a drafter of chains (`rows.ROUNDS`): exact decoding of its `n` images,
-    replayed under UniformRSD, Cool-SD and bands of these strengths."""
+    verified token by token and by block at every length up to the draft's; and, with `strengths`, replayed under
+    UniformRSD, Cool-SD and bands of these strengths."""
     pipeline = load({**cfg, "emitted_draws": 0})
     drafter = pipeline.config.drafter
     if not drafter.tree.is_chain or getattr(drafter, "carries_over", False) or cfg["temperature"] == 0:
@@ -156,40 +159,81 @@ def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str
             f"rounds can be replayed of chains that are sampled again in every step, and drafter={cfg['drafter']} at"
             f" temperature={cfg['temperature']:g} has none: choose draft_model, eagle or eagle3"
         )
-    length, watched = drafter.tree.height, _Watched()
+    watched = _Watched()
     watching = replace(pipeline.config, verification=watched)
     own = Pipeline(pipeline.model, watching, pipeline.device, pipeline.name, pipeline.weights, pipeline.engine)
-    rules: dict[tuple[str, str], Rule] = {("exact", ""): exact()}
-    rules |= {("uniform", f"delta={delta:g}"): uniform(delta) for delta in _UNIFORM}
-    rules |= {("cool", f"delta={delta:g}"): cool(delta, length) for delta in _COOL}
-    bands, factors, others = [], [], []
+    images = []
     with torch.inference_mode():
         for item in tqdm(data.load(cfg), desc="probe", unit="image"):
             own.decode(own.encode([item.prompt]), [(cfg["seed"], item.index)])
-            rounds = watched.rounds()
-            bands.append(Curves.of(lambda x: Band(x, 0.0, 1), rounds))
-            factors.append(Curves.of(lambda x: uniform(math.exp(x)), rounds))
-            others.append([replayed(rule, rounds) for rule in rules.values()])
-    image = np.repeat(np.arange(len(bands)), [len(one.parts[0].keeps) for one in bands])
-    band, factor = Curves.joined(bands), Curves.joined(factors)
+            images.append(_Image.of(watched.rounds(), relaxed=bool(strengths)))
+    found = [*_ways(images), *(_relaxed(images, strengths) if strengths else ())]
+    own_columns = {"images": len(images), "weights": pipeline.weights, "window": drafter.tree.height}
+    return [{**own_columns, **one} for one in found]
+
+
+@dataclass(frozen=True)
+class _Image:
+    """What is kept of the rounds of an image. exact: the exact rule; by_block (R, L): the probability that block
+    verification accepts the first 1 .. L tokens, and so many at least; bands, factors: with relaxed rules."""
+
+    exact: Replayed
+    by_block: Tensor
+    rules: Mapping[tuple[str, str], Replayed]
+    bands: Curves | None = None
+    factors: Curves | None = None
+
+    @classmethod
+    def of(cls, rounds: Rounds, relaxed: bool) -> _Image:
+        ratio = ratios(at(rounds.p, rounds.tokens), at(rounds.q, rounds.tokens), rounds.live)[1]
+        base = replayed(exact(), rounds), masses(ratio)[:, 1:].double()
+        if not relaxed:
+            return cls(*base, {})
+        length = rounds.tokens.shape[1]
+        rules: dict[tuple[str, str], Rule] = {("uniform", f"delta={x:g}"): uniform(x) for x in _UNIFORM}
+        rules |= {("cool", f"delta={x:g}"): cool(x, length) for x in _COOL}
+        bands = Curves.of(lambda x: Band(x, 0.0, 1), rounds)
+        factors = Curves.of(lambda x: uniform(math.exp(x)), rounds)
+        return cls(*base, {label: replayed(rule, rounds) for label, rule in rules.items()}, bands, factors)
+
+
+def _ways(images: Sequence[_Image]) -> list[dict[str, Any]]:
+    """Exact decoding, token by token and by block, with the first 1 .. L tokens of the chains."""
+    rounds = np.array([len(one.by_block) for one in images])
+    token = np.stack([one.exact.keeps.cumprod(1).sum(0).cpu().numpy() for one in images]).cumsum(1)
+    block = np.stack([one.by_block.sum(0).cpu().numpy() for one in images]).cumsum(1)
+    found = []
+    for i in range(token.shape[1]):
+        for way, more in (("token", token[:, i]), ("block", block[:, i])):
+            sums = np.stack([rounds, rounds + more, rounds + token[:, i]])
+            names = ("tokens_per_round", "tokens_over_token")
+            cells = _jackknifed(names, len(images), partial(_over, sums))
+            found.append({"rule": "exact", "parameters": f"verification={way} window={i + 1}", "kl": 0.0, **cells})
+    return found
+
+
+def _over(sums: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Of rounds, tokens and token-wise tokens by image: tokens per round, and over token-wise ones."""
+    rounds, tokens, others = sums[:, kept].sum(1)
+    return np.array([tokens / rounds, tokens / others])
+
+
+def _relaxed(images: Sequence[_Image], strengths: Sequence[float]) -> list[dict[str, Any]]:
+    """Relaxed rules against UniformRSD."""
+    image = np.repeat(np.arange(len(images)), [len(one.by_block) for one in images])
+    band = Curves.joined([one.bands for one in images if one.bands is not None])
+    factor = Curves.joined([one.factors for one in images if one.factors is not None])
+    base = joined([one.exact for one in images])
+    length, first = base.accepts.shape[1], round(float(base.accepts[:, 0].mean()), 3)
     level = np.stack([_per_image(factor.at([x] * length), image) for x in _GRID])
     found: list[tuple[str, str, list[float] | None, Replayed]] = [
-        (*label, None, joined(parts)) for label, parts in zip(rules, zip(*others, strict=True), strict=True)
+        (*label, None, joined([one.rules[label] for one in images])) for label in images[0].rules
     ]
-    first = round(float(found[0][3].accepts[:, 0].mean()), 3)
     for strength, decay in itertools.product(strengths, (0.0, first, None)):
         values = band.schedule(strength) if decay is None else log_ratios(strength, decay, length)
         found.append(("band", f"strength={strength:g}", decays(values), band.at(values)))
     return [
-        {
-            "images": len(bands),
-            "weights": pipeline.weights,
-            "window": length,
-            "rule": rule,
-            "parameters": parameters,
-            "decay": decay,
-            **_statistics(_per_image(replay, image), level),
-        }
+        {"rule": rule, "parameters": parameters, "decay": decay, **_statistics(_per_image(replay, image), level)}
         for rule, parameters, decay, replay in found
     ]
 
@@ -219,12 +263,18 @@ def _statistics(sums: np.ndarray, level: np.ndarray) -> dict[str, float | None]:
         same = float(np.interp(found, per_round, root)) ** 2 if inside else np.nan
         return np.array([found, divergence / tokens, divergence / tokens / same if same else np.nan])
 
-    count, every = len(sums), np.ones(len(sums), dtype=bool)
-    middle = values(every)
-    errors = np.full(3, np.nan)
+    return _jackknifed(("tokens_per_round", "kl", "kl_over_uniform"), len(sums), values)
+
+
+def _jackknifed(
+    names: Sequence[str], count: int, values: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, float | None]:
+    """The statistics `values` of all images (a mask of which is given), and their standard errors by the jackknife;
+    None for NaN."""
+    middle = values(np.ones(count, dtype=bool))
+    errors = np.full(len(names), np.nan)
     if count > 1:
         without = np.stack([values(np.arange(count) != i) for i in range(count)])
         errors = np.sqrt((count - 1) / count * np.square(without - without.mean(0)).sum(0))
-    names = ("tokens_per_round", "kl", "kl_over_uniform")
-    cells = [(name, x) for name, x in zip(names, middle)] + [(f"{n}_stderr", x) for n, x in zip(names, errors)]
+    cells = [*zip(names, middle), *zip((f"{name}_stderr" for name in names), errors)]
     return {name: None if np.isnan(x) else float(x) for name, x in cells}

@@ -1,0 +1,54 @@
+"""The table of docs/audit.md, from results/audit.csv: what the audit of every preset found.
+
+python scripts/audit_table.py [results/audit.csv]
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from specbench.audit import tiny
+
+HEAD = "| method | rows | TV on tables | TV on real classes | KS of continuous tokens | smallest p-value |"
+_WORST = ("not lossless", "undecided", "lossless")
+Row = Mapping[str, str]
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    yield HEAD
+    yield "|---" * HEAD[1:].count("|") + "|"
+    for method in sorted({row["method"] for row in rows}):
+        mine = [row for row in rows if row["method"] == method]
+        real = [row for row in mine if row["model"] in tiny.BUILT_IN]
+        tables = [row for row in mine if row["V"] and row not in real]
+        cells = [
+            f"`{method}`",
+            str(len(mine)),
+            _distance(tables, "tv_low", "tv_high"),
+            _distance(real, "tv_low", "tv_high"),
+            _distance([row for row in mine if row["dim"]], "ks_high"),
+            f"{min(float(row['p_value']) for row in mine):.2g}",
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _distance(rows: Sequence[Row], *columns: str) -> str:
+    """The verdict, and the largest limits of all rows, which hold for the largest distance."""
+    if not rows:
+        return ""
+    verdicts = {row["verdict"] for row in rows}
+    limits = " to ".join(f"{max(float(row[column]) for row in rows):.3f}" for column in columns)
+    return f"{next(v for v in _WORST if v in verdicts)}: {limits}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    with Path(*arguments or ["results/audit.csv"]).open(newline="") as file:
+        print("\n".join(lines(list(csv.DictReader(file)))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
