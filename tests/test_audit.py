@@ -41,7 +41,8 @@ METHODS = {
     "cool_sd": COOL,
     "cool_sd, a tree": "method=cool_sd",
     "medusa": "method=medusa tree=[[0],[1],[0,0]]",
-    "gsd": "method=gsd window=3 group=2",
+    "neighbourhood": "method=gsd variant=printed rule=neighbourhood window=3 group=2",
+    "gsd": "method=gsd variant=printed window=3 group=3 delta=0.9 distance=9",
 }
 LOSSLESS = list(METHODS)[: list(METHODS).index("uniform")]
 
