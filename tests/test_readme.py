@@ -62,6 +62,7 @@ NOT_RUN = {
     "specbench bench model=lumina_mgpt weights=random": "needs a GPU",
     "specbench bench -m model=llamagen_xl weights=random": "needs a GPU",
     "specbench run -m hydra/launcher=slurm": "needs Slurm",
+    "specbench tables verification_gain": "decodes for an hour",
     "scripts/smoke.sh": "installs gigabytes",
 }
 

@@ -45,7 +45,7 @@ _LENGTHS = ("2", "5", "8", "11", "14")
 _SHAPES = ("2-1-1", "2-2-1-1", "mc_sim_7b_63", "4-2-1-1", "2-2-2-2")
 #: Drafter -> scheme -> the shape that is compared: the best with the default drafter.
 _BEST: Mapping[str, Mapping[str, str]] = {
-    drafter: dict.fromkeys(_CHAINS, "14") | dict.fromkeys(_TREES, "2-2-2-2") for drafter in _DRAFTERS
+    drafter: dict.fromkeys(_CHAINS, "14") | dict.fromkeys(_TREES, "mc_sim_7b_63") for drafter in _DRAFTERS
 }
 
 _STEPS = Column("steps", "Steps of an image", "lower", 1)
