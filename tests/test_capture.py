@@ -34,7 +34,7 @@ pytest.importorskip("triton")
 from specbench.engine.kernels import FusedKernels, launch
 
 TOKEN = TokenWise()
-ENGINES = ("eager", "graph", "triton")
+ENGINES = ("graph", "triton")
 GUIDED = Sampling(cfg_scale=2.0, top_k=4)
 SAMPLINGS = {
     "greedy": Sampling(0.0, cfg_scale=2.0),

@@ -63,6 +63,7 @@ NOT_RUN = {
     "specbench bench -m model=llamagen_xl weights=random": "needs a GPU",
     "specbench run -m hydra/launcher=slurm": "needs Slurm",
     "specbench tables verification_gain": "decodes for an hour",
+    "specbench run model=mar_scenes method=cspd gamma=2 drafter.weights=": "needs a trained drafter",
     "scripts/smoke.sh": "installs gigabytes",
 }
 
@@ -109,7 +110,8 @@ def reader(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "photos").mkdir(parents=True)
     for i in (1, 2, 3):
         Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)).save(here / f"photos/{i}.png")
-    (here / "drafters/llamagen_xl/eagle").mkdir(parents=True)
+    for name in ("llamagen_xl/eagle", "mar_scenes/cspd"):
+        (here / "drafters" / name).mkdir(parents=True)
     (here / "my.txt").write_text("a red circle\na blue square\na green star\n")
     shutil.copytree(ROOT / "results", here / "results", ignore=shutil.ignore_patterns("gallery"))
     monkeypatch.chdir(here)
@@ -159,6 +161,7 @@ def _checked(line: str) -> None:
             "train": lambda: recipes.plan(rest),
             "bench": lambda: configuration.grid(overrides, "-m" in rest),
             "run": lambda: configuration.grid(overrides, "-m" in rest),
+            "tables": lambda: _listed(rest),
         }
         check[command]()
     elif tool == "pytest":
@@ -167,6 +170,10 @@ def _checked(line: str) -> None:
         assert arguments[1] in [marker.partition(":")[0] for marker in markers]
     elif tool != "eval":
         assert (ROOT / (arguments[0] if tool == "python" else tool)).is_file()
+
+
+def _listed(ids: list[str]) -> None:
+    assert cli.main(["tables", "--list", *ids]) == 0
 
 
 def _fetched(arguments: list[str]) -> object:

@@ -22,7 +22,7 @@ from PIL import Image
 
 from specbench.cli import tables as cli
 from specbench.compare.comparison import STATISTICS
-from specbench.config import configuration, registry
+from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
@@ -185,7 +185,8 @@ def test_a_table_names_columns_and_lines_that_there_are(table: definitions.Table
     known = {*(COLUMNS if table.rows_of == "run" else measure.ROW_FILES[table.rows_of].columns)}
     assert {name for c in table.columns for name in (c.key, c.backend or c.key)} <= known
     assert all(c.spread in known for c in table.columns if c.std_over)
-    assert {test.statistic for test in table.tests} <= {statistic.name for statistic in STATISTICS}
+    compared = {statistic.name for statistic in STATISTICS} | set(parameters.choices("metrics"))
+    assert {test.statistic for test in table.tests} <= compared
     lines = {line.key for line in table.lines}
     assert len(lines) == len(table.lines)
     if isinstance(table.figure, definitions.TableFigure):
