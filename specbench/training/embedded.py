@@ -94,7 +94,7 @@ BUDGETS = {
         },
         measured=(*DRAFTERS, "drafters", "mar_samples"),
         drafters=("steps=4", "batch=4", "warmup=1"),
-        variants=("steps=4", "batch=4", "warmup=1", "checkpoints=[1,2]"),
+        variants=("steps=4", "batch=4", "warmup=1", "ema=0.5", "checkpoints=[1,2]"),
         train=120,
         validation=24,
         drafted=2,
