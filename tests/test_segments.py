@@ -40,11 +40,11 @@ def decided(p: Tensor, draft: Draft, alpha: float = 0.8) -> Verdict:
 @pytest.mark.parametrize(
     ("t", "ratio", "alpha", "limits"),
     [
-        # runs of two tokens each: 0.3 / 0.4 is not enough, so both are judged; 0.4 / 0.6 is not, 0.5 * 2 = 1
+        # runs of two tokens each: 0.3 / 0.4 is not enough, so both are tested; 0.4 / 0.6 is not, 0.5 * 2 = 1
         ([0.1, 0.3, 0.2, 0.4], [0.5, 0.5, 2.0, 0.5], 0.8, {0.25: 4, 0.5: 1, 1.0: 0}),
-        # 0.3 / 0.4 is enough: the first token comes along unjudged
+        # 0.3 / 0.4 is enough: the first token comes along untested
         ([0.1, 0.3, 0.2, 0.4], [0.5, 0.5, 2.0, 0.5], 0.7, {0.5: 4, 1.0: 0}),
-        # one run: of 0.9 the last two have 0.8 / 0.9; of the first two, 0.3, both are judged
+        # one run: of 0.9 the last two have 0.8 / 0.9; of the first two, 0.3, both are tested
         ([0.1, 0.2, 0.6], [1.0, 0.9, 0.4], 0.8, {0.36: 3, 0.9: 2, 1.0: 1}),
         # the last token alone decides on each part: the first part is kept where the longer ones are not
         ([0.1, 0.2, 0.6], [0.8, 0.6, 0.4], 0.0, {0.4: 3, 0.6: 2, 0.8: 1, 1.0: 0}),
@@ -88,7 +88,7 @@ def test_a_chain_of_one_is_verified_token_by_token() -> None:
 
 
 def test_a_token_that_the_target_never_gives_can_come_along() -> None:
-    """Not judged where the end of its run holds the share alpha: our reading of the account."""
+    """Not tested where the end of its run holds the share alpha: our reading of the account."""
     p, draft = chain([0.0, 0.9], [1.0, 1.0], 1)
     draft.probs[:, 0] = torch.tensor([0.5, 0.25, 0.25])
     assert decided(p, draft).length.tolist() == [2]

@@ -256,7 +256,7 @@ TABLE: dict[str, Parameter] = {
     "alpha": Parameter(
         "number",
         "typical acceptance: share of exp(-entropy) that suffices; segments: share of a run's probability that is"
-        " judged",
+        " tested",
         low=0,
     ),
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),

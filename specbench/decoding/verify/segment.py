@@ -20,14 +20,14 @@ from specbench.errors import UsageError
 
 class Segment(Verification):
     """Token x_i of a chain has probability t_i = p_i(x_i) and was drawn with probability q_i(x_i). The chain is split
-    into maximal runs in which t_i does not fall. Of the part b .. e of a run that begins at b, only g .. e is judged: g
+    into maximal runs in which t_i does not fall. Of the part b .. e of a run that begins at b, only g .. e is tested: g
     is the last position with t_g + .. + t_e >= alpha (t_b + .. + t_e). The part is kept where
 
         u < prod_{i = g .. e} t_i / q_i(x_i),
 
     and all of it then, b .. g - 1 included. A run whose whole is not kept ends the accepted path with its longest part
     that is, if there is one, and the token behind it comes from Norm([p - q]_+). Own choices: the parts of a run share
-    the number u of its first token, every part has its own g, and the tokens before g are not judged at all, even if
+    the number u of its first token, every part has its own g, and the tokens before g are not tested at all, even if
     the target never gives them.
 
     The run is chosen by t, so the test is not lossless, except for a chain of one token: there it is the token-wise
@@ -79,8 +79,8 @@ def parts(t: Tensor, ratio: Tensor, exists: Tensor, alpha: float) -> tuple[Tenso
     inside = (index <= index[:, None]) & (index >= begin.unsqueeze(-1))  # (B, end of the part, token)
     mass = torch.where(inside, t.unsqueeze(1), 0).flip(-1).cumsum(-1).flip(-1)  # from a token to the part's end
     enough = inside & (mass >= alpha * mass.gather(2, begin.unsqueeze(-1)))
-    judged = inside & (index >= torch.where(enough, index, 0).amax(-1, keepdim=True))
-    chance = torch.where(judged, ratio.unsqueeze(1).double(), 1).prod(-1).clamp_max(1)  # 1e30 ** 10 is in its range
+    tested = inside & (index >= torch.where(enough, index, 0).amax(-1, keepdim=True))
+    chance = torch.where(tested, ratio.unsqueeze(1).double(), 1).prod(-1).clamp_max(1)  # 1e30 ** 10 is in its range
     return chance.to(t.dtype), begin, exists & ~following
 
 
@@ -97,6 +97,6 @@ def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
         )
     if cfg["alpha"] > 1:
         raise UsageError(
-            f"verification=segment judges at most all of a run: alpha must be 1 or less (got {cfg['alpha']})"
+            f"verification=segment tests at most all of a run: alpha must be 1 or less (got {cfg['alpha']})"
         )
     return Segment(cfg["alpha"])
