@@ -23,7 +23,6 @@ from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
-from specbench.decoding.verify.segment import Segment
 from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.graph import Graphs
@@ -132,7 +131,6 @@ def test_a_step_can_be_recorded(name: str, engine: str) -> None:
         ("eagle2", Traversal(), "graph"),
         ("tree", Traversal(), "triton"),
         ("tree", Selected(), "graph"),  # it has no kernel
-        ("sjd", Segment(), "triton"),
     ],
 )
 def test_a_step_of_other_verification_can_be_recorded(name: str, way: Verification, engine: str) -> None:

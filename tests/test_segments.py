@@ -94,6 +94,12 @@ def test_a_token_that_the_target_never_gives_can_come_along() -> None:
     assert decided(p, draft).length.tolist() == [2]
 
 
+@pytest.mark.parametrize("engine", ["graph", "triton"])
+def test_a_step_can_be_recorded(engine: str) -> None:
+    with pytest.importorskip("test_capture").Case("sjd", engine) as case:
+        assert not case.lint(rules.exact(), way=Segment())
+
+
 def test_the_audit_refutes_segments() -> None:
     """Total variation 0.29 to 0.35 at 20,000 samples (results/audit.csv); of drafts of one token none."""
     model = models.built_in("v2t10")

@@ -80,7 +80,7 @@ def parts(t: Tensor, ratio: Tensor, exists: Tensor, alpha: float) -> tuple[Tenso
     mass = torch.where(inside, t.unsqueeze(1), 0).flip(-1).cumsum(-1).flip(-1)  # from a token to the part's end
     enough = inside & (mass >= alpha * mass.gather(2, begin.unsqueeze(-1)))
     tested = inside & (index >= torch.where(enough, index, 0).amax(-1, keepdim=True))
-    chance = torch.where(tested, ratio.unsqueeze(1).double(), 1).prod(-1).clamp_max(1)  # 1e30 ** 10 is in its range
+    chance = torch.where(tested, ratio.unsqueeze(1).double(), 1).prod(-1).clamp_max(1)  # t rises: 0 is never times inf
     return chance.to(t.dtype), begin, exists & ~following
 
 
