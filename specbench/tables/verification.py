@@ -87,9 +87,7 @@ def _shapes() -> Table:
 
 def _gain() -> Table:
     lines = {
-        (drafter, scheme): _line(drafter, scheme, shape)
-        for drafter in _DRAFTERS
-        for scheme, shape in _BEST.items()
+        (drafter, scheme): _line(drafter, scheme, shape) for drafter in _DRAFTERS for scheme, shape in _BEST.items()
     }
     pairs = (("chain, block", "chain, token"), ("tree, traversal", "tree, token"), ("tree, selected", "tree, token"))
     more = (("chain, block", "tree, traversal"), ("tree, selected", "tree, traversal"))
@@ -107,7 +105,9 @@ def _gain() -> Table:
             (
                 Panel(
                     "EAGLE-1, best shape of at most 30 nodes",
-                    tuple(Curve(scheme, tuple(lines[drafter, scheme].key for drafter in _DRAFTERS)) for scheme in _BEST),
+                    tuple(
+                        Curve(scheme, tuple(lines[drafter, scheme].key for drafter in _DRAFTERS)) for scheme in _BEST
+                    ),
                 ),
             ),
         ),
