@@ -149,7 +149,23 @@ TABLE: dict[str, Parameter] = {
         choices=("replacement", "pair"),
     ),
     "select_grid": Parameter("integer", "select=auto tries 0, 1/select_grid .. 1", low=1, high=1000),
-    "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
+    "window": Parameter(
+        "integer",
+        "length L of a drafted chain, in tokens; of ZipAR: tokens that a row of the image has when the next one begins",
+        low=1,
+        high=DRAFT,
+    ),
+    "first_row": Parameter(
+        "string",
+        "whether the second row of an image waits for the whole first one (alone), or begins like the others (overlap)",
+        choices=("alone", "overlap"),
+    ),
+    "missing": Parameter(
+        "string",
+        "what a token attends to at positions that are not decoded yet: nothing (masked), or keys of zeros (zero,"
+        " ZipAR's code for LlamaGen)",
+        choices=("masked", "zero"),
+    ),
     "tree": Parameter(
         "tree",
         "shape of a drafted tree: its name, the children of every node by depth (4-2-1), or its paths from the root;"
