@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,10 +21,10 @@ from specbench.decoding.sampling import Sampling
 from specbench.models.language import Language
 
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
-SIDE = 4
+SIDE, IMAGES = 3, 2
 
 
-def decoded(target: Any, drafter: Any, given: Any, rows: int = 3, sampling: Sampling = SAMPLING) -> Any:
+def decoded(target: Any, drafter: Any, given: Any, rows: int = IMAGES, sampling: Sampling = SAMPLING) -> Any:
     return decode(DecoderConfig(target, drafter, rules.exact(), sampling), given, tiny.rng(rows))
 
 
@@ -79,11 +78,10 @@ def _flags(cfg: Any) -> tuple[bool, bool]:
     return cfg["first_row"] == "alone", cfg["missing"] == "masked"
 
 
-@pytest.mark.parametrize("family", ["grouped", "lumina", "emu3"])
-@pytest.mark.parametrize("missing", ["masked", "zero"])
+@pytest.mark.parametrize(("family", "missing"), [("grouped", "masked"), ("lumina", "masked"), ("grouped", "zero")])
 def test_with_a_window_of_a_row_it_is_vanilla_decoding(family: str, missing: str) -> None:
     """Bit for bit: its passes have vanilla's shapes, masks and random numbers."""
-    model, given = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 1, 2])
+    model, given = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 2])
     plain = decoded(model, NoDraft(), given)
     zipped = decoded(model, ZipAR(model.width, missing=missing), given)
     assert torch.equal(zipped.tokens, plain.tokens)
@@ -146,25 +144,21 @@ def without_a_cache(family: str, model: Language, tokens: Tensor, prompt: int, w
     return SAMPLING.probs(rows).log().gather(1, tokens[:, None])[:, 0]
 
 
-def cases() -> Iterator[tuple[str, int, bool]]:
-    for family in test_targets.FAMILIES:
-        yield family, 2, True
-    yield from (("grouped", 1, False), ("lumina", 3, False), ("emu3", 1, True), ("anole", 3, False))
-
-
 @torch.inference_mode()
-@pytest.mark.parametrize(("family", "window", "alone"), cases())
+@pytest.mark.parametrize(
+    ("family", "window", "alone"), [("grouped", 2, True), ("lumina", 3, False), ("emu3", 1, True), ("anole", 2, False)]
+)
 def test_a_token_is_sampled_given_what_exists(family: str, window: int, alone: bool) -> None:
     """Positions, cache slots, masks and stand-ins of every family, against one pass without a cache; prompts of several
     lengths in one batch."""
     model = test_targets.target(family, SIDE)
     drafter = ZipAR(window, "alone" if alone else "overlap")
-    out = decoded(model, drafter, test_targets.prompts(family, [0, 1, 2]))
+    out = decoded(model, drafter, test_targets.prompts(family, [0, 2]))
     when = sampled_at(model, window, alone)
-    assert out.steps.tolist() == [int(when.max()) + 1] * 3
+    assert out.steps.eq(int(when.max()) + 1).all()
     assert out.tokens.max() < model.vocab_size
-    for row in range(3):
-        wanted = without_a_cache(family, model, out.tokens[row], row, window, alone)
+    for row, prompt in enumerate((0, 2)):
+        wanted = without_a_cache(family, model, out.tokens[row], prompt, window, alone)
         torch.testing.assert_close(out.trace.log_prob[row], wanted, atol=3e-4, rtol=3e-4)
 
 

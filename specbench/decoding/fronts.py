@@ -110,7 +110,9 @@ class Lines:
 
     constants = ("position", "lengths", "needed", "number", "owner", "forced")
 
-    def __init__(self, session: Any, rows: int, device: torch.device, lag: int, alone: bool, masked: bool = True) -> None:
+    def __init__(
+        self, session: Any, rows: int, device: torch.device, lag: int, alone: bool, masked: bool = True
+    ) -> None:
         total, self.width, self.masked = session.length, session.width, masked
         self.position = torch.arange(total, device=device)
         first = torch.arange(0, total, self.width, device=device)

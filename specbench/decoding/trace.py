@@ -134,8 +134,7 @@ class TraceRecorder:
         if fronts is not None:
             drafts = fronts.images(offered > 0)
             means = [fronts.images(x).float() * drafts for x in row[2:]]
-            row = [fronts.images(x).sum(1) for x in row[:2]] + [x.sum(1) / drafts.sum(1).clamp_min(1) for x in means]
-            return row
+            return [fronts.images(x).sum(1) for x in row[:2]] + [x.sum(1) / drafts.sum(1).clamp_min(1) for x in means]
         return row[:2] + [x * (offered > 0) for x in row[2:]]
 
     def _sums(self, taken: Taken, path: Tensor) -> list[Tensor]:
