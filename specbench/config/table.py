@@ -203,8 +203,12 @@ TABLE: dict[str, Parameter] = {
     "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
         "string",
-        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation), gumbel or height",
-        choices=("none", "maximal", "gumbel", "height"),
+        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation), gumbel, height or"
+        " threshold (SJD++)",
+        choices=("none", "maximal", "gumbel", "height", "threshold"),
+    ),
+    "tau": Parameter(
+        "number", "ratio p / q above which coupling=threshold keeps a token; a number of our choice", low=0
     ),
     "gamma": Parameter("integer", "draft length γ of continuous speculative decoding, in tokens", low=1, high=DRAFT),
     "prefill": Parameter("number", "share of the image that the target samples before the first draft", low=0, high=1),
