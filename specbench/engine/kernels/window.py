@@ -247,8 +247,8 @@ def window(
         state.p, state.probs, state.tokens, state.heights, state.past, state.uniform, state.path, state.length,
         state.started.view(torch.uint8), history, count, step, key, drafter.main, drafter.first_child,
         count if forced is None else forced, drawn, source, origin, raised, nodes, height, size, session.codes,
-        state.side, past, 0 if forced is None else len(forced), history.shape[1], drafter.branching, tags, tag, noise, drafter.tau,
-        _INITS[drafter.init], _SAMPLES.get(drafter.init, 0), _COUPLINGS[drafter.coupling], drafter.refine,
+        state.side, past, 0 if forced is None else len(forced), history.shape[1], drafter.branching, tags, tag, noise,
+        drafter.tau, _INITS[drafter.init], _SAMPLES.get(drafter.init, 0), _COUPLINGS[drafter.coupling], drafter.refine,
         forced is not None, drafter.fresh == "point", drafter.keeps_old, block, **_OPTIONS,
     )  # fmt: skip
     launch.start(_write, (rows, height, triton.cdiv(size, block)),
