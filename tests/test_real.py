@@ -76,7 +76,7 @@ def test_every_method_runs_on_every_real_target(model):
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}"])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         rule = build_rule(cfg, drafter.tree.height, bundle.codebook)
-        sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
+        sampling = Sampling.of(cfg)
         out = decode(DecoderConfig(bundle.target, drafter, rule, sampling), given, RandomStreams([(0, 0), (0, 1)]))
         assert out.tokens.shape == (2, bundle.target.length), method
         assert (out.steps + out.accepted >= bundle.target.length).all(), method

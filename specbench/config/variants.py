@@ -30,6 +30,7 @@ ADDED: dict[str, Any] = {
     "plain_until": 0,
     "plain_from": None,
     "ranking": "full",
+    "entropy_temperature": None,
 }
 
 #: The parameter that names the variant; the key of a preset's table.
