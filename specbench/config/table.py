@@ -265,7 +265,12 @@ TABLE: dict[str, Parameter] = {
         choices=("clip", "alone"),
     ),
     "epsilon": Parameter("number", "typical acceptance: probability that always suffices", low=0, high=1),
-    "alpha": Parameter("number", "typical acceptance: share of exp(-entropy) that suffices", low=0),
+    "alpha": Parameter(
+        "number",
+        "typical acceptance: share of exp(-entropy) that suffices; segments: share of a run's probability that is"
+        " tested",
+        low=0,
+    ),
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
     "schedule": Parameter("string", "how the relaxation decays over positions", choices=("exponential", "linear")),
     "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
