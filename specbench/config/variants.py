@@ -31,6 +31,7 @@ ADDED: dict[str, Any] = {
     "plain_from": None,
     "tau": 0.5,
     "ranking": "full",
+    "entropy_temperature": None,
 }
 
 #: The parameter that names the variant; the key of a preset's table.

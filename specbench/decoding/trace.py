@@ -95,8 +95,8 @@ class TraceRecorder:
         path = verdict.path_with_root  # beyond its end, its last node: every entry was reached
         if taken.draft.tree.height:
             row = [*self._sums(taken, path), *self._statistics(taken)]
-            if len(self.steps) > len(row):
-                row.append(torch.full_like(row[0], torch.nan) if verdict.share is None else verdict.share)
+            if verdict.share is not None:
+                row.append(verdict.share)
         else:
             row = [sum_last(verdict.next_probs)]
         index = torch.where(active, taken.steps, self.total).expand(len(row), -1).unsqueeze(-1)
