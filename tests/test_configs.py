@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from specbench.config import composition, configuration, parameters, registry
 from specbench.config.table import TABLE, UNITS, check_value
+from specbench.decoding.drafters.window import COUPLINGS, INITS
+from specbench.decoding.rules.proximity import MEASURES
 from specbench.errors import UsageError, install
 from specbench.rows.columns import METRICS
 
@@ -75,6 +77,12 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
                 assert parameters.declared(group, choice) <= set(TABLE)
     assert parameters.common() <= set(TABLE)
     assert {name for name in UNITS if TABLE[name].kind in ("integer", "number")} == set(UNITS)
+
+
+def test_the_choices_of_a_parameter_are_those_of_the_code_that_reads_it() -> None:
+    """The table of parameters imports no decoder, so both list them."""
+    listed = {"init": INITS, "coupling": COUPLINGS, "proximity": MEASURES}
+    assert {name: TABLE[name].choices for name in listed} == listed
 
 
 def test_everything_in_conf_can_be_built() -> None:

@@ -26,6 +26,7 @@ from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact
+from specbench.decoding.rules.entropy import EntropyAware
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.neighbourhood import Neighbourhood
@@ -203,6 +204,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "lantern++": lambda: Lantern("lantern_pp", NEAR, 2, "total", 2.0, "optimal"),
     "neighbourhood": lambda: Neighbourhood(NEAR, "optimal"),
     "gsd": lambda: Grouped(torch.arange(tiny.VOCAB)[:, None] / 2, 3),
+    "entropy": lambda: EntropyAware(1.0),
     "typical": Typical,
 }
 

@@ -47,6 +47,11 @@ def test_every_kernel_is_compiled(reports: list[dict[str, Any]]) -> None:
         assert {row["kernel"] for row in of} == started_in_source()
 
 
+def test_one_binary_serves_all_levels_of_a_tree(reports: list[dict[str, Any]]) -> None:
+    """Triton made one for level 1, one for levels divisible by 16, 0 among them, and one for the others."""
+    assert len([row for row in reports if row["kernel"] == "_try_children" and row["capability"] == 90]) == 1
+
+
 def test_no_kernel_spills_and_shared_memory_suffices(reports: list[dict[str, Any]]) -> None:
     from gpu_checks.compiling import faults
 

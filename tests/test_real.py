@@ -19,7 +19,7 @@ from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
-from specbench.harness.method import build_rule
+from specbench.harness.method import build_rule, build_verification
 from specbench.models import eagle, emu3_vision
 from specbench.models.loading import chameleon, emu3, image_tokenizers, naming
 from specbench.models.loading.official import exported
@@ -76,8 +76,10 @@ def test_every_method_runs_on_every_real_target(model):
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}"])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         rule = build_rule(cfg, drafter.tree.height, bundle.codebook)
-        sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        out = decode(DecoderConfig(bundle.target, drafter, rule, sampling), given, RandomStreams([(0, 0), (0, 1)]))
+        sampling = Sampling.of(cfg)
+        way = build_verification(cfg, drafter)
+        config = DecoderConfig(bundle.target, drafter, rule, sampling, verification=way)
+        out = decode(config, given, RandomStreams([(0, 0), (0, 1)]))
         assert out.tokens.shape == (2, bundle.target.length), method
         assert (out.steps + out.accepted >= bundle.target.length).all(), method
         assert (out.drafted.sum() > 0) == (cfg["drafter"] != "none"), method

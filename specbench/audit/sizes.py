@@ -31,6 +31,9 @@ _NEARNESS = {"lantern": "k", "lantern_pp": "k", "gsd": "group", "neighbourhood":
 _FEWEST = 8  # codes
 _APART = 8  # mean squared distance of two codes of the built-in models: about half of them are near to a code
 
+#: Parts that are not lossless, by their parameter; a rule other than `exact` is not, either.
+_RELAXED = {"verification": ("segment",), "coupling": ("threshold",)}
+
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change what the drafter's and the
 #: target's distributions have in common, and greedy decoding has code of its own.
 _SAMPLED = {"v8t4": ("temperature=0.8", "top_k=6", "top_p=0.95"), "v3t5": ("temperature=0",)}
@@ -67,11 +70,16 @@ _DENSITIES: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+def is_exact(cfg: Mapping[str, Any]) -> bool:
+    """Whether a method is meant to be lossless."""
+    return cfg["rule"] == "exact" and not any(cfg.get(name) in values for name, values in _RELAXED.items())
+
+
 def meaningful(cfg: Mapping[str, Any], model: Subject) -> bool:
     """Whether an audit of all models includes this one: see `_NEARNESS`; the real models serve exact rules only, since
     their drafters, not their rules, differ from those of tables."""
     if not isinstance(model, TabularModel):
-        return bool(cfg["rule"] == "exact" or cfg["drafter"] == "medusa")
+        return is_exact(cfg) or cfg["drafter"] == "medusa"
     return model.vocab >= _FEWEST or not (cfg["rule"] in _NEARNESS or cfg["rule"] == "typical")
 
 
@@ -83,7 +91,7 @@ def variants(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterato
     for draft in drafts:
         yield [*fixed, *draft]
     sampled = _SAMPLED.get(model.name, ())
-    if cfg["rule"] == "exact" and sampled and not given & {"temperature", "top_k", "top_p"}:
+    if is_exact(cfg) and sampled and not given & {"temperature", "top_k", "top_p"}:
         yield [*fixed, *drafts[-1], *sampled]
 
 
@@ -134,6 +142,9 @@ def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator
         yield ("window=3", "width=2", "depth=2")
         if long > 3:
             yield (f"window={max(long, 6)}", "width=2", "depth=3")
+    elif "first_row" in own:  # rows in parallel; the last is raster order
+        yield from (("window=1", "first_row=overlap"), ("window=2",), (f"window={length}",))
+        return
     elif "window" in own:
         yield from ((f"window={window}",) for window in lengths)
     elif "nodes" in own:
@@ -145,7 +156,7 @@ def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator
     else:
         return
     # a relaxed rule is refuted by any draft
-    if length >= _LONG and cfg.get("window", 1) < length and cfg["rule"] == "exact":
+    if length >= _LONG and cfg.get("window", 1) < length and is_exact(cfg):
         yield ()
     yield from _WINDOWS.get((cfg["method"], model.name), ())
 

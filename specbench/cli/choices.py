@@ -71,9 +71,8 @@ def _entries(group: str) -> list[dict[str, Any]]:
             if entry.assets:  # a drafter's, for the embedded target
                 absent[name] = [f for f in entry.assets if not (registry.ASSETS / f).is_file()]
                 network = registry.drafter_network(name) if group == "drafter" else None
-                more = [v for v in network.variants if network.path(f"embedded:{v}").is_file()] if network else []
-                if more:
-                    lines[name] += f" Also drafter.weights=embedded:{'|'.join(more)}."
+                if network and network.variants:
+                    lines[name] += f" Also drafter.weights=embedded:{'|'.join(network.variants)}."
             elif entry.parts:
                 absent[name] = [part for part in entry.parts if not (home.model_folder(name) / part).is_dir()]
     return [

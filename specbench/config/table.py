@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from specbench.errors import UsageError
@@ -32,6 +32,7 @@ class Parameter:
     pattern: str = ""  # for words with a free part
     null: str = ""  # the meaning of null; empty: null is an error
     also: tuple[str, ...] = ()  # words that are allowed instead of a number
+    count: int = 0  # of numbers: a list of exactly so many
 
     def wanted(self) -> str:
         """What a value must be, as text."""
@@ -51,12 +52,18 @@ class Parameter:
         elif self.kind in ("string", "text", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
-            text = "an integer" if self.kind == "integer" else "a number"
+            text = (
+                "an integer"
+                if self.kind == "integer"
+                else f"a list of {self.count} numbers"
+                if self.count
+                else "a number"
+            )
             if self.low is not None:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
             if self.high is not None:  # every parameter with an upper end has a lower one
                 text += f" and at most {self.high if isinstance(self.high, int) else f'{self.high:g}'}"
-            text += ", or a list of such numbers" if self.kind == "numbers" else ""
+            text += ", or a list of such numbers" if self.kind == "numbers" and not self.count else ""
         text += "".join(f", or {word}" for word in self.also)
         return text + (f", or null ({self.null})" if self.null else "")
 
@@ -69,15 +76,20 @@ class Parameter:
         if isinstance(value, str) and value in self.also:
             return value
         if self.kind == "numbers" and isinstance(value, list | tuple):
-            if any(isinstance(one, list | tuple) for one in value):
+            if any(isinstance(one, list | tuple) for one in value) or self.count not in (0, len(value)):
                 raise ValueError
-            return [self.read(one) for one in value]
+            return [replace(self, count=0).read(one) for one in value]
         if self.kind == "flag":
             ok = isinstance(value, bool)
         elif self.kind == "integer":
             ok = isinstance(value, int) and not isinstance(value, bool)
         elif self.kind in ("number", "numbers"):
-            ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+            ok = (
+                not self.count
+                and isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and abs(value) <= sys.float_info.max
+            )
             value = float(value) if ok else value
         elif self.kind == "names":
             ok = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
@@ -219,8 +231,12 @@ TABLE: dict[str, Parameter] = {
     "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
         "string",
-        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation), gumbel or height",
-        choices=("none", "maximal", "gumbel", "height"),
+        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation), gumbel, height or"
+        " threshold (SJD++)",
+        choices=("none", "maximal", "gumbel", "height", "threshold"),
+    ),
+    "tau": Parameter(
+        "number", "ratio p / q above which coupling=threshold keeps a token; a number of our choice", low=0
     ),
     "gamma": Parameter("integer", "draft length γ of continuous speculative decoding, in tokens", low=1, high=DRAFT),
     "prefill": Parameter("number", "share of the image that the target samples before the first draft", low=0, high=1),
@@ -269,7 +285,12 @@ TABLE: dict[str, Parameter] = {
         choices=("clip", "alone"),
     ),
     "epsilon": Parameter("number", "typical acceptance: probability that always suffices", low=0, high=1),
-    "alpha": Parameter("number", "typical acceptance: share of exp(-entropy) that suffices", low=0),
+    "alpha": Parameter(
+        "number",
+        "typical acceptance: share of exp(-entropy) that suffices; segments: share of a run's probability that is"
+        " tested",
+        low=0,
+    ),
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
     "schedule": Parameter("string", "how the relaxation decays over positions", choices=("exponential", "linear")),
     "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
@@ -282,6 +303,12 @@ TABLE: dict[str, Parameter] = {
         low=0,
         high=0.999,
     ),
+    "pivot": Parameter(
+        "number", "entropy-aware acceptance: entropy E at which the mean threshold on p/q is 0.5", low=0, above=True
+    ),
+    "calm": Parameter(
+        "number", "entropy-aware acceptance: entropy at which the threshold is no longer random", low=0, above=True
+    ),
     "budget": Parameter("number", "KL(emitted | target) that mentored decoding allows at a node; 0 is exact", low=0),
     "resample": Parameter(
         "string",
@@ -292,6 +319,15 @@ TABLE: dict[str, Parameter] = {
     "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
     "top_k": Parameter("integer", "keep the k most probable tokens", low=1, high=2**31 - 1, null="off"),
     "top_p": Parameter("number", "keep the smallest set of tokens of this mass; 1 is off", low=0, above=True, high=1),
+    "entropy_temperature": Parameter(
+        "numbers",
+        "[a,b,c]: the temperature is temperature (a exp(-e/b) + c), e the distribution's entropy in nats after top-k"
+        " and top-p; [2.5,3,0.6] in the code for LlamaGen",
+        low=0,
+        above=True,
+        null="the same at every entropy",
+        count=3,
+    ),
     "cfg_scale": Parameter("number", "classifier-free guidance scale; 1 is off", low=0),
     "cfg_schedule": Parameter(
         "string", "guidance grows linearly over the image, or stays", choices=("linear", "constant")
@@ -381,6 +417,8 @@ UNITS = {
     "depth": "levels",
     "width": "tokens",
     "gamma": "tokens",
+    "pivot": "nats",
+    "calm": "nats",
     "budget": "nats",
     "prefill": "of the image",
     "tries": "drafts",

@@ -27,9 +27,10 @@ from torch import Tensor
 
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.band import least_divergence
-from specbench.decoding.rules.base import Rule, normalise
+from specbench.decoding.rules.base import Rule, at, normalise
 from specbench.decoding.sampling import Distributions, draw
 from specbench.decoding.verify import EMITTED, Draft, Verdict, one_hot
+from specbench.decoding.verify.base import without
 from specbench.engine.ops import sum_last, take
 
 #: Sequences of rejected tokens of a node up to which their sum is exact.
@@ -107,9 +108,9 @@ def distributions(nodes: Nodes, rule: Rule, u: Tensor) -> Tensor:
         token = token.expand_as(weight)
         r = torch.where(live.unsqueeze(-1), rule.residual(r, q, token, depth.expand_as(weight)), r)
         if nodes.sampled and m + 1 < siblings:  # the next sibling was drawn from the rest
-            rest = q.scatter(-1, token.unsqueeze(-1), 0.0)
-            left = left & (sum_last(rest) > 1e-30)
-            q = torch.where(live.unsqueeze(-1), normalise(rest, q), q)
+            rest = without(q, token)
+            left = left & (at(rest, token) == 0)
+            q = torch.where(live.unsqueeze(-1), rest, q)
     return e + _average(weight.unsqueeze(-1) * r, exact)
 
 

@@ -104,8 +104,8 @@ class TraceRecorder:
             some = active[:, None] & (self.offsets <= verdict.length[:, None])
         if taken.draft.tree.height:
             row = [*self._sums(taken, path), *self._statistics(taken)]
-            if len(self.steps) > len(row):
-                row.append(torch.full_like(row[0], torch.nan) if verdict.share is None else verdict.share)
+            if verdict.share is not None:
+                row.append(verdict.share)
         else:
             last = sum_last(verdict.next_probs)
             row = [last if fronts is None else fronts.images(last).prod(1)]

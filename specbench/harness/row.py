@@ -67,7 +67,9 @@ def _conditions(row: Mapping[str, Any]) -> str:
 def _sampling(row: Mapping[str, Any]) -> str:
     """How the target is sampled: ", temperature 1, top_k 100"."""
     given = (("temperature", None), ("top_k", None), ("top_p", 1))
-    return "".join(f", {name} {row[name]:g}" for name, off in given if row[name] not in (None, off))
+    curve = row.get("entropy_temperature")
+    told = f", entropy_temperature {curve}" if curve is not None else ""
+    return "".join(f", {name} {row[name]:g}" for name, off in given if row[name] not in (None, off)) + told
 
 
 def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[str]:
@@ -78,7 +80,7 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
     if not outside:
         way = cfg.get("verification", "token")
         what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
-        if cfg.get("stored") == "old" or cfg.get("siblings") == "residual":
+        if cfg.get("stored") == "old" or cfg.get("siblings") == "residual" or cfg.get("coupling") == "threshold":
             what = "tokens that were not drawn from their stored distribution"
         if _leaves_raster_order(cfg):
             what = f"drafter {cfg['drafter']}, whose tokens are not sampled in raster order"

@@ -7,7 +7,6 @@ others. `specbench tables` runs them only when they are named; `make comparisons
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from specbench.tables.definitions import (
@@ -43,10 +42,8 @@ _TREES = {
 _LENGTHS = ("2", "5", "8", "11", "14")
 #: Of 6, 14, 25, 28 and 30 nodes.
 _SHAPES = ("2-1-1", "2-2-1-1", "mc_sim_7b_63", "4-2-1-1", "2-2-2-2")
-#: Drafter -> scheme -> the shape that is compared: the best with the default drafter.
-_BEST: Mapping[str, Mapping[str, str]] = {
-    drafter: dict.fromkeys(_CHAINS, "14") | dict.fromkeys(_TREES, "mc_sim_7b_63") for drafter in _DRAFTERS
-}
+#: Scheme -> the shape that is compared: the best with the default drafter.
+_BEST = dict.fromkeys(_CHAINS, "14") | dict.fromkeys(_TREES, "mc_sim_7b_63")
 
 _STEPS = Column("steps", "Steps of an image", "lower", 1)
 _DRAFT_TOKENS = Column("draft_tokens", "Draft tokens of a step", "lower", 1, "verified, mean over steps", std_over=None)
@@ -90,13 +87,10 @@ def _shapes() -> Table:
 
 def _gain() -> Table:
     lines = {
-        (drafter, scheme): _line(drafter, scheme, shape)
-        for drafter, shapes in _BEST.items()
-        for scheme, shape in shapes.items()
+        (drafter, scheme): _line(drafter, scheme, shape) for drafter in _DRAFTERS for scheme, shape in _BEST.items()
     }
     pairs = (("chain, block", "chain, token"), ("tree, traversal", "tree, token"), ("tree, selected", "tree, token"))
     more = (("chain, block", "tree, traversal"), ("tree, selected", "tree, traversal"))
-    schemes = (*_CHAINS, *_TREES)
     return _table(
         "verification_gain",
         "What better lossless verification gains: each way at its own best shape of a draft, on the embedded model",
@@ -111,13 +105,15 @@ def _gain() -> Table:
             (
                 Panel(
                     "EAGLE-1, best shape of at most 30 nodes",
-                    tuple(Curve(scheme, tuple(lines[drafter, scheme].key for drafter in _BEST)) for scheme in schemes),
+                    tuple(
+                        Curve(scheme, tuple(lines[drafter, scheme].key for drafter in _DRAFTERS)) for scheme in _BEST
+                    ),
                 ),
             ),
         ),
         tests=tuple(
             TableTest("steps", "Steps", lines[drafter, one].key, lines[drafter, other].key)
-            for drafter in _BEST
+            for drafter in _DRAFTERS
             for one, other in (*pairs, *more)
         ),
     )

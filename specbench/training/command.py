@@ -43,7 +43,7 @@ the same command resumes. Several GPUs: accelerate launch --module specbench.cli
 Arguments (defaults: conf/recipes.yaml; others are those of a run: model, weights, data, seed, temperature, ...)
 
 """
-SAMPLING = ("cfg_scale", "cfg_schedule", "temperature", "top_k", "top_p", "diffusion_steps")
+SAMPLING = ("cfg_scale", "cfg_schedule", "temperature", "top_k", "top_p", "entropy_temperature", "diffusion_steps")
 NOTE = Path("state", "plan.json")
 
 
@@ -101,8 +101,8 @@ class TrainingTask(Protocol):
         """Statistics during the training."""
         ...
 
-    def reached(self, file: Path, last: bool) -> dict[str, float]:
-        """Statistics of the weights in a file, the last ones or those of a checkpoint."""
+    def reached(self, last: bool) -> dict[str, float]:
+        """Statistics of the network as a file holds it: with the last weights, or with those of a checkpoint."""
         ...
 
 
@@ -127,9 +127,15 @@ def train(chosen: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, togethe
     if together.is_main_process:
         write_atomically(out / NOTE, json.dumps(note, indent=1).encode())
 
+    in_file = networks.NETWORKS[kind].kind
+
     def write(file: Path) -> None:
         half = torch.bfloat16 if pipeline.model.dtype == torch.bfloat16 else torch.float16
-        checkpoints.save(task.network, file, networks.NETWORKS[kind].kind, half)
+        checkpoints.save(task.network, file, in_file, half)
+
+    def reached(file: Path, last: bool) -> dict[str, float]:
+        checkpoints.fill(task.network, checkpoints.read(file, in_file)[1], file.name)
+        return task.reached(last)
 
     kept = {step: out / f"step-{step}" / networks.FILE for step in chosen["checkpoints"] or ()}
     recipe = recipe_of(chosen, len(task.rows))
@@ -148,9 +154,9 @@ def train(chosen: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, togethe
     if not together.is_main_process:
         return Trained(file, {}, len(task.rows))
     write(file)
-    before = {path: task.reached(path, last=False) for path in kept.values()}
+    before = {path: reached(path, last=False) for path in kept.values()}
     spent = {name: spent[name] for name in ("seconds", "images")}
-    return Trained(file, task.reached(file, last=True) | task.before | spent, len(task.rows), before, task.about)
+    return Trained(file, reached(file, last=True) | task.before | spent, len(task.rows), before, task.about)
 
 
 def recipe_of(chosen: TrainingPlan, rows: int) -> Recipe:

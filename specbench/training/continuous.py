@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.config import networks
 from specbench.decoding.continuous import ContinuousRule
 from specbench.decoding.continuous.verify import Verifier
 from specbench.harness.pipeline import ContinuousPipeline
-from specbench.models.loading import checkpoints
 from specbench.models.mar_sampling import Guided
 from specbench.training import examples, mar
 from specbench.training.drafter import Order
@@ -85,10 +83,8 @@ class ContinuousTask:
     def validated(self) -> dict[str, float]:
         return self.measured(self.held[:FEWER])
 
-    def reached(self, file: Path, last: bool) -> dict[str, float]:
+    def reached(self, last: bool) -> dict[str, float]:
         """Under the guidance and temperature of a run."""
-        kind = networks.NETWORKS[self.chosen["drafter"]].kind
-        checkpoints.fill(self.network, checkpoints.read(file, kind)[1], file.name)
         return self.measured(self.held[:HELD])
 
     def measured(self, rows: np.ndarray) -> dict[str, float]:

@@ -10,7 +10,6 @@ import torch
 from specbench.config import networks
 from specbench.decoding.sampling import Sampling
 from specbench.harness.pipeline import Pipeline
-from specbench.models.loading import checkpoints
 from specbench.training import drafter, examples
 from specbench.training.dataset import TargetHead
 from specbench.training.recipes import TrainingPlan
@@ -55,10 +54,8 @@ class DiscreteTask:
     def validated(self) -> dict[str, float]:
         return drafter.evaluate(self.training, self.dataset, self.held[:HELD], sampling=self.guidance)
 
-    def reached(self, file: Path, last: bool) -> dict[str, float]:
+    def reached(self, last: bool) -> dict[str, float]:
         """Under the guidance and sampling of a run; of the last weights also at later positions."""
-        kind = networks.NETWORKS[self.chosen["drafter"]].kind
-        checkpoints.fill(self.network, checkpoints.read(file, kind)[1], file.name)
         live, sampling = self.found.live(self.target), self.pipeline.config.sampling
         depth = self.training.evaluated if last else 1
         return drafter.evaluate(self.training, live, self.held[:HELD], depth, self.chosen["decode_batch"], sampling)

@@ -16,21 +16,35 @@ from specbench.errors import check_choice
 _CHUNK = 1 << 25
 
 
-class Grouped(Rule):
+class GroupRule(Rule):
+    """A rule that decides by the mass of a group of tokens. `resample="vanilla"` continues from Norm([r - q]_+),
+    ungrouped, `"optimal"` from Cool-SD's Eq. 10."""
+
+    residual_by_token = False
+
+    def __init__(self, resample: str) -> None:
+        check_choice("resample", resample, ("vanilla", "optimal"), self.name)
+        self.resample = resample
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        if self.resample == "optimal":
+            q = q * self.acceptance(r, q, depth)
+        return normalise((r - q).clamp_min(0), r)
+
+
+class Grouped(GroupRule):
     """Accept x with min(1, r(G) / q(G)), where G is x and those of its neighbours in the ranking of r whose probability
     differs by less than `delta` and whose embedding is nearer than `distance` (squared Euclidean).
 
     The ranking is by rising r, ties by token number. Neighbours are the group // 2 tokens before x in it and the
     (group - 1) // 2 after x. `edge` is for a token with fewer before it: "clip" takes those that exist, "alone" tests x
-    by itself, as the released code does (an empty slice there). `resample="vanilla"` continues from Norm([r - q]_+),
-    ungrouped as in that code, `"optimal"` from Cool-SD's Eq. 10. A token without an embedding (a row of NaN) is near to
-    nothing but itself. The released code drops the test of distances for groups with a text token; here a distribution
-    has image tokens alone.
+    by itself, as the released code does (an empty slice there), which resamples as "vanilla". A token without an
+    embedding (a row of NaN) is near to nothing but itself. The released code drops the test of distances for groups
+    with a text token; here a distribution has image tokens alone.
     """
 
     name = "gsd"
     constants = ("table",)
-    residual_by_token = False
 
     def __init__(
         self,
@@ -42,9 +56,9 @@ class Grouped(Rule):
         resample: str = "vanilla",
     ) -> None:
         """table (V, d): the target's input embedding of every token."""
+        super().__init__(resample)
         check_choice("edge", edge, ("clip", "alone"), self.name)
-        check_choice("resample", resample, ("vanilla", "optimal"), self.name)
-        self.table, self.delta, self.distance, self.resample = table, delta, distance, resample
+        self.table, self.delta, self.distance = table, delta, distance
         self.before, self.after, self.alone = group // 2, (group - 1) // 2, edge == "alone"
 
     def members(self, r: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,11 +105,6 @@ class Grouped(Rule):
         rows = r.reshape(-1, size), q.reshape(-1, size)
         every = torch.arange(size, device=r.device).expand_as(rows[0])
         return self._kept(*rows, every).view_as(r)
-
-    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        if self.resample == "optimal":
-            q = q * self.acceptance(r, q, depth)
-        return normalise((r - q).clamp_min(0), r)
 
 
 def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:

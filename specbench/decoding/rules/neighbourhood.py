@@ -8,26 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, Setting, normalise, ratio
-from specbench.errors import check_choice
+from specbench.decoding.rules.base import Rule, Setting, ratio
+from specbench.decoding.rules.gsd import GroupRule
 
 
-class Neighbourhood(Rule):
+class Neighbourhood(GroupRule):
     """Accept x with min(1, r(G) / q(G)), where the group G is x and its nearest codes.
 
     Groups are neighbourhoods centred on the candidate, not a partition of the codebook, so the rule changes even the
-    distribution over groups. `resample="vanilla"` continues from Norm([r - q]_+), `"optimal"` from Cool-SD's Eq. 10.
+    distribution over groups.
     """
 
     name = "neighbourhood"
     constants = ("members",)
-    residual_by_token = False
 
     def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
         """near (V, group - 1) int64: the other members of every code's group."""
-        check_choice("resample", resample, ("vanilla", "optimal"), self.name)
+        super().__init__(resample)
         own = torch.arange(len(near), device=near.device)[:, None]
-        self.members, self.resample = torch.cat([own, near], 1), resample
+        self.members = torch.cat([own, near], 1)
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         group = self.members[token]
@@ -36,11 +35,6 @@ class Neighbourhood(Rule):
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """As of `Rule`."""
         return ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
-
-    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        if self.resample == "optimal":
-            q = q * self.acceptance(r, q, depth)
-        return normalise((r - q).clamp_min(0), r)
 
 
 def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:

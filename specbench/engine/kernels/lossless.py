@@ -37,7 +37,7 @@ def _left(P, Q, at, inside, KIDS, TOKENS, SAMPLED, KEPT, count, REMOVE: tl.const
     return p, q
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("depth",))  # one binary for all levels of a tree
 def _try_children(
     P, Q, TOKENS, VALID, SAMPLED, CHILDREN, INNER, DEPTH, MASS, KEPT, FIRST,
     depth, nodes, inner, tree_rows, vocabulary, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REMOVE: tl.constexpr,

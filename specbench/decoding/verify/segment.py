@@ -1,0 +1,102 @@
+"""Segment verification (SJD-SV, arXiv 2609.13245): runs of rising probability are kept or cut as a whole. Not lossless.
+
+The paper was not at hand, a second-hand account of it was. Our own choices are named in `Segment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.verify.base import Draft, Verdict, Verification, concluded, one_hot
+from specbench.decoding.verify.block import ratios
+from specbench.engine.ops import Kernels, take
+from specbench.errors import UsageError
+
+
+class Segment(Verification):
+    """Token x_i of a chain has probability t_i = p_i(x_i) and was drawn with probability q_i(x_i). The chain is split
+    into maximal runs in which t_i does not fall. Of the part b .. e of a run that begins at b, only g .. e is tested: g
+    is the last position with t_g + .. + t_e >= alpha (t_b + .. + t_e). The part is kept where
+
+        u < prod_{i = g .. e} t_i / q_i(x_i),
+
+    and all of it then, b .. g - 1 included. A run whose whole is not kept ends the accepted path with its longest part
+    that is, if there is one, and the token behind it comes from Norm([p - q]_+). Own choices: the parts of a run share
+    the number u of its first token, every part has its own g, and the tokens before g are not tested at all, even if
+    the target never gives them.
+
+    The run is chosen by t, so the test is not lossless, except for a chain of one token: there it is the token-wise
+    one.
+    """
+
+    name = "segment"
+
+    def __init__(self, alpha: float = 0.8) -> None:
+        self.alpha = alpha
+
+    def decide(
+        self,
+        p: Tensor,
+        draft: Draft,
+        rule: Rule,
+        numbers: Tensor,
+        pre_argmax_probs: Tensor | None,
+        kernels: Kernels | None,
+    ) -> Verdict:
+        """As of `Verification`."""
+        token, q = draft.tokens[:, 1:], draft.probs
+        if draft.sampled is not None:
+            q = torch.where(draft.sampled[:, 1:, None], q, one_hot(token, q.shape[-1]))
+        t = at(p[:, :-1], token)
+        exists, ratio = ratios(t, at(q, token), draft.valid[:, 1:])
+        exists = exists.long().cumprod(1).bool()
+        chance, begin, end = parts(t, ratio, exists, self.alpha)
+        kept = exists & (numbers[:, 0, 1:].gather(1, begin) < chance)
+        index = torch.arange(1, p.shape[1], device=p.device)  # of the nodes
+        cut = torch.where(end & ~kept, index, p.shape[1]).amin(1, keepdim=True)  # the end of the first run that is cut
+        length = torch.where(kept & (index <= cut), index, 0).amax(1, keepdim=True)  # of earlier runs the end is kept
+        whole = exists.sum(1, keepdim=True)
+        here, behind = take(p, length), length.clamp_max(p.shape[1] - 2)
+        rest = normalise((here - take(q, behind)).clamp_min(0), here)
+        next_probs = torch.where((length < whole).unsqueeze(-1), rest, here)
+        first = torch.where(exists & (begin == 0), chance, 0).amax(1)  # of a part that holds the first token
+        return concluded(draft, torch.minimum(index, length), length, next_probs, first, numbers[:, 1, :1], kernels)
+
+
+def parts(t: Tensor, ratio: Tensor, exists: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the part of a run that ends at each token of a chain: the probability (B, L) with which it is kept, the index
+    (B, L) of the run's first token, and whether (B, L) bool the run ends there. t, ratio (B, L): the target's
+    probability of each token, and its ratio to the draft's; exists (B, L) bool: false from the end of the chain on."""
+    index = torch.arange(t.shape[1], device=t.device)
+    falls = torch.cat([torch.ones_like(exists[:, :1]), t[:, 1:] < t[:, :-1]], 1)
+    begin = torch.where(falls, index, 0).cummax(1).values
+    following = torch.cat([exists[:, 1:] & ~falls[:, 1:], torch.zeros_like(exists[:, :1])], 1)
+    inside = (index <= index[:, None]) & (index >= begin.unsqueeze(-1))  # (B, end of the part, token)
+    mass = torch.where(inside, t.unsqueeze(1), 0).flip(-1).cumsum(-1).flip(-1)  # from a token to the part's end
+    enough = inside & (mass >= alpha * mass.gather(2, begin.unsqueeze(-1)))
+    tested = inside & (index >= torch.where(enough, index, 0).amax(-1, keepdim=True))
+    chance = torch.where(tested, ratio.unsqueeze(1).double(), 1).prod(-1).clamp_max(1)  # t rises: 0 is never times inf
+    return chance.to(t.dtype), begin, exists & ~following
+
+
+def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
+    if cfg["rule"] != "exact":
+        raise UsageError(
+            f"verification=segment is a rule of its own and stands for rule exact alone, and the method has rule"
+            f" {cfg['rule']}: use verification=token, or rule=exact"
+        )
+    if not drafter.tree.is_chain:
+        raise UsageError(
+            f"verification=segment needs a chain, and drafter {cfg['drafter']} drafts a tree: use verification=token,"
+            " or a drafter of chains (sjd with width=1, draft_model, eagle, eagle3)"
+        )
+    if cfg["alpha"] > 1:
+        raise UsageError(
+            f"verification=segment tests at most all of a run: alpha must be 1 or less (got {cfg['alpha']})"
+        )
+    return Segment(cfg["alpha"])
