@@ -85,7 +85,16 @@ def test_grams_of_a_markov_model_are_marginals_of_its_sequences() -> None:
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(), Sampling(0.7, 3), Sampling(1.3, None, 0.8), Sampling(0.9, 4, 0.7), Sampling(0.0), Sampling(1, 9)],
+    [
+        Sampling(),
+        Sampling(0.7, 3),
+        Sampling(1.3, None, 0.8),
+        Sampling(0.9, 4, 0.7),
+        Sampling(0.0),
+        Sampling(1, 9),
+        Sampling(1.4, entropy=(2.5, 3.0, 0.6)),
+        Sampling(0.9, 4, 0.7, entropy=(2.5, 0.5, 0.2)),
+    ],
 )
 def test_the_samplings_definition_is_what_sampling_does(sampling: Sampling) -> None:
     logits = torch.randn(500, 6, generator=torch.Generator().manual_seed(1)) * 2

@@ -22,9 +22,11 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
+from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact
+from specbench.decoding.rules.entropy import EntropyAware
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.neighbourhood import Neighbourhood
@@ -50,6 +52,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "scd": lambda target: Window(4, coupling="gumbel"),
     "sjd_pac": lambda target: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     "height": lambda target: Window(7, coupling="height", width=2, depth=3),
+    "zipar": lambda target: ZipAR(2),
 }
 
 
@@ -201,6 +204,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "lantern++": lambda: Lantern("lantern_pp", NEAR, 2, "total", 2.0, "optimal"),
     "neighbourhood": lambda: Neighbourhood(NEAR, "optimal"),
     "gsd": lambda: Grouped(torch.arange(tiny.VOCAB)[:, None] / 2, 3),
+    "entropy": lambda: EntropyAware(1.0),
     "typical": Typical,
 }
 

@@ -174,6 +174,7 @@ RULES = {
     "uniform": {"delta": 2.0, "resample": "optimal"},
     "cool": {"delta": 2.0, "nu": 0.7, "schedule": "exponential", "floor": 0.0, "resample": "optimal"},
     "typical": {"epsilon": 0.09, "alpha": 0.3},
+    "entropy": {"pivot": 1.0, "calm": 16.0},
     "lantern": {"delta": 0.3, "k": 1000, "bound": "jsd", "proximity": "l2", "resample": "optimal"},
     "lantern_pp": {"lam": 3.0, "k": 2, "bound": "total", "proximity": "cosine", "resample": "paper"},
     "band": {"strength": 0.5, "decay": 0.5},

@@ -76,7 +76,7 @@ def test_every_method_runs_on_every_real_target(model):
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}"])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         rule = build_rule(cfg, drafter.tree.height, bundle.codebook)
-        sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
+        sampling = Sampling.of(cfg)
         way = build_verification(cfg, drafter)
         config = DecoderConfig(bundle.target, drafter, rule, sampling, verification=way)
         out = decode(config, given, RandomStreams([(0, 0), (0, 1)]))

@@ -90,7 +90,7 @@ LEVEL = 1e-5
 #: audit.margin, if it is not given: what the default samples resolve of every model (a limit of 0.04 at the worst).
 MARGIN = 0.05
 
-SAMPLING = ("temperature", "top_k", "top_p")
+SAMPLING = ("temperature", "top_k", "top_p", "entropy_temperature")
 _AT_ONCE = 1 << 20  # entries of (rows, nodes, V): a few times that fits the cache
 _MOST_ROWS = 1 << 15
 
@@ -125,7 +125,7 @@ def assemble(cfg: Mapping[str, Any], model: Subject) -> Method:
     Raises UsageError for parameters that do not go together, and for a rule that needs a codebook the model lacks.
     """
     scale = cfg["cfg_scale"] if model.guided else 1.0
-    sampling = Sampling(**{name: cfg[name] for name in SAMPLING}, cfg_scale=scale)
+    sampling = Sampling.of(cfg, scale)
     target, drafter = model.parts(cfg)
     rule = build_rule(cfg, drafter.tree.height, partial(model.codebook, cfg["rule"]), target=model.network)
     return Method(cfg, target, drafter, rule, sampling, build_verification(cfg, drafter))
@@ -224,6 +224,7 @@ def described(cfg: Mapping[str, Any], sampling: Sequence[str] = SAMPLING) -> dic
     own = frozenset().union(*(parameters.declared(part, cfg[part]) for part in parameters.PARTS))
     own -= {"drafter", "rule", "drafter_weights"}  # an audit's models have drafters of their own
     own -= {"verification"} if cfg["verification"] == "token" else set()
+    sampling = [name for name in sampling if name != "entropy_temperature" or cfg.get(name) is not None]
     given = {name: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for name, v in cfg.items()}
     return {
         "method": cfg["method"],

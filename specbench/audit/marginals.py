@@ -41,7 +41,8 @@ def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     size = logits.shape[-1]
     if sampling.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), size).double()
-    probs = (logits.double() / sampling.temperature).softmax(-1)
+    curve = sampling.entropy
+    probs = (logits.double() / (sampling.temperature if curve is None else 1)).softmax(-1)
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k is not None:  # what ties with the last one stays
         ordered = torch.where(ordered >= ordered[:, [min(sampling.top_k, size) - 1]], ordered, 0.0)
@@ -49,6 +50,12 @@ def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:  # the token that reaches the share stays
         ordered = torch.where(ordered.cumsum(-1) - ordered <= sampling.top_p, ordered, 0.0)
     kept = torch.zeros_like(probs).scatter(-1, index, ordered)
+    kept = kept / kept.sum(-1, keepdim=True)
+    if curve is None:
+        return kept
+    a, b, c = curve
+    entropy = -torch.xlogy(kept, kept).sum(-1, keepdim=True)
+    kept = kept ** (1 / (sampling.temperature * (a * (-entropy / b).exp() + c)))
     return kept / kept.sum(-1, keepdim=True)
 
 

@@ -110,7 +110,8 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
 
 
 def _described() -> set[str]:
-    return {*parameters.method_parameters(), "temperature", "top_k", "top_p", "cfg_scale", "cfg_schedule", "size"}
+    sampling = ("temperature", "top_k", "top_p", "entropy_temperature", "cfg_scale", "cfg_schedule")
+    return {*parameters.method_parameters(), *sampling, "size"}
 
 
 def describe(row: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ _SAMPLING = (
     "temperature",
     "top_k",
     "top_p",
+    "entropy_temperature",
     "cfg_scale",
     "cfg_schedule",
     "iterations",

@@ -29,7 +29,9 @@ ADDED: dict[str, Any] = {
     "siblings": "stored",
     "plain_until": 0,
     "plain_from": None,
+    "tau": 0.5,
     "ranking": "full",
+    "entropy_temperature": None,
 }
 
 #: The parameter that names the variant; the key of a preset's table.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rng import BITS, TAGS, RandomStreams, exponential
-from specbench.engine.ops import Kernels
+from specbench.engine.ops import Kernels, sum_last
 
 #: Of a probability as an integer: 2**38 times the sum of a distribution times 2**BITS fits in an int64.
 PROBABILITY_BITS = 38
@@ -90,15 +91,25 @@ def sample_distinct(probs: Tensor, rng: RandomStreams, step: Tensor, tag: int, c
 class Sampling:
     """From logits to probabilities, in LlamaGen's order: guidance, temperature, top-k (ties kept), top-p, softmax.
 
-    temperature 0 is greedy: a point mass on the largest logit. top_k None and top_p 1 are off. kernels: those of the
-    engine, which replace the plain code where they can.
+    temperature 0 is greedy: a point mass on the largest logit. top_k None and top_p 1 are off. entropy: (a, b, c) of
+    the entropy-dependent temperature (arXiv 2510.09012), `temperature` * (a exp(-e / b) + c), e the entropy in nats of
+    the guided distribution at temperature 1 after top-k and top-p, which then come before the temperature. kernels:
+    those of the engine, which replace the plain code where they can.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
     cfg_scale: float = 1.0
+    entropy: tuple[float, float, float] | None = None
     kernels: Kernels | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, cfg: Mapping[str, Any], cfg_scale: float | None = None) -> Sampling:
+        """From flat parameters; cfg_scale: instead of theirs."""
+        curve = cfg.get("entropy_temperature")
+        scale = cfg["cfg_scale"] if cfg_scale is None else cfg_scale
+        return cls(cfg["temperature"], cfg["top_k"], cfg["top_p"], scale, curve and tuple(curve))
 
     @property
     def guided(self) -> bool:
@@ -106,8 +117,10 @@ class Sampling:
 
     @cached_property
     def unfiltered(self) -> Sampling:
-        """The same without top-k and top-p, at temperature 1 where decoding is greedy."""
-        return replace(self, temperature=self.temperature or 1.0, top_k=None, top_p=1.0)
+        """The same without top-k and top-p, at temperature 1 where decoding is greedy or the temperature depends on the
+        entropy."""
+        temperature = self.temperature if self.entropy is None else 1.0
+        return replace(self, temperature=temperature or 1.0, top_k=None, top_p=1.0, entropy=None)
 
     def distributions(self, logits: Tensor, session: Any, positions: Tensor) -> Distributions:
         """The distributions of the tokens at image positions (B, n), from a head's logits (R, n, V) as they are;
@@ -124,7 +137,7 @@ class Sampling:
     @property
     def _fused(self) -> Kernels | None:
         """Kernels that replace the plain code of these parameters."""
-        return self.kernels if self.temperature > 0 and self.top_p == 1 else None
+        return self.kernels if self.temperature > 0 and self.top_p == 1 and self.entropy is None else None
 
     def apply_guidance(self, logits: Tensor) -> Tensor:
         """Guided logits (B, ...) float32 of rows (2B, ...): conditional first, then unconditional; u + s (c - u). (In
@@ -143,7 +156,7 @@ class Sampling:
         if self._fused is not None:
             flat = logits.reshape(1, -1, logits.shape[-1])
             return self._fused.probs(flat, self.temperature, self.top_k).view_as(logits)
-        if self.temperature != 1:
+        if self.temperature != 1 and self.entropy is None:
             logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             floor = logits.topk(self.top_k, dim=-1).values[..., -1:]
@@ -153,12 +166,18 @@ class Sampling:
             p = ordered.softmax(-1)
             outside = (p.cumsum(-1) - p) > self.top_p  # keep the token that crosses the threshold
             logits = logits.masked_fill(torch.zeros_like(outside).scatter_(-1, index, outside), -torch.inf)
+        if self.entropy is not None:
+            a, b, c = self.entropy
+            entropy = sum_last(torch.special.entr(logits.softmax(-1)))
+            logits = logits / (self.temperature * (a * torch.exp(-entropy / b) + c)).unsqueeze(-1)
         return logits.softmax(-1)
 
     def filtered_probs(self, full: Tensor) -> Tensor:
         """The probabilities (..., V) that `probs` returns, from those that `unfiltered.probs` returns."""
         if self == self.unfiltered:
             return full
+        if self.entropy is not None:  # `full` has temperature 1
+            return self.probs(full.log())
         return replace(self, temperature=0.0 if self.temperature == 0 else 1.0).probs(full.log())
 
 

@@ -211,7 +211,7 @@ class Pipeline(_Base):
         cls, cfg: Mapping[str, Any], model: Any, drafter: Any, rule: Any, device: torch.device, engine: Eager | Graphs
     ) -> Pipeline:
         """From parts that are loaded already."""
-        sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
+        sampling = Sampling.of(cfg)
         layers = getattr(drafter, "aux_hidden_layers", ())
         target = model.target.with_aux_hidden_layers(layers) if layers else model.target
         draws, verification = cfg["emitted_draws"], build_verification(cfg, drafter)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.decoding.fronts import Fronts
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import draw
@@ -35,7 +36,8 @@ class Draft:
     bool or None for all: False marks a deterministic token (its distribution is a point mass); valid (B, M) bool: nodes
     that exist in this step, where the ancestors of a valid node are valid. heights (B, M) float32 or None: where not
     negative, the number in [0, 1) that decides on a node, instead of a fresh one. Given the draft it must be uniform
-    and independent of all that determines the target's distribution of the node.
+    and independent of all that determines the target's distribution of the node. fronts: where the nodes stand, if not
+    behind the committed tokens in raster order; then every row here is one of K chains of an image, (B * K, ...).
     """
 
     tree: Tree
@@ -45,6 +47,7 @@ class Draft:
     sampled: Tensor | None = None
     heights: Tensor | None = None
     replacement: bool = False
+    fronts: Fronts | None = None
 
 
 @dataclass

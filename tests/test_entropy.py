@@ -1,0 +1,80 @@
+"""The temperature by entropy, and the acceptance by entropy, of arXiv 2510.09012."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specbench.audit.audit import assemble, measure
+from specbench.audit.models import built_in
+from specbench.config import configuration
+from specbench.decoding.rules.entropy import EntropyAware
+from specbench.decoding.sampling import Sampling
+from specbench.errors import UsageError
+from specbench.rows.provenance import config_hash
+
+CURVE = (2.5, 3.0, 0.6)
+CFG = "entropy_temperature=[2.5,3,0.6]"
+
+
+def test_the_temperature_of_a_distribution_of_two_tokens() -> None:
+    """p = (1/4, 3/4) has 0.562335 nats, so T = 1.4 (2.5 exp(-0.187445) + 0.6) = 3.741761, and its odds of 3 become
+    3 ** (1 / T) = 1.341258."""
+    found = Sampling(1.4, entropy=CURVE).probs(torch.tensor([0.0, math.log(3)]))
+    assert found.tolist() == pytest.approx([1 / 2.341258, 1.341258 / 2.341258], abs=1e-6)
+
+
+def test_the_filters_come_first_and_the_entropy_is_of_what_they_leave() -> None:
+    """The third token is outside of top_k: it does not count towards the entropy either. At entropy 0 nothing moves."""
+    logits = torch.tensor([[0.0, math.log(3), -0.1], [5.0, -torch.inf, -torch.inf]])
+    found = Sampling(1.4, top_k=2, entropy=CURVE).probs(logits)
+    assert found[0].tolist() == pytest.approx([1 / 2.341258, 1.341258 / 2.341258, 0], abs=1e-6)
+    assert found[1].tolist() == [1, 0, 0]
+    assert torch.equal(Sampling(0.0, entropy=CURVE).probs(logits), Sampling(0.0).probs(logits))
+
+
+def test_the_filtered_distribution_follows_from_the_unfiltered_one() -> None:
+    logits = 3 * torch.randn(40, 9, generator=torch.Generator().manual_seed(0))
+    for sampling in (Sampling(1.4, entropy=CURVE), Sampling(0.7, 4, 0.9, entropy=(2.0, 0.5, 0.3))):
+        full = sampling.unfiltered.probs(logits)
+        torch.testing.assert_close(full, logits.softmax(-1))
+        torch.testing.assert_close(sampling.filtered_probs(full), sampling.probs(logits))
+
+
+@pytest.mark.parametrize(
+    "words", ["method=vanilla", "method=sd window=2", "method=eagle1 tree=[[0],[1],[0,0]]", "method=sjd window=2",
+              "method=eagle2 variant=released nodes=3 depth=2 width=2 top_k=2"]
+)  # fmt: skip
+def test_every_exact_method_stays_exact(words: str) -> None:
+    """Against the distribution by its definition; without the temperature it is 0.07 and more away."""
+    model, cfg = built_in("v3t5"), configuration.compose([*words.split(), CFG])
+    method = assemble(cfg, model)
+    row = measure(method, model, 4000, margin=1)
+    assert row["verdict"] == "lossless"
+    assert row["parameters"].endswith(CFG.replace("2.5,3", "2.5,3.0"))
+    one, other = (model.marginals(s)[0].probs for s in (method.sampling, replace(method.sampling, entropy=None)))
+    assert 0.5 * (one - other).abs().sum() > 0.07
+
+
+def test_a_run_without_it_keeps_its_hash_and_a_list_has_three_numbers() -> None:
+    plain, heated = configuration.compose(["method=sjd"]), configuration.compose(["method=sjd", CFG])
+    assert config_hash(plain) == config_hash({k: v for k, v in plain.items() if k != "entropy_temperature"})
+    assert config_hash(heated) != config_hash(plain)
+    for value in ("2", "[1,2]", "[1,0,1]", "[[1],2,3]"):
+        with pytest.raises(UsageError, match="entropy_temperature must be a list of 3 numbers above 0, or null"):
+            configuration.compose([f"entropy_temperature={value}"])
+
+
+def test_the_acceptance_of_a_distribution_of_two_tokens() -> None:
+    """Entropy ln 2 = 0.693147, p / q = 0.5 / 0.9. With E = 1 the threshold is 0.693147 (0.5 + (u - 0.5) 0.956678), and
+    u = 0.815150 where it is 0.555556; with E = 8 it is at most 0.084767."""
+    r, q = torch.tensor([0.5, 0.5]), torch.tensor([0.9, 0.1])
+    one = EntropyAware(1.0).accept(r, q, torch.tensor(0), torch.tensor(1))
+    assert float(one) == pytest.approx(0.815150, abs=1e-5)
+    assert EntropyAware().acceptance(r, q, torch.tensor(1)).tolist() == [1, 1]
+    assert EntropyAware(1.0).residual(r, q, torch.tensor(0), torch.tensor(1)).tolist() == [0, 1]
+    sure = torch.tensor([1.0, 0.0])  # entropy 0: every token that the target can give
+    assert EntropyAware().acceptance(sure, torch.tensor([1e-30, 1.0]), torch.tensor(1)).tolist() == [1, 0]
