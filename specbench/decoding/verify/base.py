@@ -72,6 +72,7 @@ class Verdict:
 
 
 def one_hot(token: Tensor, size: int) -> Tensor:
+    """Point masses (..., size) float32 on tokens (...)."""
     return torch.zeros(*token.shape, size, device=token.device).scatter_(-1, token.unsqueeze(-1), 1.0)
 
 
