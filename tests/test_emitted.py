@@ -324,6 +324,7 @@ PRESETS = [
     for name in parameters.choices("method")
     if parameters.kind("method", name) != "continuous"
     and parameters.method_choices(name).get("verification", "token") in ("token", "block")
+    and parameters.default("drafter", parameters.method_choices(name)["drafter"], "raster") is not False
 ]
 
 

@@ -23,6 +23,7 @@ from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
+from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact
@@ -53,6 +54,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "scd": lambda target: Window(4, coupling="gumbel"),
     "sjd_pac": lambda target: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     "height": lambda target: Window(7, coupling="height", width=2, depth=3),
+    "zipar": lambda target: ZipAR(2),
 }
 
 

@@ -142,6 +142,9 @@ def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator
         yield ("window=3", "width=2", "depth=2")
         if long > 3:
             yield (f"window={max(long, 6)}", "width=2", "depth=3")
+    elif "first_row" in own:  # rows in parallel; the last is raster order
+        yield from (("window=1", "first_row=overlap"), ("window=2",), (f"window={length}",))
+        return
     elif "window" in own:
         yield from ((f"window={window}",) for window in lengths)
     elif "nodes" in own:

@@ -290,6 +290,19 @@ class LanguageSession:
         hidden = self.feed(x, positions, slots, mask)
         return self.model.head(hidden), hidden
 
+    def visit(self, tokens: Tensor, fronts: Any, history: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`, of tokens (B, K * n) at fronts of the image (see `decoding.fronts`), each of which is stored in
+        its slot and attends to the slots that it sees."""
+        positions, slots = (x.flatten(1) + self.prefix_length for x in (fronts.positions, fronts.slots))
+        start = self.padding[:, 0]
+        mask = TreeMask(start, torch.full_like(start, self.prefix_length - 1), fronts.sees)
+        if self.cache.kernels is not None:
+            x, rope, _, _ = self.cache.kernels.inputs(self, tokens, positions)
+            hidden = self.model.hidden(x, rope, mask, self.cache, self.both(slots))
+        else:
+            hidden = self.feed(self.embed(tokens, positions), self.both(positions), self.both(slots), mask)
+        return self.model.head(hidden), hidden
+
     def commit(self, verdict: Any, tree: Any, count: Tensor) -> None:
         if tree.is_chain:  # a chain's accepted path is in its slots already
             return

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.decoding.fronts import Fronts
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import draw
@@ -37,6 +38,8 @@ class Draft:
     negative, the number in [0, 1) that decides on a node, instead of a fresh one. Given the draft it must be uniform
     and independent of all that determines the target's distribution of the node. unverified (B, M) bool or None: nodes
     that are accepted in any case, each the only valid child of its parent; only token-wise verification knows them.
+    fronts: where the nodes stand, if not behind the committed tokens in raster order; then every row here is one of K
+    chains of an image, (B * K, ...).
     """
 
     tree: Tree
@@ -47,6 +50,7 @@ class Draft:
     heights: Tensor | None = None
     replacement: bool = False
     unverified: Tensor | None = None
+    fronts: Fronts | None = None
 
 
 @dataclass
