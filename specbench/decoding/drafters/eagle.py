@@ -309,6 +309,8 @@ class Eagle(_Entries):
 class Grown(_Entries):
     """What drafters of dynamic trees share; tree: the largest possible topology of a draft."""
 
+    passes: int
+
     def __init__(self, head: Any, grower: Grower, tree: Tree) -> None:
         super().__init__(head, tree, grower.expanded)
         self.grower = grower
