@@ -60,7 +60,10 @@ class _Collection:
         """Run lines, and keep their rows."""
         together = [need for need in some if self.jobs > 1 and not need.alone]
         if together:
-            self._together(together)
+            try:
+                self._together(together)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt("stopped; the same command goes on where it stopped") from None
         for need in some:
             if need not in together:
                 self.say(f"{self._name(need)}: {need.command}")
