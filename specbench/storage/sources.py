@@ -102,8 +102,9 @@ def _c2i(file: str, draft: str | None = None) -> ModelSource:
 
 
 # Lumina-mGPT: the README of Alpha-VLLM/Lumina-mGPT (commit 678b55e). Anole: those of GAIR-NLP/anole (commit 16b958a),
-# which names GAIR/Anole-7b-v0.1 and Chameleon's licence, and of jadohu/LANTERN, which names leloy/Anole-7b-v0.1-hf. LANTERN's author names
-# the drafter of Lumina-mGPT in the repository's first issue, and calls the code for that model unfinished.
+# which names GAIR/Anole-7b-v0.1 and Chameleon's licence, and of jadohu/LANTERN, which names leloy/Anole-7b-v0.1-hf.
+# LANTERN's author names the drafter of Lumina-mGPT in the repository's first issue, and calls the code for that model
+# unfinished.
 
 #: Chameleon's own tokenizers, as GAIR publishes them with Anole. The checksums are those of the list (checklist.chk)
 #: that comes with them and with other copies of Meta's release.
