@@ -45,7 +45,8 @@ class Part:
 @dataclass(frozen=True)
 class ModelSource:
     """`parts` is what every run needs, `drafters` what a drafter needs in addition, both by folder; `sizes` holds the
-    target of each other size, which has no published drafter; `instead` holds repositories with another layout of the same target."""
+    target of each other size, for which no drafter is published; `instead` holds repositories with another layout of
+    the same target."""
 
     parts: Mapping[str, Part]
     drafters: Mapping[str, Part] = field(default_factory=dict)
