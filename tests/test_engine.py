@@ -21,6 +21,7 @@ from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
@@ -53,6 +54,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "sjd_pac": lambda target: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     "height": lambda target: Window(7, coupling="height", width=2, depth=3),
     "zipar": lambda target: ZipAR(2),
+    "pjd": lambda target: ParallelJacobi(3, 2),
 }
 
 
