@@ -53,7 +53,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "scd": lambda target: Window(4, coupling="gumbel"),
     "sjd_pac": lambda target: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     "height": lambda target: Window(7, coupling="height", width=2, depth=3),
-    "zipar": lambda target: ZipAR(2),
+    "zipar": lambda target: ZipAR(1, "overlap"),
     "pjd": lambda target: ParallelJacobi(3, 2),
 }
 

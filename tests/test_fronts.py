@@ -75,6 +75,14 @@ def test_the_presets_have_the_published_windows() -> None:
     assert found["emu3", "released"] == (8, "overlap", "masked")
 
 
+def test_pjd_begins_a_row_as_printed() -> None:
+    found = {model: configuration.compose([f"model={model}", "method=pjd"]) for model in ("llamagen_xl", "lumina_mgpt")}
+    assert {model: (cfg["window"], cfg["t_ctx"]) for model, cfg in found.items()} == {
+        "llamagen_xl": (16, 6),
+        "lumina_mgpt": (16, 16),
+    }
+
+
 def _flags(cfg: Any) -> tuple[bool, bool]:
     return cfg["first_row"] == "alone", cfg["missing"] == "masked"
 
