@@ -22,6 +22,7 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.pjd import ParallelJacobi
+from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
@@ -45,6 +46,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(3)),
     "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
     "eagle2": lambda target: Eagle2(tiny.eagle(target, layers=2), nodes=6, depth=3, width=2),
+    "vvs": lambda target: VVS(tiny.eagle(target), 5, 2, 2, "full", 2),
     "medusa": lambda target: Medusa(tiny.medusa(target), parse(TREE)),
     "draft_model": lambda target: DraftModel(tiny.llamagen(side=4, seed=5), 3),
     "jacobi": lambda target: Window(4, match=True),

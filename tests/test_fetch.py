@@ -364,7 +364,7 @@ def test_the_help_lists_arguments_and_pinned_commits(call: Call) -> None:
         assert message[part.repository] == part.revision
         assert part.revision == "main" or re.fullmatch(r"[0-9a-f]{40}", part.revision), part
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
-    assert {p.licence for p in parts} == {"MIT", "Apache 2.0", sources.CHAMELEON}
+    assert {p.licence for p in parts} == {"MIT", "Apache 2.0", sources.CHAMELEON, sources.DEEPSEEK}
     for file in itertools.chain.from_iterable(entry.files for entry in sources.DATA.values()):
         assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
         assert file.address.startswith(("https://raw.githubusercontent.com/", "http://images.cocodataset.org/"))
@@ -388,6 +388,9 @@ def test_the_tables_agree_with_the_facts_at_hand() -> None:
     for model, manifest in targets.items():
         assert set(sources.MODELS[model].parts["target"].files) == on_disk(manifest)
     assert set(sources.MODELS["anole"].parts["tokenizer"].files) == on_disk("chameleon_vqgan.ckpt")
+    for model in ("janus_pro_1b", "janus_pro_7b"):
+        checkpoint = json.loads((REFERENCE / f"manifests/{model.title().replace('_', '-')}.json").read_text())
+        assert sources.MODELS[model].parts["target"].repository.endswith(checkpoint["checkpoint"])
     facts = json.loads((REFERENCE / "manifests/Lumina-mGPT-7B-768.json").read_text())
     assert sources.MODELS["lumina_mgpt"].parts["target"].repository.endswith(facts["checkpoint"])
 

@@ -20,6 +20,7 @@ from specbench.audit.tabular import (
     TabularDrafter,
     TabularGrower,
     TabularTarget,
+    TabularVVS,
     random_tables,
 )
 from specbench.config import registry
@@ -115,7 +116,8 @@ class TabularModel:
             built: Drafter = registry.find("drafter", name)(cfg, None)
             return built
         if "nodes" in cfg:
-            return TabularGrower(self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"])
+            shape = self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"]
+            return TabularVVS(*shape, cfg["interval"]) if "interval" in cfg else TabularGrower(*shape)
         if "tree" in cfg:
             chosen = name == "medusa"
             replacement = cfg.get("select_from") == "replacement" and not chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from specbench.decoding.drafters.dynamic import Grower
+from specbench.decoding.drafters.vvs import Skips
 from specbench.decoding.fronts import Fronts
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
@@ -288,3 +289,33 @@ class TabularGrower:
 
     def commit(self, state: TabularState, outcome: Outcome) -> None:
         pass
+
+
+@dataclass
+class _VVSState(TabularState):
+    """rounds (B,): see `Skips.due`."""
+
+    rounds: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+
+class TabularVVS(TabularGrower):
+    """VVS with draft tables instead of the network."""
+
+    biased, skips = True, True
+
+    def __init__(self, tables: Tables, nodes: int, depth: int, width: int, ranking: str, interval: int) -> None:
+        super().__init__(tables, nodes, depth, width, ranking)
+        self.choice = Skips(interval, self.grower)
+        self.tree = self.choice.sizing()
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _VVSState:
+        opened = super().open(session, conditioning, sampling, rng)
+        return _VVSState(sampling, rng, opened.probs, rounds=torch.zeros(len(rng), dtype=torch.int64))
+
+    def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        assert isinstance(state, _VVSState)
+        first = super().propose(state, history, count, step)
+        due = self.choice.due(state.rounds, count, self.lookup.length)
+        nodes, length = self.choice.path(first, due, state.rng.uniform(step, DRAFT, 1)[:, 0])
+        longer = self.choice.extended(history, count, first.tokens.gather(1, nodes), length)
+        return self.choice.joined(first, nodes, length, super().propose(state, longer, count + length, step))

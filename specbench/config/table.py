@@ -72,6 +72,9 @@ TABLE: dict[str, Parameter] = {
         "integer", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1, high=DEEP
     ),
     "width": Parameter("integer", "candidates per node of a drafted tree; 1 is a chain", low=1, high=DEEP),
+    "interval": Parameter(
+        "integer", "one of so many rounds commits a drafted path without verification (VVS)", low=2, high=2**20
+    ),
     "ranking": Parameter(
         "string",
         "probabilities that rank the nodes of a dynamic tree: before top-k and top-p (full), or after them (filtered)",
@@ -299,6 +302,7 @@ UNITS = {
     "plain_until": "tokens",
     "plain_from": "tokens",
     "nodes": "tokens",
+    "interval": "rounds",
     "depth": "levels",
     "width": "tokens",
     "gamma": "tokens",

@@ -82,6 +82,8 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
         what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
         if cfg.get("stored") == "old" or cfg.get("siblings") == "residual" or cfg.get("coupling") == "threshold":
             what = "tokens that were not drawn from their stored distribution"
+        if cfg.get("drafter") == "vvs":
+            what = "tokens that are not verified"
         if _leaves_raster_order(cfg):
             what = f"drafter {cfg['drafter']}, whose tokens are not sampled in raster order"
         return [f"emitted_kl: like emitted_tv not computed for {what}"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 #: A licence -> the restriction that is printed with it; the others are permissive.
 CHAMELEON = "Chameleon Research License"
+DEEPSEEK = "DeepSeek Model License"
 NON_COMMERCIAL = {CHAMELEON: "non-commercial: research use only, also of what is made with the weights"}
 
 
@@ -128,6 +129,17 @@ _EMU3 = hugging_face(
 )
 _EMU3_VISION = hugging_face("BAAI/Emu3-VisionTokenizer", "Apache 2.0", "c81f916ad371289e205310a7539255e8a9396488")
 
+# The README of deepseek-ai/Janus (commit 1daa72f) names the first two; those of deepseek-community are transformers'
+# layout of the same weights, which its documentation of Janus names. The code is under MIT, the weights under
+# DeepSeek's model licence.
+
+
+def _janus(repository: str) -> Part:
+    return hugging_face(repository, DEEPSEEK)
+
+
+_JANUS_1B = _janus("deepseek-ai/Janus-Pro-1B")
+
 # The README of LTH14/mar (commit d8f2dcd) names this repository. Its files hold one set of tensors each, of the size of
 # one model; that it is the averaged one is not written there. The README also links checkpoint-last.pth on a file
 # share, without checksums, and its util/download.py kl16.ckpt: put by hand, these are read, too.
@@ -156,6 +168,12 @@ MODELS: dict[str, ModelSource] = {
     ),
     "emu3": ModelSource(
         {"target": _EMU3, "tokenizer": _EMU3_VISION}, instead=(hugging_face("BAAI/Emu3-Gen-hf", "Apache 2.0"),)
+    ),
+    "janus_pro_1b": ModelSource({"target": _JANUS_1B}, instead=(_janus("deepseek-community/Janus-Pro-1B"),)),
+    "janus_pro_7b": ModelSource(
+        {"target": _janus("deepseek-ai/Janus-Pro-7B")},
+        {"draft": _JANUS_1B},
+        instead=(_janus("deepseek-community/Janus-Pro-7B"),),
     ),
     "mar_b": _mar("mar-base.safetensors"),
     "mar_l": _mar("mar-large.safetensors", "mar-base.safetensors"),
