@@ -191,8 +191,8 @@ def test_tables_count_what_is_missing_as_token_0() -> None:
 
 
 def test_rows_under_jacobi_on_two_rows_of_two_tokens() -> None:
-    """Windows of 1, the second row begins after one token. The first row is exact, as it is topmost: a rejected draft is
-    replaced from the residual. The second row's first draft c is uniform and verified next to the first row's second
+    """Windows of 1, the second row begins after one token. The first row is exact, as it is topmost: a rejected draft
+    is replaced from the residual. The second row's first draft c is uniform and verified next to the first row's second
     one, given a stand-in for it: kept with min(1, 2 s), where s is p[2] after (a, a). If it is not kept, the row is
     topmost in the next pass, and c and the last token are exact."""
     tables = random_tables(2, 4, 3, 2.0)
@@ -212,7 +212,7 @@ def test_rows_under_jacobi_on_two_rows_of_two_tokens() -> None:
 
 
 def test_a_row_under_jacobi_redraws_what_it_does_not_recover() -> None:
-    """One row of two tokens, windows of 2. Where the first draft is rejected, the second token is exact. Where the first
+    """One row of two tokens, windows of 2. Where the first draft is rejected, the second token is exact. Where it
     is kept and the second is not, that is drawn from p and kept in the next pass: min(q, p) + (1 - sum min(q, p)) p."""
     tables = random_tables(2, 2, 5, 2.0)
     p, count = [table.double() for table in tables], 20000
