@@ -1,5 +1,5 @@
-"""Parallel Jacobi decoding of an image's rows (PJD, arXiv 2606.05703): an interpretation of its abstract and of accounts by
-others, since neither its text nor its code was at hand.
+"""Parallel Jacobi decoding of the rows of an image (PJD, arXiv 2606.05703): an interpretation of its abstract and of
+accounts by others, since neither its text nor its code was at hand.
 
 Rows of the image are decoded at once, each with a Jacobi window of its own. A draft attends to all committed tokens and
 to the earlier positions of its own row. A row keeps its drafts up to the first that is rejected. Only in the topmost
