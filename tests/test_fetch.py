@@ -133,7 +133,11 @@ def tree(folder: Path) -> set[str]:
         (["model=anole", "size=512"], "anole has one size"),
         (["model=lumina_mgpt", "size=640"], "unknown size '640' (choose from: 1024, 512, 768)"),
         (["model=anole", "drafter=sjd"], "unknown drafter with weights 'sjd' (choose from: cspd, draft_model, eagle"),
-        (["model=lumina_mgpt", "drafter=eagle"], "no eagle weights are published for lumina_mgpt: put your own into"),
+        (["model=emu3", "drafter=eagle"], "no eagle weights are published for emu3: put your own into"),
+        (
+            ["model=lumina_mgpt", "size=512", "drafter=eagle"],
+            "no eagle weights are published for lumina_mgpt of size 512: put your own into",
+        ),
         (["model=anole", "repository=../x"], "'../x' is not a repository of the Hugging Face hub"),
     ],
 )
@@ -391,6 +395,8 @@ def test_the_tables_agree_with_the_facts_at_hand() -> None:
     for model in ("janus_pro_1b", "janus_pro_7b"):
         checkpoint = json.loads((REFERENCE / f"manifests/{model.title().replace('_', '-')}.json").read_text())
         assert sources.MODELS[model].parts["target"].repository.endswith(checkpoint["checkpoint"])
+    lumina = sources.MODELS["lumina_mgpt"].drafters["eagle"]
+    assert (REFERENCE / f"manifests/{lumina.repository.split('/')[1]}_model.safetensors.json").is_file()
     facts = json.loads((REFERENCE / "manifests/Lumina-mGPT-7B-768.json").read_text())
     assert sources.MODELS["lumina_mgpt"].parts["target"].repository.endswith(facts["checkpoint"])
 

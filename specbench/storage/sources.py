@@ -45,7 +45,8 @@ class Part:
 @dataclass(frozen=True)
 class ModelSource:
     """`parts` is what every run needs, `drafters` what a drafter needs in addition, both by folder; `sizes` holds the
-    target of each other size; `instead` holds repositories with another layout of the same target."""
+    target of each other size, for which no drafter is published; `instead` holds repositories with another layout of
+    the same target."""
 
     parts: Mapping[str, Part]
     drafters: Mapping[str, Part] = field(default_factory=dict)
@@ -103,6 +104,8 @@ def _c2i(file: str, draft: str | None = None) -> ModelSource:
 
 # Lumina-mGPT: the README of Alpha-VLLM/Lumina-mGPT (commit 678b55e). Anole: those of GAIR-NLP/anole (commit 16b958a),
 # which names GAIR/Anole-7b-v0.1 and Chameleon's licence, and of jadohu/LANTERN, which names leloy/Anole-7b-v0.1-hf.
+# LANTERN's author names the drafter of Lumina-mGPT in the repository's first issue, and calls the code for that model
+# unfinished.
 
 #: Chameleon's own tokenizers, as GAIR publishes them with Anole. The checksums are those of the list (checklist.chk)
 #: that comes with them and with other copies of Meta's release.
@@ -161,6 +164,7 @@ MODELS: dict[str, ModelSource] = {
     "llamagen_3b": _c2i("c2i_3B_384.pt", "c2i_L_384.pt"),
     "lumina_mgpt": ModelSource(
         {"target": _LUMINA, "tokenizer": _CHAMELEON},
+        {"eagle": hugging_face("sihwanpark/LANTERN-Lumina-mGPT-7B-768", CHAMELEON)},
         sizes={size: hugging_face(f"Alpha-VLLM/Lumina-mGPT-7B-{size}", CHAMELEON) for size in ("512", "1024")},
     ),
     "anole": ModelSource(
