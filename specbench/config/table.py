@@ -55,6 +55,7 @@ TABLE: dict[str, Parameter] = {
         "whether the second row of an image waits for the whole first one (alone), or begins like the others (overlap)",
         choices=("alone", "overlap"),
     ),
+    "t_ctx": Parameter("integer", "tokens that a row of the image has when PJD begins the next one", low=1, high=DRAFT),
     "missing": Parameter(
         "string",
         "what a token attends to at positions that are not decoded yet: nothing (masked), or keys of zeros (zero,"
@@ -305,6 +306,7 @@ UNITS = {
     "size": "pixels",
     "prompt_length": "tokens",
     "window": "tokens",
+    "t_ctx": "tokens",
     "plain_until": "tokens",
     "plain_from": "tokens",
     "nodes": "tokens",
