@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from specbench.errors import UsageError, unknown
 
-FAMILIES = ("llamagen", "language", "eagle", "lantern", "mar", "pixels")
+FAMILIES = ("llamagen", "language", "janus", "eagle", "lantern", "mar", "pixels")
 CHECKS: dict[str, Callable[[Tensors, dict[str, Any]], Compared]] = {
     name: check for family in FAMILIES for name, check in importlib.import_module(f"goldens.{family}").CHECKS.items()
 }

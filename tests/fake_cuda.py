@@ -85,10 +85,10 @@ class Lint(TorchDispatchMode):
         self._on = False
 
     def record(self, functions: Mapping[str, Action], device: torch.device) -> list[Action]:
-        """As of `graph.cuda_graphs`: two plain rounds, then the one that is recorded."""
+        """As of `graph.cuda_graphs`: a plain round, which makes what is made once, then the one that is recorded."""
         rounds = list(functions.values())
         try:
-            for function in (*rounds, *rounds):
+            for function in rounds:
                 function()
             with self._recording():
                 for function in rounds:

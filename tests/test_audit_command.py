@@ -20,6 +20,7 @@ from specbench.audit.models import BUILT_IN, built_in
 from specbench.audit.tabular import random_tables
 from specbench.config import parameters
 from specbench.errors import RunError
+from specbench.harness import processes
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_the_rows_do_not_depend_on_the_processes(call: Call, tmp_path: Path) -> 
 
 def test_the_death_of_a_process_costs_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `fork`, which starts faster than `spawn`."""
-    monkeypatch.setattr(execution, "get_context", lambda method: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(processes, "get_context", lambda method: multiprocessing.get_context("fork"))
     job = execution.Measurement({}, cast(Any, Deadly()), 1000, 0, 0.05)
     with pytest.raises(RunError, match=r"a process of the audit died, .* use audit\.workers=1"):
         list(execution.rows([job, job], 2, lambda count: None))

@@ -22,7 +22,9 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.eagle_adaptive import AdaptiveEagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
+from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact
@@ -45,6 +47,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
     "eagle2": lambda target: Eagle2(tiny.eagle(target, layers=2), nodes=6, depth=3, width=2),
     "adaptive": lambda target: AdaptiveEagle(tiny.eagle(target), nodes=5, depth=3, width=3),
+    "vvs": lambda target: VVS(tiny.eagle(target), 5, 2, 2, "full", 2),
     "medusa": lambda target: Medusa(tiny.medusa(target), parse(TREE)),
     "draft_model": lambda target: DraftModel(tiny.llamagen(side=4, seed=5), 3),
     "jacobi": lambda target: Window(4, match=True),
@@ -53,6 +56,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "scd": lambda target: Window(4, coupling="gumbel"),
     "sjd_pac": lambda target: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     "height": lambda target: Window(7, coupling="height", width=2, depth=3),
+    "zipar": lambda target: ZipAR(2),
 }
 
 

@@ -133,7 +133,11 @@ def tree(folder: Path) -> set[str]:
         (["model=anole", "size=512"], "anole has one size"),
         (["model=lumina_mgpt", "size=640"], "unknown size '640' (choose from: 1024, 512, 768)"),
         (["model=anole", "drafter=sjd"], "unknown drafter with weights 'sjd' (choose from: cspd, draft_model, eagle"),
-        (["model=lumina_mgpt", "drafter=eagle"], "no eagle weights are published for lumina_mgpt: put your own into"),
+        (["model=emu3", "drafter=eagle"], "no eagle weights are published for emu3: put your own into"),
+        (
+            ["model=lumina_mgpt", "size=512", "drafter=eagle"],
+            "no eagle weights are published for lumina_mgpt of size 512: put your own into",
+        ),
         (["model=anole", "repository=../x"], "'../x' is not a repository of the Hugging Face hub"),
     ],
 )
@@ -364,7 +368,7 @@ def test_the_help_lists_arguments_and_pinned_commits(call: Call) -> None:
         assert message[part.repository] == part.revision
         assert part.revision == "main" or re.fullmatch(r"[0-9a-f]{40}", part.revision), part
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
-    assert {p.licence for p in parts} == {"MIT", "Apache 2.0", sources.CHAMELEON}
+    assert {p.licence for p in parts} == {"MIT", "Apache 2.0", sources.CHAMELEON, sources.DEEPSEEK}
     for file in itertools.chain.from_iterable(entry.files for entry in sources.DATA.values()):
         assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
         assert file.address.startswith(("https://raw.githubusercontent.com/", "http://images.cocodataset.org/"))
@@ -388,6 +392,11 @@ def test_the_tables_agree_with_the_facts_at_hand() -> None:
     for model, manifest in targets.items():
         assert set(sources.MODELS[model].parts["target"].files) == on_disk(manifest)
     assert set(sources.MODELS["anole"].parts["tokenizer"].files) == on_disk("chameleon_vqgan.ckpt")
+    for model in ("janus_pro_1b", "janus_pro_7b"):
+        checkpoint = json.loads((REFERENCE / f"manifests/{model.title().replace('_', '-')}.json").read_text())
+        assert sources.MODELS[model].parts["target"].repository.endswith(checkpoint["checkpoint"])
+    lumina = sources.MODELS["lumina_mgpt"].drafters["eagle"]
+    assert (REFERENCE / f"manifests/{lumina.repository.split('/')[1]}_model.safetensors.json").is_file()
     facts = json.loads((REFERENCE / "manifests/Lumina-mGPT-7B-768.json").read_text())
     assert sources.MODELS["lumina_mgpt"].parts["target"].repository.endswith(facts["checkpoint"])
 

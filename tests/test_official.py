@@ -39,7 +39,7 @@ LLAMAGEN = (
 LLAMAGEN_FILES = [f"{n}.pt" for n in LLAMAGEN.split()]
 LLAMAGEN_FILES += [f"LlamaGen-{n}_model.safetensors" for n in ("T2I", "T2I-2")]
 DRAFTERS = [f"{n}_drafter_pytorch_model.bin" for n in ("llamagen", "llamagen2", "anole")]
-DRAFTERS += ["lumina_mgpt_drafter_model.safetensors"]
+DRAFTERS += ["lumina_mgpt_drafter_model.safetensors", "LANTERN-Lumina-mGPT-7B-768_model.safetensors"]
 
 
 def language(tensors, c):

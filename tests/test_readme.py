@@ -40,7 +40,7 @@ FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 SMALLER: dict[str, dict[str, str | None]] = {
     "run": {"n": "3", "warmup": "0", "workers": None, "hydra.launcher.n_jobs": "1", "metrics": "none"},
     "resume": {"workers": "1", "ray_address": None},
-    "audit": {"audit.samples": "2000"},
+    "audit": {"audit.samples": "1000"},
     "bench": {"bench.steps": "2", "bench.images": "0", "bench.nodes": "1"},
     "probe": {"n": "1"},
 }

@@ -101,6 +101,29 @@ def test_a_kept_token_has_its_old_distribution_in_the_code_of_scd() -> None:
         assert not old[~kept].any()
 
 
+def test_a_token_is_reused_above_the_threshold() -> None:
+    """SJD++. Of five tokens, drawn with q = 1/5 each, the second and third stay with tau = 0.8, since p / q is 0.75, 2,
+    1, 0.75, 0.5; the others are drawn from p, and all have p from then on: by hand the token is distributed as
+    q + 3/5 p where it stays and as 3/5 p elsewhere, 0.16 from p in total variation."""
+    p = given(5)
+    p[1] = torch.tensor([0.15, 0.4, 0.2, 0.15, 0.1])
+    found = []
+    for tau in (0.8, 2.5):
+        seen, _, state = second_step(Window(4, coupling="threshold", tau=tau), p)
+        held, token = seen.tokens[:, 1], state.tokens[:, 0]
+        stays = p[1, held] * V > tau
+        assert (token[stays] == held[stays]).all()
+        assert (token[~stays] != held[~stays]).any()
+        torch.testing.assert_close(state.probs[:, 0], p[1].expand(ROWS, -1))
+        found.append((token, stays))
+    assert not found[1][1].any()
+    assert tiny.fit(found[1][0], p[1].double()) > 1e-4  # nothing stays: drawn from p, as SJD does
+    by_hand = torch.tensor([0.09, 0.44, 0.32, 0.09, 0.06], dtype=torch.float64)
+    assert tiny.fit(found[0][0], by_hand) > 1e-4
+    assert tiny.fit(found[0][0], p[1].double()) < 1e-4
+    assert 0.5 * float((by_hand - p[1]).abs().sum()) == pytest.approx(0.16)
+
+
 def test_siblings_of_the_residual_distribution() -> None:
     p = given(7)
     p[1] = torch.tensor([0.3, 0.3, 0.3, 0.05, 0.05])  # of the offsets 1 and, after the step, 0

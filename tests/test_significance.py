@@ -123,6 +123,21 @@ def test_rows_without_their_images_are_decoded_again(drawn: Any, tmp_path: Path)
     assert not measure.plan(TABLE, TABLE.model, None, tmp_path / "results", bench).untested
 
 
+def test_several_tests_of_a_table_are_adjusted() -> None:
+    """With fifteen tests of equal methods, one in two tables had a p-value below 0.05."""
+    rows = {"cool_sd_1.1": {"run_id": "b"}, "lantern_pp": {"run_id": "a"}}
+    common = {"run_a": "a", "run_b": "b", "pairs": "9", "df": "8", "low": "0.1", "high": "0.9", "test_statistic": "3"}
+    cells = [
+        common | {"statistic": statistic, "difference": "0.5", "p": p}
+        for statistic, p in (("accepted_length", "0.03"), ("steps", "0.02"))
+    ]
+    found = layout.build(TABLE, "m", rows, [], {}, "", cells).remarks[:2]
+    assert ["p = 0.03 (0.04 by Holm's adjustment over 2 tests)" in text for text in found] == [True, False]
+    assert ["p = 0.02 (0.04 by Holm's adjustment over 2 tests)" in text for text in found] == [False, True]
+    alone = layout.build(TABLE, "m", rows, [], {}, "", cells[:1]).remarks[0]
+    assert "p = 0.03, over 9 pairs" in alone
+
+
 def test_equal_pairs_have_no_test() -> None:
     rows = {"cool_sd_1.1": {"run_id": "b"}, "lantern_pp": {"run_id": "a"}}
     cells = {"statistic": "steps", "run_a": "a", "run_b": "b", "pairs": "9", "difference": "-2.0", "p": ""}

@@ -5,15 +5,10 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing import active_children, get_context, parent_process
 from typing import Any
 
 import torch
@@ -21,10 +16,12 @@ import torch
 from specbench.audit import audit, densities, models
 from specbench.audit.audit import Progress
 from specbench.audit.densities import DensityPair
-from specbench.errors import RunError
+from specbench.harness import processes
 
 #: The models of an audit.
 Subject = models.Subject | DensityPair
+
+_DIED = "a process of the audit died, probably for lack of memory: use audit.workers=1"
 
 
 @dataclass(frozen=True)
@@ -65,38 +62,15 @@ def rows(jobs: Sequence[Measurement], workers: int, progress: Progress) -> Gener
 def _rows_of_processes(jobs: Sequence[Measurement], workers: int, progress: Progress) -> Generator[dict[str, Any]]:
     # pickled here, models do not travel through shared memory, of which containers have little
     pickled = {id(job.model): pickle.dumps(job.model) for job in jobs}
-    with ProcessPoolExecutor(workers, get_context("spawn"), _begin) as pool:
-        try:
-            futures = [
-                pool.submit(
-                    _measured_elsewhere, dict(job.cfg), pickled[id(job.model)], job.samples, job.seed, job.margin
-                )
-                for job in jobs
-            ]
-            for job, future in zip(jobs, futures, strict=True):
-                row = future.result()
-                progress(job.samples)
-                yield row
-        except BrokenProcessPool:
-            raise RunError("a process of the audit died, probably for lack of memory: use audit.workers=1") from None
-        except BaseException:  # they would complete what they have begun, and what is in their queue
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in active_children():
-                process.terminate()
-            raise
-
-
-def _begin() -> None:
-    """In a new process: one thread, and an end with the process that started it."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    if (parent := parent_process()) is not None:
-        parent.join()
-        os._exit(1)
+    with processes.pool(workers, _DIED) as pool:
+        futures = [
+            pool.submit(_measured_elsewhere, dict(job.cfg), pickled[id(job.model)], job.samples, job.seed, job.margin)
+            for job in jobs
+        ]
+        for job, future in zip(jobs, futures, strict=True):
+            row = future.result()
+            progress(job.samples)
+            yield row
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from specbench.audit.tabular import (
     TabularDrafter,
     TabularGrower,
     TabularTarget,
+    TabularVVS,
     random_tables,
 )
 from specbench.config import registry
@@ -118,7 +119,8 @@ class TabularModel:
         if name == "eagle_adaptive":
             return TabularAdaptive(self.q, cfg["nodes"], cfg["depth"], cfg["width"])
         if "nodes" in cfg:
-            return TabularGrower(self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"])
+            shape = self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"]
+            return TabularVVS(*shape, cfg["interval"]) if "interval" in cfg else TabularGrower(*shape)
         if "tree" in cfg:
             chosen = name == "medusa"
             replacement = cfg.get("select_from") == "replacement" and not chosen

@@ -32,7 +32,7 @@ _FEWEST = 8  # codes
 _APART = 8  # mean squared distance of two codes of the built-in models: about half of them are near to a code
 
 #: Parts that are not lossless, by their parameter; a rule other than `exact` is not, either.
-_RELAXED = {"verification": ("segment",)}
+_RELAXED = {"verification": ("segment",), "coupling": ("threshold",), "drafter": ("vvs",)}
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change what the drafter's and the
 #: target's distributions have in common, and greedy decoding has code of its own.
@@ -142,6 +142,9 @@ def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator
         yield ("window=3", "width=2", "depth=2")
         if long > 3:
             yield (f"window={max(long, 6)}", "width=2", "depth=3")
+    elif "first_row" in own:  # rows in parallel; the last is raster order
+        yield from (("window=1", "first_row=overlap"), ("window=2",), (f"window={length}",))
+        return
     elif "window" in own:
         yield from ((f"window={window}",) for window in lengths)
     elif "nodes" in own:

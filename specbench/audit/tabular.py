@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from specbench.decoding.drafters.adaptive import Acceptances, Shapes
 from specbench.decoding.drafters.dynamic import Grower
+from specbench.decoding.drafters.vvs import Skips
+from specbench.decoding.fronts import Fronts
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw, draw_distinct, draw_several
@@ -119,16 +122,16 @@ class TabularTarget:
 
     def __init__(self, tables: Tables) -> None:
         self.lookup = _Lookup(tables)
+        self.width = math.isqrt(self.lookup.length - 1) + 1  # as if it were an image
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> TabularSession:
-        return TabularSession(self.lookup)
+        return TabularSession(self.lookup, self.width)
 
 
 class TabularSession:
-    def __init__(self, lookup: _Lookup) -> None:
-        self.lookup = lookup
+    def __init__(self, lookup: _Lookup, width: int) -> None:
+        self.lookup, self.width = lookup, width
         self.length, self.vocab_size = lookup.length, lookup.size
-        self.width = math.isqrt(self.length - 1) + 1  # as if it were an image
         self.codes = self.vocab_size
         self.forced_tokens: Tensor | None = None
 
@@ -143,6 +146,21 @@ class TabularSession:
         code = self.lookup.nodes(root, tokens, tree.parent, tree.depth, tree.height)
         logits = self.lookup.of(self.lookup.logits, code, count[:, None] + tree.depth)
         return logits, tokens.unsqueeze(-1).float()
+
+    def visit(self, tokens: Tensor, fronts: Fronts, history: Tensor) -> tuple[Tensor, Tensor]:
+        """Tables know no tokens that do not exist: each counts as token 0."""
+        positions, slots, total = fronts.positions.flatten(1), fronts.slots.flatten(1), self.length
+        held = F.pad(history[:, :total], (1, fronts.sees.shape[2] - 1 - total + fronts.keys.shape[1]))
+        held = held.scatter(1, slots + 1, tokens).unsqueeze(1)[:, :, 1 : 1 + total]
+        known = torch.where(fronts.sees[..., 1 : 1 + total], held, 0)  # (B, K * n, T): what a node sees
+        chains, first = fronts.chains(known), fronts.positions[:, :, :1].flatten(0, 1)
+        stands = ((fronts.slots[:, :, 0] >= total) & fronts.extends).flatten()
+        at = first.clamp_min(0).unsqueeze(1).expand(-1, chains.shape[1], -1)
+        root = tokens.view_as(fronts.positions)[:, :, :1].flatten(0, 1).unsqueeze(1).expand_as(at)
+        chains = chains.scatter(2, at, torch.where(stands[:, None, None], root, chains.gather(2, at)))
+        number = positions + 1
+        code = self.lookup.root(chains.flatten(0, 1), number.flatten()).view_as(number)
+        return self.lookup.of(self.lookup.logits, code, number), tokens.unsqueeze(-1).float()
 
     def buffers(self) -> Buffers:
         return {}
@@ -313,3 +331,33 @@ class TabularAdaptive:
     def commit(self, state: TabularState, outcome: Outcome) -> None:
         assert state.acceptances is not None
         state.acceptances.learn(outcome)
+
+
+@dataclass
+class _VVSState(TabularState):
+    """rounds (B,): see `Skips.due`."""
+
+    rounds: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+
+class TabularVVS(TabularGrower):
+    """VVS with draft tables instead of the network."""
+
+    biased, skips = True, True
+
+    def __init__(self, tables: Tables, nodes: int, depth: int, width: int, ranking: str, interval: int) -> None:
+        super().__init__(tables, nodes, depth, width, ranking)
+        self.choice = Skips(interval, self.grower)
+        self.tree = self.choice.sizing()
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _VVSState:
+        opened = super().open(session, conditioning, sampling, rng)
+        return _VVSState(sampling, rng, opened.probs, rounds=torch.zeros(len(rng), dtype=torch.int64))
+
+    def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        assert isinstance(state, _VVSState)
+        first = super().propose(state, history, count, step)
+        due = self.choice.due(state.rounds, count, self.lookup.length)
+        nodes, length = self.choice.path(first, due, state.rng.uniform(step, DRAFT, 1)[:, 0])
+        longer = self.choice.extended(history, count, first.tokens.gather(1, nodes), length)
+        return self.choice.joined(first, nodes, length, super().propose(state, longer, count + length, step))

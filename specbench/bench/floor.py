@@ -26,7 +26,7 @@ def nbytes(*modules: nn.Module) -> int:
 
 def of_target(model: Language) -> int:
     """Bytes of weights that a pass of the target reads."""
-    return nbytes(model.layers, model.norm, model.output)
+    return nbytes(model.layers, model.norm, *model.head_layers)
 
 
 def of_drafts(drafter: Any, target: Language) -> int:
@@ -35,7 +35,7 @@ def of_drafts(drafter: Any, target: Language) -> int:
         head = drafter.head
         own = [head.norm] if drafter.aux_hidden_layers else []
         once = nbytes(head.fuse) if drafter.aux_hidden_layers else 0
-        return once + drafter.passes * nbytes(head.fc, head.layers, *own, target.output)
+        return once + drafter.passes * nbytes(head.fc, head.layers, *own, *target.head_layers)
     if isinstance(drafter, Medusa):
         return nbytes(*drafter.heads.medusa_head[: drafter.tree.height])
     if isinstance(drafter, DraftModel):

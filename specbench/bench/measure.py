@@ -14,6 +14,7 @@ from torch import Tensor
 from specbench import data
 from specbench.bench import floor
 from specbench.decoding.batch import Decoded
+from specbench.decoding.fronts import fronts_of
 from specbench.decoding.loop import Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import Tree, build, chain_paths
@@ -112,7 +113,10 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         }
         chains = {n: build(chain_paths(n - 1)) for n in plan.nodes}
         by_nodes = {n: _pass(pipeline, conditioning, rows, tree, context, plan) for n, tree in chains.items()}
-        own = _pass(pipeline, conditioning, rows, drafter.tree, context, plan) if recorded else None
+        tree, fronts = drafter.tree, fronts_of(drafter, target)
+        if fronts > 1:  # as many nodes as the fronts have
+            tree = build(chain_paths(fronts * tree.nodes - 1))
+        own = _pass(pipeline, conditioning, rows, tree, context, plan) if recorded else None
     speed = floor.bandwidth(device)
     both = 2 * rows if guided else rows
     weights, drafts, cache = (
@@ -123,7 +127,7 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
     found: dict[str, Any] = {
         "rows": both,
         "context": context,
-        "nodes": drafter.tree.nodes,
+        "nodes": tree.nodes,
         "steps": plan.steps,
         **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
         **{f"{name}recorded_step_ms": 1e3 * value for name, value in recorded.items()},
@@ -178,7 +182,8 @@ def _tune(pipeline: Pipeline, nodes: Iterable[int], rows: int) -> None:
         return
     tree = pipeline.config.drafter.tree
     levels = tree.depth[0].bincount().tolist()
-    counts = {1, tree.nodes, tree.height + 1, *levels, *nodes}
+    every = fronts_of(pipeline.config.drafter, pipeline.config.target) * tree.nodes
+    counts = {1, every, tree.height + 1, *levels, *nodes}
     kernels.tune(pipeline.model.target.layers, sorted(rows * count for count in counts))
 
 

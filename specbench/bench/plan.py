@@ -27,6 +27,7 @@ from specbench.bench.launches import (
 from specbench.bench.measure import position_of
 from specbench.bench.shapes import DEVICE, Shapes, has_triton, shapes
 from specbench.config import parameters
+from specbench.decoding.fronts import fronts_of
 from specbench.engine.ops import KVCache
 from specbench.errors import UsageError
 from specbench.harness.pipeline import check_engine
@@ -164,17 +165,17 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
             _pixels(made, codes)
             above["pixels"] = memory.above()
         launches = count_step(decoding, clock)
-    at = position_of(decoding, context)
+    at, nodes = position_of(decoding, context), fronts_of(drafter, target) * drafter.tree.nodes
     sizes = [2 * cache.k.numel() * cache.k.element_size() / GB for cache in caches]
     read = floor.of_target(target) + floor.of_cache(target, rows, at), floor.of_drafts(drafter, target)
     return {
         "rows": rows,
         "tokens": pipeline.tokens_per_image,
         "context": at,
-        "nodes": drafter.tree.nodes,
+        "nodes": nodes,
         "cache_gb": sizes[0],
         "draft_cache_gb": sum(sizes[1:]),
-        "logits_gb": rows * drafter.tree.nodes * target.vocab_size * target.output.weight.element_size() / GB,
+        "logits_gb": rows * nodes * target.vocab_size * target.output.weight.element_size() / GB,
         "launches": None if cfg["engine"] == "triton" and not has_triton() else launches,
         "reads_gb": {"forward": read[0] / GB, "draft": read[1] / GB, "step": sum(read) / GB},
         "resident": resident,

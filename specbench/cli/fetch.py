@@ -138,12 +138,12 @@ def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
     if model not in sources.MODELS:
         raise unknown("model", model, sources.MODELS)
     entry, folder = sources.MODELS[model], home.model_folder(model)
-    parts = dict(entry.parts)
+    parts, drafters = dict(entry.parts), entry.drafters
     if "size" in given:
         if not entry.sizes:
             raise UsageError(f"{model} has one size: leave size= out")
         if given["size"] in entry.sizes:
-            parts["target"] = entry.sizes[given["size"]]
+            parts["target"], drafters = entry.sizes[given["size"]], {}
             folder = home.model_folder(f"{model}_{given['size']}")
         elif given["size"] != "768":
             raise unknown("size", given["size"], ["768", *entry.sizes])
@@ -159,9 +159,10 @@ def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
         if given["drafter"] not in registry.network_folders():
             raise unknown("drafter with weights", given["drafter"], registry.network_folders())
         name = registry.network_folders()[given["drafter"]]
-        if name not in entry.drafters:
-            raise UsageError(f"no {name} weights are published for {model}: put your own into {folder / name}")
-        parts[name] = entry.drafters[name]
+        if name not in drafters:
+            of = f"{model} of size {given['size']}" if drafters != entry.drafters else model
+            raise UsageError(f"no {name} weights are published for {of}: put your own into {folder / name}")
+        parts[name] = drafters[name]
     return parts, folder
 
 

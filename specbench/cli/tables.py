@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
 from specbench.config import parameters
 from specbench.errors import Parser, UsageError, unknown
 from specbench.storage.files import write_atomically
 from specbench.tables import figures, layout, literature, matched, render
 from specbench.tables.catalog import TABLES
+from specbench.tables.collect import collect
 from specbench.tables.definitions import DEFAULT_MODEL, Table
-from specbench.tables.measure import Bench, LocalBench, RunPlan, collect, plan
+from specbench.tables.measure import Bench, LocalBench, RunPlan, plan
 
 
 def by_default() -> list[Table]:
@@ -39,6 +42,13 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--list", action="store_true", help="show each table's state, rows and title, and stop")
     p.add_argument("--model", help=f"the target model to measure (default: each table's own, mostly {DEFAULT_MODEL})")
     p.add_argument("--n", type=int, help="prompts per run (default: each table's own)")
+    p.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="lines that run at a time, each in a process of one thread; those whose seconds are measured run one after"
+        " the other (default: %(default)s, in this process)",
+    )
     p.add_argument("--no-run", action="store_true", help="draw from the rows there are; what is missing stays marked")
     p.add_argument("--format", default="md,latex", help=f"any of {','.join(render.FORMATS)} (default: %(default)s)")
     return p
@@ -64,8 +74,9 @@ def main(
             raise UsageError(f"unknown format '{name}' (choose from: {', '.join(render.FORMATS)})")
     if not formats:
         raise UsageError(f"--format names no format (choose from: {', '.join(render.FORMATS)})")
-    if args.n is not None and args.n < 1:
-        raise UsageError(f"--n must be an integer of at least 1 (got {args.n})")
+    for name, value in (("n", args.n), ("jobs", args.jobs)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} must be an integer of at least 1 (got {value})")
     bench = bench or LocalBench()
     for table in tables:
         todo = plan(table, args.model or table.model, args.n, results, bench)
@@ -73,7 +84,7 @@ def main(
             print(_state(table, todo, args))
             continue
         if not args.no_run:
-            todo = collect(todo, results, runs, bench, _say)
+            todo = collect(todo, results, runs, bench, _say, args.jobs)
         _draw(table, todo, args, formats, results)
     if args.list:
         print(f"\nRun what a table lacks, and draw it: {_command(None, args)}")
@@ -81,7 +92,7 @@ def main(
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    tqdm.write(text, file=sys.stderr)  # next to a progress bar
 
 
 def _command(table: Table | None, args: argparse.Namespace) -> str:

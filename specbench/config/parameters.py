@@ -30,7 +30,7 @@ PARTS = ("drafter", "rule", "verification")
 
 
 #: Keys of the files under conf/ that describe a choice and are not parameters of a run.
-METADATA = ("kind", "preferred", "network", "variants")
+METADATA = ("kind", "preferred", "network", "variants", "raster")
 
 
 @cache

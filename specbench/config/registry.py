@@ -65,6 +65,8 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "lumina_mgpt": _real("chameleon:Chameleon"),
         "anole": _real("chameleon:Chameleon"),
         "emu3": _real("emu3:Emu3"),
+        "janus_pro_1b": Entry("specbench.models.loading.janus:Janus", parts=("target",)),
+        "janus_pro_7b": Entry("specbench.models.loading.janus:Janus", parts=("target",)),
         "mar_b": _real("mar_official:MARModel"),
         "mar_l": _real("mar_official:MARModel"),
         "mar_h": _real("mar_official:MARModel"),

@@ -29,6 +29,7 @@ ADDED: dict[str, Any] = {
     "siblings": "stored",
     "plain_until": 0,
     "plain_from": None,
+    "tau": 0.5,
     "ranking": "full",
     "entropy_temperature": None,
 }

@@ -9,7 +9,8 @@ whatever was drawn. For one candidate, kept with probability f(x), and residuals
 
 Siblings are drawn without replacement, so what follows a rejection of y depends on y. A node without candidates has
 e = p. The sum over rejected tokens is exact where there are few, else an average over draws (see `Emitted`). This is
-token-wise verification; block verification of a chain emits the same, and the other ways are exact.
+token-wise verification, and block verification of a chain emits the same. Other ways are not measured: `selected`
+relaxes against another q.
 
 e is the distribution given all that determined p, q and the depth of the node. That of a prefix alone is an average of
 such e, so by convexity its divergence is at most the mean of theirs, and by the chain rule the sum over positions of

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.batch import BatchDecoding, Decoded, finished
 from specbench.decoding.emitted import Emitted
+from specbench.decoding.fronts import Fronts, fronts_of
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling
@@ -54,6 +55,11 @@ class Session(Protocol):
         the committed tokens."""
         ...
 
+    def visit(self, tokens: Tensor, fronts: Fronts, history: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`, of the nodes of several fronts, tokens (B, K * n): each attends to the slots that it sees.
+        Nothing is to be committed after it: a token that is fed later at its position replaces what a draft wrote."""
+        ...
+
     def commit(self, verdict: Verdict, tree: Tree, count: Tensor) -> None:
         """Keep the accepted path in the caches; `count` is the value from before the step."""
         ...
@@ -68,6 +74,8 @@ class Session(Protocol):
 
 
 class Target(Protocol):
+    width: int  # as of its sessions
+
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> Session:
         """Prefill; leave room for `nodes` draft nodes beyond the image's end."""
         ...
@@ -76,13 +84,15 @@ class Target(Protocol):
 @dataclass
 class Outcome:
     """Result of a step: the draft, the target's distributions p (B, M, V) and hidden states (R, M, dim) of its nodes,
-    the verdict, and how many tokens `count` (B,) were committed before the step."""
+    the verdict, and how many tokens `count` (B,) were committed before the step. Of a draft with fronts p is that of
+    its chains, and `kept` (B, K) says how many of their tokens were committed."""
 
     draft: Draft
     p: Tensor
     hidden: Tensor
     verdict: Verdict
     count: Tensor
+    kept: Tensor | None = None
 
 
 class DraftState(Protocol):
@@ -99,7 +109,9 @@ class Drafter(Protocol):
 
     A drafter whose drafts depend on more than the committed tokens and the step's own random numbers also has
     `carries_over` = True: token-wise verification alone is exact then. One that samples siblings with replacement has
-    `replacement` = True. One whose tokens are not drawn from the distributions that it gives has `biased` = True.
+    `replacement` = True. One whose tokens are not drawn from the distributions that it gives, or whose target's
+    distributions are not those of raster order, has `biased` = True. One that leaves raster order has a method
+    `fronts`: how many there are in an image with rows of `width` tokens; `tree` is the chain of each.
     """
 
     tree: Tree
@@ -157,11 +169,12 @@ class Decoding(BatchDecoding):
         self.sampling = replace(config.sampling, kernels=kernels)
         device, rows, tree = rng.key.device, len(rng), config.drafter.tree
         config.rule.open(device)
-        self.session = config.target.open(conditioning, rows, config.sampling.guided, tree.nodes)
+        fronts = fronts_of(config.drafter, config.target)
+        self.session = config.target.open(conditioning, rows, config.sampling.guided, fronts * tree.nodes)
         self.draft_state = config.drafter.open(self.session, conditioning, self.sampling, rng)
         if kernels is not None:
             self.session.use(kernels)
-        self.total, self.reach = self.session.length, tree.height + 1
+        self.total, self.reach = self.session.length, fronts * (tree.height + 1)
         self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         draws = config.emitted_draws
@@ -200,33 +213,50 @@ class Decoding(BatchDecoding):
         clock.begin()
         draft = drafter.propose(self.draft_state, self.history, count, self.steps)
         clock.lap("draft")
-        logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
+        fronts, rng, steps = draft.fronts, self.rng, self.steps
+        if fronts is None:
+            logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
+            positions = count[:, None] + draft.tree.depth
+        else:
+            logits, hidden = session.visit(draft.tokens.view(len(count), -1), fronts, self.history)
+            positions, rng, steps = fronts.next_positions, rng.rows(fronts.owner), fronts.keys.flatten()
         clock.lap("forward")
-        found = sampling.distributions(logits, session, count[:, None] + draft.tree.depth)
+        found = sampling.distributions(logits, session, positions)
         before = config.rule.uses_pre_argmax_probs and sampling.temperature == 0
         pre_argmax_probs = found.unfiltered() if before else None
-        verdict = config.verification.verify(
-            found.p, draft, config.rule, self.rng, self.steps, pre_argmax_probs, self.kernels
-        )
+        p = found.p
+        if fronts is not None:
+            p = fronts.chains(p)
+            pre_argmax_probs = None if pre_argmax_probs is None else fronts.chains(pre_argmax_probs)
+        verdict = config.verification.verify(p, draft, config.rule, rng, steps, pre_argmax_probs, self.kernels)
         if config.override is not None:
-            verdict = config.override(verdict, draft, self.steps)
+            verdict = config.override(verdict, draft, steps)
         clock.lap("verify")
-        session.commit(verdict, draft.tree, count)
-        outcome = Outcome(draft, found.p, hidden, verdict, count)
-        drafter.commit(self.draft_state, outcome)
+        if fronts is None:
+            session.commit(verdict, draft.tree, count)
+        kept = None if fronts is None else fronts.kept(verdict.length, count < self.total)
+        drafter.commit(self.draft_state, Outcome(draft, p, hidden, verdict, count, kept))
         clock.lap("commit")
-        self.taken = Taken(draft, verdict, found, *self._advance(verdict))
+        self.taken = Taken(draft, verdict, found, *self._advance(verdict, fronts, kept), kept)
         clock.lap("rest")
 
-    def _advance(self, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+    def _advance(
+        self, verdict: Verdict, fronts: Fronts | None = None, kept: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Add a verdict's tokens to the images that are not complete; returns `count` and `steps` from before, and
         which images these are."""
-        if self.kernels is not None:
+        if self.kernels is not None and fronts is None:
             return self.kernels.advance(
                 self.history, self.count, self.steps, verdict.tokens, verdict.length, self.total
             )
         count, steps = self.count.clone(), self.steps.clone()
         active = count < self.total
+        if fronts is not None and kept is not None:
+            where, tokens, _ = fronts.committed(verdict.tokens, kept, self.total)
+            self.history.scatter_(1, where, tokens)
+            self.count += kept.sum(1)
+            self.steps += active
+            return count, steps, active
         tokens = torch.where(active[:, None], verdict.tokens, 0)
         self.history.scatter_(1, count[:, None] + self.recorder.offsets, tokens)
         torch.where(active, count + verdict.length + 1, count, out=self.count)
@@ -240,7 +270,9 @@ class Decoding(BatchDecoding):
             raise RuntimeError("the statistics of a step are recorded once, after the step")
         draft = taken.draft
         self.recorder.record(taken)
-        if draft.tree.height:
+        if draft.fronts is not None:
+            self.drafted += draft.fronts.images(draft.valid[:, 1:]).sum((1, 2))
+        elif draft.tree.height:
             inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= (self.total - taken.count)[:, None])
             self.drafted += inside.sum(1)
 

@@ -52,7 +52,7 @@ _TOLERANCE = 1e-3
 @dataclass
 class Taken:
     """What a step leaves for its statistics: also the target's distributions `found`; count, steps (B,): from before
-    the step; active (B,) bool: whether the image was not complete."""
+    the step; active (B,) bool: whether the image was not complete; kept: as of `Outcome`."""
 
     draft: Draft
     verdict: Verdict
@@ -60,6 +60,7 @@ class Taken:
     count: Tensor
     steps: Tensor
     active: Tensor
+    kept: Tensor | None = None
 
 
 class TraceRecorder:
@@ -93,32 +94,47 @@ class TraceRecorder:
     def record(self, taken: Taken) -> None:
         verdict, count, active = taken.verdict, taken.count, taken.active
         path = verdict.path_with_root  # beyond its end, its last node: every entry was reached
+        fronts, kept = taken.draft.fronts, taken.kept
+        if fronts is not None and kept is not None:
+            positions, tokens, some = fronts.committed(verdict.tokens, kept, self.total)
+            first = torch.arange(kept.shape[1], device=path.device)[:, None] * taken.draft.tree.nodes
+            path = (fronts.images(path) + first).flatten(1)
+        else:
+            positions, tokens = count[:, None] + self.offsets, verdict.tokens
+            some = active[:, None] & (self.offsets <= verdict.length[:, None])
         if taken.draft.tree.height:
             row = [*self._sums(taken, path), *self._statistics(taken)]
             if verdict.share is not None:
                 row.append(verdict.share)
         else:
-            row = [sum_last(verdict.next_probs)]
+            last = sum_last(verdict.next_probs)
+            row = [last if fronts is None else fronts.images(last).prod(1)]
         index = torch.where(active, taken.steps, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
-        of_token = taken.found.log_prob(path, verdict.tokens)
-        kept = active[:, None] & (self.offsets <= verdict.length[:, None])
-        positions = count[:, None] + self.offsets
-        self.log_prob.scatter_(1, positions, torch.where(kept, of_token, 0.0))
+        of_token = taken.found.log_prob(path, tokens)
+        self.log_prob.scatter_(1, positions, torch.where(some, of_token, 0.0))
         if self.emitted is not None and taken.draft.tree.height:  # vanilla emits the target's own distribution
             found = self.emitted.step(taken.draft, verdict, taken.found, taken.steps)
-            self.distances.scatter_(2, positions.expand(5, -1, -1), torch.where(kept, found, 0.0))
+            self.distances.scatter_(2, positions.expand(5, -1, -1), torch.where(some, found, 0.0))
 
     def _statistics(self, taken: Taken) -> list[Tensor]:
         """A step's statistics for the trace, (B,) each."""
         draft, verdict, p = taken.draft, taken.verdict, taken.found.p
-        room = (self.total - taken.count).clamp_min(0)
-        offered = torch.minimum((draft.valid * draft.tree.depth).amax(1), room)
+        fronts, offered = draft.fronts, (draft.valid * draft.tree.depth).amax(1)
+        if fronts is not None and taken.kept is not None:
+            p, room = fronts.chains(p), taken.kept.flatten()
+        else:
+            room = (self.total - taken.count).clamp_min(0)
+            offered = torch.minimum(offered, room)
         row = [torch.minimum(verdict.length, room), offered, verdict.first]
         q, p0 = draft.probs[:, 0], p[:, 0]  # the root is the first inner node
         top1 = p0.argmax(-1, keepdim=True)
         hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == top1
         row += [0.5 * sum_last((q - p0).abs()), hits[:, 0], hits.any(-1)]
+        if fronts is not None:
+            drafts = fronts.images(offered > 0)
+            means = [fronts.images(x).float() * drafts for x in row[2:]]
+            return [fronts.images(x).sum(1) for x in row[:2]] + [x.sum(1) / drafts.sum(1).clamp_min(1) for x in means]
         return row[:2] + [x * (offered > 0) for x in row[2:]]
 
     def _sums(self, taken: Taken, path: Tensor) -> list[Tensor]:
@@ -128,7 +144,10 @@ class TraceRecorder:
         child = draft.tree.children[:, :, 0].expand(len(last), -1)
         used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
         target = sum_last(taken.found.p).gather(1, path).prod(1)
-        return [target * last, torch.where(used, sum_last(draft.probs), 1.0).prod(1)]
+        drafts = torch.where(used, sum_last(draft.probs), 1.0).prod(1)
+        if draft.fronts is not None:
+            last, drafts = (draft.fronts.images(x).prod(1) for x in (last, drafts))
+        return [target * last, drafts]
 
     def _valid(self) -> Tensor:
         """(2, B, T) bool: whether the target's and the drafter's distributions of a step sum to 1. At temperature 0 the

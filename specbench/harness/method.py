@@ -39,7 +39,12 @@ def build_rule(
 
 
 def build_verification(cfg: Mapping[str, Any], drafter: Any) -> Verification:
-    """The verification of a configuration, for this drafter. Raises UsageError where it is not exact."""
+    """The verification of a configuration, for this drafter. Raises UsageError where it does not fit."""
+    if getattr(drafter, "skips", False) and cfg["verification"] != "token":
+        raise UsageError(
+            f"drafter {cfg['drafter']} commits tokens without verification, which verification={cfg['verification']}"
+            " does not know: use verification=token"
+        )
     built: Verification = registry.find("verification", cfg["verification"])(cfg, drafter)
     return built
 

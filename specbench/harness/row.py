@@ -80,8 +80,12 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
     if not outside:
         way = cfg.get("verification", "token")
         what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
-        if cfg.get("stored") == "old" or cfg.get("siblings") == "residual":
+        if cfg.get("stored") == "old" or cfg.get("siblings") == "residual" or cfg.get("coupling") == "threshold":
             what = "tokens that were not drawn from their stored distribution"
+        if cfg.get("drafter") == "vvs":
+            what = "tokens that are not verified"
+        if _leaves_raster_order(cfg):
+            what = f"drafter {cfg['drafter']}, whose tokens are not sampled in raster order"
         return [f"emitted_kl: like emitted_tv not computed for {what}"]
     if len(outside) < len(images):
         return [f"emitted_kl: not recorded of {len(images) - len(outside)} images, which an earlier process decoded"]
@@ -94,6 +98,8 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], 
     remarks, timed = protocols.remarks(cfg), row["timing"]
     if other := variants.departures(cfg):
         remarks.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
+    if _leaves_raster_order(cfg):
+        remarks.append("perplexity, log_prob: of each token given those that existed when it was sampled")
     if cfg["batch"] > 1:
         remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
     if timing.is_timed(cfg) and not timed:
@@ -117,6 +123,10 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], 
             if len({str(session.get(name)) for session in sessions.values()}) > 1:
                 remarks.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
     return remarks
+
+
+def _leaves_raster_order(cfg: Mapping[str, Any]) -> bool:
+    return parameters.default("drafter", cfg["drafter"], "raster") is False
 
 
 def describe(cfg: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench.engine.masks import TreeMask
-from specbench.engine.ops import Kernels, KVCache, linear
+from specbench.engine.ops import Kernels, KVCache, gelu, linear
 from specbench.engine.state import Buffer, Buffers, within
 from specbench.models.transformer import Block, BlockConfig, RMSNorm, run_blocks
 
@@ -67,16 +67,19 @@ class Language(nn.Module):
     tok_embeddings: nn.Embedding
     layers: nn.ModuleList
     norm: RMSNorm
+    head_hidden: nn.Linear | None  # a head of two layers with a GELU between them: the first
     output: nn.Linear
     block: BlockConfig
 
-    def _build(self, block: BlockConfig, n_layer: int, vocabulary: int, tokens: int) -> None:
-        """vocabulary: rows of the input table; tokens: rows of the head."""
+    def _build(self, block: BlockConfig, n_layer: int, vocabulary: int, tokens: int, head_hidden: int = 0) -> None:
+        """vocabulary: rows of the input table; tokens: rows of the head; head_hidden: the width between its two layers,
+        which have biases (0: one layer, without)."""
         self.block = block
         self.tok_embeddings = nn.Embedding(vocabulary, block.dim)
         self.layers = nn.ModuleList(Block(block) for _ in range(n_layer))
         self.norm = RMSNorm(block.dim, block.norm_eps)
-        self.output = nn.Linear(block.dim, tokens, bias=False)
+        self.head_hidden = nn.Linear(block.dim, head_hidden) if head_hidden else None
+        self.output = nn.Linear(head_hidden or block.dim, tokens, bias=bool(head_hidden))
         self.vocab_size = tokens
 
     def ids(self, tokens: Tensor) -> Tensor:
@@ -115,7 +118,14 @@ class Language(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (..., vocab_size) of hidden states after the final norm; the auxiliary ones after them are ignored."""
-        return linear(hidden[..., : self.block.dim], self.output.weight)
+        x = hidden[..., : self.block.dim]
+        if self.head_hidden is not None:
+            x = gelu(linear(x, self.head_hidden.weight, self.head_hidden.bias))
+        return linear(x, self.output.weight, self.output.bias)
+
+    @property
+    def head_layers(self) -> list[nn.Linear]:
+        return [self.output] if self.head_hidden is None else [self.head_hidden, self.output]
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
         b = self.block
@@ -288,6 +298,19 @@ class LanguageSession:
         slots = root + torch.arange(nodes, device=root.device)
         mask = TreeMask(self.padding[:, 0], root[:, 0], tree.ancestors)
         hidden = self.feed(x, positions, slots, mask)
+        return self.model.head(hidden), hidden
+
+    def visit(self, tokens: Tensor, fronts: Any, history: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`, of tokens (B, K * n) at fronts of the image (see `decoding.fronts`), each of which is stored in
+        its slot and attends to the slots that it sees."""
+        positions, slots = (x.flatten(1) + self.prefix_length for x in (fronts.positions, fronts.slots))
+        start = self.padding[:, 0]
+        mask = TreeMask(start, torch.full_like(start, self.prefix_length - 1), fronts.sees)
+        if self.cache.kernels is not None:
+            x, rope, _, _ = self.cache.kernels.inputs(self, tokens, positions)
+            hidden = self.model.hidden(x, rope, mask, self.cache, self.both(slots))
+        else:
+            hidden = self.feed(self.embed(tokens, positions), self.both(positions), self.both(slots), mask)
         return self.model.head(hidden), hidden
 
     def commit(self, verdict: Any, tree: Any, count: Tensor) -> None:

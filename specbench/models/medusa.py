@@ -56,10 +56,10 @@ class MedusaNetwork(nn.Module):
 
 
 def like_target(target: Language, heads: int = 5) -> MedusaNetwork:
-    """Heads for this target, each starting as the target's own output layer."""
+    """Heads for this target, each starting as the target's own output layer, where that reads hidden states."""
     medusa = MedusaNetwork(MedusaConfig(target.block.dim, target.vocab_size, heads))
     with torch.no_grad():
         for name, parameter in medusa.named_parameters():
-            if name.endswith("1.weight"):
+            if name.endswith("1.weight") and target.head_hidden is None:
                 parameter.copy_(target.output.weight)
     return medusa

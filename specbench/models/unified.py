@@ -1,4 +1,4 @@
-"""Targets with one vocabulary for text and images: Chameleon (Lumina-mGPT, Anole) and Emu3.
+"""Targets with one vocabulary for text and images: Chameleon (Lumina-mGPT, Anole), Emu3 and Janus-Pro.
 
 The prefix is a prompt's token ids, padded on the left; image tokens follow in raster order with the grammar's own
 tokens (new lines, the image's end) between and after them. Of the head only the rows of image tokens are kept, since
@@ -19,7 +19,8 @@ from specbench.models.transformer import BlockConfig, init_weights, line_rotary
 
 @dataclass(frozen=True)
 class UnifiedConfig:
-    """A Llama over one vocabulary. qk_norm: rows of the LayerNorm on queries and keys (0: none)."""
+    """A Llama over one vocabulary. qk_norm: rows of the LayerNorm on queries and keys (0: none). head_hidden: as of
+    `Language`."""
 
     dim: int
     n_layer: int
@@ -31,6 +32,7 @@ class UnifiedConfig:
     norm_eps: float = 1e-5
     qk_norm: int = 0
     post_norm: bool = False
+    head_hidden: int = 0
 
     @property
     def block(self) -> BlockConfig:
@@ -90,7 +92,7 @@ class Unified(Language):
         self.cfg, self.image = cfg, image
         self.grammar, self.length, self.width = image.grammar, len(image.grammar), image.width
         self.register_buffer("_ids", image.ids, persistent=False)
-        self._build(cfg.block, cfg.n_layer, cfg.vocab_size, len(image.ids))
+        self._build(cfg.block, cfg.n_layer, cfg.vocab_size, len(image.ids), cfg.head_hidden)
         init_weights(self)
 
     def ids(self, tokens: Tensor) -> Tensor:

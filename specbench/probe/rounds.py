@@ -5,7 +5,8 @@ An exact run draws its prefixes from the target. At each of its rounds the draft
 p_i and q_i at every depth i. A rule reaches depth i with probability f_1 .. f_{i-1}, f_j its acceptance of x_j; there
 it accepts a token drawn from q_i with probability a_i and emits e_i. Given the chain, the round has in expectation
 1 + sum_i f_1 .. f_{i-1} a_i tokens and a divergence of sum_i f_1 .. f_{i-1} KL(e_i || p_i): chains are sampled,
-decisions are not. What is left out is that a relaxed rule would reach other prefixes.
+decisions are not. What is left out is that a relaxed rule would reach other prefixes; and an image's last round counts
+with all its tokens, also those beyond the image's end.
 """
 
 from __future__ import annotations

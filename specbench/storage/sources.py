@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 #: A licence -> the restriction that is printed with it; the others are permissive.
 CHAMELEON = "Chameleon Research License"
+DEEPSEEK = "DeepSeek Model License"
 NON_COMMERCIAL = {CHAMELEON: "non-commercial: research use only, also of what is made with the weights"}
 
 
@@ -44,7 +45,8 @@ class Part:
 @dataclass(frozen=True)
 class ModelSource:
     """`parts` is what every run needs, `drafters` what a drafter needs in addition, both by folder; `sizes` holds the
-    target of each other size; `instead` holds repositories with another layout of the same target."""
+    target of each other size, for which no drafter is published; `instead` holds repositories with another layout of
+    the same target."""
 
     parts: Mapping[str, Part]
     drafters: Mapping[str, Part] = field(default_factory=dict)
@@ -102,6 +104,8 @@ def _c2i(file: str, draft: str | None = None) -> ModelSource:
 
 # Lumina-mGPT: the README of Alpha-VLLM/Lumina-mGPT (commit 678b55e). Anole: those of GAIR-NLP/anole (commit 16b958a),
 # which names GAIR/Anole-7b-v0.1 and Chameleon's licence, and of jadohu/LANTERN, which names leloy/Anole-7b-v0.1-hf.
+# LANTERN's author names the drafter of Lumina-mGPT in the repository's first issue, and calls the code for that model
+# unfinished.
 
 #: Chameleon's own tokenizers, as GAIR publishes them with Anole. The checksums are those of the list (checklist.chk)
 #: that comes with them and with other copies of Meta's release.
@@ -128,6 +132,17 @@ _EMU3 = hugging_face(
 )
 _EMU3_VISION = hugging_face("BAAI/Emu3-VisionTokenizer", "Apache 2.0", "c81f916ad371289e205310a7539255e8a9396488")
 
+# The README of deepseek-ai/Janus (commit 1daa72f) names the first two; those of deepseek-community are transformers'
+# layout of the same weights, which its documentation of Janus names. The code is under MIT, the weights under
+# DeepSeek's model licence.
+
+
+def _janus(repository: str) -> Part:
+    return hugging_face(repository, DEEPSEEK)
+
+
+_JANUS_1B = _janus("deepseek-ai/Janus-Pro-1B")
+
 # The README of LTH14/mar (commit d8f2dcd) names this repository. Its files hold one set of tensors each, of the size of
 # one model; that it is the averaged one is not written there. The README also links checkpoint-last.pth on a file
 # share, without checksums, and its util/download.py kl16.ckpt: put by hand, these are read, too.
@@ -149,6 +164,7 @@ MODELS: dict[str, ModelSource] = {
     "llamagen_3b": _c2i("c2i_3B_384.pt", "c2i_L_384.pt"),
     "lumina_mgpt": ModelSource(
         {"target": _LUMINA, "tokenizer": _CHAMELEON},
+        {"eagle": hugging_face("sihwanpark/LANTERN-Lumina-mGPT-7B-768", CHAMELEON)},
         sizes={size: hugging_face(f"Alpha-VLLM/Lumina-mGPT-7B-{size}", CHAMELEON) for size in ("512", "1024")},
     ),
     "anole": ModelSource(
@@ -156,6 +172,12 @@ MODELS: dict[str, ModelSource] = {
     ),
     "emu3": ModelSource(
         {"target": _EMU3, "tokenizer": _EMU3_VISION}, instead=(hugging_face("BAAI/Emu3-Gen-hf", "Apache 2.0"),)
+    ),
+    "janus_pro_1b": ModelSource({"target": _JANUS_1B}, instead=(_janus("deepseek-community/Janus-Pro-1B"),)),
+    "janus_pro_7b": ModelSource(
+        {"target": _janus("deepseek-ai/Janus-Pro-7B")},
+        {"draft": _JANUS_1B},
+        instead=(_janus("deepseek-community/Janus-Pro-7B"),),
     ),
     "mar_b": _mar("mar-base.safetensors"),
     "mar_l": _mar("mar-large.safetensors", "mar-base.safetensors"),

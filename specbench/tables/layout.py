@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 
+from specbench.compare.paired import holm
 from specbench.config import shown_columns
 from specbench.errors import UsageError
 from specbench.rows import sample_size
@@ -153,7 +154,8 @@ def build(
                 if printed is not None and printed.of == model and rows[line.key] is not None:
                     entries.append(_difference(table, line, rows[line.key] or {}, printed, notes))
     present = [r for r in rows.values() if r is not None]
-    remarks = [_tested(table, test, model, rows, comparisons, published) for test in table.tests]
+    adjusted = _adjusted(table, rows, comparisons)
+    remarks = [_tested(table, test, model, rows, comparisons, adjusted, published) for test in table.tests]
     remarks += table.remarks
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
         if len({tuple(r.get(k, "") for k in names) for r in present}) > 1:
@@ -309,15 +311,23 @@ def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes
     return TableEntry(line.label, "difference", printed.model, (mark,), tuple(cells))
 
 
+def _adjusted(table: Table, rows: Mapping[str, Row | None], comparisons: Sequence[Row]) -> dict[TableTest, float]:
+    """Holm's adjusted p-values of the tests that have one."""
+    found = {test: compared(test, rows, comparisons) for test in table.tests}
+    p = {test: float(row["p"]) for test, row in found.items() if row is not None and row["p"]}
+    return dict(zip(p, holm(list(p.values())), strict=True))
+
+
 def _tested(
     table: Table,
     test: TableTest,
     model: str,
     rows: Mapping[str, Row | None],
     comparisons: Sequence[Row],
+    adjusted: Mapping[TableTest, float],
     published: Sequence[PublishedRow],
 ) -> str:
-    """The result of a test as a sentence, next to the printed ones."""
+    """The result of a test as a sentence, next to the printed ones. adjusted: as of `_adjusted`."""
     labels = {line.key: line.label for line in table.lines}
     text = f"{test.label}, {labels[test.line]} minus {labels[test.other]}: "
     found = compared(test, rows, comparisons)
@@ -330,6 +340,8 @@ def _tested(
         decimals = max(3, -math.floor(math.log10(half))) if half > 0 else 3
         low, high, difference = (f"{float(found[name]):+.{decimals}f}" for name in ("low", "high", "difference"))
         p = f"p = {float(found['p']):.2g}" if float(found["p"]) > 0 else "p < 1e-300"
+        if len(adjusted) > 1:
+            p += f" ({adjusted[test]:.2g} by Holm's adjustment over {len(adjusted)} tests)"
         text += f"measured ({model}) {difference} (95 % interval {low} to {high}), paired t({found['df']}) = "
         text += f"{float(found['test_statistic']):.2f}, {p}, over {found['pairs']} pairs of the same prompt"
     printed: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""From a table's definition to its measured rows: which are there, and running those that are not.
+"""From a table's definition to its measured rows: which there are.
 
 A row belongs to a line when its configuration hash is that of the line's overrides and, where that is known without
 loading a model, its weights are the ones that a run would load now. Rows lie in `results/<table>.csv`, whatever the
@@ -9,7 +9,7 @@ measured once: a row is looked for among the table's own first, then among all o
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,10 +17,9 @@ from typing import Any, Protocol
 
 from specbench.bench import rows as benchmarks
 from specbench.config import configuration, registry
-from specbench.errors import UsageError
 from specbench.probe import rows as probes
 from specbench.rows import provenance
-from specbench.rows.csv_files import append_row, has_runs, read_rows
+from specbench.rows.csv_files import has_runs, read_rows
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import sha256, state
 from specbench.tables.definitions import Line, Table, TableTest
@@ -101,13 +100,14 @@ def _weights(cfg: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Need:
-    """One measured line: its run, and its row where there is one."""
+    """One measured line: its run, and its row where there is one; alone: whether its seconds are measured."""
 
     line: Line
     overrides: tuple[str, ...]
     identity: Identity
     row: Row | None
     rows_of: str = "run"
+    alone: bool = False
 
     @property
     def command(self) -> str:
@@ -190,14 +190,16 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
         overrides = table.overrides(line, model, n)
         if overrides is None:
             continue
-        identity = bench.identify(overrides)
-        identity = replace(identity, timed=identity.timed and shows_seconds, needs=table.needs)
+        found = bench.identify(overrides)
+        identity = replace(found, timed=found.timed and shows_seconds, needs=table.needs)
         row = next((r for r in reversed(rows) if identity.fits(r)), None)
-        needs.append(Need(line, tuple(overrides), identity, row, table.rows_of))
-    return RunPlan(table, model, tuple(needs), _compared(table, results))
+        alone = table.rows_of == "bench" or (table.rows_of == "run" and found.timed)
+        needs.append(Need(line, tuple(overrides), identity, row, table.rows_of, alone))
+    return RunPlan(table, model, tuple(needs), compared_rows(table, results))
 
 
-def _compared(table: Table, results: Path) -> tuple[Row, ...]:
+def compared_rows(table: Table, results: Path) -> tuple[Row, ...]:
+    """The rows of `specbench compare` that there are for the tests of a table."""
     if not table.tests:
         return ()
     from specbench.compare import wording
@@ -216,49 +218,3 @@ def _rows(path: Path, state: tuple[int, ...]) -> tuple[Row, ...]:
     """The rows of a file in this state, as text: every table looks through all files."""
     rows = read_rows(path) if path.stat().st_size else []
     return tuple({k: "" if v is None else str(v) for k, v in row.items()} for row in rows)
-
-
-def collect(todo: RunPlan, results: Path, runs: Path, bench: Bench, say: Callable[[str], None]) -> RunPlan:
-    """Run what is missing, one run after the other, so that no run spoils another's latency, and compare the runs of a
-    test image by image; returns the filled plan.
-
-    Each row is appended as soon as it is there, and each run goes on in its own folder under `runs`/tables: whatever
-    stops this function, calling it again loses and repeats nothing.
-    """
-    needs = {need.line.key: need for need in todo.needs}
-
-    def folder(need: Need) -> Path:
-        return runs / "tables" / todo.table.id / todo.model / need.folder
-
-    def measure(need: Need) -> None:
-        of_run = need.rows_of == "run"
-        row = bench.run(need.overrides, folder(need)) if of_run else bench.row_of(need.rows_of, need.overrides)
-        text = {k: "" if v is None else str(v) for k, v in row.items()}
-        if not need.identity.fits(text):  # it would be run again by every later call
-            raise UsageError(
-                f"the row in {folder(need)} is not that of {need.command}: remove the folder and try again"
-            )
-        append = append_row if of_run else ROW_FILES[need.rows_of].append
-        append(store(todo.table, results), row)
-        needs[need.line.key] = replace(need, row=text)
-
-    for i, need in enumerate(todo.needs, 1):
-        if need.row is None:
-            say(f"{todo.table.id}: line {i} of {len(todo.needs)}, {need.line.label}: {need.command}")
-            measure(need)
-    for test in replace(todo, needs=tuple(needs.values())).untested:
-        if compared(test, {key: need.row for key, need in needs.items()}, _compared(todo.table, results)) is not None:
-            continue  # with another test of the same lines
-        pair = [needs[key] for key in (test.other, test.line)]
-        say(f"{todo.table.id}: {pair[1].line.label} and {pair[0].line.label}, image by image")
-        for need in pair:  # the images of a row that came without them are decoded again
-            measure(need)
-        for row in bench.compare(*map(folder, pair)):
-            _append_comparison(comparisons(todo.table, results), row)
-    return RunPlan(todo.table, todo.model, tuple(needs.values()), _compared(todo.table, results))
-
-
-def _append_comparison(path: Path, row: Mapping[str, Any]) -> None:
-    from specbench.compare import wording
-
-    wording.ROWS.append(path, row)

@@ -94,8 +94,8 @@ def _gain() -> Table:
     return _table(
         "verification_gain",
         "What better lossless verification gains: each way at its own best shape of a draft, on the embedded model",
-        n=80,
-        protocol=_PROTOCOL.format(40, 0),
+        n=48,
+        protocol=_PROTOCOL.format(24, 0),
         columns=(STEPS_SAVED, _STEPS, ACCEPTED_LENGTH, _DRAFT_TOKENS, ACCEPTANCE, _DRAFT_TV),
         lines=tuple(lines.values()),
         figure=TableFigure(

@@ -89,12 +89,12 @@ BUDGETS = {
     ),
     "smoke": Budget(  # seconds: tests that everything runs, not that it learns
         {
-            name: Recipe(steps=4, batch=4, lr=1e-3, warmup=1, ema=0.5)
+            name: Recipe(steps=2, batch=4, lr=1e-3, warmup=1, ema=0.5)
             for name in ("tokenizer", "text", "target", "kl", "mar", "mar_draft")
         },
         measured=(*DRAFTERS, "drafters", "mar_samples"),
-        drafters=("steps=4", "batch=4", "warmup=1"),
-        variants=("steps=4", "batch=4", "warmup=1", "ema=0.5", "checkpoints=[1,2]"),
+        drafters=("steps=2", "batch=4", "warmup=1"),
+        variants=("steps=3", "batch=4", "warmup=1", "checkpoints=[1,2]"),  # other steps than the default drafter
         train=120,
         validation=24,
         drafted=2,

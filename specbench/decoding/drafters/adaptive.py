@@ -26,6 +26,8 @@ from specbench.errors import UsageError
 
 #: Shapes to choose from: a tenth of the range of acceptances each.
 SHAPES = 10
+#: Draft tokens at most: the attention of every shape is in memory.
+MOST = 256
 #: Acceptance where no neighbour is known.
 PRIOR = 0.5
 
@@ -75,6 +77,8 @@ class Shapes:
     constants = ("tree", "levels", "home", "rank")
 
     def __init__(self, nodes: int, depth: int, width: int) -> None:
+        if nodes > MOST:
+            raise UsageError(f"nodes={nodes} is too large: adaptive trees have at most {MOST} draft tokens")
         if nodes < depth:
             raise UsageError(f"nodes={nodes} is fewer than depth={depth}; a tree of that depth needs a node per level")
         most = sum(width**d for d in range(1, depth + 1)) if width > 1 else depth
@@ -108,7 +112,9 @@ class Shapes:
                     sees[k, index, first + index] = True
             self.levels.append(_ShapeLevel(nodes_of, parents, kids, sees, first))
             first += count if d else 0
-        parent = torch.tensor([[0, *(names[p[:-1]] for p in paths)] for names, paths in zip(number, trees, strict=True)])
+        parent = torch.tensor(
+            [[0, *(names[p[:-1]] for p in paths)] for names, paths in zip(number, trees, strict=True)]
+        )
         self.rank = torch.tensor([[0, *(p[-1] for p in paths)] for paths in trees])
         self.tree = from_parents(parent, self.rank, width, depth, max(map(len, inner)), max(per_depth))
         rest = [(i,) for i in range(1, self.nodes - depth + 1)]

@@ -49,5 +49,5 @@ def jacobi(cfg: Mapping[str, Any], model: Any) -> Drafter:
 
 
 def sjd(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    names = "window init refine coupling width depth tree fresh stored siblings plain_until plain_from"
+    names = "window init refine coupling width depth tree fresh stored siblings plain_until plain_from tau"
     return Window(**{name: cfg[name] for name in names.split()})

@@ -219,7 +219,7 @@ class Entries:
         first: int,
         sees: Tensor,
     ) -> Tensor:
-        """Outputs (R, n, dim) of the nodes that a dynamic tree expands next (see `dynamic.Expand`); outputs (R, *, dim):
+        """Outputs (R, n, dim) of the nodes that a dynamic tree expands next (`dynamic.Expand`); outputs (R, *, dim):
         of the root and the expanded nodes before, in order."""
         if state.cache.kernels is not None:
             return self._expand_level(state, count, tokens, None, outputs, parents, depth, first, sees)
@@ -233,9 +233,9 @@ class Entries:
         logits = state.session.model.head(self.head.readable(features, state.cache.kernels))
         return sampling.distributions(logits, state.session, position[:, None].expand(-1, features.shape[1]))
 
-    def _after_first(self, count: Tensor) -> Tensor:
+    def _after_first(self, count: Tensor, nodes: int | None = None) -> Tensor:
         """Validity (B, M): before the first token there is no hidden state to draft from, and nothing is drafted."""
-        return (count > 0)[:, None] | self.root
+        return (count > 0)[:, None] | self.root[:nodes]
 
     def commit(self, state: EagleState, outcome: Outcome) -> None:
         both = state.session.both
@@ -325,15 +325,17 @@ class Eagle(Entries):
         return probs
 
 
-class Eagle2(Entries):
-    """EAGLE-2: a new tree of the `nodes` most probable draft tokens each step (see `Grower`)."""
+class Grown(Entries):
+    """What drafters of dynamic trees share; tree: the largest possible topology of a draft."""
 
-    def __init__(self, head: Any, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
-        self.grower = Grower(nodes, depth, width, ranking)
-        super().__init__(head, self.grower.sizing, self.grower.expanded)
-        self.passes = depth
+    passes: int
 
-    def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def __init__(self, head: Any, grower: Grower, tree: Tree) -> None:
+        super().__init__(head, tree, grower.expanded)
+        self.grower = grower
+
+    def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
+        """The tree behind `count` (B,) tokens of the history (B, *); before the first token there is none to use."""
         last, feature = self._newest(state, history, count)
         sampling = state.sampling
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
@@ -349,5 +351,17 @@ class Eagle2(Entries):
             return probs(new, depth)
 
         draft = self.grower.grow(root, probs(feature, 0), expand, sampling)
-        draft.valid &= self._after_first(count)
+        draft.valid &= self._after_first(count, draft.tree.nodes)
         return draft
+
+
+class Eagle2(Grown):
+    """EAGLE-2: a new tree of the `nodes` most probable draft tokens each step (see `Grower`)."""
+
+    def __init__(self, head: Any, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
+        grower = Grower(nodes, depth, width, ranking)
+        super().__init__(head, grower, grower.sizing)
+        self.passes = depth
+
+    def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        return self.grow(state, history, count)

@@ -60,7 +60,7 @@ class AdaptiveEagle(Entries):
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         shape = self.shapes.of(state.acceptances.ahead(count))
         draft = self.shapes.grow(shape, root, given(outputs, 0), expand, sampling, state.rng, step)
-        draft.valid &= self._after_first(count)
+        draft.valid &= self._after_first(count, draft.tree.nodes)
         return draft
 
     def commit(self, state: EagleState, outcome: Outcome) -> None:

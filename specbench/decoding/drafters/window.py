@@ -38,7 +38,7 @@ INITS = (
     "vertical_sample",
     "horizontal_mode",
 )
-COUPLINGS = ("none", "maximal", "gumbel", "height")
+COUPLINGS = ("none", "maximal", "gumbel", "height", "threshold")
 #: Tags of a step's random numbers. _KEEP: whether a token is kept or, under height coupling, a new height.
 _TOKEN, _KEEP, _INIT, _SIBLING = range(DRAFT, DRAFT + 4)
 _GUMBEL = TAGS - 1  # of step 0: the noise of a position is the same at every step
@@ -101,11 +101,13 @@ class Window:
     G per position for all steps. "height" is a maximal coupling without a fresh random number a step: a position holds
     a point (y, g) that is uniform under the graph of its distribution, 0 <= g < q(y), and keeps it while g < p(y);
     else y is drawn from Norm([p - q]_+), and g from [q(y), p(y)). Verification is the same test, of the same g. So a
-    token survives all steps with min_j p_j(y) / p_0(y), the most that any coupling can give. width, depth, tree: see
+    token survives all steps with min_j p_j(y) / p_0(y), the most that any coupling can give. "threshold" keeps the
+    token where p / q > tau and draws again from p otherwise (SJD++, arXiv 2512.07503), which is not exact: a kept token
+    was not drawn from p, the distribution that it has from then on. width, depth, tree: see
     `trees.window_paths`. plain_until, plain_from: images with fewer than the first, or at least the second number of
     tokens (negative: counted from the end; None: never) have no draft, and the window begins again after it.
 
-    Two settings are those of released codes, and not exact. stored: which distribution a token has that maximal
+    Two settings are those of released codes, and not exact, either. stored: which distribution a token has that maximal
     coupling keeps, that of this step ("new") or the one that it was drawn from ("old", SCD). siblings: what a
     position's further candidates are drawn from, its distribution ("stored") or, where it had a token before, the
     residual distribution [p - q]_+ of this step ("residual", SJD-PAC); verification takes them as drawn from the
@@ -131,6 +133,7 @@ class Window:
         plain_until: int = 0,
         plain_from: int | None = None,
         match: bool = False,
+        tau: float = 0.5,
     ) -> None:
         check_choice("init", init, INITS)
         check_choice("coupling", coupling, COUPLINGS)
@@ -138,10 +141,10 @@ class Window:
         check_choice("stored", stored, ("new", "old"))
         check_choice("siblings", siblings, ("stored", "residual"))
         self.init, self.refine, self.coupling, self.width, self.match = init, refine, coupling, width, match
-        self.fresh, self.siblings = fresh, siblings
+        self.fresh, self.siblings, self.tau = fresh, siblings, tau
         self.keeps_old = stored == "old" and coupling == "maximal"
         self.plain_until, self.plain_from = plain_until, plain_from
-        self.biased = self.keeps_old or (siblings == "residual" and width > 1)
+        self.biased = self.keeps_old or (siblings == "residual" and width > 1) or coupling == "threshold"
         self.carries_over = refine or coupling in ("gumbel", "height")
         paths = window_paths(window, width, depth, tree)
         self.tree = build_tree(paths)
@@ -281,15 +284,18 @@ class Window:
         known = (height - length).clamp_min(0) * state.started if self.refine else torch.zeros_like(count)
         if noise is not None:
             token = (probs / noise).argmax(-1)
-        elif self.coupling in ("maximal", "height"):
+        elif self.coupling != "none":
             before = (previous + 1).clamp_max(height - 1)
             token = state.tokens.gather(1, before)
             q = take(state.probs, before)
             had = offsets < (known - 1)[:, None]  # the last known position has a distribution, but no token yet
             fresh = state.rng.uniform(step, _KEEP, height)
             u = state.heights.gather(1, before) if self.coupling == "height" else fresh
-            keep = had & (u < ratio(at(probs, token), at(q, token)))
-            source = torch.where(had.unsqueeze(-1), normalise((probs - q).clamp_min(0), probs), probs)
+            if self.coupling == "threshold":
+                keep, source = had & (at(probs, token) / at(q, token) > self.tau), probs
+            else:
+                keep = had & (u < ratio(at(probs, token), at(q, token)))
+                source = torch.where(had.unsqueeze(-1), normalise((probs - q).clamp_min(0), probs), probs)
             token = torch.where(keep, token, draw(source, state.rng.uniform(step, _TOKEN, height)))
             if self.keeps_old:
                 probs = torch.where(keep.unsqueeze(-1), q, probs)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.decoding.fronts import Fronts
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import draw
@@ -35,7 +36,10 @@ class Draft:
     bool or None for all: False marks a deterministic token (its distribution is a point mass); valid (B, M) bool: nodes
     that exist in this step, where the ancestors of a valid node are valid. heights (B, M) float32 or None: where not
     negative, the number in [0, 1) that decides on a node, instead of a fresh one. Given the draft it must be uniform
-    and independent of all that determines the target's distribution of the node.
+    and independent of all that determines the target's distribution of the node. unverified (B, M) bool or None: nodes
+    that are accepted in any case, each the only valid child of its parent; only token-wise verification knows them.
+    fronts: where the nodes stand, if not behind the committed tokens in raster order; then every row here is one of K
+    chains of an image, (B * K, ...).
     """
 
     tree: Tree
@@ -45,6 +49,8 @@ class Draft:
     sampled: Tensor | None = None
     heights: Tensor | None = None
     replacement: bool = False
+    unverified: Tensor | None = None
+    fronts: Fronts | None = None
 
 
 @dataclass
@@ -69,6 +75,7 @@ class Verdict:
 
 
 def one_hot(token: Tensor, size: int) -> Tensor:
+    """Point masses (..., size) float32 on tokens (...)."""
     return torch.zeros(*token.shape, size, device=token.device).scatter_(-1, token.unsqueeze(-1), 1.0)
 
 
@@ -95,6 +102,8 @@ class Verification(ABC):
         numbers = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, p.shape[1])
         if draft.heights is not None:
             numbers[:, 0] = torch.where(draft.heights < 0, numbers[:, 0], draft.heights)
+        if draft.unverified is not None:  # below every probability
+            numbers[:, 0] = torch.where(draft.unverified, -1.0, numbers[:, 0])
         if not draft.tree.height:  # nothing to decide
             next_token, none = draw(p[:, 0], numbers[:, 1, 0], kernels).unsqueeze(1), torch.zeros_like(step)
             return Verdict(none.new_empty(len(p), 0), none, next_token, p[:, 0], none)

@@ -36,7 +36,7 @@ def _node(PATH, MAIN, FIRST_CHILD, length, previous, height, branching):
 def _choose(
     P, PROBS, TOKENS, HEIGHTS, PAST, UNIFORM, PATH, LENGTH, STARTED, HISTORY, COUNT, STEP, KEY, MAIN, FIRST_CHILD,
     FORCED, DRAWN, SOURCE, ORIGIN, RAISED, nodes, height, vocabulary, codes, side, past, total, held, branching, tags,
-    tag, noise_tag,
+    tag, noise_tag, tau,
     INIT: tl.constexpr, SAMPLES: tl.constexpr, COUPLING: tl.constexpr, REFINE: tl.constexpr, GRAMMAR: tl.constexpr,
     POINTS: tl.constexpr, OLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -114,7 +114,7 @@ def _choose(
             kept, u = 0, fresh
             others, mass = vocabulary * 0, 1.0
             previously = PROBS
-            if (COUPLING == 1) or (COUPLING == 3):  # noqa: SIM102  (a constant of the compiler)
+            if (COUPLING == 1) or (COUPLING >= 3):  # noqa: SIM102  (a constant of the compiler)
                 if offset < known - 1:  # the last known position has a distribution, but no token yet
                     before = row * height + tl.minimum(previous + 1, height - 1)
                     previously = PROBS + before * vocabulary
@@ -123,12 +123,15 @@ def _choose(
                     accept = tl.where(q > 0, tl.div_rn(p, tl.where(q > 0, q, 1.0)), 1.0)  # not of NaN
                     if COUPLING == 3:
                         u = tl.load(HEIGHTS + before)
-                    if u < accept:
+                    keeps = u < accept
+                    if COUPLING == 4:
+                        keeps = accept > tau
+                    if keeps:
                         token = held_token
                         kept = 1
                         if OLD:
                             origin = nodes + before - row * height
-                    else:
+                    elif COUPLING != 4:
                         left = tl.zeros([BLOCK], tl.float32)
                         for start in range(0, vocabulary, BLOCK):
                             at = start + tl.arange(0, BLOCK)
@@ -222,7 +225,7 @@ def _siblings(
 _INITS = {"random": 0, "horizontal_repeat": 1, "horizontal_sample": 1, "vertical_repeat": 2, "vertical_sample": 2}
 _INITS |= {"horizontal_mode": 1}
 _SAMPLES = {"horizontal_sample": 1, "vertical_sample": 1, "horizontal_mode": 2}
-_COUPLINGS = {"none": 0, "maximal": 1, "gumbel": 2, "height": 3}
+_COUPLINGS = {"none": 0, "maximal": 1, "gumbel": 2, "height": 3, "threshold": 4}
 
 
 def window(
@@ -245,7 +248,7 @@ def window(
         state.started.view(torch.uint8), history, count, step, key, drafter.main, drafter.first_child,
         count if forced is None else forced, drawn, source, origin, raised, nodes, height, size, session.codes,
         state.side, past, 0 if forced is None else len(forced), history.shape[1], drafter.branching, tags, tag, noise,
-        _INITS[drafter.init], _SAMPLES.get(drafter.init, 0), _COUPLINGS[drafter.coupling], drafter.refine,
+        drafter.tau, _INITS[drafter.init], _SAMPLES.get(drafter.init, 0), _COUPLINGS[drafter.coupling], drafter.refine,
         forced is not None, drafter.fresh == "point", drafter.keeps_old, block, **_OPTIONS,
     )  # fmt: skip
     launch.start(_write, (rows, height, triton.cdiv(size, block)),

@@ -73,15 +73,21 @@ class Bundle:
         return np.concatenate([self.decode_image(row[None].to(self.device)) for row in tokens])
 
     def random(self, build: Callable[[], M], seed: int, dtype: torch.dtype) -> M:
-        """A module with random weights of unit gain, created on its device: the host never holds it twice."""
+        """A module with random weights of unit gain, created on its device: the host never holds it twice. Tensors that
+        `build` was given, such as the ids of an image's tokens, keep their values."""
         with torch.device("meta"):
             module = build().to(dtype)
         if self.device.type == "meta":  # where only the shapes are needed
             return module.eval().requires_grad_(False)
+        given = {name: tensor for name, tensor in module.named_buffers() if not tensor.is_meta}
         module = module.to_empty(device=self.device)
+        for name, tensor in given.items():
+            module.get_buffer(name).copy_(tensor)
         rng = torch.Generator(self.device).manual_seed(seed)
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                if name in given:
+                    continue
                 if not tensor.is_floating_point():
                     tensor.zero_()
                 elif tensor.dim() < 2 or "norm" in name:

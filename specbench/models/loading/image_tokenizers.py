@@ -1,4 +1,5 @@
-"""Official files of image tokenizers: LlamaGen's, Chameleon's and MAR's autoencoders, and Emu3's vision tokenizer."""
+"""Official files of image tokenizers: LlamaGen's (Janus-Pro's, too), Chameleon's and MAR's autoencoders, and Emu3's
+vision tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from specbench.models.emu3_vision import Emu3Vision
 from specbench.models.loading import official
 from specbench.models.loading.files import TRAINER_TYPES, WRAPPERS, CheckpointSource
 from specbench.models.loading.naming import Layout, ParameterSlice, Table
-from specbench.models.vq import Autoencoder, VQConfig
+from specbench.models.vq import Autoencoder, VQConfig, VQModel
 
 if TYPE_CHECKING:
     from transformers import Emu3VQVAEConfig
@@ -27,6 +28,13 @@ Tokenizer = TypeVar("Tokenizer", bound=Autoencoder)
 def _names(cfg: VQConfig) -> list[str]:
     with torch.device("meta"):
         return list(Autoencoder(cfg).state_dict())
+
+
+def _middle(name: str) -> str:
+    """A name with taming-transformers' numbering of the middle blocks."""
+    for ours, theirs in (("0", "block_1"), ("1", "attn_1"), ("2", "block_2")):
+        name = name.replace(f"coder.mid.{ours}.", f"coder.mid.{theirs}.")
+    return name
 
 
 def llamagen_table(cfg: VQConfig) -> Table:
@@ -40,12 +48,34 @@ def taming_table(cfg: VQConfig) -> Table:
     last = len(cfg.ch_mult) - 1
 
     def official(name: str) -> str:
-        for ours, theirs in (("0", "block_1"), ("1", "attn_1"), ("2", "block_2")):
-            name = name.replace(f"coder.mid.{ours}.", f"coder.mid.{theirs}.")
-        name = re.sub(r"decoder\.conv_blocks\.(\d+)", lambda m: f"decoder.up.{last - int(m[1])}", name)
+        name = re.sub(r"decoder\.conv_blocks\.(\d+)", lambda m: f"decoder.up.{last - int(m[1])}", _middle(name))
         return name.replace("encoder.conv_blocks.", "encoder.down.").replace(".res.", ".block.")
 
     return {official(name): ParameterSlice(name) for name in _names(cfg)}
+
+
+def janus_layout(names: Container[str], cfg: VQConfig) -> tuple[str, Layout]:
+    """The prefix, and the table and ignored names, of LlamaGen's tokenizer inside a Janus-Pro file: `gen_vision_model.`
+    and LlamaGen's names in DeepSeek's layout, `model.vqmodel.` in transformers'."""
+    prefix = "model.vqmodel." if "model.vqmodel.quantize.embedding.weight" in names else "gen_vision_model."
+
+    def official(name: str) -> str:
+        if prefix == "gen_vision_model.":
+            return name
+        name = re.sub(r"decoder\.conv_blocks\.", "decoder.up.", name)
+        return _middle(name).replace("encoder.conv_blocks.", "encoder.down.").replace(".res.", ".block.")
+
+    table = {prefix + official(name): ParameterSlice(name) for name in _names(cfg)}
+    return prefix, (table, [rf"(?!{re.escape(prefix)}).*", rf"{re.escape(prefix)}quantize\.codebook_used"])
+
+
+def load_janus(source: CheckpointSource, published: VQConfig, device: torch.device) -> VQModel:
+    """The tokenizer inside a Janus-Pro file, in float32. Errors are those of `sized` and `official.load`."""
+    prefix, _ = janus_layout(source.tensors, published)
+    shapes = {n.removeprefix(prefix): i.shape for n, i in source.tensors.items() if n.startswith(prefix)}
+    cfg = sized(published, shapes, str(source.path))
+    _, (table, ignored) = janus_layout(source.tensors, cfg)
+    return official.load(lambda: VQModel(cfg), source, table, device, torch.float32, ignored)
 
 
 def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> VQConfig:

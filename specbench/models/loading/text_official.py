@@ -175,6 +175,23 @@ class Emu3Ids:
     boi: int = 151852
 
 
+@dataclass(frozen=True)
+class JanusIds:
+    """Special ids of Janus-Pro's vocabulary that a prompt is made of (manifest Janus-Pro-1B)."""
+
+    bos: int = 100000
+    pad: int = 100015
+    begin_of_image: int = 100016
+
+
+def janus_prompt(text: Sequence[int], ids: JanusIds | None = None) -> Prompt:
+    """Janus-Pro: [bos] text [begin of image]; the unconditional prompt is as long, with padding instead of the text,
+    which is attended to (reference README_3 (39))."""
+    ids = ids or JanusIds()
+    first, last = [ids.bos], [ids.begin_of_image]
+    return Prompt(first + list(text) + last, first + [ids.pad] * len(text) + last)
+
+
 def lumina_prompt(
     encode: Encode, prompt: str, width: int, height: int, instruction: str, ids: ChameleonIds | None = None
 ) -> Prompt:
@@ -292,6 +309,36 @@ class ChameleonText:
         if len(set(found.values())) < len(found):
             raise UsageError(f"{self.file} gives two image codes one id; fetch it again")
         return torch.tensor([found[code] for code in range(wanted)])
+
+
+#: The names of Janus-Pro's special tokens.
+_JANUS = {"bos": "<｜begin▁of▁sentence｜>", "pad": "<｜▁pad▁｜>", "begin_of_image": "<begin_of_image>"}
+
+
+class JanusText:
+    """Janus-Pro's tokenizer, tokenizer.json of either layout."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the file or its folder. Raises UsageError for another kind of file."""
+        self.file = _find(path, "tokenizer.json")
+        self._tokenizer, self._names = _open(self.file)
+
+    def ids(self) -> JanusIds:
+        """The special ids, by their names. Raises UsageError where one is missing."""
+        missing = [name for name in _JANUS.values() if name not in self._names]
+        if missing:
+            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not Janus-Pro's tokenizer")
+        return JanusIds(**{field: self._names[name] for field, name in _JANUS.items()})
+
+    def template(self, prompt: str) -> list[int]:
+        """The ids of what a user asks and an assistant answers to (prompt_formats_3.json). A role that is a token of
+        its own is one id, else text; a prompt cannot spell one."""
+        return [*self._role("<|User|>", f": {prompt.strip()}\n\n"), *self._role("<|Assistant|>", ":")]
+
+    def _role(self, name: str, text: str) -> list[int]:
+        before, text = ([self._names[name]], text) if name in self._names else ([], name + text)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return before + ids
 
 
 #: How Emu3 (and Qwen, whose vocabulary it is) cuts text into the pieces that are merged each for itself.

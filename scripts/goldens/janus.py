@@ -1,0 +1,127 @@
+"""Janus-Pro: DeepSeek's layout and transformers', prompts, prefill, cached steps, greedy images, pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldens.common import Compared, Tensors, weights
+from goldens.llamagen import steps
+from goldens.pixels import llamagen_vq
+from specbench.decoding.sampling import Sampling
+from specbench.models import vq
+from specbench.models.loading import image_tokenizers, janus, official
+from specbench.models.loading.text_official import JanusIds, janus_prompt
+from specbench.models.unified import Prompts, Unified
+
+
+def target(t: Tensors, c: dict[str, Any], side: int) -> tuple[Unified, official.CheckpointSource]:
+    source = official.from_tensors(weights(t), "golden")
+    return janus.load(janus.configured(c, source), source, side, "cpu", torch.float32), source
+
+
+def prompts(t: Tensors, c: dict[str, Any]) -> Prompts:
+    """Of a golden, the unconditional ones by this project's own format."""
+    ids = t["in/prompt_ids"].view(-1, t["in/prompt_ids"].shape[-1])
+    valid = t["in/attention_mask"].bool() if "in/attention_mask" in t else torch.ones_like(ids, dtype=torch.bool)
+    own = JanusIds(c["bos"], c["pad"], c["begin_of_image"])
+    no_ids = torch.full_like(ids, own.pad)
+    for i, row in enumerate(ids):
+        text = row[valid[i]].tolist()
+        no_ids[i, -len(text) :] = torch.tensor(janus_prompt(text[1:-1], own).unconditional)
+    return Prompts(ids, valid, no_ids, valid)
+
+
+def interleaved(x: Tensor) -> Tensor:
+    """Conditional rows, then unconditional ones -> pairs of them."""
+    return torch.stack(x.chunk(2), 1).flatten(0, 1)
+
+
+def greedy(model: Unified, given: Prompts, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens (B, T), logits (2B, T, V), hidden states and guided logits of the image that always takes the likeliest
+    code."""
+    guide = Sampling(cfg_scale=scale).apply_guidance
+    rows = len(given)
+    tokens = torch.zeros(rows, model.length, dtype=torch.int64)
+    for i in range(model.length):
+        out = steps(model.open(given, rows, True, 1), rows, tokens[:, : max(1, i)])
+        logits = torch.cat([one for one, _ in out], 1)
+        tokens[:, i] = guide(logits)[:, i].argmax(-1)
+    return tokens, logits, torch.cat([one for _, one in out], 1), guide(logits)
+
+
+def margin(mixed: Tensor) -> Tensor:
+    best = mixed.topk(2, -1).values
+    return best[..., 0] - best[..., 1]
+
+
+def janus_lm(t: Tensors, c: dict[str, Any]) -> Compared:
+    """DeepSeek's layout: rows are pairs, and the whole prompt is compared."""
+    model, _ = target(t, c, c["grid"])
+    given, tokens = prompts(t, c), t["in/step_tokens"]
+    yield "prompt_rows", interleaved(torch.cat([given.ids, given.no_ids])), t["out/prompt_rows"]
+    prefix = model.condition(given, True)
+    both = torch.cat([tokens, tokens])
+    rows = len(both)
+    states: list[Tensor] = []
+    model.reserve(prefix.inputs.shape[1] + tokens.shape[1])
+    handles = [
+        layer.register_forward_hook(lambda _m, _i, out: states.append(out.view(rows, -1, out.shape[-1])))
+        for layer in model.layers
+    ]
+    hidden = model.uncached(prefix, both)
+    for handle in handles:
+        handle.remove()
+    embedded = torch.cat([prefix.inputs, model.tok_embeddings(model.ids(both))], 1)
+    found = [embedded, *states[:-1], hidden]
+    for i, one in enumerate(found):
+        yield f"hidden_{i}", interleaved(one), t[f"out/hidden_{i}"]
+    before = given.ids.shape[1]
+    yield "prefill_hidden", interleaved(hidden[:, :before]), t["out/prefill_hidden"]
+    yield "image_embeds_0", interleaved(embedded[:, before]), t["out/image_embeds_0"]
+    yield "uncached_logits", interleaved(model.head(hidden[:, before - 1 :])), t["out/uncached_logits"]
+    run = steps(model.open(given, len(given), True, 1), len(given), tokens)
+    logits, cached = (torch.cat(list(x), 1) for x in zip(*run, strict=True))
+    yield "cached_logits", interleaved(logits), t["out/cached_logits"]
+    yield "cached_hidden", interleaved(cached), t["out/cached_hidden"]
+    mixed = Sampling(cfg_scale=c["cfg_weight"]).apply_guidance(logits)
+    yield "cfg_logits", mixed, t["out/cfg_logits"]
+    yield "cfg_probs_0", (mixed[:, 0] / c["temperature"]).softmax(-1), t["out/cfg_probs_0"]
+    image, _, _, guided = greedy(model, given, c["cfg_weight"])
+    yield "greedy_tokens", image, t["out/greedy_tokens"]
+    yield "greedy_margin", margin(guided), t["out/greedy_margin"]
+
+
+def janus_hf(t: Tensors, c: dict[str, Any]) -> Compared:
+    """transformers' layout: its greedy image, the logits on the way, and the image's pixels."""
+    model, source = target(t, c, c["grid"])
+    given = prompts(t, c)
+    keep = given.valid
+    yield "uncond_ids", torch.where(keep, given.no_ids, t["out/uncond_ids"]), t["out/uncond_ids"]
+    prefix = model.condition(given, True)
+    both = torch.cat([keep, keep])
+    yield "prefill_embeds", prefix.inputs[both], t["out/prefill_embeds"][both]
+    hidden = model.uncached(prefix, torch.zeros(len(both), 0, dtype=torch.int64))
+    yield "prefill_hidden", hidden[both], t["out/prefill_hidden"][both]
+    image, logits, cached, guided = greedy(model, given, c["guidance_scale"])
+    yield "greedy_tokens", image, t["out/greedy_tokens"]
+    yield "cached_logits", logits, t["out/cached_logits"]
+    yield "cached_hidden", cached, t["out/cached_hidden"]
+    yield "cfg_logits", guided, t["out/cfg_logits"]
+    yield "greedy_margin", margin(guided), t["out/greedy_margin"]
+    tokenizer = image_tokenizers.load_janus(source, vq.VQConfig(), torch.device("cpu"))
+    pixels = tokenizer.decode(image, (c["grid"],) * 2).movedim(1, -1)
+    yield "decoded", pixels, t["out/decoded"]
+    # transformers looks for the nearest code without scaling to unit length, unlike DeepSeek's code and this project
+    seen = tokenizer.pre_quant(t["in/image"]).movedim(1, -1).flatten(0, 2)
+    nearest = torch.cdist(seen, tokenizer.quantize.embedding.weight).argmin(-1)
+    yield "encoder_indices_unnormalised", nearest, t["out/encoder_indices_unnormalised"]
+
+
+def janus_vq(t: Tensors, c: dict[str, Any]) -> Compared:
+    yield from llamagen_vq({name.replace("param/gen_vision_model.", "param/"): x for name, x in t.items()}, c)
+
+
+CHECKS = {"janus_lm": janus_lm, "janus_hf": janus_hf, "janus_vq": janus_vq}

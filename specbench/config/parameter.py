@@ -1,0 +1,126 @@
+"""The type, the range and the meaning of a flat parameter, and the check of a value."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path"]
+
+#: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
+PROMPTS = 1_000_000
+DRAFT = 2000  # tokens of a draft: a depth takes up to two of the purposes of a step's random numbers (`PURPOSES`)
+DEEP = 1000  # levels of a drafted tree, candidates of a node
+LONGEST = 10_000  # characters of an argument: Hydra's grammar takes seconds for more
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One flat parameter: its type, its range and its meaning."""
+
+    kind: Kind
+    line: str
+    low: float | None = None
+    high: float | None = None
+    above: bool = False  # `low` itself is excluded
+    choices: tuple[str, ...] = ()
+    pattern: str = ""  # for words with a free part
+    null: str = ""  # the meaning of null; empty: null is an error
+    also: tuple[str, ...] = ()  # words that are allowed instead of a number
+    count: int = 0  # of numbers: a list of exactly so many
+
+    def wanted(self) -> str:
+        """What a value must be, as text."""
+        if self.choices:
+            text = "one of " + ", ".join(self.choices)
+        elif self.kind == "flag":
+            text = "true or false"
+        elif self.kind == "names":
+            text = "a list of names"
+        elif self.kind == "integers":
+            text = f"a list of rising integers of at least {self.low:g}, such as [100,400]"
+        elif self.kind == "tree":
+            text = (
+                "a tree's name, its children by depth such as 4-2-1, or a list of paths such as [[0],[1],[0,0]], at"
+                f" most {DRAFT} of at most {DEEP} each"
+            )
+        elif self.kind in ("string", "text", "path"):
+            text = self.line if self.pattern else f"a {self.kind}"
+        else:
+            text = (
+                "an integer"
+                if self.kind == "integer"
+                else f"a list of {self.count} numbers"
+                if self.count
+                else "a number"
+            )
+            if self.low is not None:
+                text += f" {'above' if self.above else 'of at least'} {self.low:g}"
+            if self.high is not None:  # every parameter with an upper end has a lower one
+                text += f" and at most {self.high if isinstance(self.high, int) else f'{self.high:g}'}"
+            text += ", or a list of such numbers" if self.kind == "numbers" and not self.count else ""
+        text += "".join(f", or {word}" for word in self.also)
+        return text + (f", or null ({self.null})" if self.null else "")
+
+    def read(self, value: Any) -> Any:
+        """The value in its canonical form; raises ValueError for a value that is not allowed."""
+        if value is None:
+            if not self.null:
+                raise ValueError
+            return None
+        if isinstance(value, str) and value in self.also:
+            return value
+        if self.kind == "numbers" and isinstance(value, list | tuple):
+            if any(isinstance(one, list | tuple) for one in value) or self.count not in (0, len(value)):
+                raise ValueError
+            return [replace(self, count=0).read(one) for one in value]
+        if self.kind == "flag":
+            ok = isinstance(value, bool)
+        elif self.kind == "integer":
+            ok = isinstance(value, int) and not isinstance(value, bool)
+        elif self.kind in ("number", "numbers"):
+            ok = (
+                not self.count
+                and isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and abs(value) <= sys.float_info.max
+            )
+            value = float(value) if ok else value
+        elif self.kind == "names":
+            ok = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+            value = list(value) if ok else value
+        elif self.kind == "integers":
+            ok = isinstance(value, list) and all(type(v) is int for v in value) and value == sorted(set(value))
+            ok = ok and bool(value) and (self.low or 0) <= value[0] and value[-1] <= (self.high or sys.maxsize)
+        elif self.kind == "tree":
+            ok = (isinstance(value, str) and bool(value)) or _is_tree(value)
+        elif self.kind == "path":
+            ok = isinstance(value, str | int) and not isinstance(value, bool) and str(value) != ""
+            value = str(value)  # out=1 is a folder too
+        elif self.kind == "text":  # may be empty
+            ok = isinstance(value, str)
+        else:
+            ok = isinstance(value, str) and bool(value)
+        if ok and self.kind in ("integer", "number", "numbers"):
+            ok = (self.low is None or value > self.low or (value == self.low and not self.above)) and (
+                self.high is None or value <= self.high
+            )
+        if ok and self.choices:
+            ok = value in self.choices
+        if ok and self.pattern:
+            ok = re.fullmatch(self.pattern, value) is not None
+        if not ok:
+            raise ValueError
+        return value
+
+
+def _is_tree(value: Any) -> bool:
+    """A non-empty list of paths from the root, each a non-empty list of child numbers."""
+    return (
+        isinstance(value, list | tuple)
+        and 0 < len(value) <= DRAFT
+        and all(isinstance(path, list | tuple) and 0 < len(path) <= DEEP for path in value)
+        and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= DEEP for path in value for i in path)
+    )

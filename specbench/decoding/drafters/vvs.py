@@ -1,0 +1,145 @@
+"""VVS (arXiv 2511.13587): in some rounds a path of EAGLE-2's tree is committed without verification. Not lossless.
+
+After the released code. There a round either verifies a tree or commits one of its paths, without a pass of the target,
+and the next round's pass has the committed tokens as a chain in front of its tree. Here both rounds are one step: its
+draft is that chain, whose nodes are accepted in any case, and the tree behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.decoding.drafters.dynamic import Grower
+from specbench.decoding.drafters.eagle import EagleState, Grown
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.trees import Tree, chain_paths, from_parents
+from specbench.decoding.trees import build as build_tree
+from specbench.decoding.verify import DRAFT, Draft
+from specbench.decoding.verify.traversal import path_to
+from specbench.engine.ops import take
+from specbench.engine.state import Buffer, Buffers
+
+#: An image with so many tokens or fewer has none committed without verification.
+_FIRST = 5
+
+
+class Skips:
+    """Which rounds commit a path of a grown tree without verification, which path, and the draft that has it in front
+    of the next tree.
+
+    Round r, counted from 0, does where r mod `interval` is 1. The path is that to one of the tree's leaves, each with
+    the same probability. It is cut to L - 1 tokens, L being the mean number of nodes of such paths, the root included,
+    rounded down. (The released code cuts to min(path, L - 1) nodes and takes the token after them, which a path that is
+    shorter than the mean does not have; here such a path is committed as a whole.)
+    """
+
+    def __init__(self, interval: int, grower: Grower) -> None:
+        self.interval, self.depth, self.nodes, self.expanded = interval, grower.depth, grower.nodes, grower.expanded
+
+    def sizing(self) -> Tree:
+        """A tree of as many nodes as a draft has, and as high."""
+        rest = [(i,) for i in range(1, self.nodes - self.depth + 1)]
+        return build_tree([*chain_paths(2 * self.depth), *rest])
+
+    def due(self, rounds: Tensor, count: Tensor, length: int) -> Tensor:
+        """Whether images (B,) with `count` tokens of `length` commit a path without verification; counts the rounds."""
+        found = (rounds % self.interval == 1) & (count > _FIRST) & (count < length)
+        rounds += 1 + found
+        return found
+
+    def path(self, draft: Draft, due: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The path's nodes by depth (B, D), and how many of them are committed (B,): none where that is not `due` (B,).
+        u (B,): uniforms that choose the leaf."""
+        tree, exists = draft.tree, draft.valid
+        kids = torch.zeros_like(tree.parent).scatter_add_(1, tree.parent, exists.long())
+        leaf = exists & (kids == 0)
+        leaves = leaf.sum(1)
+        number = (u * leaves).long()[:, None] + 1
+        nodes, length = path_to(tree, (leaf & (leaf.cumsum(1) == number)).long().argmax(1, keepdim=True))
+        mean = ((tree.depth + 1) * leaf).sum(1) // leaves.clamp_min(1)
+        return nodes, torch.where(due & (leaves > 0), torch.minimum(length[:, 0], mean - 1), 0)
+
+    def extended(self, history: Tensor, count: Tensor, tokens: Tensor, length: Tensor) -> Tensor:
+        """The history (B, *) with the first `length` (B,) of these tokens (B, D) added."""
+        index = torch.arange(self.depth, device=count.device)
+        at = count[:, None] + index
+        return history.scatter(1, at, torch.where(index < length[:, None], tokens, history.gather(1, at)))
+
+    def joined(self, first: Draft, nodes: Tensor, length: Tensor, second: Draft) -> Draft:
+        """`length` (B,) of the nodes (B, D) of `first` as a chain, and behind it the tree of `second`."""
+        depth, width, tree = self.depth, second.tree.width, second.tree
+        index = torch.arange(1, depth + 1, device=length.device)
+        chain, behind = index <= length[:, None], tree.parent[:, 1:]
+        parent = torch.cat([(index - 1).expand_as(chain), torch.where(behind > 0, behind + depth, length[:, None])], 1)
+        siblings = take(tree.children, tree.slot.gather(1, behind).clamp_min(0))
+        ranks = (siblings == torch.arange(1, tree.nodes, device=index.device)[:, None]).long().argmax(-1)
+        # the first node that the chain lacks is a further child of its end
+        rank = torch.cat([torch.where(index == length[:, None] + 1, width, 0), ranks], 1)
+        inner = 1 + depth + self.expanded
+        joined = from_parents(F.pad(parent, (1, 0)), F.pad(rank, (1, 0)), width + 1, 2 * depth, inner, width + 1)
+        above = F.pad(nodes[:, :-1], (1, 0))  # of the chain's nodes
+        probs = torch.cat([take(first.probs, first.tree.slot.gather(1, above).clamp_min(0)), second.probs], 1)
+        of = torch.where(joined.inner < length[:, None], joined.inner, depth)  # a chain's own, or those of the tree
+        of_tree = depth + tree.slot.gather(1, (joined.inner - depth).clamp_min(0)).clamp_min(0)
+        of = torch.where(joined.inner > depth, of_tree, of)
+        tokens = torch.cat([first.tokens[:, :1], first.tokens.gather(1, nodes), second.tokens[:, 1:]], 1)
+        valid = torch.cat([first.valid[:, :1], chain, second.valid[:, 1:]], 1)
+        unverified = F.pad(chain, (1, tree.nodes - 1))
+        return Draft(joined, tokens, take(probs, of), valid, torch.zeros_like(valid), unverified=unverified)
+
+
+@dataclass
+class VVSState(EagleState):
+    """rounds (B,): how many there were."""
+
+    rounds: Tensor
+
+    def buffers(self) -> Buffers:
+        return {**super().buffers(), "rounds": Buffer(self.rounds)}
+
+
+class VVS(Grown):
+    """EAGLE-2 whose every `interval`-th round commits a path without verification (see `Skips`). The head reads, in
+    place of the hidden states that the target has not computed, the last ones that it has, as many as there are such
+    tokens; where there are fewer, the last one again. Both trees of a step are grown in every step, so that a step
+    which needs one alone takes the time of two."""
+
+    biased = True  # tokens are emitted that were not verified
+    skips = True
+
+    def __init__(self, head: Any, nodes: int, depth: int, width: int, ranking: str, interval: int) -> None:
+        grower = Grower(nodes, depth, width, ranking)
+        self.choice = Skips(interval, grower)
+        super().__init__(head, grower, self.choice.sizing())
+        self.passes = 2 * depth
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> VVSState:
+        opened = super().open(session, conditioning, sampling, rng)
+        return VVSState(**vars(opened), rounds=torch.zeros_like(opened.fresh))
+
+    def propose(self, state: VVSState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        first = self.grow(state, history, count)
+        due = self.choice.due(state.rounds, count, state.session.length)
+        nodes, length = self.choice.path(first, due, state.rng.uniform(step, DRAFT, 1)[:, 0])
+        known, skipped = state.fresh[:, None] + 1, length[:, None]
+        reused = torch.minimum((known - skipped).clamp_min(0) + self.offsets, known - 1)
+        index = state.session.both(torch.where(skipped > 0, reused, self.offsets))
+        other = replace(
+            state,
+            pending=take(state.pending, index),
+            fresh=torch.where(length > 0, length - 1, state.fresh),
+        )
+        longer = self.choice.extended(history, count, first.tokens.gather(1, nodes), length)
+        return self.choice.joined(first, nodes, length, self.grow(other, longer, count + length))
+
+
+def build(cfg: Mapping[str, Any], model: Any) -> VVS:
+    names = ("nodes", "depth", "width", "ranking", "interval")
+    return VVS(model.drafter_network("eagle"), *(cfg[name] for name in names))

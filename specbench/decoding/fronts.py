@@ -1,0 +1,189 @@
+"""Decoding out of raster order: a pass extends an image at several fronts, one in each of the image's rows that are
+decoded at once (`lines` here, since a row is an image of the batch).
+
+What a method decides is which positions the next pass visits. Positions, cache slots and masks follow: a token has the
+position of raster order and the slot of its position, and a node attends to what exists among the positions before its
+own. So a cache holds a grid with gaps, not a prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.engine.state import Buffer, Buffers
+
+
+@dataclass
+class Fronts:
+    """Where the nodes of a draft stand that are K chains of n nodes in each of B images.
+
+    positions (B, K, n) int64: the image positions of their tokens, -1 for the end of the prefix; slots (B, K, n)
+    int64: where their keys go, counted alike: slot T + k holds what stands in for a token of front k that does not
+    exist yet, and nobody attends to slots T + K + k. sees (B, K * n, 1 + T + K) bool: the slots, from -1 on, that a
+    node attends to. keys (B, K) int64: what keys the random numbers of a chain, instead of the step. extends (B, K)
+    bool: whether the tokens of a verdict count; recovers (B, K) bool: whether its next token counts where no draft
+    token was accepted. owner (B * K,) int64: the image of each chain.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    sees: Tensor
+    keys: Tensor
+    extends: Tensor
+    recovers: Tensor
+    owner: Tensor
+
+    @property
+    def next_positions(self) -> Tensor:
+        """The image positions (B, K * n) of the tokens that follow the nodes."""
+        return self.positions.flatten(1) + 1
+
+    def chains(self, x: Tensor) -> Tensor:
+        """Values of the nodes (B, K * n, ...) chain by chain, (B * K, n, ...)."""
+        return x.unflatten(1, self.positions.shape[1:]).flatten(0, 1)
+
+    def images(self, x: Tensor) -> Tensor:
+        """Values of the chains (B * K, ...) image by image, (B, K, ...)."""
+        return x.unflatten(0, self.keys.shape)
+
+    def kept(self, length: Tensor, active: Tensor) -> Tensor:
+        """How many tokens of a verdict with `length` (B * K,) accepted ones are committed (B, K), in `active` (B,)
+        images."""
+        length = self.images(length)
+        count = torch.where(length > 0, length, self.recovers.long())
+        return torch.where(self.extends & active[:, None], count, 0)
+
+    def committed(self, tokens: Tensor, kept: Tensor, junk: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a verdict's tokens (B * K, D + 1), of which `kept` (B, K) are committed: where they go, (B, K * (D + 1)),
+        `junk` for the others; the tokens, 0 for the others; and which are committed."""
+        offsets = torch.arange(tokens.shape[1], device=tokens.device)
+        some = offsets < kept.unsqueeze(-1)
+        where = torch.where(some, self.positions[:, :, :1] + 1 + offsets, junk)
+        return where.flatten(1), torch.where(some, self.images(tokens), 0).flatten(1), some.flatten(1)
+
+
+def fronts_of(drafter: Any, target: Any) -> int:
+    """How many fronts a pass has with this drafter; 1 in raster order."""
+    fronts = getattr(drafter, "fronts", None)
+    return 1 if fronts is None else int(fronts(target.width))
+
+
+def fronts_needed(width: int, lag: int) -> int:
+    """Fronts of rows of `width` tokens of which each begins when the one above has `lag`: as many as are decoded at
+    once, and one that feeds the last token of a row while the next rows are decoded."""
+    return 1 if lag >= width else width // lag + 1
+
+
+@dataclass
+class Roots:
+    """Where fronts stand before a pass, all (B, K): line, and done, its tokens; length, above: the tokens that it will
+    have, and those of the line above (of the first one: as if it were complete); position, token: of the node after
+    which it goes on; live: there is such a node; extends: the line is not complete; top: all lines above are;
+    stand_in: the node's token does not exist, `token` stands in for it; lead: the front sees what stands in."""
+
+    line: Tensor
+    done: Tensor
+    length: Tensor
+    above: Tensor
+    position: Tensor
+    token: Tensor
+    live: Tensor
+    extends: Tensor
+    top: Tensor
+    stand_in: Tensor
+    lead: Tensor
+
+
+class Lines:
+    """The rows of B images, of which up to K are decoded at once: front k decodes lines k, k + K, ...
+
+    A line begins when the one above has `lag` tokens, or is complete (`alone`: the second line always waits for that).
+    The token before its first one does not exist then, unless the image grammar forces it. A copy of the newest token
+    of the line above that stands in for it, at its position (ZipAR's released code; the second line: of the first).
+    When a line is complete, its last token is fed once more for the lines below. masked: tokens that do not exist are
+    not attended to; else their slots are, which hold zeros or what stood in.
+    """
+
+    constants = ("position", "lengths", "needed", "number", "owner", "forced")
+
+    def __init__(
+        self, session: Any, rows: int, device: torch.device, lag: int, alone: bool, masked: bool = True
+    ) -> None:
+        total, self.width, self.masked = session.length, session.width, masked
+        self.position = torch.arange(total, device=device)
+        first = torch.arange(0, total, self.width, device=device)
+        self.lengths = (total - first).clamp_max(self.width)
+        self.needed = self.lengths.clamp_max(lag).roll(1)
+        if alone and len(first) > 1:
+            self.needed[1] = self.lengths[0]
+        self.number = torch.arange(fronts_needed(self.width, lag), device=device)
+        self.owner = torch.arange(rows, device=device).repeat_interleave(len(self.number))
+        self.forced = session.forced_tokens
+        self.line = self.number.repeat(rows, 1)  # (B, K): of each front
+        self.progress = torch.zeros(rows, len(first), dtype=torch.int64, device=device)  # tokens of each line
+
+    def buffers(self) -> Buffers:
+        """What steps read or write (see `engine.state`)."""
+        return {"line": Buffer(self.line), "progress": Buffer(self.progress)}
+
+    def exists(self) -> Tensor:
+        """Which positions (B, T) of the images are committed."""
+        return self.progress.repeat_interleave(self.width, 1)[:, : len(self.position)] > self.position % self.width
+
+    def roots(self, history: Tensor) -> Roots:
+        """Where the fronts stand; history (B, *): the committed tokens at their positions."""
+        line = self.line.clamp_max(len(self.lengths) - 1)
+        length, before = self.lengths[line], (line - 1).clamp_min(0)
+        done, above = self.progress.gather(1, line), self.progress.gather(1, before)
+        whole, first = self.lengths[before], line == 0
+        above = torch.where(first, self.width, above)
+        top = first | (above >= whole)
+        live = (self.line == line) & (first | (above >= self.needed[line]))
+        position = line * self.width + done - 1
+        at = position.clamp_min(0)
+        token = history.gather(1, at)
+        missing = ~top & (done == 0)
+        model = torch.where(line > 1, line - 2, before)  # the line whose newest token stands in
+        newest = model * self.width + self.progress.gather(1, model) - 1
+        token = torch.where(missing, history.gather(1, newest.clamp_min(0)), token)
+        lead = missing
+        if self.forced is not None:
+            forced = self.forced[(line * self.width - 1).clamp_min(0)]
+            token = torch.where(missing & (forced >= 0), forced, token)
+            lead = ~top & (missing | (forced >= 0))
+        return Roots(line, done, length, above, position, token, live, live & (done < length), top, missing, lead)
+
+    def fronts(self, at: Roots, exists: Tensor, valid: Tensor, keys: Tensor, recovers: Tensor) -> Fronts:
+        """The fronts of chains that begin at `at`; valid (B, K, n): nodes that there are; the rest as of `Fronts`."""
+        total, nodes = len(self.position), valid.shape[-1]
+        offsets = torch.arange(nodes, device=valid.device)
+        positions = at.position.unsqueeze(-1) + offsets
+        own, begin, lead = positions.unsqueeze(-1), at.position, at.lead
+        slots = positions
+        if self.masked:
+            begin = begin + at.stand_in
+            stands = at.stand_in.unsqueeze(-1) & (offsets == 0)
+            slots = torch.where(stands, (total + self.number)[:, None], slots)
+        else:
+            exists, lead = torch.ones_like(exists), torch.zeros_like(lead)
+        slots = torch.where(valid & at.live.unsqueeze(-1), slots, (total + len(self.number) + self.number)[:, None])
+        image = (self.position <= own) & (exists[:, None, None] | (self.position >= begin[:, :, None, None]))
+        leads = (lead.unsqueeze(-1) & (self.number == self.number[:, None])).unsqueeze(2).expand(-1, -1, nodes, -1)
+        sees = torch.cat([torch.ones_like(leads[..., :1]), image, leads], -1).flatten(1, 2)
+        return Fronts(positions, slots, sees, keys, at.extends, recovers, self.owner)
+
+    def advance(self, kept: Tensor) -> None:
+        """Count the tokens `kept` (B, K) that were committed, and go on to the next lines."""
+        count = len(self.lengths)
+        line = self.line.clamp_max(count - 1)
+        real, length = self.line == line, self.lengths[line]
+        fed = real & (self.progress.gather(1, line) == length)  # this pass fed the last token of a complete line
+        self.progress.scatter_add_(1, line, torch.where(real, kept, 0))
+        complete = real & (self.progress.gather(1, line) == length)
+        below = self.progress.gather(1, (line + 1).clamp_max(count - 1)) > 0
+        below &= line + 1 < count
+        self.line += torch.where(fed | (complete & ~below), len(self.number), 0)

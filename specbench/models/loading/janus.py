@@ -1,0 +1,181 @@
+"""Janus-Pro: a Llama whose image tokens have inputs and a head of their own.
+
+A code enters through a small embedding and two linear layers. Their product is a table with a row a code, which is
+computed once, when the files are read, and follows the rows of the text in the target's table: the id of a code is the
+size of the text's vocabulary + the code. Facts: reference README_3 (39) to (48) and the manifests of Janus-Pro.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specbench.engine.ops import gelu, linear
+from specbench.errors import UsageError
+from specbench.models import vq
+from specbench.models.loading import image_tokenizers, naming, official
+from specbench.models.loading.bundle import UnifiedModel
+from specbench.models.loading.naming import Layout, ParameterSlice
+from specbench.models.loading.text_official import JanusIds, JanusText, hashed_ids, janus_prompt
+from specbench.models.loading.unified_official import from_hugging_face, padded
+from specbench.models.transformer import BlockConfig
+from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
+
+SIDE, CODES = 24, 16384  # an image of 384 x 384 pixels: rows and columns of codes; the codes
+TEXT_IDS = 100000  # ids below are of text
+
+FULL = {
+    "janus_pro_1b": UnifiedConfig(2048, 24, 16, 16, 5632, 102400 + CODES, norm_eps=1e-6, head_hidden=2048),
+    "janus_pro_7b": UnifiedConfig(4096, 30, 32, 32, 11008, 102400 + CODES, norm_eps=1e-6, head_hidden=4096),
+}
+REDUCED_CODES, REDUCED_SIDE = 64, 4
+REDUCED = UnifiedConfig(32, 2, 2, 2, 64, 100100 + REDUCED_CODES, norm_eps=1e-6, head_hidden=24)
+
+#: What a config.json of the 7B model leaves to the defaults of transformers' Llama (README_3 (47)).
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+}
+
+
+class ImageInputs(nn.Module):
+    """The inputs of image tokens as the files hold them: codes (V, d), then two linear layers."""
+
+    def __init__(self, codes: int, width: int, dim: int) -> None:
+        super().__init__()
+        self.codes = nn.Embedding(codes, width)
+        self.first, self.second = nn.Linear(width, dim), nn.Linear(dim, dim)
+
+    def table(self) -> Tensor:
+        """A row (V, dim) of each code."""
+        x = gelu(linear(self.codes.weight, self.first.weight, self.first.bias))
+        return linear(x, self.second.weight, self.second.bias)
+
+
+def layouts(names: Collection[str], layers: int, block: BlockConfig) -> tuple[Layout, Layout]:
+    """The layouts of the language model and of the image tokens' inputs, from the names in a file: DeepSeek's own
+    layout, or transformers'. Raises UsageError where neither fits."""
+    if "gen_embed.weight" in names:
+        language, head, inner = "language_model.model.", "gen_head", "output_mlp_projector"
+        inputs = ("gen_embed", "gen_aligner.layers.0", "gen_aligner.layers.2")
+        others = [r"language_model\.lm_head\.weight", r"(vision_model|aligner|gen_vision_model)\..*"]
+    elif "model.generation_embeddings.weight" in names:
+        language, head, inner = "model.language_model.", "model.generation_head", "proj_out"
+        inputs = (
+            "model.generation_embeddings",
+            "model.generation_aligner.fc1",
+            "model.generation_aligner.hidden_layers.0",
+        )
+        others = [r"lm_head\.weight", r"model\.(vision_model|aligner|vqmodel)\..*"]
+    else:
+        raise UsageError(
+            "the target's file holds neither gen_embed.weight nor model.generation_embeddings.weight: it is not Janus's"
+        )
+    table = naming.hugging_face(layers, block, language, f"{head}.vision_head.weight")
+    table[f"{head}.vision_head.bias"] = ParameterSlice("output.bias")
+    own = {f"{inputs[0]}.weight": ParameterSlice("codes.weight")}
+    for part in ("weight", "bias"):
+        table[f"{head}.{inner}.{part}"] = ParameterSlice(f"head_hidden.{part}")
+        for ours, theirs in (("first", inputs[1]), ("second", inputs[2])):
+            own[f"{theirs}.{part}"] = ParameterSlice(f"{ours}.{part}")
+    rest = [*others, *naming.ROTARY]
+    exactly = "|".join(map(_escaped, table)), "|".join(map(_escaped, own))
+    return (table, [exactly[1], *rest]), (own, [exactly[0], *rest])
+
+
+def _escaped(name: str) -> str:
+    return name.replace(".", r"\.")
+
+
+def configured(content: Mapping[str, Any], source: official.CheckpointSource) -> UnifiedConfig:
+    """The language model of a config.json, of either layout, with the rows of its text alone; the tensors give the
+    width of the head. Raises KeyError, TypeError or ValueError for what describes none."""
+    own = content.get("language_config") or content.get("text_config") or content
+    rope = {} if "rope_parameters" in own else {"rope_theta": 10000.0}
+    inner = ("gen_head.output_mlp_projector.bias", "model.generation_head.proj_out.bias")
+    width = next((source.tensors[name].shape[0] for name in inner if name in source.tensors), 0)
+    return replace(from_hugging_face({**_LLAMA, **rope, **own}, 0), head_hidden=width)
+
+
+def image(text_ids: int, codes: int, side: int) -> ImageTokens:
+    """A square of codes, which are the ids after the text's; nothing between or after them."""
+    return image_tokens(torch.arange(text_ids, text_ids + codes), side, side, None, [])
+
+
+def load(
+    cfg: UnifiedConfig, source: official.CheckpointSource, side: int, device: torch.device | str, dtype: torch.dtype
+) -> Unified:
+    """The target of a file of either layout; cfg as of `configured`. Errors are those of `official.load`."""
+    (table, ignored), (own, others) = layouts(source.tensors, cfg.n_layer, cfg.block)
+    names = {dest.name: name for name, dest in own.items()}
+    codes, width = source.tensors[names["codes.weight"]].shape
+    inputs = official.load(lambda: ImageInputs(codes, width, cfg.dim), source, own, device, dtype, others)
+    drawn = image(cfg.vocab_size, codes, side)
+    target = official.load(lambda: Unified(cfg, drawn), source, table, device, dtype, ignored)
+    with torch.inference_mode(False), torch.no_grad():
+        target.tok_embeddings = nn.Embedding.from_pretrained(torch.cat([target.tok_embeddings.weight, inputs.table()]))
+    target.cfg = replace(cfg, vocab_size=cfg.vocab_size + codes)
+    return target
+
+
+def read(folder: Path, side: int, device: torch.device, dtype: torch.dtype) -> Unified:
+    """The target of a folder. Raises UsageError for what does not describe one."""
+    source = official.open_source(folder)
+    try:
+        cfg = configured(official.config(folder), source)
+    except (KeyError, TypeError, ValueError) as e:
+        raise UsageError(f"{folder / 'config.json'} does not describe a language model ({e}); fetch it again") from e
+    return load(cfg, source, side, device, dtype)
+
+
+class Janus(UnifiedModel):
+    tokenizer: vq.VQModel
+
+    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, device, dtype)
+        self.prompt_length: int = cfg["prompt_length"]
+        self.side = REDUCED_SIDE if self.reduced else SIDE
+        self.text: JanusText | None = None
+        self.ids = JanusIds()
+        if self.folder is None:
+            shape = vq.VQConfig().reduced(REDUCED_CODES) if self.reduced else vq.VQConfig()
+            self.tokenizer = self.random(lambda: vq.VQModel(shape), 2, torch.float32)
+            base = REDUCED if self.reduced else FULL[self.name]
+            self.image = image(base.vocab_size - shape.codebook_size, shape.codebook_size, self.side)
+            self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
+        else:
+            folder = self.part("target")
+            source = official.open_source(folder)
+            self.tokenizer = image_tokenizers.load_janus(source, vq.VQConfig(), device)
+            self.text = JanusText(folder)
+            self.ids = self.text.ids()
+            self.target = read(folder, self.side, device, dtype)
+            self.image = self.target.image
+        self.resolution = self.side * self.tokenizer.cfg.downsample
+
+    def encode(self, prompts: list[str]) -> Prompts:
+        if self.text:
+            given = [janus_prompt(self.text.template(p), self.ids) for p in prompts]
+        else:
+            given = [janus_prompt(hashed_ids(p, 0, TEXT_IDS), self.ids) for p in prompts]
+        return padded(given, self.prompt_length, self.ids.pad, self.device)
+
+    def read_smaller(self, path: Path) -> Unified:
+        return read(path, self.side, self.device, self.dtype)
+
+    def decode_image(self, codes: Tensor) -> np.ndarray:
+        return vq.truncated(self.tokenizer.decode(codes))
+
+
+def tokens_of_image(cfg: Mapping[str, Any]) -> int:
+    """Tokens of an image; loads nothing."""
+    return SIDE * SIDE

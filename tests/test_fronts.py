@@ -1,0 +1,184 @@
+"""Decoding out of raster order: what a pass visits, what it attends to, and how many passes that takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import test_targets
+import tiny
+import torch
+from torch import Tensor
+
+from specbench.audit.tabular import TabularTarget, random_tables
+from specbench.config import configuration, registry
+from specbench.decoding import rules
+from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.zipar import ZipAR
+from specbench.decoding.fronts import Lines, fronts_needed
+from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.sampling import Sampling
+from specbench.models.language import Language
+
+SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
+SIDE, IMAGES = 3, 2
+
+
+def decoded(target: Any, drafter: Any, given: Any, rows: int = IMAGES, sampling: Sampling = SAMPLING) -> Any:
+    return decode(DecoderConfig(target, drafter, rules.exact(), sampling), given, tiny.rng(rows))
+
+
+class Grid:
+    """An image of so many rows of so many tokens, and of forced ones after it."""
+
+    def __init__(self, rows: int, width: int, tail: int = 0) -> None:
+        self.length, self.width = rows * width + tail, width
+        self.forced_tokens = None
+
+
+def passes(grid: Grid, window: int, alone: bool) -> int:
+    """Of an image, by the schedule alone: every live front adds a token in each pass."""
+    lines, count = Lines(grid, 1, torch.device("cpu"), window, alone), 0
+    history = torch.zeros(1, grid.length, dtype=torch.int64)
+    while not lines.exists().all():
+        at = lines.roots(history)
+        assert at.top[at.extends].sum() == 1
+        lines.advance(at.extends.long())
+        count += 1
+    return count
+
+
+def test_the_published_numbers_of_passes() -> None:
+    """LlamaGen: C + (R - 2) s + C; with overlap from the first row on (R - 1) s + C, of Lumina-mGPT (48 rows of 48
+    codes and a new line, and the image's end) and Emu3. A window of a row is raster order."""
+    assert passes(Grid(24, 24), 8, alone=True) == 224
+    assert passes(Grid(16, 16), 8, alone=True) == 144
+    assert passes(Grid(32, 32), 4, alone=True) == 184
+    assert passes(Grid(48, 49, 1), 16, alone=False) == 801
+    assert passes(Grid(90, 91, 3), 7, alone=False) == 714
+    assert passes(Grid(7, 9, 2), 9, alone=False) == 65
+    assert [fronts_needed(24, s) for s in (24, 23, 12, 8, 1)] == [1, 2, 3, 4, 25]
+
+
+def test_the_presets_have_the_published_windows() -> None:
+    found = {}
+    for model in ("llamagen_xl_512", "lumina_mgpt", "emu3"):
+        for variant in ("printed", "released"):
+            cfg = configuration.compose([f"model={model}", "method=zipar", f"variant={variant}"])
+            found[model, variant] = (cfg["window"], cfg["first_row"], cfg["missing"])
+            drafter = registry.find("drafter", cfg["drafter"])(cfg, None)
+            assert (drafter.window, drafter.alone, drafter.masked) == (cfg["window"], *_flags(cfg))
+    assert found["llamagen_xl_512", "printed"] == (8, "alone", "masked")
+    assert found["llamagen_xl_512", "released"] == (8, "alone", "zero")
+    assert found["lumina_mgpt", "printed"] == found["lumina_mgpt", "released"] == (16, "overlap", "masked")
+    assert found["emu3", "released"] == (8, "overlap", "masked")
+
+
+def _flags(cfg: Any) -> tuple[bool, bool]:
+    return cfg["first_row"] == "alone", cfg["missing"] == "masked"
+
+
+@pytest.mark.parametrize(("family", "missing"), [("grouped", "masked"), ("lumina", "masked"), ("grouped", "zero")])
+def test_with_a_window_of_a_row_it_is_vanilla_decoding(family: str, missing: str) -> None:
+    """Bit for bit: its passes have vanilla's shapes, masks and random numbers."""
+    model, given = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 2])
+    plain = decoded(model, NoDraft(), given)
+    zipped = decoded(model, ZipAR(model.width, missing=missing), given)
+    assert torch.equal(zipped.tokens, plain.tokens)
+    assert torch.equal(zipped.steps, plain.steps)
+    assert torch.equal(zipped.trace.log_prob, plain.trace.log_prob)
+
+
+def sampled_at(model: Language, window: int, alone: bool) -> Tensor:
+    """The pass (T,) in which each token is sampled, from the sheet's rule: a row begins after the one above has
+    `window` tokens."""
+    start, found = 0, []
+    for line, first in enumerate(range(0, model.length, model.width)):
+        count = min(model.width, model.length - first)
+        found += range(start, start + count)
+        start += count if alone and line == 0 else min(window, count)
+    return torch.tensor(found)
+
+
+def without_a_cache(family: str, model: Language, tokens: Tensor, prompt: int, window: int, alone: bool) -> Tensor:
+    """Natural-log probabilities (T,) of an image's tokens, each given what existed when it was sampled, in one pass:
+    the prefix, the tokens, then a stand-in for the token before each row that began too early."""
+    prefix = model.condition(test_targets.prompts(family, [prompt]), True)
+    before, total, width = len(prefix), model.length, model.width
+    when, at = sampled_at(model, window, alone), torch.arange(total)
+    forced = test_targets.forced_of(model)
+    stand_ins = []  # position, token, the pass in which it is fed, and its row
+    for first in range(width, total, width):
+        if when[first] <= when[first - 1]:
+            of = range(first - 2 * width, first - width) if first >= 2 * width else range(first - width, first)
+            newest = max(k for k in of if when[k] < when[first])
+            token = forced[first - 1] if forced[first - 1] >= 0 else tokens[newest]
+            stand_ins.append((first - 1, int(token), int(when[first]), first // width))
+    spots = torch.cat([at, torch.tensor([s[0] for s in stand_ins], dtype=torch.int64)])
+    fed = torch.cat([when + 1, torch.tensor([s[2] for s in stand_ins], dtype=torch.int64)])
+    every = torch.cat([tokens, torch.tensor([s[1] for s in stand_ins], dtype=torch.int64)])
+    sees = torch.zeros(len(every), len(every), dtype=torch.bool)
+    for i in range(len(every)):
+        sees[i, :total] = (at < spots[i]) & (when < fed[i])
+        sees[i, i] = True
+        for n, (_, _, _, line) in enumerate(stand_ins):  # a forced token is there before its turn comes
+            mine = i < total and int(spots[i]) // width == line
+            if mine and forced[line * width - 1] >= 0 and not sees[i, line * width - 1]:
+                sees[i, total + n] = True
+    x = torch.cat([prefix.inputs, model.tok_embeddings(model.ids(every)).expand(2, -1, -1)], 1)
+    mask = torch.zeros(2, 1, before + len(every), before + len(every), dtype=torch.bool)
+    mask[:, 0, :before, :before] = prefix.valid[:, None] & torch.ones(before, before).tril().bool()
+    mask[:, 0, :before, :before] |= torch.eye(before).bool()
+    mask[:, 0, before:, :before] = prefix.valid[:, None]
+    mask[:, 0, before:, before:] = sees
+    model.reserve(before + total)
+    places = torch.cat([torch.arange(before), before + spots]).expand(2, -1)
+    rope = model.rope_at(places, (~prefix.valid).sum(1, keepdim=True))
+    logits = SAMPLING.apply_guidance(model.head(model.hidden(x, rope, mask, None, None)))[0]
+    stood = {line * width: before + total + n for n, (*_, line) in enumerate(stand_ins)}
+    rows = logits[[stood.get(j, before + j - 1) for j in range(total)]]
+    if model.grammar is not None:
+        allowed = torch.where(forced[:, None] < 0, torch.arange(model.vocab_size) < model.grammar.codes,
+                              torch.arange(model.vocab_size) == forced[:, None])  # fmt: skip
+        rows = rows.masked_fill(~allowed, -torch.inf)
+    return SAMPLING.probs(rows).log().gather(1, tokens[:, None])[:, 0]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("family", "window", "alone"), [("grouped", 2, True), ("lumina", 3, False), ("emu3", 1, True), ("anole", 2, False)]
+)
+def test_a_token_is_sampled_given_what_exists(family: str, window: int, alone: bool) -> None:
+    """Positions, cache slots, masks and stand-ins of every family, against one pass without a cache; prompts of several
+    lengths in one batch."""
+    model = test_targets.target(family, SIDE)
+    drafter = ZipAR(window, "alone" if alone else "overlap")
+    out = decoded(model, drafter, test_targets.prompts(family, [0, 2]))
+    when = sampled_at(model, window, alone)
+    assert out.steps.eq(int(when.max()) + 1).all()
+    assert out.tokens.max() < model.vocab_size
+    for row, prompt in enumerate((0, 2)):
+        wanted = without_a_cache(family, model, out.tokens[row], prompt, window, alone)
+        torch.testing.assert_close(out.trace.log_prob[row], wanted, atol=3e-4, rtol=3e-4)
+
+
+def test_tables_count_what_is_missing_as_token_0() -> None:
+    """Two rows of two tokens; the second row begins after one token. Its first token follows the first row's first
+    token and a stand-in for the second one, which is a copy of it."""
+    tables = random_tables(2, 4, 3, 2.0)
+    count = 4000
+    out = decoded(TabularTarget(tables), ZipAR(1, "overlap"), None, count, Sampling())
+    assert out.steps.eq(3).all()
+    probs = torch.zeros(16, dtype=torch.float64)
+    p = [table.double() for table in tables]
+    for number in range(16):
+        a, b, c, d = (number >> shift & 1 for shift in (3, 2, 1, 0))
+        stand_in = p[2][2 * a + a, c]
+        probs[number] = p[0][0, a] * p[1][a, b] * stand_in * p[3][4 * a + 2 * b + c, d]
+    assert float(probs.sum()) == pytest.approx(1)
+    numbers = (out.tokens * torch.tensor([8, 4, 2, 1])).sum(1)
+    assert tiny.fit(numbers, probs) > 1e-4
+    raster = torch.ones(1, dtype=torch.float64)
+    for table in p:
+        raster = (raster[:, None] * table).flatten()
+    assert tiny.fit(numbers, raster) < 1e-6
