@@ -22,6 +22,7 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.eagle_adaptive import AdaptiveEagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.drafters.zipar import ZipAR
@@ -56,7 +57,8 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "scd": lambda target: Window(4, coupling="gumbel"),
     "sjd_pac": lambda target: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     "height": lambda target: Window(7, coupling="height", width=2, depth=3),
-    "zipar": lambda target: ZipAR(2),
+    "zipar": lambda target: ZipAR(1, "overlap"),
+    "pjd": lambda target: ParallelJacobi(3, 2),
 }
 
 

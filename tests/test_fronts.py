@@ -10,10 +10,11 @@ import tiny
 import torch
 from torch import Tensor
 
-from specbench.audit.tabular import TabularTarget, random_tables
+from specbench.audit.tabular import TabularTarget, codes, random_tables, sequence_probs
 from specbench.config import configuration, registry
 from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.fronts import Lines, fronts_needed
 from specbench.decoding.loop import DecoderConfig, decode
@@ -72,6 +73,14 @@ def test_the_presets_have_the_published_windows() -> None:
     assert found["llamagen_xl_512", "released"] == (8, "alone", "zero")
     assert found["lumina_mgpt", "printed"] == found["lumina_mgpt", "released"] == (16, "overlap", "masked")
     assert found["emu3", "released"] == (8, "overlap", "masked")
+
+
+def test_pjd_begins_a_row_as_printed() -> None:
+    found = {model: configuration.compose([f"model={model}", "method=pjd"]) for model in ("llamagen_xl", "lumina_mgpt")}
+    assert {model: (cfg["window"], cfg["t_ctx"]) for model, cfg in found.items()} == {
+        "llamagen_xl": (16, 6),
+        "lumina_mgpt": (16, 16),
+    }
 
 
 def _flags(cfg: Any) -> tuple[bool, bool]:
@@ -176,9 +185,58 @@ def test_tables_count_what_is_missing_as_token_0() -> None:
         stand_in = p[2][2 * a + a, c]
         probs[number] = p[0][0, a] * p[1][a, b] * stand_in * p[3][4 * a + 2 * b + c, d]
     assert float(probs.sum()) == pytest.approx(1)
-    numbers = (out.tokens * torch.tensor([8, 4, 2, 1])).sum(1)
+    numbers = codes(out.tokens, 2)
     assert tiny.fit(numbers, probs) > 1e-4
-    raster = torch.ones(1, dtype=torch.float64)
-    for table in p:
-        raster = (raster[:, None] * table).flatten()
-    assert tiny.fit(numbers, raster) < 1e-6
+    assert tiny.fit(numbers, sequence_probs(tables)) < 1e-6
+
+
+def test_rows_under_jacobi_on_two_rows_of_two_tokens() -> None:
+    """Windows of 1, the second row begins after one token. The first row is exact, as it is topmost: a rejected draft
+    is replaced from the residual. The second row's first draft c is uniform and verified next to the first row's second
+    one, given a stand-in for it: kept with min(1, 2 s), where s is p[2] after (a, a). If it is not kept, the row is
+    topmost in the next pass, and c and the last token are exact."""
+    tables = random_tables(2, 4, 3, 2.0)
+    p, count = [table.double() for table in tables], 4000
+    out = decoded(TabularTarget(tables), ParallelJacobi(1, 1), None, count, Sampling())
+    probs = torch.zeros(16, dtype=torch.float64)
+    for number in range(16):
+        a, b, c, d = (number >> shift & 1 for shift in (3, 2, 1, 0))
+        kept = p[2][2 * a + a].clamp_max(0.5)
+        third = kept[c] + (1 - kept.sum()) * p[2][2 * a + b, c]
+        probs[number] = p[0][0, a] * p[1][a, b] * third * p[3][4 * a + 2 * b + c, d]
+    assert float(probs.sum()) == pytest.approx(1)
+    numbers = codes(out.tokens, 2)
+    assert tiny.fit(numbers, probs) > 1e-4
+    assert tiny.fit(numbers, sequence_probs(tables)) < 1e-6
+    assert set(out.steps.tolist()) == {3, 4}
+
+
+def test_a_row_under_jacobi_redraws_what_it_does_not_recover() -> None:
+    """One row of two tokens, windows of 2. Where the first draft is rejected, the second token is exact. Where it
+    is kept and the second is not, that is drawn from p and kept in the next pass: min(q, p) + (1 - sum min(q, p)) p."""
+    tables = random_tables(2, 2, 5, 2.0)
+    p, count = [table.double() for table in tables], 20000
+    out = decoded(TabularTarget(tables), ParallelJacobi(2, 9), None, count, Sampling())
+    kept = p[1].clamp_max(0.5)
+    redrawn = kept + (1 - kept.sum(1, keepdim=True)) * p[1]
+    first = p[0][0].clamp_max(0.5)  # the first draft is kept
+    probs = first[:, None] * redrawn + (p[0][0] - first)[:, None] * p[1]
+    assert tiny.fit(codes(out.tokens, 2), probs.flatten()) > 1e-4
+    assert tiny.fit(codes(out.tokens, 2), sequence_probs(tables)) < 1e-6
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["grouped", "emu3"])
+def test_one_row_at_a_time_sees_all_that_is_before_it(family: str) -> None:
+    """Windows that are written again and again, against a pass without a cache; an image never gets more tokens than
+    it has room for, in its short last row either."""
+    model, given = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 2])
+    out = decoded(model, ParallelJacobi(2, model.width), given)
+    for row, prompt in enumerate((0, 2)):
+        wanted = without_a_cache(family, model, out.tokens[row], prompt, model.width, True)
+        torch.testing.assert_close(out.trace.log_prob[row], wanted, atol=3e-4, rtol=3e-4)
+    several = decoded(model, ParallelJacobi(2, 1), given)
+    assert several.steps.max() <= out.steps.min()
+    for found in (out, several):
+        assert (found.accepted <= found.drafted).all()
+        assert (found.accepted <= model.length).all()

@@ -20,7 +20,7 @@ from specbench.engine.kernels import FusedKernels
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("name", ["eagle2", "sjd"])
+@pytest.mark.parametrize("name", ["eagle2", "sjd", "zipar"])
 def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal tokens for equal uniforms: the distributions differ by rounding, far less than a uniform is from
     a bound."""

@@ -145,6 +145,9 @@ def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator
     elif "first_row" in own:  # rows in parallel; the last is raster order
         yield from (("window=1", "first_row=overlap"), ("window=2",), (f"window={length}",))
         return
+    elif "t_ctx" in own:  # rows in parallel, and one at a time
+        yield from (("window=2", "t_ctx=1"), ("window=2", f"t_ctx={length}"))
+        return
     elif "window" in own:
         yield from ((f"window={window}",) for window in lengths)
     elif "nodes" in own:

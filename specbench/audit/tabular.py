@@ -158,7 +158,7 @@ class TabularSession:
         at = first.clamp_min(0).unsqueeze(1).expand(-1, chains.shape[1], -1)
         root = tokens.view_as(fronts.positions)[:, :, :1].flatten(0, 1).unsqueeze(1).expand_as(at)
         chains = chains.scatter(2, at, torch.where(stands[:, None, None], root, chains.gather(2, at)))
-        number = positions + 1
+        number = (positions + 1).clamp_max(total)
         code = self.lookup.root(chains.flatten(0, 1), number.flatten()).view_as(number)
         return self.lookup.of(self.lookup.logits, code, number), tokens.unsqueeze(-1).float()
 

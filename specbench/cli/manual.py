@@ -46,6 +46,7 @@ _SAMPLING = (
     "top_k",
     "top_p",
     "entropy_temperature",
+    "top_n_sigma",
     "cfg_scale",
     "cfg_schedule",
     "iterations",

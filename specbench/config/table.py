@@ -55,6 +55,7 @@ TABLE: dict[str, Parameter] = {
         "whether the second row of an image waits for the whole first one (alone), or begins like the others (overlap)",
         choices=("alone", "overlap"),
     ),
+    "t_ctx": Parameter("integer", "tokens that a row of the image has when PJD begins the next one", low=1, high=DRAFT),
     "missing": Parameter(
         "string",
         "what a token attends to at positions that are not decoded yet: nothing (masked), or keys of zeros (zero,"
@@ -214,6 +215,14 @@ TABLE: dict[str, Parameter] = {
         null="the same at every entropy",
         count=3,
     ),
+    "top_n_sigma": Parameter(
+        "number",
+        "keep the tokens whose logit is at most so many sigma below the largest, sigma the root mean square of what"
+        " top-k and top-p leave (Lumina-mGPT 2's Jacobi mode: 1)",
+        low=0,
+        above=True,
+        null="off",
+    ),
     "cfg_scale": Parameter("number", "classifier-free guidance scale; 1 is off", low=0),
     "cfg_schedule": Parameter(
         "string", "guidance grows linearly over the image, or stays", choices=("linear", "constant")
@@ -297,6 +306,7 @@ UNITS = {
     "size": "pixels",
     "prompt_length": "tokens",
     "window": "tokens",
+    "t_ctx": "tokens",
     "plain_until": "tokens",
     "plain_from": "tokens",
     "nodes": "tokens",

@@ -1,0 +1,132 @@
+"""Parallel Jacobi decoding of the rows of an image (PJD, arXiv 2606.05703): an interpretation of its abstract and of
+accounts by others, since neither its text nor its code was at hand.
+
+Rows of the image are decoded at once, each with a Jacobi window of its own. A draft attends to all committed tokens and
+to the earlier positions of its own row. A row keeps its drafts up to the first that is rejected. Only in the topmost
+row, and only where the first draft is rejected, the residual distribution gives a token. All other positions are drawn
+again from the distributions of this step. So what is sampled is not the target's distribution, whatever the window.
+
+Our own choices: the length of a window, the number of rows at once (as many as are in progress where each is `t_ctx`
+tokens behind the one above), positions that are new (uniform), what stands in at the beginning of a row (as ZipAR's),
+and new lines (tokens like others, which the image grammar forces).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.fronts import Lines, Roots, fronts_needed
+from specbench.decoding.loop import Drafter, Outcome
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.trees import build as build_tree
+from specbench.decoding.trees import chain_paths
+from specbench.decoding.verify import DRAFT, Draft, one_hot
+from specbench.engine.ops import take
+from specbench.engine.state import Buffer, Buffers, put
+
+_TOKEN, _INIT = DRAFT, DRAFT + 1  # tags of a step's random numbers
+
+
+@dataclass
+class ParallelState:
+    lines: Lines
+    session: Any
+    sampling: Sampling
+    rng: RandomStreams
+    uniform: Tensor  # (V,): the uniform distribution over the codes
+    ahead: Tensor  # (H,): 0 .. H - 1
+    tokens: Tensor  # (B, K, H): the window of each front's line, from its first position that is not committed
+    probs: Tensor  # (B, K, H, V): the distribution each was drawn from
+    known: Tensor  # (B, K): how many positions of a window were drawn by the last step
+
+    constants = ("lines", "uniform", "ahead")
+
+    def buffers(self) -> Buffers:
+        return self.lines.buffers() | {name: Buffer(getattr(self, name)) for name in ("tokens", "probs", "known")}
+
+
+class ParallelJacobi:
+    """window: draft tokens of a row, at most; t_ctx: tokens that a row has when the next one begins. A row never
+    overtakes the one above."""
+
+    passes, biased, carries_over = 0, True, True
+    constants = ("tree",)
+
+    def __init__(self, window: int, t_ctx: int) -> None:
+        self.window, self.t_ctx = window, t_ctx
+        self.tree = build_tree(chain_paths(window))
+
+    def fronts(self, width: int) -> int:
+        """As of `Drafter`."""
+        return fronts_needed(width, self.t_ctx)
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ParallelState:
+        device, size, rows = rng.key.device, session.vocab_size, len(rng)
+        put(self, device)
+        lines = Lines(session, rows, device, self.t_ctx, alone=False)
+        shape = (rows, len(lines.number), self.window)
+        uniform = (torch.arange(size, device=device) < session.codes) / session.codes
+        return ParallelState(
+            lines,
+            session,
+            sampling,
+            rng,
+            uniform,
+            torch.arange(self.window, device=device),
+            torch.zeros(shape, dtype=torch.int64, device=device),
+            uniform.expand(*shape, -1).clone(),
+            torch.zeros(shape[:2], dtype=torch.int64, device=device),
+        )
+
+    def propose(self, state: ParallelState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        lines = state.lines
+        at = lines.roots(history)
+        keys = step[:, None] * len(lines.number) + lines.number  # no two chains share their random numbers
+        self._initialise(state, at, keys.flatten())
+        room = torch.minimum(at.length, at.above) - at.done
+        valid = (state.ahead < room.unsqueeze(-1)) & at.extends.unsqueeze(-1)
+        valid = torch.cat([torch.ones_like(valid[..., :1]), valid], -1)
+        tokens = torch.cat([at.token.unsqueeze(-1), state.tokens], -1).flatten(0, 1)
+        fronts = lines.fronts(at, lines.exists(), valid, keys, at.top)
+        return Draft(self.tree, tokens, state.probs.flatten(0, 1), valid.flatten(0, 1), fronts=fronts)
+
+    def commit(self, state: ParallelState, outcome: Outcome) -> None:
+        """Draw the positions that were not committed from the distributions of this step."""
+        draft, kept, lines = outcome.draft, outcome.kept, state.lines
+        assert kept is not None
+        assert draft.fronts is not None
+        before, keys = lines.line.clone(), draft.fronts.keys.flatten()
+        lines.advance(kept)
+        node = (kept.unsqueeze(-1) + state.ahead).flatten(0, 1)  # after which a position of the new window stands
+        probs = take(outcome.p, node.clamp_max(self.window))
+        u = state.rng.rows(lines.owner).uniform(keys, _TOKEN, self.window)
+        state.tokens.copy_(draw(probs, u, state.sampling.kernels).view_as(state.tokens))
+        state.probs.copy_(probs.view_as(state.probs))
+        nodes = draft.fronts.images(draft.valid.sum(1))
+        known = torch.where(draft.fronts.extends & (lines.line == before), nodes - kept, 0)
+        state.known.copy_(known.clamp(0, self.window))
+
+    def _initialise(self, state: ParallelState, at: Roots, keys: Tensor) -> None:
+        """Positions of the windows that the last step did not draw: uniform over the codes, or what is forced."""
+        position = at.position.unsqueeze(-1) + 1 + state.ahead
+        u = state.rng.rows(state.lines.owner).uniform(keys, _INIT, self.window).view_as(state.tokens)
+        token = (u * state.session.codes).long().clamp_max(state.session.codes - 1)
+        probs = state.uniform.expand_as(state.probs)
+        forced = state.session.forced(position)
+        if forced is not None:
+            fixed = forced >= 0
+            token = torch.where(fixed, forced, token)
+            probs = torch.where(fixed.unsqueeze(-1), one_hot(token, probs.shape[-1]), probs)
+        new = state.ahead >= state.known.unsqueeze(-1)
+        torch.where(new, token, state.tokens, out=state.tokens)
+        torch.where(new.unsqueeze(-1), probs, state.probs, out=state.probs)
+
+
+def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return ParallelJacobi(cfg["window"], cfg["t_ctx"])
