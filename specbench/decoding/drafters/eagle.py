@@ -109,6 +109,7 @@ class Entries:
     """
 
     constants: tuple[str, ...] = ("tree", "offsets", "numbers", "root")
+    passes: int
 
     def __init__(self, head: Any, tree: Tree, expanded: int) -> None:
         """tree: the topology, or the largest possible one; expanded: draft nodes that pass through the network."""
@@ -327,8 +328,6 @@ class Eagle(Entries):
 
 class Grown(Entries):
     """What drafters of dynamic trees share; tree: the largest possible topology of a draft."""
-
-    passes: int
 
     def __init__(self, head: Any, grower: Grower, tree: Tree) -> None:
         super().__init__(head, tree, grower.expanded)
