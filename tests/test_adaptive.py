@@ -13,7 +13,7 @@ from torch import Tensor
 from specbench.audit.audit import assemble, measure
 from specbench.audit.models import built_in
 from specbench.config import configuration
-from specbench.decoding.drafters.adaptive import PRIOR, SHAPES, Acceptances, Shapes, best_paths
+from specbench.decoding.drafters.adaptive import PRIOR, SHAPES, Acceptances, TreeShapes, best_paths
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.eagle_adaptive import AdaptiveEagle
 from specbench.decoding.loop import Outcome
@@ -95,7 +95,7 @@ def test_a_row_drafts_what_a_static_tree_of_its_shape_drafts(monkeypatch: pytest
     target = tiny.llamagen(side=4)
     head, given, sampling = tiny.eagle(target), tiny.prompts(3), Sampling(cfg_scale=2.0)
     history, count, chosen = torch.randint(5, (3, 30)), torch.tensor([3, 1, 6]), [1, 5, 8]
-    monkeypatch.setattr(Shapes, "of", lambda self, rate: torch.tensor(chosen))
+    monkeypatch.setattr(TreeShapes, "of", lambda self, rate: torch.tensor(chosen))
 
     def drafted(drafter: Any) -> Draft:
         session = target.open(given, 3, True, drafter.tree.nodes)
@@ -125,9 +125,9 @@ def test_it_is_lossless(words: str) -> None:
 
 def test_a_tree_too_small_for_its_depth_is_refused() -> None:
     with pytest.raises(UsageError, match="nodes=3 is fewer than depth=4"):
-        Shapes(3, 4, 2)
+        TreeShapes(3, 4, 2)
     with pytest.raises(UsageError, match="width=2 and depth=2 hold 6 tokens, fewer than nodes=9"):
-        Shapes(9, 2, 2)
+        TreeShapes(9, 2, 2)
     with pytest.raises(UsageError, match="adaptive trees have at most 256 draft tokens"):
-        Shapes(300, 4, 20)
-    assert Shapes(6, 2, 2).nodes == 6
+        TreeShapes(300, 4, 20)
+    assert TreeShapes(6, 2, 2).nodes == 6

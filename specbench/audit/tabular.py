@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from specbench.decoding.drafters.adaptive import Acceptances, Shapes
+from specbench.decoding.drafters.adaptive import Acceptances, TreeShapes
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.drafters.vvs import Skips
 from specbench.decoding.fronts import Fronts
@@ -299,7 +299,7 @@ class TabularAdaptive:
     passes = 0
 
     def __init__(self, tables: Tables, nodes: int, depth: int, width: int) -> None:
-        self.lookup, self.shapes = _Lookup(tables), Shapes(nodes, depth, width)
+        self.lookup, self.shapes = _Lookup(tables), TreeShapes(nodes, depth, width)
         self.tree = self.shapes.sizing
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:

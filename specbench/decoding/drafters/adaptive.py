@@ -24,7 +24,7 @@ from specbench.engine.ops import sum_last, take
 from specbench.engine.state import Buffer, Buffers, put
 from specbench.errors import UsageError
 
-#: Shapes to choose from: a tenth of the range of acceptances each.
+#: TreeShapes to choose from: a tenth of the range of acceptances each.
 SHAPES = 10
 #: Draft tokens at most: the attention of every shape is in memory.
 MOST = 256
@@ -71,7 +71,7 @@ class _ShapeLevel:
         return replace(self, **moved)
 
 
-class Shapes:
+class TreeShapes:
     """The trees of `best_paths` at `SHAPES` acceptances, and their growth, each row by its own."""
 
     constants = ("tree", "levels", "home", "rank")
@@ -120,7 +120,7 @@ class Shapes:
         rest = [(i,) for i in range(1, self.nodes - depth + 1)]
         self.sizing = build([*chain_paths(depth), *rest])  # as many nodes, as high
 
-    def to(self, device: torch.device) -> Shapes:
+    def to(self, device: torch.device) -> TreeShapes:
         put(self, device)
         return self
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafters.adaptive import Acceptances, Shapes
+from specbench.decoding.drafters.adaptive import Acceptances, TreeShapes
 from specbench.decoding.drafters.eagle import EagleState, Entries
 from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import RandomStreams
@@ -32,7 +32,7 @@ class AdaptiveEagle(Entries):
     constants = (*Entries.constants, "shapes")
 
     def __init__(self, head: Any, nodes: int, depth: int, width: int) -> None:
-        self.shapes = Shapes(nodes, depth, width)
+        self.shapes = TreeShapes(nodes, depth, width)
         super().__init__(head, self.shapes.sizing, self.shapes.expanded)
         self.passes = depth
 
