@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ TABLE, TESTED = TABLES["lantern_table4"], TABLES["coolsd_significance"]
 class Bench:
     """Decodes nothing: a row depends on its overrides alone, and a folder lists the processes that ran it."""
 
-    def __init__(self, fails: str = "", error: Exception | None = None, timed: bool = False) -> None:
+    def __init__(self, fails: str = "", error: Callable[[], Exception] | None = None, timed: bool = False) -> None:
         self.fails, self.error, self.timed = fails, error, timed
 
     def identify(self, overrides: Sequence[str]) -> Identity:
@@ -38,7 +39,7 @@ class Bench:
         if self.fails and self.fails in key:
             if self.error is None:
                 os._exit(1)
-            raise self.error
+            raise self.error()
         out.mkdir(parents=True, exist_ok=True)
         with (out / "ran").open("a") as file:
             file.write(f"{os.getpid()}\n")
@@ -53,6 +54,13 @@ class Bench:
     def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
         ids = {"run_a": next(a.glob("ran")).parent.name, "run_b": b.name}
         return [dict.fromkeys(wording.ROWS.columns) | ids | {"statistic": "steps"}]
+
+
+class TwoParts(Exception):
+    """Cannot be read by another process: pickle gives its constructor one argument."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(one + other)
 
 
 @pytest.fixture
@@ -90,16 +98,16 @@ def test_the_rows_do_not_depend_on_the_jobs(tables: Callable[..., int], tmp_path
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (UsageError("no such delta"), UsageError, ": no such delta"),
-        (RunError("the disk is full"), RunError, ": the disk is full"),
-        (ValueError("a\x1b[31m"), RunError, ": ValueError: a?[31m"),
+        (partial(UsageError, "no such delta"), UsageError, ": no such delta"),
+        (partial(RunError, "the disk is full"), RunError, ": the disk is full"),
+        (partial(TwoParts, "a", "\x1b[31m"), RunError, ": TwoParts: a?[31m"),
     ],
 )
 def test_a_line_that_fails_stops_no_other(
     tables: Callable[..., int],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    error: Exception,
+    error: Callable[[], Exception],
     kind: type[Exception],
     text: str,
 ) -> None:
@@ -130,7 +138,7 @@ def test_what_was_done_before_an_interruption_stays(
 
     with monkeypatch.context() as patch:
         patch.setattr(collect, "append_row", stopped)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
             tables(Bench(), "--jobs", "2")
     for process in multiprocessing.active_children():  # which have been told to end
         process.join(10)

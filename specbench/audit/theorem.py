@@ -81,12 +81,6 @@ def chain_statistics(
     return ChainStatistics(expected, first, min(bound, 1.0), reach[1], kl_bound)
 
 
-def round_statistics(p: Tables, q: Tables, rule: Rule, window: int) -> tuple[float, float]:
-    """(E[tau + 1], bound on TV) of one round with a chain of `window` drafts from the empty prefix: Eqs. 7 and 8."""
-    found = chain_statistics(p[:window], q[:window], rule, window)
-    return found.expected, found.first
-
-
 def precise(table: Tensor) -> Tensor:
     """In float64, with rows that sum to 1 in float64, so that float32 rounding does not count as a bias."""
     return table.double() / table.double().sum(-1, keepdim=True)

@@ -82,6 +82,7 @@ NETWORKS = {
         training="specbench.training.continuous:ContinuousTask",
         method="cspd",
         stem="mar_draft",
+        variants=("path_kl",),
     ),
 }
 #: The networks that `specbench train drafter=` trains.

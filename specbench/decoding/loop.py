@@ -117,7 +117,7 @@ class Drafter(Protocol):
     tree: Tree
     passes: int
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> Any:
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> DraftState:
         """Fresh state for the rows of a target session."""
         ...
 

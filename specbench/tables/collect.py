@@ -60,7 +60,10 @@ class _Collection:
         """Run lines, and keep their rows."""
         together = [need for need in some if self.jobs > 1 and not need.alone]
         if together:
-            self._together(together)
+            try:
+                self._together(together)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt("stopped; the same command goes on where it stopped") from None
         for need in some:
             if need not in together:
                 self.say(f"{self._name(need)}: {need.command}")
@@ -93,8 +96,7 @@ class _Collection:
                     raise
                 except Exception as e:
                     failed[need.line.label] = e
-                    kind = "" if isinstance(e, UsageError | RunError) else f"{type(e).__name__}: "
-                    self.say(f"{self._name(need)}: {kind}{plain(e)}")
+                    self.say(f"{self._name(need)}: {plain(e)}")
                 bar.update()
         if failed:
             bad_input = all(isinstance(e, UsageError) for e in failed.values())
@@ -129,4 +131,9 @@ def _row(bench: Bench, need: Need, folder: Path) -> Mapping[str, Any]:
 def _quiet_row(bench: Bench, need: Need, folder: Path) -> Mapping[str, Any]:
     """In a process of its own, without progress on the screen: a run has a log in its folder."""
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
-        return _row(bench, need, folder)
+        try:
+            return _row(bench, need, folder)
+        except (UsageError, RunError):
+            raise
+        except Exception as e:  # which the other process may not be able to read
+            raise RunError(f"{type(e).__name__}: {e}") from None

@@ -1,5 +1,5 @@
 """Our own experiment on lossless verification of continuous tokens: what block verification and layered acceptance gain
-over token-wise rejection.
+over token-wise rejection, with the embedded drafter and with the one distilled on its paths.
 
 `specbench tables` runs it only when it is named; `make comparisons` does.
 """
@@ -21,8 +21,12 @@ _LINES = {
     "token": ("token-wise, γ=2", "gamma=2"),
     "block": ("block, γ=4", "gamma=4 verification=block"),
     "tries": ("two first tokens, γ=2", "gamma=2 tries=2"),
+    "path_kl_block": (
+        "block, γ=4, drafter distilled on paths",
+        "gamma=4 verification=block drafter_weights=embedded:path_kl",
+    ),
 }
-_TESTS = (("block", "token"), ("tries", "token"))
+_TESTS = (("block", "token"), ("tries", "token"), ("path_kl_block", "block"))
 _STEPS = Column("steps", "Target passes of an image", "lower", 1)
 _PROPOSALS = Column("proposals_mean", "Proposals", "lower", 2, "of the target, mean over verified positions")
 
@@ -31,10 +35,10 @@ def _gain() -> Table:
     lines = [Line(key, label, f"method=cspd {own}") for key, (label, own) in _LINES.items()]
     return Table(
         "verification_gain_mar",
-        "What better lossless verification of continuous tokens gains",
+        "What better lossless verification of continuous tokens gains, and a drafter distilled on its paths",
         paper="this project's own comparison",
-        n=32,
-        protocol="batch=32 seed=0 baseline=false metrics=none",
+        n=24,
+        protocol="batch=24 seed=0 baseline=false metrics=none",
         columns=(STEPS_SAVED, _STEPS, ACCEPTED_LENGTH, ACCEPTANCE, _PROPOSALS),
         lines=tuple(lines),
         remarks=("Under block verification all drafted tokens count as verified.",),

@@ -42,11 +42,13 @@ class DrafterStage:
 
 
 _DISCRETE = [name for name in networks.TRAINED if not recipes.is_continuous(name)]
-DRAFTERS = {
+_CODES = {
     **{f: DrafterStage(name, (f,)) for name in _DISCRETE for f in [networks.NETWORKS[name].folder]},
     "eagle_steps": DrafterStage("eagle", ("eagle_steps100", "eagle_steps300", "eagle_steps1000"), "scenes_steps"),
     "eagle_guided": DrafterStage("eagle", ("eagle_guided",), "scenes_guided", start="eagle"),
 }
+_VECTORS = {"mar_path_kl": DrafterStage("cspd", ("mar_draft_path_kl",), "mar_scenes", start="mar_draft")}
+DRAFTERS = _CODES | _VECTORS
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ BUDGETS = {
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
     ),
 }
-DISCRETE = ("tokenizer", "text", "target", *DRAFTERS, "drafters", "evaluators", "samples")
-CONTINUOUS = ("kl", "mar", "mar_draft", "mar_samples")
+DISCRETE = ("tokenizer", "text", "target", *_CODES, "drafters", "evaluators", "samples")
+CONTINUOUS = ("kl", "mar", "mar_draft", *_VECTORS, "mar_samples")
 STAGES = (*DISCRETE, *CONTINUOUS)
 
 
@@ -204,11 +206,13 @@ class Scenes:
     def _drafter(self, stage: str) -> None:
         """By the public command, on examples that drafters share."""
         of = DRAFTERS[stage]
-        for needed in ("tokenizer", "text", "target", *filter(None, [of.start])):
+        target = ("kl", "mar") if stage in _VECTORS else ("tokenizer", "text", "target")
+        for needed in (*target, *filter(None, [of.start])):
             self.make(needed)
         own = recipes.settings(of.recipe, of.network)["n"] if of.recipe else self.budget.train
         n = min(own, self.budget.train)
-        arguments = [f"drafter={of.network}", f"n={n}"]
+        model = "mar_scenes" if stage in _VECTORS else "llamagen_scenes"
+        arguments = [f"drafter={of.network}", f"model={model}", f"n={n}"]
         arguments += [f"recipe={of.recipe}", *self.budget.variants] if of.recipe else self.budget.drafters
         arguments += [f"weights={card.weights_argument(self.assets)}", f"device={self.device}"]
         chosen = recipes.plan(arguments).replaced(
