@@ -147,7 +147,7 @@ class Janus(UnifiedModel):
         self.text: JanusText | None = None
         self.ids = JanusIds()
         if self.folder is None:
-            shape = vq.VQConfig().reduced(REDUCED_CODES) if self.reduced else vq.VQConfig()
+            shape = vq.LLAMAGEN_16.reduced(REDUCED_CODES) if self.reduced else vq.LLAMAGEN_16
             self.tokenizer = self.random(lambda: vq.VQModel(shape), 2, torch.float32)
             base = REDUCED if self.reduced else FULL[self.name]
             self.image = image(base.vocab_size - shape.codebook_size, shape.codebook_size, self.side)
@@ -155,7 +155,7 @@ class Janus(UnifiedModel):
         else:
             folder = self.part("target")
             source = official.open_source(folder)
-            self.tokenizer = image_tokenizers.load_janus(source, vq.VQConfig(), device)
+            self.tokenizer = image_tokenizers.load_janus(source, vq.LLAMAGEN_16, device)
             self.text = JanusText(folder)
             self.ids = self.text.ids()
             self.target = read(folder, self.side, device, dtype)

@@ -311,6 +311,44 @@ class ChameleonText:
         return torch.tensor([found[code] for code in range(wanted)])
 
 
+class Lumina2Text:
+    """The tokenizer of Lumina-mGPT 2.0: tokenizer.json, with more names in the vocabulary_map of config.json."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UsageError for a folder of another model."""
+        self.file = _find(folder, "tokenizer.json")
+        self._tokenizer, self._names = _open(self.file)
+        self._names = {**_read(folder / "config.json").get("vocabulary_map", {}), **self._names}
+        settings = _read(folder / "tokenizer_config.json")
+        first = settings.get("bos_token") or settings.get("eos_token")  # reference README_3 (57)
+        self._first = str(first.get("content") if isinstance(first, dict) else first)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without a beginning or an end of its own."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def ids(self) -> ChameleonIds:
+        """The special ids, by their names. Raises UsageError where one is missing."""
+        names = {field: name for field, name in _CHAMELEON.items() if field not in ("bos", "pad", "eos")}
+        names |= dict.fromkeys(("bos", "pad", "eos"), self._first)
+        missing = [name for name in names.values() if name not in self._names]
+        if missing:
+            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not Lumina-mGPT 2.0's tokenizer")
+        return ChameleonIds(**{field: self._names[name] for field, name in names.items()})
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object. Raises UsageError where the file has none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{file} is not a readable JSON file ({type(e).__name__}); fetch it again") from e
+    if not isinstance(content, dict):
+        raise UsageError(f"{file} does not hold a JSON object; fetch it again")
+    return content
+
+
 #: The names of Janus-Pro's special tokens.
 _JANUS = {"bos": "<｜begin▁of▁sentence｜>", "pad": "<｜▁pad▁｜>", "begin_of_image": "<begin_of_image>"}
 
