@@ -48,6 +48,7 @@ SAMPLINGS = {
     "greedy": Sampling(0.0, cfg_scale=2.0),
     "top-p": Sampling(0.8, 4, 0.9, cfg_scale=2.0),
     "not guided": Sampling(),
+    "by entropy": Sampling(1.4, 4, cfg_scale=2.0, entropy=(2.5, 3.0, 0.6)),
 }
 
 
@@ -123,7 +124,8 @@ class Case:
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)
 def test_a_step_can_be_recorded(name: str, engine: str) -> None:
     """With every rule that the engine's kernels know; with plain tensors every rule."""
-    rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact"}
+    others = name != "adaptive"  # its trees are verified as eagle2's and tree's are
+    rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and others}
     with Case(name, engine) as case:
         found = {"exact": case.lint(exact())}
         for rule, one in rules.items():

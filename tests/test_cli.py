@@ -44,7 +44,7 @@ def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: 
     assert code == 0
     [window] = [row for row in rows(out) if row[0] == "window"]
     assert window[1:6] == ["3", "integer", "1", "to", "2,000,"]
-    assert "tokens" in window
+    assert "length" in window
     assert ["window", "5"] in [row[:2] for row in rows(call("run", "-m", "method=sd", "window=3,4", "--help")[1])]
     assert ["prompts", "(required)"] in [row[:2] for row in rows(call("run", "data=prompts", "--help")[1])]
     assert call("run", "--hydra-help")[0] == 0

@@ -215,7 +215,7 @@ def test_a_parameter_of_another_rule_says_whose_it_is_and_what_there_is() -> Non
     owners = (
         "cool (method cool_sd)",
         "gsd (method gsd)",
-        "lantern (method lantern) and rule uniform (method uniform_rsd)",
+        "lantern (method lantern, vvs) and rule uniform (method uniform_rsd)",
     )
     assert ", ".join(f"rule {owner}" for owner in owners) in str(raised.value)
     assert "this choice has: weights, variant, tree, temperature" in str(raised.value)

@@ -183,7 +183,10 @@ def test_what_was_not_measured_is_no_value() -> None:
         names = dict.fromkeys(five, absent)
         row = summary.columns(images(replace(given, **names), [4, 9]))
         assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
-        made, cfg = images(replace(given, **names), [4, 9]), {"rule": "typical", "emitted_draws": 8}
+        made, cfg = (
+            images(replace(given, **names), [4, 9]),
+            {"rule": "typical", "drafter": "medusa", "emitted_draws": 8},
+        )
         why = "emitted_kl: like emitted_tv not computed for "
         assert emitted_remarks(cfg, made) == [why + "rule typical on trees of sampled tokens"]
         assert emitted_remarks(cfg | {"verification": "block"}, made) == [why + "verification=block"]

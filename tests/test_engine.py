@@ -19,6 +19,7 @@ from specbench import cli
 from specbench.decoding.batch import decode_stream
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
+from specbench.decoding.drafters.eagle_adaptive import AdaptiveEagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.pjd import ParallelJacobi
@@ -46,6 +47,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(3)),
     "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
     "eagle2": lambda target: Eagle2(tiny.eagle(target, layers=2), nodes=6, depth=3, width=2),
+    "adaptive": lambda target: AdaptiveEagle(tiny.eagle(target), nodes=5, depth=3, width=3),
     "vvs": lambda target: VVS(tiny.eagle(target), 5, 2, 2, "full", 2),
     "medusa": lambda target: Medusa(tiny.medusa(target), parse(TREE)),
     "draft_model": lambda target: DraftModel(tiny.llamagen(side=4, seed=5), 3),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specbench.audit.audit import assemble, measure
+from specbench.audit.marginals import filtered
 from specbench.audit.models import built_in
 from specbench.config import configuration
 from specbench.decoding.rules.entropy import EntropyAware
@@ -78,3 +79,30 @@ def test_the_acceptance_of_a_distribution_of_two_tokens() -> None:
     assert EntropyAware(1.0).residual(r, q, torch.tensor(0), torch.tensor(1)).tolist() == [0, 1]
     sure = torch.tensor([1.0, 0.0])  # entropy 0: every token that the target can give
     assert EntropyAware().acceptance(sure, torch.tensor([1e-30, 1.0]), torch.tensor(1)).tolist() == [1, 0]
+
+
+def test_the_filter_of_sigma_by_hand() -> None:
+    """Logits 4, 2, 0, -4: their root mean square is 3, so those below 1 go; with the top three, 2.58 and 1.42."""
+    logits = torch.tensor([[4.0, 2.0, 0.0, -4.0], [1.0, -torch.inf, -torch.inf, -torch.inf]])
+    odds = math.exp(2)
+    two = [odds / (1 + odds), 1 / (1 + odds), 0, 0]
+    for sampling in (Sampling(top_n_sigma=1.0), Sampling(0.5, top_n_sigma=1.0), Sampling(1.0, 3, top_n_sigma=1.0)):
+        found = sampling.probs(logits)
+        if sampling.temperature == 1:
+            assert found[0].tolist() == pytest.approx(two, abs=1e-6)
+        assert (found[0] > 0).tolist() == [True, True, False, False]
+        assert found[1].tolist() == [1, 0, 0, 0]
+        torch.testing.assert_close(filtered(logits, sampling), found.double())
+    assert (Sampling(top_n_sigma=1.4).probs(logits)[0] > 0).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("words", ["method=sd window=2", "method=sjd window=2"])
+def test_exact_methods_stay_exact_with_the_filter_of_sigma(words: str) -> None:
+    """Against the distribution by its definition."""
+    model, cfg = built_in("v3t5"), configuration.compose([*words.split(), "top_n_sigma=0.7"])
+    method = assemble(cfg, model)
+    row = measure(method, model, 4000, margin=1)
+    assert row["verdict"] == "lossless"
+    assert row["parameters"].endswith("top_n_sigma=0.7")
+    one, other = (model.marginals(s)[0].probs for s in (method.sampling, replace(method.sampling, top_n_sigma=None)))
+    assert 0.5 * (one - other).abs().sum() > 0.07

@@ -19,6 +19,7 @@ from specbench.decoding import rules
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import band, lantern, neighbourhood, proximity, typical
 from specbench.decoding.rules.base import Setting
+from specbench.decoding.rules.entropy import EntropyAware
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.proximity import neighbours
@@ -121,6 +122,21 @@ def within(budget):
         return least
 
     return log_ratio
+
+
+def entropy_aware(pivot, calm):
+    """Keep where p / q > (e / pivot) (0.5 + (u - 0.5) (1 - e / calm)), solved for u; its spread is never negative."""
+
+    def keep(r, q, x, i):
+        if r[x] == 0:
+            return 0.0
+        e = -sum(a * math.log(a) for a in r if a > 0)
+        if e * q[x] == 0:
+            return 1.0
+        u = (r[x] / q[x] / (e / pivot) - 0.5) / max(1 - e / calm, 1e-6) + 0.5
+        return min(1.0, max(0.0, u))
+
+    return Paper(keep, "vanilla")
 
 
 class PaperTypical:
@@ -244,6 +260,8 @@ def pair(name, size):
         return rules.Mentored(float(rest[0])), PaperBand(within(float(rest[0])))
     if family == "typical":
         return Typical(float(rest[0]), float(rest[1])), PaperTypical(float(rest[0]), float(rest[1]))
+    if family == "entropy":
+        return EntropyAware(*map(float, rest)), entropy_aware(*map(float, rest))
     if family == "neighbourhood":
         group = int(rest[0])
         return Neighbourhood(near[:, : group - 1], rest[1]), grouped(order, group, rest[1])
@@ -265,6 +283,8 @@ RULES = [
     *(f"band {s}" for s in ("0.1 0", "0.45 0.5", "3 0.9")),
     "mentored 0.02",
     "mentored 0.5",
+    "entropy 0.7 16",
+    "entropy 0.7 1",
     "typical 0.09 0.3",
     "typical 0.25 2",
     "typical 1 1",

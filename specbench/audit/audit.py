@@ -90,7 +90,7 @@ LEVEL = 1e-5
 #: audit.margin, if it is not given: what the default samples resolve of every model (a limit of 0.04 at the worst).
 MARGIN = 0.05
 
-SAMPLING = ("temperature", "top_k", "top_p", "entropy_temperature")
+SAMPLING = ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma")
 _AT_ONCE = 1 << 20  # entries of (rows, nodes, V): a few times that fits the cache
 _MOST_ROWS = 1 << 15
 
@@ -224,7 +224,8 @@ def described(cfg: Mapping[str, Any], sampling: Sequence[str] = SAMPLING) -> dic
     own = frozenset().union(*(parameters.declared(part, cfg[part]) for part in parameters.PARTS))
     own -= {"drafter", "rule", "drafter_weights"}  # an audit's models have drafters of their own
     own -= {"verification"} if cfg["verification"] == "token" else set()
-    sampling = [name for name in sampling if name != "entropy_temperature" or cfg.get(name) is not None]
+    later = ("entropy_temperature", "top_n_sigma")  # rows of earlier versions do not name them
+    sampling = [name for name in sampling if name not in later or cfg.get(name) is not None]
     given = {name: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for name, v in cfg.items()}
     return {
         "method": cfg["method"],

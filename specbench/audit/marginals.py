@@ -50,6 +50,10 @@ def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:  # the token that reaches the share stays
         ordered = torch.where(ordered.cumsum(-1) - ordered <= sampling.top_p, ordered, 0.0)
     kept = torch.zeros_like(probs).scatter(-1, index, ordered)
+    if sampling.top_n_sigma is not None:
+        left = torch.where(kept > 0, logits.double(), torch.nan)
+        sigma = left.square().nanmean(-1, keepdim=True).sqrt()
+        kept = torch.where(left >= logits.amax(-1, keepdim=True) - sampling.top_n_sigma * sigma, kept, 0.0)
     kept = kept / kept.sum(-1, keepdim=True)
     if curve is None:
         return kept

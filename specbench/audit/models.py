@@ -17,6 +17,7 @@ from specbench.audit import marginals
 from specbench.audit.marginals import Marginal
 from specbench.audit.tabular import (
     Tables,
+    TabularAdaptive,
     TabularDrafter,
     TabularGrower,
     TabularTarget,
@@ -115,6 +116,8 @@ class TabularModel:
         if not registry.entry("drafter", name).assets:
             built: Drafter = registry.find("drafter", name)(cfg, None)
             return built
+        if name == "eagle_adaptive":
+            return TabularAdaptive(self.q, cfg["nodes"], cfg["depth"], cfg["width"])
         if "nodes" in cfg:
             shape = self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"]
             return TabularVVS(*shape, cfg["interval"]) if "interval" in cfg else TabularGrower(*shape)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from specbench.decoding.drafters.adaptive import Acceptances, TreeShapes
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.drafters.vvs import Skips
 from specbench.decoding.fronts import Fronts
@@ -19,7 +20,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw, draw_distinct, draw_several
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
-from specbench.engine.state import Buffers
+from specbench.engine.state import Buffers, within
 
 #: tables[t] (V**t, V): the distribution of token t given the prefix coded base V, first token most significant. Of a
 #: Markov model of order m, (V**min(t, m), V): given the last m tokens.
@@ -179,9 +180,10 @@ class TabularState:
     rng: RandomStreams
     probs: Tensor
     steps: int = 0
+    acceptances: Acceptances | None = None
 
     def buffers(self) -> Buffers:
-        return {}
+        return {} if self.acceptances is None else within("acceptances", self.acceptances.buffers())
 
 
 class TabularDrafter:
@@ -289,6 +291,46 @@ class TabularGrower:
 
     def commit(self, state: TabularState, outcome: Outcome) -> None:
         pass
+
+
+class TabularAdaptive:
+    """The trees of the drafter eagle_adaptive with draft tables instead of the network."""
+
+    passes = 0
+
+    def __init__(self, tables: Tables, nodes: int, depth: int, width: int) -> None:
+        self.lookup, self.shapes = _Lookup(tables), TreeShapes(nodes, depth, width)
+        self.tree = self.shapes.sizing
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
+        known = Acceptances.open(session, len(rng), self.tree.height + 1, rng.key.device)
+        return TabularState(sampling, rng, sampling.probs(self.lookup.logits), acceptances=known)
+
+    def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        assert state.acceptances is not None
+        lookup = self.lookup
+        codes = lookup.root(history, count)[:, None]  # of the root and the expanded nodes, in order
+
+        def given(code: Tensor, depth: int) -> tuple[Tensor, Tensor | None]:
+            number = (count[:, None] + depth).expand_as(code)
+            greedy = state.sampling.temperature == 0
+            return lookup.of(state.probs, code, number), lookup.of(lookup.table, code, number) if greedy else None
+
+        def expand(
+            tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor
+        ) -> tuple[Tensor, Tensor | None]:
+            nonlocal codes
+            below = lookup.after(codes.gather(1, parents), tokens)
+            codes = torch.cat([codes, below], 1)
+            return given(below, depth)
+
+        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        shape = self.shapes.of(state.acceptances.ahead(count))
+        return self.shapes.grow(shape, root, given(codes, 0), expand, state.sampling, state.rng, step)
+
+    def commit(self, state: TabularState, outcome: Outcome) -> None:
+        assert state.acceptances is not None
+        state.acceptances.learn(outcome)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.decoding.drafters.draft_model import DraftModel
-from specbench.decoding.drafters.eagle import Eagle, Grown
+from specbench.decoding.drafters.eagle import Entries
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.models.language import Language
 from specbench.models.mar import MAR
@@ -31,7 +31,7 @@ def of_target(model: Language) -> int:
 
 def of_drafts(drafter: Any, target: Language) -> int:
     """Bytes of weights that drafting for one step reads, in all of its passes; EAGLE's use the target's head."""
-    if isinstance(drafter, Eagle | Grown):
+    if isinstance(drafter, Entries):
         head = drafter.head
         own = [head.norm] if drafter.aux_hidden_layers else []
         once = nbytes(head.fuse) if drafter.aux_hidden_layers else 0
@@ -46,7 +46,7 @@ def of_drafts(drafter: Any, target: Language) -> int:
 def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
     """The methods that are a step's passes of networks, the drafter's included, and their owners."""
     networks: list[tuple[nn.Module, str]] = [(target, "hidden"), (target, "head")]
-    if isinstance(drafter, Eagle | Grown):
+    if isinstance(drafter, Entries):
         networks.append((drafter.head, "hidden"))
     if isinstance(drafter, Medusa):
         networks.append((drafter.heads, "forward"))

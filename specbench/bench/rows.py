@@ -110,7 +110,7 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
 
 
 def _described() -> set[str]:
-    sampling = ("temperature", "top_k", "top_p", "entropy_temperature", "cfg_scale", "cfg_schedule")
+    sampling = ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma", "cfg_scale", "cfg_schedule")
     return {*parameters.method_parameters(), *sampling, "size"}
 
 

@@ -12,7 +12,7 @@ from specbench.config.table import TABLE, UNITS, Parameter
 
 WIDTH = 100
 #: Widths of the columns name, value, and type with range; the meaning takes the rest.
-_NAME, _VALUE, _RANGE, _GAP = 17, 16, 20, 2
+_NAME, _VALUE, _RANGE, _GAP = 19, 16, 20, 2
 _MEANING = WIDTH - _NAME - _VALUE - _RANGE - 4 * _GAP
 _LONG = 3 * _VALUE  # characters; a longer value is shown with the meaning
 
@@ -46,6 +46,7 @@ _SAMPLING = (
     "top_k",
     "top_p",
     "entropy_temperature",
+    "top_n_sigma",
     "cfg_scale",
     "cfg_schedule",
     "iterations",

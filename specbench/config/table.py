@@ -215,6 +215,14 @@ TABLE: dict[str, Parameter] = {
         null="the same at every entropy",
         count=3,
     ),
+    "top_n_sigma": Parameter(
+        "number",
+        "keep the tokens whose logit is at most so many sigma below the largest, sigma the root mean square of what"
+        " top-k and top-p leave (Lumina-mGPT 2's Jacobi mode: 1)",
+        low=0,
+        above=True,
+        null="off",
+    ),
     "cfg_scale": Parameter("number", "classifier-free guidance scale; 1 is off", low=0),
     "cfg_schedule": Parameter(
         "string", "guidance grows linearly over the image, or stays", choices=("linear", "constant")

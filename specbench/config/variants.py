@@ -32,6 +32,7 @@ ADDED: dict[str, Any] = {
     "tau": 0.5,
     "ranking": "full",
     "entropy_temperature": None,
+    "top_n_sigma": None,
 }
 
 #: The parameter that names the variant; the key of a preset's table.

@@ -87,14 +87,25 @@ def sample_distinct(probs: Tensor, rng: RandomStreams, step: Tensor, tag: int, c
     return draw_distinct(probs, rng.uniform(step, tag, *probs.shape[1:]), count)
 
 
+def within_sigma(logits: Tensor, sigmas: float) -> Tensor:
+    """Logits (..., V), minus infinity where they are more than `sigmas` root mean squares below the largest one; the
+    mean is over the finite ones."""
+    finite = logits > -torch.inf
+    mean = sum_last(torch.where(finite, logits, 0.0).square()) / finite.sum(-1)
+    floor = logits.amax(-1) - sigmas * mean.sqrt()
+    return logits.masked_fill(logits < floor.unsqueeze(-1), -torch.inf)
+
+
 @dataclass(frozen=True)
 class Sampling:
     """From logits to probabilities, in LlamaGen's order: guidance, temperature, top-k (ties kept), top-p, softmax.
 
     temperature 0 is greedy: a point mass on the largest logit. top_k None and top_p 1 are off. entropy: (a, b, c) of
     the entropy-dependent temperature (arXiv 2510.09012), `temperature` * (a exp(-e / b) + c), e the entropy in nats of
-    the guided distribution at temperature 1 after top-k and top-p, which then come before the temperature. kernels:
-    those of the engine, which replace the plain code where they can.
+    the guided distribution at temperature 1 after the filters, which then come before the temperature. top_n_sigma: a
+    third filter, after top-k and top-p: a token stays if its logit is at least the largest less so many sigma, sigma
+    the root mean square of the logits that are left, as in the Jacobi mode of Lumina-mGPT 2 (not their standard
+    deviation). kernels: those of the engine, which replace the plain code where they can.
     """
 
     temperature: float = 1.0
@@ -102,6 +113,7 @@ class Sampling:
     top_p: float = 1.0
     cfg_scale: float = 1.0
     entropy: tuple[float, float, float] | None = None
+    top_n_sigma: float | None = None
     kernels: Kernels | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -109,7 +121,9 @@ class Sampling:
         """From flat parameters; cfg_scale: instead of theirs."""
         curve = cfg.get("entropy_temperature")
         scale = cfg["cfg_scale"] if cfg_scale is None else cfg_scale
-        return cls(cfg["temperature"], cfg["top_k"], cfg["top_p"], scale, curve and tuple(curve))
+        return cls(
+            cfg["temperature"], cfg["top_k"], cfg["top_p"], scale, curve and tuple(curve), cfg.get("top_n_sigma")
+        )
 
     @property
     def guided(self) -> bool:
@@ -120,7 +134,7 @@ class Sampling:
         """The same without top-k and top-p, at temperature 1 where decoding is greedy or the temperature depends on the
         entropy."""
         temperature = self.temperature if self.entropy is None else 1.0
-        return replace(self, temperature=temperature or 1.0, top_k=None, top_p=1.0, entropy=None)
+        return replace(self, temperature=temperature or 1.0, top_k=None, top_p=1.0, entropy=None, top_n_sigma=None)
 
     def distributions(self, logits: Tensor, session: Any, positions: Tensor) -> Distributions:
         """The distributions of the tokens at image positions (B, n), from a head's logits (R, n, V) as they are;
@@ -137,7 +151,8 @@ class Sampling:
     @property
     def _fused(self) -> Kernels | None:
         """Kernels that replace the plain code of these parameters."""
-        return self.kernels if self.temperature > 0 and self.top_p == 1 and self.entropy is None else None
+        plain = self.temperature == 0 or self.top_p < 1 or self.entropy is not None or self.top_n_sigma is not None
+        return None if plain else self.kernels
 
     def apply_guidance(self, logits: Tensor) -> Tensor:
         """Guided logits (B, ...) float32 of rows (2B, ...): conditional first, then unconditional; u + s (c - u). (In
@@ -166,6 +181,8 @@ class Sampling:
             p = ordered.softmax(-1)
             outside = (p.cumsum(-1) - p) > self.top_p  # keep the token that crosses the threshold
             logits = logits.masked_fill(torch.zeros_like(outside).scatter_(-1, index, outside), -torch.inf)
+        if self.top_n_sigma is not None:
+            logits = within_sigma(logits, self.top_n_sigma)
         if self.entropy is not None:
             a, b, c = self.entropy
             entropy = sum_last(torch.special.entr(logits.softmax(-1)))
@@ -173,7 +190,8 @@ class Sampling:
         return logits.softmax(-1)
 
     def filtered_probs(self, full: Tensor) -> Tensor:
-        """The probabilities (..., V) that `probs` returns, from those that `unfiltered.probs` returns."""
+        """The probabilities (..., V) that `probs` returns, from those that `unfiltered.probs` returns; top_n_sigma,
+        which depends on more than these, takes their logarithms as logits."""
         if self == self.unfiltered:
             return full
         if self.entropy is not None:  # `full` has temperature 1

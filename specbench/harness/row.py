@@ -66,10 +66,10 @@ def _conditions(row: Mapping[str, Any]) -> str:
 
 def _sampling(row: Mapping[str, Any]) -> str:
     """How the target is sampled: ", temperature 1, top_k 100"."""
-    given = (("temperature", None), ("top_k", None), ("top_p", 1))
+    given = (("temperature", None), ("top_k", None), ("top_p", 1), ("top_n_sigma", None))
     curve = row.get("entropy_temperature")
     told = f", entropy_temperature {curve}" if curve is not None else ""
-    return "".join(f", {name} {row[name]:g}" for name, off in given if row[name] not in (None, off)) + told
+    return "".join(f", {name} {row[name]:g}" for name, off in given if row.get(name) not in (None, off)) + told
 
 
 def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[str]:

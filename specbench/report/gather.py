@@ -315,7 +315,8 @@ def label(row: Mapping[str, Any]) -> str:
         preset = _composed((f"model={row['model']}", f"method={row['method']}"))
     except UsageError:
         return str(row["method"])
-    of_method = {*parameters.method_parameters(), "temperature", "top_k", "top_p", "entropy_temperature", "cfg_scale"}
+    sampling = ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma", "cfg_scale")
+    of_method = {*parameters.method_parameters(), *sampling}
     parts = [name for name in parameters.PARTS if row[name] and row[name] != preset[name]]
     own = [
         name

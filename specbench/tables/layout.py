@@ -32,7 +32,7 @@ _PROVENANCE = (
     ("Software", ("specbench", "torch", "driver", "python")),
     ("Commit", ("commit",)),
     ("Model", ("model", "weights")),
-    ("Sampling", ("temperature", "top_k", "top_p", "entropy_temperature", "cfg_scale", "seed")),
+    ("Sampling", ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma", "cfg_scale", "seed")),
     ("Prompts", ("data", "split", "n", "batch")),
 )
 _WITHOUT_NAME = ("device_name", "device", "dtype", "engine", "commit", "model", "weights", "data", "split")

@@ -43,7 +43,16 @@ the same command resumes. Several GPUs: accelerate launch --module specbench.cli
 Arguments (defaults: conf/recipes.yaml; others are those of a run: model, weights, data, seed, temperature, ...)
 
 """
-SAMPLING = ("cfg_scale", "cfg_schedule", "temperature", "top_k", "top_p", "entropy_temperature", "diffusion_steps")
+SAMPLING = (
+    "cfg_scale",
+    "cfg_schedule",
+    "temperature",
+    "top_k",
+    "top_p",
+    "entropy_temperature",
+    "top_n_sigma",
+    "diffusion_steps",
+)
 NOTE = Path("state", "plan.json")
 
 

@@ -56,8 +56,9 @@ def make(plan: TrainingPlan, pipeline: Pipeline, aux_hidden_layers: tuple[int, .
     identity: dict[str, Any] = {}
     if plan["source"] == "self":
         identity = {name: plan.cfg[name] for name in ("temperature", "top_k", "top_p", "cfg_scale")}
-        if curve := plan.cfg.get("entropy_temperature"):
-            identity["entropy_temperature"] = curve
+        for name in ("entropy_temperature", "top_n_sigma"):
+            if given := plan.cfg.get(name):
+                identity[name] = given
     if stored:
         identity |= {"aux_hidden_layers": list(aux_hidden_layers), "dropout": plan["dropout"]}
     live = LiveDataset(

@@ -98,7 +98,7 @@ class _AttentionInputs:
         return _AttentionInputs(self.slots[:, some], self.rope[:, some], self.mask[:, :, some])
 
 
-class _Entries:
+class Entries:
     """What every EAGLE drafter shares: `head` is the network; entry e of its cache pairs the target's hidden
     state at position e with the token at e + 1.
 
@@ -109,6 +109,7 @@ class _Entries:
     """
 
     constants: tuple[str, ...] = ("tree", "offsets", "numbers", "root")
+    passes: int
 
     def __init__(self, head: Any, tree: Tree, expanded: int) -> None:
         """tree: the topology, or the largest possible one; expanded: draft nodes that pass through the network."""
@@ -207,6 +208,25 @@ class _Entries:
         )
         return self.head.hidden_of_joined(x, rope, TreeMask(state.start, root, sees), state.cache, slots)
 
+    def _grown(
+        self,
+        state: EagleState,
+        count: Tensor,
+        last: Tensor,
+        outputs: Tensor,
+        tokens: Tensor,
+        parents: Tensor,
+        depth: int,
+        first: int,
+        sees: Tensor,
+    ) -> Tensor:
+        """Outputs (R, n, dim) of the nodes that a dynamic tree expands next (`dynamic.Expand`); outputs (R, *, dim):
+        of the root and the expanded nodes before, in order."""
+        if state.cache.kernels is not None:
+            return self._expand_level(state, count, tokens, None, outputs, parents, depth, first, sees)
+        above = take(outputs, state.session.both(parents))
+        return self._expand(state, tokens, above, self._inputs(state, last, depth, first, sees))
+
     def _distributions(
         self, state: EagleState, sampling: Sampling, features: Tensor, position: Tensor
     ) -> Distributions:
@@ -225,10 +245,10 @@ class _Entries:
         state.fresh.copy_(outcome.verdict.length)
 
 
-class Eagle(_Entries):
+class Eagle(Entries):
     """EAGLE-1 over a chain or a static tree. replacement: siblings are sampled with replacement."""
 
-    constants = (*_Entries.constants, "levels", "depths", "sees")
+    constants = (*Entries.constants, "levels", "depths", "sees")
 
     def __init__(self, head: Any, paths: list[Path], replacement: bool = False) -> None:
         tree = build(paths)
@@ -306,10 +326,8 @@ class Eagle(_Entries):
         return probs
 
 
-class Grown(_Entries):
+class Grown(Entries):
     """What drafters of dynamic trees share; tree: the largest possible topology of a draft."""
-
-    passes: int
 
     def __init__(self, head: Any, grower: Grower, tree: Tree) -> None:
         super().__init__(head, tree, grower.expanded)
@@ -318,7 +336,7 @@ class Grown(_Entries):
     def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
         """The tree behind `count` (B,) tokens of the history (B, *); before the first token there is none to use."""
         last, feature = self._newest(state, history, count)
-        sampling, both = state.sampling, state.session.both
+        sampling = state.sampling
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         outputs = feature  # of the root and the expanded nodes, in order
 
@@ -327,11 +345,7 @@ class Grown(_Entries):
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs
-            if state.cache.kernels is not None:
-                new = self._expand_level(state, count, tokens, None, outputs, parents, depth, first, sees)
-            else:
-                above = take(outputs, both(parents))
-                new = self._expand(state, tokens, above, self._inputs(state, last, depth, first, sees))
+            new = self._grown(state, count, last, outputs, tokens, parents, depth, first, sees)
             outputs = torch.cat([outputs, new], 1)
             return probs(new, depth)
 

@@ -1,0 +1,202 @@
+"""Sampled draft trees whose shape follows the acceptance at the neighbouring positions of the image: our own, since the
+published idea (ADT-Tree, arXiv 2512.21857) has no code.
+
+The shape of a step's tree is chosen before anything is drafted, from distributions at committed positions. So it drops
+no sampled token because of its value, and an exact rule stays exact.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.loop import Outcome
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling, sample_distinct
+from specbench.decoding.trees import Path, Tree, build, chain_paths, from_parents, in_order
+from specbench.decoding.verify import DRAFT, Draft
+from specbench.engine.ops import sum_last, take
+from specbench.engine.state import Buffer, Buffers, put
+from specbench.errors import UsageError
+
+#: TreeShapes to choose from: a tenth of the range of acceptances each.
+SHAPES = 10
+#: Draft tokens at most: the attention of every shape is in memory.
+MOST = 256
+#: Acceptance where no neighbour is known.
+PRIOR = 0.5
+
+#: As `dynamic.Expand`, but returns the distributions (B, n, V) of the children and, for greedy decoding, what ranks
+#: their tokens (B, n, V).
+Expand = Callable[[Tensor, Tensor, int, int, Tensor], tuple[Tensor, Tensor | None]]
+
+
+def best_paths(acceptance: float, nodes: int, depth: int, width: int) -> list[Path]:
+    """The tree of `nodes` draft tokens, `depth` levels and `width` siblings at most, that has the most tokens accepted
+    if every candidate that is tried is accepted with the same probability: those that are reached and accepted most
+    often, a (1 - a) ** rank at each level of a path. A likely acceptance gives a chain, an unlikely one many siblings.
+    """
+    found: list[Path] = []
+    heap: list[tuple[float, Path]] = [(-acceptance, (0,))]
+    while heap and len(found) < nodes:
+        value, path = heapq.heappop(heap)
+        found.append(path)
+        if path[-1] + 1 < width:
+            heapq.heappush(heap, (value * (1 - acceptance), (*path[:-1], path[-1] + 1)))
+        if len(path) < depth:
+            heapq.heappush(heap, (value * acceptance, (*path, 0)))
+    return found
+
+
+@dataclass(frozen=True)
+class _ShapeLevel:
+    """The inner nodes of one depth in each of K shapes, n at most. nodes (K, n): their numbers, 0 where a shape has
+    fewer; parents (K, n): 0 for the root, else one more than the parent's index among the expanded nodes; kids
+    (K, n, W): their children's numbers, one more than the last node's where there is none; sees (K, n, E) bool: which
+    expanded nodes each attends to, itself included; first: the index of the first among the expanded."""
+
+    nodes: Tensor
+    parents: Tensor
+    kids: Tensor
+    sees: Tensor
+    first: int
+
+    def to(self, device: torch.device) -> _ShapeLevel:
+        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+
+class TreeShapes:
+    """The trees of `best_paths` at `SHAPES` acceptances, and their growth, each row by its own."""
+
+    constants = ("tree", "levels", "home", "rank")
+
+    def __init__(self, nodes: int, depth: int, width: int) -> None:
+        if nodes > MOST:
+            raise UsageError(f"nodes={nodes} is too large: adaptive trees have at most {MOST} draft tokens")
+        if nodes < depth:
+            raise UsageError(f"nodes={nodes} is fewer than depth={depth}; a tree of that depth needs a node per level")
+        most = sum(width**d for d in range(1, depth + 1)) if width > 1 else depth
+        if nodes > most:
+            raise UsageError(f"width={width} and depth={depth} hold {most} tokens, fewer than nodes={nodes}")
+        trees = [in_order(best_paths((k + 0.5) / SHAPES, nodes, depth, width)) for k in range(SHAPES)]
+        self.nodes, self.width = nodes, width
+        number = [{(): 0} | {path: i + 1 for i, path in enumerate(paths)} for paths in trees]
+        inner = [sorted({path[:-1] for path in paths}, key=lambda p: (len(p), p)) for paths in trees]
+        per_depth = [max(sum(len(p) == d for p in some) for some in inner) for d in range(depth)]
+        self.expanded = sum(per_depth[1:])
+        self.home = torch.zeros(SHAPES, self.nodes + 1, dtype=torch.int64)  # of an inner node: one more than its index
+        self.levels: list[_ShapeLevel] = []
+        first = 0
+        for d, count in enumerate(per_depth):
+            nodes_of, parents = (torch.zeros(SHAPES, count, dtype=torch.int64) for _ in range(2))
+            kids = torch.full((SHAPES, count, width), self.nodes + 1)
+            sees = torch.zeros(SHAPES, count, self.expanded, dtype=torch.bool)
+            for k, names in enumerate(number):
+                for i, path in enumerate(p for p in inner[k] if len(p) == d):
+                    node = nodes_of[k, i] = names[path]
+                    for rank in range(width):
+                        kids[k, i, rank] = names.get((*path, rank), self.nodes + 1)
+                    if d:
+                        parents[k, i] = above = self.home[k, names[path[:-1]]]
+                        self.home[k, node] = first + i + 1
+                        if above > 0:
+                            sees[k, i] = self.levels[-1].sees[k, above - 1 - self.levels[-1].first]
+                if d:
+                    index = torch.arange(count)
+                    sees[k, index, first + index] = True
+            self.levels.append(_ShapeLevel(nodes_of, parents, kids, sees, first))
+            first += count if d else 0
+        parent = torch.tensor(
+            [[0, *(names[p[:-1]] for p in paths)] for names, paths in zip(number, trees, strict=True)]
+        )
+        self.rank = torch.tensor([[0, *(p[-1] for p in paths)] for paths in trees])
+        self.tree = from_parents(parent, self.rank, width, depth, max(map(len, inner)), max(per_depth))
+        rest = [(i,) for i in range(1, self.nodes - depth + 1)]
+        self.sizing = build([*chain_paths(depth), *rest])  # as many nodes, as high
+
+    def to(self, device: torch.device) -> TreeShapes:
+        put(self, device)
+        return self
+
+    def of(self, acceptance: Tensor) -> Tensor:
+        """The numbers (B,) of the shapes for acceptances (B,) in [0, 1]."""
+        return (acceptance * SHAPES).long().clamp(0, SHAPES - 1)
+
+    def grow(
+        self,
+        shape: Tensor,
+        root: Tensor,
+        given: tuple[Tensor, Tensor | None],
+        expand: Expand,
+        sampling: Sampling,
+        rng: RandomStreams,
+        step: Tensor,
+    ) -> Draft:
+        """The draft of rows with these shapes (B,). root (B, 1): the last committed token; given: of its children, as
+        of `Expand`. Siblings are sampled without replacement or, in greedy decoding, the most probable ones."""
+        rows, size = len(root), given[0].shape[-1]
+        width = min(self.width, size)
+        tokens = torch.cat([root, root.new_zeros(rows, self.nodes + 1)], 1)  # the last is no node
+        probs = []
+        for d, level in enumerate(self.levels):
+            if d:
+                here = tokens.gather(1, level.nodes[shape])
+                given = expand(here, level.parents[shape], d, level.first, level.sees[shape])
+            probs.append(given[0])
+            if given[1] is None:
+                picks = sample_distinct(given[0], rng, step, DRAFT + d, width)
+            else:
+                picks = given[1].topk(width, dim=-1).indices
+            tokens.scatter_(1, level.kids[shape][..., :width].flatten(1), picks.flatten(1))
+        moved: dict[str, Any] = {k: v[shape] for k, v in vars(self.tree).items() if isinstance(v, Tensor)}
+        tree: Tree = replace(self.tree, **moved)
+        valid = torch.ones(rows, self.nodes + 1, dtype=torch.bool, device=root.device)
+        if width < self.width:  # a vocabulary has no more candidates than tokens
+            valid = ~(tree.ancestors & (self.rank[shape] >= width).unsqueeze(1)).any(-1)
+        of_inner = take(torch.cat(probs, 1), self.home[shape].gather(1, tree.inner))
+        sampled = torch.zeros_like(valid) if sampling.temperature == 0 else None
+        return Draft(tree, tokens[:, :-1], of_inner, valid, sampled)
+
+
+@dataclass
+class Acceptances:
+    """What is known of the acceptance at the positions of B images: rates (B, *) float32, the probability that a token
+    sampled from the drafter's distribution is accepted, sum min(p, q), by position; side: positions in a row."""
+
+    rates: Tensor
+    side: int
+
+    @classmethod
+    def open(cls, session: Any, rows: int, reach: int, device: torch.device) -> Acceptances:
+        """Of images of a session, whose steps commit at most `reach` tokens."""
+        return cls(torch.full((rows, session.length + 2 * reach), PRIOR, device=device), session.width)
+
+    def buffers(self) -> Buffers:
+        return {"rates": Buffer(self.rates)}
+
+    def ahead(self, count: Tensor) -> Tensor:
+        """The acceptance (B,) that the left and the upper neighbour of the next position lead to expect: their mean, or
+        that of the one there is."""
+        index = torch.stack([count - 1, count - self.side], 1)
+        known = torch.stack([count % self.side > 0, count >= self.side], 1)
+        rates = self.rates.gather(1, index.clamp_min(0)) * known
+        return torch.where(known.any(1), rates.sum(1) / known.sum(1).clamp_min(1), PRIOR)
+
+    def learn(self, outcome: Outcome) -> None:
+        """Note the rates along the accepted path. A leaf at its end had no distribution: it has that of the node before
+        it."""
+        draft, path = outcome.draft, outcome.verdict.path_with_root
+        slot = draft.tree.slot.gather(1, path)
+        q, p = take(draft.probs, slot.clamp_min(0)), take(outcome.p, path)
+        rates = sum_last(torch.minimum(p, q))
+        depth = torch.arange(path.shape[1], device=path.device)
+        before = (torch.minimum(depth, outcome.verdict.length[:, None]) - 1).clamp_min(0)
+        rates = torch.where(slot < 0, rates.gather(1, before), rates)
+        # what is written beyond the path is written again by the next step
+        self.rates.scatter_(1, outcome.count[:, None] + depth, rates)
