@@ -13,7 +13,7 @@ from goldens.pixels import llamagen_vq
 from specbench.decoding.sampling import Sampling
 from specbench.models import vq
 from specbench.models.loading import image_tokenizers, janus, official
-from specbench.models.loading.text_official import JanusIds, janus_prompt
+from specbench.models.loading.prompts import JanusIds, janus_prompt
 from specbench.models.unified import Prompts, Unified
 
 

@@ -12,7 +12,7 @@ from goldens.llamagen import steps
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Grammar, Prefix
 from specbench.models.loading import chameleon, emu3, lumina2, naming
-from specbench.models.loading.text_official import lumina_prompt
+from specbench.models.loading.prompts import lumina_prompt
 from specbench.models.loading.unified_official import from_hugging_face
 from specbench.models.unified import ImageTokens, Prompts, Unified, image_tokens
 

@@ -22,7 +22,8 @@ from specbench.models import vq
 from specbench.models.loading import image_tokenizers, naming, official
 from specbench.models.loading.bundle import UnifiedModel
 from specbench.models.loading.naming import Layout, ParameterSlice
-from specbench.models.loading.text_official import JanusIds, JanusText, hashed_ids, janus_prompt
+from specbench.models.loading.prompts import JanusIds, janus_prompt
+from specbench.models.loading.text_official import JanusText, hashed_ids
 from specbench.models.loading.unified_official import from_hugging_face, padded
 from specbench.models.transformer import BlockConfig
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens

@@ -17,7 +17,8 @@ from specbench.data.scenes import to_uint8
 from specbench.models import vq
 from specbench.models.loading.bundle import UnifiedModel
 from specbench.models.loading.image_tokenizers import load_autoencoder
-from specbench.models.loading.text_official import ChameleonIds, Lumina2Text, hashed_ids, lumina_prompt
+from specbench.models.loading.prompts import ChameleonIds, lumina_prompt
+from specbench.models.loading.text_official import Lumina2Text, hashed_ids
 from specbench.models.loading.unified_official import padded, read
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
 
