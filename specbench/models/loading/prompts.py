@@ -1,8 +1,8 @@
 """Prompts of models with one vocabulary, as token ids: Lumina-mGPT and its second version, Anole, Emu3 and Janus-Pro.
 
 Sources of the facts: the reference README and README_3, by their numbers, and prompt_formats.json and
-prompt_formats_3.json. Fixed wordings (an instruction, a quality suffix, a negative prompt) are settings: they come in as
-arguments.
+prompt_formats_3.json. Fixed wordings (an instruction, a quality suffix, a negative prompt) are settings: they come in
+as arguments.
 """
 
 from __future__ import annotations
