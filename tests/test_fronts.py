@@ -109,6 +109,13 @@ def sampled_at(model: Language, window: int, alone: bool) -> Tensor:
     return torch.tensor(found)
 
 
+def stand_in_of(first: int, width: int, when: Tensor) -> int:
+    """The position of the token that stands in for the one before `first`, the first position of a row: the newest of
+    the row above that; in the second row the newest of the first row."""
+    above = range(first - 2 * width, first - width) if first >= 2 * width else range(first - width, first)
+    return max(k for k in above if when[k] < when[first])
+
+
 def without_a_cache(family: str, model: Language, tokens: Tensor, prompt: int, window: int, alone: bool) -> Tensor:
     """Natural-log probabilities (T,) of an image's tokens, each given what existed when it was sampled, in one pass:
     the prefix, the tokens, then a stand-in for the token before each row that began too early."""
@@ -119,9 +126,7 @@ def without_a_cache(family: str, model: Language, tokens: Tensor, prompt: int, w
     stand_ins = []  # position, token, the pass in which it is fed, and its row
     for first in range(width, total, width):
         if when[first] <= when[first - 1]:
-            of = range(first - 2 * width, first - width) if first >= 2 * width else range(first - width, first)
-            newest = max(k for k in of if when[k] < when[first])
-            token = forced[first - 1] if forced[first - 1] >= 0 else tokens[newest]
+            token = forced[first - 1] if forced[first - 1] >= 0 else tokens[stand_in_of(first, width, when)]
             stand_ins.append((first - 1, int(token), int(when[first]), first // width))
     spots = torch.cat([at, torch.tensor([s[0] for s in stand_ins], dtype=torch.int64)])
     fed = torch.cat([when + 1, torch.tensor([s[2] for s in stand_ins], dtype=torch.int64)])
@@ -169,6 +174,32 @@ def test_a_token_is_sampled_given_what_exists(family: str, window: int, alone: b
     for row, prompt in enumerate((0, 2)):
         wanted = without_a_cache(family, model, out.tokens[row], prompt, window, alone)
         torch.testing.assert_close(out.trace.log_prob[row], wanted, atol=3e-4, rtol=3e-4)
+
+
+@torch.inference_mode()
+def test_the_released_code_attends_to_slots_that_are_empty() -> None:
+    """Token by token, each to every slot of the cache up to its own; a stand-in stays until the token itself is fed.
+    Masked, the same tokens have other probabilities."""
+    model, given, window = test_targets.target("grouped", SIDE), test_targets.prompts("grouped", [1]), 1
+    out = decoded(model, ZipAR(window, missing="zero"), given, 1)
+    tokens, when, width = out.tokens[0], sampled_at(model, window, True), model.width
+    session, found = model.open(given, 1, True, 1), torch.zeros(model.length)
+    for time in range(int(when.max()) + 1):
+        for position in range(-1, model.length - 1):
+            follows, first = int(when[position + 1]) == time, (position + 1) % width == 0
+            if not follows and not (first and position >= 0 and int(when[position]) == time - 1):
+                continue  # neither does it give a token, nor is it the last of a row
+            stood = first and position >= 0 and when[position] >= time
+            token = tokens[stand_in_of(position + 1, width, when) if stood else max(position, 0)].view(1, 1)
+            at = torch.full((1, 1), position + session.prefix_length)
+            both = session.both(at)
+            logits = model.head(session.feed(session.embed(token, at), both, both, session.up_to(both)))
+            if follows:
+                probs = SAMPLING.probs(SAMPLING.apply_guidance(logits))[0, 0]
+                found[position + 1] = probs[tokens[position + 1]].log()
+    torch.testing.assert_close(out.trace.log_prob[0], found, atol=3e-4, rtol=3e-4)
+    masked = without_a_cache("grouped", model, tokens, 1, window, True)
+    assert (found - masked).abs().max() > 0.05
 
 
 def test_tables_count_what_is_missing_as_token_0() -> None:

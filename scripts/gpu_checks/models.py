@@ -12,7 +12,9 @@ from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.window import Window
+from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.models.eagle import EagleNetwork, like_shape
@@ -41,6 +43,8 @@ DRAFTERS = (
     "scd",
     "sjd_pac",
 )
+#: Those out of raster order, whose steps start the same kernels.
+PARALLEL = ("zipar", "pjd")
 
 
 def _target(name: str, layers: int, small: bool) -> nn.Module:
@@ -97,7 +101,7 @@ def conditioning(name: str, images: int, device: str, dtype: torch.dtype, small:
 
 
 def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool = False, window: int = 0) -> Any:
-    """One of `DRAFTERS` for a target; window: the length of windows, where it is not the usual one."""
+    """One of `DRAFTERS` or `PARALLEL` for a target; window: the length of windows, where it is not the usual one."""
     shape = like_shape(model)
     tree = parse("[[0],[1],[0,0],[0,1],[1,0]]" if small else "mc_sim_7b_63")
     window = window or (4 if small else 32)
@@ -107,6 +111,10 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
 
     if name == "none":
         return NoDraft()
+    if name == "zipar":
+        return ZipAR(1 if small else 8, "overlap")
+    if name == "pjd":
+        return ParallelJacobi(*((2, 1) if small else (16, 6)))
     if name == "chain":
         return Eagle(head(), chain_paths(3 if small else 5))
     if name == "tree":

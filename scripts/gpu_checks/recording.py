@@ -49,7 +49,7 @@ def at_once(functions: Mapping[str, Action], device: torch.device) -> list[Actio
 def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
     """Every drafter with both engines, every rule, and a target with an image grammar."""
     device = "cuda" if cuda else "cpu"
-    drafters = ("none", "sjd") if fast else models.DRAFTERS
+    drafters = ("none", "sjd") if fast else (*models.DRAFTERS, *models.PARALLEL)
     engines = ("graph", "triton")
     for name in drafters:
         for engine in engines[: 1 if fast and not (cuda and name == "none") else None]:
