@@ -40,7 +40,15 @@ BUSHY = "[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1]]"
 
 
 #: Goldens with outputs that are no result of the networks, or that another output contains.
-PARTIAL = {"llamagen_t2i", "lumina_chameleon", "lumina_chameleon_swin", "emu3_lm", "lumina_image_grammar", "janus_lm"}
+PARTIAL = {
+    "llamagen_t2i",
+    "lumina_chameleon",
+    "lumina_chameleon_swin",
+    "emu3_lm",
+    "lumina_image_grammar",
+    "janus_lm",
+    "lumina2_image_grammar",
+}
 PARTIAL |= {f"eagle_drafter_{name}" for name in ("llamagen", "anole", "lumina")}
 
 
@@ -177,6 +185,7 @@ RULES = {
     "entropy": {"pivot": 1.0, "calm": 16.0},
     "lantern": {"delta": 0.3, "k": 1000, "bound": "jsd", "proximity": "l2", "resample": "optimal"},
     "lantern_pp": {"lam": 3.0, "k": 2, "bound": "total", "proximity": "cosine", "resample": "paper"},
+    "redraw": {"resample": "target"},
     "band": {"strength": 0.5, "decay": 0.5},
     "mentored": {"budget": 0.1},
     "neighbourhood": {"group": 3, "proximity": "l2", "resample": "vanilla"},
