@@ -58,8 +58,9 @@ def _anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "results/README.md", *DOCS], ids=lambda p: p.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for file, heading in _links(path):
-        assert (path.parent / file).exists(), file
-        assert not heading or heading in _anchors(path.parent / file), heading
+        target = path.parent / file if file else path
+        assert target.exists(), file
+        assert not heading or heading in _anchors(target), heading
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda p: p.name)

@@ -40,7 +40,15 @@ BUSHY = "[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1]]"
 
 
 #: Goldens with outputs that are no result of the networks, or that another output contains.
-PARTIAL = {"llamagen_t2i", "lumina_chameleon", "lumina_chameleon_swin", "emu3_lm", "lumina_image_grammar", "janus_lm"}
+PARTIAL = {
+    "llamagen_t2i",
+    "lumina_chameleon",
+    "lumina_chameleon_swin",
+    "emu3_lm",
+    "lumina_image_grammar",
+    "janus_lm",
+    "lumina2_image_grammar",
+}
 PARTIAL |= {f"eagle_drafter_{name}" for name in ("llamagen", "anole", "lumina")}
 
 

@@ -32,7 +32,7 @@ from specbench.models.transformer import BlockConfig
 from specbench.models.unified import Unified, UnifiedConfig, image_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
-LANGUAGE = "Lumina-mGPT-7B-768 Anole-7b-v0.1-hf Emu3-Gen".split()
+LANGUAGE = "Lumina-mGPT-7B-768 Lumina-mGPT-2.0 Anole-7b-v0.1-hf Emu3-Gen".split()
 LLAMAGEN = (
     "t2i_XL_stage1_256 t2i_XL_stage2_512 c2i_B_256 c2i_B_384 c2i_L_256 c2i_L_384 c2i_XL_384 c2i_XXL_384 c2i_3B_384"
 )

@@ -71,6 +71,7 @@ TAMING = image_tokenizers.taming_table, ()
         ("vq_ds8_c2i.pt", vq.LLAMAGEN_8, vq.LLAMAGEN_16, *LLAMAGEN),
         ("chameleon_vqgan.ckpt", vq.CHAMELEON, vq.CHAMELEON, *TAMING),
         ("kl16.ckpt", vq.KL16, vq.KL16, *TAMING),
+        ("movqgan_270M.ckpt", vq.MOVQGAN, vq.MOVQGAN, *TAMING),
     ],
 )
 def test_every_official_tensor_has_one_position(name, cfg, guess, table, ignored):

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from specbench.errors import UsageError
+from specbench.models.loading import prompts
 from specbench.models.loading import text_official as text
 
 WORDS = "a cat dog on the mat red blue car sits near old small".split()
@@ -137,12 +138,12 @@ def test_a_folder_that_is_no_text_encoder_is_refused(t5: Path, tmp_path: Path) -
 
 
 def test_left_padding_of_ids() -> None:
-    ids, valid = text.left_pad_ids([[5, 6], [], [7, 8, 9]], 3, 1)
+    ids, valid = prompts.left_pad_ids([[5, 6], [], [7, 8, 9]], 3, 1)
     assert ids.tolist() == [[1, 5, 6], [1, 1, 1], [7, 8, 9]]
     assert valid.long().tolist() == [[0, 1, 1], [0, 0, 0], [1, 1, 1]]
     assert (ids.dtype, valid.dtype) == (torch.int64, torch.bool)
     with pytest.raises(UsageError, match="^prompt 1 has 3 tokens and prompt_length=2 allows 2: give prompt_length=3"):
-        text.left_pad_ids([[1], [1, 2, 3]], 2, 0)
+        prompts.left_pad_ids([[1], [1, 2, 3]], 2, 0)
 
 
 def spelled(given: str) -> list[int]:
@@ -155,13 +156,13 @@ def test_prompt_formats() -> None:
     formats = json.loads((REFERENCE / "prompt_formats.json").read_text())
     wording, emu3 = formats["lumina_mgpt"]["instruction"], formats["emu3"]
     instruction = "Generate an image of 768x512 according to the following prompt:\na {width} cat"
-    assert text.lumina_prompt(spelled, "a {width} cat", 768, 512, wording) == (
+    assert prompts.lumina_prompt(spelled, "a {width} cat", 768, 512, wording) == (
         [0, *spelled(instruction), 8710, 8197, 8804 + 16, 8804 + 24],  # the height first
         [8197, 8804 + 16, 8804 + 24],
     )
-    assert text.anole_prompt(spelled, "a cat") == ([0, *spelled("a cat"), 8710, 8197], [0, 8197])
+    assert prompts.anole_prompt(spelled, "a cat") == ([0, *spelled("a cat"), 8710, 8197], [0, 8197])
     frame = [151852, *spelled("90*68"), 151851]
-    found = text.emu3_prompt(spelled, "a cat.", 90, 68, emu3["positive_suffix"], emu3["negative_prompt"])
+    found = prompts.emu3_prompt(spelled, "a cat.", 90, 68, emu3["positive_suffix"], emu3["negative_prompt"])
     assert found == (
         [151849, *spelled("a cat. masterpiece, film grained, best quality."), *frame],
         [151849, *spelled(emu3["negative_prompt"]), *frame],
@@ -170,20 +171,20 @@ def test_prompt_formats() -> None:
 
 @needs_reference
 def test_special_ids_are_those_of_the_manifests() -> None:
-    special, ours = manifest("Lumina-mGPT-7B-768")[0]["config"]["special_ids"], text.ChameleonIds()
+    special, ours = manifest("Lumina-mGPT-7B-768")[0]["config"]["special_ids"], prompts.ChameleonIds()
     for field in ("bos", "pad", "eos", "image_end", "image_start", "end_of_turn", "new_line"):
         assert getattr(ours, field) == special[field]
     assert ours.size == special["size_token_base"]
-    emu3, theirs = text.Emu3Ids(), manifest("Emu3-Gen")[0]["config"]
+    emu3, theirs = prompts.Emu3Ids(), manifest("Emu3-Gen")[0]["config"]
     for name in ("pad", "bos", "img", "boi"):
         assert getattr(emu3, name) == theirs[f"{name}_token_id"]
 
 
 def test_a_size_or_an_instruction_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="height cannot be 500"):
-        text.lumina_prompt(spelled, "a cat", 768, 500, "{prompt}")
+        prompts.lumina_prompt(spelled, "a cat", 768, 500, "{prompt}")
     with pytest.raises(UsageError, match="{prompt}"):
-        text.lumina_prompt(spelled, "a cat", 768, 768, "draw it")
+        prompts.lumina_prompt(spelled, "a cat", 768, 768, "draw it")
 
 
 def chameleon_names(order: list[int]) -> list[str]:

@@ -13,7 +13,7 @@ from goldens.pixels import llamagen_vq
 from specbench.decoding.sampling import Sampling
 from specbench.models import vq
 from specbench.models.loading import image_tokenizers, janus, official
-from specbench.models.loading.text_official import JanusIds, janus_prompt
+from specbench.models.loading.prompts import JanusIds, janus_prompt
 from specbench.models.unified import Prompts, Unified
 
 
@@ -122,6 +122,7 @@ def janus_hf(t: Tensors, c: dict[str, Any]) -> Compared:
 
 def janus_vq(t: Tensors, c: dict[str, Any]) -> Compared:
     yield from llamagen_vq({name.replace("param/gen_vision_model.", "param/"): x for name, x in t.items()}, c)
+    yield "to_uint8", torch.from_numpy(vq.truncated(t["out/decoded"])), t["out/to_uint8"]
 
 
 CHECKS = {"janus_lm": janus_lm, "janus_hf": janus_hf, "janus_vq": janus_vq}

@@ -11,10 +11,10 @@ from goldens.common import Compared, Tensors, load
 from goldens.llamagen import steps
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Grammar, Prefix
-from specbench.models.loading import chameleon, emu3, naming
-from specbench.models.loading.text_official import lumina_prompt
+from specbench.models.loading import chameleon, emu3, lumina2, naming
+from specbench.models.loading.prompts import lumina_prompt
 from specbench.models.loading.unified_official import from_hugging_face
-from specbench.models.unified import ImageTokens, Prompts, Unified
+from specbench.models.unified import ImageTokens, Prompts, Unified, image_tokens
 
 
 def unified(t: Tensors, c: dict[str, Any], length: int) -> Unified:
@@ -128,7 +128,74 @@ def emu3_image_grammar(t: Tensors, c: dict[str, Any]) -> Compared:
         yield f"{name}/ids", image.ids[image.grammar.codes :], own
 
 
+def lumina2_lm(t: Tensors, c: dict[str, Any]) -> Compared:
+    """Both streams, and the greedy image under guidance, grammar and top-k. The scale of the official sampler changes
+    while it runs, unless it is 4 (reference README_3 (52))."""
+    ids, tokens, whole = c["ids"], t["in/step_tokens"], t["in/prompt"]
+    model, sequence = unified(t, c, c["generated"]), torch.cat([whole, tokens], 1)
+    wanted = t["out/uncached_logits"]
+    yield "uncached_logits", uncached_logits(model, sequence)[0][:, -wanted.shape[1] :], wanted
+    states: list[Tensor] = []
+    handles = [layer.register_forward_hook(lambda _m, _i, out: states.append(out)) for layer in model.layers]
+    every = torch.ones_like(whole, dtype=torch.bool)
+    hidden = model.uncached(Prefix(model.tok_embeddings(whole), every, whole), tokens)
+    for handle in handles:
+        handle.remove()
+    for i, one in enumerate([model.tok_embeddings(sequence), *states[:-1], hidden]):
+        yield f"hidden_{i}", one.view_as(hidden), t[f"out/hidden_{i}"]
+
+    def streams(given: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and hidden states (2, 1 + n, *) of both streams through the cache."""
+        last = (torch.arange(whole.shape[1]) >= whole.shape[1] - 3)[None]
+        both = Prompts(whole, every, torch.where(last, whole, ids["pad"]), last)
+        run = steps(model.open(both, 1, True, 1), 1, given)
+        logits, hidden = (torch.cat(list(x), 1) for x in zip(*run, strict=True))
+        return logits, hidden
+
+    logits, hidden = streams(tokens)
+    for i, name in enumerate(("cond", "uncond")):
+        yield f"{name}_logits", logits[i : i + 1], t[f"out/{name}_logits"]
+        yield f"{name}_hidden", hidden[i : i + 1], t[f"out/{name}_hidden"]
+    yield "cfg_logits", Sampling(cfg_scale=c["cfg_scale"]).apply_guidance(logits), t["out/cfg_logits"]
+    codes = torch.arange(ids["img0"], ids["img1"] + 1)
+    image, drawn = image_tokens(codes, *c["latent_grid"], ids["newline"], [ids["end"]]), t["out/greedy_tokens"]
+    cond, uncond = streams(drawn[:, :-1])[0].chunk(2)
+    yield "greedy_cond_logits", cond, t["out/greedy_cond_logits"]
+    scales, scale = [], float(c["cfg_scale"])
+    for n in range(2, 2 + drawn.shape[1]):  # ids after the image start
+        scale = 1.0 if scale == 1 else max(4.0, scale * (1 - n / (4 * c["grid_units"][0] * c["grid_units"][1])))
+        scales.append(scale)
+    yield "greedy_guidance_scale", torch.tensor(scales), t["out/greedy_guidance_scale"]
+    mixed = uncond + torch.tensor(scales)[None, :, None] * (cond - uncond)
+    yield "greedy_mixed_logits", mixed, t["out/greedy_mixed_logits"]
+    allowed = torch.zeros_like(mixed, dtype=torch.bool)
+    for i, forced in enumerate(image.grammar.forced.tolist()):
+        allowed[:, i, image.ids[forced] if forced >= 0 else codes] = True
+    found = Sampling(top_k=c["image_top_k"]).probs(mixed.masked_fill(~allowed, -1e30)) > 0
+    yield "greedy_allowed", found & allowed, t["out/greedy_allowed"].bool()
+    best = mixed.masked_fill(~found | ~allowed, -torch.inf).topk(2, -1)
+    yield "greedy_tokens", best.indices[..., 0], drawn
+    yield "greedy_margin", (best.values[..., 0] - best.values[..., 1]).clamp_max(99), t["out/greedy_margin"]
+
+
+def lumina2_image_grammar(t: Tensors, c: dict[str, Any]) -> Compared:
+    """Which ids are allowed at each position of an image, and how many follow the image start."""
+    first, last = c["image_ids"]
+    for name, (width, height) in {"768x768": (768, 768), "wide_1024x512": (1024, 512), "tiny_64x96": (64, 96)}.items():
+        image = lumina2.image(lumina2.CODES, width, height)
+        ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2])
+        yield f"{name}/position_class", ours, t[f"out/{name}/position_class"]
+        own = torch.tensor([first, last, c["new_line"], c["image_end"]])
+        yield f"{name}/ids", torch.cat([image.ids[[0, lumina2.CODES - 1]], image.ids[lumina2.CODES :]]), own
+    for name, count in c["generated_after_start"].items():
+        width, height = (int(x) for x in name.split("x"))
+        image = lumina2.image(lumina2.CODES, width, height)
+        yield f"{name}/generated", torch.tensor(len(image.grammar) + 2), torch.tensor(count)
+
+
 CHECKS = {
+    "lumina2_lm": lumina2_lm,
+    "lumina2_image_grammar": lumina2_image_grammar,
     "lumina_chameleon": language_model,
     "lumina_chameleon_swin": language_model,
     "anole_chameleon": language_model,

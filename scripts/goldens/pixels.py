@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from goldens.common import Compared, Tensors, load
+from specbench.data.scenes import to_uint8
 from specbench.models import emu3_vision
 from specbench.models.loading import image_tokenizers, official
 from specbench.models.vq import KLModel, VQConfig, VQModel
@@ -44,7 +45,7 @@ def llamagen_vq(t: Tensors, c: dict[str, Any]) -> Compared:
 
 
 def chameleon_vqgan(t: Tensors, c: dict[str, Any]) -> Compared:
-    attending = tuple(i for i in range(len(c["ch_mult"])) if c["resolution"] / 2**i in c["attn_resolutions"])
+    attending = _attending(c)
     cfg = VQConfig(
         codebook_size=c["n_embed"],
         codebook_embed_dim=c["embed_dim"],
@@ -94,7 +95,31 @@ def emu3_vision_tokenizer(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "encoder_indices", model.encode(t["in/image"]).unflatten(1, (h, w)), t["out/encoder_indices"]
 
 
+def lumina2_movqgan(t: Tensors, c: dict[str, Any]) -> Compared:
+    attending = _attending(c)
+    cfg = VQConfig(
+        codebook_size=c["n_embed"],
+        codebook_embed_dim=c["embed_dim"],
+        codebook_l2_norm=False,
+        spatial_norm=True,
+        encoder_attention=attending,
+        decoder_attention=attending,
+        **sizes(c),
+    )
+    model = load(lambda: VQModel(cfg), t, image_tokenizers.taming_table(cfg))
+    yield from tokenizer(model, t, c)
+    h, w = t["out/quant"].shape[-2:]
+    yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w)), t["out/quant"]
+    yield "to_uint8", torch.from_numpy(to_uint8(t["out/decoded"])).movedim(-1, 1), t["out/to_uint8"]
+
+
+def _attending(c: dict[str, Any]) -> tuple[int, ...]:
+    """The levels with attention, by the nominal resolution."""
+    return tuple(i for i in range(len(c["ch_mult"])) if c["resolution"] / 2**i in c["attn_resolutions"])
+
+
 CHECKS: dict[str, Callable[[Tensors, dict[str, Any]], Compared]] = {
+    "lumina2_movqgan": lumina2_movqgan,
     "llamagen_vq": llamagen_vq,
     "chameleon_vqgan": chameleon_vqgan,
     "mar_kl16": mar_kl16,

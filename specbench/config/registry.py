@@ -64,6 +64,7 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "llamagen_3b": _real("llamagen_official:LlamaGenModel"),
         "lumina_mgpt": _real("chameleon:Chameleon"),
         "anole": _real("chameleon:Chameleon"),
+        "lumina_mgpt2": _real("lumina2:Lumina2"),
         "emu3": _real("emu3:Emu3"),
         "janus_pro_1b": Entry("specbench.models.loading.janus:Janus", parts=("target",)),
         "janus_pro_7b": Entry("specbench.models.loading.janus:Janus", parts=("target",)),

@@ -1,4 +1,5 @@
-"""One convolutional autoencoder for LlamaGen's tokenizers, Chameleon's VQGAN, MAR's KL-16 and the embedded tokenizer.
+"""One convolutional autoencoder for LlamaGen's tokenizers, Chameleon's VQGAN, MoVQGAN, MAR's KL-16 and the embedded
+tokenizer.
 
 Encoder: residual blocks at falling resolution, attention at some levels and in the middle; the decoder mirrors it. The
 configuration holds the differences. Our tensor names are those of LlamaGen's `vq_ds*.pt`; decoder levels are stored in
@@ -32,6 +33,7 @@ class VQConfig:
     encoder_attention: tuple[int, ...] | None = None
     decoder_attention: tuple[int, ...] | None = None
     codebook_l2_norm: bool = True  # code vectors and the encoder's output are scaled to unit length before use
+    spatial_norm: bool = False  # the decoder's norms are scaled and shifted by the codes (MoVQ, arXiv 2209.09002)
 
     @property
     def downsample(self) -> int:
@@ -45,7 +47,7 @@ class VQConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields, for a file. The later ones are left out at their defaults: a tokenizer saved without them stays
         the same file, by whose digest rows name it."""
-        later = ("encoder_attention", "decoder_attention", "codebook_l2_norm")
+        later = ("encoder_attention", "decoder_attention", "codebook_l2_norm", "spatial_norm")
         defaults = {f.name: f.default for f in fields(self) if f.name in later}
         return {k: v for k, v in asdict(self).items() if k not in defaults or v != defaults[k]}
 
@@ -69,37 +71,70 @@ LLAMAGEN_8 = VQConfig(ch_mult=(1, 2, 2, 4))
 CHAMELEON = VQConfig(
     codebook_size=8192, codebook_embed_dim=256, encoder_attention=(), decoder_attention=(), codebook_l2_norm=False
 )
+#: `movqgan_270M.ckpt`, which Lumina-mGPT 2.0 draws with (its manifest)
+MOVQGAN = VQConfig(
+    ch=256,
+    ch_mult=(1, 2, 2, 4),
+    z_channels=4,
+    codebook_embed_dim=4,
+    codebook_l2_norm=False,
+    spatial_norm=True,
+)
 #: `kl16.ckpt` of MAR (its manifest); decode takes latents divided by 0.2325, which is the caller's to do
 KL16 = VQConfig(z_channels=16, codebook_size=0, codebook_embed_dim=16, decoder_attention=())
 
 
-class ResBlock(nn.Module):
-    def __init__(self, c_in: int, c_out: int, groups: int) -> None:
+class SpatialNorm(nn.Module):
+    """A group norm, scaled and shifted at each position by the vector of its code (reference README_3 (56))."""
+
+    def __init__(self, groups: int, channels: int, dim: int) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, c_in, eps=1e-6)
+        self.norm_layer = nn.GroupNorm(groups, channels, eps=1e-6)
+        self.conv_y, self.conv_b = nn.Conv2d(dim, channels, 1), nn.Conv2d(dim, channels, 1)
+
+    def forward(self, x: Tensor, codes: Tensor) -> Tensor:
+        """x (B, channels, h, w), codes (B, dim, h / f, w / f)."""
+        codes = F.interpolate(codes, size=x.shape[-2:], mode="nearest")
+        return self.norm_layer(x) * self.conv_y(codes) + self.conv_b(codes)
+
+
+def _norm(groups: int, channels: int, dim: int) -> nn.Module:
+    """dim: of the codes, 0 for a plain norm."""
+    return SpatialNorm(groups, channels, dim) if dim else nn.GroupNorm(groups, channels, eps=1e-6)
+
+
+def _normed(norm: nn.Module, x: Tensor, codes: Tensor | None) -> Tensor:
+    out: Tensor = norm(x) if codes is None else norm(x, codes)
+    return out
+
+
+class ResBlock(nn.Module):
+    def __init__(self, c_in: int, c_out: int, groups: int, dim: int = 0) -> None:
+        super().__init__()
+        self.norm1 = _norm(groups, c_in, dim)
         self.conv1 = nn.Conv2d(c_in, c_out, 3, padding=1)
-        self.norm2 = nn.GroupNorm(groups, c_out, eps=1e-6)
+        self.norm2 = _norm(groups, c_out, dim)
         self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1)
         if c_in != c_out:
             self.nin_shortcut = nn.Conv2d(c_in, c_out, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.conv1(F.silu(self.norm1(x)))
-        h = self.conv2(F.silu(self.norm2(h)))
+    def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
+        h = self.conv1(F.silu(_normed(self.norm1, x, codes)))
+        h = self.conv2(F.silu(_normed(self.norm2, h, codes)))
         return (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x) + h
 
 
 class AttnBlock(nn.Module):
     """Single-head attention over all positions of a feature map, scaled by channels ** -0.5."""
 
-    def __init__(self, c: int, groups: int) -> None:
+    def __init__(self, c: int, groups: int, dim: int = 0) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(groups, c, eps=1e-6)
+        self.norm = _norm(groups, c, dim)
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(c, c, 1) for _ in range(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
         b, c, h, w = x.shape
-        y = self.norm(x)
+        y = _normed(self.norm, x, codes)
         q, k, v = (f(y).flatten(2).transpose(1, 2).unsqueeze(1) for f in (self.q, self.k, self.v))
         out = F.scaled_dot_product_attention(q, k, v)
         return x + self.proj_out(out.squeeze(1).transpose(1, 2).reshape(b, c, h, w))
@@ -122,18 +157,20 @@ class Resample(nn.Module):
 
 
 class Level(nn.Module):
-    def __init__(self, c_in: int, c_out: int, blocks: int, groups: int, attention: bool, down: bool | None) -> None:
+    def __init__(
+        self, c_in: int, c_out: int, blocks: int, groups: int, attention: bool, down: bool | None, dim: int = 0
+    ) -> None:
         super().__init__()
-        self.res = nn.ModuleList(ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(blocks))
-        self.attn = nn.ModuleList(AttnBlock(c_out, groups) for _ in range(blocks if attention else 0))
+        self.res = nn.ModuleList(ResBlock(c_in if i == 0 else c_out, c_out, groups, dim) for i in range(blocks))
+        self.attn = nn.ModuleList(AttnBlock(c_out, groups, dim) for _ in range(blocks if attention else 0))
         if down is not None:
             setattr(self, "downsample" if down else "upsample", Resample(c_out, down))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
         for i, block in enumerate(self.res):
-            x = block(x)
+            x = block(x, codes)
             if len(self.attn):
-                x = self.attn[i](x)
+                x = self.attn[i](x, codes)
         for name in ("downsample", "upsample"):
             if hasattr(self, name):
                 x = getattr(self, name)(x)
@@ -144,10 +181,16 @@ def _levels(cfg: VQConfig, levels: tuple[int, ...] | None) -> Iterable[int]:
     return () if not cfg.attention else (len(cfg.ch_mult) - 1,) if levels is None else levels
 
 
-def _middle(c: int, groups: int, attention: bool) -> nn.ModuleList:
-    return nn.ModuleList(
-        [ResBlock(c, c, groups), AttnBlock(c, groups) if attention else nn.Identity(), ResBlock(c, c, groups)]
-    )
+def _middle(c: int, groups: int, attention: bool, dim: int = 0) -> nn.ModuleList:
+    between = AttnBlock(c, groups, dim) if attention else _Same()
+    return nn.ModuleList([ResBlock(c, c, groups, dim), between, ResBlock(c, c, groups, dim)])
+
+
+class _Same(nn.Module):
+    """Instead of attention."""
+
+    def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
+        return x
 
 
 class VQEncoder(nn.Module):
@@ -181,19 +224,23 @@ class VQDecoder(nn.Module):
         last = len(chans) - 1
         attending = _levels(cfg, cfg.decoder_attention)
         self.conv_in = nn.Conv2d(cfg.z_channels, chans[0], 3, padding=1)
-        self.mid = _middle(chans[0], cfg.norm_groups, cfg.attention)
+        dim = cfg.codebook_embed_dim if cfg.spatial_norm else 0
+        self.mid = _middle(chans[0], cfg.norm_groups, cfg.attention, dim)
         self.conv_blocks = nn.ModuleList(
-            Level(a, b, cfg.num_res_blocks + 1, cfg.norm_groups, last - i in attending, False if i < last else None)
+            Level(
+                a, b, cfg.num_res_blocks + 1, cfg.norm_groups, last - i in attending, False if i < last else None, dim
+            )
             for i, (a, b) in enumerate(zip(ins, chans, strict=True))
         )
-        self.norm_out = nn.GroupNorm(cfg.norm_groups, chans[-1], eps=1e-6)
+        self.norm_out = _norm(cfg.norm_groups, chans[-1], dim)
         self.conv_out = nn.Conv2d(chans[-1], 3, 3, padding=1)
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, codes: Tensor | None = None) -> Tensor:
+        """codes (B, dim, h, w): the vectors of the codes, where norms read them."""
         x = self.conv_in(z)
         for block in (*self.mid, *self.conv_blocks):
-            x = block(x)
-        return self.conv_out(F.silu(self.norm_out(x)))
+            x = block(x, codes)
+        return self.conv_out(F.silu(_normed(self.norm_out, x, codes)))
 
 
 def fill(codes: Tensor, grid: tuple[int, int] | None) -> tuple[int, int]:
@@ -248,7 +295,7 @@ class Autoencoder(nn.Module):
 
     def decode_latent(self, z: Tensor) -> Tensor:
         """Latents (B, dim, h, w) -> images, not clamped."""
-        return self.decoder(self.post_quant_conv(z))
+        return self.decoder(self.post_quant_conv(z), z if self.cfg.spatial_norm else None)
 
 
 class VQModel(Autoencoder):
@@ -284,5 +331,6 @@ class KLModel(Autoencoder):
 
 def truncated(images: Tensor) -> np.ndarray:
     """float (B, 3, H, W) in [-1, 1] -> uint8 (B, H, W, 3), clamped and truncated, as the pipelines of Chameleon
-    (notes of the golden chameleon_vqgan) and Emu3 do. LlamaGen's rounds, as `specbench.data.scenes.to_uint8` does."""
+    (notes of the golden chameleon_vqgan) and Emu3 do. LlamaGen's and Lumina-mGPT 2.0's round, as
+    `specbench.data.scenes.to_uint8` does."""
     return ((images.float().clamp(-1, 1) + 1) / 2 * 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()

@@ -105,7 +105,7 @@ def _c2i(file: str, draft: str | None = None) -> ModelSource:
 # Lumina-mGPT: the README of Alpha-VLLM/Lumina-mGPT (commit 678b55e). Anole: those of GAIR-NLP/anole (commit 16b958a),
 # which names GAIR/Anole-7b-v0.1 and Chameleon's licence, and of jadohu/LANTERN, which names leloy/Anole-7b-v0.1-hf.
 # LANTERN's author names the drafter of Lumina-mGPT in the repository's first issue, and calls the code for that model
-# unfinished.
+# unfinished; its page has the licence and the commit.
 
 #: Chameleon's own tokenizers, as GAIR publishes them with Anole. The checksums are those of the list (checklist.chk)
 #: that comes with them and with other copies of Meta's release.
@@ -164,8 +164,18 @@ MODELS: dict[str, ModelSource] = {
     "llamagen_3b": _c2i("c2i_3B_384.pt", "c2i_L_384.pt"),
     "lumina_mgpt": ModelSource(
         {"target": _LUMINA, "tokenizer": _CHAMELEON},
-        {"eagle": hugging_face("sihwanpark/LANTERN-Lumina-mGPT-7B-768", CHAMELEON)},
+        {
+            "eagle": hugging_face(
+                "sihwanpark/LANTERN-Lumina-mGPT-7B-768", "Apache 2.0", "d7467f035101cdee141c1aebf83b8fa1cfa819af"
+            )
+        },
         sizes={size: hugging_face(f"Alpha-VLLM/Lumina-mGPT-7B-{size}", CHAMELEON) for size in ("512", "1024")},
+    ),
+    "lumina_mgpt2": ModelSource(
+        {
+            "target": hugging_face("Alpha-VLLM/Lumina-mGPT-2.0", "Apache 2.0"),
+            "tokenizer": Part("ai-forever/MoVQGAN", ("movqgan_270M.ckpt",), "see its page"),
+        }
     ),
     "anole": ModelSource(
         {"target": _ANOLE, "tokenizer": _CHAMELEON}, {"eagle": hugging_face("jadohu/anole_drafter", CHAMELEON)}

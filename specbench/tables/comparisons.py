@@ -138,7 +138,7 @@ def _frontier() -> Table:
     return _table(
         "frontier",
         "The frontier of relaxed rules: divergence against steps saved on the embedded model",
-        n=32,
+        n=16,
         protocol="batch=32 seed=0 baseline=false metrics=none",
         columns=(
             STEPS_SAVED,

@@ -90,7 +90,7 @@ class Bundle:
                     continue
                 if not tensor.is_floating_point():
                     tensor.zero_()
-                elif tensor.dim() < 2 or "norm" in name:
+                elif tensor.dim() < 2 or (tensor.dim() == 2 and "norm" in name):
                     tensor.fill_(0.0 if name.endswith(("bias", "running_mean")) else 1.0)
                 else:
                     tensor.normal_(0, tensor[0].numel() ** -0.5, generator=rng)

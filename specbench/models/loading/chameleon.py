@@ -17,7 +17,8 @@ from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading.bundle import UnifiedModel
 from specbench.models.loading.image_tokenizers import load_autoencoder
-from specbench.models.loading.text_official import ChameleonIds, ChameleonText, anole_prompt, hashed_ids, lumina_prompt
+from specbench.models.loading.prompts import ChameleonIds, anole_prompt, lumina_prompt
+from specbench.models.loading.text_official import ChameleonText, hashed_ids
 from specbench.models.loading.unified_official import padded, read
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
 

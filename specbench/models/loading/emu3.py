@@ -18,7 +18,8 @@ from specbench.models import emu3_vision, vq
 from specbench.models.language import Grammar
 from specbench.models.loading import image_tokenizers, official
 from specbench.models.loading.bundle import UnifiedModel
-from specbench.models.loading.text_official import Emu3Ids, Emu3Text, emu3_prompt, hashed_ids
+from specbench.models.loading.prompts import Emu3Ids, emu3_prompt
+from specbench.models.loading.text_official import Emu3Text, hashed_ids
 from specbench.models.loading.unified_official import padded, read
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
 

@@ -22,7 +22,8 @@ from specbench.models import vq
 from specbench.models.loading import image_tokenizers, naming, official
 from specbench.models.loading.bundle import UnifiedModel
 from specbench.models.loading.naming import Layout, ParameterSlice
-from specbench.models.loading.text_official import JanusIds, JanusText, hashed_ids, janus_prompt
+from specbench.models.loading.prompts import JanusIds, janus_prompt
+from specbench.models.loading.text_official import JanusText, hashed_ids
 from specbench.models.loading.unified_official import from_hugging_face, padded
 from specbench.models.transformer import BlockConfig
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
@@ -147,7 +148,7 @@ class Janus(UnifiedModel):
         self.text: JanusText | None = None
         self.ids = JanusIds()
         if self.folder is None:
-            shape = vq.VQConfig().reduced(REDUCED_CODES) if self.reduced else vq.VQConfig()
+            shape = vq.LLAMAGEN_16.reduced(REDUCED_CODES) if self.reduced else vq.LLAMAGEN_16
             self.tokenizer = self.random(lambda: vq.VQModel(shape), 2, torch.float32)
             base = REDUCED if self.reduced else FULL[self.name]
             self.image = image(base.vocab_size - shape.codebook_size, shape.codebook_size, self.side)
@@ -155,7 +156,7 @@ class Janus(UnifiedModel):
         else:
             folder = self.part("target")
             source = official.open_source(folder)
-            self.tokenizer = image_tokenizers.load_janus(source, vq.VQConfig(), device)
+            self.tokenizer = image_tokenizers.load_janus(source, vq.LLAMAGEN_16, device)
             self.text = JanusText(folder)
             self.ids = self.text.ids()
             self.target = read(folder, self.side, device, dtype)

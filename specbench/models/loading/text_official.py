@@ -1,4 +1,4 @@
-"""Prompts as the official models read them: Flan-T5 features for LlamaGen, token ids for Lumina-mGPT, Anole and Emu3.
+"""Text as the official models read it: Flan-T5 features for LlamaGen, the tokenizers of the others.
 
 Sources of the facts: the reference README, by its numbers, and next to it manifests/ and prompt_formats.json. Fixed
 wordings (an instruction, a quality suffix, a negative prompt) are settings: they come in as arguments.
@@ -17,10 +17,9 @@ import json
 import logging
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from urllib.parse import unquote_plus
 
 import torch
@@ -28,15 +27,13 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from torch import Tensor
 
 from specbench.errors import UsageError
+from specbench.models.loading.prompts import ChameleonIds, Encode, JanusIds
 
 _LOG = logging.getLogger("specbench")
 
 #: Parameters of Flan-T5-XL's encoder (its config.json): the table of 32,128 words, 24 layers of four 2048 x 2048
 #: matrices of attention, three of 2048 x 5120 and two norms, the biases of 32 positions by 32 heads, and a norm.
 T5_XL = 32128 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5120 + 2 * 2048) + 32 * 32 + 2048
-
-#: Text -> token ids, without any special token.
-Encode = Callable[[str], list[int]]
 
 
 def clean(caption: str) -> str:
@@ -126,110 +123,6 @@ class T5Features:
         return left_pad(features, mask)
 
 
-class Prompt(NamedTuple):
-    """Token ids up to the last one before the first image token, with the prompt and without it (for guidance)."""
-
-    conditional: list[int]
-    unconditional: list[int]
-
-
-def left_pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tensor, Tensor]:
-    """N rows of token ids -> ids (N, length) int64 padded on the left with `pad`, and valid (N, length) bool.
-
-    Raises UsageError for a row that is longer.
-    """
-    ids = torch.full((len(rows), length), pad, dtype=torch.int64)
-    valid = torch.zeros(len(rows), length, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        if len(row) > length:
-            raise UsageError(
-                f"prompt {i} has {len(row)} tokens and prompt_length={length} allows {length}: "
-                f"give prompt_length={len(row)} or more"
-            )
-        if row:
-            ids[i, -len(row) :], valid[i, -len(row) :] = torch.tensor(row), True
-    return ids, valid
-
-
-@dataclass(frozen=True)
-class ChameleonIds:
-    """Special ids of Chameleon's vocabulary (reference README (21)). A side of p pixels is the id size + p / 32."""
-
-    bos: int = 0
-    pad: int = 1
-    eos: int = 2
-    image_end: int = 8196
-    image_start: int = 8197
-    end_of_turn: int = 8710
-    new_line: int = 8803
-    size: int = 8804
-
-
-@dataclass(frozen=True)
-class Emu3Ids:
-    """Special ids of Emu3's vocabulary that a prompt is made of (manifest Emu3-Gen)."""
-
-    pad: int = 151643
-    bos: int = 151849
-    img: int = 151851
-    boi: int = 151852
-
-
-@dataclass(frozen=True)
-class JanusIds:
-    """Special ids of Janus-Pro's vocabulary that a prompt is made of (manifest Janus-Pro-1B)."""
-
-    bos: int = 100000
-    pad: int = 100015
-    begin_of_image: int = 100016
-
-
-def janus_prompt(text: Sequence[int], ids: JanusIds | None = None) -> Prompt:
-    """Janus-Pro: [bos] text [begin of image]; the unconditional prompt is as long, with padding instead of the text,
-    which is attended to (reference README_3 (39))."""
-    ids = ids or JanusIds()
-    first, last = [ids.bos], [ids.begin_of_image]
-    return Prompt(first + list(text) + last, first + [ids.pad] * len(text) + last)
-
-
-def lumina_prompt(
-    encode: Encode, prompt: str, width: int, height: int, instruction: str, ids: ChameleonIds | None = None
-) -> Prompt:
-    """Lumina-mGPT: [bos] instruction [end_of_turn] [image start, height, width]; without a prompt only the last three
-    (reference README (21), (24)).
-
-    `instruction` holds {width}, {height} and {prompt}; width and height are pixels, multiples of 32.
-    """
-    ids = ids or ChameleonIds()
-    if "{prompt}" not in instruction:
-        raise UsageError(f"the instruction {instruction!r} has no field for the prompt: write {{prompt}} into it")
-    for name, side in (("width", width), ("height", height)):
-        if side < 32 or side % 32:
-            raise UsageError(f"Lumina-mGPT draws sides of 32, 64, 96, ... pixels: {name} cannot be {side}")
-    text = instruction.replace("{width}", str(width)).replace("{height}", str(height)).replace("{prompt}", prompt)
-    start = [ids.image_start, ids.size + height // 32, ids.size + width // 32]
-    return Prompt([ids.bos, *encode(text), ids.end_of_turn, *start], start)
-
-
-def anole_prompt(encode: Encode, prompt: str, ids: ChameleonIds | None = None) -> Prompt:
-    """Anole: [bos] prompt [end_of_turn, image start]; without a prompt [bos, image start] (reference README (24))."""
-    ids = ids or ChameleonIds()
-    return Prompt([ids.bos, *encode(prompt), ids.end_of_turn, ids.image_start], [ids.bos, ids.image_start])
-
-
-def emu3_prompt(
-    encode: Encode, prompt: str, rows: int, columns: int, suffix: str, negative: str, ids: Emu3Ids | None = None
-) -> Prompt:
-    """Emu3: [bos] prompt + suffix [boi] "rows*columns" as text [img]; `negative` has the same format, without the
-    suffix, instead of an unconditional prompt (manifest Emu3-Gen, reference README (28), (29)).
-
-    rows and columns count codes: 90 and 90 for 720x720.
-    """
-    ids = ids or Emu3Ids()
-    frame = [ids.boi, *encode(f"{rows}*{columns}"), ids.img]
-    return Prompt([ids.bos, *encode(prompt + suffix), *frame], [ids.bos, *encode(negative), *frame])
-
-
 def _find(path: Path, *names: str) -> Path:
     """The file itself, or the first of `names` in a folder."""
     found = path if path.is_file() else next((path / name for name in names if (path / name).is_file()), None)
@@ -309,6 +202,44 @@ class ChameleonText:
         if len(set(found.values())) < len(found):
             raise UsageError(f"{self.file} gives two image codes one id; fetch it again")
         return torch.tensor([found[code] for code in range(wanted)])
+
+
+class Lumina2Text:
+    """The tokenizer of Lumina-mGPT 2.0: tokenizer.json, with more names in the vocabulary_map of config.json."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UsageError for a folder of another model."""
+        self.file = _find(folder, "tokenizer.json")
+        self._tokenizer, self._names = _open(self.file)
+        self._names = {**_read(folder / "config.json").get("vocabulary_map", {}), **self._names}
+        settings = _read(folder / "tokenizer_config.json")
+        first = settings.get("bos_token") or settings.get("eos_token")  # reference README_3 (57)
+        self._first = str(first.get("content") if isinstance(first, dict) else first)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without a beginning or an end of its own."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def ids(self) -> ChameleonIds:
+        """The special ids, by their names. Raises UsageError where one is missing."""
+        names = {field: name for field, name in _CHAMELEON.items() if field not in ("bos", "pad", "eos")}
+        names |= dict.fromkeys(("bos", "pad", "eos"), self._first)
+        missing = [name for name in names.values() if name not in self._names]
+        if missing:
+            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not Lumina-mGPT 2.0's tokenizer")
+        return ChameleonIds(**{field: self._names[name] for field, name in names.items()})
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object. Raises UsageError where the file has none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{file} is not a readable JSON file ({type(e).__name__}); fetch it again") from e
+    if not isinstance(content, dict):
+        raise UsageError(f"{file} does not hold a JSON object; fetch it again")
+    return content
 
 
 #: The names of Janus-Pro's special tokens.

@@ -10,7 +10,7 @@ import torch
 
 from specbench.errors import UsageError
 from specbench.models.loading import naming, official
-from specbench.models.loading.text_official import Prompt, left_pad_ids
+from specbench.models.loading.prompts import Prompt, left_pad_ids
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig
 
 

@@ -1,0 +1,90 @@
+"""Lumina-mGPT 2.0: the language model of Lumina-mGPT with another vocabulary, and MoVQGAN.
+
+Facts: reference README_3 (49) to (57) and the manifests of Lumina-mGPT-2.0 and movqgan_270M.ckpt. The official sampler
+changes the guidance scale at each step unless it is 4, the default here: other scales stay as they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.data.scenes import to_uint8
+from specbench.models import vq
+from specbench.models.loading.bundle import UnifiedModel
+from specbench.models.loading.image_tokenizers import load_autoencoder
+from specbench.models.loading.prompts import ChameleonIds, lumina_prompt
+from specbench.models.loading.text_official import Lumina2Text, hashed_ids
+from specbench.models.loading.unified_official import padded, read
+from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
+
+PATCH, SIZE = 8, 768  # pixels per side of a code and of an image
+FIRST_CODE, CODES = 155000, 16384
+TEXT_IDS = 151643  # ids below are of text
+#: Where there is no tokenizer. The image's own ids are those of the manifest; nothing depends on the others.
+IDS = ChameleonIds(
+    bos=151643,
+    pad=151643,
+    eos=151643,
+    image_end=151666,
+    image_start=151665,
+    end_of_turn=151664,
+    new_line=151670,
+    size=151671,
+)
+
+FULL = UnifiedConfig(4096, 32, 32, 32, 11008, 171385, qk_norm=1)
+REDUCED = UnifiedConfig(32, 2, 2, 2, 64, FIRST_CODE + 64, qk_norm=1)
+REDUCED_CODES, REDUCED_SIZE = 64, 32
+
+
+def image(codes: int, width: int, height: int, ids: ChameleonIds = IDS) -> ImageTokens:
+    """The grammar after the size tokens: rows of codes, each with its new line, then the image's end. width and height
+    in pixels."""
+    every = torch.arange(FIRST_CODE, FIRST_CODE + codes)
+    return image_tokens(every, height // PATCH, width // PATCH, ids.new_line, [ids.image_end])
+
+
+class Lumina2(UnifiedModel):
+    tokenizer: vq.VQModel
+
+    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, device, dtype)
+        self.resolution = REDUCED_SIZE if self.reduced else SIZE
+        self.prompt_length: int = cfg["prompt_length"]
+        self.instruction: str = cfg["instruction"]
+        self.text: Lumina2Text | None = None
+        self.ids = IDS
+        if self.folder is None:
+            shape = vq.MOVQGAN.reduced(REDUCED_CODES) if self.reduced else vq.MOVQGAN
+            self.tokenizer = self.random(lambda: vq.VQModel(shape), 2, torch.float32)
+        else:
+            file = self.part("tokenizer") / "movqgan_270M.ckpt"
+            self.tokenizer = load_autoencoder(vq.VQModel, vq.MOVQGAN, file, device, llamagen=False)
+            self.text = Lumina2Text(self.part("target"))
+            self.ids = self.text.ids()
+        self.image = image(self.tokenizer.cfg.codebook_size, self.resolution, self.resolution, self.ids)
+        if self.folder is None:
+            base = REDUCED if self.reduced else FULL
+            self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
+        else:
+            self.target = read(self.part("target"), self.image, device, dtype)
+
+    def encode(self, prompts: list[str]) -> Prompts:
+        encode = self.text.encode if self.text else lambda text: hashed_ids(text, 0, TEXT_IDS)
+        side = self.resolution
+        given = [lumina_prompt(encode, p, side, side, self.instruction, self.ids) for p in prompts]
+        return padded(given, self.prompt_length, self.ids.pad, self.device)
+
+    def decode_image(self, codes: Tensor) -> np.ndarray:
+        return to_uint8(self.tokenizer.decode(codes))
+
+
+def tokens_of_image(cfg: Mapping[str, Any]) -> int:
+    """Tokens of an image, rows of codes with a new line each and the image's end; loads nothing."""
+    side = SIZE // PATCH
+    return side * (side + 1) + 1
