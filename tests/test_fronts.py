@@ -16,7 +16,7 @@ from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.zipar import ZipAR
-from specbench.decoding.fronts import Schedule, fronts_needed
+from specbench.decoding.fronts import PlannedRows, fronts_needed
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Language
@@ -39,7 +39,7 @@ class Grid:
 
 def passes(grid: Grid, window: int, alone: bool) -> int:
     """Of an image, by the schedule alone; every token is sampled once."""
-    schedule = Schedule(grid, 1, torch.device("cpu"), window, alone, True)
+    schedule = PlannedRows(grid, 1, torch.device("cpu"), window, alone, True)
     sampled = schedule.nodes[..., 0][schedule.extends] + 1
     assert torch.equal(sampled.sort().values, torch.arange(grid.length))
     return len(schedule.nodes)

@@ -79,7 +79,7 @@ def fronts_needed(width: int, lag: int) -> int:
     return 1 if lag >= width else width // lag + 1
 
 
-class Schedule:
+class PlannedRows:
     """Passes over rows of an image in parallel that do not depend on what is sampled: every row that has begun gains a
     token in a pass. Front k decodes the rows ("lines") k, k + K, ...
 
@@ -133,7 +133,7 @@ class Schedule:
 def _planned(
     total: int, width: int, lag: int, alone: bool, masked: bool
 ) -> tuple[list[list[tuple[int, ...]]], list[int]]:
-    """Of a `Schedule`: by pass and front the node's position and slot, the position whose token it holds, whether the
+    """Of a `PlannedRows`: by pass and front the node's position and slot, the position whose token it holds, whether the
     line is extended, the position before the line, whether this is the line's first pass, and whether that position has
     no token yet; and the pass in which each token is sampled."""
     count, lines = fronts_needed(width, lag), [range(i, min(i + width, total)) for i in range(0, total, width)]
@@ -185,7 +185,7 @@ class Roots:
 
 
 class Lines:
-    """The rows of B images, of which up to K are decoded at once, as of `Schedule`; but how many tokens a line gains in
+    """The rows of B images, of which up to K are decoded at once, as of `PlannedRows`; but how many tokens a line gains in
     a pass depends on what is sampled."""
 
     constants = ("position", "lengths", "needed", "number", "owner", "forced")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.fronts import Schedule, fronts_needed
+from specbench.decoding.fronts import PlannedRows, fronts_needed
 from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
@@ -23,7 +23,7 @@ from specbench.errors import check_choice
 
 @dataclass
 class ZipState:
-    schedule: Schedule
+    schedule: PlannedRows
     probs: Tensor  # (B * K, 0, V)
     valid: Tensor  # (B * K, 1) bool
 
@@ -58,7 +58,7 @@ class ZipAR:
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ZipState:
         device = rng.key.device
         put(self, device)
-        schedule = Schedule(session, len(rng), device, self.window, self.alone, self.masked)
+        schedule = PlannedRows(session, len(rng), device, self.window, self.alone, self.masked)
         chains = len(schedule.owner)
         return ZipState(
             schedule,
