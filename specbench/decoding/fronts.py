@@ -133,8 +133,8 @@ class PlannedRows:
 def _planned(
     total: int, width: int, lag: int, alone: bool, masked: bool
 ) -> tuple[list[list[tuple[int, ...]]], list[int]]:
-    """Of a `PlannedRows`: by pass and front the node's position and slot, the position whose token it holds, whether the
-    line is extended, the position before the line, whether this is the line's first pass, and whether that position has
+    """Of a `PlannedRows`: by pass and front the node's position and slot, the position whose token it holds, whether
+    the line is extended, the position before the line, whether this is its first pass, and whether that position has
     no token yet; and the pass in which each token is sampled."""
     count, lines = fronts_needed(width, lag), [range(i, min(i + width, total)) for i in range(0, total, width)]
     starts: list[int] = []
@@ -185,8 +185,8 @@ class Roots:
 
 
 class Lines:
-    """The rows of B images, of which up to K are decoded at once, as of `PlannedRows`; but how many tokens a line gains in
-    a pass depends on what is sampled."""
+    """The rows of B images, of which up to K are decoded at once, as of `PlannedRows`; but how many tokens a line gains
+    in a pass depends on what is sampled."""
 
     constants = ("position", "lengths", "needed", "number", "owner", "forced")
 
