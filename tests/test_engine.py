@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from specbench import cli
 from specbench.decoding.batch import decode_stream
+from specbench.decoding.drafters.built_in import BuiltIn
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.eagle_adaptive import AdaptiveEagle
@@ -49,6 +50,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "eagle2": lambda target: Eagle2(tiny.eagle(target, layers=2), nodes=6, depth=3, width=2),
     "adaptive": lambda target: AdaptiveEagle(tiny.eagle(target), nodes=5, depth=3, width=3),
     "vvs": lambda target: VVS(tiny.eagle(target), 5, 2, 2, "full", 2),
+    "built_in": lambda target: BuiltIn(4, "greedy"),
     "medusa": lambda target: Medusa(tiny.medusa(target), parse(TREE)),
     "draft_model": lambda target: DraftModel(tiny.llamagen(side=4, seed=5), 3),
     "jacobi": lambda target: Window(4, match=True),

@@ -185,6 +185,7 @@ RULES = {
     "entropy": {"pivot": 1.0, "calm": 16.0},
     "lantern": {"delta": 0.3, "k": 1000, "bound": "jsd", "proximity": "l2", "resample": "optimal"},
     "lantern_pp": {"lam": 3.0, "k": 2, "bound": "total", "proximity": "cosine", "resample": "paper"},
+    "redraw": {"resample": "target"},
     "band": {"strength": 0.5, "decay": 0.5},
     "mentored": {"budget": 0.1},
     "neighbourhood": {"group": 3, "proximity": "l2", "resample": "vanilla"},

@@ -108,6 +108,11 @@ TABLE: dict[str, Parameter] = {
         choices=("stored", "residual"),
     ),
     "plain_until": Parameter("integer", "tokens of an image before a Jacobi window's first draft", low=0, high=2**20),
+    "opening": Parameter(
+        "string",
+        "how a model's own Jacobi window begins: at random, or with most probable tokens (SimpleAR)",
+        choices=("random", "greedy"),
+    ),
     "plain_from": Parameter(
         "integer",
         "tokens of an image from which on a Jacobi window has no draft; negative: counted from the end",
@@ -200,8 +205,8 @@ TABLE: dict[str, Parameter] = {
     "resample": Parameter(
         "string",
         "distribution sampled from after a rejection: Cool-SD Eq. 10 (optimal) or Eq. 11 (vanilla), LANTERN's paper or"
-        " released code (released_p: on Lumina-mGPT)",
-        choices=("optimal", "vanilla", "paper", "released", "released_p"),
+        " released code (released_p: on Lumina-mGPT), or the target's own (target)",
+        choices=("optimal", "vanilla", "paper", "released", "released_p", "target"),
     ),
     "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
     "top_k": Parameter("integer", "keep the k most probable tokens", low=1, high=2**31 - 1, null="off"),

@@ -38,6 +38,7 @@ class Draft:
     negative, the number in [0, 1) that decides on a node, instead of a fresh one. Given the draft it must be uniform
     and independent of all that determines the target's distribution of the node. unverified (B, M) bool or None: nodes
     that are accepted in any case, each the only valid child of its parent; only token-wise verification knows them.
+    greedy (B,) bool or None: images whose next token is the most probable one, not a sample.
     fronts: where the nodes stand, if not behind the committed tokens in raster order; then every row here is one of K
     chains of an image, (B * K, ...).
     """
@@ -50,6 +51,7 @@ class Draft:
     heights: Tensor | None = None
     replacement: bool = False
     unverified: Tensor | None = None
+    greedy: Tensor | None = None
     fronts: Fronts | None = None
 
 
@@ -107,7 +109,12 @@ class Verification(ABC):
         if not draft.tree.height:  # nothing to decide
             next_token, none = draw(p[:, 0], numbers[:, 1, 0], kernels).unsqueeze(1), torch.zeros_like(step)
             return Verdict(none.new_empty(len(p), 0), none, next_token, p[:, 0], none)
-        return self.decide(p, draft, rule, numbers, pre_argmax_probs, kernels)
+        verdict = self.decide(p, draft, rule, numbers, pre_argmax_probs, kernels)
+        if draft.greedy is not None:
+            likely = verdict.next_probs.argmax(-1, keepdim=True)
+            chosen = verdict.tokens.scatter(1, verdict.length[:, None], likely)
+            verdict.tokens = torch.where(draft.greedy[:, None], chosen, verdict.tokens)
+        return verdict
 
     @abstractmethod
     def decide(
