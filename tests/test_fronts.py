@@ -16,7 +16,7 @@ from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.zipar import ZipAR
-from specbench.decoding.fronts import Lines, fronts_needed
+from specbench.decoding.fronts import PlannedRows, fronts_needed
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Language
@@ -38,15 +38,11 @@ class Grid:
 
 
 def passes(grid: Grid, window: int, alone: bool) -> int:
-    """Of an image, by the schedule alone: every live front adds a token in each pass."""
-    lines, count = Lines(grid, 1, torch.device("cpu"), window, alone), 0
-    history = torch.zeros(1, grid.length, dtype=torch.int64)
-    while not lines.exists().all():
-        at = lines.roots(history)
-        assert at.top[at.extends].sum() == 1
-        lines.advance(at.extends.long())
-        count += 1
-    return count
+    """Of an image, by the schedule alone; every token is sampled once."""
+    schedule = PlannedRows(grid, 1, torch.device("cpu"), window, alone, True)
+    sampled = schedule.nodes[..., 0][schedule.extends] + 1
+    assert torch.equal(sampled.sort().values, torch.arange(grid.length))
+    return len(schedule.nodes)
 
 
 def test_the_published_numbers_of_passes() -> None:
