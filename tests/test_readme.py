@@ -23,6 +23,7 @@ import audit_table
 import numpy as np
 import pytest
 import readme_tables
+import settings_table
 import yaml
 from commands import ROOT, Call
 from PIL import Image
@@ -298,6 +299,11 @@ def test_the_table_of_the_audit_has_the_numbers_of_its_rows() -> None:
     """Written by scripts/audit_table.py."""
     text = (ROOT / "docs/audit.md").read_text(encoding="utf-8")
     assert "\n".join(audit_table.lines(audit_rows())) in text
+
+
+def test_the_settings_of_models_are_those_of_the_configuration() -> None:
+    """Written by scripts/settings_table.py."""
+    assert "\n".join(settings_table.lines()) in (ROOT / "docs/models.md").read_text(encoding="utf-8")
 
 
 def test_the_results_of_the_readme_are_those_of_their_rows() -> None:
