@@ -233,6 +233,15 @@ def test_every_preset_stands_in_the_table_of_methods():
             assert not shown or f"**{parameters.default('method', name, 'variant')}**" in row[4]
 
 
+def test_every_preset_stands_in_the_list_of_the_field() -> None:
+    """Presets that only name a baseline are no published method."""
+    rows = table(ROOT / "docs/methods.md", "| published method | ")
+    assert {len(row) for row in rows} == {4}
+    assert all(row[2] or row[3] for row in rows)  # what is not here has a reason
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}
+    assert named == set(parameters.choices("method")) - {"vanilla"}
+
+
 def test_every_variant_stands_in_its_table() -> None:
     rows, documented, names = table(ROOT / "docs/methods.md", "| method | variant | what it sets |"), set(), []
     for row in rows:
