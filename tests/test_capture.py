@@ -123,7 +123,7 @@ class Case:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)
 def test_a_step_can_be_recorded(name: str, engine: str) -> None:
-    """With every rule that the engine's kernels know, and with plain tensors every rule, if there is a draft to decide."""
+    """With every rule that the engine's kernels know, or with plain tensors every rule, where there are drafts."""
     others = name != "adaptive"  # its trees are verified as eagle2's and tree's are
     rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and others}
     with Case(name, engine) as case:
