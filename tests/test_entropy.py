@@ -10,10 +10,10 @@ import pytest
 import torch
 from commands import Call, row_of
 
-from specbench.audit.audit import assemble, measure
+from specbench.audit.audit import SAMPLING, assemble, measure
 from specbench.audit.marginals import filtered
 from specbench.audit.models import built_in
-from specbench.config import configuration
+from specbench.config import configuration, parameters
 from specbench.decoding.rules.entropy import EntropyAware
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
@@ -89,6 +89,13 @@ def test_the_acceptance_of_a_distribution_of_two_tokens() -> None:
     assert EntropyAware(1.0).residual(r, q, torch.tensor(0), torch.tensor(1)).tolist() == [0, 1]
     sure = torch.tensor([1.0, 0.0])  # entropy 0: every token that the target can give
     assert EntropyAware().acceptance(sure, torch.tensor([1e-30, 1.0]), torch.tensor(1)).tolist() == [1, 0]
+
+
+def test_every_model_takes_every_parameter_of_the_sampling() -> None:
+    """lumina_mgpt2 had no top_n_sigma, which its own Jacobi mode needs."""
+    for name in parameters.choices("model"):
+        if not parameters.is_continuous("model", name):
+            assert set(SAMPLING) <= parameters.declared("model", name), name
 
 
 def test_the_filter_of_sigma_by_hand() -> None:

@@ -82,7 +82,8 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
     if not outside:
         way = cfg.get("verification", "token")
         what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
-        if cfg.get("stored") == "old" or cfg.get("siblings") == "residual" or cfg.get("coupling") == "threshold":
+        not_drawn = {"stored": "old", "siblings": "residual", "coupling": "threshold", "opening": "greedy"}
+        if any(cfg.get(name) == value for name, value in not_drawn.items()):
             what = "tokens that were not drawn from their stored distribution"
         if cfg.get("drafter") == "vvs":
             what = "tokens that are not verified"
