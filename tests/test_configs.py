@@ -161,7 +161,7 @@ def test_equal_values_are_one_configuration() -> None:
         ("method=sd window=0", "window must be an integer of at least 1"),
         (
             "window=3",
-            "has no parameter 'window' (it belongs to drafter built_in (method jacobi_built_in), drafter draft_model (method sd, sd_block)",
+            "has no parameter 'window' (it belongs to drafter built_in (method jacobi_built_in), drafter draft_",
         ),
         ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
         ("protocol=../config", "unknown protocol '../config' (choose from: "),
