@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from commands import Call, row_of
 
 from specbench.audit.audit import SAMPLING, assemble, measure
 from specbench.audit.marginals import filtered
@@ -67,6 +69,14 @@ def test_a_run_without_it_keeps_its_hash_and_a_list_has_three_numbers() -> None:
     for value in ("2", "[1,2]", "[1,0,1]", "[[1],2,3]"):
         with pytest.raises(UsageError, match="entropy_temperature must be a list of 3 numbers above 0, or null"):
             configuration.compose([f"entropy_temperature={value}"])
+
+
+def test_a_row_states_the_temperature_of_its_likelihoods(call: Call, tmp_path: Path) -> None:
+    """It said 1.4, the factor of the temperature by entropy."""
+    assert call("run", "method=sjd", "temperature=1.4", CFG, "n=2", "warmup=0", "metrics=none", "out=a")[0] == 0
+    row = row_of(tmp_path / "a")
+    assert row["perplexity_backend"].endswith("cfg_scale 3, temperature 1")
+    assert row["entropy_temperature"] == "[2.5,3.0,0.6]"
 
 
 def test_the_acceptance_of_a_distribution_of_two_tokens() -> None:

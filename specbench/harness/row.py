@@ -41,7 +41,9 @@ def build_row(
     row["timing"] = timing.was_timed([*mine, *(reference or [])])
     row |= summary.speed(mine) | summary.columns(mine)
     if row["perplexity"] is not None:
-        row["perplexity_backend"] = _conditions(row) + f", temperature {row['temperature'] or 1:g}"
+        # as of `Sampling.unfiltered`
+        temperature = 1 if row.get("entropy_temperature") is not None else row["temperature"] or 1
+        row["perplexity_backend"] = _conditions(row) + f", temperature {temperature:g}"
     for name in ("emitted_tv", "emitted_kl"):
         if row[name] is not None:
             row[f"{name}_backend"] = _conditions(row) + _sampling(row)
