@@ -74,7 +74,11 @@ def test_every_method_runs_on_every_real_target(model):
     _, bundle = loaded(model, *TINY)
     given = bundle.encode(prompts_of(bundle, 2))
     methods = {parameters.method_choices(name)["drafter"]: name for name in METHODS}.values()
-    for method in methods if model in ("llamagen_l", "llamagen_3b", "llamagen_xl_512", "janus_pro_1b") else METHODS:
+    for method in (
+        methods
+        if model in ("llamagen_l", "llamagen_3b", "llamagen_xl_512", "janus_pro_1b", "simplear_15b")
+        else METHODS
+    ):
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}", *PARALLEL.get(method, [])])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         rule = build_rule(cfg, drafter.tree.height, bundle.codebook)
