@@ -150,7 +150,7 @@ def replayed(
 @needs_reference
 @torch.inference_mode()
 @pytest.mark.usefixtures("greedy_draws")
-def test_a_recorded_run_of_lumina_mgpt_2() -> None:
+def test_a_recorded_run_of_lumina_mgpt2() -> None:
     """Every fed draft, every accepted length and every token. The golden's first pass inside the image is its fourth.
     Its pass 17 begins behind the interval and still feeds two drafts (the interval is that of the length before the
     step): both are rejected, and here that position is plain."""
@@ -259,7 +259,7 @@ def test_a_window_ends_before_the_plain_positions() -> None:
             steps.observe()
 
 
-@pytest.mark.parametrize("variant", ["lumina_mgpt_2", "simplear"])
+@pytest.mark.parametrize("variant", ["lumina_mgpt2", "simplear"])
 def test_the_audit_refutes_both(variant: str) -> None:
     """With the exact rule and without the greedy opening the windows are lossless."""
     model, words = models.built_in("v2t10"), [f"variant={variant}", "window=4", "plain_from=-2"]

@@ -159,7 +159,10 @@ def test_equal_values_are_one_configuration() -> None:
         ("model=mar_b method=cspd rule=cool", "which drafter cspd and rule cool do not support"),
         ("method=cspd", "has discrete tokens, which drafter cspd and rule density do not support; use method="),
         ("method=sd window=0", "window must be an integer of at least 1"),
-        ("window=3", "has no parameter 'window' (it belongs to drafter draft_model (method sd, sd_block)"),
+        (
+            "window=3",
+            "has no parameter 'window' (it belongs to drafter built_in (method jacobi_built_in), drafter draft_",
+        ),
         ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
         ("protocol=../config", "unknown protocol '../config' (choose from: "),
         ("protocol=sjd_table4@2", "protocol sjd_table4 has version 1 here, not 2: write protocol=sjd_table4, or "),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from commands import Call, row_of
 
-from specbench.audit.audit import assemble, measure
+from specbench.audit.audit import SAMPLING, assemble, measure
 from specbench.audit.marginals import filtered
 from specbench.audit.models import built_in
-from specbench.config import configuration
+from specbench.config import configuration, parameters
 from specbench.decoding.rules.entropy import EntropyAware
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
@@ -69,6 +71,14 @@ def test_a_run_without_it_keeps_its_hash_and_a_list_has_three_numbers() -> None:
             configuration.compose([f"entropy_temperature={value}"])
 
 
+def test_a_row_states_the_temperature_of_its_likelihoods(call: Call, tmp_path: Path) -> None:
+    """It said 1.4, the factor of the temperature by entropy."""
+    assert call("run", "method=sjd", "temperature=1.4", CFG, "n=2", "warmup=0", "metrics=none", "out=a")[0] == 0
+    row = row_of(tmp_path / "a")
+    assert row["perplexity_backend"].endswith("cfg_scale 3, temperature 1")
+    assert row["entropy_temperature"] == "[2.5,3.0,0.6]"
+
+
 def test_the_acceptance_of_a_distribution_of_two_tokens() -> None:
     """Entropy ln 2 = 0.693147, p / q = 0.5 / 0.9. With E = 1 the threshold is 0.693147 (0.5 + (u - 0.5) 0.956678), and
     u = 0.815150 where it is 0.555556; with E = 8 it is at most 0.084767."""
@@ -79,6 +89,13 @@ def test_the_acceptance_of_a_distribution_of_two_tokens() -> None:
     assert EntropyAware(1.0).residual(r, q, torch.tensor(0), torch.tensor(1)).tolist() == [0, 1]
     sure = torch.tensor([1.0, 0.0])  # entropy 0: every token that the target can give
     assert EntropyAware().acceptance(sure, torch.tensor([1e-30, 1.0]), torch.tensor(1)).tolist() == [1, 0]
+
+
+def test_every_model_takes_every_parameter_of_the_sampling() -> None:
+    """lumina_mgpt2 had no top_n_sigma, which its own Jacobi mode needs."""
+    for name in parameters.choices("model"):
+        if not parameters.is_continuous("model", name):
+            assert set(SAMPLING) <= parameters.declared("model", name), name
 
 
 def test_the_filter_of_sigma_by_hand() -> None:

@@ -16,7 +16,7 @@ from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.zipar import ZipAR
-from specbench.decoding.fronts import Lines, fronts_needed
+from specbench.decoding.fronts import PlannedRows, fronts_needed
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Language
@@ -38,15 +38,11 @@ class Grid:
 
 
 def passes(grid: Grid, window: int, alone: bool) -> int:
-    """Of an image, by the schedule alone: every live front adds a token in each pass."""
-    lines, count = Lines(grid, 1, torch.device("cpu"), window, alone), 0
-    history = torch.zeros(1, grid.length, dtype=torch.int64)
-    while not lines.exists().all():
-        at = lines.roots(history)
-        assert at.top[at.extends].sum() == 1
-        lines.advance(at.extends.long())
-        count += 1
-    return count
+    """Of an image, by the schedule alone; every token is sampled once."""
+    schedule = PlannedRows(grid, 1, torch.device("cpu"), window, alone, True)
+    sampled = schedule.nodes[..., 0][schedule.extends] + 1
+    assert torch.equal(sampled.sort().values, torch.arange(grid.length))
+    return len(schedule.nodes)
 
 
 def test_the_published_numbers_of_passes() -> None:
@@ -271,3 +267,66 @@ def test_one_row_at_a_time_sees_all_that_is_before_it(family: str) -> None:
     for found in (out, several):
         assert (found.accepted <= found.drafted).all()
         assert (found.accepted <= model.length).all()
+
+
+class Noted(ParallelJacobi):
+    """Notes the outcome of every step."""
+
+    def open(self, *given: Any) -> Any:
+        self.outcomes: list[Any] = []
+        return super().open(*given)
+
+    def commit(self, state: Any, outcome: Any) -> None:
+        self.outcomes.append(outcome)
+        super().commit(state, outcome)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["grouped", "lumina"])
+def test_a_draft_sees_what_is_committed_and_its_own_row(family: str) -> None:
+    """Of a target of one layer, whose keys depend on no other token: the distribution of every node, from the tokens
+    that were committed before the step, the node's own chain, and nothing else."""
+    model, given = test_targets.target(family, SIDE), test_targets.prompts(family, [2])
+    model.layers = model.layers[:1]
+    drafter = Noted(2, 1)
+    tokens = decoded(model, drafter, given, 1).tokens[0]
+    prefix, forced, width = model.condition(given, True), test_targets.forced_of(model), model.width
+    before, padding, compared = len(prefix), (~prefix.valid).sum(1, keepdim=True), 0
+    when = torch.full((model.length,), 99)
+    for step, outcome in enumerate(drafter.outcomes):
+        draft, fronts = outcome.draft, outcome.draft.fronts
+        for k in fronts.extends[0].nonzero().flatten().tolist():
+            root, first = int(fronts.positions[0, k, 0]), int(fronts.positions[0, k, 0] + 1) % width == 0
+            own = draft.tokens[k].clone()
+            if root >= 0 and first and when[root] >= step:
+                known = tokens[stand_in_of(root + 1, width, when.where(when < step, 99))]
+                assert own[0] == (forced[root] if forced[root] >= 0 else known)
+            elif root >= 0:
+                assert own[0] == tokens[root]
+            line = (root + 1) // width * width - 1  # the position before the row
+            for node in range(min(int(draft.valid[k].sum()), model.length - root - 1)):
+                chain = [(p, int(own[n])) for n in range(node + 1) if (p := root + n) >= 0]
+                past = [(p, int(tokens[p])) for p in range(max(root, 0)) if when[p] < step]
+                if 0 <= line < root and forced[line] >= 0 and when[line] >= step:
+                    past.append((line, int(forced[line])))  # a forced token is there before its row is complete
+                places, ids = (torch.tensor(x) for x in zip(*past, *chain, strict=True)) if past or chain else ((), ())
+                x = prefix.inputs
+                spots = torch.arange(before)
+                if len(places):
+                    x = torch.cat([x, model.tok_embeddings(model.ids(ids)).expand(2, -1, -1)], 1)
+                    spots = torch.cat([spots, before + places])
+                usable = torch.nn.functional.pad(prefix.valid, (0, len(spots) - before), value=True)
+                mask = (usable[:, None] | torch.eye(len(spots)).bool())[:, None]
+                rope = model.rope_at(spots.expand(2, -1), padding)
+                logits = SAMPLING.apply_guidance(model.head(model.hidden(x, rope, mask, None, None)[:, -1:]))[0, 0]
+                if model.grammar is not None:
+                    only = forced[root + node + 1]
+                    number = torch.arange(model.vocab_size)
+                    logits = logits.where((number == only) if only >= 0 else number < model.grammar.codes, -torch.inf)
+                torch.testing.assert_close(outcome.p[k, node], SAMPLING.probs(logits), atol=3e-4, rtol=3e-3)
+                compared += 1
+        for k, count in enumerate(outcome.kept[0].tolist()):
+            first_position = int(fronts.positions[0, k, 0]) + 1
+            when[first_position : first_position + count] = step
+    assert (when < 99).all()
+    assert compared > model.length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -103,8 +104,9 @@ def compare(drafter: Window, session: Grid) -> None:
             torch.testing.assert_close(other.probs, one.probs, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("init", INITS)
-@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize(
+    ("init", "coupling"), [*itertools.product(INITS, COUPLINGS[:-1]), ("horizontal_sample", COUPLINGS[-1])]
+)
 def test_chains(init: str, coupling: str) -> None:
     compare(Window(5, init, coupling=coupling), Grid(21, 19, grammar=init in INITS[1:4]))
 

@@ -23,6 +23,7 @@ import audit_table
 import numpy as np
 import pytest
 import readme_tables
+import settings_table
 import yaml
 from commands import ROOT, Call
 from PIL import Image
@@ -232,6 +233,15 @@ def test_every_preset_stands_in_the_table_of_methods():
             assert not shown or f"**{parameters.default('method', name, 'variant')}**" in row[4]
 
 
+def test_every_preset_stands_in_the_list_of_the_field() -> None:
+    """Presets that only name a baseline are no published method."""
+    rows = table(ROOT / "docs/methods.md", "| published method | ")
+    assert {len(row) for row in rows} == {4}
+    assert all(row[2] or row[3] for row in rows)  # what is not here has a reason
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}
+    assert named == set(parameters.choices("method")) - {"vanilla"}
+
+
 def test_every_variant_stands_in_its_table() -> None:
     rows, documented, names = table(ROOT / "docs/methods.md", "| method | variant | what it sets |"), set(), []
     for row in rows:
@@ -289,6 +299,11 @@ def test_the_table_of_the_audit_has_the_numbers_of_its_rows() -> None:
     """Written by scripts/audit_table.py."""
     text = (ROOT / "docs/audit.md").read_text(encoding="utf-8")
     assert "\n".join(audit_table.lines(audit_rows())) in text
+
+
+def test_the_settings_of_models_are_those_of_the_configuration() -> None:
+    """Written by scripts/settings_table.py."""
+    assert "\n".join(settings_table.lines()) in (ROOT / "docs/models.md").read_text(encoding="utf-8")
 
 
 def test_the_results_of_the_readme_are_those_of_their_rows() -> None:

@@ -235,3 +235,5 @@ def test_what_is_emitted_is_not_computed_from_distributions_that_are_not_the_dra
     cfg = {"emitted_draws": 8, "stored": "old", "rule": "exact", "drafter": "sjd"}
     image: Any = SimpleNamespace(drafts=None, emitted_outside=None)
     assert "not drawn from their stored distribution" in emitted_remarks(cfg, [image])[0]
+    greedy = {"emitted_draws": 8, "opening": "greedy", "rule": "redraw", "drafter": "built_in"}
+    assert "not drawn from their stored distribution" in emitted_remarks(greedy, [image])[0]

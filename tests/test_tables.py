@@ -145,7 +145,7 @@ def test_only_the_papers_own_evidence_is_unmarked() -> None:
     marked = [e for e in sheet.entries if e.kind == "published" and e.marks]
     assert [e.row_id for e in marked] == ["coolsd_table1:06"]
     assert "'secondary': a hint" in dict(sheet.notes)[marked[0].marks[0]]
-    for grade in ("seed", "seed+official_repo", "reconstructed"):
+    for grade in ("seed", "seed+official_repo", "reconstructed", "paper"):
         assert replace(rows[0], evidence=grade).trusted
     for grade in ("official_repo", "quoted", "secondary", "lost", "", "seeded"):
         assert not replace(rows[0], evidence=grade).trusted

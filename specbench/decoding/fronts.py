@@ -9,6 +9,7 @@ own. So a cache holds a grid with gaps, not a prefix.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -78,6 +79,91 @@ def fronts_needed(width: int, lag: int) -> int:
     return 1 if lag >= width else width // lag + 1
 
 
+class PlannedRows:
+    """Passes over rows of an image in parallel that do not depend on what is sampled: every row that has begun gains a
+    token in a pass. Front k decodes the rows ("lines") k, k + K, ...
+
+    A line begins when the one above has `lag` tokens, or is complete (`alone`: the second line always waits for that).
+    The token before its first one does not exist then, unless the image grammar forces it. The newest token of the
+    line above that stands in for it, at its position (ZipAR's released code; for the second line: of the first). When
+    a line is complete, its last token is fed once more for the lines below. masked: tokens that do not exist are not
+    attended to; else their slots are, which hold zeros or what stood in.
+    """
+
+    constants = ("nodes", "extends", "leads", "when", "position", "owner")
+
+    def __init__(self, session: Any, rows: int, device: torch.device, lag: int, alone: bool, masked: bool) -> None:
+        self.masked, count = masked, fronts_needed(session.width, lag)
+        planned, when = _planned(session.length, session.width, lag, alone, masked)
+        table = torch.tensor(planned, device=device)  # (S, K, 7)
+        position, slot, source, extends, before, first, absent = table.unbind(-1)
+        self.when = torch.tensor(when, device=device)  # (T,): the pass in which a token is sampled
+        self.position = torch.arange(session.length, device=device)
+        self.owner = torch.arange(rows, device=device).repeat_interleave(count)
+        fixed = torch.full_like(position, -1)
+        lead = absent * first
+        if session.forced_tokens is not None:
+            forced = session.forced_tokens[before]
+            fixed = torch.where(lead > 0, forced, fixed)
+            lead = absent * torch.where(forced >= 0, 1, first)
+        own = torch.eye(count, dtype=torch.bool, device=device)
+        self.leads = (lead > 0).unsqueeze(-1) & own & masked  # (S, K, K): fronts that see what stands in
+        self.nodes = torch.stack([position, slot, source, fixed], -1)
+        self.extends = extends > 0
+        self.grammar = session.forced_tokens is not None
+
+    def fronts(self, history: Tensor, step: Tensor) -> tuple[Tensor, Fronts]:
+        """The tokens (B, K) and the fronts of the passes `step` (B,); history (B, *): the committed tokens at their
+        positions."""
+        number = step.clamp_max(len(self.nodes) - 1)
+        position, slot, source, fixed = self.nodes[number].unbind(-1)
+        token = history.gather(1, source)
+        if self.grammar:
+            token = torch.where(fixed >= 0, fixed, token)
+        image = self.position <= position.unsqueeze(-1)
+        if self.masked:
+            image = image & (self.when < number[:, None]).unsqueeze(1)
+        leads, extends = self.leads[number], self.extends[number]
+        sees = torch.cat([torch.ones_like(leads[..., :1]), image, leads], -1)
+        keys = position + 1
+        return token, Fronts(position.unsqueeze(-1), slot.unsqueeze(-1), sees, keys, extends, extends, self.owner)
+
+
+@lru_cache
+def _planned(
+    total: int, width: int, lag: int, alone: bool, masked: bool
+) -> tuple[list[list[tuple[int, ...]]], list[int]]:
+    """Of a `PlannedRows`: by pass and front the node's position and slot, the position whose token it holds, whether
+    the line is extended, the position before the line, whether this is its first pass, and whether that position has
+    no token yet; and the pass in which each token is sampled."""
+    count, lines = fronts_needed(width, lag), [range(i, min(i + width, total)) for i in range(0, total, width)]
+    starts: list[int] = []
+    when: list[int] = []
+    start = 0
+    for number, line in enumerate(lines):
+        starts.append(start)
+        when += range(start, start + len(line))
+        start += len(line) if alone and not number else min(lag, len(line))
+    passes = max(when) + 1
+    idle = [(0, total + count + k, 0, 0, 0, 0, 0) for k in range(count)]
+    table: list[list[tuple[int, ...]]] = [list(idle) for _ in range(passes)]
+    for number, line in enumerate(lines):
+        front, before, above = number % count, max(line[0] - 1, 0), max(number - 2, 0)
+        for position in line:
+            now, first = when[position], position == line[0]
+            absent = number > 0 and when[before] >= now
+            node = slot = position - 1
+            source = max(node, 0)
+            if first and absent:
+                newest = min(now - starts[above], len(lines[above]))
+                source, slot = lines[above][newest - 1], total + front if masked else node
+            table[now][front] = (node, slot, source, 1, before, int(first), int(absent))
+        last, now = line[-1], when[line[-1]] + 1
+        if number + 1 < len(lines) and starts[number + 1] < now < passes:
+            table[now][front] = (last, last, last, 0, 0, 0, 0)
+    return table, when
+
+
 @dataclass
 class Roots:
     """Where fronts stand before a pass, all (B, K): line, and done, its tokens; length, above: the tokens that it will
@@ -99,27 +185,17 @@ class Roots:
 
 
 class Lines:
-    """The rows of B images, of which up to K are decoded at once: front k decodes lines k, k + K, ...
-
-    A line begins when the one above has `lag` tokens, or is complete (`alone`: the second line always waits for that).
-    The token before its first one does not exist then, unless the image grammar forces it. A copy of the newest token
-    of the line above that stands in for it, at its position (ZipAR's released code; the second line: of the first).
-    When a line is complete, its last token is fed once more for the lines below. masked: tokens that do not exist are
-    not attended to; else their slots are, which hold zeros or what stood in.
-    """
+    """The rows of B images, of which up to K are decoded at once, as of `PlannedRows`; but how many tokens a line gains
+    in a pass depends on what is sampled."""
 
     constants = ("position", "lengths", "needed", "number", "owner", "forced")
 
-    def __init__(
-        self, session: Any, rows: int, device: torch.device, lag: int, alone: bool, masked: bool = True
-    ) -> None:
-        total, self.width, self.masked = session.length, session.width, masked
+    def __init__(self, session: Any, rows: int, device: torch.device, lag: int) -> None:
+        total, self.width = session.length, session.width
         self.position = torch.arange(total, device=device)
         first = torch.arange(0, total, self.width, device=device)
         self.lengths = (total - first).clamp_max(self.width)
         self.needed = self.lengths.clamp_max(lag).roll(1)
-        if alone and len(first) > 1:
-            self.needed[1] = self.lengths[0]
         self.number = torch.arange(fronts_needed(self.width, lag), device=device)
         self.owner = torch.arange(rows, device=device).repeat_interleave(len(self.number))
         self.forced = session.forced_tokens
@@ -129,10 +205,6 @@ class Lines:
     def buffers(self) -> Buffers:
         """What steps read or write (see `engine.state`)."""
         return {"line": Buffer(self.line), "progress": Buffer(self.progress)}
-
-    def exists(self) -> Tensor:
-        """Which positions (B, T) of the images are committed."""
-        return self.progress.repeat_interleave(self.width, 1)[:, : len(self.position)] > self.position % self.width
 
     def roots(self, history: Tensor) -> Roots:
         """Where the fronts stand; history (B, *): the committed tokens at their positions."""
@@ -157,22 +229,18 @@ class Lines:
             lead = ~top & (missing | (forced >= 0))
         return Roots(line, done, length, above, position, token, live, live & (done < length), top, missing, lead)
 
-    def fronts(self, at: Roots, exists: Tensor, valid: Tensor, keys: Tensor, recovers: Tensor) -> Fronts:
+    def fronts(self, at: Roots, valid: Tensor, keys: Tensor, recovers: Tensor) -> Fronts:
         """The fronts of chains that begin at `at`; valid (B, K, n): nodes that there are; the rest as of `Fronts`."""
         total, nodes = len(self.position), valid.shape[-1]
+        exists = self.progress.repeat_interleave(self.width, 1)[:, :total] > self.position % self.width
         offsets = torch.arange(nodes, device=valid.device)
         positions = at.position.unsqueeze(-1) + offsets
-        own, begin, lead = positions.unsqueeze(-1), at.position, at.lead
-        slots = positions
-        if self.masked:
-            begin = begin + at.stand_in
-            stands = at.stand_in.unsqueeze(-1) & (offsets == 0)
-            slots = torch.where(stands, (total + self.number)[:, None], slots)
-        else:
-            exists, lead = torch.ones_like(exists), torch.zeros_like(lead)
+        own, begin = positions.unsqueeze(-1), at.position + at.stand_in
+        stands = at.stand_in.unsqueeze(-1) & (offsets == 0)
+        slots = torch.where(stands, (total + self.number)[:, None], positions)
         slots = torch.where(valid & at.live.unsqueeze(-1), slots, (total + len(self.number) + self.number)[:, None])
         image = (self.position <= own) & (exists[:, None, None] | (self.position >= begin[:, :, None, None]))
-        leads = (lead.unsqueeze(-1) & (self.number == self.number[:, None])).unsqueeze(2).expand(-1, -1, nodes, -1)
+        leads = (at.lead.unsqueeze(-1) & (self.number == self.number[:, None])).unsqueeze(2).expand(-1, -1, nodes, -1)
         sees = torch.cat([torch.ones_like(leads[..., :1]), image, leads], -1).flatten(1, 2)
         return Fronts(positions, slots, sees, keys, at.extends, recovers, self.owner)
 

@@ -41,7 +41,9 @@ def build_row(
     row["timing"] = timing.was_timed([*mine, *(reference or [])])
     row |= summary.speed(mine) | summary.columns(mine)
     if row["perplexity"] is not None:
-        row["perplexity_backend"] = _conditions(row) + f", temperature {row['temperature'] or 1:g}"
+        # as of `Sampling.unfiltered`
+        temperature = 1 if row.get("entropy_temperature") is not None else row["temperature"] or 1
+        row["perplexity_backend"] = _conditions(row) + f", temperature {temperature:g}"
     for name in ("emitted_tv", "emitted_kl"):
         if row[name] is not None:
             row[f"{name}_backend"] = _conditions(row) + _sampling(row)
@@ -80,7 +82,8 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
     if not outside:
         way = cfg.get("verification", "token")
         what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
-        if cfg.get("stored") == "old" or cfg.get("siblings") == "residual" or cfg.get("coupling") == "threshold":
+        not_drawn = {"stored": "old", "siblings": "residual", "coupling": "threshold", "opening": "greedy"}
+        if any(cfg.get(name) == value for name, value in not_drawn.items()):
             what = "tokens that were not drawn from their stored distribution"
         if cfg.get("drafter") == "vvs":
             what = "tokens that are not verified"

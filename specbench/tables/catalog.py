@@ -9,6 +9,7 @@ from specbench.tables import (
     field,
     jacobi,
     lantern,
+    newer,
     sjd,
     sjdpac,
     verification,
@@ -18,6 +19,18 @@ from specbench.tables.definitions import Table
 
 TABLES: dict[str, Table] = {
     table.id: table
-    for module in (coolsd, lantern, sjd, jacobi, cspd, sjdpac, field, comparisons, verification, verification_mar)
+    for module in (
+        coolsd,
+        lantern,
+        sjd,
+        jacobi,
+        newer,
+        cspd,
+        sjdpac,
+        field,
+        comparisons,
+        verification,
+        verification_mar,
+    )
     for table in module.TABLES
 }

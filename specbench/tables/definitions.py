@@ -262,6 +262,8 @@ STEPS_SAVED = row_column(
     published_as="decoding steps of the paper's vanilla line over this one's",
     name="speedup_step",
 )
+#: Passes of an image, which newer papers print.
+PASSES = Column("steps", "Target passes of an image", "lower", 1, published_as="NFE, forward passes of an image")
 FIRST_ACCEPT = row_column(
     "first_accept",
     measured_as="probability with which the rule keeps a draft's first candidate, mean over steps",

@@ -8,18 +8,16 @@ from functools import partial
 from specbench.tables.definitions import (
     OTHER_MODELS,
     OTHER_PROMPTS,
+    PASSES,
     SJD_CLIP,
     SJD_FID,
     SPEEDUP,
     STEPS_SAVED,
-    Column,
     Line,
     Table,
 )
 
-#: Passes of an image, which both papers print.
-_PASSES = Column("steps", "Target passes of an image", "lower", 1, published_as="NFE, forward passes of an image")
-_table = partial(Table, n=64, protocol="batch=1", columns=(_PASSES, STEPS_SAVED, SPEEDUP, SJD_FID, SJD_CLIP))
+_table = partial(Table, n=64, protocol="batch=1", columns=(PASSES, STEPS_SAVED, SPEEDUP, SJD_FID, SJD_CLIP))
 _GROUPS = {"COCO2017 val": ("10", "25"), "PartiPrompts": ("3", "50")}
 
 

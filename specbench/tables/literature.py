@@ -15,7 +15,7 @@ from specbench.errors import unknown
 
 #: LlamaGen-XL's stages, as conf/model calls them.
 STAGES = {"llamagen_xl_stage1": "llamagen_xl", "llamagen_xl_stage2": "llamagen_xl_512"}
-TRUSTED = ("seed", "seed+official_repo", "reconstructed")
+TRUSTED = ("seed", "seed+official_repo", "reconstructed", "paper")
 
 
 @dataclass(frozen=True)

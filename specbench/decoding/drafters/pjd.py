@@ -69,7 +69,7 @@ class ParallelJacobi:
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ParallelState:
         device, size, rows = rng.key.device, session.vocab_size, len(rng)
         put(self, device)
-        lines = Lines(session, rows, device, self.t_ctx, alone=False)
+        lines = Lines(session, rows, device, self.t_ctx)
         shape = (rows, len(lines.number), self.window)
         uniform = (torch.arange(size, device=device) < session.codes) / session.codes
         return ParallelState(
@@ -93,7 +93,7 @@ class ParallelJacobi:
         valid = (state.ahead < room.unsqueeze(-1)) & at.extends.unsqueeze(-1)
         valid = torch.cat([torch.ones_like(valid[..., :1]), valid], -1)
         tokens = torch.cat([at.token.unsqueeze(-1), state.tokens], -1).flatten(0, 1)
-        fronts = lines.fronts(at, lines.exists(), valid, keys, at.top)
+        fronts = lines.fronts(at, valid, keys, at.top)
         return Draft(self.tree, tokens, state.probs.flatten(0, 1), valid.flatten(0, 1), fronts=fronts)
 
     def commit(self, state: ParallelState, outcome: Outcome) -> None:

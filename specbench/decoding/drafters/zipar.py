@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.fronts import Lines, fronts_needed
+from specbench.decoding.fronts import PlannedRows, fronts_needed
 from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
@@ -23,14 +23,14 @@ from specbench.errors import check_choice
 
 @dataclass
 class ZipState:
-    lines: Lines
+    schedule: PlannedRows
     probs: Tensor  # (B * K, 0, V)
     valid: Tensor  # (B * K, 1) bool
 
-    constants = ("lines", "probs", "valid")
+    constants = ("schedule", "probs", "valid")
 
     def buffers(self) -> Buffers:
-        return self.lines.buffers()
+        return {}
 
 
 class ZipAR:
@@ -58,24 +58,20 @@ class ZipAR:
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ZipState:
         device = rng.key.device
         put(self, device)
-        lines = Lines(session, len(rng), device, self.window, self.alone, self.masked)
-        chains = len(lines.owner)
+        schedule = PlannedRows(session, len(rng), device, self.window, self.alone, self.masked)
+        chains = len(schedule.owner)
         return ZipState(
-            lines,
+            schedule,
             torch.zeros(chains, 0, session.vocab_size, device=device),
             torch.ones(chains, 1, dtype=torch.bool, device=device),
         )
 
     def propose(self, state: ZipState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        lines = state.lines
-        at = lines.roots(history)
-        valid = state.valid.view(*at.line.shape, 1)
-        fronts = lines.fronts(at, lines.exists(), valid, at.position + 1, at.extends)
-        return Draft(self.tree, at.token.view(-1, 1), state.probs, state.valid, fronts=fronts)
+        token, fronts = state.schedule.fronts(history, step)
+        return Draft(self.tree, token.view(-1, 1), state.probs, state.valid, fronts=fronts)
 
     def commit(self, state: ZipState, outcome: Outcome) -> None:
-        assert outcome.kept is not None
-        state.lines.advance(outcome.kept)
+        pass
 
 
 def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
