@@ -52,7 +52,7 @@ class CosmosConfig:
 COSMOS = CosmosConfig()
 
 
-class Conv(nn.Module):
+class StillConv(nn.Module):
     """A convolution of one frame by a kernel over time and space, with zeros around the frame: time's taps see the same
     frame (causal padding repeats the first)."""
 
@@ -74,15 +74,15 @@ def _norm(channels: int) -> nn.Module:
 
 def _factorised(c_in: int, c_out: int) -> nn.Sequential:
     """A convolution of space, then one of time."""
-    return nn.Sequential(Conv(c_in, c_out, 1, 3), Conv(c_out, c_out, 3, 1))
+    return nn.Sequential(StillConv(c_in, c_out, 1, 3), StillConv(c_out, c_out, 3, 1))
 
 
-class ResBlock(nn.Module):
+class FactorisedBlock(nn.Module):
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
         self.norm1, self.conv1 = _norm(c_in), _factorised(c_in, c_out)
         self.norm2, self.conv2 = _norm(c_out), _factorised(c_out, c_out)
-        self.nin_shortcut = Conv(c_in, c_out, 1, 1) if c_in != c_out else nn.Identity()
+        self.nin_shortcut = StillConv(c_in, c_out, 1, 1) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(F.silu(self.norm1(x)))
@@ -96,7 +96,7 @@ class SpaceAttention(nn.Module):
     def __init__(self, c: int) -> None:
         super().__init__()
         self.norm = _norm(c)
-        self.q, self.k, self.v, self.proj_out = (Conv(c, c, 1, 1) for _ in range(4))
+        self.q, self.k, self.v, self.proj_out = (StillConv(c, c, 1, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
@@ -110,7 +110,7 @@ class TimeAttention(nn.Module):
 
     def __init__(self, c: int) -> None:
         super().__init__()
-        self.norm, self.v, self.proj_out = _norm(c), Conv(c, c, 1, 1), Conv(c, c, 1, 1)
+        self.norm, self.v, self.proj_out = _norm(c), StillConv(c, c, 1, 1), StillConv(c, c, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.proj_out(self.v(self.norm(x)))
@@ -120,7 +120,7 @@ class TimeAttention(nn.Module):
 class Middle(nn.Module):
     def __init__(self, c: int) -> None:
         super().__init__()
-        self.block_1, self.block_2 = ResBlock(c, c), ResBlock(c, c)
+        self.block_1, self.block_2 = FactorisedBlock(c, c), FactorisedBlock(c, c)
         self.attn_1 = nn.Sequential(SpaceAttention(c), TimeAttention(c))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,10 +133,10 @@ class Down(nn.Module):
 
     def __init__(self, c: int, time: bool) -> None:
         super().__init__()
-        self.conv1 = Conv(c, c, 1, 3, 2)
+        self.conv1 = StillConv(c, c, 1, 3, 2)
         if time:
-            self.conv2 = Conv(c, c, 3, 1)
-        self.conv3 = Conv(c, c, 1, 1)
+            self.conv2 = StillConv(c, c, 3, 1)
+        self.conv3 = StillConv(c, c, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(F.pad(x, (0, 1, 0, 1))) + F.avg_pool2d(x, 2)
@@ -152,8 +152,8 @@ class Up(nn.Module):
     def __init__(self, c: int, time: bool) -> None:
         super().__init__()
         if time:
-            self.conv1 = Conv(c, c, 3, 1)
-        self.conv2, self.conv3 = Conv(c, c, 1, 3), Conv(c, c, 1, 1)
+            self.conv1 = StillConv(c, c, 3, 1)
+        self.conv2, self.conv3 = StillConv(c, c, 1, 3), StillConv(c, c, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         if hasattr(self, "conv1"):
@@ -163,12 +163,12 @@ class Up(nn.Module):
         return out
 
 
-class Level(nn.Module):
+class CosmosLevel(nn.Module):
     """Residual blocks, then `resample`, if any, under the name of its direction."""
 
     def __init__(self, c_in: int, c_out: int, blocks: int, resample: Down | Up | None) -> None:
         super().__init__()
-        self.block = nn.ModuleList(ResBlock(c_in if i == 0 else c_out, c_out) for i in range(blocks))
+        self.block = nn.ModuleList(FactorisedBlock(c_in if i == 0 else c_out, c_out) for i in range(blocks))
         self.resample = "downsample" if isinstance(resample, Down) else "upsample"
         if resample is not None:
             setattr(self, self.resample, resample)
@@ -181,14 +181,14 @@ class Level(nn.Module):
         return x
 
 
-class Encoder(nn.Module):
+class CosmosEncoder(nn.Module):
     def __init__(self, cfg: CosmosConfig) -> None:
         super().__init__()
         widths = [cfg.ch * m for m in cfg.ch_mult]
         last = len(widths) - 1
         self.conv_in = _factorised(3 * BANDS, cfg.ch)
         self.down = nn.ModuleList(
-            Level(a, b, cfg.num_res_blocks, Down(b, i < cfg.temporal) if i < min(cfg.spatial, last) else None)
+            CosmosLevel(a, b, cfg.num_res_blocks, Down(b, i < cfg.temporal) if i < min(cfg.spatial, last) else None)
             for i, (a, b) in enumerate(zip([cfg.ch, *widths[:-1]], widths, strict=True))
         )
         self.mid, self.norm_out = Middle(widths[-1]), _norm(widths[-1])
@@ -202,7 +202,7 @@ class Encoder(nn.Module):
         return out
 
 
-class Decoder(nn.Module):
+class CosmosDecoder(nn.Module):
     """Levels are numbered by resolution, 0 the highest, and run from the last on."""
 
     def __init__(self, cfg: CosmosConfig) -> None:
@@ -214,7 +214,7 @@ class Decoder(nn.Module):
         lowest = max(0, last - cfg.spatial)  # the last level that keeps the sides
         ups = [Up(b, 0 < last - i <= cfg.temporal) if i > lowest else None for i, b in enumerate(widths)]
         self.up = nn.ModuleList(
-            Level(a, b, cfg.num_res_blocks + 1, up)
+            CosmosLevel(a, b, cfg.num_res_blocks + 1, up)
             for a, b, up in zip([*widths[1:], widths[-1]], widths, ups, strict=True)
         )
         self.norm_out, self.conv_out = _norm(widths[0]), _factorised(widths[0], 3 * BANDS)
@@ -232,7 +232,7 @@ class EncoderHalf(nn.Module):
 
     def __init__(self, cfg: CosmosConfig) -> None:
         super().__init__()
-        self.encoder, self.quant_conv = Encoder(cfg), Conv(cfg.z_channels, len(cfg.levels), 1, 1)
+        self.encoder, self.quant_conv = CosmosEncoder(cfg), StillConv(cfg.z_channels, len(cfg.levels), 1, 1)
 
 
 class DecoderHalf(nn.Module):
@@ -240,7 +240,7 @@ class DecoderHalf(nn.Module):
 
     def __init__(self, cfg: CosmosConfig) -> None:
         super().__init__()
-        self.post_quant_conv, self.decoder = Conv(len(cfg.levels), cfg.z_channels, 1, 1), Decoder(cfg)
+        self.post_quant_conv, self.decoder = StillConv(len(cfg.levels), cfg.z_channels, 1, 1), CosmosDecoder(cfg)
 
 
 class Cosmos(nn.Module):
@@ -252,7 +252,7 @@ class Cosmos(nn.Module):
         self.encoding, self.decoding = encoding or EncoderHalf(cfg), decoding or DecoderHalf(cfg)
 
     def pre_quant(self, image: Tensor) -> Tensor:
-        """Encoder output (B, dim, h, w) before it is bounded and rounded."""
+        """CosmosEncoder output (B, dim, h, w) before it is bounded and rounded."""
         return self.encoding.quant_conv(self.encoding.encoder(patched(image)))
 
     def encode(self, image: Tensor) -> Tensor:

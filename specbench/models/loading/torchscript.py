@@ -85,7 +85,7 @@ class _Unpickler(pickle.Unpickler):
         return dtype, str(record)
 
 
-class Archive:
+class ScriptArchive:
     """One TorchScript file as a shard of a `CheckpointSource`; tensors are named as in its state dict. Raises
     UsageError for what is no such file."""
 
@@ -134,4 +134,4 @@ def open_archive(file: Path) -> CheckpointSource:
     """A TorchScript file; a UsageError where it is absent or broken."""
     if not file.is_file():
         raise UsageError(f"there is no file '{file}'; fetch the weights, or correct the path")
-    return CheckpointSource(file, [Archive(file)])
+    return CheckpointSource(file, [ScriptArchive(file)])
