@@ -368,7 +368,14 @@ def test_the_help_lists_arguments_and_pinned_commits(call: Call) -> None:
         assert message[part.repository] == part.revision
         assert part.revision == "main" or re.fullmatch(r"[0-9a-f]{40}", part.revision), part
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
-    assert {p.licence for p in parts} == {"MIT", "Apache 2.0", sources.CHAMELEON, sources.DEEPSEEK, "see its page"}
+    assert {p.licence for p in parts} == {
+        "MIT",
+        "Apache 2.0",
+        sources.CHAMELEON,
+        sources.DEEPSEEK,
+        sources.NVIDIA,
+        "see its page",
+    }
     for file in itertools.chain.from_iterable(entry.files for entry in sources.DATA.values()):
         assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
         assert file.address.startswith(("https://raw.githubusercontent.com/", "http://images.cocodataset.org/"))

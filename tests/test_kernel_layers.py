@@ -155,6 +155,7 @@ BLOCKS = {
     "odd": BlockConfig(60, 3, 3, 50, rotary="halves"),
     "chameleon": BlockConfig(64, 4, 4, 48, rotary="halves", qk_norm=4),
     "shared norms": BlockConfig(64, 4, 2, 48, rotary="halves", qk_norm=1),
+    "biased": BlockConfig(64, 4, 2, 48, rotary="halves", qkv_bias=True),
     "post": BlockConfig(64, 4, 4, 48, rotary="halves", qk_norm=4, post_norm=True),
 }
 
@@ -179,7 +180,7 @@ def _blocks(cfg: BlockConfig, first: bool, dtype: torch.dtype) -> torch.nn.Modul
     ("name", "first", "nodes", "large"),
     [
         *((name, True, nodes, large) for name in BLOCKS for nodes, large in ((1, False), (3, True))),
-        *((name, True, 6, False) for name in BLOCKS if not BLOCKS[name].qk_norm),
+        *((name, True, 6, False) for name in BLOCKS if not (BLOCKS[name].qk_norm or BLOCKS[name].qkv_bias)),
         ("llamagen", False, 1, False),
     ],
 )

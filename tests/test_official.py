@@ -26,13 +26,13 @@ from specbench.models.llamagen import LlamaGen, LlamaGenConfig
 from specbench.models.loading import naming, official
 from specbench.models.loading.naming import ParameterSlice
 from specbench.models.loading.official import Info
-from specbench.models.loading.unified_official import from_hugging_face
+from specbench.models.loading.unified_official import from_hugging_face, tied
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.transformer import BlockConfig
 from specbench.models.unified import Unified, UnifiedConfig, image_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
-LANGUAGE = "Lumina-mGPT-7B-768 Lumina-mGPT-2.0 Anole-7b-v0.1-hf Emu3-Gen".split()
+LANGUAGE = "Lumina-mGPT-7B-768 Lumina-mGPT-2.0 Anole-7b-v0.1-hf Emu3-Gen SimpleAR-0.5B SimpleAR-1.5B".split()
 LLAMAGEN = (
     "t2i_XL_stage1_256 t2i_XL_stage2_512 c2i_B_256 c2i_B_384 c2i_L_256 c2i_L_384 c2i_XL_384 c2i_XXL_384 c2i_3B_384"
 )
@@ -44,7 +44,9 @@ DRAFTERS += ["lumina_mgpt_drafter_model.safetensors", "LANTERN-Lumina-mGPT-7B-76
 
 def language(tensors, c):
     qk_norm = tensors.get("model.layers.0.self_attn.q_norm.weight")
-    cfg = from_hugging_face({"rope_theta": 1e4, **c}, 0 if qk_norm is None else qk_norm.shape[0])
+    cfg = from_hugging_face(
+        {"rope_theta": 1e4, **c}, 0 if qk_norm is None else qk_norm.shape[0], "q, k, v" in str(c.get("attention_bias"))
+    )
     image = image_tokens(torch.arange(4, 260), 16, 16, 8803, [8196])
     return lambda: Unified(cfg, image), naming.for_language(tensors, cfg.n_layer, cfg.block, image.ids)
 
@@ -80,6 +82,7 @@ def drafter(tensors, c):
 def test_every_official_tensor_has_one_destination(kind, name):
     """Of Chameleon's files all but the pixel tokenizer; older LlamaGen files hold freqs_cis (reference README (9))."""
     facts, source = manifest(name)
+    source = tied(source, facts["config"])
     tensors = source.tensors
     if kind is llamagen:
         tensors["freqs_cis"] = Info((696, 32, 2), torch.float32, Path(name))

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from specbench.data import scenes
 from specbench.errors import UsageError
-from specbench.models import emu3_vision, vq
+from specbench.models import cosmos, emu3_vision, vq
 from specbench.models.loading import checkpoints, image_tokenizers, official
 from specbench.models.vq import KLModel, VQConfig, VQModel
 
@@ -82,6 +82,24 @@ def test_every_official_tensor_has_one_position(name, cfg, guess, table, ignored
     assert cfg.downsample == facts["config"]["downsample"]
     assert cfg.codebook_l2_norm == facts["config"].get("codebook_l2_norm", True)
     assert image_tokenizers.sized(guess, {tensor: info.shape for tensor, info in source.tensors.items()}) == cfg
+
+
+@needs_reference
+@pytest.mark.parametrize("half", ["encoder", "decoder"])
+def test_every_official_tensor_of_cosmos_has_one_position(half):
+    facts, source = manifest(f"Cosmos-1.0-Tokenizer-DV8x16x16_{half}.jit")
+    cfg, values = cosmos.COSMOS, facts["config"]
+    assert (cfg.levels, cfg.codebook_size) == (tuple(values["levels"]), values["codebook_size"])
+    assert cfg.downsample == values["spatial_compression"]
+    with torch.device("meta"):
+        module = (cosmos.EncoderHalf if half == "encoder" else cosmos.DecoderHalf)(cfg)
+    table = image_tokenizers.cosmos_table(module.state_dict())
+    official.check(module, source, table, image_tokenizers.COSMOS_IGNORED)
+    if half == "encoder":
+        shapes = {name: info.shape for name, info in source.tensors.items()}
+        assert (
+            image_tokenizers.cosmos_sized(replace(cfg, ch=1, ch_mult=(), num_res_blocks=1, z_channels=1), shapes) == cfg
+        )
 
 
 @needs_reference

@@ -1,4 +1,5 @@
-"""Language models over one vocabulary: Chameleon (Lumina-mGPT, Anole) and Emu3, and their image grammars."""
+"""Language models over one vocabulary: Chameleon (Lumina-mGPT, Anole), Emu3 and SimpleAR, and their image
+grammars."""
 
 from __future__ import annotations
 
@@ -11,16 +12,18 @@ from goldens.common import Compared, Tensors, load
 from goldens.llamagen import steps
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Grammar, Prefix
-from specbench.models.loading import chameleon, emu3, lumina2, naming
-from specbench.models.loading.prompts import lumina_prompt
-from specbench.models.loading.unified_official import from_hugging_face
+from specbench.models.loading import chameleon, emu3, lumina2, naming, simplear
+from specbench.models.loading.prompts import left_pad_ids, lumina_prompt
+from specbench.models.loading.unified_official import EMBEDDING, from_hugging_face
 from specbench.models.unified import ImageTokens, Prompts, Unified, image_tokens
 
 
 def unified(t: Tensors, c: dict[str, Any], length: int) -> Unified:
     """The model with every vocabulary entry as a token, in an "image" of `length` free positions."""
     shards = c.get("model_parallel_size", c["num_attention_heads"]) if "qk_norm_eps" in c else 0
-    cfg = from_hugging_face(c, shards)
+    cfg = from_hugging_face(c, shards, "param/model.layers.0.self_attn.q_proj.bias" in t)
+    if "param/lm_head.weight" not in t and c.get("tie_word_embeddings"):
+        t = t | {"param/lm_head.weight": t[f"param/{EMBEDDING}"]}
     every = torch.arange(cfg.vocab_size)
     image = ImageTokens(every, Grammar(len(every), torch.full((length,), -1)), length)
     return load(lambda: Unified(cfg, image), t, naming.hugging_face(cfg.n_layer, cfg.block))
@@ -193,7 +196,54 @@ def lumina2_image_grammar(t: Tensors, c: dict[str, Any]) -> Compared:
         yield f"{name}/generated", torch.tensor(len(image.grammar) + 2), torch.tensor(count)
 
 
+def simplear_lm(t: Tensors, c: dict[str, Any]) -> Compared:
+    """Both streams, each of its own length, and the greedy image under guidance; the official processor mixes
+    log-probabilities, which differ from mixed logits by a constant per row."""
+    tokens, codes = t["in/step_tokens"], c["codes"]
+    model = unified(t, c, c["image_tokens"])
+    sequence = torch.cat([t["in/prompt"], tokens], 1)
+    states: list[Tensor] = []
+    handles = [layer.register_forward_hook(lambda _m, _i, out: states.append(out)) for layer in model.layers]
+    logits, hidden = uncached_logits(model, sequence)
+    for handle in handles:
+        handle.remove()
+    yield "uncached_logits", logits, t["out/uncached_logits"]
+    for i, one in enumerate([model.tok_embeddings(sequence), *states[:-1], hidden]):
+        yield f"hidden_{i}", one.view_as(hidden), t[f"out/hidden_{i}"]
+    rows = [t["in/prompt"][0].tolist(), t["in/negative"][0].tolist()]
+    ids, valid = left_pad_ids(rows, max(map(len, rows)), 0)
+    both = Prompts(ids[:1], valid[:1], ids[1:], valid[1:])
+
+    def streams(given: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and hidden states (2, 1 + n, *) of both streams through the cache."""
+        run = steps(model.open(both, 1, True, 1), 1, given)
+        logits, hidden = (torch.cat(list(x), 1) for x in zip(*run, strict=True))
+        return logits, hidden
+
+    def mixed(logits: Tensor) -> Tensor:
+        return Sampling(cfg_scale=c["cfg_scale"]).apply_guidance(logits)
+
+    logits, hidden = streams(tokens)
+    for i, name in enumerate(("cond", "uncond")):
+        yield f"{name}_logits", logits[i : i + 1], t[f"out/{name}_logits"]
+        yield f"{name}_hidden", hidden[i : i + 1], t[f"out/{name}_hidden"]
+    yield "cfg_logits", mixed(logits), t["out/cfg_logits"]
+    yield "cfg_logits_of_log_softmax", mixed(logits.log_softmax(-1)), t["out/cfg_logits_of_log_softmax"]
+    ours, theirs = (x.log_softmax(-1) for x in (mixed(logits), t["out/cfg_logits_of_log_softmax"]))
+    yield "distribution", ours, theirs
+    drawn = t["out/greedy_tokens"]
+    logits = streams(drawn[:, :-1])[0]
+    yield "greedy_cond_logits", logits[:1], t["out/greedy_cond_logits"]
+    yield "greedy_mixed", mixed(logits.log_softmax(-1)), t["out/greedy_mixed"]
+    best = mixed(logits).topk(2, -1)
+    yield "greedy_tokens", best.indices[..., 0], drawn
+    yield "greedy_margin", best.values[..., 0] - best.values[..., 1], t["out/greedy_margin"]
+    found = simplear.image(c["tokenizer_length"], codes, c["grid"]).ids.argsort()[best.indices[..., 0]]
+    yield "greedy_codes", simplear.known(found, codes).view_as(t["out/greedy_codes"]), t["out/greedy_codes"]
+
+
 CHECKS = {
+    "simplear_lm": simplear_lm,
     "lumina2_lm": lumina2_lm,
     "lumina2_image_grammar": lumina2_image_grammar,
     "lumina_chameleon": language_model,

@@ -68,6 +68,8 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "emu3": _real("emu3:Emu3"),
         "janus_pro_1b": Entry("specbench.models.loading.janus:Janus", parts=("target",)),
         "janus_pro_7b": Entry("specbench.models.loading.janus:Janus", parts=("target",)),
+        "simplear_05b": _real("simplear:SimpleAR"),
+        "simplear_15b": _real("simplear:SimpleAR"),
         "mar_b": _real("mar_official:MARModel"),
         "mar_l": _real("mar_official:MARModel"),
         "mar_h": _real("mar_official:MARModel"),

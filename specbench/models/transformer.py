@@ -22,7 +22,7 @@ from specbench.engine.ops import Kernels, KVCache, attention, linear, silu
 class BlockConfig:
     """rotary: which coordinates of a head form a rotated pair, (2i, 2i + 1) or (i, i + head_dim / 2); qk_norm: rows of
     the LayerNorm on queries and keys, each serving as many heads (one: shared by all; 0: none); post_norm: norms come
-    after attention and feed-forward (Chameleon's `swin_norm`)."""
+    after attention and feed-forward (Chameleon's `swin_norm`); qkv_bias: queries, keys and values have biases."""
 
     dim: int
     n_heads: int
@@ -32,6 +32,7 @@ class BlockConfig:
     rotary: Literal["interleaved", "halves"] = "interleaved"
     qk_norm: int = 0
     post_norm: bool = False
+    qkv_bias: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -131,13 +132,13 @@ class Attention(nn.Module):
         if cfg.qk_norm:
             self.q_norm = HeadNorm(cfg.qk_norm, cfg.head_dim)
             self.k_norm = HeadNorm(min(cfg.qk_norm, cfg.n_kv_heads), cfg.head_dim)
-        self.wqkv = nn.Linear(cfg.dim, (cfg.n_heads + 2 * cfg.n_kv_heads) * cfg.head_dim, bias=False)
+        self.wqkv = nn.Linear(cfg.dim, (cfg.n_heads + 2 * cfg.n_kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
         self.wo = nn.Linear(cfg.dim, cfg.dim, bias=False)
 
     def forward(self, x: Tensor, context: AttentionContext, layer: int) -> Tensor:
         """x (N, dim) -> (N, dim)."""
         c, positions = self.cfg, context.rows * context.nodes
-        heads = linear(x, self.wqkv.weight).view(context.rows, context.nodes, -1, c.head_dim)
+        heads = linear(x, self.wqkv.weight, self.wqkv.bias).view(context.rows, context.nodes, -1, c.head_dim)
         qk, v = heads.split((c.n_heads + c.n_kv_heads, c.n_kv_heads), 2)
         if c.qk_norm:
             q, k = qk.split((c.n_heads, c.n_kv_heads), 2)

@@ -1,4 +1,5 @@
-"""Targets with one vocabulary for text and images: Chameleon (Lumina-mGPT, Anole), Emu3 and Janus-Pro.
+"""Targets with one vocabulary for text and images: Chameleon (Lumina-mGPT, Anole), Emu3, Janus-Pro and
+SimpleAR.
 
 The prefix is a prompt's token ids, padded on the left; image tokens follow in raster order with the grammar's own
 tokens (new lines, the image's end) between and after them. Of the head only the rows of image tokens are kept, since
@@ -19,8 +20,8 @@ from specbench.models.transformer import BlockConfig, init_weights, line_rotary
 
 @dataclass(frozen=True)
 class UnifiedConfig:
-    """A Llama over one vocabulary. qk_norm: rows of the LayerNorm on queries and keys (0: none). head_hidden: as of
-    `Language`."""
+    """A Llama over one vocabulary. qk_norm: rows of the LayerNorm on queries and keys (0: none). qkv_bias: as of
+    `BlockConfig`; head_hidden: as of `Language`."""
 
     dim: int
     n_layer: int
@@ -33,6 +34,7 @@ class UnifiedConfig:
     qk_norm: int = 0
     post_norm: bool = False
     head_hidden: int = 0
+    qkv_bias: bool = False
 
     @property
     def block(self) -> BlockConfig:
@@ -45,6 +47,7 @@ class UnifiedConfig:
             "halves",
             self.qk_norm,
             self.post_norm,
+            self.qkv_bias,
         )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 #: A licence -> the restriction that is printed with it; the others are permissive.
 CHAMELEON = "Chameleon Research License"
 DEEPSEEK = "DeepSeek Model License"
+NVIDIA = "NVIDIA Open Model License"
 NON_COMMERCIAL = {CHAMELEON: "non-commercial: research use only, also of what is made with the weights"}
 
 
@@ -143,6 +144,16 @@ def _janus(repository: str) -> Part:
 
 _JANUS_1B = _janus("deepseek-ai/Janus-Pro-1B")
 
+# SimpleAR: the README of wdrink/SimpleAR (commit d56b6e5) names the author's checkpoints, of which those after
+# reinforcement learning are taken, and NVIDIA's tokenizer.
+
+
+def _simplear(size: str) -> ModelSource:
+    target = hugging_face(f"Daniel0724/SimpleAR-{size}-RL", "see its page")
+    tokenizer = Part("nvidia/Cosmos-1.0-Tokenizer-DV8x16x16", ("encoder.jit", "decoder.jit"), NVIDIA)
+    return ModelSource({"target": target, "tokenizer": tokenizer})
+
+
 # The README of LTH14/mar (commit d8f2dcd) names this repository. Its files hold one set of tensors each, of the size of
 # one model; that it is the averaged one is not written there. The README also links checkpoint-last.pth on a file
 # share, without checksums, and its util/download.py kl16.ckpt: put by hand, these are read, too.
@@ -189,6 +200,8 @@ MODELS: dict[str, ModelSource] = {
         {"draft": _JANUS_1B},
         instead=(_janus("deepseek-community/Janus-Pro-7B"),),
     ),
+    "simplear_05b": _simplear("0.5B"),
+    "simplear_15b": _simplear("1.5B"),
     "mar_b": _mar("mar-base.safetensors"),
     "mar_l": _mar("mar-large.safetensors", "mar-base.safetensors"),
     "mar_h": _mar("mar-huge.safetensors", "mar-base.safetensors"),

@@ -76,8 +76,11 @@ class LayerKernels:
         assert context.nodes == 1 or slots.stride(1) == 1
         sizes = context.nodes, k.shape[2], rope_stride, slots.stride(0)
         heads = c.n_heads, c.n_kv_heads, half
-        if c.qk_norm or not small(rows, weight):
-            qkv = self._product(stream, norm, weight)
+        if c.qkv_bias or c.qk_norm or not small(rows, weight):
+            if c.qkv_bias:  # cuBLAS adds it
+                qkv = F.linear(self._normed(stream, norm), weight, attention.wqkv.bias)
+            else:
+                qkv = self._product(stream, norm, weight)
             norms: list[Tensor] = [qkv] * 4
             if c.qk_norm:
                 norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]

@@ -81,7 +81,9 @@ def _products(
         for block in blocks:
             layers._add(inner, block.feed_forward.w2.weight, Stream(x), None, False)
 
-    found: list[tuple[tiles.Kind, Tensor, Callable[[], None]]] = [] if c.qk_norm else [("qkv", like, queries)]
+    found: list[tuple[tiles.Kind, Tensor, Callable[[], None]]] = []
+    if not (c.qk_norm or c.qkv_bias):
+        found.append(("qkv", like, queries))
     return [
         *found,
         ("add", one.attention.wo.weight, attended),

@@ -78,6 +78,23 @@ class CheckpointSource:
             yield from shard.read(wanted.get(shard.file, ()))
 
 
+class Doubled(CheckpointSource):
+    """A source in which tensor `name` has the name `second`, too."""
+
+    def __init__(self, source: CheckpointSource, name: str, second: str) -> None:
+        super().__init__(source.path, source._shards)
+        self._name, self._second = name, second
+        self.tensors[second] = self.tensors[name]
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        wanted = set(names)
+        own = dict.fromkeys(self._name if name == self._second else name for name in self.tensors if name in wanted)
+        for name, tensor in super().read(own):
+            for given in (name, self._second) if name == self._name else (name,):
+                if given in wanted:
+                    yield given, tensor
+
+
 def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> CheckpointSource:
     """A source whose tensors are in memory already."""
     return CheckpointSource(Path(name), [_Memory(Path(name), tensors)])

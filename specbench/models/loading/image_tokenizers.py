@@ -1,10 +1,10 @@
-"""Official files of image tokenizers: LlamaGen's (Janus-Pro's, too), Chameleon's and MAR's autoencoders, and Emu3's
-vision tokenizer."""
+"""Official files of image tokenizers: LlamaGen's (Janus-Pro's, too), Chameleon's and MAR's autoencoders, Emu3's
+vision tokenizer and Cosmos."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -13,15 +13,18 @@ import torch
 from torch import nn
 
 from specbench.errors import UsageError
+from specbench.models.cosmos import Cosmos, CosmosConfig, DecoderHalf, EncoderHalf
 from specbench.models.emu3_vision import Emu3Vision
 from specbench.models.loading import official
 from specbench.models.loading.files import TRAINER_TYPES, WRAPPERS, CheckpointSource
 from specbench.models.loading.naming import Layout, ParameterSlice, Table
+from specbench.models.loading.torchscript import open_archive
 from specbench.models.vq import Autoencoder, VQConfig, VQModel
 
 if TYPE_CHECKING:
     from transformers import Emu3VQVAEConfig
 
+M = TypeVar("M", bound=nn.Module)
 Tokenizer = TypeVar("Tokenizer", bound=Autoencoder)
 
 
@@ -177,3 +180,64 @@ def _official(name: str) -> str:
     }.items():
         name = re.sub(pattern, theirs, name)
     return name
+
+
+def cosmos_table(names: Iterable[str]) -> Table:
+    """The table of encoder.jit or decoder.jit, from our names of that half: convolutions have another name in between,
+    and norms."""
+
+    def official(name: str) -> str:
+        layer, _, kind = name.rpartition(".")
+        inner = "norm" if "norm" in layer.rpartition(".")[2] else "conv3d"
+        return f"{layer}.{inner}.{kind}"
+
+    return {official(name): ParameterSlice(name) for name in names}
+
+
+#: What a still image does not need: the queries and keys of attention over one frame, convolutions over time of levels
+#: that keep it (which a traced archive lacks), and what is no parameter of a network (a table of codes, wavelets).
+COSMOS_IGNORED = (
+    r"(en|de)coder\.mid\.attn_1\.1\.[qk]\.conv3d\..*",
+    r"encoder\.down\.\d+\.downsample\.conv2\.conv3d\..*",
+    r"decoder\.up\.\d+\.upsample\.conv1\.conv3d\..*",
+    r"(?!.*(conv3d|norm)\.(weight|bias)$).*",
+)
+
+
+def cosmos_sized(
+    official: CosmosConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file"
+) -> CosmosConfig:
+    """`official` with the sizes of an encoder.jit; the levels of its codes, which no shape gives, stay. UsageError
+    where they do not fit."""
+    widths: dict[int, list[int]] = {}
+    try:
+        for name, shape in shapes.items():
+            if m := re.fullmatch(r"encoder\.down\.(\d+)\.block\.\d+\.conv2\.0\.conv3d\.weight", name):
+                widths.setdefault(int(m[1]), []).append(shape[0])
+        ch = shapes["encoder.conv_in.0.conv3d.weight"][0]
+        if shapes["quant_conv.conv3d.weight"][0] != len(official.levels):
+            raise ValueError("other codes")
+        return replace(
+            official,
+            ch=ch,
+            ch_mult=tuple(widths[level][0] // ch for level in range(len(widths))),
+            num_res_blocks=len(widths[0]),
+            z_channels=shapes["quant_conv.conv3d.weight"][1],
+        )
+    except (LookupError, ValueError, ZeroDivisionError) as e:
+        raise UsageError(f"{where} does not hold Cosmos's encoder; name the official file") from e
+
+
+def load_cosmos(published: CosmosConfig, folder: Path, device: torch.device) -> Cosmos:
+    """The tokenizer of a folder with encoder.jit and decoder.jit, in float32. Errors are those of `open_archive`,
+    `cosmos_sized` and `official.load`."""
+    encoder, decoder = (open_archive(folder / f"{half}.jit") for half in ("encoder", "decoder"))
+    cfg = cosmos_sized(published, {name: info.shape for name, info in encoder.tensors.items()}, str(encoder.path))
+
+    def half(build: Callable[[CosmosConfig], M], source: CheckpointSource) -> M:
+        with torch.device("meta"):
+            table = cosmos_table(build(cfg).state_dict())
+        return official.load(lambda: build(cfg), source, table, device, torch.float32, COSMOS_IGNORED)
+
+    encoding, decoding = half(EncoderHalf, encoder), half(DecoderHalf, decoder)
+    return Cosmos(cfg, encoding, decoding).eval()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specbench.errors import UsageError
@@ -53,8 +53,8 @@ def llamagen(layers: int, text: bool) -> Table:
 def hugging_face(
     layers: int, block: BlockConfig, prefix: str = "model.", head: str = "lm_head.weight", keep: Tensor | None = None
 ) -> Table:
-    """The Llama layout of Hugging Face: Lumina-mGPT, Anole, Emu3. `keep` (rows,) int64: the head's rows that are kept,
-    in this order."""
+    """The Llama layout of Hugging Face: Lumina-mGPT, Anole, Emu3, SimpleAR. `keep` (rows,) int64: the head's rows that
+    are kept, in this order."""
     table = {
         f"{prefix}embed_tokens.weight": ParameterSlice("tok_embeddings.weight"),
         f"{prefix}norm.weight": ParameterSlice("norm.weight"),
@@ -93,7 +93,7 @@ def for_language(
     keep: Tensor | None = None,
     where: str = "the checkpoint",
 ) -> Layout:
-    """The layout of a Lumina-mGPT, Anole or Emu3 file, from its names; a UsageError where none fits.
+    """The layout of a Lumina-mGPT, Anole, Emu3 or SimpleAR file, from its names; a UsageError where none fits.
 
     `model.*` is the official layout and that of transformers' own language models. transformers' Emu3 with its vision
     tokenizer writes `text_model.model.*`; its module calls the same tensors `model.text_model.*`, which are the
@@ -152,6 +152,10 @@ def _layer(theirs: str, ours: str, block: BlockConfig, input_norm: bool = True) 
         f"{theirs}mlp.down_proj.weight": ParameterSlice(f"{ours}feed_forward.w2.weight"),
         f"{theirs}post_attention_layernorm.weight": ParameterSlice(f"{ours}ffn_norm.weight"),
     }
+    if block.qkv_bias:
+        weights = [name for name in table if re.search(r"\.[qkv]_proj\.weight$", name)]
+        bias = f"{ours}attention.wqkv.bias"
+        table |= {f"{name[:-6]}bias": replace(table[name], name=bias) for name in weights}
     if input_norm:
         table[f"{theirs}input_layernorm.weight"] = ParameterSlice(f"{ours}attention_norm.weight")
     if block.qk_norm:

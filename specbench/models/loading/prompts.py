@@ -1,4 +1,5 @@
-"""Prompts of models with one vocabulary, as token ids: Lumina-mGPT and its second version, Anole, Emu3 and Janus-Pro.
+"""Prompts of models with one vocabulary, as token ids: Lumina-mGPT and its second version, Anole, Emu3, Janus-Pro
+and SimpleAR.
 
 Sources of the facts: the reference README and README_3, by their numbers, and prompt_formats.json and
 prompt_formats_3.json. Fixed wordings (an instruction, a quality suffix, a negative prompt) are settings: they come in
@@ -76,6 +77,26 @@ class JanusIds:
     bos: int = 100000
     pad: int = 100015
     begin_of_image: int = 100016
+
+
+@dataclass(frozen=True)
+class SimpleARIds:
+    """Special ids of SimpleAR's vocabulary that a prompt is made of (manifest SimpleAR-0.5B)."""
+
+    text_to_image: int = 151665
+    image_start: int = 151667
+
+
+def simplear_prompt(encode: Encode, prompt: str, instruction: str, negative: str, ids: SimpleARIds) -> Prompt:
+    """SimpleAR: [text to image] instruction [image start]; `negative` in the same frame instead of an unconditional
+    prompt (reference README_3 (61)). `instruction` holds {prompt}."""
+    if "{prompt}" not in instruction:
+        raise UsageError(f"the instruction {instruction!r} has no field for the prompt: write {{prompt}} into it")
+
+    def framed(text: str) -> list[int]:
+        return [ids.text_to_image, *encode(text), ids.image_start]
+
+    return Prompt(framed(instruction.replace("{prompt}", prompt)), framed(negative))
 
 
 def janus_prompt(text: Sequence[int], ids: JanusIds | None = None) -> Prompt:

@@ -123,7 +123,7 @@ class T5Features:
         return left_pad(features, mask)
 
 
-def _find(path: Path, *names: str) -> Path:
+def find_file(path: Path, *names: str) -> Path:
     """The file itself, or the first of `names` in a folder."""
     found = path if path.is_file() else next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
@@ -131,7 +131,7 @@ def _find(path: Path, *names: str) -> Path:
     return found
 
 
-def _open(file: Path) -> tuple[Tokenizer, dict[str, int]]:
+def open_tokenizer(file: Path) -> tuple[Tokenizer, dict[str, int]]:
     """A tokenizer of plain text, and every token's id by its name.
 
     The file's special tokens are names only: they are not in the tokenizer, so that text cannot spell one.
@@ -165,8 +165,8 @@ class ChameleonText:
 
     def __init__(self, path: Path) -> None:
         """`path` is the file or its folder. Raises UsageError for another kind of file."""
-        self.file = _find(path, "text_tokenizer.json", "tokenizer.json")
-        self._tokenizer, self._names = _open(self.file)
+        self.file = find_file(path, "text_tokenizer.json", "tokenizer.json")
+        self._tokenizer, self._names = open_tokenizer(self.file)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without a beginning or an end of its own."""
@@ -209,8 +209,8 @@ class Lumina2Text:
 
     def __init__(self, folder: Path) -> None:
         """Raises UsageError for a folder of another model."""
-        self.file = _find(folder, "tokenizer.json")
-        self._tokenizer, self._names = _open(self.file)
+        self.file = find_file(folder, "tokenizer.json")
+        self._tokenizer, self._names = open_tokenizer(self.file)
         self._names = {**_read(folder / "config.json").get("vocabulary_map", {}), **self._names}
         settings = _read(folder / "tokenizer_config.json")
         first = settings.get("bos_token") or settings.get("eos_token")  # reference README_3 (57)
@@ -251,8 +251,8 @@ class JanusText:
 
     def __init__(self, path: Path) -> None:
         """`path` is the file or its folder. Raises UsageError for another kind of file."""
-        self.file = _find(path, "tokenizer.json")
-        self._tokenizer, self._names = _open(self.file)
+        self.file = find_file(path, "tokenizer.json")
+        self._tokenizer, self._names = open_tokenizer(self.file)
 
     def ids(self) -> JanusIds:
         """The special ids, by their names. Raises UsageError where one is missing."""
@@ -285,9 +285,9 @@ class Emu3Text:
 
     def __init__(self, path: Path) -> None:
         """`path` is the file or its folder. Raises UsageError for another kind of file."""
-        self.file = _find(path, "emu3.tiktoken", "tokenizer.json")
+        self.file = find_file(path, "emu3.tiktoken", "tokenizer.json")
         if self.file.suffix == ".json":
-            tokenizer, _ = _open(self.file)
+            tokenizer, _ = open_tokenizer(self.file)
             self._encode: Encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
         else:
             self._encode = byte_pairs(read_ranks(self.file))

@@ -1,0 +1,329 @@
+"""Cosmos DV8x16x16, the tokenizer of SimpleAR, for still images.
+
+It is a video tokenizer. A still image is one latent frame, which every causal convolution over time sees repeated: its
+taps add up to a convolution of one frame, and attention over time passes on its values. So the network here is
+two-dimensional and has the parameters that such an image needs. Facts: reference README_3 (64) to (68) and the
+manifests of Cosmos-1.0-Tokenizer-DV8x16x16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench.models import vq
+
+#: Pixels per side of a position after the wavelet transform, and its channels of each channel of the image.
+PATCH, BANDS = 4, 64
+
+
+@dataclass(frozen=True)
+class CosmosConfig:
+    """levels: values of each coordinate of a code. The first `spatial` levels of resolution halve the sides; the first
+    `temporal` of the encoder, and as many of the decoder's after its first, also resample time."""
+
+    ch: int = 128
+    ch_mult: tuple[int, ...] = (2, 4, 4)
+    num_res_blocks: int = 2
+    z_channels: int = 16
+    levels: tuple[int, ...] = (8, 8, 8, 5, 5, 5)
+    spatial: int = 2
+    temporal: int = 1
+
+    @property
+    def codebook_size(self) -> int:
+        return math.prod(self.levels)
+
+    @property
+    def downsample(self) -> int:
+        return PATCH * 2**self.spatial
+
+    def reduced(self, levels: Sequence[int]) -> CosmosConfig:
+        """The same kind of network, narrow, with other codes."""
+        return replace(self, ch=8, ch_mult=(1, 1, 1), num_res_blocks=1, z_channels=8, levels=tuple(levels))
+
+
+#: Cosmos-1.0-Tokenizer-DV8x16x16 (its manifests)
+COSMOS = CosmosConfig()
+
+
+class StillConv(nn.Module):
+    """A convolution of one frame by a kernel over time and space, with zeros around the frame: time's taps see the same
+    frame (causal padding repeats the first)."""
+
+    def __init__(self, c_in: int, c_out: int, time: int, side: int, stride: int = 1) -> None:
+        super().__init__()
+        self.stride, self.padding = stride, side // 2 if stride == 1 else 0
+        self.weight = nn.Parameter(torch.empty(c_out, c_in, time, side, side))
+        self.bias = nn.Parameter(torch.empty(c_out))
+        nn.init.kaiming_uniform_(self.weight, a=5**0.5)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight.sum(2), self.bias, self.stride, self.padding)
+
+
+def _norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(1, channels, eps=1e-6)
+
+
+def _factorised(c_in: int, c_out: int) -> nn.Sequential:
+    """A convolution of space, then one of time."""
+    return nn.Sequential(StillConv(c_in, c_out, 1, 3), StillConv(c_out, c_out, 3, 1))
+
+
+class FactorisedBlock(nn.Module):
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = _norm(c_in), _factorised(c_in, c_out)
+        self.norm2, self.conv2 = _norm(c_out), _factorised(c_out, c_out)
+        self.nin_shortcut = StillConv(c_in, c_out, 1, 1) if c_in != c_out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x)))
+        out: Tensor = self.nin_shortcut(x) + self.conv2(F.silu(self.norm2(h)))
+        return out
+
+
+class SpaceAttention(nn.Module):
+    """Single-head attention over the positions of a frame."""
+
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.norm = _norm(c)
+        self.q, self.k, self.v, self.proj_out = (StillConv(c, c, 1, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, k, v = (f(y).flatten(2).transpose(1, 2).unsqueeze(1) for f in (self.q, self.k, self.v))
+        out = F.scaled_dot_product_attention(q, k, v).squeeze(1).transpose(1, 2)
+        return x + self.proj_out(out.unflatten(2, x.shape[-2:]))
+
+
+class TimeAttention(nn.Module):
+    """Attention over one frame: its values. The file's queries and keys are not needed."""
+
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.norm, self.v, self.proj_out = _norm(c), StillConv(c, c, 1, 1), StillConv(c, c, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.proj_out(self.v(self.norm(x)))
+        return out
+
+
+class Middle(nn.Module):
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.block_1, self.block_2 = FactorisedBlock(c, c), FactorisedBlock(c, c)
+        self.attn_1 = nn.Sequential(SpaceAttention(c), TimeAttention(c))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.block_2(self.attn_1(self.block_1(x)))
+        return out
+
+
+class Down(nn.Module):
+    """Half the sides: a convolution plus the mean; where time is halved, too, a convolution of time plus its input."""
+
+    def __init__(self, c: int, time: bool) -> None:
+        super().__init__()
+        self.conv1 = StillConv(c, c, 1, 3, 2)
+        if time:
+            self.conv2 = StillConv(c, c, 3, 1)
+        self.conv3 = StillConv(c, c, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(F.pad(x, (0, 1, 0, 1))) + F.avg_pool2d(x, 2)
+        if hasattr(self, "conv2"):
+            x = x + self.conv2(x)
+        out: Tensor = self.conv3(x)
+        return out
+
+
+class Up(nn.Module):
+    """Twice the sides; where time is resampled, too, first a convolution of time plus its input, also of one frame."""
+
+    def __init__(self, c: int, time: bool) -> None:
+        super().__init__()
+        if time:
+            self.conv1 = StillConv(c, c, 3, 1)
+        self.conv2, self.conv3 = StillConv(c, c, 1, 3), StillConv(c, c, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self, "conv1"):
+            x = x + self.conv1(x)
+        x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+        out: Tensor = self.conv3(x + self.conv2(x))
+        return out
+
+
+class CosmosLevel(nn.Module):
+    """Residual blocks, then `resample`, if any, under the name of its direction."""
+
+    def __init__(self, c_in: int, c_out: int, blocks: int, resample: Down | Up | None) -> None:
+        super().__init__()
+        self.block = nn.ModuleList(FactorisedBlock(c_in if i == 0 else c_out, c_out) for i in range(blocks))
+        self.resample = "downsample" if isinstance(resample, Down) else "upsample"
+        if resample is not None:
+            setattr(self, self.resample, resample)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.block:
+            x = block(x)
+        if hasattr(self, self.resample):
+            x = getattr(self, self.resample)(x)
+        return x
+
+
+class CosmosEncoder(nn.Module):
+    def __init__(self, cfg: CosmosConfig) -> None:
+        super().__init__()
+        widths = [cfg.ch * m for m in cfg.ch_mult]
+        last = len(widths) - 1
+        self.conv_in = _factorised(3 * BANDS, cfg.ch)
+        self.down = nn.ModuleList(
+            CosmosLevel(a, b, cfg.num_res_blocks, Down(b, i < cfg.temporal) if i < min(cfg.spatial, last) else None)
+            for i, (a, b) in enumerate(zip([cfg.ch, *widths[:-1]], widths, strict=True))
+        )
+        self.mid, self.norm_out = Middle(widths[-1]), _norm(widths[-1])
+        self.conv_out = _factorised(widths[-1], cfg.z_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        for level in self.down:
+            x = level(x)
+        out: Tensor = self.conv_out(F.silu(self.norm_out(self.mid(x))))
+        return out
+
+
+class CosmosDecoder(nn.Module):
+    """Levels are numbered by resolution, 0 the highest, and run from the last on."""
+
+    def __init__(self, cfg: CosmosConfig) -> None:
+        super().__init__()
+        widths = [cfg.ch * m for m in cfg.ch_mult]
+        last = len(widths) - 1
+        self.conv_in = _factorised(cfg.z_channels, widths[-1])
+        self.mid = Middle(widths[-1])
+        lowest = max(0, last - cfg.spatial)  # the last level that keeps the sides
+        ups = [Up(b, 0 < last - i <= cfg.temporal) if i > lowest else None for i, b in enumerate(widths)]
+        self.up = nn.ModuleList(
+            CosmosLevel(a, b, cfg.num_res_blocks + 1, up)
+            for a, b, up in zip([*widths[1:], widths[-1]], widths, ups, strict=True)
+        )
+        self.norm_out, self.conv_out = _norm(widths[0]), _factorised(widths[0], 3 * BANDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mid(self.conv_in(x))
+        for level in reversed(self.up):
+            x = level(x)
+        out: Tensor = self.conv_out(F.silu(self.norm_out(x)))
+        return out
+
+
+class EncoderHalf(nn.Module):
+    """What encoder.jit holds."""
+
+    def __init__(self, cfg: CosmosConfig) -> None:
+        super().__init__()
+        self.encoder, self.quant_conv = CosmosEncoder(cfg), StillConv(cfg.z_channels, len(cfg.levels), 1, 1)
+
+
+class DecoderHalf(nn.Module):
+    """What decoder.jit holds."""
+
+    def __init__(self, cfg: CosmosConfig) -> None:
+        super().__init__()
+        self.post_quant_conv, self.decoder = StillConv(len(cfg.levels), cfg.z_channels, 1, 1), CosmosDecoder(cfg)
+
+
+class Cosmos(nn.Module):
+    """Images (B, 3, H, W) in [-1, 1]  <->  codes (B, H/16 * W/16) int64, row by row."""
+
+    def __init__(self, cfg: CosmosConfig, encoding: EncoderHalf | None = None, decoding: DecoderHalf | None = None):
+        super().__init__()
+        self.cfg = cfg
+        self.encoding, self.decoding = encoding or EncoderHalf(cfg), decoding or DecoderHalf(cfg)
+
+    def pre_quant(self, image: Tensor) -> Tensor:
+        """CosmosEncoder output (B, dim, h, w) before it is bounded and rounded."""
+        return self.encoding.quant_conv(self.encoding.encoder(patched(image)))
+
+    def encode(self, image: Tensor) -> Tensor:
+        return nearest(self.pre_quant(image).permute(0, 2, 3, 1), self.cfg.levels).flatten(1)
+
+    def look_up(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """Vectors (B, dim, h, w) of codes (B, h*w). `grid` is (h, w); square when left out."""
+        found = vectors(codes.unflatten(1, vq.fill(codes, grid)), self.cfg.levels)
+        return found.permute(0, 3, 1, 2).to(self.decoding.post_quant_conv.weight.dtype)
+
+    def decode(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """Codes (B, h*w) -> images (B, 3, H, W), not clamped. `grid` as in `look_up`."""
+        return unpatched(self.decoding.decoder(self.decoding.post_quant_conv(self.look_up(codes, grid))))
+
+    def codebook(self) -> Tensor:
+        """The code vectors (V, dim) float."""
+        device = self.decoding.post_quant_conv.weight.device
+        return vectors(torch.arange(self.cfg.codebook_size, device=device), self.cfg.levels)
+
+
+def vectors(codes: Tensor, levels: Sequence[int]) -> Tensor:
+    """The vectors (..., dim) float of codes (...): the digits d of a code, the first the lowest, as (d - half) / half,
+    where half is levels // 2, rounded down (finite scalar quantisation, arXiv 2309.15505)."""
+    size, basis = _digits(levels, codes.device)
+    half = size // 2
+    return (codes.unsqueeze(-1) // basis % size - half) / half
+
+
+def bounded(z: Tensor, levels: Sequence[int]) -> Tensor:
+    """What is rounded to digits less their half, of vectors z (..., dim)."""
+    size, _ = _digits(levels, z.device)
+    reach = (size - 1) * 1.001 / 2
+    offset = torch.where(size % 2 == 0, 0.5, 0.0)
+    return torch.tanh(z.float() + torch.atanh(offset / reach)) * reach - offset
+
+
+def nearest(z: Tensor, levels: Sequence[int]) -> Tensor:
+    """Codes (...) int64 of the encoder's output z (..., dim)."""
+    size, basis = _digits(levels, z.device)
+    return ((bounded(z, levels).round().long() + size // 2) * basis).sum(-1)
+
+
+def _digits(levels: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The values of each digit, and its weight in a code."""
+    size = torch.tensor(levels, device=device)
+    return size, torch.cat([size.new_ones(1), size.cumprod(0)[:-1]])
+
+
+def patched(image: Tensor) -> Tensor:
+    """Two steps of the Haar transform of time, height and width, scaled to means, of an image (B, C, H, W) that stands
+    still for four frames: (B, 64 C, H/4, W/4). What differs in time is zero."""
+    for _ in range(2):
+        a, b, c, d = _corners(image)
+        still = [a + b + c + d, a - b + c - d, a + b - c - d, a - b - c + d]
+        image = torch.cat([x / 4 for x in still] + [torch.zeros_like(a)] * 4, 1)
+    return image
+
+
+def unpatched(x: Tensor) -> Tensor:
+    """The last of the four frames (B, C, H, W) that the inverse of `patched` makes of x (B, 64 C, H/4, W/4)."""
+    for _ in range(2):
+        low, high = x.chunk(2, 1)
+        s, w, h, both = (low - high).chunk(4, 1)
+        x = x.new_empty(*s.shape[:2], 2 * s.shape[2], 2 * s.shape[3])
+        for corner, value in zip(
+            _corners(x), (s + w + h + both, s - w + h - both, s + w - h - both, s - w - h + both), strict=True
+        ):
+            corner.copy_(value)
+    return x
+
+
+def _corners(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Views of the four positions of each 2 x 2 square, row by row."""
+    return x[..., ::2, ::2], x[..., ::2, 1::2], x[..., 1::2, ::2], x[..., 1::2, 1::2]

@@ -1,0 +1,117 @@
+"""SimpleAR: a Qwen2 with one vocabulary for text and images, and the Cosmos tokenizer.
+
+The official code has no grammar: ids of text compete at every position of an image, and decode as code 0. Here they are
+tokens after those of the codes. Facts: reference README_3 (58) to (68) and the manifests of SimpleAR. The official
+plain sampler mixes log-probabilities where logits are mixed here: both differ by a constant per row, so the
+distributions are the same. It also ends an image at the model's end id, and then fails; here that id is one of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.data.scenes import to_uint8
+from specbench.errors import UsageError
+from specbench.models.cosmos import COSMOS, Cosmos
+from specbench.models.language import Grammar
+from specbench.models.loading.bundle import UnifiedModel
+from specbench.models.loading.image_tokenizers import load_cosmos
+from specbench.models.loading.prompts import SimpleARIds, simplear_prompt
+from specbench.models.loading.text_official import find_file, hashed_ids, open_tokenizer
+from specbench.models.loading.unified_official import padded, read
+from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig
+
+SIDE = 64  # codes per side of an image of 1024 x 1024 pixels
+TEXT_IDS = 151672  # ids of the tokenizer; seven special ones are the last
+
+_QWEN = {"rope_base": 1e6, "norm_eps": 1e-6, "qkv_bias": True}
+_VOCABULARY = TEXT_IDS + COSMOS.codebook_size
+FULL = {
+    "simplear_05b": UnifiedConfig(896, 24, 14, 2, 4864, _VOCABULARY, **_QWEN),  # type: ignore[arg-type]
+    "simplear_15b": UnifiedConfig(1536, 28, 12, 2, 8960, _VOCABULARY, **_QWEN),  # type: ignore[arg-type]
+}
+REDUCED_SIDE, REDUCED_TEXT_IDS = 4, 40
+REDUCED_COSMOS = COSMOS.reduced([2] * 6)
+REDUCED = UnifiedConfig(32, 2, 2, 1, 64, REDUCED_TEXT_IDS + REDUCED_COSMOS.codebook_size, **_QWEN)  # type: ignore[arg-type]
+
+
+def image(text_ids: int, codes: int, side: int) -> ImageTokens:
+    """A square of tokens, each of which may be any id: the codes, which follow the text's ids, come first."""
+    ids = torch.cat([torch.arange(text_ids, text_ids + codes), torch.arange(text_ids)])
+    return ImageTokens(ids, Grammar(len(ids), torch.full((side * side,), -1)), side)
+
+
+def known(tokens: Tensor, codes: int) -> Tensor:
+    """The codes of tokens (...) of `image`; ids of text are code 0, as the official code decodes them."""
+    return torch.where(tokens < codes, tokens, 0)
+
+
+class SimpleARText:
+    """SimpleAR's tokenizer, tokenizer.json: Qwen2.5's with seven tokens more."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the file or its folder. Raises UsageError for another kind of file."""
+        self.file = find_file(path, "tokenizer.json")
+        self._tokenizer, self._names = open_tokenizer(self.file)
+
+    def __len__(self) -> int:
+        """Ids; that of an image's first code follows them."""
+        return len(self._names)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without a beginning or an end of its own."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def ids(self) -> SimpleARIds:
+        """The special ids, by their names. Raises UsageError where one is missing."""
+        names = {"text_to_image": "<|t2i|>", "image_start": "<|soi|>"}
+        missing = [name for name in names.values() if name not in self._names]
+        if missing:
+            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not SimpleAR's tokenizer")
+        return SimpleARIds(**{field: self._names[name] for field, name in names.items()})
+
+
+class SimpleAR(UnifiedModel):
+    tokenizer: Cosmos
+
+    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, device, dtype)
+        self.prompt_length: int = cfg["prompt_length"]
+        self.instruction, self.negative = cfg["instruction"], cfg["negative"]
+        self.text: SimpleARText | None = None
+        shape = REDUCED_COSMOS if self.reduced else COSMOS
+        side = REDUCED_SIDE if self.reduced else SIDE
+        if self.folder is None:
+            base = REDUCED if self.reduced else FULL[self.name]
+            self.text_ids = base.vocab_size - shape.codebook_size
+            self.ids = SimpleARIds(self.text_ids - 7, self.text_ids - 5)
+            self.tokenizer = self.random(lambda: Cosmos(shape), 2, torch.float32)
+            self.image = image(self.text_ids, shape.codebook_size, side)
+            self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
+        else:
+            self.text = SimpleARText(self.part("target"))
+            self.text_ids, self.ids = len(self.text), self.text.ids()
+            self.tokenizer = load_cosmos(shape, self.part("tokenizer"), device)
+            self.image = image(self.text_ids, shape.codebook_size, side)
+            self.target = read(self.part("target"), self.image, device, dtype)
+        self.resolution = side * self.tokenizer.cfg.downsample
+
+    def encode(self, prompts: list[str]) -> Prompts:
+        encode = self.text.encode if self.text else lambda text: hashed_ids(text, 0, self.text_ids - 7)
+        given = [simplear_prompt(encode, p, self.instruction, self.negative, self.ids) for p in prompts]
+        return padded(given, self.prompt_length, 0, self.device)
+
+    def decode_image(self, codes: Tensor) -> np.ndarray:
+        return to_uint8(self.tokenizer.decode(known(codes, self.tokenizer.cfg.codebook_size)))
+
+
+def tokens_of_image(cfg: Mapping[str, Any]) -> int:
+    """Tokens of an image; loads nothing."""
+    return SIDE * SIDE
