@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from goldens.common import Compared, Tensors, load
 from specbench.data.scenes import to_uint8
@@ -47,19 +48,34 @@ def llamagen_vq(t: Tensors, c: dict[str, Any]) -> Compared:
 
 
 def chameleon_vqgan(t: Tensors, c: dict[str, Any]) -> Compared:
-    attending = _attending(c)
+    model = yield from taming(t, c, False)
+    h, w = t["out/quant_from_codes"].shape[-2:]
+    yield "quant_from_codes", model.look_up(t["in/codes"], (h, w)), t["out/quant_from_codes"]
+
+
+def lumina2_movqgan(t: Tensors, c: dict[str, Any]) -> Compared:
+    model = yield from taming(t, c, True)
+    h, w = t["out/quant"].shape[-2:]
+    yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w)), t["out/quant"]
+    yield "to_uint8", torch.from_numpy(to_uint8(t["out/decoded"])).movedim(-1, 1), t["out/to_uint8"]
+
+
+def taming(t: Tensors, c: dict[str, Any], spatial: bool) -> Generator[tuple[str, Tensor, Tensor], None, VQModel]:
+    """A tokenizer in taming-transformers' layout, with attention where the nominal resolution says; spatial: with the
+    decoder's norms of MoVQGAN. Returns it."""
+    attending = tuple(i for i in range(len(c["ch_mult"])) if c["resolution"] / 2**i in c["attn_resolutions"])
     cfg = VQConfig(
         codebook_size=c["n_embed"],
         codebook_embed_dim=c["embed_dim"],
         codebook_l2_norm=False,
+        spatial_norm=spatial,
         encoder_attention=attending,
         decoder_attention=attending,
         **sizes(c),
     )
     model = load(lambda: VQModel(cfg), t, image_tokenizers.taming_table(cfg))
     yield from tokenizer(model, t, c)
-    h, w = t["out/quant_from_codes"].shape[-2:]
-    yield "quant_from_codes", model.look_up(t["in/codes"], (h, w)), t["out/quant_from_codes"]
+    return model
 
 
 def mar_kl16(t: Tensors, c: dict[str, Any]) -> Compared:
@@ -95,68 +111,6 @@ def emu3_vision_tokenizer(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "pre_quant", model.pre_quant(t["in/image"]), t["out/pre_quant"]
     h, w = t["out/pre_quant"].shape[-2:]
     yield "encoder_indices", model.encode(t["in/image"]).unflatten(1, (h, w)), t["out/encoder_indices"]
-
-
-def lumina2_movqgan(t: Tensors, c: dict[str, Any]) -> Compared:
-    attending = _attending(c)
-    cfg = VQConfig(
-        codebook_size=c["n_embed"],
-        codebook_embed_dim=c["embed_dim"],
-        codebook_l2_norm=False,
-        spatial_norm=True,
-        encoder_attention=attending,
-        decoder_attention=attending,
-        **sizes(c),
-    )
-    model = load(lambda: VQModel(cfg), t, image_tokenizers.taming_table(cfg))
-    yield from tokenizer(model, t, c)
-    h, w = t["out/quant"].shape[-2:]
-    yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w)), t["out/quant"]
-    yield "to_uint8", torch.from_numpy(to_uint8(t["out/decoded"])).movedim(-1, 1), t["out/to_uint8"]
-
-
-def simplear_cosmos_dv(t: Tensors, c: dict[str, Any]) -> Compared:
-    """A still image: the golden's outputs have one frame."""
-    patch = c["patch_size"]
-    cfg = cosmos.CosmosConfig(
-        c["channels"],
-        tuple(c["channels_mult"]),
-        c["num_res_blocks"],
-        c["z_channels"],
-        tuple(c["levels"]),
-        round(math.log2(c["spatial_compression"] / patch)),
-        round(math.log2(c["temporal_compression"] / patch)),
-    )
-    halves = []
-    for build in (cosmos.EncoderHalf, cosmos.DecoderHalf):
-        with torch.device("meta"):
-            table = image_tokenizers.cosmos_table(build(cfg).state_dict())
-        tensors = {name: x for name, x in t.items() if name.removeprefix("param/") in table}
-        halves.append(load(partial(build, cfg), tensors, table))
-    model = cosmos.Cosmos(cfg, *halves)
-    codes, image = t["in/codes"][:, 0], t["in/image"][:, :, 0]
-    grid = (codes.shape[1], codes.shape[2])
-    yield "decoded", model.decode(codes.flatten(1), grid).unsqueeze(2), t["out/decoded"]
-    yield "codes_vectors", model.look_up(codes.flatten(1), grid).unsqueeze(2), t["out/codes_vectors"]
-    pixels = torch.from_numpy(to_uint8(t["out/decoded"][:, :, 0])).movedim(-1, 1)
-    yield "to_uint8", pixels, t["out/to_uint8"]
-    yield "patched", cosmos.patched(image).unsqueeze(2), t["out/patched"]
-    z = model.pre_quant(image)
-    yield "pre_quant", z.unsqueeze(2), t["out/pre_quant"]
-    encoded = model.encode(image)
-    known = t["out/encoder_indices"]
-    yield "encoder_indices", encoded.view_as(known), known
-    h, w = known.shape[-2:]
-    yield "quant", model.look_up(encoded, (h, w)).unsqueeze(2), t["out/quant"]
-    yield "roundtrip", model.decode(encoded, (h, w)).unsqueeze(2), t["out/roundtrip"]
-    edge = cosmos.bounded(z.permute(0, 2, 3, 1), cfg.levels)
-    margin = 0.5 - (edge - edge.round()).abs()
-    yield "rounding_margin", margin.unsqueeze(1), t["out/rounding_margin"]
-
-
-def _attending(c: dict[str, Any]) -> tuple[int, ...]:
-    """The levels with attention, by the nominal resolution."""
-    return tuple(i for i in range(len(c["ch_mult"])) if c["resolution"] / 2**i in c["attn_resolutions"])
 
 
 CHECKS: dict[str, Callable[[Tensors, dict[str, Any]], Compared]] = {
