@@ -113,6 +113,45 @@ def emu3_vision_tokenizer(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "encoder_indices", model.encode(t["in/image"]).unflatten(1, (h, w)), t["out/encoder_indices"]
 
 
+def simplear_cosmos_dv(t: Tensors, c: dict[str, Any]) -> Compared:
+    """A still image: the golden's outputs have one frame."""
+    patch = c["patch_size"]
+    cfg = cosmos.CosmosConfig(
+        c["channels"],
+        tuple(c["channels_mult"]),
+        c["num_res_blocks"],
+        c["z_channels"],
+        tuple(c["levels"]),
+        round(math.log2(c["spatial_compression"] / patch)),
+        round(math.log2(c["temporal_compression"] / patch)),
+    )
+    halves = []
+    for build in (cosmos.EncoderHalf, cosmos.DecoderHalf):
+        with torch.device("meta"):
+            table = image_tokenizers.cosmos_table(build(cfg).state_dict())
+        tensors = {name: x for name, x in t.items() if name.removeprefix("param/") in table}
+        halves.append(load(partial(build, cfg), tensors, table))
+    model = cosmos.Cosmos(cfg, *halves)
+    codes, image = t["in/codes"][:, 0], t["in/image"][:, :, 0]
+    grid = (codes.shape[1], codes.shape[2])
+    yield "decoded", model.decode(codes.flatten(1), grid).unsqueeze(2), t["out/decoded"]
+    yield "codes_vectors", model.look_up(codes.flatten(1), grid).unsqueeze(2), t["out/codes_vectors"]
+    pixels = torch.from_numpy(to_uint8(t["out/decoded"][:, :, 0])).movedim(-1, 1)
+    yield "to_uint8", pixels, t["out/to_uint8"]
+    yield "patched", cosmos.patched(image).unsqueeze(2), t["out/patched"]
+    z = model.pre_quant(image)
+    yield "pre_quant", z.unsqueeze(2), t["out/pre_quant"]
+    encoded = model.encode(image)
+    known = t["out/encoder_indices"]
+    yield "encoder_indices", encoded.view_as(known), known
+    h, w = known.shape[-2:]
+    yield "quant", model.look_up(encoded, (h, w)).unsqueeze(2), t["out/quant"]
+    yield "roundtrip", model.decode(encoded, (h, w)).unsqueeze(2), t["out/roundtrip"]
+    edge = cosmos.bounded(z.permute(0, 2, 3, 1), cfg.levels)
+    margin = 0.5 - (edge - edge.round()).abs()
+    yield "rounding_margin", margin.unsqueeze(1), t["out/rounding_margin"]
+
+
 CHECKS: dict[str, Callable[[Tensors, dict[str, Any]], Compared]] = {
     "simplear_cosmos_dv": simplear_cosmos_dv,
     "lumina2_movqgan": lumina2_movqgan,
