@@ -24,13 +24,14 @@ from specbench.errors import UsageError
 
 
 def test_a_likely_acceptance_gives_a_chain_and_an_unlikely_one_siblings() -> None:
-    """At 0.6 a second sibling is accepted with 0.24, a child with 0.36; at 0.3 with 0.21 and 0.09, a third one with
-    0.147."""
-    assert best_paths(0.6, 3, 3, 3) == [(0,), (0, 0), (1,)]
-    assert best_paths(0.3, 3, 3, 3) == [(0,), (1,), (2,)]
-    assert best_paths(0.3, 3, 3, 2) == [(0,), (1,), (0, 0)]
-    assert best_paths(0.95, 3, 3, 3) == [(0,), (0, 0), (0, 0, 0)]
-    assert best_paths(0.95, 3, 2, 3) == [(0,), (0, 0), (1,)]
+    """At 0.6 a second sibling is accepted with 0.4 x 0.3 = 0.12, a child with 0.36, its child with 0.216; at 0.3 the
+    second with 0.7 x 0.15 = 0.105, a third with 0.7 x 0.85 x 0.1 = 0.0595, and a child with 0.09; at 0.1 with 0.045,
+    0.0285 and 0.01."""
+    assert best_paths(0.6, 4, 3, 3) == [(0,), (0, 0), (0, 0, 0), (1,)]
+    assert best_paths(0.6, 3, 2, 3) == [(0,), (0, 0), (1,)]
+    assert best_paths(0.3, 4, 3, 3) == [(0,), (1,), (0, 0), (2,)]
+    assert best_paths(0.1, 3, 3, 3) == [(0,), (1,), (2,)]
+    assert best_paths(0.1, 3, 3, 2) == [(0,), (1,), (0, 0)]
 
 
 def trees(nodes: int, depth: int, width: int) -> Iterator[frozenset[Path]]:
@@ -48,15 +49,17 @@ def trees(nodes: int, depth: int, width: int) -> Iterator[frozenset[Path]]:
 
 @pytest.mark.parametrize("acceptance", [0.05, 0.35, 0.5, 0.75, 0.95])
 def test_no_other_tree_has_more_tokens_accepted(acceptance: float) -> None:
-    """A node's token is emitted where its path is: each candidate is accepted with the same probability, and tried
-    after its elder siblings were rejected."""
+    """A node's token is emitted where its path is: a candidate is accepted with a / (rank + 1), and tried after its
+    elder siblings were rejected."""
 
     def accepted(paths: Any) -> float:
         total = 0.0
         for path in paths:
             chance = 1.0
             for rank in path:
-                chance *= acceptance * (1 - acceptance) ** rank
+                for elder in range(rank):
+                    chance *= 1 - acceptance / (elder + 1)
+                chance *= acceptance / (rank + 1)
             total += chance
         return total
 
@@ -66,10 +69,11 @@ def test_no_other_tree_has_more_tokens_accepted(acceptance: float) -> None:
 
 def test_the_acceptance_ahead_is_that_of_the_left_and_the_upper_neighbour() -> None:
     """In rows of three: at the beginning of an image no neighbour is known, in the first row the left one, at the
-    beginning of a row the upper one."""
+    beginning of a row the upper one; the mean of the image so far counts as much."""
     rates = torch.tensor([0.9, 0.2, 0.4, 0.1, 0.6, 0.3]).expand(5, -1)
     found = Acceptances(rates, 3).ahead(torch.tensor([0, 2, 3, 4, 5]))
-    assert found.tolist() == pytest.approx([PRIOR, 0.2, 0.9, (0.1 + 0.2) / 2, (0.6 + 0.4) / 2])
+    near, so_far = (0.2, 0.9, (0.1 + 0.2) / 2, (0.6 + 0.4) / 2), (1.1 / 2, 1.5 / 3, 1.6 / 4, 2.2 / 5)
+    assert found.tolist() == pytest.approx([PRIOR, *((a + b) / 2 for a, b in zip(near, so_far, strict=True))])
 
 
 def test_the_rates_along_an_accepted_path() -> None:

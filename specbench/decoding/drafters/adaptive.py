@@ -8,6 +8,7 @@ no sampled token because of its value, and an exact rule stays exact.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,18 +39,19 @@ Expand = Callable[[Tensor, Tensor, int, int, Tensor], tuple[Tensor, Tensor | Non
 
 def best_paths(acceptance: float, nodes: int, depth: int, width: int) -> list[Path]:
     """The tree of `nodes` draft tokens, `depth` levels and `width` siblings at most, that has the most tokens accepted
-    if every candidate that is tried is accepted with the same probability: those that are reached and accepted most
-    often, a (1 - a) ** rank at each level of a path. A likely acceptance gives a chain, an unlikely one many siblings.
+    if the candidates of a node, tried one after the other, are accepted with a, a / 2, a / 3, ...: the tokens whose
+    path is accepted most often. A likely acceptance gives a chain, an unlikely one many siblings.
     """
     found: list[Path] = []
-    heap: list[tuple[float, Path]] = [(-acceptance, (0,))]
+    heap: list[tuple[float, Path, float]] = [(-acceptance, (0,), -1.0)]  # how often its path is, its parent's is
     while heap and len(found) < nodes:
-        value, path = heapq.heappop(heap)
+        value, path, above = heapq.heappop(heap)
         found.append(path)
-        if path[-1] + 1 < width:
-            heapq.heappush(heap, (value * (1 - acceptance), (*path[:-1], path[-1] + 1)))
+        if (rank := path[-1] + 1) < width:
+            tried = above * math.prod(1 - acceptance / (m + 1) for m in range(rank))
+            heapq.heappush(heap, (tried * acceptance / (rank + 1), (*path[:-1], rank), above))
         if len(path) < depth:
-            heapq.heappush(heap, (value * acceptance, (*path, 0)))
+            heapq.heappush(heap, (value * acceptance, (*path, 0), value))
     return found
 
 
@@ -181,12 +183,14 @@ class Acceptances:
         return {"rates": Buffer(self.rates)}
 
     def ahead(self, count: Tensor) -> Tensor:
-        """The acceptance (B,) that the left and the upper neighbour of the next position lead to expect: their mean, or
-        that of the one there is."""
+        """The acceptance (B,) that is expected at the next position: half way between the mean of the left and the
+        upper neighbour, or that of the one there is, and the mean of the image so far."""
         index = torch.stack([count - 1, count - self.side], 1)
         known = torch.stack([count % self.side > 0, count >= self.side], 1)
-        rates = self.rates.gather(1, index.clamp_min(0)) * known
-        return torch.where(known.any(1), rates.sum(1) / known.sum(1).clamp_min(1), PRIOR)
+        near = (self.rates.gather(1, index.clamp_min(0)) * known).sum(1) / known.sum(1).clamp_min(1)
+        so_far = torch.arange(self.rates.shape[1], device=count.device) < count[:, None]
+        mean = sum_last(self.rates * so_far) / count.clamp_min(1)
+        return torch.where(known.any(1), (near + mean) / 2, PRIOR)
 
     def learn(self, outcome: Outcome) -> None:
         """Note the rates along the accepted path. A leaf at its end had no distribution: it has that of the node before
