@@ -149,7 +149,7 @@ _JANUS_1B = _janus("deepseek-ai/Janus-Pro-1B")
 
 
 def _simplear(size: str) -> ModelSource:
-    target = hugging_face(f"Daniel0724/SimpleAR-{size}-RL", "see its page")
+    target = hugging_face(f"Daniel0724/SimpleAR-{size}-RL", "see its page", "main", "vocab.json", "added_tokens.json")
     tokenizer = Part("nvidia/Cosmos-1.0-Tokenizer-DV8x16x16", ("encoder.jit", "decoder.jit"), NVIDIA)
     return ModelSource({"target": target, "tokenizer": tokenizer})
 
