@@ -90,6 +90,8 @@ def test_official_files_are_read(tmp_path):
     wanted = bundle.target.state_dict()
     wanted["output.weight"] = wanted["tok_embeddings.weight"][ids]
     torch.testing.assert_close(dict(again.target.state_dict()), dict(wanted), rtol=0, atol=0)
+    smaller = again.read_smaller(tmp_path / "target")  # a drafter of the family
+    torch.testing.assert_close(dict(smaller.state_dict()), dict(wanted), rtol=0, atol=0)
     ours, theirs = (dict(one.tokenizer.state_dict()) for one in (again, bundle))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
