@@ -565,3 +565,13 @@ def test_loading_needs_the_model_and_one_shard(tmp_path):
     peak, careless = json.loads(done.stdout)
     assert 60 < peak < 120
     assert careless > 160
+
+
+def test_loading_a_large_file_shows_its_progress(capsys, monkeypatch):
+    source = official.from_tensors({"weight": torch.ones(3, 2), "bias": torch.ones(3)}, "large.safetensors")
+    table = {name: naming.ParameterSlice(name) for name in source.tensors}
+    for least, shown in ((37, False), (36, True)):
+        monkeypatch.setattr(official, "SHOWN", least)
+        official.load(lambda: torch.nn.Linear(2, 3), source, table, "cpu", torch.float32)
+        said = capsys.readouterr().err
+        assert ("large.safetensors" in said) == ("36.0/36.0" in said) == shown

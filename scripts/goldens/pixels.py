@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from goldens.common import Compared, Tensors, load
 from specbench.data.scenes import to_uint8
@@ -47,19 +48,34 @@ def llamagen_vq(t: Tensors, c: dict[str, Any]) -> Compared:
 
 
 def chameleon_vqgan(t: Tensors, c: dict[str, Any]) -> Compared:
-    attending = _attending(c)
+    model = yield from taming(t, c, False)
+    h, w = t["out/quant_from_codes"].shape[-2:]
+    yield "quant_from_codes", model.look_up(t["in/codes"], (h, w)), t["out/quant_from_codes"]
+
+
+def lumina2_movqgan(t: Tensors, c: dict[str, Any]) -> Compared:
+    model = yield from taming(t, c, True)
+    h, w = t["out/quant"].shape[-2:]
+    yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w)), t["out/quant"]
+    yield "to_uint8", torch.from_numpy(to_uint8(t["out/decoded"])).movedim(-1, 1), t["out/to_uint8"]
+
+
+def taming(t: Tensors, c: dict[str, Any], spatial: bool) -> Generator[tuple[str, Tensor, Tensor], None, VQModel]:
+    """A tokenizer in taming-transformers' layout, with attention where the nominal resolution says; spatial: with the
+    decoder's norms of MoVQGAN. Returns it."""
+    attending = tuple(i for i in range(len(c["ch_mult"])) if c["resolution"] / 2**i in c["attn_resolutions"])
     cfg = VQConfig(
         codebook_size=c["n_embed"],
         codebook_embed_dim=c["embed_dim"],
         codebook_l2_norm=False,
+        spatial_norm=spatial,
         encoder_attention=attending,
         decoder_attention=attending,
         **sizes(c),
     )
     model = load(lambda: VQModel(cfg), t, image_tokenizers.taming_table(cfg))
     yield from tokenizer(model, t, c)
-    h, w = t["out/quant_from_codes"].shape[-2:]
-    yield "quant_from_codes", model.look_up(t["in/codes"], (h, w)), t["out/quant_from_codes"]
+    return model
 
 
 def mar_kl16(t: Tensors, c: dict[str, Any]) -> Compared:
@@ -95,24 +111,6 @@ def emu3_vision_tokenizer(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "pre_quant", model.pre_quant(t["in/image"]), t["out/pre_quant"]
     h, w = t["out/pre_quant"].shape[-2:]
     yield "encoder_indices", model.encode(t["in/image"]).unflatten(1, (h, w)), t["out/encoder_indices"]
-
-
-def lumina2_movqgan(t: Tensors, c: dict[str, Any]) -> Compared:
-    attending = _attending(c)
-    cfg = VQConfig(
-        codebook_size=c["n_embed"],
-        codebook_embed_dim=c["embed_dim"],
-        codebook_l2_norm=False,
-        spatial_norm=True,
-        encoder_attention=attending,
-        decoder_attention=attending,
-        **sizes(c),
-    )
-    model = load(lambda: VQModel(cfg), t, image_tokenizers.taming_table(cfg))
-    yield from tokenizer(model, t, c)
-    h, w = t["out/quant"].shape[-2:]
-    yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w)), t["out/quant"]
-    yield "to_uint8", torch.from_numpy(to_uint8(t["out/decoded"])).movedim(-1, 1), t["out/to_uint8"]
 
 
 def simplear_cosmos_dv(t: Tensors, c: dict[str, Any]) -> Compared:
@@ -153,11 +151,6 @@ def simplear_cosmos_dv(t: Tensors, c: dict[str, Any]) -> Compared:
     edge = cosmos.bounded(z.permute(0, 2, 3, 1), cfg.levels)
     margin = 0.5 - (edge - edge.round()).abs()
     yield "rounding_margin", margin.unsqueeze(1), t["out/rounding_margin"]
-
-
-def _attending(c: dict[str, Any]) -> tuple[int, ...]:
-    """The levels with attention, by the nominal resolution."""
-    return tuple(i for i in range(len(c["ch_mult"])) if c["resolution"] / 2**i in c["attn_resolutions"])
 
 
 CHECKS: dict[str, Callable[[Tensors, dict[str, Any]], Compared]] = {

@@ -9,11 +9,12 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from specbench.errors import UsageError
 from specbench.models.loading.files import CheckpointSource, Info, and_more, config, few, from_tensors, open_source
@@ -25,6 +26,7 @@ _LOG = logging.getLogger("specbench")
 Module = TypeVar("Module", bound=nn.Module)
 
 CHUNK = 1 << 24  # values that are cast and checked at a time
+SHOWN = 1 << 29  # bytes from which on loading has a progress bar
 
 
 def check(
@@ -83,7 +85,8 @@ def load(
     check(module, source, table, ignored)
     _allocate(module, torch.device(device), dtype)
     own = module.state_dict()
-    for name, tensor in source.read(table):
+    size = sum(info.dtype.itemsize * math.prod(info.shape) for info in map(source.tensors.__getitem__, table))
+    for name, tensor in _shown(source, table, size):
         dest = table[name]
         if not _fill(_rows(own[dest.name], dest), tensor, dest.pick):
             where = f"{source.tensors[name].file}: tensor '{name}' holds"
@@ -92,9 +95,18 @@ def load(
             raise UsageError(f"{where} values that {_word(dtype)} cannot hold; use dtype=bfloat16 or dtype=float32")
         del tensor  # before the next shard is opened
     module.eval().requires_grad_(False)
-    size = sum(info.dtype.itemsize * math.prod(info.shape) for info in map(source.tensors.__getitem__, table))
     _LOG.info("loaded %.2f GB from %s in %.1f s", size / 1e9, source.path, time.perf_counter() - start)
     return module
+
+
+def _shown(source: CheckpointSource, names: Iterable[str], size: int) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a source, with a bar where they are `SHOWN` bytes or more."""
+    with tqdm(total=size, unit="B", unit_scale=True, desc=source.path.name, disable=size < SHOWN) as bar:
+        for name, tensor in source.read(names):
+            count = tensor.nbytes
+            yield name, tensor
+            del tensor  # before the next shard is opened
+            bar.update(count)
 
 
 def exported(module: nn.Module, table: Mapping[str, ParameterSlice]) -> dict[str, Tensor]:
