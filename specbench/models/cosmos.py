@@ -18,14 +18,12 @@ from torch import Tensor, nn
 
 from specbench.models import vq
 
-#: Pixels per side of a position after the wavelet transform, and its channels of each channel of the image.
-PATCH, BANDS = 4, 64
-
 
 @dataclass(frozen=True)
 class CosmosConfig:
-    """levels: values of each coordinate of a code. The first `spatial` levels of resolution halve the sides; the first
-    `temporal` of the encoder, and as many of the decoder's after its first, also resample time."""
+    """levels: values of each coordinate of a code; patch: pixels per side of a position after the wavelet transform,
+    and frames that it makes one. The first `spatial` levels of resolution halve the sides; the first `temporal` of the
+    encoder, and as many of the decoder's after its first, also resample time."""
 
     ch: int = 128
     ch_mult: tuple[int, ...] = (2, 4, 4)
@@ -34,6 +32,12 @@ class CosmosConfig:
     levels: tuple[int, ...] = (8, 8, 8, 5, 5, 5)
     spatial: int = 2
     temporal: int = 1
+    patch: int = 4
+
+    @property
+    def bands(self) -> int:
+        """Channels after the wavelet transform of an image."""
+        return 3 * self.patch**3
 
     @property
     def codebook_size(self) -> int:
@@ -41,7 +45,7 @@ class CosmosConfig:
 
     @property
     def downsample(self) -> int:
-        return PATCH * 2**self.spatial
+        return self.patch * 2**self.spatial
 
     def reduced(self, levels: Sequence[int]) -> CosmosConfig:
         """The same kind of network, narrow, with other codes."""
@@ -186,7 +190,7 @@ class CosmosEncoder(nn.Module):
         super().__init__()
         widths = [cfg.ch * m for m in cfg.ch_mult]
         last = len(widths) - 1
-        self.conv_in = _factorised(3 * BANDS, cfg.ch)
+        self.conv_in = _factorised(cfg.bands, cfg.ch)
         self.down = nn.ModuleList(
             CosmosLevel(a, b, cfg.num_res_blocks, Down(b, i < cfg.temporal) if i < min(cfg.spatial, last) else None)
             for i, (a, b) in enumerate(zip([cfg.ch, *widths[:-1]], widths, strict=True))
@@ -217,7 +221,7 @@ class CosmosDecoder(nn.Module):
             CosmosLevel(a, b, cfg.num_res_blocks + 1, up)
             for a, b, up in zip([*widths[1:], widths[-1]], widths, ups, strict=True)
         )
-        self.norm_out, self.conv_out = _norm(widths[0]), _factorised(widths[0], 3 * BANDS)
+        self.norm_out, self.conv_out = _norm(widths[0]), _factorised(widths[0], cfg.bands)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.mid(self.conv_in(x))
@@ -253,7 +257,7 @@ class Cosmos(nn.Module):
 
     def pre_quant(self, image: Tensor) -> Tensor:
         """CosmosEncoder output (B, dim, h, w) before it is bounded and rounded."""
-        return self.encoding.quant_conv(self.encoding.encoder(patched(image)))
+        return self.encoding.quant_conv(self.encoding.encoder(patched(image, self.cfg.patch)))
 
     def encode(self, image: Tensor) -> Tensor:
         return nearest(self.pre_quant(image).permute(0, 2, 3, 1), self.cfg.levels).flatten(1)
@@ -265,7 +269,8 @@ class Cosmos(nn.Module):
 
     def decode(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """Codes (B, h*w) -> images (B, 3, H, W), not clamped. `grid` as in `look_up`."""
-        return unpatched(self.decoding.decoder(self.decoding.post_quant_conv(self.look_up(codes, grid))))
+        z = self.decoding.post_quant_conv(self.look_up(codes, grid))
+        return unpatched(self.decoding.decoder(z), self.cfg.patch)
 
     def codebook(self) -> Tensor:
         """The code vectors (V, dim) float."""
@@ -301,19 +306,19 @@ def _digits(levels: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor
     return size, torch.cat([size.new_ones(1), size.cumprod(0)[:-1]])
 
 
-def patched(image: Tensor) -> Tensor:
-    """Two steps of the Haar transform of time, height and width, scaled to means, of an image (B, C, H, W) that stands
-    still for four frames: (B, 64 C, H/4, W/4). What differs in time is zero."""
-    for _ in range(2):
+def patched(image: Tensor, patch: int) -> Tensor:
+    """The Haar transform of time, height and width, scaled to means, of an image (B, C, H, W) that stands still for
+    `patch` frames, a power of two: (B, C patch**3, H / patch, W / patch). What differs in time is zero."""
+    for _ in range(patch.bit_length() - 1):
         a, b, c, d = _corners(image)
         still = [a + b + c + d, a - b + c - d, a + b - c - d, a - b - c + d]
         image = torch.cat([x / 4 for x in still] + [torch.zeros_like(a)] * 4, 1)
     return image
 
 
-def unpatched(x: Tensor) -> Tensor:
-    """The last of the four frames (B, C, H, W) that the inverse of `patched` makes of x (B, 64 C, H/4, W/4)."""
-    for _ in range(2):
+def unpatched(x: Tensor, patch: int) -> Tensor:
+    """The last of the frames (B, C, H, W) that the inverse of `patched` makes of x (B, C patch**3, H / patch, ...)."""
+    for _ in range(patch.bit_length() - 1):
         low, high = x.chunk(2, 1)
         s, w, h, both = (low - high).chunk(4, 1)
         x = x.new_empty(*s.shape[:2], 2 * s.shape[2], 2 * s.shape[3])

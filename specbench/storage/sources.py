@@ -148,11 +148,11 @@ _JANUS_1B = _janus("deepseek-ai/Janus-Pro-1B")
 # reinforcement learning are taken, and NVIDIA's tokenizer.
 
 
-def _simplear(size: str) -> ModelSource:
-    target = hugging_face(f"Daniel0724/SimpleAR-{size}-RL", "see its page")
-    tokenizer = Part("nvidia/Cosmos-1.0-Tokenizer-DV8x16x16", ("encoder.jit", "decoder.jit"), NVIDIA)
-    return ModelSource({"target": target, "tokenizer": tokenizer})
+def _simplear(size: str) -> Part:
+    return hugging_face(f"Daniel0724/SimpleAR-{size}-RL", "see its page", "main", "vocab.json", "added_tokens.json")
 
+
+_COSMOS = Part("nvidia/Cosmos-1.0-Tokenizer-DV8x16x16", ("encoder.jit", "decoder.jit"), NVIDIA)
 
 # The README of LTH14/mar (commit d8f2dcd) names this repository. Its files hold one set of tensors each, of the size of
 # one model; that it is the averaged one is not written there. The README also links checkpoint-last.pth on a file
@@ -200,8 +200,8 @@ MODELS: dict[str, ModelSource] = {
         {"draft": _JANUS_1B},
         instead=(_janus("deepseek-community/Janus-Pro-7B"),),
     ),
-    "simplear_05b": _simplear("0.5B"),
-    "simplear_15b": _simplear("1.5B"),
+    "simplear_05b": ModelSource({"target": _simplear("0.5B"), "tokenizer": _COSMOS}),
+    "simplear_15b": ModelSource({"target": _simplear("1.5B"), "tokenizer": _COSMOS}, {"draft": _simplear("0.5B")}),
     "mar_b": _mar("mar-base.safetensors"),
     "mar_l": _mar("mar-large.safetensors", "mar-base.safetensors"),
     "mar_h": _mar("mar-huge.safetensors", "mar-base.safetensors"),

@@ -23,7 +23,7 @@ from specbench.models.language import Grammar
 from specbench.models.loading.bundle import UnifiedModel
 from specbench.models.loading.image_tokenizers import load_cosmos
 from specbench.models.loading.prompts import SimpleARIds, simplear_prompt
-from specbench.models.loading.text_official import find_file, hashed_ids, open_tokenizer
+from specbench.models.loading.text_official import find_file, hashed_ids, open_byte_level, open_tokenizer
 from specbench.models.loading.unified_official import padded, read
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig
 
@@ -53,12 +53,14 @@ def known(tokens: Tensor, codes: int) -> Tensor:
 
 
 class SimpleARText:
-    """SimpleAR's tokenizer, tokenizer.json: Qwen2.5's with seven tokens more."""
+    """SimpleAR's tokenizer, Qwen2.5's with seven tokens more: tokenizer.json, or vocab.json, merges.txt and
+    added_tokens.json."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is the file or its folder. Raises UsageError for another kind of file."""
-        self.file = find_file(path, "tokenizer.json")
-        self._tokenizer, self._names = open_tokenizer(self.file)
+        """`path` is the first file or its folder. Raises UsageError for another kind of file."""
+        self.file = find_file(path, "tokenizer.json", "vocab.json")
+        given = open_tokenizer if self.file.name == "tokenizer.json" else open_byte_level
+        self._tokenizer, self._names = given(self.file)
 
     def __len__(self) -> int:
         """Ids; that of an image's first code follows them."""

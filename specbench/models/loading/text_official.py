@@ -23,7 +23,7 @@ from typing import Any, cast
 from urllib.parse import unquote_plus
 
 import torch
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from specbench.errors import UsageError
@@ -318,6 +318,22 @@ def read_ranks(file: Path) -> dict[bytes, int]:
     if absent := [b for b in range(256) if bytes([b]) not in ranks]:
         raise UsageError(f"{file} has no token for the byte {absent[0]}; fetch it again")
     return ranks
+
+
+def open_byte_level(file: Path) -> tuple[Tokenizer, dict[str, int]]:
+    """As `open_tokenizer`, of Qwen's older files: vocab.json, with merges.txt and added_tokens.json beside it."""
+    try:
+        ids: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
+        added: dict[str, int] = json.loads((file.parent / "added_tokens.json").read_text(encoding="utf-8"))
+        tokenizer = Tokenizer(models.BPE.from_file(str(file), str(file.parent / "merges.txt")))
+    except Exception as e:  # as there
+        raise UsageError(f"{file} is not a readable tokenizer ({type(e).__name__}: {e}); fetch it again") from e
+    cut = pre_tokenizers.Split(Regex(_PIECES), "isolated")
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return tokenizer, {**ids, **added}
 
 
 def byte_pairs(ranks: Mapping[bytes, int]) -> Encode:
