@@ -34,6 +34,23 @@ def test_every_curve_of_a_figure_is_drawn() -> None:
     assert max(len(panel.curves) for panel in panels) == len(figures._STYLES) == len(set(figures._STYLES)) == 12
 
 
+def test_a_curve_looks_the_same_in_all_panels() -> None:
+    """Panels of the frontier have different curves; the legend is one for all."""
+    table, rows = TABLES["frontier"], {}
+    assert isinstance(table.figure, TableFigure)
+    for i, line in enumerate(table.lines):
+        rows[line.key] = {"step_compression": str(1 + i), "emitted_kl": str(0.1 * i), "n": "16"}
+    drawn = figures._curves(table.figure, table, rows)
+    colours: dict[str, set[object]] = {}
+    for axis in drawn.axes:
+        for container, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            line = getattr(container, "lines", [container])[0]
+            colours.setdefault(label, set()).add((line.get_color(), line.get_marker()))
+    assert len(colours) > 7
+    assert all(len(found) == 1 for found in colours.values())
+    assert {text.get_text() for text in drawn.legends[0].get_texts()} == set(colours)
+
+
 def test_rules_at_equal_tokens_are_tested_by_runs_without_interpolation() -> None:
     table = TABLES["frontier_equal"]
     keys = {line.key for line in table.lines}

@@ -467,3 +467,8 @@ def test_the_expected_speed_up_is_equation_35() -> None:
     assert summary.expected_speedup([vector_record(timed=1)], [replace(vanilla, batch=2)], 3) == {}
     assert summary.expected_speedup([vector_record(timed=1)], [replace(vanilla, timed=3)], 3) == {}  # no neighbours
     assert summary.expected_speedup([vector_record(timed=1, made=0)], [vanilla], 3) == {}
+
+
+def test_two_roundings_have_no_ratio() -> None:
+    exact = [replace(one, emitted_kl=1e-14, emitted_kl_optimal=2e-7) for one in images(trace(), [4, 9], 5)]
+    assert "emitted_kl_ratio" not in summary.columns(exact)

@@ -82,7 +82,7 @@ _LIKELIHOOD = {
     "log_prob_std": "its standard deviation over all tokens of all images",
     "emitted_kl_optimal": "the least emitted_kl with which as much could be accepted at every node, in nats: that of"
     " rule=band (docs/band.md); for chains of sampled tokens",
-    "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier",
+    "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier; empty where both are rounding (1e-6 nats)",
     "emitted_ratio_max": "largest ratio of an emitted token's probability to the target's that was met at a node, over"
     " all tokens that could have been emitted and all images",
     "emitted_log_ratio": "JSON list over the depths 1, 2, ... of a draft: natural logarithm of that ratio, mean over"

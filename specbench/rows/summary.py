@@ -194,11 +194,15 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     )
 
 
+#: Divergences up to this many nats a token are the rounding of float32.
+_ROUNDING = 1e-6
+
+
 def _frontier(images: Sequence[Record], found: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of what is emitted next to the least divergence, and of the largest ratios. found: the columns that
     are means."""
     columns: dict[str, Any] = {}
-    if found["emitted_kl"] is not None and found["emitted_kl_optimal"]:
+    if found["emitted_kl"] is not None and (found["emitted_kl_optimal"] or 0) > _ROUNDING:
         spent = [r.tokens * (r.emitted_kl or 0) for r in images]
         least = [r.tokens * (r.emitted_kl_optimal or 0) for r in images]
         columns |= _with_errors({"emitted_kl_ratio": ratio(spent, least)})

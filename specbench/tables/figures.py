@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +81,13 @@ def _axes(down: int, across: int, **shared: Any) -> tuple[Figure, Any]:
     return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained", **shared)
 
 
-def _finish(drawn: Figure, axis: Axes, across: int) -> Figure:
-    handles, labels = axis.get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=min(4, across), frameon=False)
+def _finish(drawn: Figure, axes: Iterable[Axes], across: int) -> Figure:
+    """With one legend of what any of these axes shows."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        found = dict(zip(labels, handles, strict=True)) | found
+    drawn.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(4, across), frameon=False)
     return drawn
 
 
@@ -92,13 +97,16 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
     shown = [key for key in figure.y if any((rows.get(name) or {}).get(key) for name in lines)] or figure.y
     rows_of_axes = [(panel, x) for panel in figure.panels for x in figure.x]
     drawn, axes = _axes(len(rows_of_axes), len(shown), sharex="row")
+    labels = dict.fromkeys(curve.label for panel in figure.panels for curve in panel.curves)
+    styles = dict(zip(labels, itertools.cycle(_STYLES), strict=False))  # a curve looks the same in all panels
     for (panel, x_key), line in zip(rows_of_axes, axes, strict=True):
         for key, axis in zip(shown, line, strict=True):
             base = rows.get(panel.baseline or figure.baseline)
             if base is not None and base.get(key):
                 _band(axis, base, columns[key])
             seen = []
-            for curve, (colour, marker) in zip(panel.curves, _STYLES, strict=False):
+            for curve in panel.curves:
+                colour, marker = styles[curve.label]
                 points = [p for name in curve.lines if (p := _point(rows.get(name), x_key, columns[key]))]
                 if points:
                     seen += [(x, y) for x, y, _, _ in points]
@@ -106,13 +114,16 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
                     axis.errorbar(
                         x, y, dy, dx, color=colour, marker=marker, ms=5, lw=1.2, elinewidth=0.7, label=curve.label
                     )
+            if not seen:
+                axis.set_axis_off()
+                continue
             if x_key not in AXES:
                 _front(axis, pareto_front(seen, down=columns[key].better == "lower"))
             axis.set_xlabel(AXES.get(x_key) or columns[x_key].label.lower())
             axis.set_ylabel(f"{columns[key].label}\n({columns[key].better} is better)")
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
-    return _finish(drawn, axes[0][0], len(shown))
+    return _finish(drawn, axes.flat, len(shown))
 
 
 def pareto_front(points: Sequence[tuple[float, float]], down: bool) -> list[tuple[float, float]]:
@@ -152,7 +163,7 @@ def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Fig
         axis.set_xlabel(figure.x)
         axis.set_ylabel("share of the tokens gained\nover one a step" if gains else figure.y)
         axis.grid(alpha=0.25)
-    return _finish(drawn, axes[0][0], 2 if figure.shares else 1)
+    return _finish(drawn, axes.flat, 2 if figure.shares else 1)
 
 
 def _stack(figure: Stack, table: Table, rows: Mapping[str, Row | None]) -> Figure:
@@ -177,7 +188,7 @@ def _stack(figure: Stack, table: Table, rows: Mapping[str, Row | None]) -> Figur
         ends = [end + piece for end, piece in zip(ends, pieces, strict=True)]
     axis.set_xlabel(figure.label)
     axis.grid(axis="x", alpha=0.25)
-    return _finish(drawn, axis, 3)
+    return _finish(drawn, [axis], 3)
 
 
 def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Figure:
