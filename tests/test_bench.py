@@ -336,7 +336,7 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
     drafter, target = SimpleNamespace(tree=build(parse(TREE))), SimpleNamespace(layers=["a block"])
     given: Any = SimpleNamespace(
         engine=SimpleNamespace(kernels=kernels),
-        config=SimpleNamespace(drafter=drafter),
+        config=SimpleNamespace(drafter=drafter, target=target),
         model=SimpleNamespace(target=target),
     )
     measure._tune(given, (1, 16), 2)

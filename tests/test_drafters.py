@@ -25,7 +25,7 @@ WINDOWS = {
     **{f"window {w}": {"window": w} for w in (1, 2, 3, 9)},  # 9 is larger than the image
     **{init: {"window": 3, "init": init} for init in INITS[1:]},
     "not_refined": {"window": 3, "refine": False},
-    **{coupling: {"window": 3, "coupling": coupling} for coupling in COUPLINGS[1:]},
+    **{coupling: {"window": 3, "coupling": coupling} for coupling in COUPLINGS[1:] if coupling != "threshold"},
     "gumbel, repeat": {"window": 3, "coupling": "gumbel", "init": "horizontal_repeat"},
     "maximal, sample": {"window": 3, "coupling": "maximal", "init": "vertical_sample"},
     "height, sample": {"window": 3, "coupling": "height", "init": "vertical_sample"},
