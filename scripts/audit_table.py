@@ -1,6 +1,7 @@
-"""The table of docs/audit.md, from results/audit.csv: what the audit of every preset found.
+"""The tables of docs/audit.md: what the audit of every preset found, from results/audit.csv, and that of every variant.
 
 python scripts/audit_table.py [results/audit.csv]
+python scripts/audit_table.py results/audit_variants.csv
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from specbench.audit import tiny
 
 HEAD = "| method | rows | TV on tables | TV on real classes | KS of continuous tokens | smallest p-value |"
+VARIANTS = "| method | variant | rows | verdict, TV over all rows | smallest p-value |"
 _WORST = ("not lossless", "undecided", "lossless")
 Row = Mapping[str, str]
 
@@ -35,6 +37,16 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
+def of_variants(rows: Sequence[Row]) -> Iterator[str]:
+    yield VARIANTS
+    yield "|---" * VARIANTS[1:].count("|") + "|"
+    for method, variant in dict.fromkeys((row["method"], row["variant"]) for row in rows):
+        mine = [row for row in rows if (row["method"], row["variant"]) == (method, variant)]
+        least = min(float(row["p_value"]) for row in mine)
+        cells = [f"`{method}`", f"`{variant}`", str(len(mine)), _distance(mine, "tv_low", "tv_high"), f"{least:.2g}"]
+        yield f"| {' | '.join(cells)} |"
+
+
 def _distance(rows: Sequence[Row], *columns: str) -> str:
     """The verdict, and the largest limits of all rows, which hold for the largest distance."""
     if not rows:
@@ -46,7 +58,8 @@ def _distance(rows: Sequence[Row], *columns: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     with Path(*arguments or ["results/audit.csv"]).open(newline="") as file:
-        print("\n".join(lines(list(csv.DictReader(file)))))
+        rows = list(csv.DictReader(file))
+    print("\n".join(of_variants(rows) if "variants" in str(arguments) else lines(rows)))
     return 0
 
 

@@ -301,6 +301,16 @@ def test_the_table_of_the_audit_has_the_numbers_of_its_rows() -> None:
     assert "\n".join(audit_table.lines(audit_rows())) in text
 
 
+def test_the_table_of_variants_has_the_numbers_of_its_rows() -> None:
+    """Written by scripts/audit_table.py. What is called exact is lossless, and the biased releases are refuted."""
+    with (ROOT / "results/audit_variants.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert "\n".join(audit_table.of_variants(rows)) in (ROOT / "docs/audit.md").read_text(encoding="utf-8")
+    refuted = {(row["method"], row["variant"]) for row in rows if row["verdict"] == "not lossless"}
+    assert {("scd", "released"), ("sjd_pac", "released"), ("gsd", "released")} <= refuted
+    assert not {(row["method"], row["variant"]) for row in rows if row["variant"] == "exact"} & refuted
+
+
 def test_the_settings_of_models_are_those_of_the_configuration() -> None:
     """Written by scripts/settings_table.py."""
     assert "\n".join(settings_table.lines()) in (ROOT / "docs/models.md").read_text(encoding="utf-8")
