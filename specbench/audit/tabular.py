@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw, draw_distinct, draw_several
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
-from specbench.engine.state import Buffers, within
+from specbench.engine.state import Buffers, with_tensors, within
 
 #: tables[t] (V**t, V): the distribution of token t given the prefix coded base V, first token most significant. Of a
 #: Markov model of order m, (V**min(t, m), V): given the last m tokens.
@@ -267,11 +267,10 @@ class TabularGrower:
         prefixes, row = lookup.row(lookup.root(history, count), count).unique(return_inverse=True)
         one = torch.zeros_like(prefixes).scatter_(0, row, torch.arange(len(row)))  # a row of each prefix
         draft = self._grow(state, history[one], count[one])
-        moved: dict[str, Any] = {k: v[row] for k, v in vars(draft.tree).items() if isinstance(v, Tensor)}
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         tokens = torch.cat([root, draft.tokens[row, 1:]], 1)
         drawn = None if draft.sampled is None else draft.sampled[row]
-        return Draft(replace(draft.tree, **moved), tokens, draft.probs[row], draft.valid[row], drawn)
+        return Draft(with_tensors(draft.tree, lambda x: x[row]), tokens, draft.probs[row], draft.valid[row], drawn)
 
     def _grow(self, state: TabularState, history: Tensor, count: Tensor) -> Draft:
         lookup = self.lookup

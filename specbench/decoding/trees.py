@@ -11,12 +11,12 @@ import ast
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specbench.engine.state import with_tensors
 from specbench.errors import UsageError, check_choice, unknown
 
 Path = tuple[int, ...]
@@ -160,8 +160,7 @@ class Tree:
         return self.children.shape[2]
 
     def to(self, device: torch.device | str) -> Tree:
-        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
+        return with_tensors(self, lambda x: x.to(device))
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:

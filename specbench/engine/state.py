@@ -6,12 +6,14 @@ another batch is a matter of copying.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+D = TypeVar("D")
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,12 @@ def put(owner: Any, device: torch.device) -> None:
     of them, too."""
     for name in owner.constants:
         setattr(owner, name, _moved(getattr(owner, name), device))
+
+
+def with_tensors(x: D, change: Callable[[Tensor], Tensor]) -> D:
+    """A dataclass with each of its tensors changed, such as moved or picked by row."""
+    changed: dict[str, Any] = {name: change(value) for name, value in vars(x).items() if isinstance(value, Tensor)}
+    return replace(x, **changed)  # type: ignore[type-var]
 
 
 def constants(name: str, owner: Any) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from specbench.decoding.sampling import Sampling, sample_distinct
 from specbench.decoding.trees import Path, Tree, build, chain_paths, from_parents, in_order
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.ops import sum_last, take
-from specbench.engine.state import Buffer, Buffers, put
+from specbench.engine.state import Buffer, Buffers, put, with_tensors
 from specbench.errors import UsageError
 
 #: TreeShapes to choose from: a tenth of the range of acceptances each.
@@ -69,8 +69,7 @@ class _ShapeLevel:
     first: int
 
     def to(self, device: torch.device) -> _ShapeLevel:
-        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
+        return with_tensors(self, lambda x: x.to(device))
 
 
 class TreeShapes:
@@ -156,8 +155,7 @@ class TreeShapes:
             else:
                 picks = given[1].topk(width, dim=-1).indices
             tokens.scatter_(1, level.kids[shape][..., :width].flatten(1), picks.flatten(1))
-        moved: dict[str, Any] = {k: v[shape] for k, v in vars(self.tree).items() if isinstance(v, Tensor)}
-        tree: Tree = replace(self.tree, **moved)
+        tree: Tree = with_tensors(self.tree, lambda x: x[shape])
         valid = torch.ones(rows, self.nodes + 1, dtype=torch.bool, device=root.device)
         if width < self.width:  # a vocabulary has no more candidates than tokens
             valid = ~(tree.ancestors & (self.rank[shape] >= width).unsqueeze(1)).any(-1)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from specbench.decoding.trees import Path, Tree, build
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.masks import TreeMask
 from specbench.engine.ops import take
-from specbench.engine.state import Buffer, Buffers, put, within
+from specbench.engine.state import Buffer, Buffers, put, with_tensors, within
 
 
 @dataclass
@@ -57,8 +57,7 @@ class _Level:
     first: int
 
     def to(self, device: torch.device) -> _Level:
-        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
+        return with_tensors(self, lambda x: x.to(device))
 
 
 def _levels(tree: Tree) -> list[_Level]:
