@@ -81,6 +81,14 @@ def one_hot(token: Tensor, size: int) -> Tensor:
     return torch.zeros(*token.shape, size, device=token.device).scatter_(-1, token.unsqueeze(-1), 1.0)
 
 
+def chain_probs(draft: Draft) -> Tensor:
+    """The distributions (B, L, V) that the tokens of a chain were drawn from: point masses of deterministic ones."""
+    q = draft.probs
+    if draft.sampled is None:
+        return q
+    return torch.where(draft.sampled[:, 1:, None], q, one_hot(draft.tokens[:, 1:], q.shape[-1]))
+
+
 class Verification(ABC):
     """A way to decide on the nodes of a draft, and on the distribution of the token that follows. `name` is that of its
     file under conf/verification."""

@@ -15,9 +15,9 @@ from specbench.decoding.verify.base import (
     Draft,
     Verdict,
     Verification,
+    chain_probs,
     check_exact,
     concluded,
-    one_hot,
 )
 from specbench.engine.ops import Kernels, sum_last, take
 from specbench.errors import UsageError
@@ -50,9 +50,8 @@ class BlockVerification(Verification):
         kernels: Kernels | None,
     ) -> Verdict:
         """As of `Verification`."""
-        token, q = draft.tokens[:, 1:], draft.probs
-        if draft.sampled is not None and (kernels is None or rule.name != "exact"):
-            q = torch.where(draft.sampled[:, 1:, None], q, one_hot(token, q.shape[-1]))
+        exact_kernel = kernels is not None and rule.name == "exact"  # which reads the draft itself
+        token, q = draft.tokens[:, 1:], draft.probs if exact_kernel else chain_probs(draft)
         if rule.name != "exact":  # the nodes that have a draft token emit what the rule emits
             live = draft.valid[:, 1:] & (at(q, token) > 0)
             before = rule.emits(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))

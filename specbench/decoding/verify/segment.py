@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
-from specbench.decoding.verify.base import Draft, Verdict, Verification, concluded, one_hot
+from specbench.decoding.verify.base import Draft, Verdict, Verification, chain_probs, concluded
 from specbench.decoding.verify.block import ratios
 from specbench.engine.ops import Kernels, take
 from specbench.errors import UsageError
@@ -49,9 +49,7 @@ class Segment(Verification):
         kernels: Kernels | None,
     ) -> Verdict:
         """As of `Verification`."""
-        token, q = draft.tokens[:, 1:], draft.probs
-        if draft.sampled is not None:
-            q = torch.where(draft.sampled[:, 1:, None], q, one_hot(token, q.shape[-1]))
+        token, q = draft.tokens[:, 1:], chain_probs(draft)
         t = at(p[:, :-1], token)
         exists, ratio = ratios(t, at(q, token), draft.valid[:, 1:])
         exists = exists.long().cumprod(1).bool()
