@@ -132,7 +132,7 @@ def open_source(path: Path, wrappers: Sequence[str] = (), allowed: Sequence[type
 
 def config(folder: Path) -> dict[str, Any]:
     """The config.json of a Hugging Face folder."""
-    return _json_object(folder / "config.json")
+    return json_object(folder / "config.json")
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def _unreadable(file: Path, kind: str, error: Exception) -> UsageError:
 
 def _index(file: Path) -> dict[str, str]:
     """Tensor name -> file name, as the index of a folder in shards lists them."""
-    listed = _json_object(file).get("weight_map")
+    listed = json_object(file).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise UsageError(f"{file} has no 'weight_map'; fetch it again")
     for tensor, name in listed.items():
@@ -266,7 +266,8 @@ def _index(file: Path) -> dict[str, str]:
     return listed
 
 
-def _json_object(file: Path) -> dict[str, Any]:
+def json_object(file: Path) -> dict[str, Any]:
+    """The object that a JSON file holds. Raises UsageError where it holds none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:

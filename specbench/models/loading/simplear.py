@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from specbench.data.scenes import to_uint8
-from specbench.errors import UsageError
 from specbench.models.cosmos import COSMOS, Cosmos
 from specbench.models.language import Grammar
 from specbench.models.loading.bundle import UnifiedModel
 from specbench.models.loading.image_tokenizers import load_cosmos
 from specbench.models.loading.prompts import SimpleARIds, simplear_prompt
-from specbench.models.loading.text_official import find_file, hashed_ids, open_byte_level, open_tokenizer
+from specbench.models.loading.text_official import NamedText, find_file, hashed_ids, open_byte_level, open_tokenizer
 from specbench.models.loading.unified_official import padded, read
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig
 
@@ -52,32 +51,24 @@ def known(tokens: Tensor, codes: int) -> Tensor:
     return torch.where(tokens < codes, tokens, 0)
 
 
-class SimpleARText:
+class SimpleARText(NamedText):
     """SimpleAR's tokenizer, Qwen2.5's with seven tokens more: tokenizer.json, or vocab.json, merges.txt and
     added_tokens.json."""
 
+    model = "SimpleAR"
+
     def __init__(self, path: Path) -> None:
         """`path` is the first file or its folder. Raises UsageError for another kind of file."""
-        self.file = find_file(path, "tokenizer.json", "vocab.json")
-        given = open_tokenizer if self.file.name == "tokenizer.json" else open_byte_level
-        self._tokenizer, self._names = given(self.file)
+        file = find_file(path, "tokenizer.json", "vocab.json")
+        super().__init__(file, (open_tokenizer if file.name == "tokenizer.json" else open_byte_level)(file))
 
     def __len__(self) -> int:
         """Ids; that of an image's first code follows them."""
         return len(self._names)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without a beginning or an end of its own."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
     def ids(self) -> SimpleARIds:
         """The special ids, by their names. Raises UsageError where one is missing."""
-        names = {"text_to_image": "<|t2i|>", "image_start": "<|soi|>"}
-        missing = [name for name in names.values() if name not in self._names]
-        if missing:
-            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not SimpleAR's tokenizer")
-        return SimpleARIds(**{field: self._names[name] for field, name in names.items()})
+        return SimpleARIds(**self._named({"text_to_image": "<|t2i|>", "image_start": "<|soi|>"}))
 
 
 class SimpleAR(UnifiedModel):

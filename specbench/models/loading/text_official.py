@@ -27,6 +27,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from specbench.errors import UsageError
+from specbench.models.loading.files import config, json_object
 from specbench.models.loading.prompts import ChameleonIds, Encode, JanusIds
 
 _LOG = logging.getLogger("specbench")
@@ -160,25 +161,40 @@ _CHAMELEON = {
 }
 
 
-class ChameleonText:
-    """Chameleon's tokenizer: text_tokenizer.json of Meta's release, or tokenizer.json of a Hugging Face folder."""
+class NamedText:
+    """A tokenizer of plain text whose special tokens are known by their names; model: whose it is, in messages."""
 
-    def __init__(self, path: Path) -> None:
-        """`path` is the file or its folder. Raises UsageError for another kind of file."""
-        self.file = find_file(path, "text_tokenizer.json", "tokenizer.json")
-        self._tokenizer, self._names = open_tokenizer(self.file)
+    model: str
+
+    def __init__(self, file: Path, opened: tuple[Tokenizer, dict[str, int]]) -> None:
+        self.file = file
+        self._tokenizer, self._names = opened
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without a beginning or an end of its own."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def _named(self, names: Mapping[str, str]) -> dict[str, int]:
+        """Field -> name of a special token, as field -> id. Raises UsageError where a name is missing."""
+        if missing := [name for name in names.values() if name not in self._names]:
+            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not {self.model}'s tokenizer")
+        return {field: self._names[name] for field, name in names.items()}
+
+
+class ChameleonText(NamedText):
+    """Chameleon's tokenizer: text_tokenizer.json of Meta's release, or tokenizer.json of a Hugging Face folder."""
+
+    model = "Chameleon"
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the file or its folder. Raises UsageError for another kind of file."""
+        file = find_file(path, "text_tokenizer.json", "tokenizer.json")
+        super().__init__(file, open_tokenizer(file))
+
     def ids(self) -> ChameleonIds:
         """The special ids, by their names. Raises UsageError where one is missing."""
-        missing = [name for name in _CHAMELEON.values() if name not in self._names]
-        if missing:
-            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not Chameleon's tokenizer")
-        return ChameleonIds(**{field: self._names[name] for field, name in _CHAMELEON.items()})
+        return ChameleonIds(**self._named(_CHAMELEON))
 
     def codes(self, count: int | None = None) -> Tensor:
         """(C,) int64: the vocabulary id of each code of the pixel tokenizer, by token NAME: IMGIMG, the code's digits
@@ -204,62 +220,43 @@ class ChameleonText:
         return torch.tensor([found[code] for code in range(wanted)])
 
 
-class Lumina2Text:
+class Lumina2Text(NamedText):
     """The tokenizer of Lumina-mGPT 2.0: tokenizer.json, with more names in the vocabulary_map of config.json."""
+
+    model = "Lumina-mGPT 2.0"
 
     def __init__(self, folder: Path) -> None:
         """Raises UsageError for a folder of another model."""
-        self.file = find_file(folder, "tokenizer.json")
-        self._tokenizer, self._names = open_tokenizer(self.file)
-        self._names = {**_read(folder / "config.json").get("vocabulary_map", {}), **self._names}
-        settings = _read(folder / "tokenizer_config.json")
+        file = find_file(folder, "tokenizer.json")
+        super().__init__(file, open_tokenizer(file))
+        self._names = {**config(folder).get("vocabulary_map", {}), **self._names}
+        settings = json_object(folder / "tokenizer_config.json")
         first = settings.get("bos_token") or settings.get("eos_token")  # reference README_3 (57)
         self._first = str(first.get("content") if isinstance(first, dict) else first)
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without a beginning or an end of its own."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
 
     def ids(self) -> ChameleonIds:
         """The special ids, by their names. Raises UsageError where one is missing."""
         names = {field: name for field, name in _CHAMELEON.items() if field not in ("bos", "pad", "eos")}
-        names |= dict.fromkeys(("bos", "pad", "eos"), self._first)
-        missing = [name for name in names.values() if name not in self._names]
-        if missing:
-            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not Lumina-mGPT 2.0's tokenizer")
-        return ChameleonIds(**{field: self._names[name] for field, name in names.items()})
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """A JSON object. Raises UsageError where the file has none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{file} is not a readable JSON file ({type(e).__name__}); fetch it again") from e
-    if not isinstance(content, dict):
-        raise UsageError(f"{file} does not hold a JSON object; fetch it again")
-    return content
+        return ChameleonIds(**self._named(names | dict.fromkeys(("bos", "pad", "eos"), self._first)))
 
 
 #: The names of Janus-Pro's special tokens.
 _JANUS = {"bos": "<｜begin▁of▁sentence｜>", "pad": "<｜▁pad▁｜>", "begin_of_image": "<begin_of_image>"}
 
 
-class JanusText:
+class JanusText(NamedText):
     """Janus-Pro's tokenizer, tokenizer.json of either layout."""
+
+    model = "Janus-Pro"
 
     def __init__(self, path: Path) -> None:
         """`path` is the file or its folder. Raises UsageError for another kind of file."""
-        self.file = find_file(path, "tokenizer.json")
-        self._tokenizer, self._names = open_tokenizer(self.file)
+        file = find_file(path, "tokenizer.json")
+        super().__init__(file, open_tokenizer(file))
 
     def ids(self) -> JanusIds:
         """The special ids, by their names. Raises UsageError where one is missing."""
-        missing = [name for name in _JANUS.values() if name not in self._names]
-        if missing:
-            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not Janus-Pro's tokenizer")
-        return JanusIds(**{field: self._names[name] for field, name in _JANUS.items()})
+        return JanusIds(**self._named(_JANUS))
 
     def template(self, prompt: str) -> list[int]:
         """The ids of what a user asks and an assistant answers to (prompt_formats_3.json). A role that is a token of
@@ -267,9 +264,7 @@ class JanusText:
         return [*self._role("<|User|>", f": {prompt.strip()}\n\n"), *self._role("<|Assistant|>", ":")]
 
     def _role(self, name: str, text: str) -> list[int]:
-        before, text = ([self._names[name]], text) if name in self._names else ([], name + text)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return before + ids
+        return [self._names[name], *self.encode(text)] if name in self._names else self.encode(name + text)
 
 
 #: How Emu3 (and Qwen, whose vocabulary it is) cuts text into the pieces that are merged each for itself.
