@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from goldens.common import Compared, Tensors, weights
+from goldens.language import every_layer
 from goldens.llamagen import steps
 from goldens.pixels import llamagen_vq
 from specbench.decoding.sampling import Sampling
@@ -64,21 +65,10 @@ def janus_lm(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "prompt_rows", interleaved(torch.cat([given.ids, given.no_ids])), t["out/prompt_rows"]
     prefix = model.condition(given, True)
     both = torch.cat([tokens, tokens])
-    rows = len(both)
-    states: list[Tensor] = []
-    model.reserve(prefix.inputs.shape[1] + tokens.shape[1])
-    handles = [
-        layer.register_forward_hook(lambda _m, _i, out: states.append(out.view(rows, -1, out.shape[-1])))
-        for layer in model.layers
-    ]
-    hidden = model.uncached(prefix, both)
-    for handle in handles:
-        handle.remove()
-    embedded = torch.cat([prefix.inputs, model.tok_embeddings(model.ids(both))], 1)
-    found = [embedded, *states[:-1], hidden]
+    found = every_layer(model, prefix, both)
     for i, one in enumerate(found):
         yield f"hidden_{i}", interleaved(one), t[f"out/hidden_{i}"]
-    before = given.ids.shape[1]
+    embedded, hidden, before = found[0], found[-1], given.ids.shape[1]
     yield "prefill_hidden", interleaved(hidden[:, :before]), t["out/prefill_hidden"]
     yield "image_embeds_0", interleaved(embedded[:, before]), t["out/image_embeds_0"]
     yield "uncached_logits", interleaved(model.head(hidden[:, before - 1 :])), t["out/uncached_logits"]

@@ -36,6 +36,18 @@ def uncached_logits(model: Unified, ids: Tensor) -> tuple[Tensor, Tensor]:
     return model.head(hidden), hidden
 
 
+def every_layer(model: Unified, prefix: Prefix, tokens: Tensor) -> list[Tensor]:
+    """Hidden states (rows, n, dim) of one pass: the embeddings, then every block's output, the last one after the final
+    norm."""
+    states: list[Tensor] = []
+    handles = [layer.register_forward_hook(lambda _m, _i, out: states.append(out)) for layer in model.layers]
+    hidden = model.uncached(prefix, tokens)
+    for handle in handles:
+        handle.remove()
+    embedded = torch.cat([prefix.inputs, model.tok_embeddings(model.ids(tokens))], 1)
+    return [embedded, *(state.view_as(hidden) for state in states[:-1]), hidden]
+
+
 def split(t: Tensors) -> Prompts:
     """The padded batch of a golden as prompts."""
     if "in/both" in t:
@@ -138,14 +150,9 @@ def lumina2_lm(t: Tensors, c: dict[str, Any]) -> Compared:
     model, sequence = unified(t, c, c["generated"]), torch.cat([whole, tokens], 1)
     wanted = t["out/uncached_logits"]
     yield "uncached_logits", uncached_logits(model, sequence)[0][:, -wanted.shape[1] :], wanted
-    states: list[Tensor] = []
-    handles = [layer.register_forward_hook(lambda _m, _i, out: states.append(out)) for layer in model.layers]
     every = torch.ones_like(whole, dtype=torch.bool)
-    hidden = model.uncached(Prefix(model.tok_embeddings(whole), every, whole), tokens)
-    for handle in handles:
-        handle.remove()
-    for i, one in enumerate([model.tok_embeddings(sequence), *states[:-1], hidden]):
-        yield f"hidden_{i}", one.view_as(hidden), t[f"out/hidden_{i}"]
+    for i, one in enumerate(every_layer(model, Prefix(model.tok_embeddings(whole), every, whole), tokens)):
+        yield f"hidden_{i}", one, t[f"out/hidden_{i}"]
 
     def streams(given: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and hidden states (2, 1 + n, *) of both streams through the cache."""
