@@ -40,7 +40,7 @@ def test_every_official_tensor_has_one_destination(name):
     wanted = janus.FULL[size]
     assert {**vars(cfg), "vocab_size": cfg.vocab_size + janus.CODES} == vars(wanted)
     language, inputs = janus.layouts(source.tensors, cfg.n_layer, cfg.block)
-    pixels = image_tokenizers.janus_layout(source.tensors, vq.VQConfig())[1]
+    pixels = image_tokenizers.janus_layout(source.tensors, vq.VQConfig())
     image = janus.image(cfg.vocab_size, janus.CODES, janus.SIDE)
     with torch.device("meta"):
         modules = Unified(cfg, image), janus.ImageInputs(janus.CODES, 8, cfg.dim), vq.VQModel(vq.VQConfig())
@@ -72,7 +72,7 @@ def save(folder, bundle, layout):
     state = target.state_dict() | {"tok_embeddings.weight": target.tok_embeddings.weight[:text]}
     tensors = official.exported(_Named(state), table) | official.exported(inputs, own)
     marks = {"official": (), "transformers": ("model.vqmodel.quantize.embedding.weight",)}[layout]
-    tensors |= official.exported(bundle.tokenizer, image_tokenizers.janus_layout(marks, bundle.tokenizer.cfg)[1][0])
+    tensors |= official.exported(bundle.tokenizer, image_tokenizers.janus_layout(marks, bundle.tokenizer.cfg)[0])
     tensors["vision_model.x" if layout == "official" else "model.aligner.fc1.bias"] = torch.zeros(2)
     folder.mkdir()
     save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
@@ -134,4 +134,4 @@ def test_another_models_file_is_refused(tmp_path):
     save_file({"model.embed_tokens.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"vocab_size": 8}))
     with pytest.raises(UsageError, match="it is not Janus's"):
-        janus.read(folder, 4, torch.device("cpu"), torch.float32)
+        janus.read(folder, official.open_source(folder), 4, torch.device("cpu"), torch.float32)

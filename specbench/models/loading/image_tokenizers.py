@@ -57,10 +57,14 @@ def taming_table(cfg: VQConfig) -> Table:
     return {official(name): ParameterSlice(name) for name in _names(cfg)}
 
 
-def janus_layout(names: Container[str], cfg: VQConfig) -> tuple[str, Layout]:
-    """The prefix, and the table and ignored names, of LlamaGen's tokenizer inside a Janus-Pro file: `gen_vision_model.`
-    and LlamaGen's names in DeepSeek's layout, `model.vqmodel.` in transformers'."""
-    prefix = "model.vqmodel." if "model.vqmodel.quantize.embedding.weight" in names else "gen_vision_model."
+def _janus_prefix(names: Container[str]) -> str:
+    return "model.vqmodel." if "model.vqmodel.quantize.embedding.weight" in names else "gen_vision_model."
+
+
+def janus_layout(names: Container[str], cfg: VQConfig) -> Layout:
+    """The table and the ignored names of LlamaGen's tokenizer inside a Janus-Pro file: after `gen_vision_model.` and by
+    LlamaGen's names in DeepSeek's layout, after `model.vqmodel.` in transformers'."""
+    prefix = _janus_prefix(names)
 
     def official(name: str) -> str:
         if prefix == "gen_vision_model.":
@@ -69,16 +73,26 @@ def janus_layout(names: Container[str], cfg: VQConfig) -> tuple[str, Layout]:
         return _middle(name).replace("encoder.conv_blocks.", "encoder.down.").replace(".res.", ".block.")
 
     table = {prefix + official(name): ParameterSlice(name) for name in _names(cfg)}
-    return prefix, (table, [rf"(?!{re.escape(prefix)}).*", rf"{re.escape(prefix)}quantize\.codebook_used"])
+    return table, [rf"(?!{re.escape(prefix)}).*", rf"{re.escape(prefix)}quantize\.codebook_used"]
 
 
 def load_janus(source: CheckpointSource, published: VQConfig, device: torch.device) -> VQModel:
     """The tokenizer inside a Janus-Pro file, in float32. Errors are those of `sized` and `official.load`."""
-    prefix, _ = janus_layout(source.tensors, published)
+    prefix = _janus_prefix(source.tensors)
     shapes = {n.removeprefix(prefix): i.shape for n, i in source.tensors.items() if n.startswith(prefix)}
     cfg = sized(published, shapes, str(source.path))
-    _, (table, ignored) = janus_layout(source.tensors, cfg)
+    table, ignored = janus_layout(source.tensors, cfg)
     return official.load(lambda: VQModel(cfg), source, table, device, torch.float32, ignored)
+
+
+def _widths(shapes: Mapping[str, tuple[int, ...]], pattern: str) -> dict[int, list[int]]:
+    """Level -> the widths of the residual blocks there, of the tensors whose names match; the first group of `pattern`
+    is the level."""
+    widths: dict[int, list[int]] = {}
+    for name, shape in shapes.items():
+        if m := re.fullmatch(pattern, name):
+            widths.setdefault(int(m[1]), []).append(shape[0])
+    return widths
 
 
 def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> VQConfig:
@@ -88,11 +102,8 @@ def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str 
     The file formats carry no sizes. What no shape determines (norm groups, the codebook's use), and the levels with
     attention, stay as in `official`.
     """
-    widths: dict[int, list[int]] = {}  # of the encoder's residual blocks, level by level
     try:
-        for name, shape in shapes.items():
-            if m := re.fullmatch(r"encoder\.(?:conv_blocks|down)\.(\d+)\.(?:res|block)\.\d+\.conv2\.weight", name):
-                widths.setdefault(int(m[1]), []).append(shape[0])
+        widths = _widths(shapes, r"encoder\.(?:conv_blocks|down)\.(\d+)\.(?:res|block)\.\d+\.conv2\.weight")
         ch = shapes["encoder.conv_in.weight"][0]
         if ch % official.norm_groups:
             raise ValueError("norms would not divide the channels")
@@ -209,11 +220,8 @@ def cosmos_sized(
 ) -> CosmosConfig:
     """`official` with the sizes of an encoder.jit; the levels of its codes, which no shape gives, stay. UsageError
     where they do not fit."""
-    widths: dict[int, list[int]] = {}
     try:
-        for name, shape in shapes.items():
-            if m := re.fullmatch(r"encoder\.down\.(\d+)\.block\.\d+\.conv2\.0\.conv3d\.weight", name):
-                widths.setdefault(int(m[1]), []).append(shape[0])
+        widths = _widths(shapes, r"encoder\.down\.(\d+)\.block\.\d+\.conv2\.0\.conv3d\.weight")
         ch = shapes["encoder.conv_in.0.conv3d.weight"][0]
         if shapes["quant_conv.conv3d.weight"][0] != len(official.levels):
             raise ValueError("other codes")

@@ -7,6 +7,7 @@ size of the text's vocabulary + the code. Facts: reference README_3 (39) to (48)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -89,12 +90,7 @@ def layouts(names: Collection[str], layers: int, block: BlockConfig) -> tuple[La
         for ours, theirs in (("first", inputs[1]), ("second", inputs[2])):
             own[f"{theirs}.{part}"] = ParameterSlice(f"{ours}.{part}")
     rest = [*others, *naming.ROTARY]
-    exactly = "|".join(map(_escaped, table)), "|".join(map(_escaped, own))
-    return (table, [exactly[1], *rest]), (own, [exactly[0], *rest])
-
-
-def _escaped(name: str) -> str:
-    return name.replace(".", r"\.")
+    return (table, [*map(re.escape, own), *rest]), (own, [*map(re.escape, table), *rest])
 
 
 def configured(content: Mapping[str, Any], source: official.CheckpointSource) -> UnifiedConfig:
@@ -128,9 +124,10 @@ def load(
     return target
 
 
-def read(folder: Path, side: int, device: torch.device, dtype: torch.dtype) -> Unified:
-    """The target of a folder. Raises UsageError for what does not describe one."""
-    source = official.open_source(folder)
+def read(
+    folder: Path, source: official.CheckpointSource, side: int, device: torch.device, dtype: torch.dtype
+) -> Unified:
+    """The target of a folder, of which `source` has the tensors. Raises UsageError for what does not describe one."""
     try:
         cfg = configured(official.config(folder), source)
     except (KeyError, TypeError, ValueError) as e:
@@ -159,7 +156,7 @@ class Janus(UnifiedModel):
             self.tokenizer = image_tokenizers.load_janus(source, vq.LLAMAGEN_16, device)
             self.text = JanusText(folder)
             self.ids = self.text.ids()
-            self.target = read(folder, self.side, device, dtype)
+            self.target = read(folder, source, self.side, device, dtype)
             self.image = self.target.image
         self.resolution = self.side * self.tokenizer.cfg.downsample
 
@@ -171,7 +168,7 @@ class Janus(UnifiedModel):
         return padded(given, self.prompt_length, self.ids.pad, self.device)
 
     def read_smaller(self, path: Path) -> Unified:
-        return read(path, self.side, self.device, self.dtype)
+        return read(path, official.open_source(path), self.side, self.device, self.dtype)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return vq.truncated(self.tokenizer.decode(codes))
