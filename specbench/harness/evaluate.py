@@ -245,6 +245,8 @@ class _Scoring:
         row: dict[str, Any] = dict.fromkeys(COLUMNS)
         row |= {"run_id": self.memory["run_id"], "time": provenance.utc()}
         row |= {"specbench": __version__, "commit": provenance.commit(), "n": len(self.pairs.items)}
+        used = {"metrics": [*self.earlier, *self.cfg["metrics"]], "data": self.cfg["data"]}
+        row["plugins"] = "; ".join(parameters.plugins_of(used)) or None
         if source := self.cfg["data"]:
             own = ("data", *parameters.declared("data", source))
             row |= {name: self.cfg[name] for name in own if name in COLUMNS}

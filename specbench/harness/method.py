@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,7 +74,7 @@ def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor
 
 def check_draft(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for a draft that is longer than an image; loads no model."""
-    module = importlib.import_module(registry.entry("model", cfg["model"]).target.partition(":")[0])
+    module = registry.module("model", cfg["model"])
     tokens = None if cfg.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
     if tokens is None:  # only the weights define it
         return
