@@ -8,13 +8,14 @@ expression that it comes from; other numbers of a sentence are settings that its
 expressions that must be true where the sentence depends on more than its numbers. Tables that a script draws count as a
 whole. A number outside of all this is an error, save in code, links, dates and names.
 
-Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv as a DataFrame, and `line(TABLE, KEY)`,
-the row that a line of a table shows.
+Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
+and `line(TABLE, KEY)`, the row that a line of a table shows.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,13 +34,14 @@ from specbench.errors import UsageError
 from specbench.tables import catalog, measure
 
 ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = ROOT / "specbench/tables/published"
 _FIGURE = r"[-−+]?\d+(?:,\d{3})*(?:\.\d+)?"
 _NUMBER = re.compile(rf"(?<![\w.\-]){_FIGURE}(?!\w)")
 _HOLE = rf"({_FIGURE}(?:e[-+]?\d+)?|[0-9a-f]{{7,40}})(?!\w)"
 #: What is no measurement: code, targets of links, comments, dates, headings, numbers of items and equations, names.
 _ASIDES = (
     r"```.*?```",
-    r"^ {4}\S[^\n]*$",
+    r"^ {4,}\S[^\n]*$",
     r"`[^`\n]*`",
     r"\]\([^)]*\)",
     r"<!--.*?-->",
@@ -70,17 +72,8 @@ class Rows:
         self.lines = cache(self._lines)
 
     def names(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "line": self.line,
-            "loads": json.loads,
-            "mean": fmean,
-            "abs": abs,
-            "len": len,
-            "max": max,
-            "min": min,
-            "sum": sum,
-        }
+        builtins = {f.__name__: f for f in (abs, all, len, max, min, sum, zip)}
+        return {"rows": self.rows, "line": self.line, "loads": json.loads, "exp": math.exp, "mean": fmean, **builtins}
 
     def rows(self, name: str, **where: Any) -> pd.DataFrame:
         found = self.read(name)
@@ -97,7 +90,8 @@ class Rows:
         return found[key]
 
     def _read(self, name: str) -> pd.DataFrame:
-        return pd.read_csv(self.results / f"{name}.csv", low_memory=False)
+        folder = PUBLISHED.parent if name.startswith(PUBLISHED.name) else self.results
+        return pd.read_csv(folder / f"{name}.csv", low_memory=False)
 
     def _lines(self, table: str) -> dict[str, dict[str, Any]]:
         if table not in catalog.TABLES:
