@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test mutants tables comparisons bench gpu train-scenes lint format docs clean
+.PHONY: help run test mutants check-numbers tables comparisons bench gpu train-scenes lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -47,6 +47,9 @@ test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for s
 	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORT) $(ARGS)
 	@echo "wrote $(REPORT)"
+
+check-numbers: $(READY) ## compute the numbers of README and results again from rows (ARGS=--write: put them in)
+	"$(BIN)/python" scripts/check_numbers.py $(ARGS)
 
 mutants: $(DEV) ## put mistakes into the code, one at a time, and see that the audit catches each (minutes)
 	OMP_NUM_THREADS=1 "$(BIN)/python" scripts/mutants.py $(ARGS)
