@@ -21,7 +21,7 @@ from specbench.storage.files import sha256
 __all__ = ["DRAWN", "Item", "counted", "load", "prompts_hash"]
 
 #: Data sets that the code makes; the prompts of the others come from files, which may change.
-DRAWN = ("scenes", "scenes_classes", "imagenet")
+DRAWN = ("scenes", "scenes_classes", "scenes_geneval", "imagenet")
 
 _MODULES = {"coco2014": "coco", "coco2017": "coco"}  # for data sets whose module has another name
 
