@@ -69,7 +69,7 @@ def file_of(group: str, name: str) -> Path:
     return one.path if one else conf_dir() / group / f"{name}.yaml"
 
 
-def found_plugins() -> plugins.Found:
+def found_plugins() -> plugins.FoundPlugins:
     """The plug-ins that are installed and included."""
     return plugins.load(conf_dir())
 

@@ -7,7 +7,7 @@ groups `ENTRY_POINTS`, or that of NAME.py next to NAME.yaml.
 
 A new parameter is declared in the file of the choice that has it, under `parameters`, with the fields of `Parameter`
 and its unit. Nothing of a plug-in is imported before it is used. What is wrong with one is a sentence in
-`Found.faults`, and the choice is left out; a choice never replaces one of specbench's own.
+`FoundPlugins.faults`, and the choice is left out; a choice never replaces one of specbench's own.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Provided:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPlugins:
     """Plug-ins, their choices by group and name, the parameters that they declare with their units, and one sentence
     for each fault, of included folders apart."""
 
@@ -119,7 +119,7 @@ class Found:
 
 
 @cached
-def load(conf: Path) -> Found:
+def load(conf: Path) -> FoundPlugins:
     """The plug-ins that are installed and included, next to the choices in `conf`, specbench's own."""
     search = _Search(conf)
     for plugin in _installed(search.faults):
@@ -127,7 +127,7 @@ def load(conf: Path) -> Found:
     search.faults, faults = [], search.faults
     for plugin in _included(search.faults):
         search.add(plugin)
-    return Found(
+    return FoundPlugins(
         tuple(search.plugins),
         {group: dict(sorted(names.items())) for group, names in search.choices.items()},
         search.parameters,
