@@ -6,9 +6,13 @@ import json
 import re
 import sys
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path", "fields"]
+KINDS = get_args(Kind)
+
+#: Keys of the files under conf/ that describe a choice and are not parameters of a run.
+METADATA = ("kind", "preferred", "network", "variants", "raster", "parameters", "served")
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
 PROMPTS = 1_000_000

@@ -2,7 +2,8 @@
 
 `table.TABLE` documents every parameter and checks its value. `conf/` defines which parameters a run *has*: the keys of
 config.yaml and of the chosen model, data, engine, drafter and rule files, and nothing else. A new drafter, rule or
-model declares its parameters in its own YAML; a parameter that is new to the project also gets a line in the table.
+model declares its parameters in its own YAML; a parameter that is new to the project also gets a line in the table. The
+choices and the parameters of plug-ins stand next to them (see `plugins`).
 
 Imports neither torch nor Hydra.
 """
@@ -10,15 +11,19 @@ Imports neither torch nor Hydra.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from specbench.config import networks
-from specbench.config.table import TABLE, check_value
+from specbench.config import caches, networks, plugins
+from specbench.config.caches import cached
+from specbench.config.parameter import METADATA as METADATA
+from specbench.config.table import BUILT_IN, TABLE, UNITS, check_value
 from specbench.errors import UsageError, unknown
 from specbench.storage import home
 
@@ -27,10 +32,6 @@ PARAMETER_GROUPS = ("model", "data", "engine", "drafter", "rule", "verification"
 
 #: The groups of which a method consists.
 PARTS = ("drafter", "rule", "verification")
-
-
-#: Keys of the files under conf/ that describe a choice and are not parameters of a run.
-METADATA = ("kind", "preferred", "network", "variants", "raster", "served")
 
 
 #: What a run has whose images a server decodes, besides the parameters of its data and its engine: names that stand for
@@ -49,7 +50,7 @@ def conf_dir() -> Path:
     raise UsageError(f"the configurations are missing: no conf/config.yaml in or next to {package}; install again")
 
 
-@cache
+@cached
 def groups() -> tuple[str, ...]:
     """The groups of conf/ from which a run chooses."""
     return tuple(
@@ -57,26 +58,80 @@ def groups() -> tuple[str, ...]:
     )
 
 
-@cache
+@cached
 def choices(group: str) -> dict[str, str]:
     """Name -> one-line description of every choice of a group: the file's first comment line, a full sentence."""
     found = {}
-    for path in sorted((conf_dir() / group).glob("*.yaml")):
+    own = sorted((conf_dir() / group).glob("*.yaml"))
+    for path in [*own, *(one.path for one in found_plugins().choices.get(group, {}).values())]:
         comments = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
         found[path.stem] = next((c for c in comments if not c.startswith("@")), "")
     return found
 
 
-@cache
+def file_of(group: str, name: str) -> Path:
+    """The file of a choice, which exists if the choice does."""
+    one = provided(group, name)
+    return one.path if one else conf_dir() / group / f"{name}.yaml"
+
+
+def found_plugins() -> plugins.FoundPlugins:
+    """The plug-ins that are installed and included."""
+    return plugins.load(conf_dir())
+
+
+def provided(group: str, name: str) -> plugins.Provided | None:
+    """The choice of a plug-in; None for one of specbench's own, and for a name that does not exist."""
+    return found_plugins().choices.get(group, {}).get(name)
+
+
+def plugins_of(cfg: Mapping[str, Any]) -> list[str]:
+    """The labels of the plug-ins whose choices a configuration names, as a row gives them."""
+    names = [(group, name) for group, value in cfg.items() for name in (value if group == "metrics" else [value])]
+    found = (provided(group, str(name).partition("@")[0]) for group, name in names)
+    return sorted({one.plugin.label for one in found if one})
+
+
+@contextmanager
+def including(folders: Sequence[Path]) -> Iterator[None]:
+    """Inside, these folders are plug-ins, too, here and in child processes. UsageError for a fault in one."""
+    before = os.environ.get(plugins.INCLUDE)
+    texts = [*([before] if before else []), *(str(folder.expanduser().absolute()) for folder in folders)]
+    if folders:
+        os.environ[plugins.INCLUDE] = os.pathsep.join(texts)
+        refresh()
+    try:
+        yield
+    finally:
+        if folders:
+            if before is None:
+                del os.environ[plugins.INCLUDE]
+            else:
+                os.environ[plugins.INCLUDE] = before
+            refresh()
+
+
+def refresh() -> None:
+    """Searches for plug-ins again; their parameters join `TABLE`."""
+    caches.clear()
+    for name in [name for name in TABLE if name not in BUILT_IN]:
+        del TABLE[name]
+        UNITS.pop(name, None)
+    found = found_plugins()
+    TABLE.update(found.parameters)
+    UNITS.update(found.units)
+
+
+@cached
 def content(group: str, name: str) -> dict[str, Any]:
     """The content of a choice's file; empty where there is no such file."""
-    path = conf_dir() / group / f"{name}.yaml"
+    path = file_of(group, name)
     loaded = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
     assert isinstance(loaded, dict)
     return {str(key): value for key, value in loaded.items()}
 
 
-@cache
+@cached
 def declared(group: str, name: str) -> frozenset[str]:
     """The flat parameters that a choice of a group declares, including those of the files that it builds on."""
     held = content(group, name)
@@ -100,13 +155,13 @@ def default(group: str, name: str, parameter: str) -> Any:
     return content(group, name).get(parameter)
 
 
-@cache
+@cached
 def common() -> frozenset[str]:
     """The parameters that every run has."""
     return declared("", "config") | {"method"}
 
 
-@cache
+@cached
 def method_parameters() -> frozenset[str]:
     """The parameters that a part of a method declares: those of a method, without the model and the sampling."""
     parts = (declared(group, name) for group in PARTS for name in choices(group))
@@ -132,7 +187,7 @@ def of_experiment(name: str) -> dict[str, Any]:
     return _chosen(held) | {key: value for key, value in held.items() if key not in ("defaults", "hydra", *METADATA)}
 
 
-@cache
+@cached
 def default_choice(group: str) -> str:
     """The default choice of a group."""
     return _chosen(content("", "config"))[group]
@@ -327,3 +382,6 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
     run_names = set(parameters_of(flat)) | set(given)
     preset = declared("method", str(flat.get("method")))
     return {name: value for name, value in flat.items() if name in run_names or name not in preset}
+
+
+refresh()

@@ -334,6 +334,9 @@ TABLE: dict[str, Parameter] = {
     "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
 }
 
+#: The parameters that plug-ins do not add.
+BUILT_IN = frozenset(TABLE)
+
 #: Parameter -> its unit; the others have none.
 UNITS = {
     "size": "pixels",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,7 +76,7 @@ def check_draft(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for a draft that is longer than an image, and where a server decodes; loads no model."""
     if parameters.is_served(cfg):
         raise UsageError(f"engine={cfg['engine']}: a server decodes, and only specbench run asks it")
-    module = importlib.import_module(registry.entry("model", cfg["model"]).target.partition(":")[0])
+    module = registry.module("model", cfg["model"])
     tokens = None if cfg.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
     if tokens is None:  # only the weights define it
         return

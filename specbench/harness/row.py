@@ -38,6 +38,7 @@ def build_row(
     row |= {name: value for name, value in cfg.items() if name in COLUMNS}
     row |= {name: value for name, value in last.items() if name in COLUMNS}
     row |= {"run_id": memory["run_id"], "time": provenance.utc(), "config_hash": provenance.config_hash(cfg)}
+    row["plugins"] = _plugins(cfg, last)
     row["prompts_hash"] = data.prompts_hash(items)
     row |= {name: value for name, value in quality.items() if name != "note"}
     if parameters.is_served(cfg):
@@ -76,6 +77,12 @@ def _measured(
             found |= summary.expected_speedup(mine, reference, cfg["gamma"])
         found["baseline_run_id"] = run_id + ("" if is_vanilla(cfg) else "/baseline")
     return found
+
+
+def _plugins(cfg: Mapping[str, Any], session: Mapping[str, Any]) -> str | None:
+    """The plug-ins that decoded, in a process, and those that score now."""
+    decoded = str(session.get("plugins") or "").split("; ")
+    return "; ".join(sorted({*decoded, *parameters.plugins_of({"metrics": cfg["metrics"]})} - {""})) or None
 
 
 def _conditions(row: Mapping[str, Any]) -> str:
@@ -140,7 +147,7 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], 
         remarks.append(f"decoded by {num_workers} workers: no seconds are measured")
     if len(sessions) > 1:
         remarks.append(f"decoded in {len(sessions)} processes" + (": their timings are mixed" if timed else ""))
-        for name in ("commit", "device_name", "torch"):
+        for name in ("commit", "plugins", "device_name", "torch"):
             if len({str(session.get(name)) for session in sessions.values()}) > 1:
                 remarks.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
     return remarks

@@ -53,6 +53,7 @@ _IDENTITY = {
     "time": "when the row was built, UTC",
     "specbench": "version of specbench",
     "commit": "git commit of the code that decoded; -dirty where specbench/ or conf/ differed from it",
+    "plugins": "plug-ins whose choices the run used: name, version and a hash of their files; empty: none",
     "config_hash": "hash of the configuration, see provenance.config_hash",
     "protocol": "protocol that the run follows, name@version",
 }
@@ -231,6 +232,10 @@ COLUMNS: dict[str, str] = {
     **_WHERE,
     "note": "remarks on the measurement",
 }
+
+
+#: Columns that a plug-in's metric may not fill: every row has them already.
+TAKEN = frozenset(METRICS) & {*_IDENTITY, *_STATISTICS, *_WHERE, "prompts_hash", "resolution", "tokens", "note"}
 
 
 COLUMNS["weights"] = "weights that decoded: random, or where they come from and a hash of their content"

@@ -25,6 +25,7 @@ import numpy as np
 
 from specbench import data
 from specbench._version import __version__
+from specbench.config import parameters
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import say, warn
 from specbench.harness.served.client import ImagesClient, RequestError
@@ -92,6 +93,7 @@ class ServerExecutor:
                 "specbench": __version__,
                 "commit": provenance.commit(),
                 "python": platform.python_version(),
+                "plugins": "; ".join(parameters.plugins_of(cfg)),
                 "model": model,
                 "server": server,
                 # What a resumed run must find again. (It may be at another address.)
