@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=2 python scripts/measure_scoring.py fd_dinov2 5000 --folder DIR     # or cmmd
 
-Draws images of 256 x 256 into DIR, extracts their features as `specbench evaluate` does (batch by batch, cached on disk)
+Draws images of 256 x 256 into DIR, extracts their features as `specbench evaluate` does (batch by batch, cached there)
 and computes the distance to a reference of random features with its standard error, whatever n. Prints images a second
 and the peak of resident memory; exit 1 above 3 GB. Stopped, the same command continues; a second time it extracts
 nothing. Without --folder everything is in a temporary folder.
