@@ -298,6 +298,14 @@ EVALUATORS: dict[str, Part] = {
         "HPS_v2.1_compressed.pt",
         "c57a38fb4a2f7e7c15bf00da2ea377cdf165448b4dd1052a484c215a998c9837",
     ),
+    # hpsv3/inference.py of MizzenAI/HPSv3 names the file, hpsv3/config/HPSv3_7B.yaml the model whose tokenizer it has.
+    # Several public projects pin both commits; no public page shows the checksums.
+    "hpsv3": Part(
+        "MizzenAI/HPSv3", ("HPSv3.safetensors",), "Apache 2.0", "4f81e3e09edd82fe3c5f636444c721b592a735ca"
+    ),
+    "hpsv3/text": Part(
+        "Qwen/Qwen2-VL-7B-Instruct", ("tokenizer.json",), "Apache 2.0", "eed13092ef92e448dd6875b2a00151bd3f7db0ac"
+    ),
 }
 
 
