@@ -82,8 +82,8 @@ def test_scores_are_those_of_transformers_qwen2_vl(folder: Path) -> None:
         count = height * width // 28**2
         text = (
             "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
-            f"{'<|image_pad|>' * count}<|vision_end|>{hpsv3_network._INSTRUCTION}{prompt}\n\n\n\nPlease provide the overall"
-            " ratings of this image: <|Reward|>\n\nEND\n<|im_end|>\n<|im_start|>assistant\n"
+            f"{'<|image_pad|>' * count}<|vision_end|>{hpsv3_network._INSTRUCTION}{prompt}\n\n\n\nPlease provide the"
+            " overall ratings of this image: <|Reward|>\n\nEND\n<|im_end|>\n<|im_start|>assistant\n"
         )
         ids = torch.tensor([tokens.encode(text).ids])
         kind = (ids == 260).int()

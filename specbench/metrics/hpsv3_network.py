@@ -168,9 +168,10 @@ class Sequences:
             raise UsageError(f"{path} is not a readable tokenizer ({e}); fetch it again") from None
         self._tokenizer.add_special_tokens([REWARD])
         image, reward = self._tokenizer.token_to_id(IMAGE), self._tokenizer.token_to_id(REWARD)
-        if image is None or reward != TEXT["vocab_size"] - 1:
+        if image is None or reward is None or reward != TEXT["vocab_size"] - 1:
             raise UsageError(f"{path} is not the tokenizer of Qwen2-VL-7B-Instruct; fetch it again")
-        self.image, self.reward = image, reward
+        self.image: int = image
+        self.reward: int = reward
 
     def __call__(self, prompt: str, grid: tuple[int, int]) -> tuple[Tensor, int]:
         """A prompt and the grid of its image's patches -> ids (T,) int64, and the index of the token to read."""
