@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test mutants tables comparisons bench gpu train-scenes lint format docs clean
+.PHONY: help run test mutants check-numbers tables comparisons bench gpu train-scenes lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -31,8 +31,8 @@ run: $(READY) ## decode, score and time 16 images with the embedded model (ARGS=
 tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list" shows their state, ARGS="--jobs 4" runs four lines at a time; MODEL=llamagen_xl)
 	"$(BIN)/specbench" tables $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-comparisons: $(READY) ## our own comparisons on the embedded model: 75 runs of 500 images, 119 of fewer and 8 timed ones, hours on a CPU (ARGS="--jobs 4": four at a time)
-	"$(BIN)/specbench" tables field field_newer field_seconds rules_tradeoff rules_equal frontier frontier_equal jacobi_windows eagle3_gain verification_shapes verification_gain verification_gain_mar $(ARGS)
+comparisons: $(READY) ## our own comparisons on the embedded model: 85 runs of 480 or 500 images, 119 of fewer and 8 timed ones, hours on a CPU (ARGS="--jobs 4": four at a time)
+	"$(BIN)/specbench" tables field field_newer prompt_following field_seconds rules_tradeoff rules_equal frontier frontier_equal jacobi_windows eagle3_gain verification_shapes verification_gain verification_gain_mar $(ARGS)
 
 bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)
 	scripts/bench_gpu.sh "$(BIN)/specbench"
@@ -47,6 +47,9 @@ test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for s
 	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORT) $(ARGS)
 	@echo "wrote $(REPORT)"
+
+check-numbers: $(READY) ## compute the numbers of README and results again from rows (ARGS=--write: put them in)
+	"$(BIN)/python" scripts/check_numbers.py $(ARGS)
 
 mutants: $(DEV) ## put mistakes into the code, one at a time, and see that the audit catches each (minutes)
 	OMP_NUM_THREADS=1 "$(BIN)/python" scripts/mutants.py $(ARGS)

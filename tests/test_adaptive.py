@@ -95,11 +95,13 @@ def test_the_rates_along_an_accepted_path() -> None:
 
 def test_a_row_drafts_what_a_static_tree_of_its_shape_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows with three shapes in one batch, against EAGLE-1 with each of the trees. At random weights equal random
-    numbers give equal tokens, unless a rounding decides."""
+    numbers give equal tokens, unless a rounding decides. A shape is chosen by the acceptance at the next position."""
     target = tiny.llamagen(side=4)
     head, given, sampling = tiny.eagle(target), tiny.prompts(3), Sampling(cfg_scale=2.0)
     history, count, chosen = torch.randint(5, (3, 30)), torch.tensor([3, 1, 6]), [1, 5, 8]
-    monkeypatch.setattr(TreeShapes, "of", lambda self, rate: torch.tensor(chosen))
+    known, asked = Acceptances(torch.rand(3, 40), 4), []
+    monkeypatch.setattr(TreeShapes, "of", lambda self, rate: asked.append(rate) or torch.tensor(chosen))
+    monkeypatch.setattr(Acceptances, "open", lambda *given: known)
 
     def drafted(drafter: Any) -> Draft:
         session = target.open(given, 3, True, drafter.tree.nodes)
@@ -108,6 +110,7 @@ def test_a_row_drafts_what_a_static_tree_of_its_shape_drafts(monkeypatch: pytest
             return drafter.propose(state, history, count, torch.tensor([4, 4, 4]))
 
     found = drafted(AdaptiveEagle(head, 6, 3, 3))
+    torch.testing.assert_close(asked, [known.ahead(count)])
     for row, shape in enumerate(chosen):
         static = drafted(Eagle(head, best_paths((shape + 0.5) / SHAPES, 6, 3, 3)))
         assert torch.equal(found.tokens[row], static.tokens[row])

@@ -23,7 +23,7 @@ from torchvision.transforms import functional as tv
 from specbench import metrics
 from specbench.data.base import Item
 from specbench.errors import UsageError
-from specbench.metrics import fid, frechet, inception, inception_score, kid, precision_recall
+from specbench.metrics import compared, fid, frechet, inception, inception_score, kid, precision_recall
 from specbench.metrics import reference as references
 from specbench.metrics.base import Metric, ScoringContext, Unavailable
 from specbench.metrics.inception import InceptionScorer
@@ -186,7 +186,7 @@ def test_options_are_checked(options: dict[str, object], message: str) -> None:
 @pytest.fixture
 def narrow(published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of weights; the statistics see `WIDTH` features."""
-    for module in (inception, fid, inception_score):
+    for module in (inception, inception_score):
         monkeypatch.setattr(module, "FEATURES", WIDTH)
     return published
 
@@ -253,7 +253,7 @@ def test_kid_agrees_with_torch_fidelity(narrow: Path, n: int) -> None:
     real, found, names = features(90, 1), features(n, 2, 0.2), some_items(n)
     one = against(kid.KID, real, narrow, subsets=7, subset_size=50)
     (score,) = one.score(outputs(found), names)
-    permuted = torch.from_numpy(found[inception.order(outputs(found), names)])
+    permuted = torch.from_numpy(found[compared.order(outputs(found), names)])
     size = min(n, 50)
     theirs = kid_features_to_metric(
         permuted, torch.from_numpy(real), kid_subsets=7, kid_subset_size=size, rng_seed=2020, verbose=False
@@ -283,7 +283,7 @@ def test_inception_score_agrees_with_torch_fidelity(narrow: Path) -> None:
     n = 45
     context, rows, names = ScoringContext(Path(), narrow), outputs(features(n, 1)), some_items(n)
     (score,) = inception_score.InceptionScore(context, {}).score(rows, names)
-    logits = torch.from_numpy(rows[inception.order(rows, names)][:, WIDTH:])
+    logits = torch.from_numpy(rows[compared.order(rows, names)][:, WIDTH:])
     theirs = isc_features_to_metric(logits, 10, shuffle=False)
     assert score.value == theirs["inception_score_mean"]
     splits = [isc_features_to_metric(part, 1)["inception_score_mean"] for part in torch.tensor_split(logits, 10)]
@@ -343,7 +343,7 @@ def test_the_order_of_the_images_changes_nothing(narrow: Path, measure: type[Met
 
 def test_splits_hold_the_same_prompts_in_every_run(published: Path) -> None:
     n = 20
-    mine, theirs = (inception.order(outputs(features(n, seed)), some_items(n)) for seed in (1, 2))
+    mine, theirs = (compared.order(outputs(features(n, seed)), some_items(n)) for seed in (1, 2))
     assert mine.tolist() == theirs.tolist() != list(range(n))
 
 

@@ -7,11 +7,9 @@ import json
 import pytest
 import torch
 from reference import manifest, needs_reference
+from rehearsal.vocabularies import save_words
 from safetensors.torch import save_file
 from test_real import TINY, loaded
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from specbench.errors import UsageError
 from specbench.models import vq
@@ -52,13 +50,6 @@ def test_every_official_tensor_has_one_destination(name):
     assert all(n.startswith(understanding) or n in others for n in unused)
 
 
-def save_tokenizer(path, names):
-    tokenizer = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.add_special_tokens(names[:3])
-    tokenizer.save(str(path))
-
-
 def save(folder, bundle, layout):
     """Official files of a bundle with random weights, whose table of image inputs becomes that of the files."""
     target, names = bundle.target, NAMES
@@ -81,7 +72,7 @@ def save(folder, bundle, layout):
     sizes |= {"num_attention_heads": c.n_head, "vocab_size": text}
     part = "language_config" if layout == "official" else "text_config"
     (folder / "config.json").write_text(json.dumps({part: sizes}))
-    save_tokenizer(folder / "tokenizer.json", names)
+    save_words(folder / "tokenizer.json", names)
 
 
 class _Named(torch.nn.Module):
@@ -119,11 +110,11 @@ def test_official_files_are_read(tmp_path, layout):
 
 
 def test_a_role_that_is_a_token_is_one(tmp_path):
-    save_tokenizer(tmp_path / "tokenizer.json", [*NAMES, "<|User|>", "<|Assistant|>"])
+    save_words(tmp_path / "tokenizer.json", [*NAMES, "<|User|>", "<|Assistant|>"])
     text = janus.JanusText(tmp_path)
     assert text.template("a cat") == [9, 6, 4, 5, 10, 6]
     assert text.ids() == janus.JanusIds(0, 1, 2)
-    save_tokenizer(tmp_path / "tokenizer.json", NAMES[1:])
+    save_words(tmp_path / "tokenizer.json", NAMES[1:])
     with pytest.raises(UsageError, match="it is not Janus-Pro's"):
         janus.JanusText(tmp_path).ids()
 

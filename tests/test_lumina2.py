@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
+from rehearsal.vocabularies import save_words
 from safetensors.torch import save_file
-from test_janus import save_tokenizer
 from test_real import TINY, loaded
 
 from specbench.errors import UsageError
@@ -31,7 +31,7 @@ def save(folder, bundle):
     sizes |= {"intermediate_size": c.ffn_hidden, "vocab_size": c.vocab_size, "rms_norm_eps": c.norm_eps}
     sizes |= {"rope_theta": c.rope_base, "vocabulary_map": NAMED}
     (folder / "target/config.json").write_text(json.dumps(sizes))
-    save_tokenizer(folder / "target/tokenizer.json", WORDS)
+    save_words(folder / "target/tokenizer.json", WORDS)
     (folder / "target/tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "<|end|>"}))
     (folder / "tokenizer").mkdir()
     pixels = exported(bundle.tokenizer, image_tokenizers.taming_table(bundle.tokenizer.cfg))
@@ -60,7 +60,7 @@ def test_official_files_are_read(tmp_path):
 
 
 def test_another_tokenizer_is_refused(tmp_path):
-    save_tokenizer(tmp_path / "tokenizer.json", WORDS)
+    save_words(tmp_path / "tokenizer.json", WORDS)
     for name, content in (("config.json", "{}"), ("tokenizer_config.json", '{"eos_token": {"content": "<|end|>"}}')):
         (tmp_path / name).write_text(content)
     with pytest.raises(UsageError, match="lacks the token <eoss>"):

@@ -29,6 +29,7 @@ from specbench.data import Item
 from specbench.errors import UsageError, install
 from specbench.metrics import blip, clip_score, hpsv2, image_reward, towers
 from specbench.metrics.base import ScoringContext, Unavailable
+from specbench.metrics.preparation import CLIP, normalised
 from specbench.storage import home, sources
 from specbench.storage.image_files import read
 
@@ -458,7 +459,7 @@ def test_the_official_file_has_as_many_values_as_the_table() -> None:
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (100, 224), (225, 341), (1000, 223), (480, 640)])
 def test_images_are_cut_as_torchvision_cuts_them(height: int, width: int) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    ours = blip.as_input(image_reward.square(picture, 224))
+    ours = normalised(image_reward.square(picture, 224), CLIP)
     torch.testing.assert_close(ours, prepared(picture, 224), atol=1e-6, rtol=0)
 
 

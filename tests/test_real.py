@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rehearsal.vocabularies import chameleon_names, save_chameleon
 from safetensors.torch import save_file
 from test_official import write_shards
 from test_pixels import official_file
-from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # noqa: F401 (fixtures)
+from test_text_official import t5, tiktoken  # noqa: F401 (fixtures)
 
 from specbench.cli import main
 from specbench.config import configuration, parameters, registry

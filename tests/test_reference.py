@@ -19,7 +19,7 @@ from specbench.errors import UsageError
 from specbench.metrics import inception
 from specbench.metrics import reference as references
 from specbench.metrics.base import Scorer, ScoringContext, Unavailable
-from specbench.metrics.inception import ComparedMetric
+from specbench.metrics.inception import InceptionMetric
 from specbench.storage import image_files
 
 D = 6  # width of the files that are only read
@@ -46,12 +46,11 @@ def scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Eight features per image, weights that exist, and a home of the test's own."""
     fake = Fake()
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
-    for module in (inception, reference):
-        monkeypatch.setattr(module, "FEATURES", 8)
+    monkeypatch.setattr(inception, "FEATURES", 8)
     weights = tmp_path / "home" / "metrics" / "inception" / inception.FILES[1]
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"weights")
-    monkeypatch.setattr(ComparedMetric, "scorer", lambda self: fake)
+    monkeypatch.setattr(InceptionMetric, "scorer", lambda self: fake)
     return fake
 
 

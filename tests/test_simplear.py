@@ -11,8 +11,8 @@ import zipfile
 import pytest
 import torch
 from reference import manifest, needs_reference
+from rehearsal.vocabularies import save_words
 from safetensors.torch import save_file
-from test_janus import save_tokenizer
 from test_real import TINY, loaded
 from tokenizers import pre_tokenizers
 
@@ -63,7 +63,7 @@ def save(folder, bundle):
     sizes |= {"num_key_value_heads": c.n_kv_head, "intermediate_size": c.ffn_hidden, "vocab_size": c.vocab_size}
     sizes |= {"rms_norm_eps": c.norm_eps, "rope_theta": c.rope_base, "tie_word_embeddings": True}
     (folder / "target/config.json").write_text(json.dumps(sizes))
-    save_tokenizer(folder / "target/tokenizer.json", NAMES)
+    save_words(folder / "target/tokenizer.json", NAMES)
     (folder / "tokenizer").mkdir()
     for name, half in (("encoder", bundle.tokenizer.encoding), ("decoder", bundle.tokenizer.decoding)):
         found = exported(half, image_tokenizers.cosmos_table(half.state_dict()))
@@ -172,6 +172,6 @@ def test_older_files_of_a_tokenizer(tmp_path):
 
 
 def test_another_tokenizer_is_refused(tmp_path):
-    save_tokenizer(tmp_path / "tokenizer.json", WORDS)
+    save_words(tmp_path / "tokenizer.json", WORDS)
     with pytest.raises(UsageError, match=r"lacks the token <\|t2i\|>"):
         simplear.SimpleARText(tmp_path).ids()

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from reference import REFERENCE, manifest, needs_reference
+from rehearsal.vocabularies import chameleon_names, save_chameleon, save_t5
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from specbench.errors import UsageError
 from specbench.models.loading import prompts
@@ -74,17 +75,10 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import T5Config, T5EncoderModel
 
     folder = tmp_path_factory.mktemp("t5")
-    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{w}", -2.0) for w in WORDS), ("▁", -3.0)]
-    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    named = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "extra_ids": 0, "model_max_length": 8}
-    (folder / "tokenizer_config.json").write_text(json.dumps(named | {"tokenizer_class": "T5Tokenizer"}))
+    count = save_t5(folder, WORDS, 8)
     torch.manual_seed(0)
     size = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "feed_forward_proj": "gated-gelu"}
-    T5EncoderModel(T5Config(vocab_size=len(vocabulary), **size)).save_pretrained(folder)
+    T5EncoderModel(T5Config(vocab_size=count, **size)).save_pretrained(folder)
     return folder
 
 
@@ -185,24 +179,6 @@ def test_a_size_or_an_instruction_that_cannot_be_is_refused() -> None:
         prompts.lumina_prompt(spelled, "a cat", 768, 500, "{prompt}")
     with pytest.raises(UsageError, match="{prompt}"):
         prompts.lumina_prompt(spelled, "a cat", 768, 768, "draw it")
-
-
-def chameleon_names(order: list[int]) -> list[str]:
-    """A small vocabulary with Chameleon's names, whose image codes come in this order."""
-    codes = ["IMGIMG" + "".join(chr(ord("A") + int(d)) for d in str(code)) + "Z" for code in order]
-    special = [*("<s>", "<pad>", "</s>", "<unk>"), *codes, "<eoss>", "<racm3:break>"]
-    return [*special, *(f"<reserved{i:05d}>" for i in (8706, 8799, 8800, 8801))]
-
-
-def save_chameleon(path: Path, names: list[str]) -> Tokenizer:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate([*names, *letters, "at"])}, [("a", "t")]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer.add_special_tokens(names[:4])
-    tokenizer.add_tokens(names[4:])
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    tokenizer.save(str(path))
-    return tokenizer
 
 
 def test_codes_map_to_ids_by_their_names(tmp_path: Path) -> None:

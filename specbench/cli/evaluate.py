@@ -24,10 +24,11 @@ Existing scores of other metrics stay while the images are the same; changes are
 
   prompts=FILE        .txt, .tsv, .csv, .json or .jsonl with ids and prompts (see the README); or
   data=NAME           a data set: scenes, coco2017, ... with data_dir=, split=, caption=; n= and seed= choose n of it
-                      (default, and n=all: every prompt; of scenes, scenes_classes and imagenet one for each image)
+                      (default, and n=all: every prompt; of scenes, scenes_classes, scenes_geneval and imagenet one for
+                      each image)
   partial=true        score the existing images although other prompts have none
   metrics=NAME|[..]   what to measure (specbench list metrics); default: for a run its metrics, for scenes scenes,
-                      for imagenet imagenet, else coco
+                      for scenes_geneval and imagenet those of their name, else coco
   metrics_dir=DIR     weights of the evaluators (default: where `specbench fetch` puts them)
   reference=FILE      statistics of real images (default: what `specbench reference` made for the data set)
   device=, batch=     where the networks run (auto), and the number of images per batch (64)

@@ -190,6 +190,7 @@ def _fetch_parts(
     for name, found in listed.items():
         at = f"commit {found.commit}" if found.part.pinned else f"{found.part.revision}, now commit {found.commit}"
         at = f"release {found.commit}" if found.part.sizes else at
+        at = f"the file of {found.commit}" if found.part.address else at
         print(f"  {name}/: {found.part.repository}, {at} ({found.part.licence})")
         for file, published in found.files.items():
             here = size(folder / name / file)

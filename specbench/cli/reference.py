@@ -1,5 +1,5 @@
-"""`specbench reference`: the features of real images, as statistics that FID, KID, precision and recall compare
-generated images with (see `metrics.reference` for the file).
+"""`specbench reference`: the features of real images, as statistics that Fréchet and kernel distances, precision and
+recall compare generated images with (see `metrics.reference` for the file).
 
 Images are read one block at a time, so that memory does not grow with their number. The features are cached next to the
 file until it is complete: after an interruption, the same command resumes.
@@ -27,7 +27,7 @@ from specbench.data.base import Item, key
 from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.metrics import reference as references
 from specbench.metrics.base import Images, ScoringContext, Unavailable
-from specbench.metrics.inception import FEATURES, ComparedMetric
+from specbench.metrics.compared import ComparedMetric
 from specbench.rows import provenance
 from specbench.storage import home, image_files
 from specbench.storage.files import sha256
@@ -53,11 +53,13 @@ ARGUMENTS = {
 _HELP = """\
 usage: specbench reference data=NAME images=DIR [metrics=NAME,NAME] [crop=SIDE] [out=FILE.npz] [device=] [batch=]
 
-Computes the statistics of real images once. FID, KID, precision and recall compare generated images with them.
+Computes the statistics of real images once. Generated images are compared with them by FID, KID, precision, recall,
+FD-DINOv2 and CMMD.
 After an interruption, the same command resumes.
 
   specbench reference data=coco2017 images=val2017
   specbench reference data=coco2017 images=val2017 metrics=fid_clean_256
+  specbench reference data=coco2017 images=val2017 metrics=fd_dinov2,cmmd
   specbench reference data=imagenet images=VIRTUAL_imagenet256_labeled.npz
 
 """
@@ -146,7 +148,7 @@ def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
         return references.default_path(given["data"], one.cache_key)
     path = home.expanded(given["out"])
     if path.exists():
-        references.read(path, FEATURES)  # nothing else is written over
+        references.read(path, one.width)  # nothing else is written over
     return path
 
 
@@ -203,10 +205,10 @@ class Archive:
     def moments(self, one: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
         with references.opened(self.path) as arrays:
             there = "mu" in arrays and "sigma" in arrays
-        side = one.options["crop"]
-        if not there or one.options["resize"] != "tf" or not (side is None or self.shape[1:3] == (side, side)):
+        side = one.options.get("crop")
+        if not there or one.options.get("resize") != "tf" or not (side is None or self.shape[1:3] == (side, side)):
             return None
-        found = references.read(self.path, FEATURES)
+        found = references.read(self.path, one.width)
         return found.mean, found.covariance
 
 
@@ -242,8 +244,8 @@ def make(one: ComparedMetric, real: ReferenceSource, data: str, path: Path) -> R
     n, given = len(real.names), real.moments(one)
     chosen = sorted(range(n), key=lambda i: key("reference", real.names[i]))[: references.KEPT]
     row = {i: row for row, i in enumerate(sorted(chosen))}
-    kept = np.zeros((len(chosen), FEATURES), np.float32)
-    moments = Moments(FEATURES)
+    kept = np.zeros((len(chosen), one.width), np.float32)
+    moments = Moments(one.width)
     staging = path.with_name(f".{path.stem}.outputs")
     start = 0
     for block in real.blocks():
@@ -251,7 +253,9 @@ def make(one: ComparedMetric, real: ReferenceSource, data: str, path: Path) -> R
         if len(block) < n:
             print(f"specbench: images {start + 1} to {stop} of {n}", file=sys.stderr)
         items = [Item(i, "", None, real.names[i]) for i in range(start, stop)]
-        outputs = metrics.scorer_outputs(one, block, items, metrics.Outputs(staging / f"{start}-{stop}"))[:, :FEATURES]
+        outputs = metrics.scorer_outputs(one, block, items, metrics.Outputs(staging / f"{start}-{stop}"))[
+            :, : one.width
+        ]
         moments.add(torch.from_numpy(outputs))
         mine = [i for i in range(start, stop) if i in row]
         kept[[row[i] for i in mine]] = outputs[[i - start for i in mine]]
@@ -264,7 +268,7 @@ def make(one: ComparedMetric, real: ReferenceSource, data: str, path: Path) -> R
         "files": real.files,
         "moments": real.name if given else "",
         "cache_key": one.cache_key,
-        "crop": one.options["crop"],
+        "crop": one.options.get("crop"),
         "specbench": __version__,
         "commit": provenance.commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -280,7 +284,7 @@ def _kept(path: Path, one: ComparedMetric, real: ReferenceSource) -> ReferenceSt
     if not path.exists():
         return None
     try:
-        found = references.read(path, FEATURES)
+        found = references.read(path, one.width)
     except UsageError:
         return None  # damaged: made again
     mine = (one.cache_key, real.files)

@@ -17,7 +17,7 @@ usage: specbench resume DIR [name=value ...]
 
 Continues the run, the suite or the grid in a folder, with the configuration in it; jobs=N of a suite: runs at a time.
 Of a run, parameters that do not change an image may be given again:
-n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address.
+n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address, url.
 """
 
 

@@ -117,7 +117,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     if foreign := [name for name in given if name not in known]:
         where = f"data={source}" if source else "a folder of images without data="
         raise UsageError(f"{where} has no parameter '{foreign[0]}'")
-    sets = {"scenes": "scenes", "scenes_classes": "scenes", "imagenet": "imagenet"}
+    sets = {"scenes": "scenes", "scenes_classes": "scenes", "imagenet": "imagenet", "scenes_geneval": "scenes_geneval"}
     defaults = parameters.content("", "config") | (parameters.content("data", source) if source else {})
     defaults |= {"data": source, "batch": metrics.ScoringContext.batch}
     if "metrics" not in given:
@@ -245,6 +245,8 @@ class _Scoring:
         row: dict[str, Any] = dict.fromkeys(COLUMNS)
         row |= {"run_id": self.memory["run_id"], "time": provenance.utc()}
         row |= {"specbench": __version__, "commit": provenance.commit(), "n": len(self.pairs.items)}
+        used = {"metrics": [*self.earlier, *self.cfg["metrics"]], "data": self.cfg["data"]}
+        row["plugins"] = "; ".join(parameters.plugins_of(used)) or None
         if source := self.cfg["data"]:
             own = ("data", *parameters.declared("data", source))
             row |= {name: self.cfg[name] for name in own if name in COLUMNS}

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel
@@ -151,10 +150,3 @@ class Captions:
     def too_long(self, captions: Sequence[str]) -> int:
         """How many captions lose their end."""
         return sum(bool(e.overflowing) for e in self._tokenizer.encode_batch(list(captions)))
-
-
-def as_input(x: np.ndarray) -> Tensor:
-    """Image (S, S, 3) uint8 -> (3, S, S) float32 with CLIP's mean and deviation."""
-    mean = torch.tensor([0.48145466, 0.4578275, 0.40821073])
-    deviation = torch.tensor([0.26862954, 0.26130258, 0.27577711])
-    return ((torch.from_numpy(x).float() / 255 - mean) / deviation).permute(2, 0, 1).contiguous()

@@ -54,6 +54,15 @@ class Moments:
             moments.add(block)
         return moments
 
+    @classmethod
+    def given(cls, mean: Tensor, covariance: Tensor) -> Moments:
+        """Those with a mean (d,) and a covariance (d, d), both float64, of two features: the distance does not depend
+        on their number."""
+        moments = cls(len(mean), mean.device)
+        moments.count = 2
+        moments.total, moments.outer = 2 * mean, covariance + 2 * torch.outer(mean, mean)
+        return moments
+
     def add(self, features: Tensor) -> None:
         """Adds features (B, d) of any float type."""
         wide = features.double()

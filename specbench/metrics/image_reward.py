@@ -18,6 +18,7 @@ from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.metrics import weights
 from specbench.metrics.base import MeanMetric, PromptItem, Scorer, ScoringContext, SingleImageScorer
+from specbench.metrics.preparation import CLIP, normalised
 
 if TYPE_CHECKING:
     from specbench.metrics.blip import Blip, Captions
@@ -37,7 +38,7 @@ class ImageRewardScorer(SingleImageScorer):
         from specbench.metrics import blip
 
         side = blip.VISION["image_size"]
-        x = torch.stack([blip.as_input(square(image, side)) for image in images]).to(self.device)
+        x = torch.stack([normalised(square(image, side), CLIP) for image in images]).to(self.device)
         ids, mask = (t.to(self.device) for t in self.captions([item.prompt for item in items]))
         with torch.inference_mode():
             rewards: np.ndarray = self.network(x, ids, mask)[:, None].cpu().numpy()

@@ -17,11 +17,9 @@ generated ones alike). An image that is such a square already is left as it is.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,19 +27,9 @@ import numpy as np
 from PIL import Image
 
 from specbench.errors import UsageError, unknown
-from specbench.metrics import reference as references
 from specbench.metrics import weights
-from specbench.metrics.base import (
-    Images,
-    Metric,
-    PromptItem,
-    Scorer,
-    ScoringContext,
-    SingleImageScorer,
-    Unavailable,
-    chosen,
-)
-from specbench.metrics.reference import ReferenceStatistics
+from specbench.metrics.base import Metric, PromptItem, Scorer, ScoringContext, SingleImageScorer, chosen
+from specbench.metrics.compared import CROP, ComparedMetric
 from specbench.storage.files import cached_sha256
 from specbench.storage.image_files import center_crop
 
@@ -55,7 +43,6 @@ SIDE, FEATURES, CLASSES = 299, 2048, 1008
 RESIZES = ("tf", "clean", "pytorch")
 
 _FID_OF_RESIZE = {"tf": "fid", "clean": "fid_clean", "pytorch": "fid_pytorch"}  # choices of metrics with them
-_CROP = ", crop "  # precedes the side in a cache key (`Metric.cache_key`)
 
 
 class InceptionScorer(SingleImageScorer):
@@ -158,7 +145,7 @@ class InceptionMetric(Metric):
 
     @property
     def cache_key(self) -> str:
-        crop = f"{_CROP}{self.options['crop']}" if self.options["crop"] else ""
+        crop = f"{CROP}{self.options['crop']}" if self.options["crop"] else ""
         return f"inception-v3@{cached_sha256(self._weights())[:8]}, {self.options['resize']} resize{crop}"
 
     def scorer(self) -> Scorer:
@@ -169,73 +156,16 @@ class InceptionMetric(Metric):
         return weights.find(self.context, "fid", "inception", *FILES)
 
 
-class ComparedMetric(InceptionMetric):
-    """A metric that compares with real images: those of the file `context.reference`, or those that
-    `specbench reference` read for the data set of the scoring context."""
+class InceptionFeatures(InceptionMetric, ComparedMetric):
+    """A metric that compares the features of the last pooling with those of real images."""
 
-    needs_features: ClassVar[bool] = False  # of the real images one by one, not only their moments
+    @property
+    def width(self) -> int:
+        return FEATURES
 
-    def basis(self) -> str:
-        return f"{super().basis()} reference {self.reference.label}"
+    @property
+    def of_real(self) -> str:
+        return _FID_OF_RESIZE[self.options["resize"]]
 
-    def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
-        try:
-            self.reference  # noqa: B018 (raises)
-        except Unavailable as e:
-            return str(e)
-        return ""
-
-    @cached_property
-    def reference(self) -> ReferenceStatistics:
-        """Statistics of real images, of this feature extractor where they name one. Raises Unavailable where there are
-        none, UsageError where they are damaged or of another feature extractor."""
-        cache_key, options, data = self.cache_key, self.options, self.context.data
-        crop = f" crop={options['crop']}" if options["crop"] else ""
-        command = (
-            f"specbench reference data={data or 'NAME'} images=DIR metrics={_FID_OF_RESIZE[options['resize']]}{crop}"
-        )
-        path = self.context.reference or references.default_path(data, cache_key)
-        if self.context.reference is None and not path.is_file():
-            ready = ", such as ADM's VIRTUAL_imagenet256_labeled.npz" if data == "imagenet" else ""
-            raise Unavailable(f"no statistics of real images: run `{command}`, or name some with reference=FILE{ready}")
-        found = references.read(path, FEATURES)
-        if found.cache_key and found.cache_key.partition(_CROP)[0] != cache_key.partition(_CROP)[0]:
-            raise UsageError(
-                f"{path} is of {found.cache_key}, this metric uses {cache_key}: run `{command}`, or choose another"
-                " metric"
-            )
-        if self.needs_features and found.features is None:
-            raise Unavailable(f"{path} has mu and sigma alone, not the features of single images: run `{command}`")
-        return found
-
-    def backend(self) -> str:
-        return f"{self.cache_key}, reference {self.reference.label}"
-
-    def against(self) -> str:
-        """What the images are compared with, for the note."""
-        reference, crop = self.reference, self.cache_key.partition(_CROP)[2]
-        if not reference.cache_key:
-            return f"against the statistics in {reference.name}, which do not name their feature extractor"
-        moments = reference.provenance.get("moments")
-        text = f"against {f'the moments in {moments} and ' if moments else ''}{reference.count} real images of"
-        text += f" {reference.name}"
-        if (theirs := reference.cache_key.partition(_CROP)[2]) != crop:
-            text += f" with crop {theirs or 'null'}, these with crop {crop or 'null'}"
-        return text
-
-
-def features(outputs: np.ndarray) -> Tensor:
-    """The features of the last pooling (N, 2048) float32, of the feature extractor's outputs."""
-    import torch
-
-    return torch.from_numpy(np.ascontiguousarray(outputs[:, :FEATURES], np.float32))
-
-
-def order(outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray:
-    """A permutation (N,) that looks random and depends on the set of (output, item) alone: by a hash of the item's id,
-    and of the output where ids are the same. So the splits of two runs over the same prompts hold the same prompts."""
-    keys = [
-        (hashlib.sha256(item.id.encode("utf-8", "surrogatepass")).digest(), hashlib.sha256(row.tobytes()).digest())
-        for item, row in zip(items, outputs)
-    ]
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
+    def others(self, data: str) -> str:
+        return ", such as ADM's VIRTUAL_imagenet256_labeled.npz" if data == "imagenet" else ""

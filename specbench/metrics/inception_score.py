@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from specbench.metrics.base import PromptItem, Score
-from specbench.metrics.inception import CLASSES, FEATURES, InceptionMetric, order
+from specbench.metrics.compared import order
+from specbench.metrics.inception import CLASSES, FEATURES, InceptionMetric
 
 
 class InceptionScore(InceptionMetric):

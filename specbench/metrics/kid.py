@@ -12,13 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from specbench.metrics.base import PromptItem, Score
-from specbench.metrics.inception import ComparedMetric, features, order
+from specbench.metrics.compared import order
+from specbench.metrics.inception import InceptionFeatures
 
 SEED = 2020  # of the subsets; torch-fidelity's own default
 MOST = 10_000  # images from which the standard error is estimated
 
 
-class KID(ComparedMetric):
+class KID(InceptionFeatures):
     """Options: `subsets`, `subset_size`."""
 
     counts = {"subsets": 100, "subset_size": 1000}  # noqa: RUF012 (a ClassVar of the base)
@@ -34,7 +35,7 @@ class KID(ComparedMetric):
         size = min(self.options["subset_size"], n, m)
         if size < 2:
             return (Score.unmeasured("a kernel distance needs at least two images a side", self.backend()),)
-        found = features(outputs[order(outputs, items)])
+        found = self.features_of(outputs[order(outputs, items)])
         result = kid_features_to_metric(
             found, torch.from_numpy(real), kid_subsets=subsets, kid_subset_size=size, rng_seed=SEED, verbose=False
         )
@@ -46,7 +47,7 @@ class KID(ComparedMetric):
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         real = self.reference.features
         assert real is not None
-        return influences(features(outputs).numpy(), real) if 2 <= len(outputs) <= MOST else None
+        return influences(self.features_of(outputs).numpy(), real) if 2 <= len(outputs) <= MOST else None
 
 
 def influences(found: np.ndarray, real: np.ndarray) -> np.ndarray:

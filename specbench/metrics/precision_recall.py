@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from specbench.metrics.base import PromptItem, Score
-from specbench.metrics.inception import ComparedMetric, features, order
+from specbench.metrics.compared import order
+from specbench.metrics.inception import InceptionFeatures
 
 
-class PrecisionRecall(ComparedMetric):
+class PrecisionRecall(InceptionFeatures):
     """Options: `neighbours`. Precision's standard error is a share's, the real images held fixed; recall has none,
     since every generated image changes the others' balls."""
 
@@ -34,7 +35,7 @@ class PrecisionRecall(ComparedMetric):
             none = Score.unmeasured(f"precision and recall need more than {k} images a side", self.backend())
             return none, none
         found = prc_features_to_metric(
-            features(outputs[order(outputs, items)]),
+            self.features_of(outputs[order(outputs, items)]),
             torch.from_numpy(real),
             prc_neighborhood=k,
             prc_batch_size=1000,

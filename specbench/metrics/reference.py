@@ -2,10 +2,10 @@
 
 Arrays of a file that `specbench reference` writes:
 
-    mu          (2048,) float64       mean of the features
-    sigma       (2048, 2048) float64  their unbiased covariance
+    mu          (d,) float64          mean of the features, d of them an image
+    sigma       (d, d) float64        their unbiased covariance
     count       () int64              images
-    features    (m, 2048) float32     of at most 10,000 of the images, for KID, precision and recall
+    features    (m, d) float32        of at most 10,000 of the images, for KID, CMMD, precision and recall
     provenance  () text               JSON: data, folder, images, files (a hash of their names and sizes), moments
                                       (the file that mu and sigma come from where they are not the images' own),
                                       cache_key (of the feature extractor), crop, specbench, commit, date
@@ -135,7 +135,7 @@ class Arrays:
             wanted = ", ".join(f"up to {KEPT}" if size is None else str(size) for size in shape)
             raise UsageError(
                 f"{self.path}: '{name}' is {dtype} {list(found)}, not {_KINDS[kinds]} [{wanted}]; it holds no"
-                " statistics of Inception-V3's features"
+                " statistics of this metric's features"
             )
         with self.open(name) as f:
             array: np.ndarray = self.parsed(name, _read_array, f)

@@ -7,9 +7,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import install
+from specbench.errors import UsageError, install
 from specbench.metrics.base import ScoringContext, Unavailable
-from specbench.storage import home
+from specbench.storage import home, sources
+from specbench.storage.files import cached_sha256
 
 
 def find(context: ScoringContext, choice: str, part: str, *names: str) -> Path:
@@ -25,6 +26,20 @@ def find(context: ScoringContext, choice: str, part: str, *names: str) -> Path:
         "" if context.weights == home.metrics_folder() else f" metrics_dir={context.weights}"
     )
     raise Unavailable(f"no {names[0]}: run `specbench fetch {arguments}`, or put {names[0]} into {folder}")
+
+
+def published(path: Path, part: str) -> Path:
+    """The path of a file of `part`, where its content is the published one; UsageError where it is another.
+
+    A file is compared with the SHA-256 in `sources.EVALUATORS`, which its cache key names, too. Files whose published
+    hash is not known pass.
+    """
+    known = sources.EVALUATORS[part].sha256.get(path.name, "")
+    if known and (found := cached_sha256(path)) != known:
+        raise UsageError(
+            f"{path} is not the published file: its SHA-256 begins with {found[:8]}, not {known[:8]}; fetch it again"
+        )
+    return path
 
 
 def need(module: str) -> None:

@@ -192,8 +192,8 @@ def fetch_part(record: FetchRecord, folder: Path, staging: Path, name: str, list
             continue
         path = next((path for path in finals if path.exists()), None)
         if path is None and part.sizes:
-            address = f"{RELEASES}/{part.repository}/releases/download/{listing.commit}/{published.name}"
-            path = download(address, loose / published.name, published.size)
+            folder_of = part.address or f"{RELEASES}/{part.repository}/releases/download/{listing.commit}"
+            path = download(f"{folder_of}/{published.name}", loose / published.name, published.size)
         elif path is None:
             with _hub_errors(part, listing.commit, f"put {file} into {folder / name}"):
                 path = hub_download(part.repository, listing.commit, published.name, loose)

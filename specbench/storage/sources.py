@@ -24,7 +24,8 @@ class Part:
 
     `files` are patterns of file names, each of which must be there ("a|b": a, else b); `also` is taken where it is
     there. All of them lie in `subfolder` of the repository. `md5` and `sha256` hold published checksums. With `sizes`,
-    which holds the size of every file, the files are those of a release of a GitHub repository, `revision` its tag.
+    which holds the size of every file, the files are those of a release of a GitHub repository, `revision` its tag;
+    with `address`, too, they lie at that address, `revision` is the date of their last change and `repository` a name.
     """
 
     repository: str
@@ -36,6 +37,7 @@ class Part:
     md5: Mapping[str, str] = field(default_factory=dict)
     sha256: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    address: str = ""
 
     @property
     def pinned(self) -> bool:
@@ -242,6 +244,25 @@ EVALUATORS: dict[str, Part] = {
         16,
         "977e3dd0ec55ab8da155f2fbeb6b5f54948b6e3d",
         "4b8699299b1e8997753c64b052ba32031449d5d853f55a039148560ee02b820f",
+    ),
+    # hubconf.py of facebookresearch/dinov2 takes this file, whose checksum several public projects pin.
+    "dinov2": Part(
+        "facebookresearch/dinov2",
+        ("dinov2_vitl14_pretrain.pth",),
+        "Apache 2.0",
+        "2023-04-13",
+        sha256={"dinov2_vitl14_pretrain.pth": "d5383ea8f4877b2472eb973e0fd72d557c7da5d3611bd527ceeb1d7162cbf428"},
+        sizes={"dinov2_vitl14_pretrain.pth": 1217586395},
+        address="https://dl.fbaipublicfiles.com/dinov2/dinov2_vitl14",
+    ),
+    # OpenAI's ViT-L/14 at 336 pixels (released under the MIT licence) in transformers' layout. Commit and checksum are
+    # those that several public projects pin.
+    "clip_l14_336": _evaluator(
+        "openai/clip-vit-large-patch14-336",
+        "ce19dc912ca5cd21c8a653c79e251e808ccabcd1",
+        "pytorch_model.bin",
+        "c6032c2e0caae3dc2d4fba35535fa6307dbb49df59c7e182b1bc4b3329b81801",
+        "MIT",
     ),
     # The package image-reward 1.5 names this repository by its older owner, THUDM.
     "image_reward": _evaluator(

@@ -1,10 +1,10 @@
-"""Every table there is, by its id: the files of conf/suite, each read when it is first asked for."""
+"""Every table there is, by its id: the files of conf/suite and of plug-ins, each read when it is first asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 
+from specbench.config.caches import cached
 from specbench.tables import reading
 from specbench.tables.definitions import Table
 
@@ -25,7 +25,7 @@ class _Catalog(Mapping[str, Table]):
         return len(reading.names())
 
 
-@cache
+@cached
 def _table(name: str) -> Table:
     return reading.table(name, reading.named(name))
 

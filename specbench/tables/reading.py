@@ -135,7 +135,7 @@ def named(name: str) -> Source:
 def _shipped(name: str) -> Source:
     if name not in parameters.choices(GROUP):
         raise unknown("suite", plain(name), parameters.choices(GROUP))
-    return Source(f"suite {name}", _read(parameters.conf_dir() / GROUP / f"{name}.yaml"))
+    return Source(f"suite {name}", _read(parameters.file_of(GROUP, name)))
 
 
 def of_file(path: Path) -> Source:

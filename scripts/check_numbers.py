@@ -1,0 +1,210 @@
+"""Computes the numbers that documents state again from the rows in results/, and fails where one differs or has no row.
+
+python scripts/check_numbers.py            # check
+python scripts/check_numbers.py --write    # put today's values into the sentences; read what changed before you commit
+
+`results/numbers.yaml` has, by document, sentences (`says`), in which each `{}` is a number and each entry of `of` the
+expression that it comes from; other numbers of a sentence are settings that its author vouches for. `holds` has
+expressions that must be true where the sentence depends on more than its numbers. Tables that a script draws count as a
+whole. A number outside of all this is an error, save in code, links, dates and names.
+
+Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
+and `line(TABLE, KEY)`, the row that a line of a table shows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+import readme_tables
+import yaml
+
+from specbench.cli.exits import fail
+from specbench.errors import UsageError
+from specbench.tables import catalog, measure
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = ROOT / "specbench/tables/published"
+_FIGURE = r"[-−+]?\d+(?:,\d{3})*(?:\.\d+)?"
+_NUMBER = re.compile(rf"(?<![\w.\-]){_FIGURE}(?!\w)")
+_HOLE = rf"({_FIGURE}(?:e[-+]?\d+)?|[0-9a-f]{{7,40}})(?!\w)"
+#: What is no measurement: code, targets of links, comments, dates, headings, numbers of items and equations, names.
+_ASIDES = (
+    r"```.*?```",
+    r"^ {4,}\S[^\n]*$",
+    r"`[^`\n]*`",
+    r"\]\([^)]*\)",
+    r"<!--.*?-->",
+    r"\b\d{4}-\d\d-\d\d\b",
+    r"^#+ [^\n]*$",
+    r"^\d+\. ",
+    r"\b(?:Eqs?\.|Table|Fig\.?|Appendix|Algorithm) \d+(?:, \d+)*",
+    r"\bLumina-mGPT 2\b",
+)
+_ASIDE = re.compile("|".join(_ASIDES), re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Problem:
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+class Rows:
+    """What expressions see of `results`."""
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self.read = cache(self._read)
+        self.lines = cache(self._lines)
+
+    def names(self) -> dict[str, Any]:
+        builtins = {f.__name__: f for f in (abs, all, len, max, min, sum, zip)}
+        return {"rows": self.rows, "line": self.line, "loads": json.loads, "exp": math.exp, "mean": fmean, **builtins}
+
+    def rows(self, name: str, **where: Any) -> pd.DataFrame:
+        found = self.read(name)
+        for column, value in where.items():
+            found = found[found[column] == value]
+        if found.empty:
+            raise UsageError(f"results/{name}.csv has no row with {where}")
+        return found
+
+    def line(self, table: str, key: str) -> Mapping[str, Any]:
+        found = self.lines(table)
+        if key not in found:
+            raise UsageError(f"table {table} has no row for its line {key} (lines: {', '.join(found)})")
+        return found[key]
+
+    def _read(self, name: str) -> pd.DataFrame:
+        folder = PUBLISHED.parent if name.startswith(PUBLISHED.name) else self.results
+        return pd.read_csv(folder / f"{name}.csv", low_memory=False)
+
+    def _lines(self, table: str) -> dict[str, dict[str, Any]]:
+        if table not in catalog.TABLES:
+            raise UsageError(f"there is no table {table}")
+        found = catalog.TABLES[table]
+        plan = measure.plan(found, found.model, None, self.results, measure.LocalBench())
+        return {
+            need.line.key: {k: _number(v) for k, v in need.row.items()} for need in plan.needs if need.row is not None
+        }
+
+
+def check(
+    document: str, claims: Sequence[Mapping[str, Any]], tables: Sequence[str], rows: Rows, where: str
+) -> tuple[list[Problem], str]:
+    """What is wrong with the numbers of `document`, and the document with the values of its rows. `tables`: text that a
+    script drew."""
+    problems, taken, changes = [], [], []
+    for table in tables:
+        start = document.find(table)
+        if start < 0:
+            problems.append(
+                Problem(where, f"lacks the table that begins with {table.splitlines()[0]!r}: draw it again")
+            )
+        else:
+            taken.append((start, start + len(table)))
+    for claim in claims:
+        says, expressions = claim["says"], claim.get("of", [])
+        found = list(re.finditer(_pattern(says), document))
+        if len(found) != 1 or len(expressions) != says.count("{}"):
+            times = "once" if len(found) == 1 else f"{len(found)} times"
+            problems.append(
+                Problem(
+                    where, f"{says!r} is there {times}, and has {len(expressions)} of {says.count('{}')} expressions"
+                )
+            )
+            continue
+        taken.append(found[0].span())
+        for number, expression in enumerate(expressions, 1):
+            printed = found[0].group(number)
+            value = _evaluated(expression, rows)
+            shown = as_printed(value, printed)
+            if shown != printed:
+                problems.append(Problem(where, f"{printed} should be {shown} ({expression}) in {says!r}"))
+                changes.append((*found[0].span(number), shown))
+        for expression in claim.get("holds", []):
+            if not _evaluated(expression, rows):
+                problems.append(Problem(where, f"{says!r} does not hold: {expression}"))
+    taken += [found.span() for found in _ASIDE.finditer(document)]
+    for found in _NUMBER.finditer(document):
+        if not any(start <= found.start() < end for start, end in taken):
+            line = document.count("\n", 0, found.start()) + 1
+            problems.append(Problem(f"{where}:{line}", f"{found.group()} has no row: add its sentence to numbers.yaml"))
+    for start, end, shown in sorted(changes, reverse=True):
+        document = document[:start] + shown + document[end:]
+    return problems, document
+
+
+def as_printed(value: Any, printed: str) -> str:
+    """`value` with as many digits as `printed` has, and its sign and separators; a commit as long as there."""
+    if isinstance(value, str):
+        return value[: len(printed)]
+    number = printed.lstrip("+-−").replace(",", "")
+    if "e" in number:
+        text = f"{abs(value):.{len(number.partition('e')[0].partition('.')[2])}e}"
+        text = re.sub(r"e([-+])0?", lambda sign: f"e{sign.group(1).strip('+')}", text)
+    else:
+        text = f"{abs(value):{',' if ',' in printed else ''}.{len(number.partition('.')[2])}f}"
+    minus = "−" if "−" in printed else "-"
+    return (minus if value < 0 else "+" if printed.startswith("+") else "") + text
+
+
+def _pattern(says: str) -> str:
+    parts = (r"\s+".join(re.escape(word) for word in part.split(" ")) for part in " ".join(says.split()).split("{}"))
+    return _HOLE.join(parts)
+
+
+def _evaluated(expression: str, rows: Rows) -> Any:
+    try:
+        return eval(expression, {"__builtins__": {}, **rows.names()})  # noqa: S307 (the repository's own file)
+    except (KeyError, AttributeError, SyntaxError, TypeError, NameError, OSError) as error:
+        raise UsageError(f"results/numbers.yaml: {expression}: {type(error).__name__}: {error}") from error
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+#: Document -> what draws its tables.
+TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
+    "README.md": lambda: iter(("\n".join(readme_tables.steps()), "\n".join(readme_tables.seconds())))
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    write = "--write" in (sys.argv[1:] if argv is None else argv)
+    rows = Rows(ROOT / "results")
+    problems: list[Problem] = []
+    for name, claims in yaml.safe_load((ROOT / "results/numbers.yaml").read_text(encoding="utf-8")).items():
+        path = ROOT / name
+        tables = list(TABLES[name]()) if name in TABLES else []
+        found, text = check(path.read_text(encoding="utf-8"), claims, tables, rows, name)
+        problems += found
+        if write:
+            path.write_text(text, encoding="utf-8")
+    print("\n".join(map(str, problems)) or "every number has its row")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UsageError as error:
+        sys.exit(fail(error, 2))

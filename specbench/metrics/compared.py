@@ -1,0 +1,140 @@
+"""What metrics share that compare the features of images with those of real ones.
+
+The real ones are those of the file `context.reference`, or those that `specbench reference` read for the data set of
+the scoring context. Features are the first columns of a scorer's outputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from specbench.errors import UsageError
+from specbench.metrics import reference as references
+from specbench.metrics.base import Images, Metric, PromptItem, Score, Unavailable
+from specbench.metrics.reference import ReferenceStatistics
+from specbench.rows import sample_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench.metrics.frechet import Moments
+
+CROP = ", crop "  # precedes the side in a cache key (`Metric.cache_key`) of features that have a crop
+
+
+class ComparedMetric(Metric):
+    """A metric of the features of a set of images and of real ones."""
+
+    features = True
+    needs_features: ClassVar[bool] = False  # of the real images one by one, not only their moments
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Number of features of an image."""
+
+    @property
+    @abstractmethod
+    def of_real(self) -> str:
+        """The metric whose name makes `specbench reference` compute these features of real images."""
+
+    def basis(self) -> str:
+        return f"{super().basis()} reference {self.reference.label}"
+
+    def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
+        try:
+            self.reference  # noqa: B018 (raises)
+        except Unavailable as e:
+            return str(e)
+        return ""
+
+    @cached_property
+    def reference(self) -> ReferenceStatistics:
+        """Statistics of real images, of this feature extractor where they name one. Raises Unavailable where there are
+        none, UsageError where they are damaged or of another feature extractor."""
+        cache_key, data = self.cache_key, self.context.data
+        crop = f" crop={cache_key.partition(CROP)[2]}" if CROP in cache_key else ""
+        command = f"specbench reference data={data or 'NAME'} images=DIR metrics={self.of_real}{crop}"
+        path = self.context.reference or references.default_path(data, cache_key)
+        if self.context.reference is None and not path.is_file():
+            raise Unavailable(
+                f"no statistics of real images: run `{command}`, or name some with reference=FILE{self.others(data)}"
+            )
+        found = references.read(path, self.width)
+        if found.cache_key and found.cache_key.partition(CROP)[0] != cache_key.partition(CROP)[0]:
+            raise UsageError(
+                f"{path} is of {found.cache_key}, this metric uses {cache_key}: run `{command}`, or choose another"
+                " metric"
+            )
+        if self.needs_features and found.features is None:
+            raise Unavailable(f"{path} has mu and sigma alone, not the features of single images: run `{command}`")
+        return found
+
+    def others(self, data: str) -> str:
+        """Statistics of a data set that others publish, to go on a sentence with; empty where none are known."""
+        return ""
+
+    def backend(self) -> str:
+        return f"{self.cache_key}, reference {self.reference.label}"
+
+    def against(self) -> str:
+        """What the images are compared with, for the note."""
+        reference, crop = self.reference, self.cache_key.partition(CROP)[2]
+        if not reference.cache_key:
+            return f"against the statistics in {reference.name}, which do not name their feature extractor"
+        moments = reference.provenance.get("moments")
+        text = f"against {f'the moments in {moments} and ' if moments else ''}{reference.count} real images of"
+        text += f" {reference.name}"
+        if (theirs := reference.cache_key.partition(CROP)[2]) != crop:
+            text += f" with crop {theirs or 'null'}, these with crop {crop or 'null'}"
+        return text
+
+    def features_of(self, outputs: np.ndarray) -> Tensor:
+        """The features (N, width) float32 of a scorer's outputs."""
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(outputs[:, : self.width], np.float32))
+
+
+class FrechetMetric(ComparedMetric):
+    """Fréchet distance (see `frechet`) between the features of images and of real ones."""
+
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        from specbench.metrics import frechet
+
+        if few := sample_size.too_few(len(outputs), self.width):
+            return (Score.unmeasured(few, self.backend()),)
+        found, real = self.features_of(outputs[order(outputs, items)]), self._real()
+        value, error = frechet.distance(found.double(), real), frechet.standard_error(found, real.mean, real.covariance)
+        return (Score(value, error, self.backend(), self.against()),)
+
+    def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
+        from specbench.metrics import frechet
+
+        real = self._real()
+        found = frechet.influences(self.features_of(outputs), real.mean, real.covariance)
+        return None if found is None else found.numpy()
+
+    def _real(self) -> Moments:
+        import torch
+
+        from specbench.metrics import frechet
+
+        mean, covariance = torch.from_numpy(self.reference.mean), torch.from_numpy(self.reference.covariance)
+        return frechet.Moments.given(mean, covariance)
+
+
+def order(outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray:
+    """A permutation (N,) that looks random and depends on the set of (output, item) alone: by a hash of the item's id,
+    and of the output where ids are the same. So the splits of two runs over the same prompts hold the same prompts."""
+    keys = [
+        (hashlib.sha256(item.id.encode("utf-8", "surrogatepass")).digest(), hashlib.sha256(row.tobytes()).digest())
+        for item, row in zip(items, outputs)
+    ]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__))

@@ -1,0 +1,38 @@
+"""From an image (H, W, 3) uint8 to a network's input, in the steps that networks share. All resizing is PIL's bicubic,
+which has antialiasing and rounds to integer levels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Mean and deviation of a channel: those of ImageNet, and those of CLIP's training data.
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+def squeezed(image: np.ndarray, side: int) -> np.ndarray:
+    """(side, side, 3) uint8: all of the image, whatever its shape."""
+    return np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC))
+
+
+def center_square(image: np.ndarray) -> np.ndarray:
+    """The largest square in the centre; of an odd margin the smaller half is at the top and on the left."""
+    height, width = image.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return np.ascontiguousarray(image[top : top + side, left : left + side])
+
+
+def normalised(image: np.ndarray, statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
+    """(3, H, W) float32: levels in [0, 1], less a mean, over a deviation."""
+    import torch
+
+    mean, deviation = map(torch.tensor, statistics)
+    x: Tensor = ((torch.from_numpy(np.array(image)).float() / 255 - mean) / deviation).permute(2, 0, 1).contiguous()
+    return x
