@@ -1,4 +1,5 @@
-"""A Fréchet distance needs 16 images for each feature, wherever a value would be computed, printed or drawn."""
+"""How many images a statistic needs. A Fréchet distance needs 16 for each feature, wherever a value would be computed,
+printed or drawn."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from specbench import metrics
+from specbench.compare.paired import by_influence, paired, pairs_needed
 from specbench.config import parameters, shown_columns
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes
@@ -104,3 +107,22 @@ def test_the_report_leaves_it_out() -> None:
     row |= {"command_exact": True, "file": "", "clip_score": 0.5, "fid": 9.0, "fid_backend": BACKEND}
     pages = [gather.page_data(gather.Found(rows=[row | {"n": n}])) for n in (500, 1024)]
     assert [sorted(page["rows"][0]["values"]) for page in pages] == [["clip_score"], ["clip_score", "fid"]]
+
+
+def test_the_pairs_that_tell_two_runs_apart() -> None:
+    """The power of the paired t-test with so many pairs, by its non-central distribution."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0, 1, (2, 200))
+    found = paired(a, b + 0.2)
+    assert found.test is not None
+    needed, least = pairs_needed(found) or (0, 0)
+    d_z = found.difference / float((b - a).std(ddof=1))
+    for n, effect in ((needed, d_z), (least, d_z * found.test.high / found.difference)):
+        power = float(stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, effect * np.sqrt(n)))
+        assert power == pytest.approx(0.95, abs=0.01)  # the t-test of so many pairs is nearly normal
+    assert least < needed
+    same = by_influence(1.0, 1.5, a - a.mean(), b - b.mean())  # the same by influences: mean zero
+    assert same.test is not None
+    z = stats.norm.ppf(0.975) + stats.norm.ppf(0.95)
+    assert (pairs_needed(same) or (0,))[0] == np.ceil(200 * (z / same.test.statistic) ** 2)
+    assert pairs_needed(paired([1.0, 2.0], [1.5, 2.5])) is None

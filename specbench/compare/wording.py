@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specbench.compare.comparison import Comparison, Result
-from specbench.compare.paired import LEVEL, DistributionTest, size
+from specbench.compare.paired import LEVEL, POWER, DistributionTest, pairs_needed, size
 from specbench.errors import plain
 from specbench.rows.csv_files import RowFile, csv_text
 
@@ -41,6 +41,9 @@ COLUMNS = {
     "p_wilcoxon_holm": "the same after Holm's adjustment",
     "d_z": "Cohen's d_z: mean difference / standard deviation of the differences",
     "effect": "its size: negligible, small (from 0.2), medium (from 0.5), large (from 0.8)",
+    "pairs_needed": f"pairs with which a test at the {1 - LEVEL:.0%} level finds a difference of this size with a\n"
+    f"probability of {POWER:.0%}",
+    "pairs_needed_low": "the same for the end of the interval that is farthest from 0: fewer are too few",
     "tests": "number of tested statistics",
     "sentence": "the result as a sentence",
 }
@@ -139,7 +142,19 @@ def report(found: Comparison) -> str:
     last = (
         f"{tests}; Holm: the p-value before it, adjusted for as many tests." if found.tests else "Nothing was tested."
     )
-    return "\n".join([*lines, "", last])
+    return "\n".join([*lines, *_wrapped(_needed(found)), "", last])
+
+
+def _needed(found: Comparison) -> str:
+    """How many pairs tell A from B by each statistic."""
+    counts = [(r.statistic.name, *needed) for r in found.results if (needed := pairs_needed(r.paired)) is not None]
+    if not counts:
+        return ""
+    each = ", ".join(f"{name} {needed:,} ({least:,})" for name, needed, least in sorted(counts, key=lambda one: one[1]))
+    return (
+        f"Pairs with which a test at the {1 - LEVEL:.0%} level finds a difference of this size with a probability of"
+        f" {POWER:.0%} (in brackets: of the size at the far end of its interval): {each}."
+    )
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
@@ -192,6 +207,7 @@ def rows(found: Comparison) -> list[dict[str, Any]]:
             line |= {"p": test.p, "p_holm": result.p_holm}
             line |= {"p_wilcoxon": test.wilcoxon, "p_wilcoxon_holm": result.wilcoxon_holm}
             line |= {"d_z": test.d_z, "effect": None if test.d_z is None else size(test.d_z)}
+            line |= dict(zip(("pairs_needed", "pairs_needed_low"), pairs_needed(p) or (), strict=False))
         lines.append(line)
     for extractor, distribution in found.distribution_tests.items():
         line = {"statistic": "distribution", "scorer": extractor, "pairs": distribution.n}

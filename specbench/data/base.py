@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Item:
     labels: tuple[int, ...] | None  # classes, for data sets that have them: attributes of scenes, the ImageNet class
     id: str = ""
     reference: str | None = None  # file name of the real image that the prompt describes
+    metadata: Mapping[str, Any] | None = field(default=None, hash=False)  # what must be seen, in GenEval's format
 
 
 @dataclass(frozen=True)

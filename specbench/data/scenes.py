@@ -119,6 +119,11 @@ class Scene:
         return out
 
 
+def centres(layout: str) -> list[tuple[float, float]]:
+    """The mean centre (x, y) of each object of a layout in pixels, y downwards."""
+    return [centre for centre, _ in _CENTRES[layout]]
+
+
 def labels_by_position(labels: np.ndarray) -> np.ndarray:
     """Labels (N, 14) by slot -> labels (N, 30) by position, one per entry of `POSITION_ATTRIBUTES`; `ABSENT` where
     there is no object."""
@@ -148,20 +153,23 @@ def sample(split: str, index: int, seed: int = 0) -> Sample:
         raise ValueError(f"scenes has no split '{split}' (it has: train, validation)")
     wanted = split == "validation"
     rng = np.random.Generator(np.random.Philox(key=[2 * seed + wanted, index]))
-    scene = _draw_scene(rng)
+    scene = draw_scene(rng)
     while scene.is_validation != wanted:
-        scene = _draw_scene(rng)
-    return Sample(index, scene, _caption(scene, rng), rng)
+        scene = draw_scene(rng)
+    return Sample(index, scene, write_caption(scene, rng), rng)
 
 
-def _draw_scene(rng: np.random.Generator) -> Scene:
+def draw_scene(rng: np.random.Generator) -> Scene:
+    """A scene of either split."""
     layout = LAYOUTS[rng.choice(len(LAYOUTS), p=LAYOUT_SHARE)]
     picks = rng.integers(0, [len(c) for c in OBJECT_ATTRIBUTES.values()], size=(LAYOUT_COUNT[layout], 4))
     objects = tuple(SceneObject(SHAPES[a], COLOURS[b], SIZES[c], FILLS[d]) for a, b, c, d in picks)
     return Scene(layout, BACKGROUNDS[rng.integers(len(BACKGROUNDS))], objects)
 
 
-def _caption(scene: Scene, rng: np.random.Generator) -> str:
+def write_caption(scene: Scene, rng: np.random.Generator) -> str:
+    """A sentence that states every attribute of a scene, in one of several wordings."""
+
     def one_of(options: Sequence[str]) -> str:
         return options[int(rng.integers(len(options)))]
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from specbench import data
+from specbench.config import parameters
 from specbench.harness import trace
 from specbench.rows import provenance, timing
 from specbench.rows.journal import Record, pixel_digest
@@ -143,6 +144,7 @@ class Worker:
             secrets.token_hex(4),
             {
                 **provenance.environment(self._pipeline.device),
+                "plugins": "; ".join(parameters.plugins_of(cfg)),
                 "weights": self._pipeline.weights,
                 "resolution": self._pipeline.resolution,
                 "tokens": self._pipeline.tokens_per_image,
