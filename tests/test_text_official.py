@@ -184,8 +184,8 @@ def test_prompt_formats() -> None:
     )
     assert prompts.anole_prompt(spelled, "a cat") == ([0, *spelled("a cat"), 8710, 8197], [0, 8197])
     frame = [151852, *spelled("90*68"), 151851]
-    turn = prompts.lumina_prompt(spelled, "a {width} cat", 768, 512, wording, unconditional="turn")
-    assert turn.unconditional == turn.conditional[-4:] == [8710, 8197, 8804 + 16, 8804 + 24]
+    other = prompts.lumina_prompt(spelled, "a {width} cat", 768, 512, wording, unconditional="prompt_end")
+    assert other.unconditional == other.conditional[-4:] == [8710, 8197, 8804 + 16, 8804 + 24]
     found = prompts.emu3_prompt(spelled, "a cat.", 90, 68, emu3["positive_suffix"], emu3["negative_prompt"])
     assert found == (
         [151849, *spelled("a cat. masterpiece, film grained, best quality."), *frame],

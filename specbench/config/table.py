@@ -25,8 +25,8 @@ TABLE: dict[str, Parameter] = {
     "unconditional": Parameter(
         "string",
         "what the guidance's unconditional context is: the image's header alone, or the prompt's last token before it"
-        " (turn)",
-        choices=("header", "turn"),
+        " (prompt_end)",
+        choices=("header", "prompt_end"),
     ),
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
     "variant": Parameter("string", "version of the method: as printed, as its released code does, or exact"),

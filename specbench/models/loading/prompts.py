@@ -117,7 +117,7 @@ def lumina_prompt(
     unconditional: str = "header",
 ) -> Prompt:
     """Lumina-mGPT: [bos] instruction [end_of_turn] [image start, height, width]; without a prompt only the last three
-    (reference README (21), (24)), or with unconditional="turn" the last four, as in SJD's released code.
+    (reference README (21), (24)), or with unconditional="prompt_end" the last four, as in SJD's released code.
 
     `instruction` holds {width}, {height} and {prompt}; width and height are pixels, multiples of 32.
     """
@@ -129,7 +129,7 @@ def lumina_prompt(
             raise UsageError(f"Lumina-mGPT draws sides of 32, 64, 96, ... pixels: {name} cannot be {side}")
     text = instruction.replace("{width}", str(width)).replace("{height}", str(height)).replace("{prompt}", prompt)
     start = [ids.image_start, ids.size + height // 32, ids.size + width // 32]
-    without = [ids.end_of_turn, *start] if unconditional == "turn" else start
+    without = [ids.end_of_turn, *start] if unconditional == "prompt_end" else start
     return Prompt([ids.bos, *encode(text), ids.end_of_turn, *start], without)
 
 
