@@ -28,8 +28,8 @@ class PassProgress:
 
 @dataclass(frozen=True)
 class Status:
-    """A run's folder. state: running, finished or stopped; time_left_s: None where an unfinished pass has no speed yet;
-    failures: of images that are still missing."""
+    """A run's folder. state: running, finished, stopped or not started; time_left_s: None where an unfinished pass has
+    no speed yet; failures: of images that are still missing."""
 
     folder: str
     state: str
@@ -67,6 +67,15 @@ def of_run(path: Path) -> Status:
         None if None in times else together([0.0, *(time for time in times if time)]),
         _failures(folder, cfg["method"]) if passes else [],
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+    )
+
+
+def not_started(path: Path, cfg: Mapping[str, Any]) -> Status:
+    """The state of a run of a suite or of a grid that has no folder yet."""
+    n = cfg["n"]
+    baseline = PassProgress(0, n, None) if wants_baseline(cfg) else None
+    return Status(
+        str(path), "not started", cfg["method"], cfg["model"], n, PassProgress(0, n, None), baseline, None, [], 0
     )
 
 
