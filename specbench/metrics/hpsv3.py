@@ -1,7 +1,8 @@
 """Human Preference Score v3 (Ma et al. 2025): Qwen2-VL-7B, trained on people's choices between images.
 
 The score is the first of the network's two outputs, about 0 to 15, as in the authors' code; the other is the logarithm
-of its uncertainty. An image is resized to about 200,704 pixels (448 x 448), its shape kept. No package of the authors is needed.
+of its uncertainty. An image is resized to about 200,704 pixels (448 x 448), its shape kept. No package of the authors
+is needed.
 """
 
 from __future__ import annotations
