@@ -18,7 +18,7 @@ from specbench.metrics.base import MeanMetric, PromptItem, Scorer, ScoringContex
 from specbench.storage.files import cached_sha256
 
 if TYPE_CHECKING:
-    from specbench.metrics.hpsv3_network import HPSv3Network, Sequences
+    from specbench.metrics.hpsv3_network import ChatSequences, HPSv3Network
 
 PART, FILE, TOKENIZER = "hpsv3", "HPSv3.safetensors", "tokenizer.json"
 
@@ -26,7 +26,7 @@ PART, FILE, TOKENIZER = "hpsv3", "HPSv3.safetensors", "tokenizer.json"
 class HPSv3Scorer(Scorer):
     """Outputs (B, 2) float32: the scores, and the logarithms of their uncertainties; one image after the other."""
 
-    def __init__(self, network: HPSv3Network, sequences: Sequences, device: str) -> None:
+    def __init__(self, network: HPSv3Network, sequences: ChatSequences, device: str) -> None:
         self.network, self.sequences, self.device = network, sequences, device
 
     def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
@@ -70,7 +70,7 @@ class HPSv3(MeanMetric):
         from specbench.metrics import hpsv3_network
 
         network, text = (weights.published(self.context, *pair) for pair in zip(self.parts, self.files))
-        sequences = hpsv3_network.Sequences(text)
+        sequences = hpsv3_network.ChatSequences(text)
         return HPSv3Scorer(
             hpsv3_network.load(network, self.context.device, sequences.image), sequences, self.context.device
         )

@@ -157,7 +157,7 @@ def table(backbone: nn.Module) -> Table:
     return found
 
 
-class Sequences:
+class ChatSequences:
     """Prompts as Qwen2-VL's chat, from its tokenizer.json."""
 
     def __init__(self, path: Path) -> None:
