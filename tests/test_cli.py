@@ -267,7 +267,7 @@ def test_list_tells_whether_weights_are_here(call: Call, tmp_path: Path, monkeyp
     assert weights["none"] is weights["cool"] is None
     assert "[weights here]" in call("list", "models")[1]
     assert "[weights absent]" in call("list", "drafters")[1]
-    assert all(set(entry) == {"name", "line", "weights"} and entry["line"] for entry in found["drafters"])
+    assert all(set(entry) == {"name", "line", "weights", "plugin"} and entry["line"] for entry in found["drafters"])
 
 
 #: Command lines in one process, none of which loads torch.

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from specbench._version import __version__
+from specbench.cli import including
 from specbench.cli.commands import COMMANDS
 from specbench.cli.exits import FAILED, STOPPED, USAGE, debug, fail
 from specbench.errors import RunError, UsageError, unknown
@@ -39,6 +40,7 @@ usage: specbench COMMAND ...
 
   specbench run method=cool_sd delta=1.1 n=16 out=first
   specbench list methods
+  specbench --include DIR list plugins       your own rules, drafters, models, data, metrics: DIR/GROUP/NAME.yaml
   eval "$(specbench -sc install=bash)"       commands, parameters and choices on the tab key, in this shell
 """
 
@@ -47,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line (default: this process's) and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(arguments)
+        folders, arguments = including.split(arguments)
+        with including.included(folders):
+            code = _dispatch(arguments)
         sys.stdout.flush()
         return code
     except UsageError as e:
@@ -79,7 +83,9 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] in ("-V", "--version"):
         print(f"specbench {__version__}")
         return 0
-    return command(arguments[0])(arguments[1:])
+    run = command(arguments[0])
+    including.report_faults()
+    return run(arguments[1:])
 
 
 def command(name: str) -> Callable[[list[str]], int]:

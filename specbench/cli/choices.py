@@ -1,11 +1,11 @@
-"""`specbench list`: the choices for a run."""
+"""`specbench list`: the choices for a run, and the plug-ins that add to them."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from specbench.errors import Parser, unknown
+from specbench.errors import Parser, UsageError, unknown
 
 GROUPS = {
     "models": "model",
@@ -15,15 +15,18 @@ GROUPS = {
     "data": "data",
     "metrics": "metrics",
     "protocols": "protocol",
+    "plugins": "",
 }
 
 
 def main(arguments: list[str]) -> int:
-    """`specbench list [models|methods|drafters|rules|data|metrics|protocols ...] [--json]`."""
+    """`specbench list [models|methods|drafters|rules|data|metrics|protocols|plugins ...] [--json]`."""
     parser = Parser(prog="specbench list", description="The choices for a run, and whether their weights are here.")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default")
     parser.add_argument(
-        "--json", action="store_true", help="as JSON: name, line, weights (true, false, null: needs none)"
+        "--json",
+        action="store_true",
+        help="as JSON: name, line, weights (true, false, null: needs none), plugin (null: specbench's own)",
     )
     try:
         options = parser.parse_args(arguments)
@@ -35,7 +38,9 @@ def main(arguments: list[str]) -> int:
     for name in wanted:
         if name not in GROUPS:
             raise unknown("group", name, GROUPS)
-    found = {name: _entries(group) for name, group in GROUPS.items() if not wanted or name in wanted}
+    found = {
+        name: _entries(group) if group else _plugins() for name, group in GROUPS.items() if not wanted or name in wanted
+    }
     if options.json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return 0
@@ -44,7 +49,8 @@ def main(arguments: list[str]) -> int:
         width = max((len(entry["name"]) for entry in entries), default=0)
         for entry in entries:
             mark = {True: "  [weights here]", False: "  [weights absent]", None: ""}[entry["weights"]]
-            print(f"  {entry['name']:<{width}}  {entry['line']}{mark}")
+            origin = f"  [{entry['plugin']}]" if entry["plugin"] else ""
+            print(f"  {entry['name']:<{width}}  {entry['line']}{origin}{mark}")
     return 0
 
 
@@ -62,9 +68,11 @@ def _entries(group: str) -> list[dict[str, Any]]:
             columns = parameters.metric_columns(name)
             lines[name] += f" Column {', '.join(columns)}: {shown[columns[0]].better} is better."
         context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())
-        absent = {
-            name: [text] if (text := metrics.missing(name, context)) else [] for name in parameters.single_metrics()
-        }
+        for name in parameters.single_metrics():
+            try:
+                absent[name] = [text] if (text := metrics.missing(name, context)) else []
+            except UsageError as e:  # of a plug-in
+                lines[name] += f" {e}"
     elif group in ("model", "drafter"):
         for name in lines:
             entry = registry.entry(group, name)
@@ -75,7 +83,31 @@ def _entries(group: str) -> list[dict[str, Any]]:
                     lines[name] += f" Also drafter.weights=embedded:{'|'.join(network.variants)}."
             elif entry.parts:
                 absent[name] = [part for part in entry.parts if not (home.model_folder(name) / part).is_dir()]
+    plugins = {name: one.plugin for name in lines if (one := parameters.provided(group, name))}
     return [
-        {"name": name, "line": line, "weights": not absent[name] if name in absent else None}
+        {
+            "name": name,
+            "line": line,
+            "weights": not absent[name] if name in absent else None,
+            "plugin": str(plugins[name]).removeprefix("plug-in ") if name in plugins else None,
+        }
         for name, line in lines.items()
     ]
+
+
+def _plugins() -> list[dict[str, Any]]:
+    """Every plug-in with its choices."""
+    from specbench.config import parameters
+
+    found = parameters.found_plugins()
+    entries = []
+    for plugin in found.plugins:
+        names = [
+            f"{group}={name}"
+            for group, choices in found.choices.items()
+            for name, one in choices.items()
+            if one.plugin == plugin
+        ]
+        line = f"{', '.join(names) or 'no choice'}, from {plugin.conf}"
+        entries.append({"name": plugin.label, "line": line, "weights": None, "plugin": None})
+    return entries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from specbench.cli import including
 from specbench.cli.commands import COMMANDS
 from specbench.config import registry
 
@@ -11,7 +12,14 @@ from specbench.config import registry
 def complete(arguments: list[str]) -> int:
     """The shell's query `specbench -sc query=bash`: completes the sub-command and the arguments of `_offered`; Hydra
     completes the arguments of a run."""
-    line = os.environ.get("COMP_LINE", "").split(" ", 2)
+    folders, words = including.split(os.environ.get("COMP_LINE", "").split(" "))
+    with including.included(folders):
+        return _complete(arguments, " ".join(words))
+
+
+def _complete(arguments: list[str], text: str) -> int:
+    """The same for the line that was typed, without included folders."""
+    line = text.split(" ", 2)
     if len(line) == 2:
         print(" ".join(name for name in COMMANDS if name.startswith(line[1])))
         return 0

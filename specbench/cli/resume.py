@@ -12,7 +12,7 @@ _HELP = """\
 usage: specbench resume DIR [name=value ...]
 
 Continues the run in a folder, with the configuration in it. Parameters that do not change an image may be given again:
-n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address.
+n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address, url.
 """
 
 

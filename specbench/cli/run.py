@@ -19,6 +19,8 @@ from specbench.errors import Parser, UsageError
 if TYPE_CHECKING:
     from specbench.config.configuration import Job
 
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # of Hydra
+
 
 def main(arguments: list[str]) -> int:
     """`specbench run [-m] [name=value ...]`."""
@@ -26,6 +28,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--hydra-help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--info", nargs="?", const="all", choices=_INFO)
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
     parser.add_argument("-sc", "--shell-completion", action="store_true")
     parser.add_argument("overrides", nargs="*")
@@ -44,6 +47,8 @@ def main(arguments: list[str]) -> int:
     overrides = configuration.normalized(given)
     jobs = configuration.grid(overrides, options.multirun)
     hydras = [argument for argument in overrides if configuration.is_hydras(argument)]
+    if options.info:
+        return by_hydra(["--info", options.info, *overrides])
     if options.hydra_help:
         return by_hydra(["--hydra-help", *hydras])
     if options.cfg:

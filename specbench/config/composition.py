@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.caches import cached
 
 #: Group -> chosen file (None: none), or, of metrics, several.
 Choices = Mapping[str, Any]
@@ -101,10 +101,10 @@ def _contents(group: str, name: str, seen: set[str]) -> Iterator[dict[str, Any]]
 
 def _file(group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
     """A file's list of defaults, and its values where its package puts them."""
-    return _read(parameters.conf_dir() / group / f"{name}.yaml", group, name)
+    return _read(parameters.file_of(group, name), group, name)
 
 
-@cache
+@cached
 def _read(path: Path, group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
     if not path.is_file():
         raise _NeedsHydraError

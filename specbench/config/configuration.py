@@ -19,15 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench import data
 from specbench.config import composition, parameters, protocols, variants
+from specbench.config.caches import cached
 from specbench.config.table import LONGEST, TABLE, check_value
 from specbench.errors import UsageError, install, unknown
 
@@ -162,6 +166,18 @@ def quote_paths(arguments: Sequence[str], multirun: bool = False, own: Collectio
 
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _NO_TEXT = ("true", "false", "nan", "inf", "null")  # Hydra reads these as other values
+
+
+class PluginFolders(SearchPathPlugin):
+    """Puts the folders of plug-ins on Hydra's search path, behind conf/."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """As of Hydra."""
+        for plugin in parameters.found_plugins().plugins:
+            search_path.append("specbench-plugin", f"file://{plugin.conf}")
+
+
+Plugins.instance().register(PluginFolders)
 
 
 @contextmanager
@@ -394,14 +410,14 @@ def _chosen(arguments: Sequence[Override]) -> dict[str, Any]:
     return deepcopy(_by_hydra(parameters.conf_dir(), tuple(o.input_line or "" for o in arguments)))
 
 
-@cache
+@cached
 def _by_hydra(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     found = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments)), resolve=True, throw_on_missing=True)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items() if key not in ("hydra", *parameters.METADATA)}
 
 
-@cache
+@cached
 def _sweeper(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     """The parameters over which an experiment or Hydra's own arguments sweep, with their lists of values."""
     composed = hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper

@@ -2,7 +2,8 @@
 
 `table.TABLE` documents every parameter and checks its value. `conf/` defines which parameters a run *has*: the keys of
 config.yaml and of the chosen model, data, engine, drafter and rule files, and nothing else. A new drafter, rule or
-model declares its parameters in its own YAML; a parameter that is new to the project also gets a line in the table.
+model declares its parameters in its own YAML; a parameter that is new to the project also gets a line in the table. The
+choices and the parameters of plug-ins stand next to them (see `plugins`).
 
 Imports neither torch nor Hydra.
 """
@@ -10,15 +11,19 @@ Imports neither torch nor Hydra.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from specbench.config import networks
-from specbench.config.table import TABLE, check_value
+from specbench.config import caches, networks, plugins
+from specbench.config.caches import cached
+from specbench.config.parameter import METADATA as METADATA
+from specbench.config.table import BUILT_IN, TABLE, UNITS, check_value
 from specbench.errors import UsageError, unknown
 from specbench.storage import home
 
@@ -29,8 +34,10 @@ PARAMETER_GROUPS = ("model", "data", "engine", "drafter", "rule", "verification"
 PARTS = ("drafter", "rule", "verification")
 
 
-#: Keys of the files under conf/ that describe a choice and are not parameters of a run.
-METADATA = ("kind", "preferred", "network", "variants", "raster")
+#: What a run has whose images a server decodes, besides the parameters of its data and its engine: names that stand for
+#: the server's own model and method, and the parameters of every run that concern prompts, scoring and the folder.
+SERVED = dict.fromkeys(("model", "method", "drafter", "rule"), "served")
+_OF_SERVED = ("seed", "n", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
 
 
 @cache
@@ -43,7 +50,7 @@ def conf_dir() -> Path:
     raise UsageError(f"the configurations are missing: no conf/config.yaml in or next to {package}; install again")
 
 
-@cache
+@cached
 def groups() -> tuple[str, ...]:
     """The groups of conf/ from which a run chooses."""
     return tuple(
@@ -51,26 +58,80 @@ def groups() -> tuple[str, ...]:
     )
 
 
-@cache
+@cached
 def choices(group: str) -> dict[str, str]:
     """Name -> one-line description of every choice of a group: the file's first comment line, a full sentence."""
     found = {}
-    for path in sorted((conf_dir() / group).glob("*.yaml")):
+    own = sorted((conf_dir() / group).glob("*.yaml"))
+    for path in [*own, *(one.path for one in found_plugins().choices.get(group, {}).values())]:
         comments = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
         found[path.stem] = next((c for c in comments if not c.startswith("@")), "")
     return found
 
 
-@cache
+def file_of(group: str, name: str) -> Path:
+    """The file of a choice, which exists if the choice does."""
+    one = provided(group, name)
+    return one.path if one else conf_dir() / group / f"{name}.yaml"
+
+
+def found_plugins() -> plugins.FoundPlugins:
+    """The plug-ins that are installed and included."""
+    return plugins.load(conf_dir())
+
+
+def provided(group: str, name: str) -> plugins.Provided | None:
+    """The choice of a plug-in; None for one of specbench's own, and for a name that does not exist."""
+    return found_plugins().choices.get(group, {}).get(name)
+
+
+def plugins_of(cfg: Mapping[str, Any]) -> list[str]:
+    """The labels of the plug-ins whose choices a configuration names, as a row gives them."""
+    names = [(group, name) for group, value in cfg.items() for name in (value if group == "metrics" else [value])]
+    found = (provided(group, str(name).partition("@")[0]) for group, name in names)
+    return sorted({one.plugin.label for one in found if one})
+
+
+@contextmanager
+def including(folders: Sequence[Path]) -> Iterator[None]:
+    """Inside, these folders are plug-ins, too, here and in child processes. UsageError for a fault in one."""
+    before = os.environ.get(plugins.INCLUDE)
+    texts = [*([before] if before else []), *(str(folder.expanduser().absolute()) for folder in folders)]
+    if folders:
+        os.environ[plugins.INCLUDE] = os.pathsep.join(texts)
+        refresh()
+    try:
+        yield
+    finally:
+        if folders:
+            if before is None:
+                del os.environ[plugins.INCLUDE]
+            else:
+                os.environ[plugins.INCLUDE] = before
+            refresh()
+
+
+def refresh() -> None:
+    """Searches for plug-ins again; their parameters join `TABLE`."""
+    caches.clear()
+    for name in [name for name in TABLE if name not in BUILT_IN]:
+        del TABLE[name]
+        UNITS.pop(name, None)
+    found = found_plugins()
+    TABLE.update(found.parameters)
+    UNITS.update(found.units)
+
+
+@cached
 def content(group: str, name: str) -> dict[str, Any]:
     """The content of a choice's file; empty where there is no such file."""
-    path = conf_dir() / group / f"{name}.yaml"
+    path = file_of(group, name)
     loaded = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
     assert isinstance(loaded, dict)
     return {str(key): value for key, value in loaded.items()}
 
 
-@cache
+@cached
 def declared(group: str, name: str) -> frozenset[str]:
     """The flat parameters that a choice of a group declares, including those of the files that it builds on."""
     held = content(group, name)
@@ -94,13 +155,13 @@ def default(group: str, name: str, parameter: str) -> Any:
     return content(group, name).get(parameter)
 
 
-@cache
+@cached
 def common() -> frozenset[str]:
     """The parameters that every run has."""
     return declared("", "config") | {"method"}
 
 
-@cache
+@cached
 def method_parameters() -> frozenset[str]:
     """The parameters that a part of a method declares: those of a method, without the model and the sampling."""
     parts = (declared(group, name) for group in PARTS for name in choices(group))
@@ -126,7 +187,7 @@ def of_experiment(name: str) -> dict[str, Any]:
     return _chosen(held) | {key: value for key, value in held.items() if key not in ("defaults", "hydra", *METADATA)}
 
 
-@cache
+@cached
 def default_choice(group: str) -> str:
     """The default choice of a group."""
     return _chosen(content("", "config"))[group]
@@ -138,8 +199,16 @@ def _chosen(held: Mapping[str, Any]) -> dict[str, str]:
     return {key.split("/")[-1]: value for entry in entries for key, value in entry.items()}
 
 
+def is_served(cfg: Mapping[str, Any]) -> bool:
+    """Whether a server decodes the images of a run (engine=http)."""
+    return default("engine", str(cfg.get("engine")), "served") is True
+
+
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a run with these choices, in the order of `TABLE`."""
+    if is_served(cfg):
+        own = declared("engine", str(cfg["engine"])) | declared("data", str(cfg.get("data")))
+        return [name for name in TABLE if name in own or name in SERVED or name in _OF_SERVED]
     names = common().union(*(declared(group, str(cfg.get(group))) for group in PARAMETER_GROUPS))
     names |= declared("method", str(cfg.get("method"))) & {"variant"}
     return sorted(names, key=lambda name: list(TABLE).index(name) if name in TABLE else len(TABLE))
@@ -159,6 +228,9 @@ def owners(name: str) -> list[str]:
 def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
     """The error for a parameter that a run with these choices does not have."""
     has = [p for p in parameters_of(cfg) if p not in groups()]
+    if is_served(cfg):
+        engine = cfg["engine"]
+        return UsageError(f"engine={engine} has no parameter '{name}': a server decodes; it has: {', '.join(has)}")
     who = f"method '{cfg.get('method')}' (drafter {cfg.get('drafter')}, rule {cfg.get('rule')})"
     if owned := owners(name):
         return UsageError(
@@ -175,7 +247,8 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     Raises UsageError for an unknown or missing parameter, a wrong type and a value out of range. `delta=2` and
     `delta=2.0` become the same, so that equal runs have equal hashes.
     """
-    for group in PARAMETER_GROUPS:
+    served = is_served(cfg)
+    for group in ("data", "engine") if served else PARAMETER_GROUPS:
         if cfg.get(group) not in choices(group):
             raise unknown(group, str(cfg.get(group)), choices(group))
     wanted = parameters_of(cfg)
@@ -186,6 +259,8 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"the configuration lacks {_and(missing)}: give {missing[0]}=...")
     checked = {name: check_value(name, cfg[name]) for name in wanted}
     check_metrics(checked["metrics"])
+    if served:
+        return checked
     _check_kinds(checked)
     if checked["timing"] and (checked["workers"] > 1 or checked["ray_address"]):
         raise UsageError("timing=true measures one process of this machine: leave workers= and ray_address= out")
@@ -195,6 +270,8 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
 def located(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """A checked configuration with the full paths of its weights. Raises UsageError if one does not exist."""
     found = dict(cfg)
+    if is_served(cfg):
+        return found
     own = default("model", cfg["model"], "weights")
     if cfg["weights"] not in (own, "random"):
         folder = home.expanded(cfg["weights"])
@@ -294,6 +371,17 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
         flat["protocol"] = f"{flat['protocol']['name']}@{flat['protocol']['version']}"
     if isinstance(flat.get("metrics"), Mapping):
         flat["metrics"] = [name for name, on in flat["metrics"].items() if on]
+    if is_served(flat):
+        if foreign := [name for name in ("model", "method", "protocol", *PARTS) if name in given]:
+            raise UsageError(
+                f"engine={flat['engine']}: the server has its own model and method: leave {foreign[0]}= out;"
+                " model_name= names its model"
+            )
+        wanted = {*parameters_of(flat), *given}
+        return {name: value for name, value in flat.items() if name in wanted} | SERVED
     run_names = set(parameters_of(flat)) | set(given)
     preset = declared("method", str(flat.get("method")))
     return {name: value for name, value in flat.items() if name in run_names or name not in preset}
+
+
+refresh()

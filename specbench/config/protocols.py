@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.caches import cached
 from specbench.config.table import TABLE
 from specbench.errors import UsageError
 
@@ -66,7 +66,7 @@ class Protocol:
         return known | dict(self.models.get(model, {}))
 
 
-@cache
+@cached
 def read(name: str) -> Protocol:
     """The protocol of a name in `parameters.choices("protocol")`."""
     return Protocol(**parameters.content("protocol", name))

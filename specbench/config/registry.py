@@ -2,18 +2,21 @@
 
 A rule is the function `build` of specbench/decoding/rules/NAME.py, a drafter `build` of specbench/decoding/drafters/
 NAME.py, a verification `build` of specbench/decoding/verify/NAME.py, a model `load` of specbench/models/NAME.py. To add
-one, write the module and conf/GROUP/NAME.yaml. This file
-lists only names that share a module, and names that need weights.
+one, write the module and conf/GROUP/NAME.yaml. This file lists only names that share a module, and names that need
+weights. What a plug-in provides comes from there (see `plugins`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import pkgutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from specbench.config import networks, parameters
@@ -47,6 +50,8 @@ _FOLDERS = {
     "rule": "specbench.decoding.rules",
     "verification": "specbench.decoding.verify",
 }
+
+_FUNCTIONS = {"model": "load"}  # of the other kinds it is `build`
 
 _LISTED: dict[str, dict[str, Entry]] = {
     "model": {
@@ -105,8 +110,7 @@ def entry(kind: str, name: str) -> Entry:
     """The entry of a model, drafter or rule. Raises UsageError with the valid names."""
     if name not in parameters.choices(kind):
         raise unknown(kind, name, parameters.choices(kind))
-    own = f"{_FOLDERS[kind]}.{name}:{'load' if kind == 'model' else 'build'}"
-    found = _LISTED.get(kind, {}).get(name) or Entry(own)
+    found = _LISTED.get(kind, {}).get(name) or Entry(f"{_FOLDERS[kind]}.{name}:{_FUNCTIONS.get(kind, 'build')}")
     if kind == "drafter" and (network := drafter_network(name)):
         found = replace(found, assets=(network.asset,), parts=(network.folder,))
     return found
@@ -125,8 +129,17 @@ def network_folders() -> dict[str, str]:
 
 
 def find(kind: str, name: str) -> Any:
-    """The object behind a name."""
-    return pkgutil.resolve_name(entry(kind, name).target)
+    """The object behind a name. UsageError where it is a plug-in's and cannot be loaded."""
+    own = entry(kind, name)
+    one = parameters.provided(kind, name)
+    return one.load(_FUNCTIONS.get(kind, "build")) if one else pkgutil.resolve_name(own.target)
+
+
+def module(kind: str, name: str) -> ModuleType:
+    """The module of the object behind a name."""
+    if parameters.provided(kind, name):
+        return sys.modules[find(kind, name).__module__]
+    return importlib.import_module(entry(kind, name).target.partition(":")[0])
 
 
 def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
@@ -153,6 +166,8 @@ def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
     folder, own = weights_folder(cfg), own_drafter(cfg)
     entries = entry("model", cfg["model"]), entry("drafter", cfg["drafter"])
     target, drafter = (_files(folder, e, bool(entries[0].parts)) if folder else [] for e in entries)
+    if folder and parameters.provided("model", cfg["model"]):
+        target = _held(folder)
     return target, drafter_files(own) if own else drafter
 
 
@@ -183,6 +198,10 @@ def check_weights(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError if weights are missing; the message names the way to get them."""
     folder, model = weights_folder(cfg), cfg["model"]
     if folder is None:
+        return
+    if parameters.provided("model", model):
+        if not folder.is_dir():
+            raise UsageError(f"{folder} does not exist: put the weights of {model} there, or try weights=random")
         return
     if not entry("model", model).parts:
         files = [path for group in weight_files(cfg) for path in group]

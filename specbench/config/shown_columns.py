@@ -15,23 +15,15 @@ A metric that estimates a covariance of features also declares their number, by 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
 
 from specbench.config import parameters
+from specbench.config.caches import cached
+from specbench.config.shown_column import ShownColumn as ShownColumn
+from specbench.config.shown_column import shown
 from specbench.errors import UsageError
 
 
-@dataclass(frozen=True)
-class ShownColumn:
-    """How tables and reports show a column: its title, its better side ("higher" or "lower"), and its decimals."""
-
-    title: str
-    better: str
-    decimals: int
-
-
-@cache
+@cached
 def of_metrics() -> dict[str, ShownColumn]:
     """Column -> how it is shown, for every metric. UsageError, naming the file, for a wrong or absent declaration."""
     found: dict[str, ShownColumn] = {}
@@ -42,7 +34,7 @@ def of_metrics() -> dict[str, ShownColumn]:
         for name, keys in columns.items() if isinstance(columns, Mapping) else ():
             if name in found:
                 raise UsageError(f"conf/metrics/{metric}.yaml: another metric declares the column {name}, too")
-            found[name] = _shown(metric, name, keys)
+            found[name] = shown(f"conf/metrics/{metric}.yaml", name, keys)
     if undeclared := sorted(named.keys() - found):
         raise UsageError(
             f"conf/metrics/{named[undeclared[0]]}.yaml: no metric declares the column {undeclared[0]}; give its title:,"
@@ -60,22 +52,8 @@ def features(metric: str) -> dict[str, int]:
     return {str(name): d for name, d in declared.items()}
 
 
-@cache
+@cached
 def features_of(column: str) -> dict[str, int]:
     """The same of all metrics that fill a column."""
     metrics = [one for one in parameters.single_metrics() if column in parameters.metric_columns(one)]
     return {name: d for metric in metrics for name, d in features(metric).items()}
-
-
-def _shown(metric: str, name: str, keys: Mapping[str, object]) -> ShownColumn:
-    wanted = {"title": str, "better": str, "decimals": int}
-    for key in {**wanted, **keys}:
-        if key not in wanted or type(keys.get(key)) is not wanted[key]:
-            raise UsageError(
-                f"conf/metrics/{metric}.yaml: column {name} needs title: TEXT, better: higher or lower, and decimals:"
-                f" INTEGER (got {key}: {keys.get(key)!r})"
-            )
-    shown = ShownColumn(**keys)  # type: ignore[arg-type]
-    if shown.better not in ("higher", "lower"):
-        raise UsageError(f"conf/metrics/{metric}.yaml: better of {name} must be higher or lower (got {shown.better!r})")
-    return shown

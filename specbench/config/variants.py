@@ -16,10 +16,10 @@ the models whose settings differ. Imports neither torch nor Hydra.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cache
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.caches import cached
 from specbench.errors import unknown
 
 #: Parameters that older configurations lack, and the values of what those did. A hash leaves these values out.
@@ -40,7 +40,7 @@ ADDED: dict[str, Any] = {
 NAME, TABLE = "variant", "variants"
 
 
-@cache
+@cached
 def of(method: str) -> tuple[str, ...]:
     """The variants of a method; none where it has one version alone."""
     return tuple(parameters.default("method", method, TABLE) or ())

@@ -1,7 +1,8 @@
 """The prompts that a run decodes. Importing this package imports no data set.
 
 A data set is one file conf/data/NAME.yaml, with the parameters that it has, and the function `items` of
-specbench/data/NAME.py, which takes the flat parameters of a run and gives its prompts in order.
+specbench/data/NAME.py, which takes the flat parameters of a run and gives its prompts in order, or that
+function in a plug-in.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def load(cfg: Mapping[str, Any]) -> list[Item]:
         raise UsageError(f"n must be an integer of at least 1 (got {n})")
     if name == "scenes":
         return _scenes(cfg["split"], n)
+    if plugin := parameters.provided("data", name):
+        return list(plugin.load("items")(cfg))
     module = importlib.import_module(f"specbench.data.{_MODULES.get(name, name)}")
     items: list[Item] = module.items(cfg)
     return items

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from specbench import data
+from specbench.config import parameters
 from specbench.errors import RunError
 from specbench.harness.folder import RunFolder, RunRecords, wants_baseline
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
@@ -24,7 +25,7 @@ from specbench.storage.files import append_line, format_size
 
 
 class Executor(Protocol):
-    """A `worker.Worker` in this process, or `cluster.Workers` in others."""
+    """A `worker.Worker` in this process, `cluster.Workers` in others, or `served.executor.ServerExecutor`."""
 
     def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]: ...
 
@@ -48,7 +49,7 @@ class Execution:
 
         Raises RunError if some failed, and KeyboardInterrupt if the user stopped the run.
         """
-        with self._executor() as executor, stop_on_interrupt() as stop:
+        with self._executor(items) as executor, stop_on_interrupt() as stop:
             if isinstance(executor, Worker) and executor.is_timed and records.vanilla is not None:
                 self._decode_pairs(executor, records.method, records.vanilla, items, stop)
             for journal in records.journals:
@@ -61,7 +62,14 @@ class Execution:
             )
 
     @contextmanager
-    def _executor(self) -> Iterator[Executor]:
+    def _executor(self, items: Sequence[data.Item]) -> Iterator[Executor]:
+        if parameters.is_served(self.cfg):
+            from specbench.harness.served.executor import ServerExecutor
+
+            server = ServerExecutor(self.cfg, items)
+            self._join(server.joined)
+            yield server
+            return
         if self.cfg["workers"] > 1 or self.cfg["ray_address"]:
             from specbench.harness import cluster
 
@@ -115,8 +123,8 @@ class Execution:
                     if isinstance(event, Image):
                         record = event.record
                         journals[event.baseline].add(record, event.pixels)
-                        label = self._label(event.baseline)
-                        LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
+                        how = f"{record.steps} steps, " if record.request_s is None else ""
+                        LOG.info("%s: %s in %s%.3f s", self._label(event.baseline), record.image, how, record.decode_s)
                         bar.update()
                     else:
                         self._note(event)
@@ -159,6 +167,8 @@ class Execution:
         passes = ("images", "baseline") if wants_baseline(self.cfg) else ("images",)
         count = len(passes) * self.cfg["n"] * indices.images_per_prompt(self.cfg)
         left = count - sum(1 for p in passes for _ in (self.folder.path / p).glob("*.png"))
+        if session["resolution"] is None:  # the server's to know
+            return
         # An image takes no more than its pixels, a record a few bytes per token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
         free = shutil.disk_usage(self.folder.path).free

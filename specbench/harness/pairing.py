@@ -40,7 +40,10 @@ def pair(
     unpaired = [data.Item(i, "", None) for i in range(len(paths))]
     if not source:
         if reading:
-            raise UsageError(f"{reading[0]} reads prompts: give prompts=FILE, or data=NAME for those of a data set")
+            raise UsageError(
+                f"{reading[0]} reads prompts: give prompts=FILE, or data=NAME for those of a data set, or put a file"
+                " prompts.jsonl (.txt, .csv, ...) into the folder"
+            )
         return Pairs(paths, unpaired)
     n = cfg["n"] if "n" in given else len(paths) if source in data.DRAWN else None
     try:
@@ -93,6 +96,8 @@ def _name(path: Path, known: Collection[str]) -> tuple[str, int]:
     def plain(name: str) -> str:
         return name if name in known or not name.isdecimal() else str(int(name))
 
+    if path.name in known:
+        return path.name, 0
     head, _, tail = path.stem.rpartition("-")
     if path.parent.name == "samples" and path.stem.isdecimal() and plain(path.parent.parent.name) in known:
         return plain(path.parent.parent.name), int(path.stem)

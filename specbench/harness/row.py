@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from specbench.config import parameters, protocols, variants
 from specbench.errors import UsageError
 from specbench.harness import sheet
 from specbench.harness.folder import RunFolder, RunRecords, is_vanilla
+from specbench.harness.served import row as served
 from specbench.rows import indices, provenance, summary, timing
 from specbench.rows.columns import COLUMNS, DRIFT_BOUND, stderr_of
 from specbench.rows.journal import Record
@@ -37,27 +38,51 @@ def build_row(
     row |= {name: value for name, value in cfg.items() if name in COLUMNS}
     row |= {name: value for name, value in last.items() if name in COLUMNS}
     row |= {"run_id": memory["run_id"], "time": provenance.utc(), "config_hash": provenance.config_hash(cfg)}
+    row["plugins"] = _plugins(cfg, last)
     row["prompts_hash"], row["images"] = data.prompts_hash(items), len(mine)
-    row["timing"] = timing.was_timed([*mine, *(reference or [])])
-    row |= summary.speed(mine) | summary.columns(mine)
-    if row["perplexity"] is not None:
-        # as of `Sampling.unfiltered`
-        temperature = 1 if row.get("entropy_temperature") is not None else row["temperature"] or 1
-        row["perplexity_backend"] = _conditions(row) + f", temperature {temperature:g}"
-    for name in ("emitted_tv", "emitted_kl"):
-        if row[name] is not None:
-            row[f"{name}_backend"] = _conditions(row) + _sampling(row)
-    if reference:
-        row |= summary.versus(mine, reference)
-        if "gamma" in cfg:
-            row |= summary.expected_speedup(mine, reference, cfg["gamma"])
-        row["baseline_run_id"] = memory["run_id"] + ("" if is_vanilla(cfg) else "/baseline")
     row |= {name: value for name, value in quality.items() if name != "note"}
-    remarks = _remarks(cfg, sessions, row) + emitted_remarks(cfg, mine)
+    if parameters.is_served(cfg):
+        failed = [e for e in folder.read_failures() if e["pass"] == cfg["method"] and indices.prompt_of(e["index"]) < n]
+        row |= served.columns(cfg, mine, len(failed), records.method.path.parent)
+        remarks = served.remarks(cfg, sessions, row)
+    else:
+        row |= _measured(cfg, row, mine, reference, memory["run_id"])
+        remarks = _remarks(cfg, sessions, row) + emitted_remarks(cfg, mine)
     if smallest := memory.get("smallest_batch"):
         remarks.append(f"for want of memory some images were decoded in batches of {smallest}")
     row["note"] = "; ".join(filter(None, [*remarks, quality.get("note", "")]))
     return row
+
+
+def _measured(
+    cfg: Mapping[str, Any],
+    row: Mapping[str, Any],
+    mine: Sequence[Record],
+    reference: Sequence[Record] | None,
+    run_id: str,
+) -> dict[str, Any]:
+    """The columns of images that this process decoded, and of their baseline; row: what they were decoded by."""
+    found: dict[str, Any] = {"timing": timing.was_timed([*mine, *(reference or [])])}
+    found |= summary.speed(mine) | summary.columns(mine)
+    if found.get("perplexity") is not None:
+        # as of `Sampling.unfiltered`
+        temperature = 1 if row.get("entropy_temperature") is not None else row["temperature"] or 1
+        found["perplexity_backend"] = _conditions(row) + f", temperature {temperature:g}"
+    for name in ("emitted_tv", "emitted_kl"):
+        if found.get(name) is not None:
+            found[f"{name}_backend"] = _conditions(row) + _sampling(row)
+    if reference:
+        found |= summary.versus(mine, reference)
+        if "gamma" in cfg:
+            found |= summary.expected_speedup(mine, reference, cfg["gamma"])
+        found["baseline_run_id"] = run_id + ("" if is_vanilla(cfg) else "/baseline")
+    return found
+
+
+def _plugins(cfg: Mapping[str, Any], session: Mapping[str, Any]) -> str | None:
+    """The plug-ins that decoded, in a process, and those that score now."""
+    decoded = str(session.get("plugins") or "").split("; ")
+    return "; ".join(sorted({*decoded, *parameters.plugins_of({"metrics": cfg["metrics"]})} - {""})) or None
 
 
 def _conditions(row: Mapping[str, Any]) -> str:
@@ -122,7 +147,7 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], 
         remarks.append(f"decoded by {num_workers} workers: no seconds are measured")
     if len(sessions) > 1:
         remarks.append(f"decoded in {len(sessions)} processes" + (": their timings are mixed" if timed else ""))
-        for name in ("commit", "device_name", "torch"):
+        for name in ("commit", "plugins", "device_name", "torch"):
             if len({str(session.get(name)) for session in sessions.values()}) > 1:
                 remarks.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
     return remarks
@@ -134,6 +159,8 @@ def _leaves_raster_order(cfg: Mapping[str, Any]) -> bool:
 
 def describe(cfg: Mapping[str, Any]) -> str:
     """A method as text: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
+    if parameters.is_served(cfg):
+        return served.describe(cfg)
     parts = [f"variant {cfg['variant']}"] if "variant" in cfg else []
     parts += [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
     if (way := cfg.get("verification", "token")) != "token":
@@ -158,8 +185,9 @@ def draw_sheet(
         images = [*(before.images if before else ()), *pair]
         cells[indices.prompt_of(item.index)] = sheet.SheetCell(item.prompt, images)
     shown = "" if len(shown_items) == len(items) else f", first {len(shown_items)}"
-    length = f"{row['accepted_length_mean']:.2f} tokens a step"
-    sheet.save(path, f"{row['model']}: {describe(cfg)}, {length} ({len(items)} images{shown})", list(cells.values()))
+    length = "" if parameters.is_served(cfg) else f", {row['accepted_length_mean']:.2f} tokens a step"
+    title = f"{row['model']}: {describe(cfg)}{length} ({len(items)} images{shown})"
+    sheet.save(path, title, list(cells.values()))
 
 
 def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
@@ -170,6 +198,22 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
             return "not measured"
         return summary.with_error(row[name], row.get(stderr_of(name)), digits) + unit
 
+    lines = served.report_lines(row, value) if parameters.is_served(cfg) else _speed_lines(row, value)
+    for name in (column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)):
+        backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
+        lines.append((name, value(name, digits=4) + backend))
+    if row.get("note"):
+        lines.append(("note", str(row["note"])))
+    source = "/".join(filter(None, [row["data"], row["split"]]))
+    where = row["device_name"] or row["server"] or "an unnamed server"
+    each = indices.images_per_prompt(cfg)
+    count = f"n={row['n']}" + (f" with {each} images each" if each > 1 else "")
+    head = f"{row['model']}: {describe(cfg)}, {source}, {count}, {where} (± standard error)"
+    return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])
+
+
+def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tuple[str, str]]:
+    """Name -> text of the speed and the likelihood in a row; value: as in `report`."""
     lines = [
         ("accepted length", value("accepted_length_mean", " tokens a step")),
         ("acceptance rate", f"{value('acceptance_rate')}, of the first draft token {value('first_accept')}"),
@@ -186,13 +230,4 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
         limits = f"the limits are {DRIFT_BOUND:.0%} and 4 pairs"
         holds = "holds" if str(row["timing_valid"]).lower() == "true" else f"does not hold ({limits})"
         lines.append(("drift", f"{row['drift']:+.1%} over {row['timed_pairs']} pairs with vanilla: the timing {holds}"))
-    for name in (column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)):
-        backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
-        lines.append((name, value(name, digits=4) + backend))
-    if row.get("note"):
-        lines.append(("note", str(row["note"])))
-    source = "/".join(filter(None, [row["data"], row["split"]]))
-    each = indices.images_per_prompt(cfg)
-    count = f"n={row['n']}" + (f" with {each} images each" if each > 1 else "")
-    head = f"{row['model']}: {describe(cfg)}, {source}, {count}, {row['device_name']} (± standard error)"
-    return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])
+    return lines

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 
 from specbench import metrics
+from specbench.config import parameters
+from specbench.errors import UsageError
 from specbench.rows import indices
+from specbench.rows.columns import TAKEN
 from specbench.rows.journal import Journal
 from specbench.storage import home
 
@@ -39,7 +42,10 @@ def scoring_device(device: str) -> str:
 
 
 def basis(name: str, context: metrics.ScoringContext) -> str:
-    """What determines the value of a metric besides the images and prompts, or the reason why it has none here."""
+    """What determines the value of a metric besides the images and prompts, or the reason why it has none here.
+    UsageError for a metric of a plug-in that fills a column of another meaning."""
+    if taken := TAKEN.intersection(parameters.metric_columns(name)):
+        raise UsageError(f"metric {name} fills the column {min(taken)}, which every row has already; rename it")
     try:
         return metrics.metric(name, context).basis()
     except metrics.Unavailable as e:

@@ -111,19 +111,13 @@ def _has_row(folder: RunFolder, cfg: Mapping[str, Any], memory: Mapping[str, Any
 
 def _failures(folder: RunFolder, method: str) -> list[dict[str, Any]]:
     """The last failure of each image that is missing."""
-    if not folder.failures.is_file():
-        return []
     done = {
         label: {record.index for record in read_records(path)} if path.is_file() else set()
         for label, path in ((method, folder.records), ("vanilla", folder.baseline_records))
     }
-    last: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in folder.failures.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            entry = json.loads(line)
-            key = str(entry["pass"]), int(entry["index"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            continue  # cut by a kill
-        if key[0] in done and key[1] not in done[key[0]]:
-            last[key] = entry
+    last = {
+        (entry["pass"], entry["index"]): entry
+        for entry in folder.read_failures()
+        if entry["pass"] in done and entry["index"] not in done[entry["pass"]]
+    }
     return list(last.values())

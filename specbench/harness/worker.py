@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from specbench import data
+from specbench.config import parameters
 from specbench.harness import trace
 from specbench.rows import indices, provenance, timing
 from specbench.rows.journal import Record, pixel_digest
@@ -146,6 +147,7 @@ class Worker:
             secrets.token_hex(4),
             {
                 **provenance.environment(self._pipeline.device),
+                "plugins": "; ".join(parameters.plugins_of(cfg)),
                 "weights": self._pipeline.weights,
                 "resolution": self._pipeline.resolution,
                 "tokens": self._pipeline.tokens_per_image,
@@ -172,8 +174,7 @@ class Worker:
         while left and not stop():
             size = self._batch
             pair, left = left[:size], left[size:]
-            first = indices.prompt_of(pair[0].index) * self._each + indices.repeat_of(pair[0].index)
-            vanilla_first = first // size % 2 == 1
+            vanilla_first = indices.position(pair[0].index, self._each) // size % 2 == 1
             for baseline in (vanilla_first, not vanilla_first):
                 self._timed += 1
                 # A peak of its own for each half: both pipelines are loaded.

@@ -1,7 +1,8 @@
 """Metrics: images and their items -> one `Score` per column of a row.
 
 A metric is one choice conf/metrics/NAME.yaml, which names a subclass of `base.Metric` as "module:Class", in this
-package, and its options. Neither torch nor any network is imported before the first image is scored.
+package or in that of a plug-in, and its options. Neither torch nor any network is imported before the first image is
+scored.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of conf/metrics: its name, its description in one line, its class "module:Class" in this package, and
+    """A choice of conf/metrics: its name, its description in one line, its class "module:Class", and
     its options."""
 
     name: str
@@ -63,12 +63,14 @@ def choice(name: str) -> Choice:
     options = dict(parameters.default("metrics", name, name))
     for declared in ("columns", "features"):  # see config.shown_columns
         options.pop(declared, None)
-    return Choice(name, known[name], options.pop("metric"), options)
+    return Choice(name, known[name], options.pop("metric", ""), options)
 
 
-@cache
-def _metric_class(target: str) -> type[Metric]:
-    module, _, name = target.partition(":")
+def _metric_class(chosen: Choice) -> type[Metric]:
+    if plugin := parameters.provided("metrics", chosen.name):
+        own: type[Metric] = plugin.load(chosen.target)
+        return own
+    module, _, name = chosen.target.partition(":")
     found: type[Metric] = getattr(importlib.import_module(f"specbench.metrics.{module}"), name)
     return found
 
@@ -76,7 +78,7 @@ def _metric_class(target: str) -> type[Metric]:
 def metric(name: str, context: ScoringContext) -> Metric:
     """A metric in its scoring context; loads no network. UsageError for an unknown name or option."""
     chosen = choice(name)
-    return _metric_class(chosen.target)(context, chosen.options)
+    return _metric_class(chosen)(context, chosen.options)
 
 
 def missing(name: str, context: ScoringContext) -> str:

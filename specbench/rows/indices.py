@@ -33,6 +33,11 @@ def of_prompts(n: int, each: int = 1) -> list[int]:
     return [i + j * STRIDE for i in range(n) for j in range(each)]
 
 
+def position(index: int, each: int) -> int:
+    """The place of an image among those of a run with `each` images of a prompt, see `of_prompts`."""
+    return prompt_of(index) * each + repeat_of(index)
+
+
 def file_name(index: int) -> str:
     """ "00012.png", and "00012-3.png" for the fourth image of that prompt."""
     repeat = repeat_of(index)

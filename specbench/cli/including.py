@@ -1,0 +1,70 @@
+"""`--include DIR` of every command: folders of plug-ins. `--config-dir DIR` and `hydra.searchpath=[...]`, as users of
+Hydra know them, mean the same. Importing this module imports neither torch nor Hydra."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from specbench.errors import UsageError
+
+_FLAGS = ("--include", "--config-dir", "-cd")
+_SEARCH_PATH = "hydra.searchpath="
+
+
+def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The included folders of a command line, and its other arguments. UsageError for a flag without a folder and a
+    package that is not installed."""
+    folders: list[Path] = []
+    others: list[str] = []
+    left = iter(arguments)
+    for argument in left:
+        flag, equals, value = argument.partition("=")
+        if flag in _FLAGS:
+            folder = value if equals else next(left, "")
+            if not folder or (not equals and folder.startswith("-")):
+                raise UsageError(f"{flag} needs a folder: {flag} DIR")
+            folders.append(Path(folder))
+        elif argument.lstrip("+").startswith(_SEARCH_PATH):
+            listed = argument.partition("=")[2].strip().removeprefix("[").removesuffix("]").split(",")
+            folders += [_folder(text.strip(" '\"")) for text in listed if text.strip()]
+        else:
+            others.append(argument)
+    return folders, others
+
+
+def _folder(entry: str) -> Path:
+    """The folder of an entry of Hydra's search path: file://DIR, pkg://PACKAGE or DIR."""
+    if not entry.startswith("pkg://"):
+        return Path(entry.removeprefix("file://"))
+    from specbench.config.plugins import folder_of
+
+    found = folder_of(entry.removeprefix("pkg://"))
+    if found is None:
+        raise UsageError(f"{_SEARCH_PATH}{entry}: there is no such package")
+    return found
+
+
+@contextmanager
+def included(folders: Sequence[Path]) -> Iterator[None]:
+    """Inside, these folders are plug-ins."""
+    if not folders:
+        yield
+        return
+    from specbench.config import parameters
+
+    with parameters.including(folders):
+        yield
+
+
+def report_faults() -> None:
+    """Prints a sentence for each fault of an installed plug-in, to stderr. UsageError for one of an included folder."""
+    from specbench.config import parameters
+
+    found = parameters.found_plugins()
+    for text in found.faults:
+        print(f"specbench: {text}", file=sys.stderr)
+    if found.faults_included:
+        raise UsageError(found.faults_included[0])

@@ -1,0 +1,33 @@
+"""The declaration of a metric's column: title, better side and decimals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ShownColumn:
+    """How tables and reports show a column: its title, its better side ("higher" or "lower"), and its decimals."""
+
+    title: str
+    better: str
+    decimals: int
+
+
+def shown(file: object, name: str, keys: Mapping[str, Any]) -> ShownColumn:
+    """The column `name` that a metric's file declares. UsageError, naming the file, for a wrong declaration."""
+    wanted = {"title": str, "better": str, "decimals": int}
+    for key in {**wanted, **keys}:
+        if key not in wanted or type(keys.get(key)) is not wanted[key]:
+            raise UsageError(
+                f"{file}: column {name} needs title: TEXT, better: higher or lower, and decimals: INTEGER (got {key}:"
+                f" {keys.get(key)!r})"
+            )
+    found = ShownColumn(**keys)
+    if found.better not in ("higher", "lower"):
+        raise UsageError(f"{file}: better of {name} must be higher or lower (got {found.better!r})")
+    return found

@@ -1,0 +1,213 @@
+"""Plug-ins: the worked example as an installed package, folders that a user includes, and broken ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from commands import ROOT, TOGETHER, Call, python, refused, row_of
+from hatchling import build
+
+from specbench import data
+from specbench.config import composition, configuration, parameters, registry
+from specbench.config.table import TABLE, UNITS
+from specbench.errors import UsageError
+
+RULE = "# @package _global_\n# Mine.\nrule: mine\nwarmth: 0.5\n"
+DECLARED = "parameters:\n  warmth: {kind: number, line: how warm it is, low: 0, unit: degrees}\n"
+MODULE = "from helper import VALUE\n\n\ndef build(cfg, setting):\n    return VALUE, cfg['warmth']\n"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Installs a distribution `broken` of these files and entry points."""
+    site = tmp_path / "site"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
+
+    def install(files: dict[str, str], points: str) -> None:
+        info = "broken-1.0.dist-info"
+        written = {f"{info}/METADATA": "Name: broken\nVersion: 1.0\n", f"{info}/entry_points.txt": points}
+        for name, text in {**files, **written}.items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).write_text(text)
+        parameters.refresh()
+
+    yield install
+    monkeypatch.undo()
+    parameters.refresh()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder to include: a rule with a parameter of its own, next to its module and a helper."""
+    mine = tmp_path / "mine"
+    (mine / "rule").mkdir(parents=True)
+    (mine / "rule/mine.yaml").write_text(RULE + DECLARED)
+    (mine / "rule/mine.py").write_text(MODULE)
+    (mine / "helper.py").write_text("VALUE = 7\n")
+    return mine
+
+
+def test_the_example_is_a_package_that_adds_to_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's package: a rule, a drafter, a preset and a metric with a column; nothing in specbench is edited."""
+    monkeypatch.chdir(ROOT / "docs/plugin_example")
+    wheel = build.build_wheel(str(tmp_path))
+    with zipfile.ZipFile(tmp_path / wheel) as archive:  # what an installer does with it
+        archive.extractall(tmp_path / "site")
+    lines = [
+        "list rules plugins --json".split(),
+        "run method=copy_softened n=1 warmup=0 metrics=contrast baseline=false device=cpu out=run".split(),
+        "audit method=copy_softened softness=1 audit.samples=1000 audit.model=v3t5 out=audit.csv".split(),
+    ]
+    done = python(TOGETHER, json.dumps(lines), cwd=tmp_path, package=Path(f"{ROOT}{os.pathsep}{tmp_path / 'site'}"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found, _ = json.JSONDecoder().raw_decode(done.stdout)
+    [rule] = [entry for entry in found["rules"] if entry["plugin"]]
+    assert (rule["name"], rule["plugin"]) == ("softened", "specbench-example 0.1.0")
+    [plugin] = found["plugins"]
+    assert "drafter=copy_above, method=copy_softened, metrics=contrast, rule=softened" in plugin["line"]
+    with (tmp_path / "run/row.csv").open() as f:
+        [cells] = csv.DictReader(f)
+    assert cells["plugins"] == plugin["name"]
+    assert plugin["name"].startswith("specbench-example 0.1.0:")
+    assert (cells["rule"], float(cells["softness"])) == ("softened", 0.5)
+    assert 0 < float(cells["contrast"]) < 0.5
+    assert cells["contrast_backend"] == "standard deviation of grey levels"
+    assert "drafter=copy_above rule=softened" in done.stdout
+    with pytest.raises(UsageError, match=r"columns unknown to .*softness"):  # which the package has
+        row_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("files", "points", "sentence"),
+    [
+        ({}, "[specbench.rules]\nmine = gone.mine:build\n", "there is no folder for gone.conf; install it again"),
+        (
+            {"broken/conf/rule/other.yaml": "rule: other\n"},
+            "[specbench.rules]\nmine = broken:build\n",
+            "but no rule/mine.yaml",
+        ),
+        ({"broken/conf/rule/mine.yaml": "rule: [\n"}, "[specbench.conf]\na = broken.conf\n", "rule mine of plug-in"),
+        ({"broken/conf/rule/mine.yaml": RULE}, "[specbench.conf]\na = broken.conf\n", "warmth is no parameter of"),
+        ({"broken/conf/rule/cool.yaml": RULE}, "[specbench.conf]\na = broken.conf\n", "has a choice of this name"),
+        ({"broken/conf/rules/mine.yaml": RULE}, "[specbench.conf]\na = broken.conf\n", "has no choice"),
+        ({"broken/conf/rule/mine.yaml": "rule: mine\n"}, "[specbench.rule]\nmine = broken:b\n", "of an unknown group"),
+        (
+            {"broken/conf/rule/mine.yaml": RULE + DECLARED.replace("number", "float")},
+            "[specbench.conf]\na = broken.conf\n",
+            "warmth has kind float",
+        ),
+        (
+            {"broken/conf/metrics/mine.yaml": "mine: {metric: 'm:M', columns: {mine: {title: Mine}}}\n"},
+            "[specbench.conf]\na = broken.conf\n",
+            "column mine needs title: TEXT, better: higher or lower",
+        ),
+        (
+            {"broken/conf/metrics/mine.yaml": "mine: {metric: 'm:M', columns: {window: {}}}\n"},
+            "[specbench.conf]\na = broken.conf\n",
+            "the column window exists",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " in value else "",
+)
+def test_a_broken_plugin_costs_one_sentence(
+    files: dict[str, str], points: str, sentence: str, installed: Callable[..., None], call: Call
+) -> None:
+    installed(files, points)
+    code, out, err = call("list", "rules", "metrics")
+    assert code == 0
+    assert "cool" in out
+    assert "mine" not in out
+    [line] = err.splitlines()
+    assert line.startswith("specbench: ")
+    assert "plug-in broken 1.0" in line
+    assert sentence in line
+    assert call("run", "--cfg", "job")[0] == 0
+
+
+def test_a_module_that_cannot_be_imported_breaks_only_its_own_choice(
+    installed: Callable[..., None], call: Call
+) -> None:
+    installed(
+        {
+            "broken/conf/rule/mine.yaml": "# @package _global_\n# Mine.\nrule: mine\n",
+            "broken/conf/metrics/mine.yaml": "# Mine.\nmine: {columns: [fid]}\n",
+            "broken/mine.py": "import not_there\n",
+        },
+        "[specbench.rules]\nmine = broken.mine:build\n[specbench.metrics]\nmine = broken.mine:Mine\n",
+    )
+    for _ in range(2):  # the second time, the package is in memory
+        with pytest.raises(UsageError, match=r"rule mine of plug-in broken 1.0 cannot be loaded .*not_there"):
+            registry.find("rule", "mine")
+    code, out, err = call("list", "metrics")
+    assert (code, err) == (0, "")
+    assert "metrics mine of plug-in broken 1.0 cannot be loaded" in out
+    assert registry.find("rule", "cool")
+
+
+def test_a_folder_is_included_as_hydra_users_know_it(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["--include", str(folder)], [f"--config-dir={folder}"], [f"hydra.searchpath=[file://{folder}]"]):
+        code, out, _ = call("run", *words, "rule=mine", "warmth=0.25", "--cfg", "job")
+        assert code == 0
+        assert "rule: mine\nwarmth: 0.25" in out or ("rule: mine" in out and "warmth: 0.25" in out)
+    assert f"file://{folder}" in call("run", *words, "--info", "searchpath")[1]
+    assert "how warm it is" in call("run", *words, "rule=mine", "--help")[1]
+    assert "warmth must be a number of at least 0" in refused(call, "run", *words, "rule=mine", "warmth=-1")
+    assert "unknown rule 'mine'" in refused(call, "run", "rule=mine")
+    assert "there is no folder" in refused(call, "--include", "nowhere", "list")
+    assert "--include needs a folder" in refused(call, "list", "--include")
+    line = f"specbench run --include {folder} rule=mi"
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    assert call("-sc", "query=bash")[1].split() == ["rule=mine"]
+    assert "warmth" not in TABLE
+
+
+def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None:
+    before = {*sys.modules}
+    with parameters.including([folder]):
+        cfg = configuration.compose(["method=sd", "rule=mine"])
+        assert registry.find("rule", "mine")(cfg, None) == (7, 0.5)
+        assert registry.module("rule", "mine").__file__ == str(folder / "rule/mine.py")
+        assert UNITS["warmth"] == "degrees"
+        assert composition.compose({"rule": "mine"})
+        [label] = parameters.plugins_of(cfg)
+        (folder / "helper.py").write_text("VALUE = 8\n")
+        parameters.refresh()
+        [other] = parameters.plugins_of(cfg)
+        assert label != other
+        assert {label[:5], other[:5]} == {"mine:"}
+    assert parameters.plugins_of(cfg) == []
+    sys.path.remove(str(folder))
+    for name in {*sys.modules} - before:
+        if name == "helper" or name.startswith("specbench_plugin"):
+            del sys.modules[name]
+
+
+def test_data_and_models_come_from_a_folder(folder: Path) -> None:
+    for group, name, text in (
+        ("data", "colours", "data: colours\n"),
+        ("model", "toy", "model: toy\nweights: random\ndtype: float32\ncfg_scale: 1.0\n"),
+    ):
+        (folder / group).mkdir()
+        (folder / f"{group}/{name}.yaml").write_text(f"# @package _global_\n# Mine.\n{text}")
+    (folder / "data/colours.py").write_text(
+        "from specbench.data import Item\n\n\n"
+        "def items(cfg):\n    return [Item(i, c, None, c) for i, c in enumerate(['red', 'blue'][: cfg['n']])]\n"
+    )
+    (folder / "weights.bin").write_bytes(b"1")
+    with parameters.including([folder]):
+        cfg = configuration.compose(["data=colours", "n=all"])
+        assert [item.prompt for item in data.load(cfg)] == ["red", "blue"]
+        assert cfg["n"] == 2
+        own = {"model": "toy", "weights": str(folder), "drafter": "none"}
+        label = registry.weights_label(own)  # of every file in the folder
+        (folder / "weights.bin").write_bytes(b"2")
+        assert registry.weights_label(own) != label
+        assert label.startswith("folder:")
