@@ -22,6 +22,12 @@ TABLE: dict[str, Parameter] = {
     "instruction": Parameter("string", "text around the prompt, with {width}, {height} and {prompt}"),
     "suffix": Parameter("text", "text after every prompt"),
     "negative": Parameter("text", "negative prompt of the guidance"),
+    "unconditional": Parameter(
+        "string",
+        "what the guidance's unconditional context is: the image's header alone, or the prompt's last token before it"
+        " (prompt_end)",
+        choices=("header", "prompt_end"),
+    ),
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
     "variant": Parameter("string", "version of the method: as printed, as its released code does, or exact"),
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
