@@ -14,7 +14,7 @@ from specbench.harness.folder import RunFolder, RunRecords, is_vanilla
 from specbench.harness.served import row as served
 from specbench.rows import indices, provenance, summary, timing
 from specbench.rows.columns import COLUMNS, DRIFT_BOUND, stderr_of
-from specbench.rows.journal import Record
+from specbench.rows.journal import Journal, Record
 
 
 def build_row(
@@ -52,6 +52,17 @@ def build_row(
         remarks.append(f"for want of memory some images were decoded in batches of {smallest}")
     row["note"] = "; ".join(filter(None, [*remarks, quality.get("note", "")]))
     return row
+
+
+def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
+    """The columns of a row against the vanilla AR images that another run decoded, over the first n prompts: those that
+    need no seconds, since the two runs did not alternate. UsageError where the other run had other prompts."""
+    mine, theirs = (Journal(folder / "records.jsonl").first(n) for folder in (run, vanilla))
+    if [(r.index, r.prompt, r.id) for r in mine] != [(r.index, r.prompt, r.id) for r in theirs]:
+        raise UsageError(f"{run} and {vanilla} have different prompts; remove one of the folders")
+    found = summary.versus(mine, theirs)
+    kept = {name: found[name] for name in ("speedup_step", stderr_of("speedup_step"))}
+    return {**kept, "baseline_run_id": RunFolder(vanilla).memory()["run_id"]}
 
 
 def _measured(

@@ -28,8 +28,8 @@ class PassProgress:
 
 @dataclass(frozen=True)
 class Status:
-    """A run's folder. n: prompts; state: running, finished or stopped; time_left_s: None where an unfinished pass has
-    no speed yet; failures: of images that are still missing."""
+    """A run's folder. n: prompts; state: running, finished, stopped or not started; time_left_s: None where an
+    unfinished pass has no speed yet; failures: of images that are still missing."""
 
     folder: str
     state: str
@@ -69,6 +69,13 @@ def of_run(path: Path) -> Status:
         _failures(folder, cfg["method"]) if passes else [],
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
     )
+
+
+def not_started(path: Path, cfg: Mapping[str, Any]) -> Status:
+    """The state of a run of a suite or of a grid that has no folder yet."""
+    left = PassProgress(0, cfg["n"] * indices.images_per_prompt(cfg), None)
+    baseline = left if wants_baseline(cfg) else None
+    return Status(str(path), "not started", cfg["method"], cfg["model"], cfg["n"], left, baseline, None, [], 0)
 
 
 def _memory(path: Path) -> dict[str, Any]:
