@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from specbench import data
 from specbench.errors import RunError
