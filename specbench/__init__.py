@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from specbench.api import run as run
 
 _FUNCTIONS = ("audit", "choices", "compare", "include", "load", "result", "run")
-__all__ = [*_FUNCTIONS, "RunError", "UsageError", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _FUNCTIONS:
         raise AttributeError(f"module 'specbench' has no attribute '{name}'")
     return getattr(importlib.import_module("specbench.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FUNCTIONS})
 
 
 class CallablePackage(ModuleType):
