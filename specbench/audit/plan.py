@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from specbench.audit import audit, densities, execution, models, sizes, tiny
 from specbench.audit.densities import DensityPair
 from specbench.audit.execution import Measurement, Subject, assemble
@@ -21,6 +19,7 @@ from specbench.errors import UsageError, integer, split_own, unknown
 from specbench.harness.log import say
 from specbench.rows.csv_files import csv_text
 from specbench.storage.files import writable, write_atomically
+from specbench.storage.progress import tqdm
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 _SLOWER = 4  # of the samples, a real model's row has one in so many

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from tqdm.auto import tqdm
-
 from specbench import data
 from specbench.errors import RunError
 from specbench.harness.folder import RunFolder, RunRecords, wants_baseline
@@ -20,6 +18,7 @@ from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader
 from specbench.rows.journal import Journal
 from specbench.rows.provenance import utc
 from specbench.storage.files import append_line, format_size
+from specbench.storage.progress import tqdm
 
 
 class Executor(Protocol):
