@@ -52,7 +52,7 @@ def test_every_combination_composes_and_the_command_line_wins(number: int, rule:
 
 
 #: Other arguments that a choice needs.
-NEEDED = {"prompts": ["prompts=my.txt", "n=1"]}
+NEEDED = {"prompts": ["prompts=my.txt", "n=1"], "http": ["url=http://127.0.0.1:8000"]}
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,9 @@ NOT_RUN = {
     "specbench bench -m model=llamagen_xl weights=random": "needs a GPU",
     "specbench run -m hydra/launcher=slurm": "needs Slurm",
     "specbench tables verification_gain": "decodes for an hour",
+    "vllm serve": "needs a GPU",
+    "sglang serve": "needs a GPU",
+    "specbench run engine=http url=": "needs a server; test_served has one",
     "specbench run model=mar_scenes method=cspd gamma=2 drafter.weights=": "needs a trained drafter",
     "scripts/smoke.sh": "installs gigabytes",
 }
@@ -170,6 +173,8 @@ def _checked(line: str) -> None:
         markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
         assert arguments[0] == "-m"
         assert arguments[1] in [marker.partition(":")[0] for marker in markers]
+    elif tool in ("vllm", "sglang"):
+        assert arguments[0] == "serve"
     elif tool != "eval":
         assert (ROOT / (arguments[0] if tool == "python" else tool)).is_file()
 

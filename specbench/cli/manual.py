@@ -35,6 +35,8 @@ same out= continues a run that was stopped.
 _FOOT = """\
 The parameters depend on the choices, for example: specbench run method=sjd_pac model=emu3 --help
 
+  specbench run engine=http --help    images of a server (vLLM-Omni, SGLang): its parameters
+
   specbench list methods       one line for each choice, and whether its weights are here
   specbench run --cfg job      the configuration that a run would use
   specbench run --hydra-help   Hydra's own arguments: launchers and sweepers of grids, logging
@@ -69,9 +71,14 @@ def run(cfg: Mapping[str, Any]) -> str:
 
 def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
     """Title -> names of parameters, the choice of a file first."""
-    found: dict[str, list[str]] = {f"{title}:": [] for title in ("method", "sampling", "model", "data", "run")}
+    titles = ("server", "data", "run") if parameters.is_served(cfg) else ("method", "sampling", "model", "data", "run")
+    found: dict[str, list[str]] = {f"{title}:": [] for title in titles}
     for name in sorted(cfg, key=lambda name: (name not in parameters.groups(), list(TABLE).index(name))):
-        found[f"{_section(name)}:"].append(name)
+        if titles[0] == "method":
+            found[f"{_section(name)}:"].append(name)
+        elif name not in parameters.SERVED:
+            own = "server" if name in parameters.declared("engine", cfg["engine"]) else _section(name)
+            found[f"{own}:"].append(name)
     return found
 
 

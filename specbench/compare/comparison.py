@@ -38,7 +38,8 @@ DistributionTests = dict[str, DistributionTest]  # by cache key of the feature e
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic of an image, and the sentence for B having {d} {more} of it than A, where {more} is one of `sides`.
+    """A statistic of an image, None where unknown, and the sentence for B having {d} {more} of it than A, where {more}
+    is one of `sides`.
     {a}, {b}, {d} and {more} are placeholders; a name may contain braces of its own."""
 
     name: str
@@ -50,17 +51,18 @@ class Statistic:
 STATISTICS = (
     Statistic(
         "accepted_length",
-        lambda r: r.accepted_length,
+        lambda r: r.accepted_length or None,
         "{b} accepts {d} {more} tokens a step than {a}",
         ("more", "fewer"),
     ),
-    Statistic("steps", lambda r: r.steps, "{b} takes {d} {more} steps an image than {a}", ("more", "fewer")),
+    Statistic("steps", lambda r: r.steps or None, "{b} takes {d} {more} steps an image than {a}", ("more", "fewer")),
     Statistic(
         "acceptance_rate",
         lambda r: r.accepted / r.drafted if r.drafted else None,
         "the acceptance rate of {b} is {d} {more} than that of {a}",
         ("higher", "lower"),
     ),
+    Statistic("request_s", lambda r: r.request_s, "a request to {b} takes {d} s {more} than one to {a}"),
     Statistic("latency_s", lambda r: r.latency_s, "{b} needs {d} s {more} for an image than {a}"),
     Statistic(
         "decode_s",
@@ -208,6 +210,8 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Resu
     for statistic in STATISTICS:
         if statistic.name == ("decode_s" if alone else "latency_s"):
             continue  # the share of a batch of one is its latency; an image of a larger batch has none
+        if statistic.name == "request_s" and not any(r.request_s for two in pairs for r in two):
+            continue  # no server decoded
         both = [(x, y) for x, y in pairs if statistic.of(x) is not None and statistic.of(y) is not None]
         values = np.array([[statistic.of(r) for r in two] for two in both], dtype=np.float64).reshape(-1, 2)
         units = "images"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path"]
+Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path", "fields"]
 KINDS = get_args(Kind)
 
 #: Keys of the files under conf/ that describe a choice and are not parameters of a run.
-METADATA = ("kind", "preferred", "network", "variants", "raster", "parameters")
+METADATA = ("kind", "preferred", "network", "variants", "raster", "parameters", "served")
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
 PROMPTS = 1_000_000
@@ -50,6 +51,8 @@ class Parameter:
                 "a tree's name, its children by depth such as 4-2-1, or a list of paths such as [[0],[1],[0,0]], at"
                 f" most {DRAFT} of at most {DEEP} each"
             )
+        elif self.kind == "fields":
+            text = "fields of a JSON object, such as {guidance_scale:5,num_inference_steps:30}"
         elif self.kind in ("string", "text", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
@@ -103,6 +106,9 @@ class Parameter:
         elif self.kind == "path":
             ok = isinstance(value, str | int) and not isinstance(value, bool) and str(value) != ""
             value = str(value)  # out=1 is a folder too
+        elif self.kind == "fields":
+            value = _fields(value)
+            ok = True
         elif self.kind == "text":  # may be empty
             ok = isinstance(value, str)
         else:
@@ -118,6 +124,17 @@ class Parameter:
         if not ok:
             raise ValueError
         return value
+
+
+def _fields(value: Any) -> str:
+    """The JSON text of a mapping, or of the JSON text of one, with sorted keys; ValueError for anything else."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        if isinstance(found, dict) and all(isinstance(key, str) for key in found):
+            return json.dumps(found, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    except (TypeError, RecursionError):
+        pass
+    raise ValueError
 
 
 def _is_tree(value: Any) -> bool:

@@ -34,6 +34,12 @@ PARAMETER_GROUPS = ("model", "data", "engine", "drafter", "rule", "verification"
 PARTS = ("drafter", "rule", "verification")
 
 
+#: What a run has whose images a server decodes, besides the parameters of its data and its engine: names that stand for
+#: the server's own model and method, and the parameters of every run that concern prompts, scoring and the folder.
+SERVED = dict.fromkeys(("model", "method", "drafter", "rule"), "served")
+_OF_SERVED = ("seed", "n", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
+
+
 @cache
 def conf_dir() -> Path:
     """The folder of configurations: inside the package when installed, next to it in a checkout."""
@@ -46,9 +52,13 @@ def conf_dir() -> Path:
 
 @cached
 def groups() -> tuple[str, ...]:
-    """The groups of conf/ from which a run chooses."""
+    """The groups of conf/ from which a run chooses. (Suites are of many runs.)"""
     return tuple(
-        sorted(p.name for p in conf_dir().iterdir() if p.is_dir() and p.name != "hydra" and any(p.glob("*.yaml")))
+        sorted(
+            p.name
+            for p in conf_dir().iterdir()
+            if p.is_dir() and p.name not in ("hydra", "suite") and any(p.glob("*.yaml"))
+        )
     )
 
 
@@ -193,8 +203,16 @@ def _chosen(held: Mapping[str, Any]) -> dict[str, str]:
     return {key.split("/")[-1]: value for entry in entries for key, value in entry.items()}
 
 
+def is_served(cfg: Mapping[str, Any]) -> bool:
+    """Whether a server decodes the images of a run (engine=http)."""
+    return default("engine", str(cfg.get("engine")), "served") is True
+
+
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a run with these choices, in the order of `TABLE`."""
+    if is_served(cfg):
+        own = declared("engine", str(cfg["engine"])) | declared("data", str(cfg.get("data")))
+        return [name for name in TABLE if name in own or name in SERVED or name in _OF_SERVED]
     names = common().union(*(declared(group, str(cfg.get(group))) for group in PARAMETER_GROUPS))
     names |= declared("method", str(cfg.get("method"))) & {"variant"}
     return sorted(names, key=lambda name: list(TABLE).index(name) if name in TABLE else len(TABLE))
@@ -214,6 +232,9 @@ def owners(name: str) -> list[str]:
 def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
     """The error for a parameter that a run with these choices does not have."""
     has = [p for p in parameters_of(cfg) if p not in groups()]
+    if is_served(cfg):
+        engine = cfg["engine"]
+        return UsageError(f"engine={engine} has no parameter '{name}': a server decodes; it has: {', '.join(has)}")
     who = f"method '{cfg.get('method')}' (drafter {cfg.get('drafter')}, rule {cfg.get('rule')})"
     if owned := owners(name):
         return UsageError(
@@ -230,7 +251,8 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     Raises UsageError for an unknown or missing parameter, a wrong type and a value out of range. `delta=2` and
     `delta=2.0` become the same, so that equal runs have equal hashes.
     """
-    for group in PARAMETER_GROUPS:
+    served = is_served(cfg)
+    for group in ("data", "engine") if served else PARAMETER_GROUPS:
         if cfg.get(group) not in choices(group):
             raise unknown(group, str(cfg.get(group)), choices(group))
     wanted = parameters_of(cfg)
@@ -241,6 +263,8 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"the configuration lacks {_and(missing)}: give {missing[0]}=...")
     checked = {name: check_value(name, cfg[name]) for name in wanted}
     check_metrics(checked["metrics"])
+    if served:
+        return checked
     _check_kinds(checked)
     if checked["timing"] and (checked["workers"] > 1 or checked["ray_address"]):
         raise UsageError("timing=true measures one process of this machine: leave workers= and ray_address= out")
@@ -250,6 +274,8 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
 def located(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """A checked configuration with the full paths of its weights. Raises UsageError if one does not exist."""
     found = dict(cfg)
+    if is_served(cfg):
+        return found
     own = default("model", cfg["model"], "weights")
     if cfg["weights"] not in (own, "random"):
         folder = home.expanded(cfg["weights"])
@@ -349,6 +375,14 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
         flat["protocol"] = f"{flat['protocol']['name']}@{flat['protocol']['version']}"
     if isinstance(flat.get("metrics"), Mapping):
         flat["metrics"] = [name for name, on in flat["metrics"].items() if on]
+    if is_served(flat):
+        if foreign := [name for name in ("model", "method", "protocol", *PARTS) if name in given]:
+            raise UsageError(
+                f"engine={flat['engine']}: the server has its own model and method: leave {foreign[0]}= out;"
+                " model_name= names its model"
+            )
+        wanted = {*parameters_of(flat), *given}
+        return {name: value for name, value in flat.items() if name in wanted} | SERVED
     run_names = set(parameters_of(flat)) | set(given)
     preset = declared("method", str(flat.get("method")))
     return {name: value for name, value in flat.items() if name in run_names or name not in preset}

@@ -22,6 +22,12 @@ TABLE: dict[str, Parameter] = {
     "instruction": Parameter("string", "text around the prompt, with {width}, {height} and {prompt}"),
     "suffix": Parameter("text", "text after every prompt"),
     "negative": Parameter("text", "negative prompt of the guidance"),
+    "unconditional": Parameter(
+        "string",
+        "what the guidance's unconditional context is: the image's header alone, or the prompt's last token before it"
+        " (prompt_end)",
+        choices=("header", "prompt_end"),
+    ),
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
     "variant": Parameter("string", "version of the method: as printed, as its released code does, or exact"),
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
@@ -274,7 +280,35 @@ TABLE: dict[str, Parameter] = {
     "batch": Parameter("integer", "prompts decoded together; latency is measured at 1 only", low=1, high=4096),
     "device": Parameter("string", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?"),
     "dtype": Parameter("string", "number format of the models", choices=("float32", "bfloat16", "float16")),
-    "engine": Parameter("string", "execution of a step"),
+    "engine": Parameter("string", "execution of a step, or http: a server decodes"),
+    "url": Parameter("string", "the server's address, http://HOST:PORT or https://HOST", pattern=r"https?://[^\s/].*"),
+    "model_name": Parameter("string", "the served model, as the server names it", null="the server's only one"),
+    "server": Parameter(
+        "string", "the serving engine and its version, such as 'vllm-omni 0.16'", null="what the server says"
+    ),
+    "concurrency": Parameter(
+        "integer", "most requests at a time", low=1, high=1024, null="1; with request_rate no limit of its own"
+    ),
+    "request_rate": Parameter(
+        "number",
+        "requests that arrive per second, at random times (Poisson)",
+        low=0,
+        above=True,
+        null="as fast as concurrency allows",
+    ),
+    "latency_bound": Parameter(
+        "number",
+        "latency of a request that counts as good (goodput)",
+        low=0,
+        above=True,
+        null="goodput is not measured",
+    ),
+    "timeout": Parameter("number", "longest wait for an answer", low=0, above=True, high=86400),
+    "retries": Parameter("integer", "further attempts after a failed request, with growing waits", low=0, high=100),
+    "image_size": Parameter(
+        "string", "size of the images, WIDTHxHEIGHT", pattern=r"[1-9]\d{0,4}x[1-9]\d{0,4}", null="the server's own"
+    ),
+    "extra_body": Parameter("fields", "further fields of every request; a field that is null is left out", null="none"),
     "metrics": Parameter("names", "quality metrics to compute"),
     "metrics_dir": Parameter(
         "path", "folder of the evaluators' weights, one subfolder each", null="where `specbench fetch` puts them"
@@ -337,6 +371,11 @@ UNITS = {
     "warmup": "images",
     "emitted_draws": "draws",
     "workers": "processes",
+    "concurrency": "requests",
+    "request_rate": "requests/s",
+    "latency_bound": "s",
+    "timeout": "s",
+    "retries": "attempts",
 }
 
 

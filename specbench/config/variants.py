@@ -33,6 +33,7 @@ ADDED: dict[str, Any] = {
     "ranking": "full",
     "entropy_temperature": None,
     "top_n_sigma": None,
+    "unconditional": "header",
 }
 
 #: The parameter that names the variant; the key of a preset's table.

@@ -20,6 +20,7 @@ from specbench import data, metrics
 from specbench._version import __version__
 from specbench.config import configuration, parameters
 from specbench.config.table import check_value
+from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
 from specbench.harness import merge
 from specbench.harness.folder import new_run_id, stored
@@ -39,6 +40,9 @@ OF_IMAGES = (*OF_RUN, "prompts", "data", "data_dir", "split", "caption", "seed",
 
 #: Columns of a row that identify its prompts.
 _OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
+
+#: Names, without the extension, of a file of prompts that lies in the folder of its images.
+PROMPT_FILES = ("prompts", "captions", "metadata")
 
 _MEMORY = "evaluation.json"  # in the folder of the results: the folder of the images, and what determined the scores
 
@@ -98,7 +102,8 @@ def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Eval
         raise UsageError("prompts= and data= name two sets of prompts; give one of them")
     if given.get("n") == "all":
         del given["n"]  # the default
-    cfg = _settings(given)
+    own = {} if {"prompts", "data"} & given.keys() else _own_prompts(folder)
+    cfg = _settings(given | own)
     if not cfg["metrics"]:
         raise UsageError("no metrics are chosen: name some with metrics=")
     context = scoring_context(cfg)
@@ -107,6 +112,18 @@ def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Eval
     out = home.expanded(cfg["out"]) if cfg["out"] else _default_out(folder)
     with _opened(out, folder) as memory, _stop_message(out):
         return _Scoring(folder, out, memory, pairs, cfg).run()
+
+
+def _own_prompts(folder: Path) -> dict[str, Any]:
+    """The parameters of the prompts that lie in a folder of images; UsageError where several files could be they."""
+    found = [path for name in PROMPT_FILES for path in sorted(folder.glob(f"{name}.*")) if path.suffix in SUFFIXES]
+    if len(found) > 1:
+        raise UsageError(
+            f"{folder} holds {listed([path.name for path in found], 'files of prompts')}: name one, prompts="
+        )
+    if found:
+        say(f"the prompts are those of {plain(found[0])}")
+    return {"data": "prompts", "prompts": str(found[0])} if found else {}
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:

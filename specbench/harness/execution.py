@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from specbench import data
+from specbench.config import parameters
 from specbench.errors import RunError
 from specbench.harness.folder import RunFolder, RunRecords, wants_baseline
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
@@ -22,7 +23,7 @@ from specbench.storage.progress import tqdm
 
 
 class Executor(Protocol):
-    """A `worker.Worker` in this process, or `cluster.Workers` in others."""
+    """A `worker.Worker` in this process, `cluster.Workers` in others, or `served.executor.ServerExecutor`."""
 
     def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]: ...
 
@@ -44,7 +45,7 @@ class Execution:
     def decode_missing(self, records: RunRecords, items: Sequence[data.Item]) -> None:
         """Decodes the missing images of both passes. Raises RunError if some failed, and KeyboardInterrupt if the user
         stopped the run."""
-        with self._executor() as executor, stop_on_interrupt() as stop:
+        with self._executor(items) as executor, stop_on_interrupt() as stop:
             if isinstance(executor, Worker) and executor.is_timed and records.vanilla is not None:
                 self._decode_pairs(executor, records.method, records.vanilla, items, stop)
             for journal in records.journals:
@@ -57,7 +58,14 @@ class Execution:
             )
 
     @contextmanager
-    def _executor(self) -> Iterator[Executor]:
+    def _executor(self, items: Sequence[data.Item]) -> Iterator[Executor]:
+        if parameters.is_served(self.cfg):
+            from specbench.harness.served.executor import ServerExecutor
+
+            server = ServerExecutor(self.cfg, items)
+            self._join(server.joined)
+            yield server
+            return
         if self.cfg["workers"] > 1 or self.cfg["ray_address"]:
             from specbench.harness import cluster
 
@@ -112,8 +120,8 @@ class Execution:
                     if isinstance(event, Image):
                         record = event.record
                         journals[event.baseline].add(record, event.pixels)
-                        label = self._label(event.baseline)
-                        LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
+                        how = f"{record.steps} steps, " if record.request_s is None else ""
+                        LOG.info("%s: %s in %s%.3f s", self._label(event.baseline), record.image, how, record.decode_s)
                         bar.update()
                     else:
                         self._note(event)
@@ -155,6 +163,8 @@ class Execution:
         """Prints the disk space that the missing images will take, before the first one is decoded."""
         passes = ("images", "baseline") if wants_baseline(self.cfg) else ("images",)
         left = len(passes) * self.cfg["n"] - sum(1 for p in passes for _ in (self.folder.path / p).glob("*.png"))
+        if session["resolution"] is None:  # the server's to know
+            return
         # An image takes no more than its pixels, a record a few bytes per token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
         free = shutil.disk_usage(self.folder.path).free

@@ -37,6 +37,7 @@ MAY_CHANGE = (
     "emitted_draws",
     "workers",
     "ray_address",
+    "url",
 )
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other argument can fix
@@ -53,7 +54,7 @@ def new_run_id() -> str:
 
 def wants_baseline(cfg: Mapping[str, Any]) -> bool:
     """Whether a run decodes a baseline. Vanilla AR is its own."""
-    return bool(cfg["baseline"]) and not is_vanilla(cfg)
+    return bool(cfg.get("baseline")) and not is_vanilla(cfg)
 
 
 def is_vanilla(cfg: Mapping[str, Any]) -> bool:
@@ -192,6 +193,19 @@ class RunFolder:
         rows = read_rows(self.row) if self.row.is_file() else []
         return rows[0] if rows else None
 
+    def read_failures(self) -> list[dict[str, Any]]:
+        """Every image that could not be decoded: time, pass, index, reason; of all processes, in their order."""
+        if not self.failures.is_file():
+            return []
+        found = []
+        for line in self.failures.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+                found.append(entry | {"pass": str(entry["pass"]), "index": int(entry["index"])})
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue  # cut by a kill
+        return found
+
     def write_row(self, row: Mapping[str, Any], journal: Journal, bases: Mapping[str, str]) -> None:
         """Writes the row, and then what determined its metrics."""
         write_atomically(self.row, to_csv([row]).encode())
@@ -211,7 +225,8 @@ def stored(path: Path) -> dict[str, Any]:
         theirs = _read_yaml(file)
     except Exception:
         raise UsageError(f"cannot read {file}" if file.exists() else f"{path} holds no run") from None
-    older = {"timing": None, "emitted_draws": 0}  # versions without these parameters
+    # versions without these parameters
+    older = {} if parameters.is_served(theirs) else {"timing": None, "emitted_draws": 0}
     return parameters.validate({**older, **variants.of_older(theirs), "out": None})
 
 

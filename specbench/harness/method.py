@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.config import registry
+from specbench.config import parameters, registry
 from specbench.decoding.rules import Rule, Setting
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.trees import parse
@@ -73,7 +73,9 @@ def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor
 
 
 def check_draft(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError for a draft that is longer than an image; loads no model."""
+    """Raises UsageError for a draft that is longer than an image, and where a server decodes; loads no model."""
+    if parameters.is_served(cfg):
+        raise UsageError(f"engine={cfg['engine']}: a server decodes, and only specbench run asks it")
     module = registry.module("model", cfg["model"])
     tokens = None if cfg.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
     if tokens is None:  # only the weights define it

@@ -39,7 +39,10 @@ def pair(
     unpaired = [data.Item(i, "", None) for i in range(len(paths))]
     if not source:
         if reading:
-            raise UsageError(f"{reading[0]} reads prompts: give prompts=FILE, or data=NAME for those of a data set")
+            raise UsageError(
+                f"{reading[0]} reads prompts: give prompts=FILE, or data=NAME for those of a data set, or put a file"
+                " prompts.jsonl (.txt, .csv, ...) into the folder"
+            )
         return Pairs(paths, unpaired)
     n = cfg["n"] if "n" in given else len(paths) if source in data.DRAWN else None
     try:
@@ -62,7 +65,8 @@ def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) 
     found: dict[int, Path] = {}
     unmatched = []
     for path in paths:
-        plain = path.stem if path.stem in known or not path.stem.isdecimal() else str(int(path.stem))
+        names = (path.name, path.stem, str(int(path.stem)) if path.stem.isdecimal() else path.stem)
+        plain = next((name for name in names if name in known), path.stem)
         if plain not in known:
             unmatched.append(path.name)
         elif (other := found.setdefault(known[plain].index, path)) is not path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ from specbench.config import parameters, protocols, variants
 from specbench.errors import UsageError
 from specbench.harness import sheet
 from specbench.harness.folder import RunFolder, RunRecords, is_vanilla
+from specbench.harness.served import row as served
 from specbench.rows import provenance, summary, timing
 from specbench.rows.columns import COLUMNS, DRIFT_BOUND, stderr_of
-from specbench.rows.journal import Record
+from specbench.rows.journal import Journal, Record
 
 
 def build_row(
@@ -39,26 +40,54 @@ def build_row(
     row |= {"run_id": memory["run_id"], "time": provenance.utc(), "config_hash": provenance.config_hash(cfg)}
     row["plugins"] = _plugins(cfg, last)
     row["prompts_hash"] = data.prompts_hash(items)
-    row["timing"] = timing.was_timed([*mine, *(reference or [])])
-    row |= summary.speed(mine) | summary.columns(mine)
-    if row["perplexity"] is not None:
-        # as of `Sampling.unfiltered`
-        temperature = 1 if row.get("entropy_temperature") is not None else row["temperature"] or 1
-        row["perplexity_backend"] = _conditions(row) + f", temperature {temperature:g}"
-    for name in ("emitted_tv", "emitted_kl"):
-        if row[name] is not None:
-            row[f"{name}_backend"] = _conditions(row) + _sampling(row)
-    if reference:
-        row |= summary.versus(mine, reference)
-        if "gamma" in cfg:
-            row |= summary.expected_speedup(mine, reference, cfg["gamma"])
-        row["baseline_run_id"] = memory["run_id"] + ("" if is_vanilla(cfg) else "/baseline")
     row |= {name: value for name, value in quality.items() if name != "note"}
-    remarks = _remarks(cfg, sessions, row) + emitted_remarks(cfg, mine)
+    if parameters.is_served(cfg):
+        failed = [e for e in folder.read_failures() if e["pass"] == cfg["method"] and e["index"] < n]
+        row |= served.columns(cfg, mine, len(failed), records.method.path.parent)
+        remarks = served.remarks(cfg, sessions, row)
+    else:
+        row |= _measured(cfg, row, mine, reference, memory["run_id"])
+        remarks = _remarks(cfg, sessions, row) + emitted_remarks(cfg, mine)
     if smallest := memory.get("smallest_batch"):
         remarks.append(f"for want of memory some images were decoded in batches of {smallest}")
     row["note"] = "; ".join(filter(None, [*remarks, quality.get("note", "")]))
     return row
+
+
+def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
+    """The columns of a row against the vanilla AR images that another run decoded, over the first n prompts: those that
+    need no seconds, since the two runs did not alternate. UsageError where the other run had other prompts."""
+    mine, theirs = (Journal(folder / "records.jsonl").first(n) for folder in (run, vanilla))
+    if [(r.index, r.prompt, r.id) for r in mine] != [(r.index, r.prompt, r.id) for r in theirs]:
+        raise UsageError(f"{run} and {vanilla} have different prompts; remove one of the folders")
+    found = summary.versus(mine, theirs)
+    kept = {name: found[name] for name in ("speedup_step", stderr_of("speedup_step"))}
+    return {**kept, "baseline_run_id": RunFolder(vanilla).memory()["run_id"]}
+
+
+def _measured(
+    cfg: Mapping[str, Any],
+    row: Mapping[str, Any],
+    mine: Sequence[Record],
+    reference: Sequence[Record] | None,
+    run_id: str,
+) -> dict[str, Any]:
+    """The columns of images that this process decoded, and of their baseline; row: what they were decoded by."""
+    found: dict[str, Any] = {"timing": timing.was_timed([*mine, *(reference or [])])}
+    found |= summary.speed(mine) | summary.columns(mine)
+    if found.get("perplexity") is not None:
+        # as of `Sampling.unfiltered`
+        temperature = 1 if row.get("entropy_temperature") is not None else row["temperature"] or 1
+        found["perplexity_backend"] = _conditions(row) + f", temperature {temperature:g}"
+    for name in ("emitted_tv", "emitted_kl"):
+        if found.get(name) is not None:
+            found[f"{name}_backend"] = _conditions(row) + _sampling(row)
+    if reference:
+        found |= summary.versus(mine, reference)
+        if "gamma" in cfg:
+            found |= summary.expected_speedup(mine, reference, cfg["gamma"])
+        found["baseline_run_id"] = run_id + ("" if is_vanilla(cfg) else "/baseline")
+    return found
 
 
 def _plugins(cfg: Mapping[str, Any], session: Mapping[str, Any]) -> str | None:
@@ -141,6 +170,8 @@ def _leaves_raster_order(cfg: Mapping[str, Any]) -> bool:
 
 def describe(cfg: Mapping[str, Any]) -> str:
     """A method as text: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
+    if parameters.is_served(cfg):
+        return served.describe(cfg)
     parts = [f"variant {cfg['variant']}"] if "variant" in cfg else []
     parts += [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
     if (way := cfg.get("verification", "token")) != "token":
@@ -162,8 +193,8 @@ def draw_sheet(
             pair.insert(0, ("vanilla", records.vanilla.image(item.index)))
         cells.append(sheet.SheetCell(item.prompt, pair))
     shown = "" if len(cells) == len(items) else f", first {len(cells)}"
-    length = f"{row['accepted_length_mean']:.2f} tokens a step"
-    sheet.save(path, f"{row['model']}: {describe(cfg)}, {length} ({len(items)} images{shown})", cells)
+    length = "" if parameters.is_served(cfg) else f", {row['accepted_length_mean']:.2f} tokens a step"
+    sheet.save(path, f"{row['model']}: {describe(cfg)}{length} ({len(items)} images{shown})", cells)
 
 
 def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
@@ -174,6 +205,20 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
             return "not measured"
         return summary.with_error(row[name], row.get(stderr_of(name)), digits) + unit
 
+    lines = served.report_lines(row, value) if parameters.is_served(cfg) else _speed_lines(row, value)
+    for name in (column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)):
+        backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
+        lines.append((name, value(name, digits=4) + backend))
+    if row.get("note"):
+        lines.append(("note", str(row["note"])))
+    source = "/".join(filter(None, [row["data"], row["split"]]))
+    where = row["device_name"] or row["server"] or "an unnamed server"
+    head = f"{row['model']}: {describe(cfg)}, {source}, n={row['n']}, {where} (± standard error)"
+    return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])
+
+
+def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tuple[str, str]]:
+    """Name -> text of the speed and the likelihood in a row; value: as in `report`."""
     lines = [
         ("accepted length", value("accepted_length_mean", " tokens a step")),
         ("acceptance rate", f"{value('acceptance_rate')}, of the first draft token {value('first_accept')}"),
@@ -190,11 +235,4 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
         limits = f"the limits are {DRIFT_BOUND:.0%} and 4 pairs"
         holds = "holds" if str(row["timing_valid"]).lower() == "true" else f"does not hold ({limits})"
         lines.append(("drift", f"{row['drift']:+.1%} over {row['timed_pairs']} pairs with vanilla: the timing {holds}"))
-    for name in (column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)):
-        backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
-        lines.append((name, value(name, digits=4) + backend))
-    if row.get("note"):
-        lines.append(("note", str(row["note"])))
-    source = "/".join(filter(None, [row["data"], row["split"]]))
-    head = f"{row['model']}: {describe(cfg)}, {source}, n={row['n']}, {row['device_name']} (± standard error)"
-    return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])
+    return lines

@@ -353,9 +353,12 @@ def _load_pipeline(cfg: Mapping[str, Any]) -> PromptDecoder:
 
 
 def _weights_here(cfg: Mapping[str, Any]) -> str | None:
-    """The label in a row of the weights that exist now; None if they are absent. Loads nothing."""
+    """The label in a row of the weights that exist now; None if they are absent, or a server has them. Loads
+    nothing."""
     from specbench.config import registry
 
+    if parameters.is_served(cfg):
+        return None
     try:
         return registry.weights_label(cfg)
     except OSError:
@@ -364,6 +367,8 @@ def _weights_here(cfg: Mapping[str, Any]) -> str | None:
 
 def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for faults that show before a model is loaded: absent weights, a bad tree, an absent device."""
+    if parameters.is_served(cfg):
+        return
     import torch
 
     from specbench.config import registry

@@ -28,8 +28,8 @@ class PassProgress:
 
 @dataclass(frozen=True)
 class Status:
-    """A run's folder. state: running, finished or stopped; time_left_s: None where an unfinished pass has no speed yet;
-    failures: of images that are still missing."""
+    """A run's folder. state: running, finished, stopped or not started; time_left_s: None where an unfinished pass has
+    no speed yet; failures: of images that are still missing."""
 
     folder: str
     state: str
@@ -67,6 +67,15 @@ def of_run(path: Path) -> Status:
         None if None in times else together([0.0, *(time for time in times if time)]),
         _failures(folder, cfg["method"]) if passes else [],
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+    )
+
+
+def not_started(path: Path, cfg: Mapping[str, Any]) -> Status:
+    """The state of a run of a suite or of a grid that has no folder yet."""
+    n = cfg["n"]
+    baseline = PassProgress(0, n, None) if wants_baseline(cfg) else None
+    return Status(
+        str(path), "not started", cfg["method"], cfg["model"], n, PassProgress(0, n, None), baseline, None, [], 0
     )
 
 
@@ -108,19 +117,13 @@ def _has_row(folder: RunFolder, cfg: Mapping[str, Any], memory: Mapping[str, Any
 
 def _failures(folder: RunFolder, method: str) -> list[dict[str, Any]]:
     """The last failure of each image that is missing."""
-    if not folder.failures.is_file():
-        return []
     done = {
         label: {record.index for record in read_records(path)} if path.is_file() else set()
         for label, path in ((method, folder.records), ("vanilla", folder.baseline_records))
     }
-    last: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in folder.failures.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            entry = json.loads(line)
-            key = str(entry["pass"]), int(entry["index"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            continue  # cut by a kill
-        if key[0] in done and key[1] not in done[key[0]]:
-            last[key] = entry
+    last = {
+        (entry["pass"], entry["index"]): entry
+        for entry in folder.read_failures()
+        if entry["pass"] in done and entry["index"] not in done[entry["pass"]]
+    }
     return list(last.values())

@@ -146,9 +146,10 @@ def _add_row(row: dict[str, Any], file: str, by_id: dict[str, dict[str, Any]], f
 
 def _shown(by_id: Mapping[str, dict[str, Any]], always: set[str]) -> list[dict[str, Any]]:
     """The newest row of every configuration, and the rows of the run_ids `always`."""
-    newest: dict[str, dict[str, Any]] = {}
+    newest: dict[tuple[str | None, ...], dict[str, Any]] = {}
     for run_id, row in by_id.items():
-        key = row["config_hash"] or f"run {run_id}"
+        # Of a served run the server names the model and its own version.
+        key = row["config_hash"] or f"run {run_id}", row["server"], row["server"] and row["model"]
         if key not in newest or (row["time"] or "") >= (newest[key]["time"] or ""):
             newest[key] = row
     chosen = {row["run_id"] for row in newest.values()} | always
@@ -158,6 +159,8 @@ def _shown(by_id: Mapping[str, dict[str, Any]], always: set[str]) -> list[dict[s
 def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     """The command line of the run of a row, and whether it gives exactly the same configuration: a row lacks some of a
     run's parameters, and those of an older version may have another meaning today."""
+    if parameters.is_served(row):
+        return _served_command(row), False
     arguments = [f"model={row['model']}", f"method={row['method']}"]
     try:
         preset = _composed(tuple(arguments))
@@ -182,6 +185,14 @@ def command(row: Mapping[str, Any]) -> tuple[str, bool]:
         named = [name for name in TABLE if row.get(name) is not None and name not in ("device", "weights")]
         arguments, exact = [f"{name}={_text(row[name])}" for name in named], False
     return f"specbench run {shlex.join(arguments)}", exact
+
+
+def _served_command(row: Mapping[str, Any]) -> str:
+    """The command of a run whose images a server decoded, but for the server's address."""
+    own = parameters.parameters_of(row)
+    given = [name for name in own if name not in parameters.SERVED and row.get(name) is not None]
+    arguments = [f"{name}={_text(row[name])}" for name in given if name != "device"]
+    return f"specbench run {shlex.join(['url=...', 'model_name=' + str(row['model']), *arguments])}"
 
 
 @cache
@@ -311,6 +322,9 @@ def _numbers(text: str | None) -> list[float] | None:
 
 def label(row: Mapping[str, Any]) -> str:
     """A method and its differences from its preset, such as "cool_sd delta=2"."""
+    if parameters.is_served(row):
+        asked = [name for name in ("concurrency", "request_rate") if row[name] is not None]
+        return " ".join([str(row["method"]), *(f"{name}={_short(row[name])}" for name in asked)])
     try:
         preset = _composed((f"model={row['model']}", f"method={row['method']}"))
     except UsageError:

@@ -26,6 +26,11 @@ SHOWN: dict[str, ShownColumn] = {
     "speedup_expected": ShownColumn("Speed-up by Eq. 35 (×)", "higher", 2),
     "latency_s_mean": ShownColumn("Latency (s)", "lower", 3),
     "images_per_s": ShownColumn("Images/s", "higher", 2),
+    "request_s_p50": ShownColumn("Latency of a request, median (s)", "lower", 2),
+    "request_s_p95": ShownColumn("Latency of a request, 95th percentile (s)", "lower", 2),
+    "request_s_p99": ShownColumn("Latency of a request, 99th percentile (s)", "lower", 2),
+    "served_images_per_s": ShownColumn("Served images/s", "higher", 2),
+    "goodput": ShownColumn("Goodput (share of requests)", "higher", 3),
     "acceptance_rate": ShownColumn("Acceptance rate", "higher", 3),
     "first_accept": ShownColumn("Acceptance of the first token", "higher", 4),
     "draft_tv": ShownColumn("Total variation of draft and target", "lower", 3),
@@ -74,7 +79,18 @@ _STRINGS = (
 
 
 # File locations, and parameters that show in which columns are filled or in their backends.
-_NOT_IN_ROW = ("out", "data_dir", "metrics", "metrics_dir", "reference", "baseline", "workers", "ray_address")
+_NOT_IN_ROW = (
+    "out",
+    "data_dir",
+    "metrics",
+    "metrics_dir",
+    "reference",
+    "baseline",
+    "workers",
+    "ray_address",
+    "url",
+    "model_name",
+)
 
 
 _LIKELIHOOD = {
@@ -141,12 +157,27 @@ _SPEED = {
 }
 
 
-#: Columns of `_LIKELIHOOD` and `_SPEED` that are means or ratios over images, and so have a standard error.
+_SERVED = {
+    "request_s_mean": "seconds from the arrival of a request (engine=http; at a fixed concurrency from its sending) to"
+    " its complete answer, failed attempts and waits included; mean over images. A server encodes text, queues, decodes"
+    " tokens and pixels and sends them in this time: not comparable to latency_s",
+    "request_s_std": "its standard deviation over images",
+    "request_s_p50": "its median",
+    "request_s_p95": "its 95th percentile",
+    "request_s_p99": "its 99th percentile",
+    "served_images_per_s": "images / seconds from the first arrival to the last answer",
+    "goodput": "share of the requests, failed ones included, that were answered within latency_bound",
+    "request_retries": "attempts after the first one, over all images",
+    "requests_failed": "requests that had no image after all attempts; a later start asked again",
+}
+
+
+#: Columns of `_LIKELIHOOD`, `_SPEED` and `_SERVED` that are means or ratios over images, and so have a standard error.
 _ESTIMATES = frozenset(
     "log_prob_mean accepted_length_mean steps step_compression acceptance_rate first_accept draft_tv draft_top1"
     " draft_top3 select_share draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s images_per_s"
     " text_s pixels_s speedup_latency speedup_throughput speedup_step baseline_latency_s emitted_kl_optimal"
-    " emitted_kl_ratio".split()
+    " emitted_kl_ratio request_s_mean goodput".split()
 )
 
 
@@ -178,7 +209,7 @@ def _with_errors(lines: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-_STATISTICS = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED)
+_STATISTICS = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED) | _with_errors(_SERVED)
 
 
 #: Every column of a row, in order, with its meaning. The only definition of the format.

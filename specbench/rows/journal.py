@@ -27,7 +27,8 @@ from specbench.storage.files import append_line, sha256, write_atomically
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One image. Times are wall seconds; those of a batch are divided evenly over its images."""
+    """One image. Times are wall seconds; those of a batch are divided evenly over its images. Of an image that a server
+    decoded (`request_s`), tokens and steps are unknown: 0."""
 
     index: int  # index of the prompt among the chosen ones; with the seed, the key of the random stream
     prompt: str
@@ -78,6 +79,9 @@ class Record:
     fallbacks: int | None = None  # of those, how many were accepted because no tries were left
     draft_s: float | None = None  # its share of the drafting time of its batch
     made: int | None = None  # tokens drafted, including those that were never verified
+    # Of an image that a server decoded: seconds from its arrival to its answer, and requests until there was one.
+    request_s: float | None = None
+    attempts: int | None = None
     id: str  # name of the prompt in its data set, by which metrics pair
     done: float  # when it was decoded, seconds since 1970
 
@@ -163,9 +167,8 @@ def fault(record: Record) -> str:
             number = type(value) is int or (kind == "float" and type(value) is float)
             if not number or not abs(value) < _LARGEST:
                 return f"has no {'integer' if kind == 'int' else 'number'} as {name} ({plain(value):.40})"
-            if name not in ("log_prob_mean", "emitted_tv", "emitted_kl") and value < (
-                name in ("tokens", "steps", "batch")
-            ):
+            least = name == "batch" or (name in ("tokens", "steps") and record.request_s is None)
+            if name not in ("log_prob_mean", "emitted_tv", "emitted_kl") and value < least:
                 return f"has {name} {value}"
         elif kind == "str" and not isinstance(value, str):
             return f"has no text as {name}"

@@ -25,7 +25,7 @@ _HASHED_AS = RENAMED | {new: old for old, new in RENAMED.items()}
 def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
-    Over every parameter but `out`, `data_dir` and `metrics_dir` (file locations), `workers` and `ray_address` (which
+    Over every parameter but `out`, `data_dir`, `metrics_dir` and `url` (locations), `workers` and `ray_address` (which
     processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row report them),
     `protocol` and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`; `reference`
     and `drafter_weights` count if given, `verification` if it is not token-wise. `batch`, `device`, `dtype`, `engine`
@@ -41,6 +41,7 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
         "timing",
         "emitted_draws",
         "variant",
+        "url",
     }
     left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows lack it
     left_out |= {name for name, value in variants.ADDED.items() if cfg.get(name) == value}

@@ -61,7 +61,8 @@ def with_error(value: float, stderr: float | None, digits: int) -> str:
     return f"{value:.{decimals}f} ± {stderr:.{decimals}f}"
 
 
-def _with_errors(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
+def with_errors(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
+    """Columns of estimates, each with its standard error."""
     return {name: found for k, e in estimates.items() for name, found in ((k, e.value), (stderr_of(k), e.stderr))}
 
 
@@ -72,7 +73,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
     """
     lengths = [r.accepted_length for r in images]
     tokens, steps = [r.tokens for r in images], [r.steps for r in images]
-    columns: dict[str, Any] = _with_errors(
+    columns: dict[str, Any] = with_errors(
         {
             "accepted_length_mean": mean(lengths),
             "steps": mean(steps),
@@ -88,7 +89,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
     if not timing.was_timed(images):
         return columns
     seconds, batches = [r.decode_s for r in images], together(images)
-    columns |= _with_errors(
+    columns |= with_errors(
         {
             "tokens_per_s": ratio(tokens, seconds, batches),
             "images_per_s": ratio([1] * len(images), seconds, batches),
@@ -98,7 +99,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
     )
     latency = [r.latency_s for r in images if r.latency_s is not None]
     if len(latency) == len(images):
-        columns |= _with_errors({"latency_s_mean": mean(latency)})
+        columns |= with_errors({"latency_s_mean": mean(latency)})
         columns |= {
             "latency_s_std": _std(latency),
             "latency_s_p50": float(np.percentile(latency, 50)),
@@ -120,7 +121,7 @@ def versus(images: Sequence[Record], vanilla: Sequence[Record]) -> dict[str, Any
         estimates["speedup_throughput"] = faster
         if len(latency) == len(images):
             estimates["speedup_latency"] = faster
-    return _with_errors(estimates) | timing.columns(found)
+    return with_errors(estimates) | timing.columns(found)
 
 
 def together(*passes: Sequence[Record]) -> list[int]:
@@ -156,7 +157,7 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         assert log_prob.value is not None
         perplexity = math.exp(-log_prob.value)
         off = None if log_prob.stderr is None else perplexity * log_prob.stderr  # delta method, d exp(-m) / dm
-        columns = _with_errors(
+        columns = with_errors(
             {
                 "perplexity": Estimate(perplexity, off),
                 "log_prob_mean": log_prob,
@@ -169,9 +170,9 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         columns["log_prob_std"] = std
     elif any(r.tries for r in images):
         counts = [len(r.tries or ()) for r in images]
-        columns = _with_errors({"residual_tries": ratio([sum(r.tries or ()) for r in images], counts)})
+        columns = with_errors({"residual_tries": ratio([sum(r.tries or ()) for r in images], counts)})
         verified = [sum(r.verified_by_depth) for r in images]
-        columns |= _with_errors({"proposals_mean": ratio([sum(r.tries or ()) for r in images], verified)})
+        columns |= with_errors({"proposals_mean": ratio([sum(r.tries or ()) for r in images], verified)})
         columns["proposals_max"] = max(max(r.tries or (0,)) for r in images)
         columns["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
     drafts: dict[str, Callable[[Record], float | None]] = {
@@ -184,7 +185,7 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     means = {name: _mean_over_drafts(images, statistic) for name, statistic in drafts.items()}
     return (
         columns
-        | _with_errors({**means, "draft_passes": mean([r.draft_passes for r in images])})
+        | with_errors({**means, "draft_passes": mean([r.draft_passes for r in images])})
         | {
             "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
             "accepted_histogram": _list(accepted_histogram(images)),
@@ -205,7 +206,7 @@ def _frontier(images: Sequence[Record], found: Mapping[str, Any]) -> dict[str, A
     if found["emitted_kl"] is not None and (found["emitted_kl_optimal"] or 0) > _ROUNDING:
         spent = [r.tokens * (r.emitted_kl or 0) for r in images]
         least = [r.tokens * (r.emitted_kl_optimal or 0) for r in images]
-        columns |= _with_errors({"emitted_kl_ratio": ratio(spent, least)})
+        columns |= with_errors({"emitted_kl_ratio": ratio(spent, least)})
     largest = [r.emitted_ratio_max for r in images]
     if None not in largest:
         columns["emitted_ratio_max"] = max(x for x in largest if x is not None)

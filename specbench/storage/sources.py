@@ -277,6 +277,14 @@ EVALUATORS: dict[str, Part] = {
         "vocab.txt",
         "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
     ),
+    # The README of yuvalkirstain/PickScore names this repository; several public projects pin the commit, no public
+    # page shows the file's checksum. The hub gives it to a fetch, which records it.
+    "pickscore": Part(
+        "yuvalkirstain/PickScore_v1",
+        ("model.safetensors",),
+        "see its page",
+        "a4e4367c6dfa7288a00c550414478f865b875800",
+    ),
     # hpsv2/utils.py of tgxs002/HPSv2 (commit 1d34ebf) names this repository and both files.
     "hpsv2": _evaluator(
         "xswu/HPSv2",

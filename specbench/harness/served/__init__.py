@@ -1,0 +1,1 @@
+"""Runs whose images a server decodes: `engine=http`."""

@@ -1,0 +1,130 @@
+"""A server with OpenAI's images interface on the loopback, in a thread of the test, that can misbehave."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+SIDE = 64
+
+
+def png(fields: dict[str, Any]) -> bytes:
+    """An image that depends on the prompt and the seed alone."""
+    digest = hashlib.sha256(f"{fields['prompt']} {fields.get('seed')}".encode()).digest()
+    pixels = np.frombuffer(digest * (SIDE * SIDE * 3 // len(digest)), np.uint8).reshape(SIDE, SIDE, 3)
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+def answer(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"created": 0, "data": [{"b64_json": base64.b64encode(png(fields)).decode(), "url": None}]}
+
+
+class StubServer(ThreadingHTTPServer):
+    """trouble: what happens to a request instead of its image: (handler, fields, number of this request among those of
+    its prompt, from 1) -> whether it was answered. seen: the fields of every request, with the time of its arrival."""
+
+    daemon_threads = True
+    trouble: Callable[[Handler, dict[str, Any], int], bool] = staticmethod(lambda *_: False)  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.seen: list[dict[str, Any]] = []
+        self.headers: list[Any] = []
+        self.told: dict[str, Any] = {
+            "/version": {"version": "0.16.0"},
+            "/v1/models": {"data": [{"id": "GLM-Image", "owned_by": "vllm"}]},
+        }
+        self.under_way = self.most = 0  # requests at a time
+        self.lock = threading.Lock()
+
+    def prompts(self) -> list[str]:
+        return [fields["prompt"] for fields in self.seen]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # clients that went away
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: StubServer
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def send(self, content: bytes | dict[str, Any], code: int = 200, cut: int = 0, **headers: str) -> bool:
+        """Sends an answer, without its last `cut` bytes."""
+        content = json.dumps(content).encode() if isinstance(content, dict) else content
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) - cut])
+        return True
+
+    def do_GET(self) -> None:
+        self.server.headers.append(self.headers)
+        if self.path in self.server.told:
+            self.send(self.server.told[self.path])
+        elif self.path.startswith("/v1/images/"):  # of an answer with a relative address
+            self.send(png(json.loads(base64.urlsafe_b64decode(self.path.rsplit("/", 1)[1]))))
+        else:
+            self.send({"detail": "Not Found"}, 404)
+
+    def do_POST(self) -> None:
+        server = self.server
+        fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with server.lock:
+            server.seen.append(fields)
+            server.headers.append(self.headers)
+            number = server.prompts().count(fields["prompt"])
+            server.under_way += 1
+            server.most = max(server.most, server.under_way)
+        try:
+            if not server.trouble(self, fields, number):
+                self.send(answer(fields))
+        finally:
+            with server.lock:
+                server.under_way -= 1
+
+    def reset(self) -> bool:
+        """Closes the connection without an answer."""
+        self.close_connection = True
+        self.connection.close()
+        return True
+
+    def drip(self, seconds: float) -> bool:
+        """Sends a byte now and then, for ever, as far as a client can tell."""
+        self.send_response(200)
+        self.end_headers()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.wfile.write(b" ")
+            self.wfile.flush()
+            time.sleep(0.02)
+        return True
+
+
+@contextmanager
+def serving() -> Iterator[StubServer]:
+    server = StubServer()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()

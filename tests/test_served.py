@@ -1,0 +1,285 @@
+"""engine=http against a server on the loopback that also misbehaves."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Call
+from PIL import Image
+from stub_server import SIDE, StubServer, png, serving
+
+from specbench.compare import comparison, passes
+from specbench.config import configuration
+from specbench.errors import RunError, UsageError
+from specbench.harness import run
+from specbench.harness.served import executor
+from specbench.harness.served.client import ImagesClient, RequestError
+from specbench.report import gather
+from specbench.rows import serving as columns
+from specbench.rows.journal import read_records
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(executor, "FIRST_WAIT", 0.01)
+    with serving() as found:
+        yield found
+
+
+def configured(server: StubServer, *arguments: str) -> dict[str, Any]:
+    given = {"n": "4", "metrics": "none", "warmup": "0"} | dict(a.split("=", 1) for a in arguments)
+    return configuration.compose(["engine=http", f"url={server.url}", *(f"{k}={v}" for k, v in given.items())])
+
+
+def client(server: StubServer, timeout: float = 5.0) -> ImagesClient:
+    return ImagesClient(f"{server.url}/v1/", timeout)
+
+
+def pixels(fields: dict[str, Any]) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png(fields))))
+
+
+def test_a_run_against_a_server(server: StubServer, call: Call, tmp_path: Path) -> None:
+    code, out, err = call(
+        "run", "engine=http", f"url={server.url}", "n=4", "metrics=scenes_clip", "concurrency=2", "latency_bound=60",
+        "image_size=8x8", "extra_body={guidance_scale:1.5,response_format:null}", "out=here",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "model GLM-Image" in err
+    assert "request latency" in out
+    assert "goodput          1.00" in out
+    assert "nothing left to do" in call("run", "engine=http", f"url={server.url}", "n=4", "metrics=scenes_clip",
+        "concurrency=2", "latency_bound=60", "image_size=8x8",
+        "extra_body={guidance_scale:1.5,response_format:null}", "out=here")[1]  # fmt: skip
+    assert len(server.seen) == 5  # the first one was the warm-up
+    [row] = gather.gather([tmp_path / "here"], [], 1).rows
+    told = {"model": "GLM-Image", "method": "served", "engine": "http", "server": "vllm 0.16.0", "n": 4, "seed": 0,
+            "concurrency": 2, "resolution": SIDE, "goodput": 1, "request_retries": 0, "requests_failed": 0}  # fmt: skip
+    assert {name: row[name] for name in told} == told
+    assert 0 < row["request_s_p50"] <= row["request_s_p95"] <= row["request_s_p99"]
+    assert row["served_images_per_s"] > 0
+    assert row["clip_score"] is not None
+    unknown = "steps accepted_length_mean acceptance_rate step_compression latency_s_mean images_per_s tokens weights"
+    unknown += " device device_name dtype drafter rule timing perplexity emitted_kl speedup_step baseline_run_id batch"
+    assert [row[name] for name in unknown.split()] == [None] * len(unknown.split())
+    assert gather.label(row) == "served concurrency=2"
+    assert row["command"].startswith("specbench run url=... model_name=GLM-Image ")
+    fields = server.seen[1]
+    assert {k: fields[k] for k in ("n", "size", "guidance_scale", "output_format")} == {
+        "n": 1, "size": "8x8", "guidance_scale": 1.5, "output_format": "png",
+    }  # fmt: skip
+    assert "response_format" not in fields
+    status = call("status", "here")[1]
+    assert "finished" in status
+
+
+def test_seeds_and_images_depend_on_seed_and_index_alone(server: StubServer, tmp_path: Path) -> None:
+    seeds = {executor.seed_of(seed, index) for seed in range(3) for index in range(50)}
+    assert len(seeds) == 150
+    assert max(seeds) < 2**31
+    for out, more in (("a", ["concurrency=3"]), ("b", ["request_rate=500", "concurrency=2"])):
+        run.execute(configured(server, *more), tmp_path / out)
+    a, b = ({r.index: r.sha256 for r in read_records(tmp_path / out / "records.jsonl")} for out in "ab")
+    assert a == b
+    assert [f["seed"] for f in server.seen if f["prompt"] == prompt_of(tmp_path / "a", 3)] == [
+        executor.seed_of(0, 3)
+    ] * 2
+
+
+def prompt_of(folder: Path, index: int) -> str:
+    return {r.index: r.prompt for r in read_records(folder / "records.jsonl")}[index]
+
+
+def test_what_misbehaves_once_is_asked_again(server: StubServer, tmp_path: Path) -> None:
+    """Each of the first requests fails in another way, and the second attempt succeeds."""
+    content = json.dumps({"data": [{"b64_json": base64.b64encode(b"no image").decode()}]}).encode()
+    troubles = [
+        lambda h: h.send({"error": {"message": "broken"}}, 500),
+        lambda h: h.send({"detail": "slow down"}, 429, Retry_After="0"),
+        lambda h: h.send(b'{"data": [{"b64_js'),
+        lambda h: h.send(content),
+        lambda h: h.reset(),
+        lambda h: h.send(content, cut=9),
+        lambda h: h.send({"data": [{"b64_json": "?"}]}),
+        lambda h: h.send({"data": []}),
+        lambda h: h.send({"data": [{"b64_json": base64.b64encode(png({"prompt": ""})[:-20]).decode()}]}),
+    ]  # fmt: skip
+    # The prompts of scenes are all different, and are asked for one by one.
+    server.trouble = lambda h, f, n: n == 1 and troubles[len(set(server.prompts())) - 1](h)  # type: ignore[method-assign]
+    row = run.execute(configured(server, f"n={len(troubles)}"), tmp_path / "run")
+    assert (row["request_retries"], row["requests_failed"]) == (len(troubles), 0)
+    assert all(r.attempts == 2 for r in read_records(tmp_path / "run/records.jsonl"))
+
+
+def test_what_fails_for_good_is_counted_and_asked_again_by_the_next_start(server: StubServer, tmp_path: Path) -> None:
+    server.trouble = lambda h, f, n: f["seed"] == executor.seed_of(0, 1) and h.send({"detail": "too long"}, 400)  # type: ignore[method-assign]
+    cfg = configured(server, "latency_bound=60")
+    with pytest.raises(RunError, match="1 images could not be decoded"):
+        run.execute(cfg, tmp_path / "run")
+    assert len(server.seen) == 4  # a refusal is not repeated
+    [failure] = map(json.loads, (tmp_path / "run/failures.jsonl").read_text().splitlines())
+    assert (failure["index"], failure["reason"]) == (1, "HTTP 400: too long (attempt 1)")
+    server.trouble = lambda *_: False  # type: ignore[method-assign]
+    row = run.execute(cfg, tmp_path / "run")
+    assert len(server.seen) == 5
+    assert (row["requests_failed"], row["goodput"]) == (1, 4 / 5)
+    assert "requested by 2 processes" in row["note"]
+
+
+def test_a_server_that_is_gone_stops_the_run(server: StubServer, tmp_path: Path) -> None:
+    server.trouble = lambda h, f, n: h.send({"detail": "out of memory"}, 503)  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="10 images in a row failed, the last one with: HTTP 503: out of memory"):
+        run.execute(configured(server, "n=30", "retries=1"), tmp_path / "run")
+    assert len(server.seen) == 20
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (lambda h: h.send({"error": {"message": "no"}}, 429, Retry_After="7"), "HTTP 429: no"),
+        (lambda h: time.sleep(0.3), "no answer within 0.1 s"),
+        (lambda h: h.drip(0.4), "no answer within 0.1 s"),
+        (lambda h: h.send({"data": [{"url": "file:///etc/passwd"}]}), "neither http nor https"),
+        (lambda h: h.send({"data": [{"url": "/v1/models"}]}), "not an image in a supported format"),
+        (lambda h: h.send({"data": [{}]}), "neither b64_json nor url"),
+        (lambda h: h.send({"detail": "no"}, 401), "HTTP 401: no"),
+    ],
+)
+def test_why_a_request_failed(server: StubServer, trouble: Any, words: str) -> None:
+    server.trouble = lambda h, f, n: trouble(h) or True  # type: ignore[method-assign]
+    with pytest.raises(RequestError, match=words) as raised:
+        client(server, 0.1 if "within" in words else 5).generate({"prompt": "x"})
+    assert raised.value.again == (words[-12:] not in ("HTTP 401: no", "http nor https") and "neither http" not in words)
+    assert raised.value.wait == (7 if "429" in words else None)
+
+
+def test_an_answer_with_an_address(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key is sent to the server, and to no other address."""
+    monkeypatch.setenv("SPECBENCH_API_KEY", "secret")
+    fields = {"prompt": "x", "seed": 3}
+    code = base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
+    with serving() as other:
+        for url in (f"/v1/images/{code}", f"{other.url}/v1/images/{code}"):
+            server.trouble = lambda h, f, n, url=url: h.send({"data": [{"url": url}]})  # type: ignore[misc]
+            assert (client(server).generate(fields) == pixels(fields)).all()
+        assert [h["Authorization"] for h in server.headers] == ["Bearer secret"] * 3
+        assert [h["Authorization"] for h in other.headers] == [None]
+
+
+def test_who_answers(server: StubServer, tmp_path: Path) -> None:
+    assert client(server).identity() == ("vllm 0.16.0", ["GLM-Image"])
+    server.told = {"/v1/models": {"data": [{"id": "janus", "owned_by": "sglang"}]}, "/server_info": {"version": "0.5"}}
+    assert client(server).identity() == ("sglang 0.5", ["janus"])
+    server.told = {"/v1/models": {"data": None}}
+    assert client(server).identity() == ("", [])
+    with pytest.raises(UsageError, match="does not name its model: give model_name="):
+        run.execute(configured(server), tmp_path / "run")
+    row = run.execute(configured(server, "model_name=mine", "server='my engine 3'", "n=1"), tmp_path / "run")
+    assert (row["model"], row["server"]) == ("mine", "my engine 3")
+    server.told = {"/version": {"version": "4"}}
+    with pytest.raises(UsageError, match="was started with weights mine by my engine 3, not mine by 4"):
+        run.execute(configured(server, "model_name=mine", "n=2") | {"server": None}, renamed(tmp_path / "run"))
+
+
+def renamed(folder: Path) -> Path:
+    """A run's folder whose configuration names no server."""
+    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("my engine 3", "null"))
+    return folder
+
+
+def test_nobody_answers(call: Call, tmp_path: Path) -> None:
+    with serving() as gone:
+        url = gone.url
+    code, _, err = call("run", "engine=http", f"url={url}", "metrics=none", "out=here")
+    assert code == 2
+    assert f"the server at url={url} does not answer" in err
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_refused_first_request_leaves_nothing(server: StubServer, call: Call, tmp_path: Path) -> None:
+    server.trouble = lambda h, f, n: h.send({"detail": "unknown model"}, 404)  # type: ignore[method-assign]
+    code, _, err = call("run", "engine=http", f"url={server.url}", "model_name=other", "metrics=none", "out=here")
+    assert (code, "refuses a request (HTTP 404: unknown model)" in err) == (2, True)
+    assert "names its model GLM-Image, not other" in err
+    assert not (tmp_path / "here").exists()
+
+
+def test_requests_at_a_time_and_arrivals(server: StubServer, tmp_path: Path) -> None:
+    three = threading.Barrier(3)  # which only three requests at a time can pass
+    server.trouble = lambda h, f, n: three.wait(60) < 0  # type: ignore[method-assign]
+    run.execute(configured(server, "n=6", "concurrency=3"), tmp_path / "three")
+    assert server.most == 3
+    server.most = 0
+    server.trouble = lambda h, f, n: time.sleep(0.05) or False  # type: ignore[method-assign, func-returns-value]
+    row = run.execute(configured(server, "n=6", "request_rate=1000", "concurrency=1"), tmp_path / "late")
+    assert server.most == 1
+    # All arrive within a few milliseconds and wait for each other, 0.05 s each: that wait counts.
+    assert row["request_s_p99"] > 0.2
+    gaps = executor.arrivals(5, 4000, 20.0)
+    # Exponential gaps of mean 1/20: their mean has the standard error 1/20/sqrt(4000) = 0.0008, and their standard
+    # deviation equals the mean up to 1/20/sqrt(2000).
+    assert gaps.mean() == pytest.approx(0.05, abs=0.004)
+    assert gaps.std() == pytest.approx(0.05, abs=0.006)
+    assert (executor.arrivals(5, 10, 20.0) == gaps[:10]).all()
+    assert (executor.arrivals(6, 10, 20.0) != gaps[:10]).all()
+
+
+def test_a_stop_finishes_what_is_under_way(server: StubServer) -> None:
+    cfg = configured(server, "n=6", "concurrency=2")
+    from specbench import data
+
+    items = data.load(cfg)
+    server.trouble = lambda h, f, n: time.sleep(0.02) or False  # type: ignore[method-assign, func-returns-value]
+    one = executor.ServerExecutor(cfg, items)
+    stops: list[int] = []
+    made = []
+    for [image] in one.decode(items, stop=lambda: bool(stops)):
+        made.append(image.record.index)
+        stops.append(1)
+    assert sorted(made) == [0, 1]
+    assert len(server.seen) == 2
+
+
+def test_columns_of_records(server: StubServer, tmp_path: Path) -> None:
+    run.execute(configured(server, "n=3"), tmp_path / "a")
+    run.execute(configured(server, "n=3", "seed=1"), tmp_path / "b")
+    one = read_records(tmp_path / "a/records.jsonl")
+    made = columns.columns(one, 1, 0.0)
+    assert made["goodput"] == 0
+    assert made["request_s_mean"] == pytest.approx(np.mean([r.request_s for r in one]))
+    assert columns.columns(one, 0, None).get("goodput") is None
+    found = comparison.compare(passes.read(str(tmp_path / "a")), passes.read(str(tmp_path / "b")))
+    assert [r.statistic.name for r in found.results] == ["request_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("engine=http", "url must be the server's address"),
+        ("engine=http url=ftp://x", "url must be the server's address"),
+        ("engine=http url=http://x model=emu3", "the server has its own model and method: leave model= out"),
+        ("engine=http url=http://x rule=exact", "leave rule= out"),
+        ("engine=http url=http://x delta=1", "engine=http has no parameter 'delta': a server decodes"),
+        ("engine=http url=http://x extra_body=[1]", "extra_body must be fields of a JSON object"),
+        ("engine=http url=http://x image_size=12", "image_size must be"),
+        ("url=http://x", "it belongs to engine http"),
+    ],
+)
+def test_a_bad_argument_costs_one_sentence(arguments: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        configuration.compose(arguments.split())
+
+
+def test_a_benchmark_needs_a_model(call: Call) -> None:
+    code, _, err = call("bench", "engine=http", "url=http://x")
+    assert (code, "only specbench run asks it" in err) == (2, True)
