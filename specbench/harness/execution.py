@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 from specbench import data
 from specbench.config import parameters
 from specbench.errors import RunError
@@ -22,6 +20,7 @@ from specbench.rows import indices
 from specbench.rows.journal import Journal
 from specbench.rows.provenance import utc
 from specbench.storage.files import append_line, format_size
+from specbench.storage.progress import tqdm
 
 
 class Executor(Protocol):

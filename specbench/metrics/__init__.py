@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from specbench import errors
 from specbench.config import parameters
@@ -26,6 +25,7 @@ from specbench.config.registry import ASSETS
 from specbench.metrics.base import Images, Metric, PromptItem, Score, Scorer, ScoringContext, Unavailable, over_prompts
 from specbench.metrics.outputs import OutputCache, Outputs, image_key
 from specbench.storage import image_files
+from specbench.storage.progress import tqdm
 
 __all__ = [
     "ASSETS",
