@@ -19,6 +19,7 @@ HEAD = (
     " | released variants that set others |"
 )
 SAMPLING = ("cfg_scale", "temperature", "top_k", "top_p")
+COMPARED = ("unconditional", *SAMPLING)
 
 
 def _read(folder: str) -> dict[str, dict[str, Any]]:
@@ -41,7 +42,7 @@ def _text(value: Any) -> str:
 
 def _others(given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     """What a protocol sets otherwise; null is what its paper does not say."""
-    known = {name: given[name] for name in SAMPLING if given.get(name) is not None}
+    known = {name: given[name] for name in COMPARED if given.get(name) is not None}
     return " ".join(f"{name}={_text(x)}" for name, x in known.items() if _text(x) != _text(own[name]))
 
 

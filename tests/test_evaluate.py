@@ -55,6 +55,20 @@ def quality(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in names}
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of images in each call of the scorer."""
+    sizes: list[int] = []
+    scorer = ScenesClip.scorer
+
+    def counted(self: ScenesClip) -> Any:
+        network = scorer(self)
+        return lambda images, items: (sizes.append(len(images)), network(images, items))[1]
+
+    monkeypatch.setattr(ScenesClip, "scorer", counted)
+    return sizes
+
+
 WORDS = ("pictures", "prompts=prompts.tsv", "metrics=scenes_clip")
 
 
@@ -175,6 +189,30 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
     assert "no prompt has the id of 6 images" in call("pictures", "metrics=scenes_fid", "prompts=prompts.tsv")[2]
 
 
+def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: list[int]) -> None:
+    """Hugging Face's folders of images have a metadata file, whose file_name pairs; a stop or a second metric of the
+    network scores no image again."""
+    lines = [json.dumps({"file_name": f"{i}.png", "text": text}) for i, text in enumerate(CAPTIONS)]
+    (folder / "metadata.jsonl").write_text("\n".join(lines[::-1]))
+    code, _, err = call("pictures", "metrics=scenes_clip", "out=own")
+    assert code == 0
+    assert "the prompts are those of pictures/metadata.jsonl" in err
+    assert call(*WORDS, "out=given")[0] == 0
+    own, given = row_of("own"), row_of("given")
+    assert (own["clip_score"], own["data"], own["prompts"]) == (
+        given["clip_score"],
+        "prompts",
+        "pictures/metadata.jsonl",
+    )
+    assert call("pictures", "metrics=scenes_clip", "out=own")[0] == 0
+    assert sum(calls) == 2 * N
+    (folder / "captions.txt").write_text("\n".join(CAPTIONS))
+    two = refused(call, "pictures", "metrics=scenes_clip", "out=own")
+    assert "pictures holds 2 files of prompts (captions.txt, metadata.jsonl): name one, prompts=" in two
+    (folder / "metadata.jsonl").unlink()
+    assert "no image has the name of 1 prompt (6)" in refused(call, "pictures", "metrics=scenes_clip", "out=own")
+
+
 def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
     code, out, _ = call("pictures", "prompts=prompts.tsv", "metrics_dir=nowhere", "out=scored")  # coco's metrics
     assert code == 0
@@ -214,20 +252,6 @@ def test_a_mistake_is_one_line(words: list[str], sentence: str, call: Call, fold
 
 def test_help(call: Call) -> None:
     assert "prompts=FILE" in call("--help")[1]
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of images in each call of the scorer."""
-    sizes: list[int] = []
-    scorer = ScenesClip.scorer
-
-    def counted(self: ScenesClip) -> Any:
-        network = scorer(self)
-        return lambda images, items: (sizes.append(len(images)), network(images, items))[1]
-
-    monkeypatch.setattr(ScenesClip, "scorer", counted)
-    return sizes
 
 
 def test_the_same_command_scores_nothing_again(call: Call, folder: Path, calls: list[int]) -> None:

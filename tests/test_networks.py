@@ -27,7 +27,7 @@ from specbench import metrics
 from specbench.config import parameters
 from specbench.data import Item
 from specbench.errors import UsageError, install
-from specbench.metrics import blip, clip_score, hpsv2, image_reward, towers
+from specbench.metrics import blip, clip_score, hpsv2, image_reward, towers, weights
 from specbench.metrics.base import ScoringContext, Unavailable
 from specbench.metrics.preparation import CLIP, normalised
 from specbench.storage import home, sources
@@ -35,6 +35,7 @@ from specbench.storage.image_files import read
 
 SIZES = ((64, 64), (90, 130), (300, 64), (224, 224))
 PROMPTS = ("a red circle", "Two dogs, & a café!", "", "a small triangle left of a large green star " * 12)
+PUBLISHED = weights.published
 LONG = PROMPTS[3]  # more than 77 tokens, and more than 35
 
 
@@ -73,6 +74,12 @@ TINY: dict[str, Any] = {
     "vision_cfg": {"image_size": 48, "layers": 2, "width": 64, "patch_size": 16},
     "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
 }
+
+
+@pytest.fixture(autouse=True)
+def _any_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small random weights count as the published ones."""
+    monkeypatch.setattr(weights, "published", lambda context, part, path: path)
 
 
 @pytest.fixture
@@ -248,6 +255,19 @@ def test_choices_share_outputs_only_where_they_are_the_same(clip: Path, state: d
     scorers = {name: metrics.metric(name, at(clip)).cache_key for name in names}
     assert scorers["clip_b32"] == scorers["clip_b32_x100"]
     assert len(set(scorers.values())) == len(names) - 1
+
+
+def test_other_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "published", PUBLISHED)
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    for name in ("clip_b32", "clip_b16", "hpsv2", "hpsv21", "image_reward"):
+        one = metrics.metric(name, at(tmp_path))
+        for part in one.parts:
+            (tmp_path / part).mkdir()
+            for file in sources.EVALUATORS[part].files:
+                (tmp_path / part / file).write_bytes(b"others")
+        with pytest.raises(UsageError, match="is not the published file: its SHA-256 begins with .*; fetch it again"):
+            one.scorer()
 
 
 def test_the_older_name_of_a_weights_file_is_read(clip: Path, state: dict[str, Tensor]) -> None:

@@ -179,7 +179,7 @@ CASES = [
         f"{MAIN}lumina_mgpt prompts=my.txt n=3",
         {"data": "prompts", "prompts": "my.txt", "cfg_scale": 3.0, "n": 3}
         | {"metrics": configuration.compose(["model=lumina_mgpt", "prompts=my.txt", "n=1"])["metrics"]},
-        ["departs from protocol sjd_main_table1@1: data prompts (not coco2017), n 3 (not 5000)"],
+        ["departs from protocol sjd_main_table1@2: data prompts (not coco2017), n 3 (not 5000)"],
     ),
     (
         "protocol=coolsd_fig4 model=llamagen_xl",
@@ -227,8 +227,8 @@ def test_a_model_that_the_protocol_does_not_name(model: str, data: str) -> None:
     same = data == "coco2017"
     assert cfg["metrics"] == (["fid_pytorch", "clip_b16_x100"] if same else own["metrics"])
     remarks = protocols.remarks(cfg)
-    assert remarks[0] == f"protocol sjd_main_table1@1 names lumina_mgpt, not {model}"
-    assert same or f"departs from protocol sjd_main_table1@1: data {data} (not coco2017)" in remarks
+    assert remarks[0] == f"protocol sjd_main_table1@2 names lumina_mgpt, not {model}"
+    assert same or f"departs from protocol sjd_main_table1@2: data {data} (not coco2017)" in remarks
 
 
 def test_a_protocol_chooses_the_variant_that_was_measured() -> None:

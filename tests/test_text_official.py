@@ -107,7 +107,7 @@ def test_t5_features_of_a_long_prompt_lose_its_tail_with_a_warning(t5: Path, cap
     encoder = text.T5Features(t5, "cpu", torch.float32, tokens=5)
     with caplog.at_level(logging.WARNING, logger="specbench"):
         long, valid = encoder(["a cat", "a red cat sits on the mat"])
-    [reported] = caplog.messages
+    [reported] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert reported == "prompt 1 has 8 tokens; the text encoder reads 5"
     assert valid[1].all()
     assert torch.equal(long[1], encoder(["a red cat sits"])[0][0])  # four words and the end of sequence
@@ -128,7 +128,35 @@ def test_a_folder_that_is_no_text_encoder_is_refused(t5: Path, tmp_path: Path) -
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     assert f"tensor '{name}' is missing" in refusal()
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    assert "model.safetensors' is not a readable safetensors file" in refusal()
+    (tmp_path / "config.json").write_text('{"d_model": "wide"}')
     assert "readable T5 model" in refusal()
+
+
+def test_the_encoder_of_a_complete_t5_is_read(
+    t5: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """google/flan-t5-xl holds a decoder and a head, too: transformers printed a report of a tensor that it did not
+    expect, and took NaN for weights. T5's states leave float16."""
+    for file in t5.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    more = {
+        "lm_head.weight": torch.zeros(3),
+        "decoder.block.0.x": torch.zeros(2),
+        "decoder.embed_tokens.weight": torch.zeros(2),
+    }
+    save_file(tensors | more, tmp_path / "model.safetensors", {"format": "pt"})
+    capfd.readouterr()
+    found = text.T5Features(tmp_path, "cpu", torch.float32)(["a cat"])[0]
+    assert "".join(capfd.readouterr()) == ""
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert torch.equal(found, text.T5Features(t5, "cpu", torch.float32)(["a cat"])[0])
+    assert text.T5Features(tmp_path, "cpu", torch.float16)(["a cat"])[0].dtype == torch.bfloat16
+    tensors["encoder.final_layer_norm.weight"][0] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match=r"encoder\.final_layer_norm\.weight' holds NaN"):
+        text.T5Features(tmp_path, "cpu", torch.float32)
 
 
 def test_left_padding_of_ids() -> None:
@@ -156,6 +184,8 @@ def test_prompt_formats() -> None:
     )
     assert prompts.anole_prompt(spelled, "a cat") == ([0, *spelled("a cat"), 8710, 8197], [0, 8197])
     frame = [151852, *spelled("90*68"), 151851]
+    other = prompts.lumina_prompt(spelled, "a {width} cat", 768, 512, wording, unconditional="prompt_end")
+    assert other.unconditional == other.conditional[-4:] == [8710, 8197, 8804 + 16, 8804 + 24]
     found = prompts.emu3_prompt(spelled, "a cat.", 90, 68, emu3["positive_suffix"], emu3["negative_prompt"])
     assert found == (
         [151849, *spelled("a cat. masterpiece, film grained, best quality."), *frame],

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-INTERVAL = 0.05  # seconds between two looks at the memory
+INTERVAL = 0.1  # seconds between two looks at the memory
 _KIB = 1024
 
 

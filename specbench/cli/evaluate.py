@@ -18,11 +18,14 @@ usage: specbench evaluate DIR [name=value ...]
 Scores existing images. DIR is the folder of a run, or any folder of images (including its subfolders).
 
 For the folder of a run, its records pair images and prompts, and the scores go into its row.csv.
-Any other folder needs prompts, unless no chosen metric reads them; an image's file name without its extension is the
-id of its prompt (0007.png: 0007 or 7). out= holds its row, the scores of each image and the cached scorer outputs.
+Any other folder needs prompts, unless no chosen metric reads them: in a file prompts.*, captions.* or metadata.* in
+it, or as below. An image's file name, with or without its extension, is the id of its prompt (0007.png: 0007.png, 0007
+or 7; of several images 0007-1.png, or as GenEval's code 0007/samples/0001.png). out= holds its row, the scores of each
+image and the cached scorer outputs, by image and network: a further metric of the same network, or the same command
+after a stop, computes none again.
 Existing scores of other metrics stay while the images are the same; changes are printed.
 
-  prompts=FILE        .txt, .tsv, .csv, .json or .jsonl with ids and prompts (see the README); or
+  prompts=FILE        .txt, .tsv, .csv, .json or .jsonl with ids (or file_name) and prompts (see the README); or
   data=NAME           a data set: scenes, coco2017, ... with data_dir=, split=, caption=; n= and seed= choose n of it
                       (default, and n=all: every prompt; of scenes, scenes_classes, scenes_geneval and imagenet one for
                       each image)

@@ -11,6 +11,7 @@ from specbench.compare import passes
 from specbench.compare.passes import ScoredPass
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
+from specbench.rows import indices
 from specbench.rows.breakdown import LEVEL, STATISTICS, breakdown
 from specbench.rows.journal import Record
 
@@ -70,10 +71,11 @@ def _with_categories(images: Sequence[Record], cfg: Mapping[str, Any]) -> list[R
     if not images or any(r.category is not None for r in images):
         return list(images)
     try:
-        kinds = {i.index: (i.prompt, i.kind) for i in data.load({**cfg, "n": max(r.index for r in images) + 1})}
+        items = data.load({**cfg, "n": max(indices.prompt_of(r.index) for r in images) + 1})
     except (UsageError, KeyError):
         return list(images)
-    return [replace(r, category=kinds[r.index][1]) if kinds[r.index][0] == r.prompt else r for r in images]
+    here = [items[indices.prompt_of(r.index)] for r in images]
+    return [replace(r, category=item.kind) if item.prompt == r.prompt else r for r, item in zip(images, here)]
 
 
 def table(rows: Sequence[Group]) -> list[str]:

@@ -37,7 +37,7 @@ PARTS = ("drafter", "rule", "verification")
 #: What a run has whose images a server decodes, besides the parameters of its data and its engine: names that stand for
 #: the server's own model and method, and the parameters of every run that concern prompts, scoring and the folder.
 SERVED = dict.fromkeys(("model", "method", "drafter", "rule"), "served")
-_OF_SERVED = ("seed", "n", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
+_OF_SERVED = ("seed", "n", "images_per_prompt", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
 
 
 @cache
@@ -52,9 +52,13 @@ def conf_dir() -> Path:
 
 @cached
 def groups() -> tuple[str, ...]:
-    """The groups of conf/ from which a run chooses."""
+    """The groups of conf/ from which a run chooses. (Suites are of many runs.)"""
     return tuple(
-        sorted(p.name for p in conf_dir().iterdir() if p.is_dir() and p.name != "hydra" and any(p.glob("*.yaml")))
+        sorted(
+            p.name
+            for p in conf_dir().iterdir()
+            if p.is_dir() and p.name not in ("hydra", "suite") and any(p.glob("*.yaml"))
+        )
     )
 
 

@@ -33,6 +33,8 @@ ADDED: dict[str, Any] = {
     "ranking": "full",
     "entropy_temperature": None,
     "top_n_sigma": None,
+    "images_per_prompt": 1,
+    "unconditional": "header",
 }
 
 #: The parameter that names the variant; the key of a preset's table.

@@ -4,10 +4,10 @@ The suffix of the file's name determines its format:
 
 - .txt: a prompt a line; blank lines are skipped.
 - .tsv, .csv: a header that has a column prompt, caption or text (the first of these that is there, in any case), and
-  maybe id and category; the other columns are ignored. A TSV has no quoting, as PartiPrompts.tsv: a quotation mark is
-  part of its prompt. A CSV quotes as in RFC 4180.
-- .json: a list of prompts, each a text or an object with prompt, caption or text, and maybe id; or an object that maps
-  ids to prompts.
+  maybe id or file_name (of the image, as in Hugging Face's metadata.csv) and category; the other columns are ignored.
+  A TSV has no quoting, as PartiPrompts.tsv: a quotation mark is part of its prompt. A CSV quotes as in RFC 4180.
+- .json: a list of prompts, each a text or an object with prompt, caption or text, and maybe id or file_name; or an
+  object that maps ids to prompts.
 - .jsonl: such a text or object a line; blank lines are skipped.
 
 A prompt without an id is named by its number, from 1 on: the line of a text or a JSONL, the row below a header, the
@@ -30,6 +30,7 @@ from specbench.errors import UsageError
 from specbench.storage import home
 
 COLUMNS = ("prompt", "caption", "text")
+IDS = ("id", "file_name")
 LONGEST_CATEGORY = 100  # characters
 
 
@@ -77,7 +78,7 @@ def _table(reader: Any, path: Path) -> Iterator[PromptEntry]:
                 continue  # a blank line
             if not header:
                 header = [cell.strip().lower() for cell in cells]
-                prompt, name = _column(header, COLUMNS, where), _column(header, ("id",), where)
+                prompt, name = _column(header, COLUMNS, where), _column(header, IDS, where)
                 category = _column(header, ("category",), where)
                 if prompt is None:
                     raise UsageError(f"{where}: the header has no column prompt, caption or text ({_names(cells)})")
@@ -130,7 +131,7 @@ def _value(value: object, number: int, where: str) -> PromptEntry:
         return _entry(value, "", number, where)
     for name in COLUMNS:
         if name in value:
-            return _entry(value[name], value.get("id"), number, where)
+            return _entry(value[name], next((value[one] for one in IDS if one in value), None), number, where)
     raise UsageError(f"{where}: the object has no prompt, caption or text ({_names(value)})")
 
 
@@ -154,3 +155,4 @@ _READERS: dict[str, Callable[[str, Path], Iterator[PromptEntry]]] = {
     ".json": _json,
     ".jsonl": _jsonl,
 }
+SUFFIXES = tuple(_READERS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from specbench import data, metrics
 from specbench._version import __version__
 from specbench.config import configuration, parameters
 from specbench.config.table import check_value
+from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
 from specbench.harness import merge
 from specbench.harness.folder import new_run_id, stored
@@ -27,7 +29,7 @@ from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import Run
 from specbench.harness.scoring import basis, score_columns, scoring_context, scoring_device
-from specbench.rows import provenance
+from specbench.rows import indices, provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.storage import home, image_files
@@ -39,6 +41,9 @@ OF_IMAGES = (*OF_RUN, "prompts", "data", "data_dir", "split", "caption", "seed",
 
 #: Columns of a row that identify its prompts.
 _OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
+
+#: Names, without the extension, of a file of prompts that lies in the folder of its images.
+PROMPT_FILES = ("prompts", "captions", "metadata")
 
 _MEMORY = "evaluation.json"  # in the folder of the results: the folder of the images, and what determined the scores
 
@@ -98,7 +103,8 @@ def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Eval
         raise UsageError("prompts= and data= name two sets of prompts; give one of them")
     if given.get("n") == "all":
         del given["n"]  # the default
-    cfg = _settings(given)
+    own = {} if {"prompts", "data"} & given.keys() else _own_prompts(folder)
+    cfg = _settings(given | own)
     if not cfg["metrics"]:
         raise UsageError("no metrics are chosen: name some with metrics=")
     context = scoring_context(cfg)
@@ -107,6 +113,18 @@ def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Eval
     out = home.expanded(cfg["out"]) if cfg["out"] else _default_out(folder)
     with _opened(out, folder) as memory, _stop_message(out):
         return _Scoring(folder, out, memory, pairs, cfg).run()
+
+
+def _own_prompts(folder: Path) -> dict[str, Any]:
+    """The parameters of the prompts that lie in a folder of images; UsageError where several files could be they."""
+    found = [path for name in PROMPT_FILES for path in sorted(folder.glob(f"{name}.*")) if path.suffix in SUFFIXES]
+    if len(found) > 1:
+        raise UsageError(
+            f"{folder} holds {listed([path.name for path in found], 'files of prompts')}: name one, prompts="
+        )
+    if found:
+        say(f"the prompts are those of {plain(found[0])}")
+    return {"data": "prompts", "prompts": str(found[0])} if found else {}
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,7 +210,8 @@ class _Scoring:
         self.before: dict[str, Any] | None = rows[0] if rows else None
         same = memory.get("images", self.images_hash) == self.images_hash
         #: The earlier row if it is over the same images.
-        self.valid = self.before if self.before and same and self.before["n"] == len(self.files) else None
+        count = (self.before["images"] or self.before["n"]) if self.before else 0
+        self.valid = self.before if same and count == len(self.files) else None
         self.earlier = (
             [name for name in memory.get("metrics", {}) if name in parameters.single_metrics()] if rows else []
         )
@@ -244,7 +263,10 @@ class _Scoring:
         """The row of these images; quality: the columns of the metrics."""
         row: dict[str, Any] = dict.fromkeys(COLUMNS)
         row |= {"run_id": self.memory["run_id"], "time": provenance.utc()}
-        row |= {"specbench": __version__, "commit": provenance.commit(), "n": len(self.pairs.items)}
+        row |= {"specbench": __version__, "commit": provenance.commit(), "images": len(self.files)}
+        prompts = Counter(indices.prompt_of(item.index) for item in self.pairs.items)
+        row["n"] = len(prompts)
+        row["images_per_prompt"] = prompts.popitem()[1] if len(set(prompts.values())) == 1 else None
         used = {"metrics": [*self.earlier, *self.cfg["metrics"]], "data": self.cfg["data"]}
         row["plugins"] = "; ".join(parameters.plugins_of(used)) or None
         if source := self.cfg["data"]:

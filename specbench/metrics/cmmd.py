@@ -74,7 +74,8 @@ class CMMD(ComparedMetric):
         from specbench.metrics import clip
 
         return CLIPImageScorer(
-            clip.load_image_tower(weights.published(self.file, PART), self.context.device), self.context.device
+            clip.load_image_tower(weights.published(self.context, PART, self.file), self.context.device),
+            self.context.device,
         )
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:

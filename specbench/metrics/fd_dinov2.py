@@ -66,5 +66,5 @@ class FDDINOv2(FrechetMetric):
     def scorer(self) -> Scorer:
         from specbench.metrics import dinov2
 
-        network = dinov2.load(weights.published(self.file, PART), self.context.device)
+        network = dinov2.load(weights.published(self.context, PART, self.file), self.context.device)
         return DINOv2Scorer(network, self.context.device)

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.metrics import weights
 from specbench.metrics.base import MeanMetric, PromptItem, Scorer, ScoringContext, SingleImageScorer
-from specbench.metrics.preparation import CLIP, normalised
+from specbench.metrics.preparation import CLIP, normalised, shortest
 
 if TYPE_CHECKING:
     from specbench.metrics.blip import Blip, Captions
@@ -48,10 +47,8 @@ class ImageRewardScorer(SingleImageScorer):
 def square(image: np.ndarray, side: int) -> np.ndarray:
     """Image (H, W, 3) uint8 -> (side, side, 3) uint8: the shorter side becomes `side`, PIL's bicubic, and the centre
     is cut out, with the roundings of torchvision's Resize and CenterCrop, which the package uses."""
-    height, width = image.shape[:2]
-    short = min(height, width)
-    height, width = int(side * height / short), int(side * width / short)
-    resized = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+    resized = shortest(image, side)
+    height, width = resized.shape[:2]
     top, left = round((height - side) / 2), round((width - side) / 2)
     return np.array(resized[top : top + side, left : left + side])
 
@@ -91,7 +88,7 @@ class ImageReward(MeanMetric):
     def scorer(self) -> Scorer:
         from specbench.metrics import blip
 
-        network, vocabulary = self.files
+        network, vocabulary = (weights.published(self.context, *pair) for pair in zip(self.parts, self.files))
         return ImageRewardScorer(
             blip.load(network, self.context.device), blip.Captions(vocabulary), self.context.device
         )

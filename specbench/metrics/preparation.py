@@ -21,6 +21,14 @@ def squeezed(image: np.ndarray, side: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC))
 
 
+def shortest(image: np.ndarray, side: int) -> np.ndarray:
+    """The image with a shorter side of `side`; the longer one is rounded down."""
+    height, width = image.shape[:2]
+    short = min(height, width)
+    size = int(side * width / short), int(side * height / short)
+    return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC))
+
+
 def center_square(image: np.ndarray) -> np.ndarray:
     """The largest square in the centre; of an odd margin the smaller half is at the top and on the left."""
     height, width = image.shape[:2]

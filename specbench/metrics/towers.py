@@ -136,7 +136,8 @@ class TowersMetric(MeanMetric):
 
     def towers_scorer(self, architecture: str, mode: str, first: Resize | None, *wrappers: str) -> TowersScorer:
         """With a network of open_clip's; see `load` and `preparation`."""
-        network = load(self.file, architecture, self.context.device, wrappers)
+        file = weights.published(self.context, self.part, self.file)
+        network = load(file, architecture, self.context.device, wrappers)
         prepared = preparation(config(architecture)["vision_cfg"]["image_size"], mode, first)
         return TowersScorer(network, prepared, self.prefix, self.context.device)
 

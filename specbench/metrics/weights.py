@@ -10,6 +10,7 @@ from typing import Any
 from specbench.errors import UsageError, install
 from specbench.metrics.base import ScoringContext, Unavailable
 from specbench.storage import home, sources
+from specbench.storage.downloads import FetchRecord
 from specbench.storage.files import cached_sha256
 
 
@@ -28,17 +29,18 @@ def find(context: ScoringContext, choice: str, part: str, *names: str) -> Path:
     raise Unavailable(f"no {names[0]}: run `specbench fetch {arguments}`, or put {names[0]} into {folder}")
 
 
-def published(path: Path, part: str) -> Path:
+def published(context: ScoringContext, part: str, path: Path) -> Path:
     """The path of a file of `part`, where its content is the published one; UsageError where it is another.
 
-    A file is compared with the SHA-256 in `sources.EVALUATORS`, which its cache key names, too. Files whose published
-    hash is not known pass.
+    A file is compared with the SHA-256 in `sources.EVALUATORS`; where none is known, with the one that the hub gave
+    when the file was fetched. A file without either was put there by hand, and passes: its cache key names its hash.
     """
-    known = sources.EVALUATORS[part].sha256.get(path.name, "")
+    known, where = sources.EVALUATORS[part].sha256.get(path.name, ""), "the published file"
+    if not known:
+        recorded = FetchRecord(context.weights).parts.get(part, {"files": {}})["files"].get(path.name, {})
+        known, where = str(recorded.get("sha256", "")), "the file that was fetched"
     if known and (found := cached_sha256(path)) != known:
-        raise UsageError(
-            f"{path} is not the published file: its SHA-256 begins with {found[:8]}, not {known[:8]}; fetch it again"
-        )
+        raise UsageError(f"{path} is not {where}: its SHA-256 begins with {found[:8]}, not {known[:8]}; fetch it again")
     return path
 
 

@@ -54,6 +54,7 @@ class Chameleon(UnifiedModel):
         self.resolution = REDUCED_SIZE if self.reduced else size
         self.prompt_length: int = cfg["prompt_length"]
         self.instruction: str = cfg.get("instruction", "")
+        self.unconditional: str = cfg.get("unconditional", "header")
         self.text: ChameleonText | None = None
         self.ids = ChameleonIds()
         if self.folder is None:
@@ -83,7 +84,8 @@ class Chameleon(UnifiedModel):
         encode = self.text.encode if self.text else hashed
         side = self.resolution
         if self.lumina:
-            given = [lumina_prompt(encode, p, side, side, self.instruction, self.ids) for p in prompts]
+            settings = side, side, self.instruction, self.ids, self.unconditional
+            given = [lumina_prompt(encode, p, *settings) for p in prompts]
         else:
             given = [anole_prompt(encode, p, self.ids) for p in prompts]
         return padded(given, self.prompt_length, self.ids.pad, self.device)

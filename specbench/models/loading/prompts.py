@@ -108,10 +108,16 @@ def janus_prompt(text: Sequence[int], ids: JanusIds | None = None) -> Prompt:
 
 
 def lumina_prompt(
-    encode: Encode, prompt: str, width: int, height: int, instruction: str, ids: ChameleonIds | None = None
+    encode: Encode,
+    prompt: str,
+    width: int,
+    height: int,
+    instruction: str,
+    ids: ChameleonIds | None = None,
+    unconditional: str = "header",
 ) -> Prompt:
     """Lumina-mGPT: [bos] instruction [end_of_turn] [image start, height, width]; without a prompt only the last three
-    (reference README (21), (24)).
+    (reference README (21), (24)), or with unconditional="prompt_end" the last four, as in SJD's released code.
 
     `instruction` holds {width}, {height} and {prompt}; width and height are pixels, multiples of 32.
     """
@@ -123,7 +129,8 @@ def lumina_prompt(
             raise UsageError(f"Lumina-mGPT draws sides of 32, 64, 96, ... pixels: {name} cannot be {side}")
     text = instruction.replace("{width}", str(width)).replace("{height}", str(height)).replace("{prompt}", prompt)
     start = [ids.image_start, ids.size + height // 32, ids.size + width // 32]
-    return Prompt([ids.bos, *encode(text), ids.end_of_turn, *start], start)
+    without = [ids.end_of_turn, *start] if unconditional == "prompt_end" else start
+    return Prompt([ids.bos, *encode(text), ids.end_of_turn, *start], without)
 
 
 def anole_prompt(encode: Encode, prompt: str, ids: ChameleonIds | None = None) -> Prompt:

@@ -19,7 +19,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote_plus
 
 import torch
@@ -27,7 +27,9 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from specbench.errors import UsageError
+from specbench.models.loading import official
 from specbench.models.loading.files import config, json_object
+from specbench.models.loading.naming import ParameterSlice
 from specbench.models.loading.prompts import ChameleonIds, Encode, JanusIds
 
 _LOG = logging.getLogger("specbench")
@@ -35,6 +37,11 @@ _LOG = logging.getLogger("specbench")
 #: Parameters of Flan-T5-XL's encoder (its config.json): the table of 32,128 words, 24 layers of four 2048 x 2048
 #: matrices of attention, three of 2048 x 5120 and two norms, the biases of 32 positions by 32 heads, and a norm.
 T5_XL = 32128 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5120 + 2 * 2048) + 32 * 32 + 2048
+
+
+#: Names of its one table of words, and what a file of encoder and decoder holds besides the encoder.
+_T5_SHARED = ("shared.weight", "encoder.embed_tokens.weight")
+_T5_IGNORED = (r"decoder\..*", r"lm_head\.weight", *map(re.escape, _T5_SHARED))
 
 
 def clean(caption: str) -> str:
@@ -87,24 +94,25 @@ class T5Features:
         for name in ("config.json", "tokenizer.json"):
             if not (folder / name).is_file():
                 raise UsageError(f"{folder} lacks {name}: put the files of google/flan-t5-xl there")
-        import transformers
-        from transformers import AutoTokenizer, T5EncoderModel
+        from transformers import AutoTokenizer, T5Config, T5EncoderModel
 
-        named = tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56)
-        as_type: dict[str, Any] = {"dtype" if named else "torch_dtype": dtype}
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            opened: Any = T5EncoderModel.from_pretrained(
-                folder, local_files_only=True, weights_only=True, output_loading_info=True, **as_type
-            )
-            model, told = cast(tuple[Any, dict[str, Any]], opened)
+            cfg = T5Config.from_dict(config(folder))
+            with torch.device("meta"):
+                own = T5EncoderModel(cfg).state_dict()
+        except UsageError:
+            raise
         except Exception as e:  # whatever a broken file makes the libraries raise
             reason = str(e).strip().partition("\n")[0] or type(e).__name__
             raise UsageError(f"{folder} is not a readable T5 model ({reason}); fetch it again") from e
-        if missing := sorted(told["missing_keys"]):  # the library would fill them with random numbers
-            raise UsageError(f"{folder}: tensor '{missing[0]}' is missing; fetch the text encoder's weights again")
-        self.tokens, self.dim, self.device = tokens, int(model.config.d_model), torch.device(device)
-        self._model = model.to(self.device).eval().requires_grad_(False)
+        source = official.open_source(folder)
+        shared = next((name for name in _T5_SHARED if name in source.tensors), _T5_SHARED[0])
+        table = {name: ParameterSlice(name) for name in own if name not in _T5_SHARED or name == shared}
+        # T5 was trained in bfloat16, and its states leave the range of float16.
+        kind = torch.bfloat16 if dtype == torch.float16 else dtype
+        self.tokens, self.dim, self.device = tokens, int(cfg.d_model), torch.device(device)
+        self._model = official.load(lambda: T5EncoderModel(cfg), source, table, self.device, kind, _T5_IGNORED)
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
