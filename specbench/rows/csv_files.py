@@ -77,12 +77,10 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """
     columns, lines = csv_lines(Path(path), RENAMED_COLUMNS)
     if foreign := [name for name in columns if name not in COLUMNS]:
-        lacking = parameters.plugins_lacking(
-            label for _, cells in lines for label in cells.get("plugins", "").split("; ")
-        )
+        labels = (label for _, cells in lines for label in cells.get("plugins", "").split("; "))
         raise UsageError(
             f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])})"
-            + (lacking or "; choose another file")
+            + (parameters.plugins_lacking(labels) or "; choose another file")
         )
     rows = []
     for number, line in lines:
