@@ -97,7 +97,7 @@ def stages(model: str, small: bool) -> Iterator[Stage]:
     if not model.startswith("llamagen"):
         method = "method=eagle1" if drafter else "method=vanilla"
         yield Stage("load", ("load", f"model={model}", method, *reduced), 24, 600)
-        bench = ("bench.images=0", "bench.steps=1", "bench.nodes=1")
+        bench = ("bench.images=0", "bench.steps=1", "bench.nodes=1", *(() if small else ("bench.context=256",)))
         yield Stage("step", ("bench", f"model={model}", method, *reduced, *bench), 24, 1800)
         return
     names = SMALL_METRICS if small else "coco"
@@ -250,14 +250,19 @@ def machine() -> dict[str, Any]:
 
 
 def table(path: Path = RESULTS) -> list[str]:
-    """The latest rehearsals at official size, as lines of Markdown."""
-    head = "| model | stage | seconds | memory, GB | budget, GB | with mapped files, GB |"
+    """The latest rehearsals at official size, as lines of Markdown: a table, and where its numbers come from."""
+    head = "| model | command | seconds | memory, GB | its budget, GB | with mapped files, GB |"
     lines = [head, "|---" * head[1:].count("|") + "|"]
-    latest = {(row["model"], row["stage"]): row for row in ROWS.read(path) if row["scale"] == "full"}
-    for (model, stage), row in latest.items():
-        cells = [f"`{model}`", f"`{stage}`", row["seconds"], row["anonymous_gb"], row["budget_gb"], row["resident_gb"]]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    rows = [row for row in ROWS.read(path) if row["scale"] == "full"]
+    latest = list({(row["model"], row["stage"]): row for row in rows}.values())
+    for row in latest:
+        named = [f"`{row[name]}`" for name in ("model", "command")]
+        values = [row[name] for name in ("seconds", "anonymous_gb", "budget_gb", "resident_gb")]
+        lines.append(f"| {' | '.join([*named, *values])} |")
+    commits = ", ".join(dict.fromkeys(row["commit"][:7] for row in latest))
+    days = ", ".join(dict.fromkeys(row["time"][:10] for row in latest))
+    where = ", ".join(dict.fromkeys(f"{row['cores']} cores of an {row['processor']}" for row in latest))
+    return [*lines, "", f"`{path.parent.name}/{path.name}`: {where}; {days}; commits {commits}."]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -270,7 +275,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--memory", type=float, default=1e3, help="GB at which a command is stopped, below its budget, too")
     p.add_argument("--work", type=Path, help="folder for all files (default: a temporary one)")
     p.add_argument("--keep", action="store_true", help="keep that folder")
-    p.add_argument("--from", dest="first", metavar="STAGE", help="go on in a kept folder, after the last fetch")
+    p.add_argument("--stages", metavar="NAME,NAME", help="only these, in a kept folder; not those that fetch")
     p.add_argument("--out", type=Path, help="a .csv file for the rows, such as results/rehearsal.csv")
     p.add_argument("--table", action="store_true", help="print the table of docs/models.md, and stop")
     return p
@@ -287,17 +292,16 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Path, str], R
     small = args.scale == "small"
     work = (args.work or Path(tempfile.mkdtemp(prefix="rehearsal-"))).resolve()
     todo = [replace(s, memory=min(s.memory, args.memory)) for s in stages(args.model, small)]
-    names = [stage.name for stage in todo]
-    if args.first is not None:
-        left = [name for name in names if not name.startswith("fetch")]
-        if args.first not in left or not (work / _REPLACED).is_file():
-            _parser().error(f"--from takes {', '.join(left)}, and --work the folder of a rehearsal with --keep")
-        todo = todo[names.index(args.first) :]
+    if args.stages is not None:
+        left, chosen = [s.name for s in todo if not s.name.startswith("fetch")], args.stages.split(",")
+        if not set(chosen) <= set(left) or not (work / _REPLACED).is_file():
+            _parser().error(f"--stages takes {', '.join(left)}, and --work the folder of a rehearsal with --keep")
+        todo = [stage for stage in todo if stage.name in chosen]
     more = {"model": args.model, "scale": args.scale, **machine()}
     try:
         with ExitStack() as stack:
             root = ""
-            if args.first is None:
+            if args.stages is None:
                 print(f"making the files of {args.model} in {work}", flush=True)
                 hub, tables = make_files(args.model, small, args.photographs or (4 if small else 5000), work / "hub")
                 root = stack.enter_context(hub.serving()).root
