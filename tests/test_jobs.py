@@ -114,7 +114,7 @@ def test_a_line_that_fails_stops_no_other(
     bad = TABLE.lines[4]
     assert bad.overrides
     with pytest.raises(kind, match=f"1 of {len(TABLE.lines)} lines of {TABLE.id} failed") as raised:
-        tables(Bench(bad.overrides, error), "--jobs", "2")
+        tables(Bench(" ".join(bad.overrides), error), "--jobs", "2")
     assert bad.label in str(raised.value)
     assert f"{TABLE.id}: line 5 of {len(TABLE.lines)}, {bad.label}{text}" in capsys.readouterr().err
     assert len(rows(tmp_path)) == len(TABLE.lines) - 1
@@ -125,7 +125,7 @@ def test_a_line_that_fails_stops_no_other(
 def test_the_death_of_a_process_costs_one_sentence(tables: Callable[..., int]) -> None:
     assert TABLE.lines[1].overrides
     with pytest.raises(RunError, match="a process died, probably for lack of memory: use fewer --jobs"):
-        tables(Bench(TABLE.lines[1].overrides), "--jobs", "2")
+        tables(Bench(" ".join(TABLE.lines[1].overrides)), "--jobs", "2")
 
 
 def test_what_was_done_before_an_interruption_stays(

@@ -12,7 +12,6 @@ from specbench.decoding import trees
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read
-from specbench.tables import verification
 from specbench.tables.catalog import TABLES
 from specbench.tables.measure import LocalBench
 
@@ -20,7 +19,8 @@ SHAPES, GAIN = TABLES["verification_shapes"], TABLES["verification_gain"]
 
 
 def test_shapes_have_6_to_30_tokens_and_the_best_are_among_them() -> None:
-    sizes = [trees.build(trees.parse(tree)).nodes - 1 for tree in verification._SHAPES]
+    names = [o.removeprefix("tree=") for line in SHAPES.lines for o in line.overrides or () if o.startswith("tree=")]
+    sizes = [trees.build(trees.parse(tree)).nodes - 1 for tree in names]
     assert (min(sizes), max(sizes)) == (6, 30)
     searched = {line.overrides for line in SHAPES.lines}
     compared = {line.overrides for line in GAIN.lines if line.key.startswith("default_")}
@@ -39,7 +39,7 @@ def test_a_row_keeps_a_word_in_the_place_of_a_number() -> None:
 
 
 def test_the_search_has_other_samples_than_the_comparison() -> None:
-    seeds = [next(p for p in table.protocol.split() if p.startswith("seed=")) for table in (SHAPES, GAIN)]
+    seeds = [next(p for p in table.protocol if p.startswith("seed=")) for table in (SHAPES, GAIN)]
     assert seeds == ["seed=1", "seed=0"]
 
 

@@ -33,6 +33,7 @@ usage: specbench COMMAND ...
   audit      is a method lossless? measured on models whose distribution is known           specbench audit --help
   bench      milliseconds per step, part by part, next to the memory floor                  specbench bench --help
   probe      a target's confidence in its tokens, and the earlier tokens it attends to      specbench probe --help
+  suite      several methods, models, prompts and seeds, as one YAML names them: one table  specbench suite --help
   tables     the papers' tables, measured next to published                                 specbench tables --help
   report     one page of results to read and share: leaderboard, plots, images, audits      specbench report --help
   train      a drafter for a target; the embedded models                                    specbench train --help

@@ -15,6 +15,7 @@ COMMANDS = {
     "audit": "specbench.cli.audit:main",
     "bench": "specbench.cli.bench:main",
     "probe": "specbench.cli.probe:main",
+    "suite": "specbench.cli.suite:main",
     "tables": "specbench.cli.tables:main",
     "report": "specbench.cli.report:main",
     "train": "specbench.cli.train:main",

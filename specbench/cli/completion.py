@@ -40,6 +40,10 @@ def _offered(command: str) -> list[str]:
         from specbench.cli.choices import GROUPS
 
         return [*GROUPS, "--json"]
+    if command == "suite":
+        from specbench.tables import reading
+
+        return [*reading.names(), "--list", "--jobs", "--no-run", "--format"]
     if command == "tables":
         from specbench.tables.catalog import TABLES
 

@@ -1,17 +1,22 @@
-"""`specbench resume`: continues the run in a folder. Importing this module imports neither torch nor Hydra."""
+"""`specbench resume`: continues the run, the suite or the grid in a folder.
+
+Importing this module imports neither torch nor Hydra.
+"""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from specbench.cli.launch import Task
-from specbench.errors import UsageError, parse_arguments
+from specbench.errors import UsageError, integer, parse_arguments, values
 
 _HELP = """\
 usage: specbench resume DIR [name=value ...]
 
-Continues the run in a folder, with the configuration in it. Parameters that do not change an image may be given again:
+Continues the run, the suite or the grid in a folder, with the configuration in it; jobs=N of a suite: runs at a time.
+Of a run, parameters that do not change an image may be given again:
 n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address, url.
 """
 
@@ -26,14 +31,18 @@ def main(arguments: list[str]) -> int:
     if len(folders) != 1:
         raise UsageError("name one folder of a run: specbench resume DIR")
 
+    from specbench.cli import plans
     from specbench.config import configuration
     from specbench.harness.folder import MAY_CHANGE, stored
     from specbench.harness.run import Stopped
     from specbench.storage import home
 
     folder = home.expanded(folders[0])
+    others = [argument for argument in parsed.arguments if argument not in folders]
+    if (folder / plans.GRID).is_file() or plans.is_suite(folder):
+        return _all_runs(folder, others)
     may = [name for name in MAY_CHANGE if name != "out"]
-    given = configuration.values([argument for argument in parsed.arguments if argument not in folders], may)
+    given = configuration.values(others, may)
     if inside := sorted(path.parent.name for path in folder.glob("*/config.yaml")):
         raise UsageError(
             f"{folder} holds {len(inside)} runs: name one ({inside[0]}, ...), or give the `specbench run -m` that"
@@ -44,3 +53,22 @@ def main(arguments: list[str]) -> int:
     except Stopped as e:
         raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join(parsed.arguments)}") from e
     return 0
+
+
+def _all_runs(folder: Path, others: Sequence[str]) -> int:
+    """Continues the suite or the grid in a folder."""
+    from specbench.cli import plans, run
+    from specbench.config import configuration
+
+    if not plans.is_suite(folder):
+        if others:
+            raise UsageError(f"a grid goes on as it was started: leave {others[0]} out")
+        arguments = [*(plans.grid(folder) or []), f"out={configuration.quoted(str(folder))}"]
+        hydras = [argument for argument in arguments if configuration.is_hydras(argument)]
+        return run.grid(configuration.grid(arguments, multirun=True), arguments, hydras)
+    from specbench.cli import suite
+    from specbench.tables import suites
+    from specbench.tables.measure import LocalBench
+
+    jobs = integer("jobs", values(others, ["jobs"]).get("jobs", "1"), 1)
+    return suite.execute(suites.in_folder(folder), folder, LocalBench(), jobs)

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     if options.cfg:
         return _show(options.cfg, jobs, hydras)
     if options.multirun:
-        return _grid(jobs, overrides, hydras)
+        return grid(jobs, overrides, hydras)
     try:
         for error in launch([Task(jobs[0].cfg)], hydras):
             raise error
@@ -74,8 +74,9 @@ def _show(what: str, jobs: Sequence[Job], hydras: Sequence[str]) -> int:
     return 0 if what == "job" else by_hydra(["--cfg", "hydra", *hydras])
 
 
-def _grid(jobs: Sequence[Job], overrides: Sequence[str], hydras: Sequence[str]) -> int:
+def grid(jobs: Sequence[Job], overrides: Sequence[str], hydras: Sequence[str]) -> int:
     """Runs the jobs of a grid, each in its folder inside one folder. A job that fails does not stop the others."""
+    from specbench.cli import plans
     from specbench.harness.folder import new_folder
     from specbench.harness.run import check
     from specbench.storage import home
@@ -94,9 +95,14 @@ def _grid(jobs: Sequence[Job], overrides: Sequence[str], hydras: Sequence[str]) 
         raise UsageError(f"cannot write into {root} ({e.strerror}); choose another out=") from None
     if (root / "config.yaml").exists():
         raise UsageError(f"{root} holds a single run; choose another out= for the grid")
+    try:
+        plans.write_grid(root, [argument for argument in overrides if not argument.startswith("out=")])
+    except OSError as e:
+        raise UsageError(f"cannot write into {root} ({e.strerror}); choose another out=") from None
+    planned = plans.of_grid(root, jobs)
     tasks = [
-        Task(job.cfg, root / re.sub(r"[^\w.=,+-]+", "_", job.name), f"job {i}: {job.name}")
-        for i, job in enumerate(jobs)
+        Task(job.cfg, run.folder, f"job {i}: {job.name}")
+        for i, (job, run) in enumerate(zip(jobs, planned, strict=True))
     ]
     again = _command(["-m", *overrides], root)
     print(f"specbench: {len(jobs)} jobs in {root}", file=sys.stderr)

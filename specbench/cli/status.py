@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import Parser, UsageError
@@ -20,24 +22,41 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> int:
     """`specbench status DIR [--json]`."""
     parser = Parser(prog="specbench status", description="How far the runs in a folder are.")
-    parser.add_argument("folder", metavar="DIR", help="a run's folder, or one with runs in it, such as a grid's")
+    parser.add_argument("folder", metavar="DIR", help="the folder of a run, a suite or a grid, or one with runs in it")
     parser.add_argument("--json", action="store_true", help="as JSON, a list with an entry a run")
     try:
         options = parser.parse_args(list(arguments))
     except SystemExit as e:  # --help
         return int(e.code or 0)
+    from specbench.cli import plans
     from specbench.harness.status import of_run
 
     folder = home.expanded(options.folder)
-    runs = [folder] if (folder / "config.yaml").is_file() else [p.parent for p in sorted(folder.rglob("config.yaml"))]
-    if not runs:
+    planned = plans.runs(folder)
+    there = [folder] if (folder / "config.yaml").is_file() else [p.parent for p in sorted(folder.rglob("config.yaml"))]
+    if not there and not planned:
         raise UsageError(f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}")
-    found = [of_run(run) for run in runs]
+    found = [of_run(run) for run in there]
+    found += [plans.state(run) for run in planned if run.folder not in there]
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=1, ensure_ascii=False))
     else:
-        print("\n".join(map(_text, found)))
+        print("\n".join([*([_summary(folder, found)] if planned else []), *map(_text, found)]))
     return 0
+
+
+def _summary(folder: Path, found: Sequence[Status]) -> str:
+    """A line on all runs of a suite or of a grid."""
+    states = Counter(one.state for one in found)
+    parts = [f"{states[name]} {name}" for name in ("finished", "running", "stopped", "not started") if states[name]]
+    passes = [one for run in found for one in (run.images, run.baseline) if one is not None]
+    done, count = sum(one.done for one in passes), sum(one.done + one.left for one in passes)
+    text = f"{folder}: {len(found)} runs, {', '.join(parts)}; {done} of {count} images"
+    return (
+        text
+        if states["finished"] == len(found)
+        else f"{text}; continue with specbench resume {shlex.quote(str(folder))}"
+    )
 
 
 def _text(one: Status) -> str:
@@ -47,6 +66,8 @@ def _text(one: Status) -> str:
         if some is not None:
             speed = f", {some.per_s:.3g} a second" if some.per_s and one.state == "running" else ""
             lines.append(f"  {name:<10} {some.done} done, {some.left} left{speed}")
+    if one.state == "not started":
+        return lines[0]
     if one.state != "finished":
         left = "not known yet"
         if one.time_left_s is not None:

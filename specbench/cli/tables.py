@@ -68,12 +68,7 @@ def main(
             raise unknown("table", name, TABLES)
     tables = [TABLES[name] for name in dict.fromkeys(args.tables)]
     tables = tables or _of_kind(TABLES.values() if args.list else by_default(), args.model)
-    formats = list(dict.fromkeys(f.strip() for f in args.format.split(",") if f.strip()))
-    for name in formats:
-        if name not in render.FORMATS:
-            raise UsageError(f"unknown format '{name}' (choose from: {', '.join(render.FORMATS)})")
-    if not formats:
-        raise UsageError(f"--format names no format (choose from: {', '.join(render.FORMATS)})")
+    formats = render.formats(args.format)
     for name, value in (("n", args.n), ("jobs", args.jobs)):
         if value is not None and value < 1:
             raise UsageError(f"--{name} must be an integer of at least 1 (got {value})")

@@ -52,9 +52,13 @@ def conf_dir() -> Path:
 
 @cached
 def groups() -> tuple[str, ...]:
-    """The groups of conf/ from which a run chooses."""
+    """The groups of conf/ from which a run chooses. (Suites are of many runs.)"""
     return tuple(
-        sorted(p.name for p in conf_dir().iterdir() if p.is_dir() and p.name != "hydra" and any(p.glob("*.yaml")))
+        sorted(
+            p.name
+            for p in conf_dir().iterdir()
+            if p.is_dir() and p.name not in ("hydra", "suite") and any(p.glob("*.yaml"))
+        )
     )
 
 

@@ -1,36 +1,33 @@
-"""Every table there is, by its id."""
+"""Every table there is, by its id: the files of conf/suite and of plug-ins, each read when it is first asked for."""
 
 from __future__ import annotations
 
-from specbench.tables import (
-    comparisons,
-    coolsd,
-    cspd,
-    field,
-    jacobi,
-    lantern,
-    newer,
-    sjd,
-    sjdpac,
-    verification,
-    verification_mar,
-)
+from collections.abc import Iterator, Mapping
+
+from specbench.config.caches import cached
+from specbench.tables import reading
 from specbench.tables.definitions import Table
 
-TABLES: dict[str, Table] = {
-    table.id: table
-    for module in (
-        coolsd,
-        lantern,
-        sjd,
-        jacobi,
-        newer,
-        cspd,
-        sjdpac,
-        field,
-        comparisons,
-        verification,
-        verification_mar,
-    )
-    for table in module.TABLES
-}
+
+class _Catalog(Mapping[str, Table]):
+    def __getitem__(self, name: str) -> Table:
+        if name not in self:
+            raise KeyError(name)
+        return _table(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in reading.names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(reading.names())
+
+    def __len__(self) -> int:
+        return len(reading.names())
+
+
+@cached
+def _table(name: str) -> Table:
+    return reading.table(name, reading.named(name))
+
+
+TABLES: Mapping[str, Table] = _Catalog()

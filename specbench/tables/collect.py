@@ -21,73 +21,70 @@ from specbench.tables.measure import ROW_FILES, Bench, Need, RunPlan, compared_r
 _DIED = "a process died, probably for lack of memory: use fewer --jobs; the same command goes on where it stopped"
 
 
-def collect(
-    todo: RunPlan, results: Path, runs: Path, bench: Bench, say: Callable[[str], None], jobs: int = 1
-) -> RunPlan:
-    """Run what is missing, and compare the runs of a test image by image; returns the filled plan.
+class LineRunner:
+    """Runs lines, each in its folder.
 
     With one job, lines run one after the other in this process. With more, so many run at a time, in processes of one
-    thread each, but for those whose seconds are measured: no run may spoil another's latency. Each row is appended as
-    soon as it is there, and each run goes on in its own folder under `runs`/tables: whatever stops this function,
-    calling it again loses and repeats nothing.
+    thread each, but for those whose seconds are measured: no run may spoil another's latency.
 
-    Raises UsageError or RunError where lines failed; with several jobs, once the others are done.
+    Args:
+        title: what the lines belong to, for messages.
+        home: where the folders are. folder: need -> its folder.
+        keep: takes a line and its row as soon as it is there.
+        number: need -> its number among how many, and its label.
     """
-    own = _Collection(todo, results, runs, bench, say, jobs)
-    own.measure(todo.missing)
-    tests = replace(todo, needs=tuple(own.needs.values())).untested
-    pairs = list(dict.fromkeys((test.other, test.line) for test in tests))
-    # the images of a row that came without them are decoded again
-    own.measure([own.needs[key] for key in dict.fromkeys(key for pair in pairs for key in pair) if key not in own.done])
-    for pair in pairs:
-        own.compare(*(own.needs[key] for key in pair))
-    return RunPlan(todo.table, todo.model, tuple(own.needs.values()), compared_rows(todo.table, results))
-
-
-class _Collection:
-    """The work of `collect`. needs: every line by its key, with the rows that there are; done: the keys of the lines
-    that this call has run."""
 
     def __init__(
-        self, todo: RunPlan, results: Path, runs: Path, bench: Bench, say: Callable[[str], None], jobs: int
+        self,
+        title: str,
+        home: Path,
+        bench: Bench,
+        say: Callable[[str], None],
+        jobs: int,
+        *,
+        folder: Callable[[Need], Path],
+        keep: Callable[[Need, Mapping[str, Any]], None],
+        number: Callable[[Need], str],
     ) -> None:
-        self.table, self.results, self.bench, self.say, self.jobs = todo.table, results, bench, say, jobs
-        self.home = runs / "tables" / todo.table.id / todo.model
-        self.needs = {need.line.key: need for need in todo.needs}
-        self.done: set[str] = set()
+        self.title, self.home, self.bench, self.say, self.jobs = title, home, bench, say, jobs
+        self.folder, self.keep, self.number = folder, keep, number
 
-    def measure(self, some: Sequence[Need]) -> None:
-        """Run lines, and keep their rows."""
+    def measure(self, some: Sequence[Need], patient: bool = False) -> None:
+        """Runs lines and keeps their rows. patient: a line that fails does not stop those after it.
+
+        Raises UsageError or RunError where lines failed; with several jobs, once the others are done.
+        """
         together = [need for need in some if self.jobs > 1 and not need.alone]
+        failed: dict[str, Exception] = {}
         if together:
             try:
-                self._together(together)
+                self._together(together, failed)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("stopped; the same command goes on where it stopped") from None
+            if not patient:
+                self._report(failed, len(together))
         for need in some:
-            if need not in together:
-                self.say(f"{self._name(need)}: {need.command}")
-                self._keep(need, _row(self.bench, need, self._folder(need)))
+            if need in together:
+                continue
+            self.say(f"{self._name(need)}: {need.command}")
+            try:
+                self._keep(need, _row(self.bench, need, self.folder(need)))
+            except Exception as e:
+                if not patient:
+                    raise
+                self._fails(need, e, failed)
+        self._report(failed, len(some))
 
-    def compare(self, other: Need, one: Need) -> None:
-        """Keep the comparison of two lines, which have run in their folders."""
-        from specbench.compare import wording
-
-        self.say(f"{self.table.id}: {one.line.label} and {other.line.label}, image by image")
-        for row in self.bench.compare(self._folder(other), self._folder(one)):
-            wording.ROWS.append(comparisons(self.table, self.results), row)
-
-    def _together(self, some: Sequence[Need]) -> None:
+    def _together(self, some: Sequence[Need], failed: dict[str, Exception]) -> None:
         self.say(
-            f"{self.table.id}: {len(some)} lines, {self.jobs} at a time; specbench status {self.home} shows how far"
-            " they are"
+            f"{self.title}: {len(some)} lines, {self.jobs} at a time; specbench status {self.home} shows how far they"
+            " are"
         )
-        failed: dict[str, Exception] = {}
         with (
             processes.pool(min(self.jobs, len(some)), _DIED) as pool,
-            tqdm(total=len(some), desc=self.table.id, unit="line") as bar,
+            tqdm(total=len(some), desc=self.title, unit="line") as bar,
         ):
-            lines = {pool.submit(_quiet_row, self.bench, need, self._folder(need)): need for need in some}
+            lines = {pool.submit(_quiet_row, self.bench, need, self.folder(need)): need for need in some}
             for future in as_completed(lines):
                 need = lines[future]
                 try:
@@ -95,33 +92,77 @@ class _Collection:
                 except BrokenProcessPool:
                     raise
                 except Exception as e:
-                    failed[need.line.label] = e
-                    self.say(f"{self._name(need)}: {plain(e)}")
+                    self._fails(need, e, failed)
                 bar.update()
+
+    def _fails(self, need: Need, error: Exception, failed: dict[str, Exception]) -> None:
+        failed[self.number(need).partition(", ")[2]] = error
+        known = isinstance(error, UsageError | RunError)
+        self.say(f"{self._name(need)}: {plain(error if known else f'{type(error).__name__}: {error}')}")
+
+    def _report(self, failed: Mapping[str, Exception], count: int) -> None:
         if failed:
             bad_input = all(isinstance(e, UsageError) for e in failed.values())
             raise (UsageError if bad_input else RunError)(
-                f"{len(failed)} of {len(some)} lines of {self.table.id} failed ({'; '.join(failed)}); the same command"
-                " tries them again"
+                f"{len(failed)} of {count} lines of {self.title} failed ({'; '.join(failed)}); the same command tries"
+                " them again"
             )
 
     def _keep(self, need: Need, row: Mapping[str, Any]) -> None:
-        text = {k: "" if v is None else str(v) for k, v in row.items()}
-        if not need.identity.fits(text):  # it would be run again by every later call
+        if not need.identity.fits(as_text(row)):  # it would be run again by every later call
             raise UsageError(
-                f"the row in {self._folder(need)} is not that of {need.command}: remove the folder and try again"
+                f"the row in {self.folder(need)} is not that of {need.command}: remove the folder and try again"
             )
-        append = append_row if need.rows_of == "run" else ROW_FILES[need.rows_of].append
-        append(store(self.table, self.results), row)
-        self.needs[need.line.key] = replace(need, row=text)
-        self.done.add(need.line.key)
-
-    def _folder(self, need: Need) -> Path:
-        return self.home / need.folder
+        self.keep(need, row)
 
     def _name(self, need: Need) -> str:
-        number = list(self.needs).index(need.line.key) + 1
-        return f"{self.table.id}: line {number} of {len(self.needs)}, {need.line.label}"
+        return f"{self.title}: line {self.number(need)}"
+
+
+def as_text(row: Mapping[str, Any]) -> dict[str, str]:
+    """The cells of a row as text."""
+    return {k: "" if v is None else str(v) for k, v in row.items()}
+
+
+def collect(
+    todo: RunPlan, results: Path, runs: Path, bench: Bench, say: Callable[[str], None], jobs: int = 1
+) -> RunPlan:
+    """Run what is missing, and compare the runs of a test image by image; returns the filled plan.
+
+    Each row is appended as soon as it is there, and each run goes on in its own folder under `runs`/tables: whatever
+    stops this function, calling it again loses and repeats nothing. jobs: as of `LineRunner`.
+
+    Raises UsageError or RunError where lines failed; with several jobs, once the others are done.
+    """
+    table, home = todo.table, runs / "tables" / todo.table.id / todo.model
+    needs = {need.line.key: need for need in todo.needs}
+    done: set[str] = set()  # the keys of the lines that this call has run
+
+    def folder(need: Need) -> Path:
+        return home / need.folder
+
+    def keep(need: Need, row: Mapping[str, Any]) -> None:
+        append = append_row if need.rows_of == "run" else ROW_FILES[need.rows_of].append
+        append(store(table, results), row)
+        needs[need.line.key] = replace(need, row=as_text(row))
+        done.add(need.line.key)
+
+    def number(need: Need) -> str:
+        return f"{list(needs).index(need.line.key) + 1} of {len(needs)}, {need.line.label}"
+
+    runner = LineRunner(table.id, home, bench, say, jobs, folder=folder, keep=keep, number=number)
+    runner.measure(todo.missing)
+    tests = replace(todo, needs=tuple(needs.values())).untested
+    pairs = list(dict.fromkeys((test.other, test.line) for test in tests))
+    # the images of a row that came without them are decoded again
+    runner.measure([needs[key] for key in dict.fromkeys(key for pair in pairs for key in pair) if key not in done])
+    if pairs:
+        from specbench.compare import wording
+    for other, one in pairs:
+        say(f"{table.id}: {needs[one].line.label} and {needs[other].line.label}, image by image")
+        for row in bench.compare(folder(needs[other]), folder(needs[one])):
+            wording.ROWS.append(comparisons(table, results), row)
+    return RunPlan(table, todo.model, tuple(needs.values()), compared_rows(table, results))
 
 
 def _row(bench: Bench, need: Need, folder: Path) -> Mapping[str, Any]:

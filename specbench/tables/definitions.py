@@ -5,8 +5,8 @@ The tables of a paper are in its own module; a new one is one more entry there a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from specbench.config import parameters, protocols
@@ -73,10 +73,10 @@ class Line:
 
     key: str
     label: str
-    overrides: str | None
+    overrides: tuple[str, ...] | None
     published: Mapping[str, str] | None = None
     without: str = "No preset for this method yet."
-    elsewhere: str | None = None
+    elsewhere: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Table:
     title: str
     paper: str
     n: int
-    protocol: str
+    protocol: tuple[str, ...]
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()
@@ -199,13 +199,13 @@ class Table:
         given = line.overrides if own or line.elsewhere is None else line.elsewhere
         if given is None:
             return None
-        parts, shared = given.split(), self.protocol.split()
+        parts, shared = list(given), list(self.protocol)
         if self.rows_of == "bench":
             return [f"model={model}", *parts, *shared]
         if not set(map(_name, parts)) <= parameters.possible(model):
             return None
         if not own and (protocol := self.papers_protocol):
-            asked = [f"protocol={protocol}", *([f"n={n}"] if n else []), *(p for p in ALONE.split() if p in shared)]
+            asked = [f"protocol={protocol}", *([f"n={n}"] if n else []), *(p for p in ALONE if p in shared)]
             return [f"model={model}", *parts, *asked]
         parts = [part for part in parts if not (n and _name(part) == "n")]  # an asked n goes first
         shared = [part for part in (f"n={n or self.n}", *shared) if _name(part) not in map(_name, parts)]
@@ -233,9 +233,6 @@ CLIP = row_column("clip_score", published_as="CLIP ViT-B/32, plain cosine")
 FID = row_column("fid", published_as="FID: Inception-V3 features, 5,000 images against real COCO images")
 REWARD = row_column("image_reward", published_as="ImageReward")
 QUALITY = (CLIP, FID, REWARD)
-#: Of the papers on SJD.
-SJD_CLIP = replace(CLIP, published_as="cosines times 100; the released code takes CLIP ViT-B/16")
-SJD_FID = replace(FID, published_as="FID; the released code takes pytorch-fid against the images of COCO val2017")
 ACCEPTED_LENGTH = row_column(
     "accepted_length_mean",
     measured_as="generated tokens per target forward pass, mean over images",
@@ -270,8 +267,6 @@ FIRST_ACCEPT = row_column(
     published_as="mean acceptance probability of the first draft token",
     name="acceptance_rate",
 )
-#: What quality is drawn against: an accepted length is a mean of ratios, a step compression the ratio of means.
-QUALITY_AGAINST = ("accepted_length_mean", "step_compression")
 PERPLEXITY = row_column(
     "perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
 )
@@ -285,25 +280,32 @@ EMITTED_KL = row_column(
 ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
 #: Of a probe.
 ENTROPY = Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens")
-#: Protocols of the embedded runs: one image at a time, timed, alternating with vanilla decoding; or in batches, not
-#: timed.
-ALONE = "batch=1 seed=0"
-TOGETHER = "batch=50 seed=0 baseline=false"
-OTHER_MODELS = (
-    "Measured and published lines follow different protocols, and are of different models where their "
-    "names differ. Compare the methods of one model with each other, not a measured value with a published one."
-)
-POINTS_ONLY = "The paper draws its points and prints no values: nothing published to compare with."
-BARS_ONLY = "The paper draws its bars and prints no values: nothing published to compare with."
-OTHER_PROMPTS = "Instead of PartiPrompts, the embedded model takes other captions of its own world (seed 1)."
-
-
-def two_prompt_sets(methods: Iterable[tuple[str, str, str]]) -> tuple[Line, ...]:
-    """The lines of (preset, label, published key) on two sets of prompts; an empty preset: there is none."""
-    lines = []
-    for part, seed, data in (("MS-COCO 2017", "0", "coco2017"), ("PartiPrompts", "1", "parti")):
-        for method, label, key in methods:
-            own, there = (f"method={method} {one}" if method else None for one in (f"seed={seed}", f"data={data}"))
-            label += ", other prompts" if seed == "1" else ""
-            lines.append(Line(f"{key}_{seed}", label, own, {"method_key": key, "part": part}, elsewhere=there))
-    return tuple(lines)
+#: Columns as tables show them, where that is more than `rows.columns.SHOWN` says.
+STANDARD = {
+    column.key: column
+    for column in (
+        *QUALITY,
+        ACCEPTED_LENGTH,
+        LATENCY,
+        SPEEDUP,
+        STEPS_SAVED,
+        PASSES,
+        FIRST_ACCEPT,
+        PERPLEXITY,
+        EMITTED_KL,
+        ACCEPTANCE,
+        ENTROPY,
+    )
+}
+#: Parameters with which one image is decoded at a time, which another model's runs keep.
+ALONE = ("batch=1", "seed=0")
+#: Remarks that several tables have, by the names that conf/suite gives them.
+REMARKS = {
+    "other_models": "Measured and published lines follow different protocols, and are of different models where their "
+    "names differ. Compare the methods of one model with each other, not a measured value with a published one.",
+    "one_model": "Measured and published lines are of different models: compare the lines of one model with each "
+    "other.",
+    "points_only": "The paper draws its points and prints no values: nothing published to compare with.",
+    "bars_only": "The paper draws its bars and prints no values: nothing published to compare with.",
+    "other_prompts": "Instead of PartiPrompts, the embedded model takes other captions of its own world (seed 1).",
+}

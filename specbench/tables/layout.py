@@ -124,7 +124,7 @@ def _decimals(text: str, decimals: int) -> int:
 
 def build(
     table: Table,
-    model: str,
+    model: str | Mapping[str, str],
     measured: Mapping[str, Row | None],
     published: Sequence[PublishedRow],
     commands: Mapping[str, str],
@@ -136,9 +136,10 @@ def build(
     `commands` maps a line's key to the command of its run, `command` is the one that fills the whole table,
     `comparisons` are the rows of `specbench compare` that its tests need. Every line of the definition appears once as
     measured for `model`, then once for each model that the paper prints, and with its difference where that is `model`
-    itself.
+    itself. model: of all lines, or by their keys.
     """
     notes = Notes()
+    models = dict.fromkeys((line.key for line in table.lines), model) if isinstance(model, str) else model
     rows = {line.key: measured.get(line.key) for line in table.lines}
     table = replace(table, columns=(*table.columns, *_new_metrics(rows)))
     rows, reasons = printable(table, rows)
@@ -146,16 +147,16 @@ def build(
     printed_models = list(dict.fromkeys(p.model for p in published))
     entries = []
     for line in table.lines:
-        entries.append(_measured(table, line, model, rows[line.key], command, reasons, notes))
+        entries.append(_measured(table, line, models[line.key], rows[line.key], command, reasons, notes))
         if line.published is not None:
             for name in printed_models:
                 printed = _printed(table, line, name, published)
                 entries.append(_published(table, line, name, printed, notes))
-                if printed is not None and printed.of == model and rows[line.key] is not None:
+                if printed is not None and printed.of == models[line.key] and rows[line.key] is not None:
                     entries.append(_difference(table, line, rows[line.key] or {}, printed, notes))
     present = [r for r in rows.values() if r is not None]
     adjusted = _adjusted(table, rows, comparisons)
-    remarks = [_tested(table, test, model, rows, comparisons, adjusted, published) for test in table.tests]
+    remarks = [_tested(table, test, models[test.line], rows, comparisons, adjusted, published) for test in table.tests]
     remarks += table.remarks
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
         if len({tuple(r.get(k, "") for k in names) for r in present}) > 1:

@@ -61,6 +61,16 @@ class Bench(Protocol):
         """The rows of `specbench compare` for two folders of runs."""
 
 
+class SuiteBench(Bench, Protocol):
+    """What suites ask of it besides."""
+
+    def key(self, overrides: Sequence[str]) -> str:
+        """Identifies what the run with these overrides decodes, whatever n, metrics and baseline are."""
+
+    def versus(self, run: Path, vanilla: Path, n: int) -> Mapping[str, Any]:
+        """The columns of a run's row against the run of vanilla AR on the same n prompts."""
+
+
 class LocalBench:
     """The harness in this process."""
 
@@ -88,6 +98,16 @@ class LocalBench:
         from specbench.compare import comparison, passes, wording
 
         return wording.rows(comparison.compare(passes.read(str(a)), passes.read(str(b))))
+
+    def key(self, overrides: Sequence[str]) -> str:
+        cfg = configuration.compose(overrides)
+        images = cfg | {"n": 1, "metrics": [], "reference": None, "baseline": False}
+        return sha256(f"{provenance.config_hash(images)} {_weights(cfg)}", 8)
+
+    def versus(self, run: Path, vanilla: Path, n: int) -> Mapping[str, Any]:
+        from specbench.harness.row import against
+
+        return against(run, vanilla, n)
 
 
 def _weights(cfg: Mapping[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable
 
+from specbench.errors import UsageError
 from specbench.tables.layout import Header, TableCell, TableEntry, TableSheet
 
 _ARROWS = {"higher": "↑", "lower": "↓"}
@@ -165,3 +166,14 @@ FORMATS: dict[str, tuple[str, Callable[[TableSheet], str]]] = {
     "latex": ("tex", latex),
     "csv": ("csv", as_csv),
 }
+
+
+def formats(text: str) -> list[str]:
+    """The formats that a command line names. UsageError for an unknown one, and for none."""
+    found = list(dict.fromkeys(f.strip() for f in text.split(",") if f.strip()))
+    for name in found:
+        if name not in FORMATS:
+            raise UsageError(f"unknown format '{name}' (choose from: {', '.join(FORMATS)})")
+    if not found:
+        raise UsageError(f"--format names no format (choose from: {', '.join(FORMATS)})")
+    return found

@@ -1,0 +1,234 @@
+"""The table of a suite: a line for every method on every model and set of prompts, seeds pooled, with what a paired
+test says of its difference from vanilla AR."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from specbench.compare.paired import LEVEL, holm
+from specbench.config import parameters
+from specbench.rows.columns import METRICS, TIMED_COLUMNS
+from specbench.rows.pool import pooled
+from specbench.rows.seconds import MACHINE
+from specbench.tables import layout
+from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure
+from specbench.tables.layout import TableSheet
+from specbench.tables.measure import Row
+from specbench.tables.suite_runs import COMPARED, SuiteRows
+from specbench.tables.suites import SuiteRun
+
+#: A column -> the statistic of `specbench compare` for it, where it is no metric's.
+_STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitted_tv": "emitted_tv"}
+#: What a figure's x is where the suite has none: the first of these that the table shows.
+_FASTER = ("speedup_latency", "speedup_step", "step_compression", "accepted_length_mean")
+_DIFFERS = "*"
+
+
+@dataclass(frozen=True)
+class SuiteTable:
+    """table: with a line for every (model, prompts, line); rows: pooled over seeds, by the lines' keys."""
+
+    sheet: TableSheet
+    table: Table
+    rows: Mapping[str, Row | None]
+
+
+def build(found: SuiteRows) -> SuiteTable:
+    """The table, from the rows that there are."""
+    suite = found.plan.suite
+    groups = dict.fromkeys(run.cell.group for run in found.plan.runs)
+    lines: list[Line] = []
+    rows: dict[str, Row | None] = {}
+    models: dict[str, str] = {}
+    commands: dict[str, str] = {}
+    members: dict[str, list[SuiteRun]] = {}
+    for number, group in enumerate(groups):
+        mine = [run for run in found.plan.runs if run.cell.group == group]
+        for own in {run.line.key: run.line for run in mine}.values():
+            key = f"{own.key}@{number}"
+            of_line = [run for run in mine if run.line.key == own.key]
+            lines.append(replace(own, key=key, published=None))
+            members[key] = [run for run in of_line if not run.timed]
+            rows[key] = _row(of_line)
+            models[key] = ", ".join(filter(None, group))
+            commands[key] = of_line[0].need.command
+    seeds = max((len([run for run in some if run.need.row is not None]) for some in members.values()), default=1)
+    columns = tuple(_spread_between(column, seeds) for column in suite.table.columns)
+    table = replace(
+        suite.table,
+        columns=columns,
+        lines=tuple(lines),
+        tests=(),
+        remarks=(),
+        figure=_figure(suite.table, lines, list(groups)),
+    )
+    sheet = layout.build(table, models, rows, [], commands, found.plan.command)
+    differing = dict(_differing(found, members, columns))
+    remarks = [*_remarks(found, members, seeds, differing), *suite.table.remarks]
+    entries = tuple(
+        replace(
+            entry,
+            cells=tuple(
+                replace(cell, marks=(*cell.marks, _DIFFERS))
+                if cell.value and (line.key, column.key) in differing
+                else cell
+                for column, cell in zip(columns, entry.cells, strict=False)
+            )
+            + entry.cells[len(columns) :],
+        )
+        for line, entry in zip(table.lines, sheet.entries, strict=True)
+    )
+    told = ((_DIFFERS, "Differs from vanilla AR of the same prompts and seeds, by the paired test below."),)
+    notes = (*sheet.notes, *(told if differing else ()))
+    return SuiteTable(replace(sheet, entries=entries, notes=notes, remarks=(*sheet.remarks, *remarks)), table, rows)
+
+
+def _row(runs: Sequence[SuiteRun]) -> Row | None:
+    """A line's pooled row: seconds from the timed runs, where there are some, all else from those of quality."""
+    quality = [run.need.row for run in runs if run.need.row is not None and not run.timed]
+    seconds = [run.need.row for run in runs if run.need.row is not None and run.timed]
+    if not quality:
+        return None
+    found = pooled(quality)
+    if seconds:
+        timed = pooled(seconds)
+        found |= {name: timed.get(name) for name in TIMED_COLUMNS}
+    return {name: "" if value is None else str(value) for name, value in found.items()}
+
+
+def _spread_between(column: Column, seeds: int) -> Column:
+    if seeds < 2 or column.std_over is None:
+        return column
+    return replace(column, std_over=f"{seeds} seeds")
+
+
+def _figure(
+    table: Table, lines: Sequence[Line], groups: Sequence[tuple[str, str]]
+) -> TableFigure | Series | Maps | Stack | None:
+    """The suite's figure with a panel for every model and set of prompts; quality against speed where it has none."""
+    figure = table.figure
+    if figure is not None and not isinstance(figure, TableFigure):
+        return figure
+    keys = [column.key for column in table.columns]
+    if figure is None:
+        x = next((key for key in _FASTER if key in keys), None)
+        y = tuple(key for key in keys if key in METRICS)
+        if x is None or not y:
+            return None
+        own = [Curve(line.label, (line.key,)) for line in table.lines if not _is_vanilla(line)]
+        figure = TableFigure((x,), y, "", (Panel("", tuple(own)),))
+    there = {line.key for line in lines}
+    panels = []
+    for number, group in enumerate(groups):
+        vanilla = next((line.key for line in lines if line.key.endswith(f"@{number}") and _is_vanilla(line)), "")
+        for panel in figure.panels:
+            curves = tuple(
+                Curve(curve.label, tuple(f"{key}@{number}" for key in curve.lines if f"{key}@{number}" in there))
+                for curve in panel.curves
+            )
+            label = ", ".join(filter(None, [panel.label, *(group if len(groups) > 1 else ())]))
+            baseline = panel.baseline or figure.baseline
+            panels.append(Panel(label, curves, f"{baseline}@{number}" if baseline else vanilla))
+    return TableFigure(figure.x, figure.y, "", tuple(panels))
+
+
+def _is_vanilla(line: Line) -> bool:
+    return "method=vanilla" in (line.overrides or ())
+
+
+# --- differences from vanilla -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """Of a line and a statistic: line - vanilla, its two-sided p-value, and half its 95 % interval."""
+
+    value: float
+    p: float
+    half: float
+
+
+def _differing(
+    found: SuiteRows, members: Mapping[str, Sequence[SuiteRun]], columns: Sequence[Column]
+) -> Iterator[tuple[tuple[str, str], _Difference]]:
+    """(line, column) -> the difference from vanilla, where it is beyond chance after Holm's adjustment."""
+    tested = _differences(found, members, columns)
+    for (place, one), p in zip(tested.items(), holm([one.p for one in tested.values()]), strict=True):
+        if p < 1 - LEVEL:
+            yield place, one
+
+
+def _differences(
+    found: SuiteRows, members: Mapping[str, Sequence[SuiteRun]], columns: Sequence[Column]
+) -> dict[tuple[str, str], _Difference]:
+    by_pair = {(row["run_b"], row["statistic"]): row for row in found.compared}
+    tested: dict[tuple[str, str], _Difference] = {}
+    for key, runs in members.items():
+        shown = {(run.need.row or {}).get("run_id", "") for run in runs if run.reference is not None}
+        for column in columns:
+            names = [_STATISTICS[column.key]] if column.key in _STATISTICS else _metrics_of(found, column.key)
+            rows = [by_pair[run_id, name] for name in names for run_id in sorted(shown) if (run_id, name) in by_pair]
+            if rows and (one := _pooled_difference(rows)):
+                tested[key, column.key] = one
+    return tested
+
+
+def _metrics_of(found: SuiteRows, column: str) -> list[str]:
+    """The metrics of the comparisons whose first column this is."""
+    names = dict.fromkeys(row["statistic"] for row in found.compared)
+    known = parameters.single_metrics()
+    return [name for name in names if name in known and parameters.metric_columns(name)[0] == column]
+
+
+def _pooled_difference(rows: Sequence[Row]) -> _Difference | None:
+    """The mean difference over seeds, from each one's paired test: the standard errors of independent seeds add in
+    squares, and the degrees of freedom as well."""
+    from scipy import special
+
+    if any(not row.get("p") or not float(row["test_statistic"]) for row in rows):
+        return None
+    errors = [abs(float(row["difference"]) / float(row["test_statistic"])) for row in rows]
+    value = math.fsum(float(row["difference"]) for row in rows) / len(rows)
+    error = math.hypot(*errors) / len(rows)
+    free = math.fsum(float(row["df"]) for row in rows if row.get("df"))  # none: the normal distribution's
+    if not error:
+        return None
+    t = value / error
+    p = float(2 * special.stdtr(free, -abs(t)) if free else 2 * special.ndtr(-abs(t)))
+    quantile = float(special.stdtrit(free, (1 + LEVEL) / 2) if free else special.ndtri((1 + LEVEL) / 2))
+    return _Difference(value, p, quantile * error)
+
+
+def _remarks(
+    found: SuiteRows,
+    members: Mapping[str, Sequence[SuiteRun]],
+    seeds: int,
+    differing: Mapping[tuple[str, str], _Difference],
+) -> Iterator[str]:
+    suite = found.plan.suite
+    if seeds > 1:
+        yield f"Each value is the mean over {seeds} seeds, ± the standard deviation between them."
+    mixed = {
+        name
+        for runs in members.values()
+        for name in ("commit", *MACHINE)
+        if len({(run.need.row or {}).get(name) for run in runs if run.need.row is not None}) > 1
+    }
+    if mixed:
+        yield f"Seeds of one line differ in {', '.join(sorted(mixed))}: compare them with care."
+    if suite.timed:
+        yield (
+            f"Columns in seconds are of runs over {suite.timed} prompts, one image at a time, each next to the same one"
+            " of vanilla AR; all others are of runs in batches."
+        )
+    tests = len(_differences(found, members, suite.table.columns))
+    if tests:
+        beyond = f"{len(differing)} of {tests} are beyond chance" if differing else "none is beyond chance"
+        yield (
+            f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {beyond} (p <"
+            f" {1 - LEVEL:.2g} after Holm's adjustment). Every test, with intervals: {COMPARED}."
+        )
+    yield from (f"Not compared with vanilla AR: {text}." for text in found.uncompared[:3])
+    yield from found.plan.left_out

@@ -1,0 +1,277 @@
+"""Suites: one vanilla AR for all methods, whatever interrupts, and a table whose numbers are those of single runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+from commands import Call, refused, row_of
+from fake_pipeline import FakePipeline
+
+from specbench.config import parameters
+from specbench.errors import UsageError
+from specbench.harness import run
+from specbench.rows import pool
+from specbench.rows.csv_files import read_rows
+from specbench.tables import measure, reading, suites
+from specbench.tables.reading import Source
+
+SUITE = {
+    "seeds": [0, 1],
+    "n": 4,
+    "metrics": "none",
+    "with": {"warmup": 0, "device": "cpu"},
+    "columns": ["speedup_step", "accepted_length_mean", "perplexity"],
+    "lines": {
+        "sjd": {"label": "SJD", "method": "sjd"},
+        "cool": {"label": "Cool-SD", "method": "cool_sd", "delta": [1.1, 2]},
+    },
+}
+#: Columns that differ between two runs of one configuration.
+ITS_OWN = {"run_id", "time", "baseline_run_id", "peak_memory_mib"}
+
+
+class Counting(FakePipeline):
+    """Counts the images that are decoded, and is interrupted at some of them."""
+
+    decodes: ClassVar[list[tuple[str, int, int]]] = []  # method, seed, index
+    stops: ClassVar[set[int]] = set()  # numbers of decodes at which the user stops twice
+
+    def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
+        method = "vanilla" if self.empty else str(self.cfg["method"])
+        if len(Counting.decodes) in Counting.stops:
+            Counting.stops.remove(len(Counting.decodes))
+            raise KeyboardInterrupt
+        if not self.empty:
+            method += str(self.cfg.get("delta", ""))
+        Counting.decodes += [(method, *key) for key in keys]
+        return super().decode(conditioning, keys)
+
+
+@pytest.fixture
+def suite(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A suite's file in the empty folder of `call`, whose pipeline counts."""
+    monkeypatch.setattr(run, "_load_pipeline", Counting)
+    monkeypatch.setattr(Counting, "decodes", [])
+    monkeypatch.setattr(Counting, "stops", set())
+    monkeypatch.setattr(measure, "_weights", lambda cfg: None)
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump(SUITE, sort_keys=False))
+    return path
+
+
+def _rows(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    rows = read_rows(out / "suite.csv")
+    return {(row["method"], row["delta"], row["seed"]): row for row in rows}
+
+
+def test_a_suite_that_is_stopped_twice_has_the_numbers_of_single_runs(call: Call, suite: Path) -> None:
+    Counting.stops |= {4, 20}
+    for _ in range(2):
+        code, _, err = call("suite", "my.yaml", "out=s", "batch=2")
+        assert code == 130
+        assert err.splitlines()[-1].endswith("to go on: specbench resume s")
+    code, out, _ = call("status", "s")
+    assert "s: 8 runs, " in out
+    assert " not started; " in out
+    code, _, err = call("resume", "s")
+    assert code == 0, err
+    assert len(Counting.decodes) == len(set(Counting.decodes)) == 2 * 4 * 4  # nothing twice: 2 seeds, 4 lines, 4 images
+    decodes, rows = list(Counting.decodes), _rows(Path("s"))
+    assert len(rows) == 8
+    assert call("resume", "s")[0] == 0
+    assert Counting.decodes == decodes
+    for (method, delta, seed), row in rows.items():
+        if seed == 0 and method == "cool_sd":
+            continue  # the same again
+        given = [
+            f"method={method}",
+            f"seed={seed}",
+            *([f"delta={delta}"] if delta else []),
+            f"out=single-{row['run_id']}",
+        ]
+        given += "n=4 batch=2 metrics=none warmup=0 device=cpu timing=false".split()
+        assert call("run", *given)[0] == 0
+        single = row_of(f"single-{row['run_id']}")
+        differing = {name for name in row if row[name] != single[name]} - ITS_OWN
+        # a single run decodes a baseline of its own, which its configuration says
+        assert differing <= {"config_hash", "note"}, (method, differing)
+        vanilla = rows["vanilla", None, seed]["run_id"]
+        assert row["baseline_run_id"] == vanilla
+        assert row["speedup_step"] == (1 if method == "vanilla" else pytest.approx(16 / 5.5))
+
+
+def test_one_table_with_pooled_seeds_and_tests_against_vanilla(call: Call, suite: Path) -> None:
+    code, out, _ = call("suite", "my.yaml", "out=s")
+    assert code == 0
+    lines = [line for line in out.splitlines() if line.startswith("| ") and "measured" in line]
+    assert [line.split(" | ")[0] for line in lines] == ["| vanilla", "| SJD", "| Cool-SD, δ=1.1", "| Cool-SD, δ=2"]
+    assert "**2.91 ± 0.00**" in lines[1]  # 16 / 5.5 in both seeds
+    assert "mean over 2 seeds, ± the standard deviation between them" in out
+    for name in ("suite.md", "suite.tex", "suite.png", "suite.csv", "compared.csv", "suite.yaml"):
+        assert (Path("s") / name).is_file() or name == "suite.png"
+    compared = (Path("s") / "compared.csv").read_text()
+    assert compared.count("accepted_length,") == 6  # every method of every seed against its own vanilla
+
+
+def test_a_report_of_a_suite_shows_its_runs_and_nothing_else(call: Call, suite: Path) -> None:
+    """More prompts, and then the report: what was decoded stays."""
+    call("suite", "my.yaml", "out=s", "seeds=0", "n=2")
+    before = len(Counting.decodes)
+    assert call("suite", "my.yaml", "out=s", "seeds=0", "n=4")[0] == 0
+    assert len(Counting.decodes) == 2 * before == len(set(Counting.decodes))
+    call("run", "method=eagle1", "n=1", "metrics=none", "baseline=false", "out=other", "device=cpu")
+    code, out, err = call("report", "s", "out=s.html")
+    assert code == 0, err
+    assert "4 runs, 16 images, 0 audits" in out
+    page = Path("s.html").read_text()
+    assert "eagle1" not in page.partition('"rows"')[2].partition('"audits"')[0]
+    assert page.count('"speedup_step"') >= 4  # the trade-off's axis, which a run without a baseline lacks
+
+
+def test_timed_runs_alternate_with_vanilla(call: Call, suite: Path) -> None:
+    assert call("suite", "my.yaml", "out=s", "seeds=0", "timed=2")[0] == 0
+    rows = read_rows("s/suite.csv")
+    timed = [row for row in rows if row["timing"] == "true"]
+    assert len(timed) == len(rows) // 2 == 4
+    assert {row["n"] for row in timed} == {2}
+    assert all(row["timed_pairs"] == 2 and row["latency_s_mean"] for row in timed if row["method"] != "vanilla")
+    assert all(row["latency_s_mean"] is None for row in rows if row not in timed)
+    methods = [method for method, _, _ in Counting.decodes[16:]]
+    assert methods.count("vanilla") == 2 * 4  # its own images, and next to each of three methods
+
+
+def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> None:
+    held = {"n": 2, "lines": {"sjd": {"method": "sjd", "temperature": [1, 0.5]}, "top": {"method": "sjd", "window": 8}}}
+    found = suites.plan(suites.read(Source("x", held), "x"), tmp_path, _Keys()).runs
+    vanillas = [one for one in found if one.reference is None]
+    assert {one.line.label for one in vanillas} == {"vanilla", "vanilla, temperature=0.5", "vanilla, temperature=1"}
+    references = {one.line.key: one.reference for one in found}
+    assert references["sjd_0.5"] != references["sjd_1"]
+    assert references["top"] is not None
+
+
+class _Keys:
+    """Identifies runs by their overrides."""
+
+    def key(self, overrides: Any) -> str:
+        return "-".join(sorted(o for o in overrides if not o.startswith(("n=", "metrics=")))).replace("/", "")
+
+    def identify(self, overrides: Any) -> Any:
+        from specbench.tables.measure import Identity
+
+        return Identity(self.key(overrides), None)
+
+
+def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
+    held = {
+        "models": ["llamagen_scenes", "mar_scenes"],
+        "lines": {"sjd": {"method": "sjd"}, "cspd": {"method": "cspd", "gamma": 2}},
+    }
+    plan = suites.plan(suites.read(Source("x", held), "x"), tmp_path, _Keys())
+    assert {(one.line.key, one.cell.model) for one in plan.runs} == {
+        ("vanilla", "llamagen_scenes"),
+        ("sjd", "llamagen_scenes"),
+        ("vanilla", "mar_scenes"),
+        ("cspd", "mar_scenes"),
+    }
+    assert len(plan.left_out) == 2
+
+
+BAD: list[tuple[Mapping[str, Any], str]] = [
+    ({}, "is not a suite"),
+    ({"lines": []}, "lines must be a mapping"),
+    ({"lines": {}}, "there are no lines"),
+    ({"lines": {"a": 3}}, "lines: a must be a mapping"),
+    ({"lines": {"a": {"method": {"b": 1}}}}, "a: method must be a text"),
+    ({"line": {}}, "unknown key 'line' (choose from: "),
+    ({"lines": {"a": {"method": "sjd"}}, "n": 0}, "n must be an integer of at least 1 (got 0)"),
+    ({"lines": {"a": {"method": "sjd"}}, "columns": ["nope"]}, "unknown column 'nope'"),
+    ({"lines": {"a": {"method": "sjd"}}, "columns": [{"fid": {"colour": 1}}]}, "a column has no 'colour'"),
+    ({"lines": {"a": {"method": "sjd"}}, "seeds": [1, 1]}, "seeds names one twice"),
+    ({"lines": {"a": {"method": "sjd"}}, "seeds": ["x"]}, "seeds must be an integer"),
+    ({"lines": {"a": {"method": "sjd"}}, "defaults": ["nope"]}, "unknown suite 'nope'"),
+    ({"lines": {"a": {"method": "sjd"}}, "figure": {"x": "n"}}, "figure needs x and y"),
+    ({"lines": {"a": {"method": "sjd"}}, "figure": {"maps": {"a": 1}}}, "figure: maps: "),
+    ({"lines": {"a": {"method": "sjd"}}, "rows_of": "audit"}, "rows_of must be run, bench or probe"),
+    ({"lines": {"a": {"method": "nope"}}}, "line a on llamagen_scenes: unknown method 'nope'"),
+    ({"lines": {"a": {"method": "sjd", "typo": 1}}}, "line a on llamagen_scenes: unknown parameter 'typo'"),
+    ({"lines": {"a": {"method": "sjd", "seed": 1}}, "seeds": [0]}, "line a has a seed of its own"),
+    ({"lines": {"a": {"method": "sjd"}, "b": {"method": "sjd"}}}, "lines a and b of bad are the same run"),
+]
+
+
+@pytest.mark.parametrize(("held", "sentence"), BAD)
+def test_a_bad_file_costs_one_sentence(call: Call, held: Mapping[str, Any], sentence: str) -> None:
+    Path("bad.yaml").write_text(yaml.safe_dump(held))
+    assert sentence in refused(call, "suite", "bad.yaml", "out=s")
+    assert not Path("s").exists()
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "a: &a [*a]", "\x00", "a: " + "[" * 3000])
+def test_a_hostile_file_costs_one_sentence(call: Call, text: str) -> None:
+    Path("bad.yaml").write_text(text)
+    refused(call, "suite", "bad.yaml")
+
+
+def test_every_shipped_suite_can_be_read_and_says_what_it_is() -> None:
+    for name, line in parameters.choices(reading.GROUP).items():
+        assert line.endswith("."), f"the first comment of suite/{name} is no whole sentence: {line!r}"
+        source = reading.named(name)
+        if source.held.get("rows_of", "run") == "run":
+            suite = suites.read(source, name)
+            assert suite.table.lines
+            assert not any(
+                o.startswith(("batch=1", "baseline=true")) and o != "batch=16" for o in suite.shared if o == "batch=1"
+            )
+        else:
+            with pytest.raises(UsageError, match="draw it with specbench tables"):
+                suites.read(source, name)
+
+
+def test_a_grid_knows_its_jobs(call: Call) -> None:
+    given = ["method=sjd", "window=8,16", "n=2", "metrics=none", "baseline=false", "device=cpu"]
+    assert call("run", "-m", *given, "out=g")[0] == 0
+    Path("g/window=16/row.csv").unlink()
+    first, second = json.loads(call("status", "g", "--json")[1])
+    assert (first["state"], second["state"]) == ("stopped", "finished")
+    shutil.rmtree("g/window=16")
+    _, out, _ = call("status", "g")
+    assert out.splitlines()[0] == (
+        "g: 2 runs, 1 finished, 1 not started; 2 of 4 images; continue with specbench resume g"
+    )
+    assert call("resume", "g")[0] == 0
+    assert row_of("g/window=16")["window"] == 16
+
+
+def test_pooled_rows_have_the_spread_between_seeds() -> None:
+    rows = [
+        {
+            "seed": seed,
+            "method": "sjd",
+            "fid": fid,
+            "fid_stderr": 0.5,
+            "steps": 8,
+            "threads": 1,
+            "commit": "a",
+            "note": note,
+        }
+        for seed, fid, note in ((0, 1.0, "x; y"), (1, 3.0, "y; z"))
+    ]
+    [both] = pool.groups(rows)
+    found = pool.pooled(both)
+    assert (found["fid"], found["fid_std"], found["fid_stderr"], found["steps"]) == (
+        2.0,
+        pytest.approx(2**0.5),
+        None,
+        8,
+    )
+    assert (found["seed"], found["threads"], found["note"]) == ("0 / 1", 1, "y")
+    assert len(pool.groups([rows[0], {**rows[1], "commit": "b"}])) == 2  # never mixed
+    assert len(pool.groups([rows[0], {**rows[1], "device_name": "b"}])) == 2
+    assert pool.groups([{**rows[0], "time": "1"}, {**rows[0], "time": "2", "fid": 9.0}])[0][0]["fid"] == 9.0
