@@ -27,7 +27,8 @@ COLUMNS = {
     "b": "label of B",
     "run_a": "run_id of A",
     "run_b": "run_id of B",
-    "pairs": "pairs of images; of decode_s those of batches, whose images share their seconds",
+    "pairs": "pairs of images; where prompts have several images those of prompts; of decode_s those of batches, \n"
+    "whose images share their seconds",
     "mean_a": "mean of A over the pairs; of a statistic of all images together, such as fid, its value",
     "mean_b": "the same of B",
     "difference": "that of B - that of A",
