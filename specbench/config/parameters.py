@@ -96,6 +96,16 @@ def plugins_of(cfg: Mapping[str, Any]) -> list[str]:
     return sorted({one.plugin.label for one in found if one})
 
 
+def plugins_lacking(labels: Iterable[str]) -> str:
+    """The end of a sentence about something that plug-ins with these labels made: those that are not here. Empty if
+    all are."""
+    here = {str(plugin).removeprefix("plug-in ") for plugin in found_plugins().plugins}
+    names = sorted({label.rpartition(":")[0] for label in labels if label} - here)
+    if not names:
+        return ""
+    return f"; it is from plug-in {_and(names)}, which is not here: install it, or name its folder with --include"
+
+
 @contextmanager
 def including(folders: Sequence[Path]) -> Iterator[None]:
     """Inside, these folders are plug-ins, too, here and in child processes. UsageError for a fault in one."""
