@@ -37,6 +37,7 @@ usage: specbench COMMAND ...
   suite      several methods, models, prompts and seeds, as one YAML names them: one table  specbench suite --help
   tables     the papers' tables, measured next to published                                 specbench tables --help
   report     one page of results to read and share: leaderboard, plots, images, audits      specbench report --help
+  push       rows of runs, or a drafter, into a repository of a hub, with a card           specbench push --help
   train      a drafter for a target; the embedded models                                    specbench train --help
   convert    an EAGLE drafter to and from LANTERN's layout                                  specbench convert --help
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "suite": "specbench.cli.suite:main",
     "tables": "specbench.cli.tables:main",
     "report": "specbench.cli.report:main",
+    "push": "specbench.cli.push:main",
     "train": "specbench.cli.train:main",
     "convert": "specbench.cli.convert:main",
 }

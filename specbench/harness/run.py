@@ -23,7 +23,7 @@ from typing import Any
 from specbench import data, metrics
 from specbench.config import parameters
 from specbench.errors import RunError, UsageError
-from specbench.harness import merge, row, worker
+from specbench.harness import merge, row, trackers, worker
 from specbench.harness.execution import Execution
 from specbench.harness.folder import RunFolder, RunRecords, images_hash, new_folder, wants_baseline
 from specbench.harness.log import LOG, say, warn
@@ -110,11 +110,15 @@ class Run:
     def execute(self) -> RunOutcome:
         """See `execute`."""
         is_new = not self.folder.path.exists()
+        trackers.check(self.requested)
         with self.folder.opened():
             self._take_over()
             records = self.folder.open_records(self.cfg)
             try:
-                return self._execute(records)
+                outcome = self._execute(records)
+                if not self._larger:
+                    trackers.write(self.requested, outcome.row, self.folder)
+                return outcome
             except KeyboardInterrupt:
                 done = records.progress(self.cfg["n"])
                 LOG.info("stopped by the user with %s", done)
