@@ -31,8 +31,9 @@ from PIL import Image
 from specbench import cli
 from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
-from specbench.cli import bench, fetch, reference
+from specbench.cli import bench, fetch, push, reference
 from specbench.config import configuration, parameters, variants
+from specbench.errors import values
 from specbench.storage import sources
 from specbench.training import recipes
 
@@ -171,6 +172,7 @@ def _checked(line: str) -> None:
             "bench": lambda: configuration.grid(overrides, "-m" in rest),
             "run": lambda: configuration.grid(overrides, "-m" in rest),
             "tables": lambda: _listed(rest),
+            "push": lambda: values([argument for argument in rest if "=" in argument], push.ARGUMENTS),
         }
         check[command]()
     elif tool == "pytest":
