@@ -349,7 +349,7 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
 
 
 #: Evaluators of which no public page shows the checksum: the hub gives it to a fetch.
-COMMIT_ALONE = ("pickscore",)
+COMMIT_ALONE = ("mask2former", "pickscore")
 
 
 def test_every_evaluator_is_pinned_and_hashed() -> None:
