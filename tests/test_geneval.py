@@ -226,6 +226,8 @@ def test_images_are_scored_by_task_whatever_the_batch(small: Path) -> None:
     scorer = metrics.metric("geneval", context).scorer()
     outputs = scorer(list(images), items)
     assert outputs[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    alone = [scorer([image], [one]) for image, one in zip(images, items)]
+    assert np.array_equal(outputs, np.concatenate(alone))
     refused = metrics.score(["geneval"], ImageArray(images[:1]), [Item(0, "a cup", None, "0")], context)
     assert "score images of data=geneval" in refused["geneval"].note
 
