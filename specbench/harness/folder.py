@@ -231,7 +231,12 @@ def stored(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {file}" if file.exists() else f"{path} holds no run") from None
     # versions without these parameters
     older = {} if parameters.is_served(theirs) else {"timing": None, "emitted_draws": 0}
-    return parameters.validate({**older, **variants.of_older(theirs), "out": None})
+    try:
+        return parameters.validate({**older, **variants.of_older(theirs), "out": None})
+    except UsageError as e:
+        sessions = RunFolder(path).memory()["sessions"].values()
+        labels = [label for session in sessions for label in str(session.get("plugins") or "").split("; ")]
+        raise UsageError(f"{e}{parameters.plugins_lacking(labels)}") from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
