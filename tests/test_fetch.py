@@ -645,6 +645,20 @@ def test_an_interrupted_release_is_resumed(call: Call, evaluators: Web) -> None:
     assert evaluators.asked[-1][1] == "bytes=4000-"
 
 
+def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DINOv2's lies on Meta's server, in no repository."""
+    part = sources.EVALUATORS["dinov2"]
+    [file] = part.files
+    assert part.sizes == {file: 1_217_586_395}
+    web.content[f"/models/{file}"] = INCEPTION
+    changed = {"address": f"{web.root}/models", "sizes": {file: len(INCEPTION)}}
+    digest = {file: hashlib.sha256(INCEPTION).hexdigest()}
+    monkeypatch.setitem(sources.EVALUATORS, "dinov2", replace(part, sha256=digest, **changed))
+    out = fetched(call, "metrics=fd_dinov2")
+    assert (home.metrics_folder() / "dinov2" / file).read_bytes() == INCEPTION
+    assert "dinov2/: facebookresearch/dinov2, the file of 2023-04-13 (Apache 2.0)" in out
+
+
 @pytest.mark.parametrize("name", ["fid", "image_reward"])
 def test_an_evaluator_with_other_content_is_refused(name: str, call: Call, hub: FakeHub, evaluators: Web) -> None:
     """Also a text file, of which the hub tells no checksum."""
