@@ -176,12 +176,19 @@ def test_a_folder_is_included_as_hydra_users_know_it(folder: Path, call: Call, m
 
 def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None:
     before = {*sys.modules}
-    with parameters.including([folder]):
-        cfg = configuration.compose(["method=sd", "rule=mine"])
+    (folder / "method").mkdir()
+    (folder / "method/mine.yaml").write_text(
+        "# @package _global_\n# Mine.\ndefaults:\n  - override /drafter: sjd\n  - override /rule: mine\n  - _self_\n"
+        "method: mine\nwarmth: 0.5\n"
+    )
+    with parameters.including([folder]), configuration.session():
+        cfg = configuration.compose(["method=mine"])
         assert registry.find("rule", "mine")(cfg, None) == (7, 0.5)
         assert registry.module("rule", "mine").__file__ == str(folder / "rule/mine.py")
         assert UNITS["warmth"] == "degrees"
-        assert composition.compose({"rule": "mine"})
+        assert composition.compose({"method": "mine"}) == configuration._by_hydra(
+            parameters.conf_dir(), ("method=mine",)
+        )
         [label] = parameters.plugins_of(cfg)
         (folder / "helper.py").write_text("VALUE = 8\n")
         parameters.refresh()
