@@ -14,6 +14,7 @@ import numpy as np
 
 from specbench import data
 from specbench.compare import passes
+from specbench.compare.grouping import Group, groups_of
 from specbench.compare.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
 from specbench.compare.passes import ScoredPass
 from specbench.config import parameters
@@ -115,6 +116,7 @@ class Comparison:
     results: tuple[Result, ...]
     untested: tuple[str, ...]
     distribution_tests: Mapping[str, DistributionTest] = field(default_factory=dict)  # by feature extractor
+    groups: tuple[tuple[Group, Group], ...] = ()  # rows of `rows.breakdown` of A, and of B with A as its baseline
 
     @property
     def tests(self) -> int:
@@ -145,7 +147,8 @@ def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
         )
     scored, unscored, tests = _compare_metrics(a, b, pairs)
     adjusted = _adjusted([*results, *scored])
-    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, (*untested, *unscored), tests)
+    left_out, groups = (*untested, *unscored), groups_of(a, b, pairs)
+    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, left_out, tests, groups)
 
 
 def pair(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], list[str]]:

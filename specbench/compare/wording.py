@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from specbench.compare import grouping
 from specbench.compare.comparison import Comparison, Result
 from specbench.compare.paired import LEVEL, POWER, DistributionTest, pairs_needed, size
 from specbench.errors import plain
@@ -143,7 +144,10 @@ def report(found: Comparison) -> str:
     last = (
         f"{tests}; Holm: the p-value before it, adjusted for as many tests." if found.tests else "Nothing was tested."
     )
-    return "\n".join([*lines, *_wrapped(_needed(found)), "", last])
+    lines += _wrapped(_needed(found))
+    if found.groups:
+        lines += ["", f"By prompt and position; {grouping.interval()}:", *grouping.pair_table(found.groups)]
+    return "\n".join([*lines, "", last])
 
 
 def _needed(found: Comparison) -> str:

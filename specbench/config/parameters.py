@@ -37,7 +37,7 @@ PARTS = ("drafter", "rule", "verification")
 #: What a run has whose images a server decodes, besides the parameters of its data and its engine: names that stand for
 #: the server's own model and method, and the parameters of every run that concern prompts, scoring and the folder.
 SERVED = dict.fromkeys(("model", "method", "drafter", "rule"), "served")
-_OF_SERVED = ("seed", "n", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
+_OF_SERVED = ("seed", "n", "images_per_prompt", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
 
 
 @cache

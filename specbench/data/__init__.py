@@ -69,7 +69,7 @@ def _scenes(split: str, n: int) -> list[Item]:
     from specbench.data import scenes  # draws with torch, which listing the choices must not import
 
     samples = (scenes.sample(split, index) for index in range(n))
-    return [Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index)) for s in samples]
+    return [Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index), category=s.scene.layout) for s in samples]
 
 
 def images_of(cfg: Mapping[str, Any]) -> list[Item]:

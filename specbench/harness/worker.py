@@ -279,6 +279,7 @@ class Worker:
                     session=self.joined.name,
                     timed=timed,
                     id=item.id,
+                    category=item.kind,
                     done=time.time(),
                     **trace_fields[b],
                 ),

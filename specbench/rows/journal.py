@@ -85,6 +85,7 @@ class Record:
     request_s: float | None = None
     attempts: int | None = None
     id: str  # name of the prompt in its data set, by which metrics pair
+    category: str | None = None  # of the prompt, as its data set names it
     done: float  # when it was decoded, seconds since 1970
 
 

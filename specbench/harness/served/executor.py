@@ -213,6 +213,7 @@ class ServerExecutor:
             request_s=answer.seconds,
             attempts=answer.attempts,
             id=answer.item.id,
+            category=answer.item.kind,
             done=time.time(),
         )
         return Image(record, pixels)
