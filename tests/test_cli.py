@@ -297,7 +297,7 @@ def test_torch_stays_out_and_any_folder_will_do(call: Call, tmp_path: Path, monk
         (
             "specbench ",
             set("run status resume audit bench compare convert evaluate fetch list probe".split())
-            | set("reference report suite tables train".split()),
+            | set("collect reference report show suite tables train".split()),
         ),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),
