@@ -117,7 +117,7 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["walk"], "unknown command 'walk' (choose from: audit, bench, compare, convert, evaluate, fetch, list,"),
+        (["walk"], "unknown command 'walk' (choose from: audit, bench, collect, compare, convert, evaluate, fetch, "),
         (["run", "--fast"], "unrecognized arguments: --fast (see specbench run --help)"),
         (["run", "--cfg", "jo"], "invalid choice"),
         (["run", "method=nope", "--help"], "unknown method 'nope'"),

@@ -111,7 +111,7 @@ def test_make_lists_every_target_with_a_line(clone: Path) -> None:
     listed = [line.split()[1] for line in lines]
     assert (
         sorted(listed)
-        == "bench clean comparisons docs format gpu help lint mutants run tables test train-scenes".split()
+        == "bench check-numbers clean comparisons docs format gpu help lint mutants run tables test train-scenes".split()
     )
     assert all(len(line.split()) > 3 for line in lines)
 
