@@ -23,11 +23,10 @@ from typing import Any
 import torch
 from mutations import Mutant, Patches, continuous, discrete, lossless
 
-from specbench.audit import audit, densities, execution
+from specbench.audit import audit, densities, execution, plan
 from specbench.audit.densities import DensityPair
 from specbench.audit.execution import Subject
 from specbench.audit.models import TabularModel
-from specbench.cli import audit as command
 from specbench.decoding import loop
 from specbench.decoding.continuous import decode
 from specbench.decoding.rng import RandomStreams
@@ -49,9 +48,9 @@ def named(name: str) -> Mutant:
 def jobs(method: str, models: Sequence[Subject]) -> list[Job]:
     """The default audit of a method, shortest first; of the models, on those that suit it."""
     arguments = f"method={method}".split()
-    continuous, *_ = command._kinds(arguments)
+    continuous, *_ = plan.kinds_of(arguments)
     suited = [model for model in models if isinstance(model, DensityPair) == continuous]
-    found = list(command._audits(arguments, suited))
+    found = list(plan.audits(arguments, suited))
     return sorted(found, key=_cost)
 
 
@@ -118,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("out", nargs="?", default="out=results/mutants.csv")
     chosen = parser.parse_args(arguments)
     mutants = [m for m in MUTANTS if m.name in chosen.only or not chosen.only]
-    models = [model for some in command._models({}, [False, True]).values() for model in some]
+    models = [model for some in plan.chosen_models({}, [False, True]).values() for model in some]
     out = Path(chosen.out.removeprefix("out="))
     with out.open(newline="") if chosen.only and out.is_file() else nullcontext([]) as file:
         earlier: dict[str, Any] = {row["mutant"]: row for row in csv.DictReader(file)}

@@ -45,6 +45,7 @@ RESULTS = ROOT / "results/rehearsal.csv"
 GB = 1e9
 #: Loading may hold this much besides the networks, once: libraries, the file that is read, buffers.
 LOADING = 1.5 * GB
+_REPLACED = "replaced.json"  # what rehearsal.command puts in the place of the pinned checksums
 #: The metrics of the small scale: Inception-V3 has no small form.
 SMALL_METRICS = "[clip_b32,image_reward,hpsv2]"
 
@@ -96,11 +97,12 @@ def stages(model: str, small: bool) -> Iterator[Stage]:
     if not model.startswith("llamagen"):
         method = "method=eagle1" if drafter else "method=vanilla"
         yield Stage("load", ("load", f"model={model}", method, *reduced), 24, 600)
-        bench = ("bench.images=0", "bench.steps=1", "bench.nodes=1")
+        bench = ("bench.images=0", "bench.steps=1", "bench.nodes=1", *(() if small else ("bench.context=256",)))
         yield Stage("step", ("bench", f"model={model}", method, *reduced, *bench), 24, 1800)
         return
     names = SMALL_METRICS if small else "coco"
-    run = ("run", "protocol=coolsd_table1", f"model={model}", "method=cool_sd", "delta=1.1", "n=1", *reduced)
+    own = ("n=1", "warmup=0", *reduced)  # a CPU takes minutes for an image
+    run = ("run", "protocol=coolsd_table1", f"model={model}", "method=cool_sd", "delta=1.1", *own)
     yield Stage("fetch metrics", ("fetch", f"metrics={names.strip('[]')}", "--yes"), 2, 1800)
     yield Stage("fetch data", ("fetch", "data=coco2017", "--yes"), 2, 600)
     if not small:
@@ -189,7 +191,7 @@ def processes_of(work: Path, root: str) -> Runner:
     environment.pop("HF_HUB_OFFLINE", None)
 
     def run(stage: Stage, log: Path) -> Measured:
-        wrapper = [sys.executable, str(ROOT / "scripts/rehearsal/command.py"), str(work / "replaced.json")]
+        wrapper = [sys.executable, str(ROOT / "scripts/rehearsal/command.py"), str(work / _REPLACED)]
         most = stage.memory * GB
         return processes.run([*wrapper, *stage.arguments], work, environment, log, most, stage.seconds)
 
@@ -248,14 +250,19 @@ def machine() -> dict[str, Any]:
 
 
 def table(path: Path = RESULTS) -> list[str]:
-    """The latest rehearsals at official size, as lines of Markdown."""
-    head = "| model | stage | seconds | memory, GB | budget, GB | with mapped files, GB |"
+    """The latest rehearsals at official size, as lines of Markdown: a table, and where its numbers come from."""
+    head = "| model | command | seconds | memory, GB | its budget, GB | with mapped files, GB |"
     lines = [head, "|---" * head[1:].count("|") + "|"]
-    latest = {(row["model"], row["stage"]): row for row in ROWS.read(path) if row["scale"] == "full"}
-    for (model, stage), row in latest.items():
-        cells = [f"`{model}`", f"`{stage}`", row["seconds"], row["anonymous_gb"], row["budget_gb"], row["resident_gb"]]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    rows = [row for row in ROWS.read(path) if row["scale"] == "full"]
+    latest = list({(row["model"], row["stage"]): row for row in rows}.values())
+    for row in latest:
+        named = [f"`{row[name]}`" for name in ("model", "command")]
+        values = [row[name] for name in ("seconds", "anonymous_gb", "budget_gb", "resident_gb")]
+        lines.append(f"| {' | '.join([*named, *values])} |")
+    commits = ", ".join(dict.fromkeys(row["commit"][:7] for row in latest))
+    days = ", ".join(dict.fromkeys(row["time"][:10] for row in latest))
+    where = ", ".join(dict.fromkeys(f"{row['cores']} cores of an {row['processor']}" for row in latest))
+    return [*lines, "", f"`{path.parent.name}/{path.name}`: {where}; {days}; commits {commits}."]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -268,6 +275,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--memory", type=float, default=1e3, help="GB at which a command is stopped, below its budget, too")
     p.add_argument("--work", type=Path, help="folder for all files (default: a temporary one)")
     p.add_argument("--keep", action="store_true", help="keep that folder")
+    p.add_argument("--stages", metavar="NAME,NAME", help="only these, in a kept folder; not those that fetch")
     p.add_argument("--out", type=Path, help="a .csv file for the rows, such as results/rehearsal.csv")
     p.add_argument("--table", action="store_true", help="print the table of docs/models.md, and stop")
     return p
@@ -282,18 +290,24 @@ def main(arguments: Sequence[str] | None = None, runner: Callable[[Path, str], R
     if args.model is None:
         _parser().error("name a model")
     small = args.scale == "small"
-    work = args.work or Path(tempfile.mkdtemp(prefix="rehearsal-"))
-    work = work.resolve()
-    work.mkdir(parents=True, exist_ok=True)
+    work = (args.work or Path(tempfile.mkdtemp(prefix="rehearsal-"))).resolve()
+    todo = [replace(s, memory=min(s.memory, args.memory)) for s in stages(args.model, small)]
+    if args.stages is not None:
+        left, chosen = [s.name for s in todo if not s.name.startswith("fetch")], args.stages.split(",")
+        if not set(chosen) <= set(left) or not (work / _REPLACED).is_file():
+            _parser().error(f"--stages takes {', '.join(left)}, and --work the folder of a rehearsal with --keep")
+        todo = [stage for stage in todo if stage.name in chosen]
+    more = {"model": args.model, "scale": args.scale, **machine()}
     try:
-        print(f"making the files of {args.model} in {work}", flush=True)
-        hub, tables = make_files(args.model, small, args.photographs or (4 if small else 5000), work / "hub")
-        with hub.serving():
-            (work / "replaced.json").write_text(json.dumps(addressed(hub, tables)))
-            print(f"serving {format_size(hub.bytes)} at {hub.root}", flush=True)
-            more = {"model": args.model, "scale": args.scale, **machine()}
-            todo = [replace(s, memory=min(s.memory, args.memory)) for s in stages(args.model, small)]
-            rows = rehearse(todo, runner(work, hub.root), work, more, args.out)
+        with ExitStack() as stack:
+            root = ""
+            if args.stages is None:
+                print(f"making the files of {args.model} in {work}", flush=True)
+                hub, tables = make_files(args.model, small, args.photographs or (4 if small else 5000), work / "hub")
+                root = stack.enter_context(hub.serving()).root
+                (work / _REPLACED).write_text(json.dumps(addressed(hub, tables)))
+                print(f"serving {format_size(hub.bytes)} at {root}", flush=True)
+            rows = rehearse(todo, runner(work, root), work, more, args.out)
     finally:
         if not args.keep:
             shutil.rmtree(work, ignore_errors=True)

@@ -30,6 +30,10 @@ version=$("$specbench" --version)
 "$specbench" audit method=sd audit.samples=2000 audit.model=v3t5 out=audit.csv
 "$specbench" tables coolsd_table1 --no-run --format md,latex,csv > tables.txt
 "$specbench" report one/row.csv audit.csv runs=one out=report.html
+"$uv" pip install --quiet --python "$work/env/bin/python" --no-deps "$root/docs/plugin_example"
+"$specbench" run method=copy_softened n=1 warmup=0 baseline=false metrics=contrast out=plugin
+grep -q "specbench-example 0.1.0:" plugin/row.csv
+"$work/env/bin/python" -c 'import specbench; print(specbench.result("plugin").images[0], specbench.load().decode("a red circle", "sjd").steps)'
 ! "$specbench" run method=nothing 2> mistake.txt
 [ "$(wc -l < mistake.txt)" = 1 ]
 for file in one/row.csv one/images/00001.png audit.csv report.html results/tables/coolsd_table1.tex; do [ -s "$file" ]; done

@@ -1,6 +1,51 @@
-"""specbench: a benchmark harness for speculative decoding of autoregressive image models."""
+"""specbench: a benchmark harness for speculative decoding of autoregressive image models.
 
+    import specbench
+
+    result = specbench.run("cool_sd", model="llamagen_scenes", delta=1.1, n=16)
+    result.row["step_compression"], result.records, result.images[0]
+
+The functions are those of `specbench.api`, loaded when they are first used: `run`, `result`, `compare`, `audit`,
+`load`, `include` and `choices`. Mistakes raise `UsageError`, failures `RunError`.
+"""
+
+import importlib
 import os
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from specbench._version import __version__ as __version__
+from specbench.errors import RunError as RunError
+from specbench.errors import UsageError as UsageError
+
+if TYPE_CHECKING:
+    from specbench.api import audit as audit
+    from specbench.api import choices as choices
+    from specbench.api import compare as compare
+    from specbench.api import include as include
+    from specbench.api import load as load
+    from specbench.api import result as result
+    from specbench.api import run as run
+
+_FUNCTIONS = ("audit", "choices", "compare", "include", "load", "result", "run")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FUNCTIONS:
+        raise AttributeError(f"module 'specbench' has no attribute '{name}'")
+    return getattr(importlib.import_module("specbench.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FUNCTIONS})
+
+
+class CallablePackage(ModuleType):
+    """A package that is also the function of the same name: `specbench.audit` and `specbench.compare`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        return getattr(importlib.import_module("specbench.api"), name)(*args, **kwargs)
 
 
 def _library_mode() -> str:

@@ -117,7 +117,10 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["walk"], "unknown command 'walk' (choose from: audit, bench, collect, compare, convert, evaluate, fetch, "),
+        (
+            ["walk"],
+            "unknown command 'walk' (choose from: audit, bench, breakdown, collect, compare, convert, evaluate, fetch,",
+        ),
         (["run", "--fast"], "unrecognized arguments: --fast (see specbench run --help)"),
         (["run", "--cfg", "jo"], "invalid choice"),
         (["run", "method=nope", "--help"], "unknown method 'nope'"),
@@ -296,7 +299,7 @@ def test_torch_stays_out_and_any_folder_will_do(call: Call, tmp_path: Path, monk
     [
         (
             "specbench ",
-            set("run status resume audit bench compare convert evaluate fetch list probe".split())
+            set("run status resume audit bench breakdown compare convert evaluate fetch list probe".split())
             | set("collect reference report show suite tables train".split()),
         ),
         ("specbench l", {"list"}),

@@ -109,6 +109,25 @@ def test_official_files_are_read(tmp_path, layout):
     torch.testing.assert_close(again.tokenizer.decode(codes), bundle.tokenizer.decode(codes))
 
 
+def test_the_table_of_text_and_codes_is_made_once(tmp_path, monkeypatch):
+    """It was a copy of the text's table and the codes': both were in memory, of the 7B model 2 GB."""
+    _, bundle = loaded("janus_pro_1b", *TINY)
+    save(tmp_path / "target", bundle, "official")
+    tables = []
+
+    def load(*arguments):
+        module = read(*arguments)
+        tables.extend(p.data_ptr() for name, p in module.named_parameters() if name == "tok_embeddings.weight")
+        return module
+
+    read = official.load
+    monkeypatch.setattr(official, "load", load)
+    source = official.open_source(tmp_path / "target")
+    target = janus.read(tmp_path / "target", source, janus.REDUCED_SIDE, torch.device("cpu"), torch.float32)
+    assert tables == [target.tok_embeddings.weight.data_ptr()]
+    assert len(target.tok_embeddings.weight) == target.cfg.vocab_size == bundle.target.cfg.vocab_size
+
+
 def test_a_role_that_is_a_token_is_one(tmp_path):
     save_words(tmp_path / "tokenizer.json", [*NAMES, "<|User|>", "<|Assistant|>"])
     text = janus.JanusText(tmp_path)

@@ -18,6 +18,7 @@ from specbench import data
 from specbench.config import composition, configuration, parameters, registry
 from specbench.config.table import TABLE, UNITS
 from specbench.errors import UsageError
+from specbench.harness.folder import stored
 
 RULE = "# @package _global_\n# Mine.\nrule: mine\nwarmth: 0.5\n"
 DECLARED = "parameters:\n  warmth: {kind: number, line: how warm it is, low: 0, unit: degrees}\n"
@@ -63,6 +64,7 @@ def test_the_example_is_a_package_that_adds_to_every_command(tmp_path: Path, mon
     lines = [
         "list rules plugins --json".split(),
         "run method=copy_softened n=1 warmup=0 metrics=contrast baseline=false device=cpu out=run".split(),
+        "suite copying --no-run out=suite".split(),
         "audit method=copy_softened softness=1 audit.samples=1000 audit.model=v3t5 out=audit.csv".split(),
     ]
     done = python(TOGETHER, json.dumps(lines), cwd=tmp_path, package=Path(f"{ROOT}{os.pathsep}{tmp_path / 'site'}"))
@@ -80,8 +82,11 @@ def test_the_example_is_a_package_that_adds_to_every_command(tmp_path: Path, mon
     assert 0 < float(cells["contrast"]) < 0.5
     assert cells["contrast_backend"] == "standard deviation of grey levels"
     assert "drafter=copy_above rule=softened" in done.stdout
-    with pytest.raises(UsageError, match=r"columns unknown to .*softness"):  # which the package has
+    assert "Copied, softness 0.25" in done.stdout  # of its suite
+    with pytest.raises(UsageError, match=r"softness.*from plug-in specbench-example 0.1.0, which is not"):
         row_of(tmp_path / "run")
+    with pytest.raises(UsageError, match="unknown drafter 'copy_above'.*from plug-in specbench-example 0.1.0"):
+        stored(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,9 @@ from commands import ROOT, Call
 from PIL import Image
 
 from specbench import cli
+from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
-from specbench.cli import audit, bench, fetch, reference, show, suite
+from specbench.cli import bench, fetch, reference, show, suite
 from specbench.config import configuration, parameters, variants
 from specbench.rows import selection
 from specbench.storage import sources
@@ -307,7 +308,7 @@ def test_every_preset_has_been_audited() -> None:
     rows = audit_rows()
     assert list(rows[0]) == list(COLUMNS)
     found = {(row["method"], row["model"]) for row in rows if row["verdict"] and row["margin"]}
-    jobs = audit._presets([], audit._models({}, [False, True]))
+    jobs = plan.presets([], plan.chosen_models({}, [False, True]))
     lacking = sorted({(cfg["method"], model.name) for cfg, model in jobs} - found)
     methods = ", ".join(dict.fromkeys(method for method, _ in lacking))
     assert not lacking, f"audit {methods}, and add the rows to results/audit.csv; it lacks {lacking}"

@@ -100,6 +100,13 @@ def prompt_of(folder: Path, index: int) -> str:
     return {r.index: r.prompt for r in read_records(folder / "records.jsonl")}[index]
 
 
+def test_several_images_of_a_prompt(server: StubServer, tmp_path: Path) -> None:
+    row = run.execute(configured(server, "n=2", "images_per_prompt=3", "request_rate=500"), tmp_path / "run")
+    assert (row["n"], row["images"]) == (2, 6)
+    assert len(set(server.prompts())) == 2
+    assert len({fields["seed"] for fields in server.seen}) == 6
+
+
 def test_what_misbehaves_once_is_asked_again(server: StubServer, tmp_path: Path) -> None:
     """Each of the first requests fails in another way, and the second attempt succeeds."""
     content = json.dumps({"data": [{"b64_json": base64.b64encode(b"no image").decode()}]}).encode()

@@ -445,7 +445,7 @@ def test_the_record_of_an_image_of_vectors() -> None:
     assert fields["first_accept"] == pytest.approx((0.5 + 1 + 0.25) / 3, rel=1e-5)
     assert (fields["draft_passes"], fields["tries"], fields["fallbacks"], fields["made"]) == (9, [2, 5], 1, 7)
     assert fields["draft_s"] == 0.75
-    row = summary.columns([vector_record(), vector_record()])
+    row = summary.columns([vector_record(), replace(vector_record(), index=1)])
     assert (row["residual_tries"], row["residual_fallbacks"]) == (3.5, 2)
     assert row["residual_tries_stderr"] == 0  # the two images are one image twice
     assert "perplexity" not in row  # a density is no probability

@@ -90,13 +90,14 @@ def load(arguments: list[str]) -> int:
     from specbench.harness.pipeline import Pipeline
 
     cfg = configuration.compose(arguments)
-    before = {id(o) for o in gc.get_objects() if isinstance(o, torch.Tensor)}
+
+    def tensors() -> list[torch.Tensor]:  # isinstance() would wake deprecated objects of torch
+        return [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+
+    before = {id(tensor) for tensor in tensors()}
     pipeline = Pipeline.load(cfg)
-    held = {
-        o.untyped_storage().data_ptr(): o.untyped_storage().nbytes()
-        for o in gc.get_objects()
-        if isinstance(o, torch.Tensor) and id(o) not in before and not o.is_meta
-    }
+    storages = [t.untyped_storage() for t in tensors() if id(t) not in before and not t.is_meta]
+    held = {storage.data_ptr(): storage.nbytes() for storage in storages}
     print(f"loaded {sum(held.values())} bytes of {pipeline.name}")
     return 0
 

@@ -302,18 +302,19 @@ def coco2017(folder: Path, photographs: int, sizes: Mapping[str, int]) -> None:
     is not unpacked to the bytes that `sizes` gives by name."""
     ids = range(1, photographs + 1)
     draw = np.random.default_rng(0)
-    photos = []
-    for _ in range(min(photographs, 16)):
+
+    def photograph() -> bytes:
         noise = Image.fromarray(draw.integers(0, 256, (60, 80, 3), dtype=np.uint8)).resize((640, 480))
         buffer = io.BytesIO()
         noise.save(buffer, "JPEG", quality=97)
-        photos.append(buffer.getvalue())
+        return buffer.getvalue()
+
     texts = captions(5 * photographs)
     images = [{"id": i, "file_name": f"{i:012d}.jpg"} for i in ids]
     notes = [{"id": 5 * i + j, "image_id": i, "caption": texts[5 * (i - 1) + j]} for i in ids for j in range(5)]
     content = json.dumps({"images": images, "annotations": notes}).encode()
     captions_of = {f"annotations/captions_{split}2017.json": content for split in ("val", "train")}
-    pictures = {f"val2017/{i:012d}.jpg": photos[i % len(photos)] for i in ids}
+    pictures = {f"val2017/{i:012d}.jpg": photograph() for i in ids}
     folder.mkdir(parents=True, exist_ok=True)
     for name, members in (("annotations_trainval2017.zip", captions_of), ("val2017.zip", pictures)):
         with zipfile.ZipFile(folder / name, "w") as z:

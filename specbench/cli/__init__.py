@@ -29,6 +29,7 @@ usage: specbench COMMAND ...
   fetch      weights of the real models and metrics, and data: sizes and licences first     specbench fetch --help
   evaluate   score existing images from any source                                          specbench evaluate --help
   compare    two runs, image by image: paired tests, intervals, effect sizes                specbench compare --help
+  breakdown  acceptance, steps and speed-up by category of prompt, caption length, position specbench breakdown --help
   reference  statistics of real images, for FID and the like                                specbench reference --help
   audit      is a method lossless? measured on models whose distribution is known           specbench audit --help
   bench      milliseconds per step, part by part, next to the memory floor                  specbench bench --help

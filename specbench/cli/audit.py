@@ -3,58 +3,11 @@ continuous tokens on models that can be sampled without limit."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from typing import Any
+from collections.abc import Sequence
 
-from tqdm import tqdm
-
-from specbench.audit import audit, densities, execution, models, sizes, tiny
-from specbench.audit.densities import DensityPair
-from specbench.audit.execution import Measurement, Subject, assemble
-from specbench.audit.models import TabularModel
-from specbench.audit.printing import name_of, table
-from specbench.config import configuration, parameters, registry, variants
-from specbench.config.table import TABLE
-from specbench.errors import UsageError, integer, parse_arguments, split_own, unknown
-from specbench.rows.csv_files import csv_text
-from specbench.storage.files import writable, write_atomically
-
-SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
-_SLOWER = 4  # of the samples, a real model's row has one in so many
-_WORTHWHILE = 1_000_000  # sequences for which several processes are started
-_MOST_WORKERS = 256
-
-#: The arguments of an audit's own, with their meanings.
-ARGUMENTS = {
-    "audit.samples": f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST}); of a real model one in\n"
-    f"{_SLOWER}, unless audit.model names it",
-    "audit.margin": f"the largest distance that counts as lossless (default: {audit.MARGIN})",
-    "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
-    "audit.workers": "processes; the rows do not depend on their number (default: one per core, or 1 for an audit\n"
-    f"of less than {_WORTHWHILE} sequences)",
-    "audit.model": f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};\n"
-    f"of real classes {', '.join(tiny.BUILT_IN)};\n"
-    f"of continuous tokens {', '.join(densities.BUILT_IN)}",
-    "audit.tables": "an .npz file of your own: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V):\n"
-    "the distribution of token t given the prefix coded base V, first token most significant;\n"
-    "codebook (V, d) for rules that need it",
-    "out": "a .csv file for the rows; it is rewritten atomically after every row",
-}
-#: Parameters of a run -> the audit's own for the same.
-_INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
-
-
-def _discrete() -> tuple[str, ...]:
-    return *models.BUILT_IN, *tiny.BUILT_IN
-
-
-_KIND = {False: "discrete tokens", True: "continuous tokens"}
-_PARTS = ("drafter", "rule")
-
-# The draft tables replace the network of any preset: these drafters give them the requested shape.
-_CHAIN, _TREE = "eagle", "eagle_tree"
+from specbench.audit import audit, plan
+from specbench.audit.printing import table
+from specbench.errors import parse_arguments
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,74 +20,12 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.complete(configuration.quote_paths(parsed.arguments, own=ARGUMENTS)))
-    samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
-    seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
-    margin = _share("audit.margin", own.get("audit.margin", str(audit.MARGIN)))
-    workers = integer("audit.workers", own["audit.workers"], 1, _MOST_WORKERS) if "audit.workers" in own else None
-    many = parsed.all or parsed.variants
-    kinds = [False, True] if many else _kinds(given)
-    chosen = _models(own, kinds)
-    out = writable(own["out"]) if "out" in own else None
-    jobs = _presets(given, chosen, parsed.variants) if many else _jobs(given, chosen, kinds)
-    for cfg, model in jobs:
-        assemble(cfg, model)  # a mistake costs no decoding
-    counts = [
-        samples if _quick(model) or "audit.model" in own else max(FEWEST, samples // _SLOWER) for _, model in jobs
-    ]
-    measurements = [
-        Measurement(cfg, model, count, seed, margin) for (cfg, model), count in zip(jobs, counts, strict=True)
-    ]
-    rows = []
-    for row in _rows(measurements, workers):
-        rows.append(row)
-        if out is not None:
-            write_atomically(out, csv_text(audit.COLUMNS, rows).encode())
+    wanted = plan.planned(parsed.arguments, parsed.all, parsed.variants)
+    rows = list(plan.measured(wanted))
     print(table(rows))
-    if out is not None:
-        print(f"wrote {out}")
+    if wanted.out is not None:
+        print(f"wrote {wanted.out}")
     return 0
-
-
-def _rows(measurements: Sequence[Measurement], workers: int | None) -> Iterator[dict[str, Any]]:
-    """A row of each measurement, in order. On tables, presets with the same drafts are measured once."""
-    keys = [
-        (job.model.name, sizes.same_drafts(job.cfg) if isinstance(job.model, TabularModel) else number)
-        for number, job in enumerate(measurements)
-    ]
-    first: dict[Any, Measurement] = {}
-    for key, job in zip(keys, measurements, strict=True):
-        first.setdefault(key, job)
-    total = sum(job.samples for job in first.values())
-    if workers is None:
-        workers = execution.cores() if total >= _WORTHWHILE else 1
-    rows: dict[Any, dict[str, Any]] = {}
-    with (
-        tqdm(total=total, unit="sequence", unit_scale=True) as bar,
-        closing(execution.rows(list(first.values()), workers, bar.update)) as found,
-    ):
-        for key, job in zip(keys, measurements, strict=True):
-            bar.set_description(f"{job.cfg['method']} on {job.model.name}")
-            if key not in rows:
-                rows[key] = next(found)
-            row = rows[key]
-            same = (row["method"], row["variant"]) == (job.cfg["method"], job.cfg.get("variant"))
-            other = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
-            yield row if same else {**row, **audit.described(job.cfg), "same_as": other}
-
-
-def _quick(model: Subject) -> bool:
-    return isinstance(model, TabularModel | DensityPair)
-
-
-def _share(name: str, text: str) -> float:
-    """The number from 0 to 1 in `text`; UsageError where it is none."""
-    try:
-        if 0 <= (value := float(text[:100])) <= 1:
-            return value
-    except ValueError:
-        pass
-    raise UsageError(f"{name} must be a number from 0 to 1 (got {text[:100]})")
 
 
 _HELP = """\
@@ -161,199 +52,9 @@ final_noise.
 
 
 def _help() -> str:
-    arguments = [f"  {name + '=':<14} " + meaning.replace("\n", "\n" + " " * 17) for name, meaning in ARGUMENTS.items()]
+    arguments = [
+        f"  {name + '=':<14} " + meaning.replace("\n", "\n" + " " * 17) for name, meaning in plan.ARGUMENTS.items()
+    ]
     columns = [f"  {name:<24} " + meaning.replace("\n", "\n" + " " * 27) for name, meaning in audit.COLUMNS.items()]
     verdict = f"A method is refuted where p_value is below {audit.LEVEL:g}."
     return _HELP + "\n".join([*arguments, "", "columns:", *columns, "", verdict])
-
-
-def _key(argument: str) -> str:
-    return argument.split("=", 1)[0]
-
-
-def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The audit's own arguments by name, and the remaining overrides. Refuses what only a run has."""
-    keys = [_key(argument) for argument in arguments]
-    if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise UsageError(f"'{twice}' is given {keys.count(twice)} times; give it once")
-    own, rest = split_own(arguments, ARGUMENTS, "audit.")
-    for key in map(_key, rest):
-        if key == "cfg_scale" and own.get("audit.model") not in tiny.BUILT_IN:
-            raise UsageError(
-                "only models of real classes have guidance: leave cfg_scale= out, or use"
-                f" audit.model={tiny.BUILT_IN[0]}"
-            )
-        own_keys = ("method", "variant", *parameters.PARTS, "cfg_scale")
-        if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in own_keys):
-            instead = f"; give {_INSTEAD[key]}" if key in _INSTEAD else ""
-            raise UsageError(f"'{key}' belongs to specbench run, an audit has no such parameter{instead}")
-    if rest and (several := configuration.swept(rest)):
-        raise UsageError(f"'{sorted(several)[0]}' names several values; an audit takes one at a time")
-    return own, rest
-
-
-def _of_a_run() -> set[str]:
-    """The parameters and groups that are neither a method's nor the sampling's."""
-    every = {*TABLE, *parameters.groups()}
-    return every.difference(parameters.method_parameters(), audit.SAMPLING, densities.SAMPLING)
-
-
-def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
-    """Of discrete (False) and continuous tokens (True): the models that the arguments name, or all built-in ones.
-    `kinds`: the possible ones."""
-    if "audit.tables" in own and "audit.model" in own:
-        raise UsageError("audit.tables and audit.model name two different things: give one of them")
-    if "audit.tables" in own:
-        return {False: [models.load(own["audit.tables"])], True: []}
-    names = {False: _discrete(), True: densities.BUILT_IN}
-    if name := own.get("audit.model"):
-        if not any(name in some for some in names.values()):
-            raise unknown("audit.model", name, [n for kind in kinds for n in names[kind]])
-        names = {kind: (name,) if name in some else () for kind, some in names.items()}
-    codes: list[Subject] = [(tiny if name in tiny.BUILT_IN else models).built_in(name) for name in names[False]]
-    return {False: codes, True: [densities.built_in(name) for name in names[True]]}
-
-
-def _kinds(arguments: Sequence[str]) -> list[bool]:
-    """Whether the method of these arguments is for discrete (False) or continuous (True) tokens; vanilla is both."""
-    chosen = {_key(argument): argument.partition("=")[2] for argument in arguments}
-    method = chosen.get("method") or str(configuration.compose()["method"])
-    drafter, rule = ({**parameters.method_choices(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
-    kinds = [parameters.kind(*part) for part in (("drafter", drafter), ("rule", rule))]
-    if kinds == ["any", "any"]:
-        return [False, True]
-    if "continuous" in kinds and kinds != ["continuous", "continuous"]:
-        suited = [
-            f"{g} {', '.join(c for c in parameters.choices(g) if parameters.is_continuous(g, c))}" for g in _PARTS
-        ]
-        raise UsageError(
-            f"drafter {drafter} and rule {rule} do not go together: continuous tokens take {' with '.join(suited)}"
-        )
-    return ["continuous" in kinds]
-
-
-def _jobs(
-    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], kinds: Sequence[bool]
-) -> list[tuple[dict[str, Any], Subject]]:
-    """One method on the models that suit it."""
-    for continuous in kinds:
-        if chosen[continuous]:
-            return list(_audits(arguments, chosen[continuous]))
-    [continuous] = kinds
-    [named] = chosen[not continuous]
-    suited = densities.BUILT_IN if continuous else _discrete()
-    raise UsageError(
-        f"{named.name} is a model of {_KIND[not continuous]}, and the method is for {_KIND[continuous]};"
-        f" use audit.model={', '.join(suited)}"
-    )
-
-
-def _audits(arguments: Sequence[str], suited: Sequence[Subject]) -> Iterator[tuple[dict[str, Any], Subject]]:
-    """One method on each model, with drafts of every size. Of several models, those where its rule means something."""
-    given = {_key(argument) for argument in arguments}
-    for model in suited:
-        cfg = _configuration(arguments, isinstance(model, DensityPair))
-        if isinstance(model, DensityPair):
-            for further in sizes.of_densities(cfg, given, model):
-                yield _configuration([*arguments, *further], True), model
-        elif len(suited) == 1 or sizes.meaningful(cfg, model):
-            for further in sizes.variants(cfg, given, model):
-                yield _configuration([*arguments, *further], False), model
-
-
-def _configuration(arguments: Sequence[str], continuous: bool) -> dict[str, Any]:
-    """The checked configuration of one method, with draft tables of the shape in the arguments."""
-    if continuous:
-        name = next(name for name in parameters.choices("model") if parameters.is_continuous("model", name))
-        return configuration.compose([*arguments, f"model={name}", "weights=random"])  # only for the parameters
-    given = {_key(argument) for argument in arguments}
-    if "drafter" not in given and given & {"window", "tree"}:
-        base = configuration.compose(
-            [argument for argument in arguments if _key(argument) in ("method", "rule", "verification")]
-        )
-        if registry.entry("drafter", base["drafter"]).assets:
-            if "window" in given and "window" not in base:
-                return configuration.compose([*arguments, f"drafter={_CHAIN}"])
-            if "tree" in given and "tree" not in base:
-                return configuration.compose([*arguments, f"drafter={_TREE}"])
-    return configuration.compose(arguments)
-
-
-def _presets(
-    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], of_variants: bool = False
-) -> list[tuple[dict[str, Any], Subject]]:
-    """The configurations of every preset, or of every variant of those that have some, on the models that suit it, as
-    far as the arguments apply to each and the models can serve it.
-
-    An argument applies to the presets that have its parameter; a preset that cannot take the value (a window too small
-    for its tree) keeps its own, and a preset that cannot be audited on the models is left out. Both are reported on
-    stderr.
-    """
-    every = "--variants" if of_variants else "--all"
-    for key in ("method", *(["variant"] if of_variants else [])):
-        if key in map(_key, arguments):
-            raise UsageError(f"{every} and {key}= contradict each other: give one of them")
-    parts = [argument for argument in arguments if _key(argument) in _PARTS]
-    others = [argument for argument in arguments if argument not in parts]
-    found: list[tuple[dict[str, Any], Subject]] = []
-    notes: list[str] = []
-    elsewhere: list[str] = []  # presets of the kind for which no model was named
-    taken: set[str] = set()
-    refused: dict[str, UsageError] = {}
-    presets = [
-        [f"method={name}", *(f"variant={one}" for one in version)]
-        for name in parameters.choices("method")
-        for version in ([[one] for one in variants.of(name)] if of_variants else [[]])
-    ]
-    for preset in presets:
-        accepted, name = [*preset, *parts], " ".join(preset).removeprefix("method=")
-        try:
-            suited = next((chosen[kind] for kind in _kinds(accepted) if chosen[kind]), None)
-            if suited is None:
-                elsewhere.append(name)
-                continue
-            cfg = _fitting(accepted, suited[0])
-        except UsageError as e:
-            refused.setdefault("", e)
-            notes.append(f"{name} is left out: {e}")
-            continue
-        for argument in others:
-            if _key(argument) not in cfg:
-                continue
-            try:
-                cfg = _fitting([*accepted, argument], suited[0])
-            except UsageError as e:
-                refused.setdefault(argument, e)
-                notes.append(f"{name} keeps its own {_key(argument)}: {e}")
-            else:
-                accepted.append(argument)
-                taken.add(argument)
-        found += _audits(accepted, suited)
-    if elsewhere:
-        [named] = chosen[False] or chosen[True]
-        continuous = isinstance(named, DensityPair)
-        notes.insert(
-            0,
-            f"{', '.join(elsewhere)} left out: for {_KIND[not continuous]}, and {named.name} is a model of"
-            f" {_KIND[continuous]}",
-        )
-        refused.setdefault("", UsageError(notes[0]))
-    if not found:
-        raise refused[""]
-    for argument in others:
-        if argument in taken:
-            continue
-        if argument not in refused:
-            cfg, model = found[0]
-            _fitting([f"method={cfg['method']}", *parts, argument], model)  # raises: no preset has it
-        raise refused[argument]
-    for note in notes:
-        print(f"specbench: {note}", file=sys.stderr)
-    return found
-
-
-def _fitting(arguments: Sequence[str], model: Subject) -> dict[str, Any]:
-    """The configuration of these arguments, whose parts go together and can be built for the model."""
-    cfg = _configuration(arguments, True) if isinstance(model, DensityPair) else configuration.compose(arguments)
-    assemble(cfg, model)
-    return cfg

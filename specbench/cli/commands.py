@@ -11,6 +11,7 @@ COMMANDS = {
     "fetch": "specbench.cli.fetch:main",
     "evaluate": "specbench.cli.evaluate:main",
     "compare": "specbench.cli.compare:main",
+    "breakdown": "specbench.cli.breakdown:main",
     "reference": "specbench.cli.reference:main",
     "audit": "specbench.cli.audit:main",
     "bench": "specbench.cli.bench:main",

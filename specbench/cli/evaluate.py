@@ -20,8 +20,9 @@ Scores existing images. DIR is the folder of a run, or any folder of images (inc
 For the folder of a run, its records pair images and prompts, and the scores go into its row.csv.
 Any other folder needs prompts, unless no chosen metric reads them: in a file prompts.*, captions.* or metadata.* in
 it, or as below. An image's file name, with or without its extension, is the id of its prompt (0007.png: 0007.png, 0007
-or 7). out= holds its row, the scores of each image and the cached scorer outputs, by image and network: a further
-metric of the same network, or the same command after a stop, computes none again.
+or 7; of several images 0007-1.png, or as GenEval's code 0007/samples/0001.png). out= holds its row, the scores of each
+image and the cached scorer outputs, by image and network: a further metric of the same network, or the same command
+after a stop, computes none again.
 Existing scores of other metrics stay while the images are the same; changes are printed.
 
   prompts=FILE        .txt, .tsv, .csv, .json or .jsonl with ids (or file_name) and prompts (see the README); or

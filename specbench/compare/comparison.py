@@ -1,7 +1,7 @@
 """Two passes, image by image: the pairs, and their comparison by every statistic of an image and every metric's score.
 
-A pair is the image of one prompt in A and in B. A Fréchet distance, which a single image does not have, is
-compared by the influence of each pair on the difference.
+A pair is the image of one prompt in A and in B; several images of a prompt count once, by their mean. A Fréchet
+distance, which a single image does not have, is compared by the influence of each pair on the difference.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import numpy as np
 
 from specbench import data
 from specbench.compare import passes
+from specbench.compare.grouping import Group, groups_of
 from specbench.compare.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
 from specbench.compare.passes import ScoredPass
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
-from specbench.rows import summary, timing
+from specbench.rows import indices, summary, timing
 from specbench.rows.columns import SHOWN
 from specbench.rows.journal import Record
 
@@ -115,6 +116,7 @@ class Comparison:
     results: tuple[Result, ...]
     untested: tuple[str, ...]
     distribution_tests: Mapping[str, DistributionTest] = field(default_factory=dict)  # by feature extractor
+    groups: tuple[tuple[Group, Group], ...] = ()  # rows of `rows.breakdown` of A, and of B with A as its baseline
 
     @property
     def tests(self) -> int:
@@ -132,6 +134,8 @@ def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
     remarks = [*alone, *passes.differences(a, b, pairs)]
     if same := sum(x.sha256 == y.sha256 for x, y in pairs):
         remarks.append(f"In {same} of {len(pairs)} pairs both images are the same, pixel for pixel.")
+    if (prompts := len(set(_prompts(pairs)))) < len(pairs):
+        remarks.append(f"They are of {prompts} prompts: the mean over the images of a prompt counts once.")
     if len(pairs) < FEW:
         remarks.append(f"Over {len(pairs)} pairs a t-test is valid only for nearly normal differences.")
     results, untested = _compare_statistics(pairs, names)
@@ -143,7 +147,8 @@ def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
         )
     scored, unscored, tests = _compare_metrics(a, b, pairs)
     adjusted = _adjusted([*results, *scored])
-    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, (*untested, *unscored), tests)
+    left_out, groups = (*untested, *unscored), groups_of(a, b, pairs)
+    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, left_out, tests, groups)
 
 
 def pair(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], list[str]]:
@@ -217,6 +222,8 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Resu
         units = "images"
         if statistic.name == "decode_s" and both:
             values, units = _by_batch(both, values), "batches"
+        elif len(set(_prompts(both))) < len(both):
+            values, units = _means(values, _prompts(both)), "prompts"
         if len(values) < FEWEST:
             lacking = [name for side, name in enumerate(names) if all(statistic.of(two[side]) is None for two in pairs)]
             why = f"{' and '.join(lacking)} without one" if lacking else f"only {len(values)} pairs of {units}"
@@ -228,8 +235,26 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Resu
 
 def _by_batch(pairs: Pairs, values: np.ndarray) -> np.ndarray:
     """The mean values (G, 2) of images (N, 2) that share a batch in A or in B, and so are not independent."""
-    _, of = np.unique(summary.together(*zip(*pairs)), return_inverse=True)
+    return _means(values, summary.together(*zip(*pairs)))
+
+
+def _prompts(pairs: Pairs) -> list[int]:
+    """The index of each pair's prompt in A."""
+    return [indices.prompt_of(x.index) for x, _ in pairs]
+
+
+def _means(values: np.ndarray, groups: Sequence[int]) -> np.ndarray:
+    """Means (G, C) of the rows (N, C) of each group, in the order of their numbers."""
+    _, of = np.unique(groups, return_inverse=True)
     return np.stack([np.bincount(of, column) / np.bincount(of) for column in values.T], axis=1)
+
+
+def _of_prompts(influences: np.ndarray, prompts: Sequence[int]) -> np.ndarray:
+    """How each prompt (G,) moves a statistic, from how each of its images (N,) does: 1 / G of the one is the sum of 1 /
+    N of the others."""
+    _, of = np.unique(prompts, return_inverse=True)
+    sums = np.bincount(of, influences)
+    return np.asarray(sums * (len(sums) / len(influences)))
 
 
 def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[Result], list[str], DistributionTests]:
@@ -259,7 +284,8 @@ def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[R
         except (ArithmeticError, LookupError, RuntimeError, ValueError):  # of another width, or not finite
             untested.append(f"{name}: its cached outputs are damaged; remove the folders scores/ and score again")
         else:
-            results.append(Result(_metric_statistic(name), scorer, found))
+            units = "prompts" if len(set(_prompts(pairs))) < len(pairs) else "images"
+            results.append(Result(_metric_statistic(name), scorer, found, units))
     return results, untested, tests
 
 
@@ -284,7 +310,8 @@ def _scored_pairs(one: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int],
 
 
 def _test_distributions(one: Metric, caches: Caches, pairs: Pairs) -> DistributionTest | None:
-    _, (x, y) = _scored_pairs(one, caches, pairs[:MOST])
+    first = list(dict(zip(_prompts(pairs)[::-1], pairs[::-1])).values())[::-1]  # of each prompt
+    _, (x, y) = _scored_pairs(one, caches, first[:MOST])
     return distribution_test(_finite(x), _finite(y))
 
 
@@ -296,8 +323,11 @@ def _compare_metric(
     from specbench import metrics
 
     scored, outputs = _scored_pairs(both[0], caches, pairs)
+    prompts = _prompts([pairs[i] for i in scored])
     x, y = (one.per_image(rows) for one, rows in zip(both, outputs))
     if x is not None and y is not None:
+        if len(set(prompts)) < len(prompts):
+            x, y = _means(np.stack([x, y], axis=1), prompts).T
         return paired(_finite(x), _finite(y))
     try:
         if any(one.cache_key != scorer for one in both) or both[0].basis() != both[1].basis():
@@ -306,6 +336,8 @@ def _compare_metric(
         (value_a, influences_a), (value_b, influences_b) = map(_value_and_influences, both, outputs, items)
     except metrics.Unavailable as e:
         raise UsageError(str(e)) from None
+    if len(set(prompts)) < len(prompts):
+        influences_a, influences_b = _of_prompts(influences_a, prompts), _of_prompts(influences_b, prompts)
     return by_influence(value_a, value_b, _finite(influences_a), _finite(influences_b))
 
 
@@ -341,8 +373,8 @@ def _items(one: ScoredPass, mine: Sequence[Record]) -> list[data.Item]:
     """The prompts of these records; with their labels, where the code generates the data set."""
     if one.cfg.get("data") not in data.DRAWN:
         return [data.Item(r.index, r.prompt, None, r.id) for r in mine]
-    made = data.load({**one.cfg, "n": max(r.index for r in mine) + 1})
-    items = [made[r.index] for r in mine]
+    made = data.load({**one.cfg, "n": max(indices.prompt_of(r.index) for r in mine) + 1})
+    items = [replace(made[indices.prompt_of(r.index)], index=r.index) for r in mine]
     if any(item.prompt != r.prompt for item, r in zip(items, mine)):
         raise UsageError(f"its prompts are not those of data={one.cfg['data']} now")
     return items

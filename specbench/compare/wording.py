@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from specbench.compare import grouping
 from specbench.compare.comparison import Comparison, Result
 from specbench.compare.paired import LEVEL, POWER, DistributionTest, pairs_needed, size
 from specbench.errors import plain
@@ -27,7 +28,8 @@ COLUMNS = {
     "b": "label of B",
     "run_a": "run_id of A",
     "run_b": "run_id of B",
-    "pairs": "pairs of images; of decode_s those of batches, whose images share their seconds",
+    "pairs": "pairs of images; where prompts have several images those of prompts; of decode_s those of batches, \n"
+    "whose images share their seconds",
     "mean_a": "mean of A over the pairs; of a statistic of all images together, such as fid, its value",
     "mean_b": "the same of B",
     "difference": "that of B - that of A",
@@ -142,7 +144,10 @@ def report(found: Comparison) -> str:
     last = (
         f"{tests}; Holm: the p-value before it, adjusted for as many tests." if found.tests else "Nothing was tested."
     )
-    return "\n".join([*lines, *_wrapped(_needed(found)), "", last])
+    lines += _wrapped(_needed(found))
+    if found.groups:
+        lines += ["", f"By prompt and position; {grouping.interval()}:", *grouping.pair_table(found.groups)]
+    return "\n".join([*lines, "", last])
 
 
 def _needed(found: Comparison) -> str:

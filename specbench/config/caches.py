@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import _lru_cache_wrapper, cache
-from typing import Any, ParamSpec, TypeVar
+from functools import cache
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 _P = ParamSpec("_P")
-_R = TypeVar("_R")
-_CACHES: list[_lru_cache_wrapper[Any]] = []
+_R = TypeVar("_R", covariant=True)
 
 
-def cached(function: Callable[_P, _R]) -> _lru_cache_wrapper[_R]:
+class CachedFunction(Protocol[_P, _R]):
+    """A function that remembers its results."""
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+
+    def cache_clear(self) -> None: ...
+
+
+_CACHES: list[CachedFunction[..., Any]] = []
+
+
+def cached(function: Callable[_P, _R]) -> CachedFunction[_P, _R]:
     """`functools.cache`, which `clear` empties."""
-    found = cache(function)
+    found: Any = cache(function)
     _CACHES.append(found)
     return found
 

@@ -37,7 +37,7 @@ PARTS = ("drafter", "rule", "verification")
 #: What a run has whose images a server decodes, besides the parameters of its data and its engine: names that stand for
 #: the server's own model and method, and the parameters of every run that concern prompts, scoring and the folder.
 SERVED = dict.fromkeys(("model", "method", "drafter", "rule"), "served")
-_OF_SERVED = ("seed", "n", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
+_OF_SERVED = ("seed", "n", "images_per_prompt", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
 
 
 @cache
@@ -94,6 +94,16 @@ def plugins_of(cfg: Mapping[str, Any]) -> list[str]:
     names = [(group, name) for group, value in cfg.items() for name in (value if group == "metrics" else [value])]
     found = (provided(group, str(name).partition("@")[0]) for group, name in names)
     return sorted({one.plugin.label for one in found if one})
+
+
+def plugins_lacking(labels: Iterable[str]) -> str:
+    """The end of a sentence about something that plug-ins with these labels made: those that are not here. Empty if
+    all are."""
+    here = {str(plugin).removeprefix("plug-in ") for plugin in found_plugins().plugins}
+    names = sorted({label.rpartition(":")[0] for label in labels if label} - here)
+    if not names:
+        return ""
+    return f"; it is from plug-in {_and(names)}, which is not here: install it, or name its folder with --include"
 
 
 @contextmanager

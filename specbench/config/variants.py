@@ -33,6 +33,7 @@ ADDED: dict[str, Any] = {
     "ranking": "full",
     "entropy_temperature": None,
     "top_n_sigma": None,
+    "images_per_prompt": 1,
     "unconditional": "header",
 }
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specbench.config import parameters
 from specbench.config.table import TABLE
 from specbench.data.base import Item
 from specbench.errors import UsageError, unknown
+from specbench.rows import indices
 from specbench.storage.files import sha256
 
-__all__ = ["DRAWN", "Item", "counted", "load", "prompts_hash"]
+__all__ = ["DRAWN", "Item", "counted", "images_of", "load", "prompts_hash"]
 
 #: Data sets that the code makes; the prompts of the others come from files, which may change.
 DRAWN = ("scenes", "scenes_classes", "scenes_geneval", "imagenet")
@@ -67,10 +69,18 @@ def _scenes(split: str, n: int) -> list[Item]:
     from specbench.data import scenes  # draws with torch, which listing the choices must not import
 
     samples = (scenes.sample(split, index) for index in range(n))
-    return [Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index)) for s in samples]
+    return [Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index), category=s.scene.layout) for s in samples]
+
+
+def images_of(cfg: Mapping[str, Any]) -> list[Item]:
+    """The prompts of a run, one item for each of its images: of `images_per_prompt` images of a prompt, all but the
+    first have another index (see `rows.indices`)."""
+    repeats = range(indices.images_per_prompt(cfg))
+    return [replace(item, index=item.index + j * indices.STRIDE) for item in load(cfg) for j in repeats]
 
 
 def prompts_hash(items: Sequence[Item]) -> str:
-    """Twelve hexadecimal digits of a SHA-256 over the prompts and their ids, in order."""
-    pairs = [[item.id, item.prompt] for item in items]
+    """Twelve hexadecimal digits of a SHA-256 over the prompts and their ids, in order; a prompt with several images
+    counts once."""
+    pairs = [[item.id, item.prompt] for item in items if not indices.repeat_of(item.index)]
     return sha256(json.dumps(pairs), 12)

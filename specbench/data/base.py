@@ -29,6 +29,13 @@ class Item:
     id: str = ""
     reference: str | None = None  # file name of the real image that the prompt describes
     metadata: Mapping[str, Any] | None = field(default=None, hash=False)  # what must be seen, in GenEval's format
+    category: str | None = None  # of the prompt, for breakdowns; None: GenEval's tag, where there is one
+
+    @property
+    def kind(self) -> str | None:
+        """The category of the prompt, or GenEval's tag."""
+        tag = (self.metadata or {}).get("tag")
+        return self.category or (tag if isinstance(tag, str) else None)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class PromptEntry:
     id: str
     prompt: str
     reference: str | None = None
+    category: str | None = None
 
 
 def key(*words: object) -> bytes:
@@ -62,7 +70,10 @@ def first(entries: Sequence[PromptEntry], cfg: Mapping[str, Any]) -> list[Item]:
         raise UsageError(
             f"data={cfg['data']} has {len(entries)} prompts here, not n={n}: give n={len(entries)} at most"
         )
-    return [Item(i, entry.prompt, None, entry.id, entry.reference) for i, entry in enumerate(entries[:n])]
+    return [
+        Item(i, entry.prompt, None, entry.id, entry.reference, category=entry.category)
+        for i, entry in enumerate(entries[:n])
+    ]
 
 
 def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:

@@ -1,6 +1,7 @@
 """PartiPrompts (Yu et al. 2022): 1,632 prompts, most of them hard. They come without real images.
 
-A prompt's id is its row below the header, from 1 on. The file's other columns (Category, Challenge, Note) are not used.
+A prompt's id is its row below the header, from 1 on. The column Category is its category; Challenge and Note are not
+used.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The suffix of the file's name determines its format:
 
 - .txt: a prompt a line; blank lines are skipped.
 - .tsv, .csv: a header that has a column prompt, caption or text (the first of these that is there, in any case), and
-  maybe id or file_name (of the image, as in Hugging Face's metadata.csv); the other columns are ignored. A TSV has no
-  quoting, as PartiPrompts.tsv: a quotation mark is part of its prompt. A CSV quotes as in RFC 4180.
+  maybe id or file_name (of the image, as in Hugging Face's metadata.csv) and category; the other columns are ignored.
+  A TSV has no quoting, as PartiPrompts.tsv: a quotation mark is part of its prompt. A CSV quotes as in RFC 4180.
 - .json: a list of prompts, each a text or an object with prompt, caption or text, and maybe id or file_name; or an
   object that maps ids to prompts.
 - .jsonl: such a text or object a line; blank lines are skipped.
@@ -20,6 +20,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from specbench.storage import home
 
 COLUMNS = ("prompt", "caption", "text")
 IDS = ("id", "file_name")
+LONGEST_CATEGORY = 100  # characters
 
 
 def items(cfg: Mapping[str, Any]) -> list[Item]:
@@ -77,6 +79,7 @@ def _table(reader: Any, path: Path) -> Iterator[PromptEntry]:
             if not header:
                 header = [cell.strip().lower() for cell in cells]
                 prompt, name = _column(header, COLUMNS, where), _column(header, IDS, where)
+                category = _column(header, ("category",), where)
                 if prompt is None:
                     raise UsageError(f"{where}: the header has no column prompt, caption or text ({_names(cells)})")
                 continue
@@ -86,7 +89,9 @@ def _table(reader: Any, path: Path) -> Iterator[PromptEntry]:
                     + ("" if path.suffix.lower() == ".tsv" else " and quote a prompt with commas")
                 )
             number += 1
-            yield _entry(cells[prompt], cells[name] if name is not None else "", number, where)
+            entry = _entry(cells[prompt], cells[name] if name is not None else "", number, where)
+            label = "" if category is None else " ".join(cells[category].split())
+            yield replace(entry, category=label[:LONGEST_CATEGORY] or None)
     except csv.Error as e:
         raise UsageError(f"{path}, line {reader.line_num}: cannot read this row ({e}); fix it") from None
 

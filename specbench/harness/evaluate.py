@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import Run
 from specbench.harness.scoring import basis, score_columns, scoring_context, scoring_device
-from specbench.rows import provenance
+from specbench.rows import indices, provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.storage import home, image_files
@@ -209,7 +210,8 @@ class _Scoring:
         self.before: dict[str, Any] | None = rows[0] if rows else None
         same = memory.get("images", self.images_hash) == self.images_hash
         #: The earlier row if it is over the same images.
-        self.valid = self.before if self.before and same and self.before["n"] == len(self.files) else None
+        count = (self.before["images"] or self.before["n"]) if self.before else 0
+        self.valid = self.before if same and count == len(self.files) else None
         self.earlier = (
             [name for name in memory.get("metrics", {}) if name in parameters.single_metrics()] if rows else []
         )
@@ -261,7 +263,10 @@ class _Scoring:
         """The row of these images; quality: the columns of the metrics."""
         row: dict[str, Any] = dict.fromkeys(COLUMNS)
         row |= {"run_id": self.memory["run_id"], "time": provenance.utc()}
-        row |= {"specbench": __version__, "commit": provenance.commit(), "n": len(self.pairs.items)}
+        row |= {"specbench": __version__, "commit": provenance.commit(), "images": len(self.files)}
+        prompts = Counter(indices.prompt_of(item.index) for item in self.pairs.items)
+        row["n"] = len(prompts)
+        row["images_per_prompt"] = prompts.popitem()[1] if len(set(prompts.values())) == 1 else None
         used = {"metrics": [*self.earlier, *self.cfg["metrics"]], "data": self.cfg["data"]}
         row["plugins"] = "; ".join(parameters.plugins_of(used)) or None
         if source := self.cfg["data"]:

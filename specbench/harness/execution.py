@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 from specbench import data
 from specbench.config import parameters
 from specbench.errors import RunError
 from specbench.harness.folder import RunFolder, RunRecords, wants_baseline
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
+from specbench.rows import indices
 from specbench.rows.journal import Journal
 from specbench.rows.provenance import utc
 from specbench.storage.files import append_line, format_size
+from specbench.storage.progress import tqdm
 
 
 class Executor(Protocol):
@@ -44,13 +44,15 @@ class Execution:
         self._failed = 0  # images
 
     def decode_missing(self, records: RunRecords, items: Sequence[data.Item]) -> None:
-        """Decodes the missing images of both passes. Raises RunError if some failed, and KeyboardInterrupt if the user
-        stopped the run."""
+        """Decodes the missing images of both passes; items: one for each image.
+
+        Raises RunError if some failed, and KeyboardInterrupt if the user stopped the run.
+        """
         with self._executor(items) as executor, stop_on_interrupt() as stop:
             if isinstance(executor, Worker) and executor.is_timed and records.vanilla is not None:
                 self._decode_pairs(executor, records.method, records.vanilla, items, stop)
             for journal in records.journals:
-                if journal.missing(len(items)):
+                if any(item.index not in journal for item in items):
                     self._decode(executor, journal, items, journal is records.vanilla, stop)
         if self._failed:
             raise RunError(
@@ -88,7 +90,7 @@ class Execution:
         stop: Callable[[], bool],
     ) -> None:
         """One pass over the prompts that have no record yet."""
-        left = [items[i] for i in journal.missing(len(items))]
+        left = [item for item in items if item.index not in journal]
         events = executor.decode(left, baseline, stop)
         self._record(events, {baseline: journal}, self._label(baseline), len(items), len(left))
         if stop():
@@ -97,11 +99,10 @@ class Execution:
     def _decode_pairs(
         self, worker: Worker, method: Journal, vanilla: Journal, items: Sequence[data.Item], stop: Callable[[], bool]
     ) -> None:
-        """The prompts that neither pass has a record of, by both passes alternately. (A prompt of which an interruption
+        """The images that neither pass has a record of, by both passes alternately. (An image of which an interruption
         left one half is completed alone, and is no pair.)"""
         count = len(items)
-        neither = set(method.missing(count)) & set(vanilla.missing(count))
-        if left := [items[i] for i in sorted(neither)]:
+        if left := [item for item in items if item.index not in method and item.index not in vanilla]:
             title = f"{self._label(False)} and {self._label(True)}"
             events = worker.decode_pairs(left, stop)
             self._record(events, {False: method, True: vanilla}, title, 2 * count, 2 * len(left))
@@ -163,7 +164,8 @@ class Execution:
     def _announce(self, session: Mapping[str, Any]) -> None:
         """Prints the disk space that the missing images will take, before the first one is decoded."""
         passes = ("images", "baseline") if wants_baseline(self.cfg) else ("images",)
-        left = len(passes) * self.cfg["n"] - sum(1 for p in passes for _ in (self.folder.path / p).glob("*.png"))
+        count = len(passes) * self.cfg["n"] * indices.images_per_prompt(self.cfg)
+        left = count - sum(1 for p in passes for _ in (self.folder.path / p).glob("*.png"))
         if session["resolution"] is None:  # the server's to know
             return
         # An image takes no more than its pixels, a record a few bytes per token.

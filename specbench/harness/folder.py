@@ -20,6 +20,7 @@ from specbench.config import parameters, variants
 from specbench.config.table import TABLE
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
+from specbench.rows import indices
 from specbench.rows.csv_files import read_rows, to_csv
 from specbench.rows.journal import Journal, read_memory
 from specbench.storage.files import is_temporary, locked, sha256, write_atomically
@@ -68,16 +69,18 @@ class RunRecords:
 
     method: Journal
     vanilla: Journal | None
+    each: int = 1  # images of a prompt
 
     @property
     def journals(self) -> list[Journal]:
         return [self.method] if self.vanilla is None else [self.method, self.vanilla]
 
     def complete(self, n: int) -> bool:
-        return not any(journal.missing(n) for journal in self.journals)
+        return not any(journal.missing(n, self.each) for journal in self.journals)
 
     def progress(self, n: int) -> str:
-        done = [f"{n - len(journal.missing(n))} of {n}" for journal in self.journals]
+        count = n * self.each
+        done = [f"{count - len(journal.missing(n, self.each))} of {count}" for journal in self.journals]
         return " and ".join(f"{text} {what}" for text, what in zip(done, ("images", "baseline images")))
 
     def check_prompts(self, items: Sequence[data.Item]) -> None:
@@ -187,7 +190,8 @@ class RunFolder:
     # --- records and row ----------------------------------------------------------------------------------------------
 
     def open_records(self, cfg: Mapping[str, Any]) -> RunRecords:
-        return RunRecords(Journal(self.records), Journal(self.baseline_records) if wants_baseline(cfg) else None)
+        vanilla = Journal(self.baseline_records) if wants_baseline(cfg) else None
+        return RunRecords(Journal(self.records), vanilla, indices.images_per_prompt(cfg))
 
     def read_row(self) -> dict[str, Any] | None:
         rows = read_rows(self.row) if self.row.is_file() else []
@@ -209,12 +213,12 @@ class RunFolder:
     def write_row(self, row: Mapping[str, Any], journal: Journal, bases: Mapping[str, str]) -> None:
         """Writes the row, and then what determined its metrics."""
         write_atomically(self.row, to_csv([row]).encode())
-        self.remember(metrics=dict(bases), images=images_hash(journal, row["n"]))
+        self.remember(metrics=dict(bases), images=images_hash(journal, row["n"], row.get("images_per_prompt") or 1))
 
 
-def images_hash(journal: Journal, n: int) -> str:
-    """Identifies the first n images: a hash of their pixels."""
-    return sha256("".join(record.sha256 for record in journal.first(n)), 16)
+def images_hash(journal: Journal, n: int, each: int) -> str:
+    """Identifies the images of the first n prompts: a hash of their pixels."""
+    return sha256("".join(record.sha256 for record in journal.first(n, each)), 16)
 
 
 def stored(path: Path) -> dict[str, Any]:
@@ -227,7 +231,12 @@ def stored(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {file}" if file.exists() else f"{path} holds no run") from None
     # versions without these parameters
     older = {} if parameters.is_served(theirs) else {"timing": None, "emitted_draws": 0}
-    return parameters.validate({**older, **variants.of_older(theirs), "out": None})
+    try:
+        return parameters.validate({**older, **variants.of_older(theirs), "out": None})
+    except UsageError as e:
+        sessions = RunFolder(path).memory()["sessions"].values()
+        labels = [label for session in sessions for label in str(session.get("plugins") or "").split("; ")]
+        raise UsageError(f"{e}{parameters.plugins_lacking(labels)}") from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from specbench.harness.worker import never
+from specbench.storage.progress import tqdm
 
 LOG_BYTES, LOG_FILES = 10 * 2**20, 3  # of run.log, and how many older ones stay
 

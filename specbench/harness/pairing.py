@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specbench import data
 from specbench.errors import UsageError
+from specbench.rows import indices
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def pair(
 
 
 def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) -> Pairs:
-    """Each item with the image whose file is named like its id, or like its real image; in the order of the items.
+    """Each item with the images whose files are named like its id, or like its real image (see `_name`); in the order
+    of the items. An item of several images is there once for each, with the index of that image (see `rows.indices`).
 
     UsageError naming images without a prompt, prompts without an image and images of the same prompt.
     """
@@ -62,15 +64,14 @@ def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) 
     for item in items:
         if item.reference:
             known.setdefault(Path(item.reference).stem, item)
-    found: dict[int, Path] = {}
+    found: dict[int, dict[int, Path]] = {}
     unmatched = []
     for path in paths:
-        names = (path.name, path.stem, str(int(path.stem)) if path.stem.isdecimal() else path.stem)
-        plain = next((name for name in names if name in known), path.stem)
-        if plain not in known:
+        name, repeat = _name(path, known)
+        if name not in known:
             unmatched.append(path.name)
-        elif (other := found.setdefault(known[plain].index, path)) is not path:
-            raise UsageError(f"{other} and {path} both have the name of prompt {known[plain].id}; keep one of them")
+        elif (other := found.setdefault(known[name].index, {}).setdefault(repeat, path)) is not path:
+            raise UsageError(f"{other} and {path} both have the name of prompt {known[name].id}; keep one of them")
     missing = [item.id for item in items if item.index not in found]
     faults = []
     if unmatched:
@@ -82,9 +83,27 @@ def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) 
             f"{' and '.join(faults)}: name each image by the id of its prompt, and give the prompts of these images"
             + (" (or partial=true)" if not unmatched and found else "")
         )
-    paired = [item for item in items if item.index in found]
     remark = f"{len(missing)} of {len(items)} prompts have no image" if missing else ""
-    return Pairs([found[item.index] for item in paired], paired, remark)
+    paired = [(item, some) for item in items for some in sorted(found.get(item.index, {}).items())]
+    made = [replace(item, index=item.index + number * indices.STRIDE) for item, (number, _) in paired]
+    return Pairs([path for _, (_, path) in paired], made, remark)
+
+
+def _name(path: Path, known: Collection[str]) -> tuple[str, int]:
+    """The id that an image is named by, and the number of the image among those of its prompt: "7.png" or "0007.png",
+    "7-3.png" for its fourth image, and "0007/samples/0003.png" as GenEval's code does."""
+
+    def plain(name: str) -> str:
+        return name if name in known or not name.isdecimal() else str(int(name))
+
+    if path.name in known:
+        return path.name, 0
+    head, _, tail = path.stem.rpartition("-")
+    if path.parent.name == "samples" and path.stem.isdecimal() and plain(path.parent.parent.name) in known:
+        return plain(path.parent.parent.name), int(path.stem)
+    if plain(path.stem) not in known and tail.isdecimal() and len(tail) <= 6 and plain(head) in known:
+        return plain(head), int(tail)
+    return plain(path.stem), 0
 
 
 def listed(names: Sequence[str], what: str) -> str:

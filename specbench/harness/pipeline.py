@@ -77,7 +77,8 @@ def check_engine(cfg: Mapping[str, Any]) -> None:
         )
 
 
-def _load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
+def load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
+    """The device and the loaded model of a configuration, without drafter."""
     device = resolve_device(cfg["device"])
     check_choice("dtype", cfg["dtype"], tuple(DTYPES))
     return device, registry.find("model", cfg["model"])(cfg, device, DTYPES[cfg["dtype"]])
@@ -199,9 +200,13 @@ class Pipeline(_Base):
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline | ContinuousPipeline:
         """From flat parameters: model, weights, device, dtype, drafter, rule, and the parameters that those declare."""
+        return cls.assemble(cfg, *load_model(cfg))
+
+    @classmethod
+    def assemble(cls, cfg: Mapping[str, Any], device: torch.device, model: Any) -> Pipeline | ContinuousPipeline:
+        """With a loaded model."""
         if parameters.is_continuous("model", cfg["model"]):
-            return ContinuousPipeline.load(cfg)
-        device, model = _load_model(cfg)
+            return ContinuousPipeline.assemble(cfg, device, model)
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = build_rule(cfg, drafter.tree.height, model.codebook, target=model.target)
         return cls.of(cfg, model, drafter, rule, device, engine_of(cfg, device))
@@ -277,9 +282,8 @@ class ContinuousPipeline(_Base):
         self.drafter, self.rule = drafter, rule
 
     @classmethod
-    def load(cls, cfg: Mapping[str, Any]) -> Self:
-        """From flat parameters, as `Pipeline.load`."""
-        device, model = _load_model(cfg)
+    def assemble(cls, cfg: Mapping[str, Any], device: torch.device, model: Any) -> Self:
+        """From flat parameters and a loaded model, as `Pipeline.assemble`."""
         drafter = model.drafter_network("cspd") if cfg["drafter"] != "none" else None
         rule = continuous_rule(cfg, model.target.length)
         weights = registry.weights_label(cfg)

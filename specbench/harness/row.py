@@ -12,7 +12,7 @@ from specbench.errors import UsageError
 from specbench.harness import sheet
 from specbench.harness.folder import RunFolder, RunRecords, is_vanilla
 from specbench.harness.served import row as served
-from specbench.rows import provenance, summary, timing
+from specbench.rows import indices, provenance, summary, timing
 from specbench.rows.columns import COLUMNS, DRIFT_BOUND, stderr_of
 from specbench.rows.journal import Journal, Record
 
@@ -26,9 +26,9 @@ def build_row(
 ) -> dict[str, Any]:
     """The row (`COLUMNS`) over the first n images; quality: the columns of the metrics (see `scoring.score_columns`).
     Raises UsageError if run.json lacks a process of the records."""
-    memory, n = folder.memory(), cfg["n"]
-    mine = records.method.first(n)
-    reference = mine if is_vanilla(cfg) else records.vanilla.first(n) if records.vanilla is not None else None
+    memory, n, each = folder.memory(), cfg["n"], records.each
+    mine = records.method.first(n, each)
+    reference = mine if is_vanilla(cfg) else records.vanilla.first(n, each) if records.vanilla is not None else None
     used = {record.session for record in [*mine, *(reference or [])]}
     sessions = {name: session for name, session in memory["sessions"].items() if name in used}
     if unknown := sorted(used - set(sessions)):
@@ -39,10 +39,10 @@ def build_row(
     row |= {name: value for name, value in last.items() if name in COLUMNS}
     row |= {"run_id": memory["run_id"], "time": provenance.utc(), "config_hash": provenance.config_hash(cfg)}
     row["plugins"] = _plugins(cfg, last)
-    row["prompts_hash"] = data.prompts_hash(items)
+    row["prompts_hash"], row["images"] = data.prompts_hash(items), len(mine)
     row |= {name: value for name, value in quality.items() if name != "note"}
     if parameters.is_served(cfg):
-        failed = [e for e in folder.read_failures() if e["pass"] == cfg["method"] and e["index"] < n]
+        failed = [e for e in folder.read_failures() if e["pass"] == cfg["method"] and indices.prompt_of(e["index"]) < n]
         row |= served.columns(cfg, mine, len(failed), records.method.path.parent)
         remarks = served.remarks(cfg, sessions, row)
     else:
@@ -144,7 +144,7 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], 
     if timing.is_timed(cfg) and not timed:
         remarks.append("some images were decoded without timing: a run in another folder measures seconds")
     elif timed and row["baseline_run_id"]:
-        paired, batches = row["timed_pairs"] or 0, -(-cfg["n"] // cfg["batch"])
+        paired, batches = row["timed_pairs"] or 0, -(-cfg["n"] * indices.images_per_prompt(cfg) // cfg["batch"])
         if paired < batches:
             what = "images" if cfg["batch"] == 1 else "batches"
             remarks.append(
@@ -186,15 +186,19 @@ def draw_sheet(
     path: Path, cfg: Mapping[str, Any], row: Mapping[str, Any], records: RunRecords, items: Sequence[data.Item]
 ) -> None:
     """Draws the contact sheet of a row's first images."""
-    cells = []
-    for item in items[: sheet.LIMIT]:
+    cells: dict[int, sheet.SheetCell] = {}  # by prompt
+    shown_items = items[: max(sheet.LIMIT // records.each, 1) * records.each]
+    for item in shown_items:
         pair = [(cfg["method"], records.method.image(item.index))]
         if records.vanilla is not None:
             pair.insert(0, ("vanilla", records.vanilla.image(item.index)))
-        cells.append(sheet.SheetCell(item.prompt, pair))
-    shown = "" if len(cells) == len(items) else f", first {len(cells)}"
+        before = cells.get(indices.prompt_of(item.index))
+        images = [*(before.images if before else ()), *pair]
+        cells[indices.prompt_of(item.index)] = sheet.SheetCell(item.prompt, images)
+    shown = "" if len(shown_items) == len(items) else f", first {len(shown_items)}"
     length = "" if parameters.is_served(cfg) else f", {row['accepted_length_mean']:.2f} tokens a step"
-    sheet.save(path, f"{row['model']}: {describe(cfg)}{length} ({len(items)} images{shown})", cells)
+    title = f"{row['model']}: {describe(cfg)}{length} ({len(items)} images{shown})"
+    sheet.save(path, title, list(cells.values()))
 
 
 def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
@@ -213,7 +217,9 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
         lines.append(("note", str(row["note"])))
     source = "/".join(filter(None, [row["data"], row["split"]]))
     where = row["device_name"] or row["server"] or "an unnamed server"
-    head = f"{row['model']}: {describe(cfg)}, {source}, n={row['n']}, {where} (± standard error)"
+    each = indices.images_per_prompt(cfg)
+    count = f"n={row['n']}" + (f" with {each} images each" if each > 1 else "")
+    head = f"{row['model']}: {describe(cfg)}, {source}, {count}, {where} (± standard error)"
     return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])
 
 

@@ -37,7 +37,7 @@ from specbench.harness.scoring import (
     scoring_device,
 )
 from specbench.harness.worker import Loader, PromptDecoder
-from specbench.rows import provenance, sample_size, store
+from specbench.rows import indices, provenance, sample_size, store
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Journal
@@ -73,8 +73,8 @@ class RunOutcome:
         files = [("row", f"{self.folder.row}{stays}"), ("contact sheet", str(self.folder.sheet))]
         lines = [row.report(self.row, self.cfg), *(f"  {name:<16} {text}" for name, text in files)]
         if self.nothing_left:
-            n = self.row["n"]
-            what = f"the first {n} of {self.larger} are" if self.larger else f"{n} images and their row are"
+            n, each = self.row["n"], indices.images_per_prompt(self.cfg)
+            what = f"the first {n} of {self.larger} are" if self.larger else f"{n * each} images and their row are"
             lines.insert(0, f"nothing left to do: {what} in {self.folder}")
         return "\n".join(lines)
 
@@ -102,6 +102,7 @@ class Run:
         self.cfg = self.requested  # later that of the row
         self.folder = RunFolder(home.expanded(out or cfg["out"] or new_folder()))
         self._scoring = str(cfg["device"]), metrics.ScoringContext.batch  # device and batch of the metrics' networks
+        self._each = indices.images_per_prompt(cfg)
         self._loader = loader or _load_pipeline
         self._row: dict[str, Any] | None = None  # the folder's
         self._row_metrics: list[str] = []
@@ -138,10 +139,11 @@ class Run:
             records = self.folder.open_records(self.cfg)
             n = self.cfg["n"]
             for journal in records.journals:
-                if missing := journal.missing(n):
+                if missing := journal.missing(n, self._each):
+                    count = n * self._each
                     raise UsageError(
-                        f"{self.folder} has {n - len(missing)} of the {n} images in {journal.path.name}: finish it"
-                        f" first, with the `specbench run` that started it and out={self.folder}"
+                        f"{self.folder} has {count - len(missing)} of the {count} images in {journal.path.name}: finish"
+                        f" it first, with the `specbench run` that started it and out={self.folder}"
                     )
             items = _current_prompts(self.cfg) or _recorded_prompts(records.method, self.cfg)
             records.check_prompts(items)
@@ -158,7 +160,7 @@ class Run:
         names = [name for name in self.requested["metrics"] if name in outcome.cfg["metrics"]]
         filled = {column for name in names for column in parameters.metric_columns(name)}
         scores = {column: one for column, one in merge.scores(outcome.row).items() if column in filled}
-        records, items = self.folder.open_records(self.requested), data.load(self.requested)
+        records, items = self.folder.open_records(self.requested), data.images_of(self.requested)
         return as_read(row.build_row(self.requested, self.folder, records, items, score_columns(scores)))
 
     def _execute(self, records: RunRecords) -> RunOutcome:
@@ -172,28 +174,29 @@ class Run:
             self._write_config()
             LOG.info("nothing left to do")
             return RunOutcome(self._row, self.cfg, self.folder, nothing_left=True)
-        items = data.load(self.cfg)
+        items = data.images_of(self.cfg)
         records.check_prompts(items)
         self._write_config()
         if not complete:
             for name in self.cfg["metrics"]:
                 if is_unmeasured(bases[name]):
                     say(f"{name} {bases[name]}")
-                elif few := sample_size.too_few_for(name, self.cfg["n"]):
-                    say(f"{name} stays empty: {few}, this run has {self.cfg['n']:,}")
+                elif few := sample_size.too_few_for(name, self.cfg["n"] * self._each):
+                    say(f"{name} stays empty: {few}, this run has {self.cfg['n'] * self._each:,}")
             Execution(self.cfg, self.folder, self._loader).decode_missing(records, items)
         return self._score_and_write(records, items, bases, nothing_left=complete)
 
     def _write_partial_row(self, records: RunRecords) -> int:
         """Writes the unscored row of a stopped run over the images before the first missing one, and returns their
         number. It is the row of a run with that n, and without a baseline if the baseline lacks images."""
-        n = next(iter(records.method.missing(self.cfg["n"])), self.cfg["n"])
+        missing = records.method.missing(self.cfg["n"], self._each)
+        n = indices.prompt_of(missing[0]) if missing else self.cfg["n"]
         if not n or (self._row and (self._row["n"] or 0) >= n):
             return 0
         cfg = self.cfg | {"n": n, "metrics": []}
-        if records.vanilla is not None and records.vanilla.missing(n):
+        if records.vanilla is not None and records.vanilla.missing(n, self._each):
             cfg["baseline"], records = False, replace(records, vanilla=None)
-        part = row.build_row(cfg, self.folder, records, data.load(cfg), {})
+        part = row.build_row(cfg, self.folder, records, data.images_of(cfg), {})
         if self._row and merge.changes(self._row, part | {"n": self._row["n"]}, {}):
             return 0  # the row of fewer images has more values
         part["note"] = "; ".join(filter(None, [f"stopped after {n} of {self.cfg['n']} images", part["note"]]))
@@ -250,14 +253,14 @@ class Run:
         baseline = self.folder.baseline_records
         if self._row["baseline_run_id"] and not self.cfg["baseline"] and baseline.exists():
             # Nothing is decoded for it: the speed-ups stay if all images of the baseline exist.
-            self.cfg = self.cfg | {"baseline": not Journal(baseline).missing(self.cfg["n"])}
+            self.cfg = self.cfg | {"baseline": not Journal(baseline).missing(self.cfg["n"], self._each)}
 
     def _same_images(self, records: RunRecords) -> bool:
         """Whether the folder's row covers the images that exist now."""
         n = self.cfg["n"]
-        if not self._row or self._row["n"] != n or records.method.missing(n):
+        if not self._row or self._row["n"] != n or records.method.missing(n, self._each):
             return False
-        return bool(self.folder.memory().get("images") == images_hash(records.method, n))
+        return bool(self.folder.memory().get("images") == images_hash(records.method, n, self._each))
 
     def _settled(self, records: RunRecords, bases: Mapping[str, str]) -> set[str]:
         """The metrics whose current value is in the folder's row already."""
@@ -305,7 +308,10 @@ class Run:
         say(f"scoring: {', '.join(names)}")
         device, batch = self._scoring
         context = scoring_context(self.cfg, scoring_device(device), batch)
-        images, cache = RecordedImages(records.method, len(items)), metrics.Outputs(self.folder.path)
+        images, cache = (
+            RecordedImages(records.method, len(items) // self._each, self._each),
+            metrics.Outputs(self.folder.path),
+        )
         return metrics.score(names, images, items, context, cache)
 
     def _return_columns(
@@ -346,7 +352,7 @@ def keep(rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
 def _current_prompts(cfg: Mapping[str, Any]) -> list[data.Item]:
     """The prompts in their files; none if they have no file, or it is gone."""
     try:
-        return [] if cfg["data"] in data.DRAWN else data.load(cfg)
+        return [] if cfg["data"] in data.DRAWN else data.images_of(cfg)
     except UsageError:
         return []
 
@@ -354,8 +360,9 @@ def _current_prompts(cfg: Mapping[str, Any]) -> list[data.Item]:
 def _recorded_prompts(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Item]:
     """The prompts from the records of a run, for a data set whose files are gone."""
     if cfg["data"] in data.DRAWN:
-        return data.load(cfg)
-    return [data.Item(r.index, r.prompt, None, r.id) for r in journal.first(cfg["n"])]
+        return data.images_of(cfg)
+    records = journal.first(cfg["n"], indices.images_per_prompt(cfg))
+    return [data.Item(r.index, r.prompt, None, r.id) for r in records]
 
 
 def _load_pipeline(cfg: Mapping[str, Any]) -> PromptDecoder:

@@ -10,6 +10,7 @@ import numpy as np
 from specbench import metrics
 from specbench.config import parameters
 from specbench.errors import UsageError
+from specbench.rows import indices
 from specbench.rows.columns import TAKEN
 from specbench.rows.journal import Journal
 from specbench.storage import home
@@ -65,14 +66,14 @@ def score_columns(scores: Mapping[str, metrics.Score]) -> dict[str, Any]:
 
 
 class RecordedImages:
-    """The images of the first n records, each read when it is needed."""
+    """The images of the first n prompts, `each` of a prompt, each read when it is needed."""
 
-    def __init__(self, journal: Journal, n: int) -> None:
-        self._journal = journal
-        self.digests = [record.sha256 for record in journal.first(n)]
+    def __init__(self, journal: Journal, n: int, each: int) -> None:
+        self._journal, self._indices = journal, indices.of_prompts(n, each)
+        self.digests = [record.sha256 for record in journal.first(n, each)]
 
     def __len__(self) -> int:
         return len(self.digests)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return self._journal.image(index)
+        return self._journal.image(self._indices[index])

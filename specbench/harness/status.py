@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.harness.folder import RunFolder, stored, wants_baseline
-from specbench.rows import timing
+from specbench.rows import indices, timing
 from specbench.rows.journal import read_records
 
 _RECENT = 200  # images over which the speed is computed
@@ -28,8 +28,8 @@ class PassProgress:
 
 @dataclass(frozen=True)
 class Status:
-    """A run's folder. state: running, finished, stopped or not started; time_left_s: None where an unfinished pass has
-    no speed yet; failures: of images that are still missing."""
+    """A run's folder. n: prompts; state: running, finished, stopped or not started; time_left_s: None where an
+    unfinished pass has no speed yet; failures: of images that are still missing."""
 
     folder: str
     state: str
@@ -48,8 +48,9 @@ def of_run(path: Path) -> Status:
     cfg, folder = stored(path), RunFolder(path)
     memory = _memory(folder.memory_file)
     started = memory.get("begun")
-    images = _pass(folder.records, cfg["n"], started)
-    baseline = _pass(folder.baseline_records, cfg["n"], started) if wants_baseline(cfg) else None
+    count = cfg["n"], indices.images_per_prompt(cfg)
+    images = _pass(folder.records, *count, started)
+    baseline = _pass(folder.baseline_records, *count, started) if wants_baseline(cfg) else None
     passes = [one for one in (images, baseline) if one is not None and one.left]
     done = not passes and _has_row(folder, cfg, memory)
     state = "running" if _locked(folder.lock) else "finished" if done else "stopped"
@@ -72,11 +73,9 @@ def of_run(path: Path) -> Status:
 
 def not_started(path: Path, cfg: Mapping[str, Any]) -> Status:
     """The state of a run of a suite or of a grid that has no folder yet."""
-    n = cfg["n"]
-    baseline = PassProgress(0, n, None) if wants_baseline(cfg) else None
-    return Status(
-        str(path), "not started", cfg["method"], cfg["model"], n, PassProgress(0, n, None), baseline, None, [], 0
-    )
+    left = PassProgress(0, cfg["n"] * indices.images_per_prompt(cfg), None)
+    baseline = left if wants_baseline(cfg) else None
+    return Status(str(path), "not started", cfg["method"], cfg["model"], cfg["n"], left, baseline, None, [], 0)
 
 
 def _memory(path: Path) -> dict[str, Any]:
@@ -87,14 +86,16 @@ def _memory(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _pass(path: Path, n: int, started: float | None) -> PassProgress:
+def _pass(path: Path, n: int, each: int, started: float | None) -> PassProgress:
     here = read_records(path) if path.is_file() else []
-    done = len({record.index for record in here if record.index < n})
+    done = len({record.index for record in here}.intersection(indices.of_prompts(n, each)))
     times = sorted((r.done, r.batch) for r in here if started is not None and r.done >= started)
     recent = times[-_RECENT:]
     batch = recent[0][1] if recent else 0  # images of the first batch, whose time is before it
     span = recent[-1][0] - recent[0][0] if recent else 0.0
-    return PassProgress(done, n - done, (len(recent) - batch) / span if span > 0 and len(recent) > batch else None)
+    return PassProgress(
+        done, n * each - done, (len(recent) - batch) / span if span > 0 and len(recent) > batch else None
+    )
 
 
 def _locked(path: Path) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from specbench import data
 from specbench.config import parameters
 from specbench.harness import trace
-from specbench.rows import provenance, timing
+from specbench.rows import indices, provenance, timing
 from specbench.rows.journal import Record, pixel_digest
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ class PromptDecoder(Protocol):
     @property
     def device(self) -> torch.device: ...
     def encode(self, prompts: list[str]) -> Any: ...
-    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> DecodedImages: ...  # keys: (seed, prompt index)
+    def decode(
+        self, conditioning: Any, keys: list[tuple[int, int]]
+    ) -> DecodedImages: ...  # keys: (seed, index of the image)
     def stream(
         self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int
     ) -> Iterator[Finished]: ...  # the same, image by image as they are done
@@ -139,6 +141,7 @@ class Worker:
         self._pipeline = loader(cfg)
         self._vanilla: PromptDecoder | None = None
         self._batch: int = cfg["batch"]
+        self._each = indices.images_per_prompt(cfg)
         self._warm: set[bool] = set()  # passes whose warm-up is done
         self.joined = Joined(
             secrets.token_hex(4),
@@ -156,8 +159,8 @@ class Worker:
         )
 
     def decode_pairs(self, items: Sequence[data.Item], stop: Callable[[], bool] = never) -> Iterator[list[Event]]:
-        """Decodes each prompt by the method and by vanilla AR, one directly after the other, as `decode` does; in
-        batches, batch by batch. Even prompts (batches) begin with the method, odd ones with vanilla AR: the ABBA order,
+        """Decodes each image by the method and by vanilla AR, one directly after the other, as `decode` does; in
+        batches, batch by batch. Even images (batches) begin with the method, odd ones with vanilla AR: the ABBA order,
         also across an interruption. After `stop` returns true, the pair in progress is finished.
         """
         left = list(items)
@@ -171,7 +174,7 @@ class Worker:
         while left and not stop():
             size = self._batch
             pair, left = left[:size], left[size:]
-            vanilla_first = pair[0].index // size % 2 == 1
+            vanilla_first = indices.position(pair[0].index, self._each) // size % 2 == 1
             for baseline in (vanilla_first, not vanilla_first):
                 self._timed += 1
                 # A peak of its own for each half: both pipelines are loaded.
@@ -271,11 +274,12 @@ class Worker:
                     pixels_s=(done - before_pixels) / rows,
                     batch=finished.batch,
                     peak_memory_mib=peak,
-                    image=f"{'baseline' if baseline else 'images'}/{item.index:05d}.png",
+                    image=f"{'baseline' if baseline else 'images'}/{indices.file_name(item.index)}",
                     sha256=pixel_digest(images[b]),
                     session=self.joined.name,
                     timed=timed,
                     id=item.id,
+                    category=item.kind,
                     done=time.time(),
                     **trace_fields[b],
                 ),

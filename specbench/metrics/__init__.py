@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from specbench import errors
 from specbench.config import parameters
 from specbench.config.registry import ASSETS
-from specbench.metrics.base import Images, Metric, PromptItem, Score, Scorer, ScoringContext, Unavailable
+from specbench.metrics.base import Images, Metric, PromptItem, Score, Scorer, ScoringContext, Unavailable, over_prompts
 from specbench.metrics.outputs import OutputCache, Outputs, image_key
 from specbench.storage import image_files
+from specbench.storage.progress import tqdm
 
 __all__ = [
     "ASSETS",
@@ -142,7 +142,8 @@ def score(
         for name, one in group.items():
             cached.name(name, cache_key)
             try:
-                scores[name] = tuple(map(_finite, one.score(outputs, paired)))
+                found = over_prompts(one, one.score(outputs, paired), outputs, paired)
+                scores[name] = tuple(map(_finite, found))
             except Unavailable as e:
                 unmeasured(name, str(e), cache_key)
     columns = {name: parameters.metric_columns(name) for name in names}

@@ -45,7 +45,8 @@ class Score:
     """The result of one column.
 
     value: None where it was not measured; `note` then gives the reason.
-    stderr: standard error of `value` over images; None where it cannot be estimated.
+    stderr: standard error of `value` over images, or over prompts where these have several images; None where it cannot
+        be estimated.
     backend: the scorer network, the hash of its weights and what else determines the value (resize, scale, prefix,
         reference), such as "scenes-reader@1a2b3c4d".
     note: one line on how to read the value; may be empty.
@@ -114,6 +115,7 @@ class Metric(ABC):
 
     reads_prompt: ClassVar[bool] = False  # whether a scorer's output depends on the item, too
     features: ClassVar[bool] = False  # whether a scorer's output describes an image, rather than rates it
+    counts_prompts: ClassVar[bool] = False  # whether its own standard errors are over prompts, not images
 
     def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
         self.context, self.options = context, dict(options)
@@ -178,6 +180,33 @@ class MeanMetric(Metric):
     def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
         """See `Score`."""
         return ""
+
+
+def by_prompt(items: Sequence[PromptItem]) -> list[int] | None:
+    """A number for each item's prompt, where some prompts have several images, which are not independent; else None.
+    Items of one id are of one prompt; those without an id are each of their own."""
+    numbers: dict[str | int, int] = {}
+    found = [numbers.setdefault(item.id or i, len(numbers)) for i, item in enumerate(items)]
+    return found if len(numbers) < len(found) else None
+
+
+def over_prompts(
+    metric: Metric, scores: tuple[Score, ...], outputs: np.ndarray, items: Sequence[PromptItem]
+) -> tuple[Score, ...]:
+    """The scores of a metric over images of which several may share a prompt, with standard errors over prompts.
+
+    To first order an image adds 1/N of its influence to the value of the first column, so a prompt adds the sum over
+    its images. The error of a value whose influences are not known is left out.
+    """
+    groups = by_prompt(items)
+    if groups is None or metric.counts_prompts:
+        return scores
+    own = metric.per_image(outputs)
+    moved = metric.influences(outputs, items) if own is None else own - own.mean()
+    errors = [None if moved is None else mean(moved.tolist(), groups).stderr, *(len(scores) - 1) * [None]]
+    return tuple(
+        one if one.stderr is None else replace(one, stderr=error) for one, error in zip(scores, errors, strict=True)
+    )
 
 
 def chosen(metric: type[Metric], options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

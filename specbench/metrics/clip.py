@@ -60,10 +60,12 @@ def random_image_tower() -> nn.Module:
     return CLIPVisionModelWithProjection(CLIPVisionConfig(**L14_336))
 
 
-def load_image_tower(path: Path, device: str, settings: dict[str, Any] | None = None) -> nn.Module:
-    """CLIPVisionModelWithProjection of a file, in float32. Raises UsageError for a file with other tensors."""
+def load_image_tower(
+    path: Path, device: str, settings: dict[str, Any] | None = None, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """CLIPVisionModelWithProjection of a file. Raises UsageError for a file with other tensors."""
     config = CLIPVisionConfig(**(settings or L14_336))
-    return _load(lambda: CLIPVisionModelWithProjection(config), path, device, _TEXT)
+    return _load(lambda: CLIPVisionModelWithProjection(config), path, device, _TEXT, dtype)
 
 
 def load_both(path: Path, device: str, settings: dict[str, Any] | None = None) -> nn.Module:
@@ -72,7 +74,13 @@ def load_both(path: Path, device: str, settings: dict[str, Any] | None = None) -
     return _load(lambda: CLIPModel(config), path, device, [])
 
 
-def _load(build: Callable[[], nn.Module], path: Path, device: str, ignored: Sequence[str]) -> nn.Module:
+def _load(
+    build: Callable[[], nn.Module],
+    path: Path,
+    device: str,
+    ignored: Sequence[str],
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
     def counted() -> nn.Module:
         network = build()
         for part in network.modules():  # lists of positions, which are in no file
@@ -84,7 +92,7 @@ def _load(build: Callable[[], nn.Module], path: Path, device: str, ignored: Sequ
     with torch.device("meta"):
         names = list(counted().state_dict())
     table = {name: ParameterSlice(name) for name in names}
-    return official.load(counted, official.open_source(path), table, device, torch.float32, [*ignored, *_COUNTED])
+    return official.load(counted, official.open_source(path), table, device, dtype, [*ignored, *_COUNTED])
 
 
 class CLIPCaptions:

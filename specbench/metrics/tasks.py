@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from specbench.data.geneval import TASKS
-from specbench.metrics.base import Metric, PromptItem, Score
+from specbench.metrics.base import Metric, PromptItem, Score, by_prompt
 from specbench.rows import summary
 
 #: Share of two boxes' sizes by which their centres must be apart along an axis, to be at different positions.
@@ -76,13 +76,15 @@ class TaskMetric(Metric):
     The standard errors are over prompts: the images of one are not independent of each other.
     """
 
+    counts_prompts = True
+
     @abstractmethod
     def solved(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray:
         """(N, 6) float64, one column for each of `TASKS`: 1 where the image solves the task, 0 where it does not, NaN
         where its prompt does not pose it."""
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
-        solved, groups = self.solved(outputs, items), _groups(items)
+        solved, groups = self.solved(outputs, items), by_prompt(items)
         backend, scores = self.backend(), []
         for column in solved.T:
             posed = ~np.isnan(column)
@@ -110,9 +112,3 @@ def _influences(solved: np.ndarray) -> np.ndarray:
     shares = (~np.isnan(solved)).mean(0)
     moved: np.ndarray = np.nansum((solved - np.nanmean(solved, 0)) / shares, 1) / len(TASKS)
     return moved
-
-
-def _groups(items: Sequence[PromptItem]) -> list[int]:
-    """The number of each item's prompt; items of one id are of one prompt."""
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(item.id, len(numbers)) for item in items]

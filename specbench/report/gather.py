@@ -16,9 +16,10 @@ from specbench.config import configuration, parameters
 from specbench.config.table import TABLE
 from specbench.errors import UsageError, plain
 from specbench.rows import provenance, sample_size, sources
+from specbench.rows.breakdown import STATISTICS, breakdown
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, read_header, to_csv
-from specbench.rows.journal import IMAGE_NAME
+from specbench.rows.journal import IMAGE_NAME, Record, fault, read_records
 from specbench.rows.seconds import withheld
 from specbench.storage.files import write_atomically
 
@@ -41,11 +42,12 @@ class Shot:
 @dataclass
 class Found:
     """rows: of runs, each with its source file; audits: rows of `specbench audit`; shots: run_id -> images by prompt
-    index; notes: what was left out, and why."""
+    index; groups: run_id -> its `rows.breakdown`; notes: what was left out, and why."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     audits: list[dict[str, str]] = field(default_factory=list)
     shots: dict[str, dict[int, Shot]] = field(default_factory=dict)
+    groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -86,6 +88,7 @@ def gather(given: Sequence[Path], runs: Sequence[Path], images: int, gallery: Se
     for folder, run_id in folders:
         if run_id in by_id:
             _add_images(folder, run_id, images, found)
+            _add_groups(folder, by_id[run_id], found)
     return found
 
 
@@ -234,6 +237,29 @@ def _add_images(folder: Path, run_id: str, most: int, found: Found) -> None:
         found.shots[run_id] = shots
 
 
+def _add_groups(folder: Path, row: Mapping[str, Any], found: Found) -> None:
+    """Adds the breakdown of a run, of whose records all that a breakdown needs is there and undamaged."""
+    raster = parameters.default("drafter", str(row["drafter"]), "raster") is not False
+    passes: list[list[Record]] = []
+    for path in (folder / "records.jsonl", folder / "baseline.jsonl"):
+        try:
+            read = read_records(path)
+        except (OSError, UsageError, TypeError, RecursionError):
+            read = []
+        passes.append([] if any(fault(record) for record in read) else read)
+    mine, vanilla = ({record.index: record for record in read} for read in passes)
+    if vanilla.keys() & mine.keys():
+        mine = {index: record for index, record in mine.items() if index in vanilla}
+    try:
+        rows = breakdown(
+            list(mine.values()), [vanilla[i] for i in mine] if vanilla.keys() >= mine.keys() else None, raster
+        )
+    except (ValueError, IndexError, TypeError):
+        return
+    if rows:
+        found.groups[str(row["run_id"])] = rows
+
+
 def keep(found: Found, folder: Path) -> None:
     """Writes the shown images, with what is needed to show them again, into a folder of small run folders."""
     for row in found.rows:
@@ -273,6 +299,7 @@ def page_data(found: Found) -> dict[str, Any]:
                 "values": values,
                 "errors": {name: row[stderr_of(name)] for name in values if row.get(stderr_of(name)) is not None},
                 "facts": {k: v for k, v in row.items() if v is not None and k not in (*_ELSEWHERE, "file")},
+                "groups": found.groups.get(str(row["run_id"]), []),
                 "map": _numbers(row["drafted_by_position"]),
                 "images": {
                     i: {"prompt": shot.prompt, "png": base64.b64encode(shot.png).decode()}
@@ -290,6 +317,7 @@ def page_data(found: Found) -> dict[str, Any]:
         "rows": rows,
         "audits": found.audits,
         "columns": COLUMNS,
+        "statistics": STATISTICS,
         "apart": APART,
     }
 

@@ -217,6 +217,7 @@ COLUMNS: dict[str, str] = {
     **_IDENTITY,
     **{k: p.line for k, p in TABLE.items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
     "prompts_hash": "hash of the chosen prompts and their ids, in order, see data.prompts_hash",
+    "images": "number of images, n times images_per_prompt; their errors are over prompts",
     "resolution": "side of the images in pixels",
     "tokens": "generated tokens per image",
     **{
@@ -241,7 +242,7 @@ TAKEN = frozenset(METRICS) & {*_IDENTITY, *_STATISTICS, *_WHERE, "prompts_hash",
 COLUMNS["weights"] = "weights that decoded: random, or where they come from and a hash of their content"
 
 
-COLUMNS["n"] = "number of prompts, and of images"
+COLUMNS["n"] = "number of prompts; of images where the column images is empty"
 
 
 COLUMNS["prompts"] = "file of prompts, as given; prompts_hash identifies its content"
@@ -290,7 +291,7 @@ _NUMBERS = frozenset(
     [k for k, p in TABLE.items() if p.kind in ("integer", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
     + [k for k in _STATISTICS if k not in _STRINGS]
-    + ["resolution", "tokens", "threads"]
+    + ["images", "resolution", "tokens", "threads"]
 )
 #: Words that may stand in the place of a number; of n a row has the number.
 _WORDS = {k: p.also for k, p in TABLE.items() if p.also and k != "n"}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from specbench._version import __version__
+from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows.columns import _NEEDED, _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
 from specbench.storage.files import write_atomically
@@ -81,8 +82,10 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """
     columns, lines = csv_lines(Path(path), RENAMED_COLUMNS)
     if foreign := [name for name in columns if name not in COLUMNS]:
+        labels = (label for _, cells in lines for label in cells.get("plugins", "").split("; "))
         raise UsageError(
-            f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])}); choose another file"
+            f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])})"
+            + (parameters.plugins_lacking(labels) or "; choose another file")
         )
     rows = []
     for number, line in lines:

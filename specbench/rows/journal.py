@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from specbench.errors import UsageError, plain
+from specbench.rows import indices
 from specbench.storage import image_files
 from specbench.storage.files import append_line, sha256, write_atomically
 
@@ -30,7 +31,8 @@ class Record:
     """One image. Times are wall seconds; those of a batch are divided evenly over its images. Of an image that a server
     decoded (`request_s`), tokens and steps are unknown: 0."""
 
-    index: int  # index of the prompt among the chosen ones; with the seed, the key of the random stream
+    index: int  # of the image (see `indices`), of a prompt's first one that of the prompt; with the seed, the key of
+    # the random stream
     prompt: str
     seed: int
     tokens: int  # generated tokens T
@@ -83,6 +85,7 @@ class Record:
     request_s: float | None = None
     attempts: int | None = None
     id: str  # name of the prompt in its data set, by which metrics pair
+    category: str | None = None  # of the prompt, as its data set names it
     done: float  # when it was decoded, seconds since 1970
 
 
@@ -116,13 +119,13 @@ class Journal:
     def __contains__(self, index: int) -> bool:
         return index in self.records
 
-    def missing(self, n: int) -> list[int]:
-        """The indices below `n` without a record, in order."""
-        return [i for i in range(n) if i not in self.records]
+    def missing(self, n: int, each: int = 1) -> list[int]:
+        """The images of the first `n` prompts, `each` of a prompt, without a record, in order (see `indices`)."""
+        return [i for i in indices.of_prompts(n, each) if i not in self.records]
 
-    def first(self, n: int) -> list[Record]:
-        """The records of the indices below `n`, in order; all must exist."""
-        return [self.records[i] for i in range(n)]
+    def first(self, n: int, each: int = 1) -> list[Record]:
+        """The records of the images of the first `n` prompts, in order; all must exist."""
+        return [self.records[i] for i in indices.of_prompts(n, each)]
 
     def add(self, record: Record, pixels: np.ndarray) -> None:
         """Writes the image, (H, W, 3) uint8, and only then appends the record; both are then on disk."""
@@ -151,7 +154,7 @@ class Journal:
         return pixels
 
 
-IMAGE_NAME = r"\w+/\d+\.png"  # an image of a record
+IMAGE_NAME = r"\w+/\d+(-\d+)?\.png"  # an image of a record
 
 
 _LARGEST = 1e100  # its square is still a number

@@ -32,6 +32,6 @@ def withheld(row: Mapping[str, Any], column: str) -> str:
     """Why a row's value of a column is not printed; empty where it is. Older rows have values of any n."""
     extractor = str(row.get(f"{column}_backend") or "").partition("@")[0]
     features = shown_columns.features_of(column).get(extractor)
-    n = row.get("n")
+    n = row.get("images") or row.get("n")
     why = too_few(int(n), features) if features and n else ""
     return f"Not printed: {why}." if why else ""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specbench.rows.journal import Record
-from specbench.rows.summary import mean, with_errors
+from specbench.rows.summary import by_prompt, mean, with_errors
 
 
 def is_served(images: Sequence[Record]) -> bool:
@@ -20,7 +20,7 @@ def columns(images: Sequence[Record], failed: int, bound: float | None) -> dict[
     """The columns of some images. failed: requests without an image before; bound: the latency in seconds up to which a
     request is good, None: goodput is not measured."""
     seconds = [r.request_s or 0.0 for r in images]
-    found: dict[str, Any] = with_errors({"request_s_mean": mean(seconds)})
+    found: dict[str, Any] = with_errors({"request_s_mean": mean(seconds, by_prompt(images))})
     found |= {
         "request_s_std": float(np.std(seconds, ddof=1)) if len(seconds) > 1 else None,
         "request_s_p50": float(np.percentile(seconds, 50)),

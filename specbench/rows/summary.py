@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from specbench.rows import timing
+from specbench.rows import indices, timing
 from specbench.rows.columns import stderr_of
 from specbench.rows.journal import Record
 from specbench.rows.timing import Estimate
@@ -71,14 +71,14 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
 
     Images that were decoded together share their seconds: in the standard errors of timings such a batch counts once.
     """
-    lengths = [r.accepted_length for r in images]
+    lengths, prompts = [r.accepted_length for r in images], by_prompt(images)
     tokens, steps = [r.tokens for r in images], [r.steps for r in images]
     columns: dict[str, Any] = with_errors(
         {
-            "accepted_length_mean": mean(lengths),
-            "steps": mean(steps),
-            "step_compression": ratio(tokens, steps),
-            "acceptance_rate": ratio([r.accepted for r in images], [r.drafted for r in images]),
+            "accepted_length_mean": mean(lengths, prompts),
+            "steps": mean(steps, prompts),
+            "step_compression": ratio(tokens, steps, prompts),
+            "acceptance_rate": ratio([r.accepted for r in images], [r.drafted for r in images], prompts),
         }
     )
     columns |= {
@@ -99,7 +99,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
     )
     latency = [r.latency_s for r in images if r.latency_s is not None]
     if len(latency) == len(images):
-        columns |= with_errors({"latency_s_mean": mean(latency)})
+        columns |= with_errors({"latency_s_mean": mean(latency, prompts)})
         columns |= {
             "latency_s_std": _std(latency),
             "latency_s_p50": float(np.percentile(latency, 50)),
@@ -111,10 +111,11 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
 def versus(images: Sequence[Record], vanilla: Sequence[Record]) -> dict[str, Any]:
     """The columns of some images against vanilla AR on the same prompts, in the same order; those in seconds are over
     the timed pairs (see `timing.pairs`), the latency of vanilla over all its images."""
-    estimates = {"speedup_step": ratio([r.steps for r in vanilla], [r.steps for r in images])}
+    prompts = by_prompt(images)
+    estimates = {"speedup_step": ratio([r.steps for r in vanilla], [r.steps for r in images], prompts)}
     latency = [r.latency_s for r in vanilla if r.latency_s is not None]
     if len(latency) == len(images):
-        estimates["baseline_latency_s"] = mean(latency)
+        estimates["baseline_latency_s"] = mean(latency, prompts)
     found = timing.pairs(images, vanilla)
     if found:
         faster = timing.speedup(found)
@@ -124,9 +125,16 @@ def versus(images: Sequence[Record], vanilla: Sequence[Record]) -> dict[str, Any
     return with_errors(estimates) | timing.columns(found)
 
 
+def by_prompt(images: Sequence[Record]) -> list[int] | None:
+    """The index of each image's prompt, where some prompts have several images, which are not independent; else
+    None."""
+    prompts = [indices.prompt_of(r.index) for r in images]
+    return prompts if len(set(prompts)) < len(prompts) else None
+
+
 def together(*passes: Sequence[Record]) -> list[int]:
-    """The group number of each image. Images that any of the passes decoded in one batch are in one group. The passes
-    have the same images in the same order."""
+    """The group number of each image. Images of one prompt, and those that any of the passes decoded in one batch, are
+    in one group. The passes have the same images in the same order."""
     parent = list(range(len(passes[0])))
 
     def root(i: int) -> int:
@@ -139,7 +147,8 @@ def together(*passes: Sequence[Record]) -> list[int]:
         for i, r in enumerate(images):
             # A batch divides its times evenly, and no two batches take equally long to the last digit.
             batch = (r.session, r.decode_s, r.text_s, r.pixels_s) if r.batch > 1 else i
-            parent[root(i)] = root(first.setdefault(batch, i))
+            for group in (batch, ("prompt", indices.prompt_of(r.index))):
+                parent[root(i)] = root(first.setdefault(group, i))
     return [root(i) for i in range(len(parent))]
 
 
@@ -169,10 +178,10 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         columns |= _frontier(images, columns)
         columns["log_prob_std"] = std
     elif any(r.tries for r in images):
-        counts = [len(r.tries or ()) for r in images]
-        columns = with_errors({"residual_tries": ratio([sum(r.tries or ()) for r in images], counts)})
-        verified = [sum(r.verified_by_depth) for r in images]
-        columns |= with_errors({"proposals_mean": ratio([sum(r.tries or ()) for r in images], verified)})
+        counts, prompts = [len(r.tries or ()) for r in images], by_prompt(images)
+        tried, verified = [sum(r.tries or ()) for r in images], [sum(r.verified_by_depth) for r in images]
+        columns = with_errors({"residual_tries": ratio(tried, counts, prompts)})
+        columns |= with_errors({"proposals_mean": ratio(tried, verified, prompts)})
         columns["proposals_max"] = max(max(r.tries or (0,)) for r in images)
         columns["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
     drafts: dict[str, Callable[[Record], float | None]] = {
@@ -185,7 +194,7 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     means = {name: _mean_over_drafts(images, statistic) for name, statistic in drafts.items()}
     return (
         columns
-        | with_errors({**means, "draft_passes": mean([r.draft_passes for r in images])})
+        | with_errors({**means, "draft_passes": mean([r.draft_passes for r in images], by_prompt(images))})
         | {
             "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
             "accepted_histogram": _list(accepted_histogram(images)),
@@ -206,7 +215,7 @@ def _frontier(images: Sequence[Record], found: Mapping[str, Any]) -> dict[str, A
     if found["emitted_kl"] is not None and (found["emitted_kl_optimal"] or 0) > _ROUNDING:
         spent = [r.tokens * (r.emitted_kl or 0) for r in images]
         least = [r.tokens * (r.emitted_kl_optimal or 0) for r in images]
-        columns |= with_errors({"emitted_kl_ratio": ratio(spent, least)})
+        columns |= with_errors({"emitted_kl_ratio": ratio(spent, least, by_prompt(images))})
     largest = [r.emitted_ratio_max for r in images]
     if None not in largest:
         columns["emitted_ratio_max"] = max(x for x in largest if x is not None)
@@ -246,14 +255,15 @@ def _list(values: np.ndarray) -> list[float | None]:
 def _mean_over_drafts(images: Sequence[Record], statistic: Callable[[Record], float | None]) -> Estimate:
     """Mean over all steps with a draft of all images; None where there is none, or no such statistic."""
     given = [((r.verified_by_depth or [0])[0], statistic(r)) for r in images]  # a draft offers a token at depth 1
-    return ratio([n * (f or 0.0) for n, f in given], [0 if f is None else n for n, f in given])
+    weights = [0 if f is None else n for n, f in given]
+    return ratio([n * (f or 0.0) for n, f in given], weights, by_prompt(images))
 
 
 def _over_tokens(images: Sequence[Record], means: Sequence[float | None]) -> Estimate:
     """Mean over all tokens of all images, of which `means` are given; None where an image lacks its own."""
     tokens = [r.tokens for r in images]
     known = [n * m for n, m in zip(tokens, means, strict=True) if m is not None]
-    return ratio(known, tokens) if len(known) == len(tokens) else Estimate(None, None)
+    return ratio(known, tokens, by_prompt(images)) if len(known) == len(tokens) else Estimate(None, None)
 
 
 def log_probability(images: Sequence[Record]) -> tuple[Estimate, float]:
@@ -261,7 +271,7 @@ def log_probability(images: Sequence[Record]) -> tuple[Estimate, float]:
     error is over images, as the tokens of one are not independent."""
     tokens = [r.tokens for r in images]
     means = [r.log_prob_mean or 0.0 for r in images]
-    found = ratio([n * m for n, m in zip(tokens, means)], tokens)
+    found = ratio([n * m for n, m in zip(tokens, means)], tokens, by_prompt(images))
     assert found.value is not None
     squares = [n * ((r.log_prob_std or 0.0) ** 2 + (m - found.value) ** 2) for n, m, r in zip(tokens, means, images)]
     return found, math.sqrt(math.fsum(squares) / sum(tokens))

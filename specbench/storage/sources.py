@@ -298,6 +298,17 @@ EVALUATORS: dict[str, Part] = {
         "HPS_v2.1_compressed.pt",
         "c57a38fb4a2f7e7c15bf00da2ea377cdf165448b4dd1052a484c215a998c9837",
     ),
+    # hpsv3/inference.py of MizzenAI/HPSv3 names the file, hpsv3/config/HPSv3_7B.yaml the model whose tokenizer it has.
+    # Several public projects pin both commits; no public page shows the checksums.
+    "hpsv3": Part("MizzenAI/HPSv3", ("HPSv3.safetensors",), "Apache 2.0", "4f81e3e09edd82fe3c5f636444c721b592a735ca"),
+    "hpsv3/text": Part(
+        "Qwen/Qwen2-VL-7B-Instruct", ("tokenizer.json",), "Apache 2.0", "eed13092ef92e448dd6875b2a00151bd3f7db0ac"
+    ),
+    # The README of linzhiqiu/t2v_metrics names these two. No public page pins their commits. Every Flan-T5 has the
+    # tokenizer of the one that LlamaGen uses.
+    "vqascore": hugging_face("zhiqiulin/clip-flant5-xxl", "Apache 2.0"),
+    "vqascore_xl": hugging_face("zhiqiulin/clip-flant5-xl", "Apache 2.0"),
+    "vqascore_text": Part(_T5.repository, ("tokenizer.json",), "Apache 2.0", _T5.revision),
 }
 
 

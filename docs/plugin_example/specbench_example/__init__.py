@@ -1,1 +1,1 @@
-"""A plug-in of specbench: a rule, a drafter, a preset of both, and a metric with a column of its own."""
+"""A plug-in of specbench: a rule, a drafter, a preset of both, a metric with a column, and a suite."""

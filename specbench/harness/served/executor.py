@@ -30,7 +30,7 @@ from specbench.errors import RunError, UsageError
 from specbench.harness.log import say, warn
 from specbench.harness.served.client import ImagesClient, RequestError
 from specbench.harness.worker import Event, Failure, Image, Joined, never
-from specbench.rows import provenance
+from specbench.rows import indices, provenance
 from specbench.rows.journal import Record, pixel_digest
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a second attempt, which double; and at most
@@ -114,8 +114,9 @@ class ServerExecutor:
         no new ones are sent. RunError after `GIVE_UP` failures in a row."""
         rate, limit = self.cfg["request_rate"], self.cfg["concurrency"]
         limit = limit or (1 if rate is None else len(items))
-        gaps = arrivals(self.cfg["seed"], self.cfg["n"], rate)
-        dues = time.monotonic() + np.cumsum(gaps[[item.index for item in items]])
+        each = indices.images_per_prompt(self.cfg)
+        gaps = arrivals(self.cfg["seed"], self.cfg["n"] * each, rate)
+        dues = time.monotonic() + np.cumsum(gaps[[indices.position(item.index, each) for item in items]])
         answers: queue.SimpleQueue[_Answer | BaseException] = queue.SimpleQueue()
         sent, under_way, failed = 0, 0, 0
         while under_way or sent < len(items):
@@ -202,7 +203,7 @@ class ServerExecutor:
             pixels_s=0.0,
             batch=1,
             peak_memory_mib=0.0,
-            image=f"images/{answer.item.index:05d}.png",
+            image=f"images/{indices.file_name(answer.item.index)}",
             sha256=pixel_digest(pixels),
             session=self.joined.name,
             accepted_per_step=[],
@@ -212,6 +213,7 @@ class ServerExecutor:
             request_s=answer.seconds,
             attempts=answer.attempts,
             id=answer.item.id,
+            category=answer.item.kind,
             done=time.time(),
         )
         return Image(record, pixels)

@@ -100,6 +100,11 @@ def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> Checkpo
     return CheckpointSource(Path(name), [_Memory(Path(name), tensors)])
 
 
+def joined(source: CheckpointSource, tensors: Mapping[str, Tensor]) -> CheckpointSource:
+    """A source with further tensors, which are in memory already."""
+    return CheckpointSource(source.path, [*source._shards, _Memory(Path("memory"), tensors)])
+
+
 def open_source(path: Path, wrappers: Sequence[str] = (), allowed: Sequence[type] = ()) -> CheckpointSource:
     """A weights file, or a folder that holds one of `NAMES`; a UsageError names what is wrong with it.
 

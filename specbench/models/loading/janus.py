@@ -22,12 +22,15 @@ from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading import image_tokenizers, naming, official
 from specbench.models.loading.bundle import UnifiedModel
+from specbench.models.loading.files import joined
 from specbench.models.loading.naming import Layout, ParameterSlice
 from specbench.models.loading.prompts import JanusIds, janus_prompt
 from specbench.models.loading.text_official import JanusText, hashed_ids
 from specbench.models.loading.unified_official import from_hugging_face, padded
 from specbench.models.transformer import BlockConfig
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
+
+_CODES = "inputs of the codes"  # no name of a file's
 
 SIDE, CODES = 24, 16384  # an image of 384 x 384 pixels: rows and columns of codes; the codes
 TEXT_IDS = 100000  # ids below are of text
@@ -113,15 +116,17 @@ def load(
 ) -> Unified:
     """The target of a file of either layout; cfg as of `configured`. Errors are those of `official.load`."""
     (table, ignored), (own, others) = layouts(source.tensors, cfg.n_layer, cfg.block)
-    names = {dest.name: name for name, dest in own.items()}
+    names = {dest.name: name for name, dest in (own | table).items()}
     codes, width = source.tensors[names["codes.weight"]].shape
     inputs = official.load(lambda: ImageInputs(codes, width, cfg.dim), source, own, device, dtype, others)
-    drawn = image(cfg.vocab_size, codes, side)
-    target = official.load(lambda: Unified(cfg, drawn), source, table, device, dtype, ignored)
-    with torch.inference_mode(False), torch.no_grad():
-        target.tok_embeddings = nn.Embedding.from_pretrained(torch.cat([target.tok_embeddings.weight, inputs.table()]))
-    target.cfg = replace(cfg, vocab_size=cfg.vocab_size + codes)
-    return target
+    drawn, every = image(cfg.vocab_size, codes, side), replace(cfg, vocab_size=cfg.vocab_size + codes)
+    # Text and codes are read into one table, which is never in memory twice.
+    both = joined(source, {_CODES: inputs.table()})
+    table |= {
+        names["tok_embeddings.weight"]: ParameterSlice("tok_embeddings.weight", 0, cfg.vocab_size),
+        _CODES: ParameterSlice("tok_embeddings.weight", cfg.vocab_size, codes),
+    }
+    return official.load(lambda: Unified(every, drawn), both, table, device, dtype, ignored)
 
 
 def read(

@@ -1,0 +1,187 @@
+"""What the functions of the Python interface return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from PIL.Image import Image
+
+    from specbench.compare.comparison import Comparison
+    from specbench.decoding.continuous import ContinuousTrace
+    from specbench.decoding.trace import Trace
+    from specbench.rows.journal import Record
+
+
+class RunImages(Sequence["Image"]):
+    """Images of a run by prompt index, read from their files on access."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> Image: ...
+    @overload
+    def __getitem__(self, index: slice) -> RunImages: ...
+    def __getitem__(self, index: int | slice) -> Image | RunImages:
+        if isinstance(index, slice):
+            return RunImages(self.paths[index])
+        return _opened(self.paths[index])
+
+    def __iter__(self) -> Iterator[Image]:
+        return map(_opened, self.paths)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} images>"
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """A finished run.
+
+    folder: its files; row: column -> value, None where it was not measured (docs/metrics.md explains the columns);
+    config: every parameter.
+    """
+
+    folder: Path
+    row: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+    @cached_property
+    def records(self) -> pd.DataFrame:
+        """A line per image, by prompt index: counts, times and statistics, as `specbench.rows.journal.Record`."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(record) for record in self._records]).set_index("index")
+
+    @cached_property
+    def traces(self) -> pd.DataFrame:
+        """A line per target forward pass, by prompt index and step (from 1): `accepted`, the draft tokens that it
+        accepted inside the image."""
+        import pandas as pd
+
+        steps = [(r.index, s, a) for r in self._records for s, a in enumerate(r.accepted_per_step, 1)]
+        return pd.DataFrame(steps, columns=["index", "step", "accepted"]).set_index(["index", "step"])
+
+    @cached_property
+    def images(self) -> RunImages:
+        """The images, by prompt index."""
+        return RunImages([self.folder / record.image for record in self._records])
+
+    @property
+    def sheet(self) -> Image:
+        """The contact sheet: the first images with their captions, next to vanilla's."""
+        return _opened(self.folder / "contact_sheet.png")
+
+    @property
+    def baseline(self) -> Path | None:
+        """The vanilla images that were decoded for the speed-up, as `specbench.compare` takes them; None without."""
+        return self.folder / "baseline" if (self.folder / "baseline.jsonl").is_file() else None
+
+    @cached_property
+    def _records(self) -> list[Record]:
+        from specbench.rows.journal import read_records
+
+        return read_records(self.folder / "records.jsonl")[: self.row["n"]]
+
+    def __repr__(self) -> str:
+        from specbench.harness import row
+
+        return f"{row.report(self.row, self.config)}\n  {'folder':<16} {self.folder}"
+
+
+@dataclass(frozen=True, repr=False)
+class ComparisonResult:
+    """Two runs, image by image. comparison: all statistics, as objects."""
+
+    comparison: Comparison
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A line per statistic: means, difference, interval, p-values and effect size; the columns are those of
+        `specbench compare out=FILE.csv`."""
+        import pandas as pd
+
+        from specbench.compare import wording
+
+        return pd.DataFrame(wording.rows(self.comparison), columns=list(wording.COLUMNS)).set_index("statistic")
+
+    def __repr__(self) -> str:
+        from specbench.compare import wording
+
+        return wording.report(self.comparison)
+
+
+@dataclass(frozen=True, repr=False)
+class AuditResult:
+    """The rows of an audit, with the columns of `specbench audit out=FILE.csv`."""
+
+    rows: Sequence[Mapping[str, Any]]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A line per model and size of draft."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    @property
+    def verdict(self) -> str:
+        """Over all rows: "not lossless" if one is, "undecided" if one is, else "lossless"."""
+        verdicts = {row["verdict"] for row in self.rows}
+        return next((one for one in ("not lossless", "undecided") if one in verdicts), "lossless")
+
+    def __repr__(self) -> str:
+        from specbench.audit.printing import table
+
+        return table(self.rows)
+
+
+@dataclass(frozen=True)
+class DecodedPrompts:
+    """B images that were decoded together.
+
+    tokens: (B, T) int64, or (B, T, D) float32 of continuous tokens; pixels: (B, H, W, 3) uint8; steps: (B,) target
+    forward passes of the decode phase; drafted, accepted: (B,) draft tokens that were verified and accepted; seconds:
+    from the first target forward to the last token, of all together; trace: statistics of every step, as tensors.
+    """
+
+    prompts: Sequence[str]
+    config: Mapping[str, Any] = field(repr=False)
+    tokens: np.ndarray = field(repr=False)
+    pixels: np.ndarray = field(repr=False)
+    steps: np.ndarray
+    drafted: np.ndarray
+    accepted: np.ndarray
+    seconds: float
+    trace: Trace | ContinuousTrace = field(repr=False)
+
+    @property
+    def accepted_length(self) -> np.ndarray:
+        """(B,) tokens per target forward pass."""
+        found: np.ndarray = self.tokens.shape[1] / self.steps
+        return found
+
+    @property
+    def images(self) -> list[Image]:
+        """The images, which a notebook shows."""
+        from PIL import Image
+
+        return [Image.fromarray(one) for one in self.pixels]
+
+
+def _opened(path: Path) -> Image:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        image.load()
+        return image

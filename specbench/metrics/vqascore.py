@@ -1,0 +1,107 @@
+"""VQAScore (Lin et al. 2024): how probable it is that CLIP-FlanT5 answers "Yes" to 'Does this figure show "CAPTION"?'.
+
+As in the authors' code (t2v_metrics) the score is the geometric mean of the probabilities of the answer's two tokens,
+the word and the end mark. An image is padded to a square of CLIP's mean colour and resized to 336 x 336 by PIL's
+bicubic. Both networks compute in bfloat16. No package of the authors is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from specbench.errors import unknown
+from specbench.metrics import cmmd, weights
+from specbench.metrics.base import MeanMetric, PromptItem, Scorer, ScoringContext, chosen
+from specbench.metrics.preparation import CLIP, normalised, squeezed
+from specbench.storage.files import cached_sha256, sha256
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from specbench.metrics.vqascore_network import CLIPFlanT5, Questions
+
+#: Model -> the folder of its weights.
+MODELS = {"xxl": "vqascore", "xl": "vqascore_xl"}
+TEXT, TOKENIZER = "vqascore_text", "tokenizer.json"
+
+
+class VQAScorer(Scorer):
+    """Outputs (B, 1) float32: the scores; one image after the other."""
+
+    def __init__(self, tower: nn.Module, network: CLIPFlanT5, questions: Questions, device: str) -> None:
+        """tower: CLIP's for images, as `clip.load_image_tower` gives it."""
+        self.tower, self.network, self.questions, self.device = tower, network, questions, device
+
+    def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
+        import torch
+
+        tower: Any = self.tower
+        kind, rows = next(self.tower.parameters()).dtype, []
+        for image, item in zip(images, items):
+            x = normalised(squeezed(padded(image), cmmd.SIDE), CLIP)[None].to(self.device, kind)
+            texts = (ids.to(self.device) for ids in self.questions(item.prompt))
+            with torch.inference_mode():
+                states = tower.vision_model(x, output_hidden_states=True).hidden_states[-2][0, 1:]
+                rows.append(self.network(states, *texts).cpu())
+        return torch.stack(rows)[:, None].numpy()
+
+
+def padded(image: np.ndarray) -> np.ndarray:
+    """The smallest square around an image, of CLIP's mean colour, with the image in its middle."""
+    height, width = image.shape[:2]
+    side = max(height, width)
+    found = np.empty((side, side, 3), np.uint8)
+    found[:] = [int(255 * level) for level in CLIP[0]]
+    top, left = (side - height) // 2, (side - width) // 2
+    found[top : top + height, left : left + width] = image
+    return found
+
+
+class VQAScore(MeanMetric):
+    """The mean score. Options: `model`, "xxl" (the authors' recommendation) or "xl"."""
+
+    reads_prompt = True
+    known: ClassVar[Mapping[str, Any]] = {"model": "xxl"}
+
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        super().__init__(context, chosen(type(self), options, self.known))
+        if self.options["model"] not in MODELS:
+            raise unknown("model of vqascore", str(self.options["model"]), MODELS)
+        self.part = MODELS[self.options["model"]]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.part, TEXT, cmmd.PART
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of tensors of Flan-T5 in their order, the tokenizer, and CLIP. Raises Unavailable."""
+        folder = self.context.weights / self.part
+        found = sorted([*folder.glob("*.safetensors")] or folder.glob("*.bin"))
+        first = found[0].name if found else "model.safetensors.index.json"
+        weights.find(self.context, self.part, self.part, first)
+        tokenizer = weights.find(self.context, self.part, TEXT, TOKENIZER)
+        return [*found, tokenizer, weights.find(self.context, self.part, cmmd.PART, cmmd.FILE)]
+
+    @property
+    def cache_key(self) -> str:
+        *shards, tokenizer, tower = (cached_sha256(path) for path in self.files)
+        network = f"clip-flant5-{self.options['model']}@{sha256(''.join(shards), 8)}"
+        return f"{network}, tokenizer {tokenizer[:8]}, clip {tower[:8]}, padded {cmmd.SIDE} bicubic, bfloat16"
+
+    def scorer(self) -> Scorer:
+        import torch
+
+        from specbench.metrics import clip, vqascore_network
+
+        *shards, tokenizer, tower = self.files
+        for part, path in (*((self.part, path) for path in shards), (TEXT, tokenizer), (cmmd.PART, tower)):
+            weights.published(self.context, part, path)
+        device = self.context.device
+        network = vqascore_network.load(shards[0].parent, device, self.options["model"])
+        eyes = clip.load_image_tower(tower, device, dtype=torch.bfloat16)
+        return VQAScorer(eyes, network, vqascore_network.Questions(tokenizer), device)

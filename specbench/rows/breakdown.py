@@ -1,0 +1,160 @@
+"""Acceptance, steps and speed-up by category of prompt, caption length and position in the image, from records.
+
+Images of one prompt are not independent: every interval counts a prompt once (`summary.ratio` with the prompts as its
+groups), and has the quantiles of a t distribution with one degree of freedom less than prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from specbench.rows import summary, timing
+from specbench.rows.csv_files import RowFile
+from specbench.rows.journal import Record
+from specbench.rows.timing import Estimate
+
+LEVEL = 0.95  # of the intervals
+BANDS = 8  # most groups of rows of an image
+MOST_TOKENS = 2**20  # of an image
+
+#: Statistics of a group, with their meanings; each also has the columns `_low` and `_high`.
+STATISTICS = {
+    "acceptance_rate": "accepted / verified draft tokens; empty for positions, whose verified tokens are not recorded",
+    "step_compression": "tokens / target forward passes; of rows: tokens / those that are no accepted draft tokens",
+    "speedup_step": "vanilla's target forward passes on the same prompts (of rows: its tokens that are no accepted\n"
+    "draft) / the method's",
+    "speedup_latency": "vanilla's seconds / the method's, over the timed pairs at batch 1; empty for positions, and\n"
+    "where the timing of the run does not hold (timing_valid)",
+}
+#: The columns of a CSV, with their meanings.
+COLUMNS = {
+    "run_id": "run_id of the run",
+    "method": "its preset",
+    "by": "category (of the prompt, as its data set names it), caption length (thirds of the prompts by words) or\n"
+    "position (rows of the image, from the top)",
+    "group": "the group",
+    "prompts": "prompts in it",
+    "images": "images in it",
+    **{
+        f"{name}{suffix}": line
+        for name, meaning in STATISTICS.items()
+        for suffix, line in {
+            "": meaning,
+            "_low": f"lower end of the {LEVEL:.0%} interval of {name}, which counts a prompt once",
+            "_high": "upper end",
+        }.items()
+    },
+}
+ROWS = RowFile(COLUMNS, "breakdowns")
+
+
+def breakdown(
+    images: Sequence[Record], vanilla: Sequence[Record] | None = None, raster: bool = True
+) -> list[dict[str, Any]]:
+    """The rows (`COLUMNS` without run_id and method) of some images; a category or a length that all share is left out.
+
+    vanilla: the images of vanilla AR on the same prompts, in the same order; raster: whether tokens were committed in
+    raster order, without which their positions are not known. Empty for images that a server decoded.
+    """
+    if not images or any(r.request_s is not None for r in images):
+        return []
+    prompts = [r.id for r in images]
+    timed = vanilla is not None and timing.columns(timing.pairs(images, vanilla)).get("timing_valid")
+    found = []
+    for by, labels in (("category", [r.category for r in images]), ("caption length", _lengths(images))):
+        names = sorted({label for label in labels if label is not None})
+        for name in sorted(names, key=_order) if len(names) > 1 else ():
+            members = [i for i, label in enumerate(labels) if label == name]
+            mine, theirs = [images[i] for i in members], vanilla and [vanilla[i] for i in members]
+            found.append(_row(by, name, mine, _whole(mine, theirs, bool(timed))))
+    if not raster or len({r.tokens for r in [*images, *(vanilla or ())]}) > 1:
+        return found
+    groups, own, theirs_own = _numbers(prompts), _own(images), None if vanilla is None else _own(vanilla)
+    for name, first, last in _bands(images[0].tokens):
+        steps = own[:, first:last].sum(1).tolist()
+        estimates = {"step_compression": summary.ratio([last - first] * len(steps), steps, groups)}
+        if theirs_own is not None:
+            estimates["speedup_step"] = summary.ratio(theirs_own[:, first:last].sum(1).tolist(), steps, groups)
+        found.append(_row("position", name, images, estimates))
+    return found
+
+
+def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, timed: bool) -> dict[str, Estimate]:
+    """The statistics of whole images; timed: whether their seconds hold."""
+    groups = _numbers([r.id for r in images])
+    found = {
+        "acceptance_rate": summary.ratio([r.accepted for r in images], [r.drafted for r in images], groups),
+        "step_compression": summary.ratio([r.tokens for r in images], [r.steps for r in images], groups),
+    }
+    if vanilla is None:
+        return found
+    found["speedup_step"] = summary.ratio([r.steps for r in vanilla], [r.steps for r in images], groups)
+    pairs = [pair for pair in timing.pairs(images, vanilla) if len(pair.images) == 1] if timed else []
+    if pairs:
+        of = [groups[pair.images[0]] for pair in pairs]
+        found["speedup_latency"] = summary.ratio([p.vanilla_s for p in pairs], [p.method_s for p in pairs], of)
+    return found
+
+
+def _row(by: str, group: str, images: Sequence[Record], estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+    prompts = len({r.id for r in images})
+    row: dict[str, Any] = {"by": by, "group": group, "prompts": prompts, "images": len(images)}
+    for name, (value, stderr) in estimates.items():
+        half = None if stderr is None else stderr * _quantile(prompts - 1)
+        row[name] = value
+        row[f"{name}_low"], row[f"{name}_high"] = (
+            None if value is None or half is None else value + side * half for side in (-1, 1)
+        )
+    return row
+
+
+def _quantile(df: int) -> float:
+    from scipy import stats
+
+    return float(stats.t.ppf((1 + LEVEL) / 2, df))
+
+
+def _numbers(names: Sequence[str]) -> list[int]:
+    """The number of each name among the different ones."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]
+
+
+def _lengths(images: Sequence[Record]) -> list[str]:
+    """The third of the prompts to which each image's prompt belongs, by words: "up to 5 words"."""
+    words = {r.id: len(r.prompt.split()) for r in images}
+    ordered = sorted(words.values())
+    low, high = (ordered[math.ceil(len(ordered) * k / 3) - 1] for k in (1, 2))
+    names = {True: f"up to {low} words", False: f"{high + 1} words or more"}
+    return [
+        names[n <= low] if n <= low or n > high else f"{low + 1} to {high} words" for n in (words[r.id] for r in images)
+    ]
+
+
+def _order(label: str) -> tuple[int, str]:
+    """Lengths from the shortest to the longest, categories by name."""
+    kind = 0 if label.startswith("up to ") else 2 if label.endswith(" words or more") else 1
+    return kind, label
+
+
+def _bands(tokens: int) -> list[tuple[str, int, int]]:
+    """Groups of rows of a square image, or of positions of another one: name, first token, the one after the last."""
+    side = math.isqrt(tokens)
+    unit, what, per = (side, "row", side) if side * side == tokens else (tokens, "token", 1)
+    edges = np.linspace(0, unit, min(BANDS, unit) + 1).round().astype(int).tolist()
+    return [
+        (f"{what} {a + 1}" if b == a + 1 else f"{what}s {a + 1} to {b}", a * per, b * per) for a, b in pairwise(edges)
+    ]
+
+
+def _own(images: Sequence[Record]) -> np.ndarray:
+    """Whether each token (N, T) bool is no accepted draft token: a step ended there. ValueError for records that no
+    image can have."""
+    if max(r.tokens for r in images) > MOST_TOKENS:
+        raise ValueError(f"an image of more than {MOST_TOKENS} tokens")
+    return ~np.stack([summary.is_accepted_draft(r) for r in images])

@@ -1,0 +1,44 @@
+"""The numbers of a run's images: image j of prompt i is i + j * `STRIDE`.
+
+So the first image of each prompt has the number of the prompt, and the number of an image does not depend on how many
+images a prompt has, on the number of prompts, or on who decodes it. With the seed it is the key of the image's random
+stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+STRIDE = 2**20  # more than any run has prompts
+
+
+def prompt_of(index: int) -> int:
+    """The index of an image's prompt among the chosen ones."""
+    return index % STRIDE
+
+
+def repeat_of(index: int) -> int:
+    """The number of an image among those of its prompt, from 0 on."""
+    return index // STRIDE
+
+
+def images_per_prompt(cfg: Mapping[str, Any]) -> int:
+    """That of a run's configuration; older ones lack it."""
+    return int(cfg.get("images_per_prompt", 1))
+
+
+def of_prompts(n: int, each: int = 1) -> list[int]:
+    """The numbers of the images of the first `n` prompts with `each` images, prompt by prompt."""
+    return [i + j * STRIDE for i in range(n) for j in range(each)]
+
+
+def position(index: int, each: int) -> int:
+    """The place of an image among those of a run with `each` images of a prompt, see `of_prompts`."""
+    return prompt_of(index) * each + repeat_of(index)
+
+
+def file_name(index: int) -> str:
+    """ "00012.png", and "00012-3.png" for the fourth image of that prompt."""
+    repeat = repeat_of(index)
+    return f"{prompt_of(index):05d}{f'-{repeat}' if repeat else ''}.png"

@@ -1,0 +1,117 @@
+"""The Python interface: results, errors and arguments. The notebook decodes with it for real."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from commands import ROOT, Call
+
+import specbench
+from specbench.api.arguments import overrides
+from specbench.config import configuration, parameters
+
+
+@pytest.fixture
+def finished(call: Call) -> specbench.api.results.RunResult:
+    """A run of the fake pipeline (see `conftest.call`)."""
+    return specbench.run("sjd", n=4, warmup=0, metrics=[], out="one", quiet=True)
+
+
+def test_a_result_has_the_row_the_records_and_the_images(finished: specbench.api.results.RunResult) -> None:
+    assert (finished.row["method"], finished.row["n"], finished.config["metrics"]) == ("sjd", 4, [])
+    records = finished.records
+    assert isinstance(records, pd.DataFrame)
+    assert list(records.index) == [0, 1, 2, 3]
+    assert np.isclose(records.steps.mean(), finished.row["steps"])
+    sums = finished.traces.accepted.groupby("index").sum()
+    assert finished.traces.groupby("index").size().to_list() == records.steps.to_list()
+    assert sums.to_list() == records.accepted.to_list()
+    assert len(finished.images) == 4
+    assert np.array_equal(np.asarray(finished.images[1]), np.asarray([*finished.images][1]))
+    assert [np.asarray(one).shape for one in finished.images[2:]] == [np.asarray(finished.images[0]).shape] * 2
+    assert finished.sheet.size[0] > 100
+    assert "accepted length" in repr(finished)
+    again = specbench.result("one")
+    assert (again.row, again.records.equals(records)) == (finished.row, True)
+
+
+def test_two_results_are_compared_in_a_table(finished: specbench.api.results.RunResult) -> None:
+    assert finished.baseline
+    found = specbench.compare(finished.baseline, finished)
+    assert found.table.loc["steps", "mean_a"] > found.table.loc["steps", "mean_b"]
+    assert "4 pairs of the same prompt" in repr(found)
+
+
+def test_an_audit_gives_its_rows_and_its_verdict() -> None:
+    found = specbench.audit("uniform_rsd", delta=4.0, window=2, model="v3t5", samples=1000, quiet=True)
+    assert found.verdict == "not lossless"
+    assert set(found.table.model) == {"v3t5"}
+    assert "not lossless" in repr(found)
+
+
+def test_a_mistake_is_an_exception_and_no_exit(finished: specbench.api.results.RunResult) -> None:
+    for match, call in (
+        ("unknown method 'nope'", lambda: specbench.run("nope")),
+        ("delta must be a number", lambda: specbench.run("cool_sd", delta="much")),
+        ("delta cannot be a dict", lambda: specbench.run("cool_sd", delta={})),
+        ("the method is given twice", lambda: overrides("sjd", {"method": "sd"})),
+        ("holds a run with method=sjd", lambda: specbench.run("sd", out="one", quiet=True)),
+        ("there is no nothing", lambda: specbench.compare("nothing", finished)),
+        ("nothing holds no run", lambda: specbench.result("nothing")),
+        ("must be an integer", lambda: specbench.audit("sjd", samples="many")),
+        ("unknown group 'nope'", lambda: specbench.choices("nope")),
+    ):
+        with pytest.raises(specbench.UsageError, match=match):
+            call()
+
+
+def test_values_of_python_are_those_of_the_command_line(tmp_path: Path) -> None:
+    values = {
+        "metrics": ["scenes_reward", "scenes_fid"],
+        "tree": [[0], [1], [0, 0]],
+        "top_k": None,
+        "top_p": np.float32(0.5),
+        "seed": np.int64(3),
+        "baseline": False,
+        "out": tmp_path / "a, b {c}",
+        "delta": 2,
+    }
+    cfg = configuration.compose(overrides("cool_sd", values))
+    expected = {**values, "out": str(values["out"]), "delta": 2.0}
+    assert {name: cfg[name] for name in values} == expected
+    assert configuration.compose(overrides(None, {"metrics": []}))["metrics"] == []
+
+
+def test_an_included_folder_joins_unless_rows_exist_without_its_columns(tmp_path: Path) -> None:
+    rule = tmp_path / "rule"
+    rule.mkdir()
+    (rule / "plain.yaml").write_text("# @package _global_\n# Plain.\nrule: plain\n")
+    try:
+        specbench.include(tmp_path)
+        assert specbench.choices("rule")["plain"] == "Plain."
+        (rule / "other.yaml").write_text(
+            "# @package _global_\n# Other.\nrule: other\nodd: 1\nparameters:\n  odd: {kind: integer, line: odd}\n"
+        )
+        with pytest.raises(specbench.UsageError, match="include them before anything else"):
+            specbench.include(tmp_path)
+        with pytest.raises(specbench.UsageError, match="there is no folder"):
+            specbench.include(tmp_path / "nowhere")
+    finally:
+        del parameters.os.environ[parameters.plugins.INCLUDE]
+        parameters.refresh()
+
+
+def test_an_import_loads_nothing_heavy() -> None:
+    code = "import sys, specbench; assert not {'torch', 'numpy', 'pandas', 'hydra', 'omegaconf'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, check=True)
+    assert (ROOT / "specbench/py.typed").is_file()
+    offered = {"audit", "choices", "compare", "include", "load", "result", "run", "RunError", "UsageError"}
+    assert offered <= {*dir(specbench)}
+    assert all(callable(getattr(specbench, name)) for name in offered)
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        _ = specbench.nope

@@ -1,0 +1,183 @@
+"""Breakdowns by category, caption length and position: against records made by hand."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Call
+from scipy import stats
+from test_compare import Folders
+from test_journal import record
+
+from specbench import data
+from specbench.compare import passes
+from specbench.compare.comparison import compare
+from specbench.compare.grouping import of_pass
+from specbench.data import parti
+from specbench.errors import UsageError
+from specbench.report import gather
+from specbench.report.page import page
+from specbench.rows.breakdown import COLUMNS, breakdown
+from specbench.rows.columns import COLUMNS as ROW
+from specbench.rows.csv_files import to_csv
+from specbench.rows.journal import Record
+
+
+def image(index: int, per_step: list[int], **changes: Any) -> Record:
+    """The record of an image of 16 tokens in 4 rows, whose steps accepted so many draft tokens of five."""
+    own = 16 - sum(per_step)
+    values = {"tokens": 16, "steps": own, "drafted": 5 * own, "accepted": sum(per_step), "accepted_per_step": per_step}
+    values |= {"accepted_length": 16 / own, "id": str(index), "prompt": "word " * (index + 1)}
+    return replace(record(index), **(values | changes))
+
+
+def vanilla(index: int, **changes: Any) -> Record:
+    return image(index, [0] * 16, **changes)
+
+
+#: Steps that end in the first row four times and then once a row; once a row; every second token.
+DENSE, ROWS, PAIRS = [0, 0, 0, 0, 3, 3, 3], [3, 3, 3, 3], [1] * 8
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path)
+
+
+def of(rows: list[dict[str, Any]], by: str) -> dict[str, dict[str, Any]]:
+    return {row["group"]: row for row in rows if row["by"] == by}
+
+
+def test_groups_by_hand() -> None:
+    kinds = ["b", "a", "b", "b"]
+    mine = [image(i, steps, category=kinds[i]) for i, steps in enumerate((DENSE, ROWS, PAIRS, ROWS))]
+    rows = breakdown(mine, [vanilla(i) for i in range(4)])
+    found = of(rows, "category")
+    assert list(found) == ["a", "b"]
+    assert (found["a"]["acceptance_rate"], found["a"]["step_compression"], found["a"]["speedup_step"]) == (
+        12 / 20,
+        4,
+        4,
+    )
+    assert found["a"]["step_compression_low"] is None  # one prompt has no spread
+    steps = np.array([7.0, 8.0, 4.0])
+    assert found["b"]["step_compression"] == 48 / steps.sum()
+    # the delta method by hand, and t with two degrees of freedom
+    moved = 16 - found["b"]["step_compression"] * steps
+    half = np.sqrt(3 / 2 * np.square(moved).sum()) / steps.sum() * stats.t.ppf(0.975, 2)
+    bounds = [found["b"]["step_compression"] + side * half for side in (-1, 1)]
+    assert [found["b"][f"step_compression_{end}"] for end in ("low", "high")] == pytest.approx(bounds)
+    assert list(of(rows, "caption length")) == ["up to 2 words", "3 to 3 words", "4 words or more"]
+    assert of(rows, "caption length")["up to 2 words"]["prompts"] == 2
+    positions = of(rows, "position")
+    assert list(positions) == ["row 1", "row 2", "row 3", "row 4"]
+    assert [positions[name]["step_compression"] for name in positions] == [16 / 8, *[16 / 5] * 3]  # own: 4, 1, 2, 1
+    assert positions["row 1"]["speedup_step"] == 2
+    assert "acceptance_rate" not in positions["row 1"]
+
+
+def test_images_of_one_prompt_count_once() -> None:
+    """Twice the images of the same prompts give the same interval, and not a narrower one."""
+    once = [image(i, steps, category="ab"[i % 2]) for i, steps in enumerate((DENSE, ROWS, PAIRS, ROWS, DENSE, PAIRS))]
+    twice = once + [replace(r, index=r.index + 6) for r in once]
+    for one, two in zip(breakdown(once), breakdown(twice), strict=True):
+        assert two["images"] == 2 * one["images"]
+        assert {k: v for k, v in one.items() if k != "images"} == pytest.approx(
+            {k: v for k, v in two.items() if k != "images"}
+        )
+
+
+def test_what_is_the_same_for_all_is_left_out() -> None:
+    same = [image(i, ROWS, prompt="one", category=None) for i in range(3)]
+    assert {row["by"] for row in breakdown(same)} == {"position"}
+    assert breakdown(same, raster=False) == []
+    assert breakdown([]) == []
+    names = [row["group"] for row in breakdown([image(0, [4, 4, 4], tokens=15)])]  # no square
+    assert (names[0], names[4], names[-1]) == ("tokens 1 to 2", "token 9", "tokens 14 to 15")
+
+
+def test_seconds_need_a_timing_that_holds() -> None:
+    seconds = [1.0, 1.5, 1.25, 1.0, 1.5, 1.25, 1.0, 1.5]
+    timed = [
+        image(i, ROWS, category="ab"[i % 2], decode_s=s, latency_s=s, timed=2 * i + 1) for i, s in enumerate(seconds)
+    ]
+    slow = [vanilla(i, decode_s=3.0, latency_s=3.0, timed=2 * i + 2) for i in range(8)]
+    found = of(breakdown(timed, slow), "category")
+    assert found["a"]["speedup_latency"] == 12 / sum(seconds[::2])
+    drifting = [replace(r, decode_s=3.0 + r.index) for r in slow]
+    assert "speedup_latency" not in of(breakdown(timed, drifting), "category")["a"]
+
+
+def test_the_command_and_the_comparison(call: Call, folders: Folders, tmp_path: Path) -> None:
+    mine = [image(i, (DENSE, ROWS, PAIRS)[i % 3], category="ab"[i % 2]) for i in range(6)]
+    first = folders.make("first", mine, "method=sjd", baseline=[vanilla(i, category="ab"[i % 2]) for i in range(6)])
+    folders.make("second", [image(i, ROWS, category="ab"[i % 2]) for i in range(6)], "method=sjd")
+    code, out, _ = call("breakdown", "first", "second", "out=groups.csv")
+    assert code == 0
+    assert "steps saved" in out
+    with (tmp_path / "groups.csv").open() as f:
+        rows = list(csv.DictReader(f))
+    assert list(rows[0]) == list(COLUMNS)
+    assert {row["run_id"] for row in rows} == {"run-first", "run-second"}
+    assert all(name in call("breakdown", "--help")[1] for name in COLUMNS)
+    out = call("compare", "first", "second")[1]
+    assert "By prompt and position; 95% intervals in brackets count a prompt once" in out
+    found = compare(passes.read(first), passes.read(str(tmp_path / "second"))).groups
+    # of A, indices 0, 2 and 4 with 7, 8 and 4 steps, and 1, 3 and 5 with 4, 7 and 8; B has 4 each
+    assert [b["speedup_step"] for _, b in found if b["by"] == "category"] == [19 / 12, 19 / 12]
+    assert call("breakdown")[0] == call("breakdown", "nowhere")[0] == 2
+
+
+def test_older_records_have_the_categories_of_their_prompts(folders: Folders) -> None:
+    """Those of the data set, where it still has the prompts."""
+    items = data.load({"data": "scenes", "split": "validation", "n": 8})
+    mine = [image(i, ROWS, prompt=item.prompt, id=item.id) for i, item in enumerate(items)]
+    found = of(of_pass(passes.read(folders.make("old", mine, "method=sjd"))), "category")
+    assert set(found) == {item.kind for item in items}
+    other = [replace(r, prompt="else") for r in mine]
+    assert not of(of_pass(passes.read(folders.make("other", other, "method=sjd"))), "category")
+
+
+def test_damaged_and_served_records(folders: Folders) -> None:
+    huge = [image(i, ROWS, tokens=2**40) for i in range(3)]
+    with pytest.raises(UsageError, match="the steps in its records are damaged"):
+        of_pass(passes.read(folders.make("huge", huge)))
+    served = [image(i, [], request_s=1.0, tokens=0, steps=0, accepted=0, drafted=0) for i in range(3)]
+    with pytest.raises(UsageError, match="a server does not tell its steps"):
+        of_pass(passes.read(folders.make("served", served)))
+    assert breakdown(served) == []
+
+
+def test_the_report_shows_them(folders: Folders, tmp_path: Path) -> None:
+    mine = [image(i, (DENSE, ROWS)[i % 2], category="</script>"[: i % 2 + 1]) for i in range(4)]
+    folder = Path(folders.make("one", mine, "method=sjd", baseline=[vanilla(i) for i in range(3)]))
+    row = dict.fromkeys(ROW) | {"run_id": "run-one", "model": "llamagen_scenes", "method": "sjd", "drafter": "sjd"}
+    (folder / "row.csv").write_text(to_csv([row]))
+    found = gather.gather([folder], [], 0)
+    groups = found.groups["run-one"]
+    assert {row["group"] for row in groups if row["by"] == "category"} == {"<", "</"}
+    assert {row["images"] for row in groups if row["by"] == "position"} == {3}  # with a baseline
+    [shown] = gather.page_data(found)["rows"]
+    assert shown["groups"] == groups
+    assert "</script>[" not in page(found)
+    (folder / "baseline.jsonl").write_text("not a record\n")
+    assert {row["images"] for row in gather.gather([folder], [], 0).groups["run-one"] if row["by"] == "position"} == {4}
+    shutil.copy(folder / "baseline.jsonl", folder / "records.jsonl")
+    assert gather.gather([folder], [], 0).groups == {}
+
+
+def test_categories_of_data(tmp_path: Path) -> None:
+    (tmp_path / parti.FILE).write_text("Prompt\tCategory\tChallenge\none\tAnimals\tx\ntwo\t\ty\n")
+    items = data.load({"data": "parti", "data_dir": str(tmp_path), "n": None, "seed": 0})
+    assert {item.prompt: item.kind for item in items} == {"one": "Animals", "two": None}
+    [tagged] = data.load({"data": "scenes_geneval", "n": 1, "seed": 0})
+    assert tagged.kind == "single_object"
+    (tmp_path / "mine.csv").write_text("prompt,category\none,a\ntwo,b\n")
+    mine = data.load({"data": "prompts", "prompts": str(tmp_path / "mine.csv"), "n": None, "seed": 0})
+    assert [item.kind for item in mine] == ["a", "b"]

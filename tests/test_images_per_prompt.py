@@ -1,0 +1,142 @@
+"""Several images of a prompt: their random streams, their files and records, and the errors that count prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_pipeline import FakePipeline
+
+from specbench import data
+from specbench.compare import comparison, passes
+from specbench.config import configuration
+from specbench.config.parameter import PROMPTS
+from specbench.errors import UsageError
+from specbench.harness import pairing, run, status
+from specbench.metrics import ASSETS, Score, ScoringContext
+from specbench.metrics.base import over_prompts
+from specbench.metrics.scenes_reward import ScenesReward
+from specbench.rows import indices, provenance, summary
+from specbench.rows.journal import read_records
+
+
+def execute(out: Path, *overrides: str) -> dict[str, Any]:
+    cfg = configuration.compose(["metrics=none", "n=3", *overrides])
+    return run.execute(cfg, out, loader=FakePipeline)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "four"
+    execute(out, "images_per_prompt=4")
+    return out
+
+
+def pixels(out: Path, name: str = "records.jsonl") -> dict[int, str]:
+    return {r.index: r.sha256 for r in read_records(out / name)}
+
+
+def test_an_images_number_depends_on_its_prompt_and_its_place_among_them_alone() -> None:
+    assert indices.STRIDE > PROMPTS
+    assert indices.of_prompts(3) == [0, 1, 2]
+    four = indices.of_prompts(3, 4)
+    assert len(set(four)) == 12
+    assert set(indices.of_prompts(2, 3)) < set(four)
+    assert [(indices.prompt_of(i), indices.repeat_of(i)) for i in four] == [(i, j) for i in range(3) for j in range(4)]
+    assert [indices.file_name(i) for i in indices.of_prompts(2, 2)] == [
+        "00000.png", "00000-1.png", "00001.png", "00001-1.png"
+    ]  # fmt: skip
+
+
+def test_the_first_images_are_those_of_a_run_with_one_each(four: Path, tmp_path: Path) -> None:
+    one, two = execute(tmp_path / "one"), execute(tmp_path / "two", "images_per_prompt=2", "batch=2")
+    row = run.Run(configuration.compose(["metrics=none", "n=3", "images_per_prompt=4"]), four).folder.read_row() or {}
+    for name in ("records.jsonl", "baseline.jsonl"):
+        alone, half, every = (pixels(out, name) for out in (tmp_path / "one", tmp_path / "two", four))
+        assert list(alone) == [0, 1, 2]
+        assert alone.items() < half.items() < every.items()
+        assert len(set(every.values())) == 12
+    assert [(r["n"], r["images_per_prompt"], r["images"]) for r in (one, two, row)] == [
+        (3, 1, 3),
+        (3, 2, 6),
+        (3, 4, 12),
+    ]
+    assert one["prompts_hash"] == two["prompts_hash"] == row["prompts_hash"]
+    assert len({r["config_hash"] for r in (one, two, row)}) == 3
+    assert sorted(path.name for path in (four / "images").iterdir())[:4] == [
+        "00000-1.png", "00000-2.png", "00000-3.png", "00000.png"
+    ]  # fmt: skip
+
+
+def test_a_configuration_with_one_image_keeps_its_hash() -> None:
+    cfg = configuration.compose([])
+    assert cfg["images_per_prompt"] == 1
+    without = {name: value for name, value in cfg.items() if name != "images_per_prompt"}
+    assert provenance.config_hash(without) == provenance.config_hash(cfg)
+
+
+def test_a_stopped_run_goes_on_where_it_was(four: Path, tmp_path: Path) -> None:
+    out = tmp_path / "half"
+    execute(out, "images_per_prompt=4", "baseline=false")
+    lines = (out / "records.jsonl").read_text().splitlines(keepends=True)
+    (out / "records.jsonl").write_text("".join(lines[:5]))
+    found = status.of_run(out)
+    assert (found.n, found.images.done, found.images.left) == (3, 5, 7)
+    execute(out, "images_per_prompt=4", "baseline=false")
+    assert pixels(out) == pixels(four)
+    assert status.of_run(out).images.left == 0
+    execute(out, "images_per_prompt=4", "baseline=false", "n=4")  # a larger n extends it
+    assert pixels(four).items() < pixels(out).items()
+    with pytest.raises(UsageError, match="holds a run with images_per_prompt=4, not images_per_prompt=2"):
+        execute(out, "images_per_prompt=2", "baseline=false")
+
+
+def test_errors_and_comparisons_are_over_prompts(four: Path) -> None:
+    mine = read_records(four / "records.jsonl")
+    columns = summary.speed(mine)
+    steps = np.array([r.steps for r in sorted(mine, key=lambda r: (indices.prompt_of(r.index), r.index))]).reshape(3, 4)
+    assert columns["steps"] == pytest.approx(steps.mean())
+    assert columns["steps_stderr"] == pytest.approx(steps.mean(1).std(ddof=1) / np.sqrt(3))
+    found = comparison.compare(passes.read(f"{four}/baseline"), passes.read(str(four)))
+    assert found.pairs == 12
+    assert "They are of 3 prompts: the mean over the images of a prompt counts once." in found.remarks
+    [result] = [one for one in found.results if one.statistic.name == "accepted_length"]
+    lengths = 16 / steps
+    assert (result.units, result.paired.n) == ("prompts", 3)
+    assert result.paired.mean_b == pytest.approx(lengths.mean())
+    assert result.paired.test is not None
+    t = (lengths.mean(1) - 1).mean() / ((lengths.mean(1) - 1).std(ddof=1) / np.sqrt(3))
+    assert result.paired.test.statistic == pytest.approx(t)
+
+
+def test_influences_of_a_prompt_are_the_sum_of_its_images() -> None:
+    moved = np.random.default_rng(0).normal(size=7)
+    prompts = [4, 4, 4, 0, 0, 9, 9]
+    grouped = comparison._of_prompts(moved, prompts)
+    assert grouped.sum() / 3 == pytest.approx(moved.sum() / 7)
+    assert grouped[1] / 3 == pytest.approx(moved[:3].sum() / 7)
+
+
+def test_a_metrics_error_is_over_prompts() -> None:
+    metric = ScenesReward(ScoringContext(ASSETS, ASSETS), {})
+    items = [data.Item(i, "", None, str(i % 3)) for i in range(12)]
+    outputs = np.random.default_rng(0).normal(size=(12, 1))
+    [score] = over_prompts(metric, (Score(0.5, 0.1, "", ""),), outputs, items)
+    assert score.stderr == pytest.approx(outputs.reshape(4, 3).mean(0).std(ddof=1) / np.sqrt(3))
+    alone = [replace(item, id=str(item.index)) for item in items]
+    assert over_prompts(metric, (Score(0.5, 0.1, "", ""),), outputs, alone)[0].stderr == 0.1
+
+
+def test_files_of_one_prompt_are_paired_with_it() -> None:
+    items = [data.Item(i, f"prompt {i}", None, str(i)) for i in range(3)]
+    names = ["00000.png", "00000-1.png", "1-0.png", "0001-2.jpg", "0002/samples/0000.png", "0002/samples/0003.png"]
+    found = pairing._pair_by_name([Path(name) for name in names], items, partial=False)
+    assert [path.as_posix() for path in found.paths] == names
+    assert [(item.id, indices.repeat_of(item.index)) for item in found.items] == [
+        ("0", 0), ("0", 1), ("1", 0), ("1", 2), ("2", 0), ("2", 3)
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="both have the name of prompt 0"):
+        pairing._pair_by_name([Path("0.png"), Path("0-0.png")], items[:1], partial=False)
