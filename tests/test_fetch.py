@@ -349,7 +349,7 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
 
 
 #: Evaluators of which no public page shows the checksum: the hub gives it to a fetch.
-COMMIT_ALONE = ("pickscore", "hpsv3", "hpsv3/text", "vqascore_text")
+COMMIT_ALONE = ("mask2former", "pickscore", "hpsv3", "hpsv3/text", "vqascore_text")
 #: Evaluators whose commit no public page pins, either: a fetch records the latest.
 UNPINNED = ("vqascore", "vqascore_xl")
 
