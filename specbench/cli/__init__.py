@@ -36,6 +36,8 @@ usage: specbench COMMAND ...
   probe      a target's confidence in its tokens, and the earlier tokens it attends to      specbench probe --help
   suite      several methods, models, prompts and seeds, as one YAML names them: one table  specbench suite --help
   tables     the papers' tables, measured next to published                                 specbench tables --help
+  show       rows of runs on the screen: filter, sort, group; seeds pooled                  specbench show --help
+  collect    rows from folders, CSV, Parquet and stores in one file                         specbench collect --help
   report     one page of results to read and share: leaderboard, plots, images, audits      specbench report --help
   train      a drafter for a target; the embedded models                                    specbench train --help
   convert    an EAGLE drafter to and from LANTERN's layout                                  specbench convert --help
