@@ -217,7 +217,6 @@ def test_fenced_commands_are_in_documents_whose_tests_run_them() -> None:
     kinds = {path.name: set(re.findall(r"^```(\w*)$", path.read_text(), re.MULTILINE)) - {""} for path in FILES}
     assert kinds.pop("contributing.md") == {"python", "yaml", "sh"}  # test_docs
     assert kinds.pop("plugins.md") == {"python", "yaml", "sh", "text", "toml"}  # test_plugins
-    assert kinds.pop("suites.md") == {"yaml"}
     assert kinds.pop("api.md") == {"python"}  # test_api
     assert kinds.pop("results.md") == {"python"}
     assert kinds.pop("suites.md") == {"yaml"}  # read above
