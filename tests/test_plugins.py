@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, TOGETHER, Call, python, refused, row_of
+from fake_pipeline import at, interrupt
 from hatchling import build
 
 from specbench import data
 from specbench.config import composition, configuration, parameters, registry
 from specbench.config.table import TABLE, UNITS
 from specbench.errors import UsageError
+from specbench.harness import run
 from specbench.harness.folder import stored
 
 RULE = "# @package _global_\n# Mine.\nrule: mine\nwarmth: 0.5\n"
@@ -182,6 +184,15 @@ def test_a_folder_is_included_as_hydra_users_know_it(folder: Path, call: Call, m
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     assert call("-sc", "query=bash")[1].split() == ["rule=mine"]
     assert "warmth" not in TABLE
+
+
+def test_a_stopped_run_names_its_folders(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_load_pipeline", at(1, interrupt))
+    code, _, err = call(
+        "run", "--include", str(folder), "method=sjd", "n=3", "metrics=none", "baseline=false", "out=one"
+    )
+    assert code == 130
+    assert err.strip().endswith(f"out=one, with --include {folder}")
 
 
 def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None:
