@@ -93,6 +93,8 @@ def test_the_example_is_a_package_that_adds_to_every_command(example: Path, tmp_
     assert (cells["rule"], float(cells["softness"])) == ("softened", 0.5)
     assert 0 < float(cells["contrast"]) < 0.5
     assert cells["contrast_backend"] == "standard deviation of grey levels"
+    with (tmp_path / "audit.csv").open() as f:
+        assert {line["plugins"] for line in csv.DictReader(f)} == {plugin["name"]}
     assert "drafter=copy_above rule=softened" in done.stdout
     assert "Copied, softness 0.25" in done.stdout  # of its suite
     with pytest.raises(UsageError, match=r"softness.*from plug-in specbench-example 0.1.0, which is not"):
