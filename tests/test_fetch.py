@@ -128,7 +128,7 @@ def tree(folder: Path) -> set[str]:
         (["metrics=fid", "weights=here"], "'weights' has no meaning with metrics="),
         (["anole"], "'anole' (choose from: data, data_dir"),
         (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, emu3"),
-        (["data=scenes"], "unknown data 'scenes' (choose from: coco2014, coco2017, parti)"),
+        (["data=scenes"], "data=scenes has nothing to fetch: it needs no files"),
         (["model=anole", "data_dir=here"], "'data_dir' has no meaning with model="),
         (["model=anole", "size=512"], "anole has one size"),
         (["model=lumina_mgpt", "size=640"], "unknown size '640' (choose from: 1024, 512, 768)"),

@@ -13,6 +13,7 @@ from test_preference import randomise
 from torch.nn.functional import normalize
 
 from specbench import data, metrics
+from specbench.cli import fetch
 from specbench.config import configuration
 from specbench.data import Item
 from specbench.data import geneval as prompts
@@ -102,6 +103,9 @@ def test_other_prompts(tmp_path: Path) -> None:
         configuration.compose(["data=geneval2", "n=all", f"data_dir={tmp_path}"])
     (tmp_path / "geneval2_data.jsonl").write_text('{"prompt": "four white bicycles", "atom_count": 3}\n')
     assert configuration.compose(["data=geneval2", "n=all", f"data_dir={tmp_path}"])["n"] == 1
+    for name, why in (("geneval", "it needs no files"), ("geneval2", "its file comes from you")):
+        with pytest.raises(UsageError, match=f"data={name} has nothing to fetch: {why}"):
+            fetch.main([f"data={name}"])
 
 
 def test_drawn_scenes_solve_their_tasks() -> None:

@@ -73,6 +73,9 @@ class SuiteBench(Bench, Protocol):
     def versus(self, run: Path, vanilla: Path, n: int) -> Mapping[str, Any]:
         """The columns of a run's row against the run of vanilla AR on the same n prompts."""
 
+    def keep(self, rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
+        """Adds the completed rows of folders to the store of results."""
+
 
 class LocalBench:
     """The harness in this process."""
@@ -117,6 +120,11 @@ class LocalBench:
         from specbench.harness.row import against
 
         return against(run, vanilla, n)
+
+    def keep(self, rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
+        from specbench.harness.run import keep
+
+        keep(rows)
 
 
 def _weights(cfg: Mapping[str, Any]) -> str | None:
