@@ -118,7 +118,9 @@ def _foreseen(todo: RunPlan, runs: Path) -> str:
 
 def _state(table: Table, todo: RunPlan, args: argparse.Namespace) -> str:
     have, need = len(todo.rows) - len(todo.missing), len(todo.rows)
-    state = "complete" if have == need and not todo.untested else "partial" if have else "no rows"
+    state = (
+        "complete" if have == need and not todo.untested and not todo.unequalled else "partial" if have else "no rows"
+    )
     if not need:  # no line has a run on this model
         state = (
             "published only"
@@ -133,7 +135,7 @@ def _state(table: Table, todo: RunPlan, args: argparse.Namespace) -> str:
 def _draw(table: Table, todo: RunPlan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:
     printed = literature.load(table.id) if table.id in literature.available() else []
     if table.matched:
-        drawn = matched.build(table, todo.model, todo.rows, _command(table, args))
+        drawn = matched.build(todo, _command(table, args))
     else:
         drawn = layout.build(table, todo.model, todo.rows, printed, todo.commands, _command(table, args), todo.compared)
     folder = results / "tables"
