@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, TOGETHER, Call, python, refused, row_of
+from fake_pipeline import at, interrupt
 from hatchling import build
 
 from specbench import data
 from specbench.config import composition, configuration, parameters, registry
 from specbench.config.table import TABLE, UNITS
 from specbench.errors import UsageError
+from specbench.harness import run
 from specbench.harness.folder import stored
 
 RULE = "# @package _global_\n# Mine.\nrule: mine\nwarmth: 0.5\n"
@@ -91,6 +93,8 @@ def test_the_example_is_a_package_that_adds_to_every_command(example: Path, tmp_
     assert (cells["rule"], float(cells["softness"])) == ("softened", 0.5)
     assert 0 < float(cells["contrast"]) < 0.5
     assert cells["contrast_backend"] == "standard deviation of grey levels"
+    with (tmp_path / "audit.csv").open() as f:
+        assert {line["plugins"] for line in csv.DictReader(f)} == {plugin["name"]}
     assert "drafter=copy_above rule=softened" in done.stdout
     assert "Copied, softness 0.25" in done.stdout  # of its suite
     with pytest.raises(UsageError, match=r"softness.*from plug-in specbench-example 0.1.0, which is not"):
@@ -182,6 +186,15 @@ def test_a_folder_is_included_as_hydra_users_know_it(folder: Path, call: Call, m
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     assert call("-sc", "query=bash")[1].split() == ["rule=mine"]
     assert "warmth" not in TABLE
+
+
+def test_a_stopped_run_names_its_folders(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_load_pipeline", at(1, interrupt))
+    code, _, err = call(
+        "run", "--include", str(folder), "method=sjd", "n=3", "metrics=none", "baseline=false", "out=one"
+    )
+    assert code == 130
+    assert err.strip().endswith(f"out=one, with --include {folder}")
 
 
 def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None:

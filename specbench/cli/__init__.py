@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from specbench._version import __version__
 from specbench.cli import including
@@ -52,6 +53,7 @@ usage: specbench COMMAND ...
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line (default: this process's) and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    folders: list[Path] = []
     try:
         folders, arguments = including.split(arguments)
         with including.included(folders):
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as e:
-        return fail(str(e) or "stopped", STOPPED)
+        return fail((str(e) or "stopped") + including.flags(folders), STOPPED)
     except Exception as e:
         if isinstance(e, OSError) and e.errno == errno.ENAMETOOLONG:
             return fail(UsageError(f"a file name is too long ({str(e.filename)[:40]}...); shorten it"), USAGE)

@@ -47,6 +47,8 @@ ENTRY_POINTS = {
 CONF = "specbench.conf"
 #: The environment variable with the folders that the user includes, separated as in PATH.
 INCLUDE = "SPECBENCH_INCLUDE"
+#: The column of rows that names them.
+MEANING = "plug-ins whose choices were used: name, version and a hash of their files; empty: none"
 #: The groups whose files declare parameters.
 _OF_PARAMETERS = ("model", "data", "engine", "drafter", "rule", "verification")
 
