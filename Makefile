@@ -32,7 +32,7 @@ tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list
 	"$(BIN)/specbench" tables $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 comparisons: $(READY) ## our own comparisons on the embedded model: 85 runs of 480 or 500 images, 119 of fewer and 8 timed ones, hours on a CPU (ARGS="--jobs 4": four at a time)
-	"$(BIN)/specbench" tables field field_newer prompt_following field_seconds rules_tradeoff rules_equal frontier frontier_equal jacobi_windows eagle3_gain verification_shapes verification_gain verification_gain_mar $(ARGS)
+	"$(BIN)/specbench" tables field field_newer prompt_following field_seconds relaxed relaxed_equal rules_tradeoff rules_equal frontier frontier_equal jacobi_windows eagle3_gain verification_shapes verification_gain verification_gain_mar $(ARGS)
 
 bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)
 	scripts/bench_gpu.sh "$(BIN)/specbench"

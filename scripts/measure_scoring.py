@@ -88,14 +88,14 @@ def main(arguments: list[str]) -> int:
         images = image_files.ImageFiles(draw(folder / "images", given.count))
         items = [Item(i, "", None, str(i)) for i in range(given.count)]
         one, cached = with_random_weights(given.metric), metrics.Outputs(folder)
-        before, began = len(cached.cache(one.cache_key)), time.perf_counter()
+        before, began, spent = len(cached.cache(one.cache_key)), time.perf_counter(), time.process_time()
         outputs = metrics.scorer_outputs(one, images, items, cached)
-        seconds = time.perf_counter() - began
+        seconds, spent = time.perf_counter() - began, time.process_time() - spent
         made = len(cached.cache(one.cache_key)) - before
         began = time.perf_counter()
         (score,) = one.score(outputs, items)
         scored = time.perf_counter() - began
-    rate = f"{made / seconds:.2f} images/s" if made else "nothing was left to extract"
+    rate = f"{made / seconds:.2f} images/s, {made / spent:.2f} a CPU second" if made else "nothing was left to extract"
     print(f"{given.metric}: {given.count} images, {made} extracted in {seconds:.0f} s: {rate}")
     print(f"the distance and its standard error in {scored:.1f} s: {score.value} ± {score.stderr}")
     print(f"peak of resident memory: {gigabytes():.2f} GB; limit {LIMIT_GB} GB")

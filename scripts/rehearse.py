@@ -7,7 +7,7 @@ served on the loopback, and the README's commands for real models run on them, t
 
 Each command is a process of its own, whose time and memory are held against the budgets below. Exit code 1 where a
 command fails or leaves its budget. Budgets are of anonymous memory, which a machine must have; mapped pages of files
-are part of the resident memory only. LlamaGen-XL runs with its EAGLE drafter, Flan-T5-XL and the metrics of COCO; a 7B
+are part of the resident memory only. LlamaGen-XL runs with its EAGLE drafter, Flan-T5-XL and COCO's metrics; another
 model is loaded, and takes one step. The files are removed at the end.
 
 Only the pinned checksums differ from a user's run, since the files do: scripts/rehearsal/command.py replaces them in
@@ -89,16 +89,25 @@ class Stage:
 Runner = Callable[[Stage, Path], Measured]
 
 
+#: Folder of a published drafter -> its drafter and a method with it.
+_DRAFTERS = {"eagle": ("eagle", "eagle1"), "draft": ("draft_model", "sd")}
+
+
+def _is_whole(model: str) -> bool:
+    """Whether all commands run on a model, or it is loaded and takes a step."""
+    return "text" in sources.MODELS[model].parts
+
+
 def stages(model: str, small: bool) -> Iterator[Stage]:
     """The commands of docs/models.md and docs/metrics.md for a model, in their order, with their budgets."""
     reduced = ("reduced=true",) if small else ()
-    drafter = ("drafter=eagle",) if "eagle" in sources.MODELS[model].drafters else ()
-    yield Stage("fetch model", ("fetch", f"model={model}", *drafter, "--yes"), 2, 1800)
-    if not model.startswith("llamagen"):
-        method = "method=eagle1" if drafter else "method=vanilla"
-        yield Stage("load", ("load", f"model={model}", method, *reduced), 24, 600)
+    drafter, method = next((_DRAFTERS[part] for part in sources.MODELS[model].drafters), ("", "vanilla"))
+    fetch = ("fetch", f"model={model}", *((f"drafter={drafter}",) if drafter else ()), "--yes")
+    yield Stage("fetch model", fetch, 2, 1800)
+    if not _is_whole(model):
+        yield Stage("load", ("load", f"model={model}", f"method={method}", *reduced), 24, 600)
         bench = ("bench.images=0", "bench.steps=1", "bench.nodes=1", *(() if small else ("bench.context=256",)))
-        yield Stage("step", ("bench", f"model={model}", method, *reduced, *bench), 24, 1800)
+        yield Stage("step", ("bench", f"model={model}", f"method={method}", *reduced, *bench), 24, 1800)
         return
     names = SMALL_METRICS if small else "coco"
     own = ("n=1", "warmup=0", *reduced)  # a CPU takes minutes for an image
@@ -121,7 +130,7 @@ def stages(model: str, small: bool) -> Iterator[Stage]:
 def make_files(model: str, small: bool, photographs: int, folder: Path) -> tuple[Hub, dict[str, Any]]:
     """Makes the files of a model, and with LlamaGen those of the metrics and COCO's. Returns the hub that serves them
     and the tables that `rehearsal.command` puts in the place of the pinned ones, without the addresses."""
-    from rehearsal import command, files
+    from rehearsal import command, evaluators, files
 
     hub, entry = Hub(), sources.MODELS[model]
     tables: dict[str, Any] = {"files": {}, "data": {}, "releases": "", "inception": "", "small": small}
@@ -130,11 +139,10 @@ def make_files(model: str, small: bool, photographs: int, folder: Path) -> tuple
         if small:
             stack.enter_context(command.small_evaluators())
         todo = [(wanted[name], build) for name, build in files.of_model(model, small).items() if name in wanted]
-        if model.startswith("llamagen"):
-            evaluators = [f for f in _evaluators(small) if f in files.EVALUATORS]
-            todo += [(sources.EVALUATORS[name], files.EVALUATORS[name]) for name in evaluators]
+        if _is_whole(model):
+            todo += [(sources.EVALUATORS[name], evaluators.FILES[name]) for name in _evaluators(small)]
             archives = {file.name: file.size for file in sources.DATA["coco2017"].files}
-            files.coco2017(folder / "coco2017", photographs, {} if small else archives)
+            evaluators.coco2017(folder / "coco2017", photographs, {} if small else archives)
         for part, build in todo:
             place = folder / part.repository
             build(place / part.subfolder)

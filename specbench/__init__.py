@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 _FUNCTIONS = ("audit", "choices", "compare", "include", "load", "result", "run")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _FUNCTIONS:
-        raise AttributeError(f"module 'specbench' has no attribute '{name}'")
-    return getattr(importlib.import_module("specbench.api"), name)
+if not TYPE_CHECKING:  # which would accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _FUNCTIONS:
+            raise AttributeError(f"module 'specbench' has no attribute '{name}'")
+        return getattr(importlib.import_module("specbench.api"), name)
 
 
 def __dir__() -> list[str]:

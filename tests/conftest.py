@@ -14,6 +14,7 @@ from fake_pipeline import FakePipeline
 from specbench import cli
 from specbench.harness import run
 
+os.environ.setdefault("SPECBENCH_STORE", "none")  # runs of tests add no row to the store of the checkout
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from commands import ROOT, Call
+from fake_pipeline import FakePipeline
 
 import specbench
 from specbench.api.arguments import overrides
+from specbench.api.model import LoadedModel
 from specbench.config import configuration, parameters
+from specbench.harness import pipeline
 
 
 @pytest.fixture
@@ -52,6 +57,20 @@ def test_an_audit_gives_its_rows_and_its_verdict() -> None:
     assert found.verdict == "not lossless"
     assert set(found.table.model) == {"v3t5"}
     assert "not lossless" in repr(found)
+
+
+def test_the_page_shows_what_works(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of docs/api.md, one after the other, with a pipeline without a model."""
+    monkeypatch.setattr(pipeline, "load_model", lambda cfg: ("cpu", None))
+    monkeypatch.setattr(LoadedModel, "_built", lambda self, cfg: FakePipeline(cfg))
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(re.sub(r"\bn=\d+", "n=3, metrics=[]", block), names)
+    assert len(blocks) == 4
+    assert names["decoded"].config["delta"] == 2.0
+    assert [row["delta"] for row in names["rows"]] == [1.0, 1.1, 2.0]
 
 
 def test_a_mistake_is_an_exception_and_no_exit(finished: specbench.api.results.RunResult) -> None:

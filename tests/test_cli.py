@@ -119,7 +119,7 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
     [
         (
             ["walk"],
-            "unknown command 'walk' (choose from: audit, bench, breakdown, compare, convert, evaluate, fetch, list,",
+            "unknown command 'walk' (choose from: audit, bench, breakdown, collect, compare, convert, evaluate, fetch,",
         ),
         (["run", "--fast"], "unrecognized arguments: --fast (see specbench run --help)"),
         (["run", "--cfg", "jo"], "invalid choice"),
@@ -300,7 +300,7 @@ def test_torch_stays_out_and_any_folder_will_do(call: Call, tmp_path: Path, monk
         (
             "specbench ",
             set("run status resume audit bench breakdown compare convert evaluate fetch list probe push".split())
-            | set("reference report suite tables train".split()),
+            | set("collect reference report show suite tables train".split()),
         ),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),

@@ -374,9 +374,15 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
         (["data=prompts"], r"prompts must be a file of prompts, as in prompts=my.txt \(got null\)"),
         (["data=parti", "prompts=my.txt"], r"has no parameter 'prompts' \(it belongs to data prompts\)"),
         (["data=parti", "split=train"], r"no parameter 'split' .*coco2017 and data scenes"),
-        (["data_dir=here"], "no parameter 'data_dir' .it belongs to data coco2014, data coco2017 and data parti"),
+        (
+            ["data_dir=here"],
+            "no parameter 'data_dir' .it belongs to data coco2014, data coco2017, data geneval2 and data parti",
+        ),
         (["data=coco2017", "caption=best"], "caption must be one of first, longest, running_longest, random"),
-        (["data=coco"], "unknown data 'coco' .choose from: coco2014, coco2017, imagenet, parti, prompts, scenes"),
+        (
+            ["data=coco"],
+            "unknown data 'coco' .choose from: coco2014, coco2017, dpg, .*, imagenet, parti, prompts, scenes",
+        ),
     ],
 )
 def test_a_word_that_does_not_fit_is_reported(words: list[str], sentence: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from commands import ROOT, copy_package, python, run_copy
 
 from specbench._version import __version__
+from specbench.config import parameters, shown_columns
 
 INDEX = ROOT / "docs/index.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -73,6 +74,14 @@ def test_the_index_has_every_page_once() -> None:
     pages = [file for file, _ in _links(INDEX) if "/" not in file]
     assert sorted(pages) == [path.name for path in DOCS if path != INDEX]
     assert ("docs/index.md", "") in _links(ROOT / "README.md")
+
+
+def test_the_page_of_metrics_lists_every_metric_and_column() -> None:
+    table = (ROOT / "docs/metrics.md").read_text().partition("## Quality metrics")[2].partition("\n- ")[0]
+    named = set(re.findall(r"`((?:\.\.\.)?[a-z0-9_]+)`", table))
+    ends = tuple(name.removeprefix("...") for name in named if name.startswith("..."))  # `..._x100`
+    everything = {*parameters.single_metrics(), *shown_columns.of_metrics()}
+    assert [name for name in sorted(everything - named) if not name.endswith(ends)] == []
 
 
 def test_the_glossary_is_in_alphabetical_order() -> None:

@@ -25,6 +25,7 @@ from specbench.metrics import scenes_fid
 from specbench.metrics.base import Metric
 from specbench.metrics.scenes_clip import ScenesClip
 from specbench.rows.columns import METRICS
+from specbench.storage import image_files
 
 N = 6
 CAPTIONS = [scenes.sample("validation", i).caption for i in range(N)]
@@ -254,15 +255,23 @@ def test_help(call: Call) -> None:
     assert "prompts=FILE" in call("--help")[1]
 
 
-def test_the_same_command_scores_nothing_again(call: Call, folder: Path, calls: list[int]) -> None:
+def test_the_same_command_scores_nothing_again(
+    call: Call, folder: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = call(*WORDS)
     assert calls == [N]
     [row] = Path("runs/evaluate").glob("pictures-*/row.csv")  # the same folder every time
     before = row_of(row.parent)
-    again = call(*WORDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(image_files, "read", None)  # nothing is decoded again, either
+        again = call(*WORDS)
     assert again[:2] == first[:2]
     assert calls == [N]
     assert row_of(row.parent)["run_id"] == before["run_id"]
+    assert row_of(row.parent)["resolution"] == 64
+    (row.parent / "digests.json").write_text('{"' + "0" * 64 + '": 1, "a": [1, 2]')
+    assert call(*WORDS)[:2] == first[:2]
+    assert calls == [N]
     Image.open(folder / "3.png").rotate(90).save(folder / "3.png")
     call(*WORDS)
     assert calls == [N, 1]

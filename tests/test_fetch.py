@@ -128,7 +128,7 @@ def tree(folder: Path) -> set[str]:
         (["metrics=fid", "weights=here"], "'weights' has no meaning with metrics="),
         (["anole"], "'anole' (choose from: data, data_dir"),
         (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, emu3"),
-        (["data=scenes"], "unknown data 'scenes' (choose from: coco2014, coco2017, parti)"),
+        (["data=scenes"], "data=scenes has nothing to fetch: it needs no files"),
         (["model=anole", "data_dir=here"], "'data_dir' has no meaning with model="),
         (["model=anole", "size=512"], "anole has one size"),
         (["model=lumina_mgpt", "size=640"], "unknown size '640' (choose from: 1024, 512, 768)"),
@@ -349,7 +349,7 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
 
 
 #: Evaluators of which no public page shows the checksum: the hub gives it to a fetch.
-COMMIT_ALONE = ("pickscore", "hpsv3", "hpsv3/text", "vqascore_text")
+COMMIT_ALONE = ("mask2former", "pickscore", "hpsv3", "hpsv3/text", "vqascore_text")
 #: Evaluators whose commit no public page pins, either: a fetch records the latest.
 UNPINNED = ("vqascore", "vqascore_xl")
 
@@ -643,6 +643,20 @@ def test_an_interrupted_release_is_resumed(call: Call, evaluators: Web) -> None:
     evaluators.breaks = []
     fetched(call, "metrics=fid")
     assert evaluators.asked[-1][1] == "bytes=4000-"
+
+
+def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DINOv2's lies on Meta's server, in no repository."""
+    part = sources.EVALUATORS["dinov2"]
+    [file] = part.files
+    assert part.sizes == {file: 1_217_586_395}
+    web.content[f"/models/{file}"] = INCEPTION
+    changed = {"address": f"{web.root}/models", "sizes": {file: len(INCEPTION)}}
+    digest = {file: hashlib.sha256(INCEPTION).hexdigest()}
+    monkeypatch.setitem(sources.EVALUATORS, "dinov2", replace(part, sha256=digest, **changed))
+    out = fetched(call, "metrics=fd_dinov2")
+    assert (home.metrics_folder() / "dinov2" / file).read_bytes() == INCEPTION
+    assert "dinov2/: facebookresearch/dinov2, the file of 2023-04-13 (Apache 2.0)" in out
 
 
 @pytest.mark.parametrize("name", ["fid", "image_reward"])

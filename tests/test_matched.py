@@ -10,6 +10,7 @@ from specbench.cli import tables as cli
 from specbench.tables import matched
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
+from specbench.tables.measure import Identity, Need, RunPlan
 
 TABLE = TABLES["rules_equal"]
 
@@ -39,13 +40,18 @@ def _rows() -> dict[str, dict[str, str] | None]:
     return rows
 
 
+def plan(rows: dict[str, dict[str, str] | None], pairs: tuple[dict[str, str], ...] = ()) -> RunPlan:
+    needs = (Need(line, (), Identity("", None), rows.get(line.key)) for line in TABLE.lines)
+    return RunPlan(TABLE, "m", tuple(needs), pairs=pairs)
+
+
 def test_every_interpolated_cell_says_so() -> None:
     rows = _rows()
     rows["UniformRSD_1.1_chain_of_5"] = rows["UniformRSD_1.25_chain_of_5"] = (
         None  # the curve leads over 2.2 all the same
     )
     rows |= {f"front_RSD_{delta}_tree_of_25": None for delta in ("1.1", "2", "4")}  # up to 2.4
-    sheet = matched.build(TABLE, "m", rows, "specbench tables rules_equal")
+    sheet = matched.build(plan(rows), "specbench tables rules_equal")
     assert [h.label for h in sheet.headers] == [
         f"{y} at equal {x}"
         for x in ("accepted length", "step compression")

@@ -17,12 +17,14 @@ from scipy.spatial.distance import cdist
 from torch import Tensor
 from torchvision import transforms
 
-from specbench import metrics
+from specbench import cli, metrics
 from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.metrics import clip, cmmd, dinov2, fd_dinov2, frechet
+from specbench.metrics import reference as references
 from specbench.metrics.base import Metric, ScoringContext
 from specbench.metrics.reference import ReferenceStatistics
+from specbench.rows.csv_files import read_rows
 from specbench.storage import sources
 from specbench.storage.files import sha256_file
 
@@ -274,3 +276,39 @@ def test_cmmd_s_standard_error_is_the_spread_over_fresh_draws(weights: Path, mon
     jackknife = 59 * (np.mean(without) - np.array(without))
     assert np.corrcoef(influences, jackknife)[0, 1] > 0.99
     np.testing.assert_allclose(influences.std(), jackknife.std(), rtol=0.05)
+
+
+@pytest.mark.usefixtures("any_n")
+def test_a_folder_is_compared_with_a_reference(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`specbench reference`, then `specbench evaluate` twice: the second time no network is loaded."""
+    monkeypatch.setattr(fd_dinov2.FDDINOv2, "width", SMALL.dim)
+    monkeypatch.setattr(cmmd.CMMD, "width", TINY["projection_dim"])
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for i, image in enumerate(pictures()):
+        Image.fromarray(image).save(folder / f"{i}.png")
+    both = ("metrics=[fd_dinov2,cmmd]", f"metrics_dir={weights}", "device=cpu")
+    assert cli.main(["reference", "data=coco2017", f"images={folder}", *both]) == 0
+    (folder / "0.png").unlink()
+    words = ["evaluate", str(folder), *both, "out=scored"]
+    assert cli.main(words) == 0
+    [row] = read_rows(tmp_path / "scored" / "row.csv")
+    assert row["fd_dinov2"] is None  # of which data set the real images are is not given
+    assert "run `specbench reference data=NAME images=DIR metrics=fd_dinov2`" in row["note"]
+    values = []
+    for _ in range(2):
+        assert cli.main([*words, "reference=coco2017"]) == 0
+        [row] = read_rows(tmp_path / "scored" / "row.csv")
+        values.append([row["cmmd"], row["fd_dinov2"]])
+        out = capsys.readouterr().out
+        assert all(f"{value:.4f}" in out for value in values[-1])
+        for one in (cmmd.CMMD, fd_dinov2.FDDINOv2):
+            monkeypatch.setattr(one, "scorer", None)
+    assert min(values[0]) > 0
+    assert values[0] == values[1]
+    files = sorted((tmp_path / "home" / "references" / "coco2017").iterdir())
+    for name, file, width in zip(("cmmd", "fd_dinov2"), files, (TINY["projection_dim"], SMALL.dim), strict=True):
+        assert row[f"{name}_backend"].endswith(f", reference {references.read(file, width).label}")

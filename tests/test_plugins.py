@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import shlex
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -12,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, TOGETHER, Call, python, refused, row_of
+from fake_pipeline import at, interrupt
 from hatchling import build
 
 from specbench import data
 from specbench.config import composition, configuration, parameters, registry
 from specbench.config.table import TABLE, UNITS
 from specbench.errors import UsageError
+from specbench.harness import run
 from specbench.harness.folder import stored
 
 RULE = "# @package _global_\n# Mine.\nrule: mine\nwarmth: 0.5\n"
@@ -55,19 +59,27 @@ def folder(tmp_path: Path) -> Path:
     return mine
 
 
-def test_the_example_is_a_package_that_adds_to_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages with the worked example."""
+    folder = tmp_path_factory.mktemp("example")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT / "docs/plugin_example")
+        wheel = build.build_wheel(str(folder))
+    with zipfile.ZipFile(folder / wheel) as archive:  # what an installer does with it
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_example_is_a_package_that_adds_to_every_command(example: Path, tmp_path: Path) -> None:
     """A stranger's package: a rule, a drafter, a preset and a metric with a column; nothing in specbench is edited."""
-    monkeypatch.chdir(ROOT / "docs/plugin_example")
-    wheel = build.build_wheel(str(tmp_path))
-    with zipfile.ZipFile(tmp_path / wheel) as archive:  # what an installer does with it
-        archive.extractall(tmp_path / "site")
     lines = [
         "list rules plugins --json".split(),
         "run method=copy_softened n=1 warmup=0 metrics=contrast baseline=false device=cpu out=run".split(),
         "suite copying --no-run out=suite".split(),
         "audit method=copy_softened softness=1 audit.samples=1000 audit.model=v3t5 out=audit.csv".split(),
     ]
-    done = python(TOGETHER, json.dumps(lines), cwd=tmp_path, package=Path(f"{ROOT}{os.pathsep}{tmp_path / 'site'}"))
+    done = python(TOGETHER, json.dumps(lines), cwd=tmp_path, package=Path(f"{ROOT}{os.pathsep}{example}"))
     assert done.returncode == 0, done.stdout + done.stderr
     found, _ = json.JSONDecoder().raw_decode(done.stdout)
     [rule] = [entry for entry in found["rules"] if entry["plugin"]]
@@ -81,6 +93,8 @@ def test_the_example_is_a_package_that_adds_to_every_command(tmp_path: Path, mon
     assert (cells["rule"], float(cells["softness"])) == ("softened", 0.5)
     assert 0 < float(cells["contrast"]) < 0.5
     assert cells["contrast_backend"] == "standard deviation of grey levels"
+    with (tmp_path / "audit.csv").open() as f:
+        assert {line["plugins"] for line in csv.DictReader(f)} == {plugin["name"]}
     assert "drafter=copy_above rule=softened" in done.stdout
     assert "Copied, softness 0.25" in done.stdout  # of its suite
     with pytest.raises(UsageError, match=r"softness.*from plug-in specbench-example 0.1.0, which is not"):
@@ -174,14 +188,30 @@ def test_a_folder_is_included_as_hydra_users_know_it(folder: Path, call: Call, m
     assert "warmth" not in TABLE
 
 
+def test_a_stopped_run_names_its_folders(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_load_pipeline", at(1, interrupt))
+    code, _, err = call(
+        "run", "--include", str(folder), "method=sjd", "n=3", "metrics=none", "baseline=false", "out=one"
+    )
+    assert code == 130
+    assert err.strip().endswith(f"out=one, with --include {folder}")
+
+
 def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None:
     before = {*sys.modules}
-    with parameters.including([folder]):
-        cfg = configuration.compose(["method=sd", "rule=mine"])
+    (folder / "method").mkdir()
+    (folder / "method/mine.yaml").write_text(
+        "# @package _global_\n# Mine.\ndefaults:\n  - override /drafter: sjd\n  - override /rule: mine\n  - _self_\n"
+        "method: mine\nwarmth: 0.5\n"
+    )
+    with parameters.including([folder]), configuration.session():
+        cfg = configuration.compose(["method=mine"])
         assert registry.find("rule", "mine")(cfg, None) == (7, 0.5)
         assert registry.module("rule", "mine").__file__ == str(folder / "rule/mine.py")
         assert UNITS["warmth"] == "degrees"
-        assert composition.compose({"rule": "mine"})
+        assert composition.compose({"method": "mine"}) == configuration._by_hydra(
+            parameters.conf_dir(), ("method=mine",)
+        )
         [label] = parameters.plugins_of(cfg)
         (folder / "helper.py").write_text("VALUE = 8\n")
         parameters.refresh()
@@ -216,3 +246,28 @@ def test_data_and_models_come_from_a_folder(folder: Path) -> None:
         (folder / "weights.bin").write_bytes(b"2")
         assert registry.weights_label(own) != label
         assert label.startswith("folder:")
+
+
+def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of docs/plugins.md are made and its commands run, with few sequences and a pipeline without a model."""
+    page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+    for file, text in re.findall(r"^```(?:python|yaml)\n# (mine/\S+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(example)])
+    parameters.refresh()
+    smaller = {"run": ["n=2", "metrics=none"], "audit": ["audit.samples=1000", "audit.model=v3t5"]}
+    done = []
+    try:
+        for line in re.findall(r"^specbench (?!suite)(.*)$", page, re.MULTILINE):  # which needs its column
+            words = [word for word in shlex.split(line) if not word.startswith(("n=", "metrics="))]
+            code, out, err = call(*words, *next((more for name, more in smaller.items() if name in words), []))
+            assert code == 0, f"{line}: {err}"
+            done.append(out)
+    finally:
+        monkeypatch.undo()
+        parameters.refresh()
+    assert len(done) == 6
+    assert "lazy " in done[0]
+    assert "not lossless" in done[2]  # the audit of the rule
+    assert "specbench-example 0.1.0:" in done[3]

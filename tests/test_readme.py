@@ -31,9 +31,10 @@ from PIL import Image
 from specbench import cli
 from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
-from specbench.cli import bench, fetch, push, reference
+from specbench.cli import bench, fetch, push, reference, show, suite
 from specbench.config import configuration, parameters, variants
 from specbench.errors import values
+from specbench.rows import selection
 from specbench.storage import sources
 from specbench.training import recipes
 
@@ -65,6 +66,14 @@ NOT_RUN = {
     "specbench bench model=lumina_mgpt weights=random": "needs a GPU",
     "specbench bench -m model=llamagen_xl weights=random": "needs a GPU",
     "specbench run -m hydra/launcher=slurm": "needs Slurm",
+    "specbench suite my.yaml": "test_suite runs one",
+    "specbench status runs/suites/my": "the same",
+    "specbench resume runs/suites/my": "the same",
+    "specbench report runs/suites/my": "the same",
+    "specbench run -m --dry-run model=lumina_mgpt": "takes seconds for its shapes; test_dry_run",
+    "specbench run --dry-run": "the same",
+    "specbench show": "needs rows of a reader's own; test_store has some",
+    "specbench collect": "the same",
     "specbench tables verification_gain": "decodes for an hour",
     "vllm serve": "needs a GPU",
     "python docs/optuna_example.py": "needs Optuna, and decodes for an hour",
@@ -122,6 +131,8 @@ def reader(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)).save(here / f"photos/{i}.png")
     for name in ("llamagen_xl/eagle", "mar_scenes/cspd"):
         (here / "drafters" / name).mkdir(parents=True)
+    documented = (ROOT / "docs/suites.md").read_text().split("```yaml\n")[1].split("```")[0]
+    (here / "my.yaml").write_text(documented)
     (here / "my.txt").write_text("a red circle\na blue square\na green star\n")
     shutil.copytree(ROOT / "results", here / "results", ignore=shutil.ignore_patterns("gallery"))
     monkeypatch.chdir(here)
@@ -170,9 +181,12 @@ def _checked(line: str) -> None:
             "reference": lambda: reference._read(rest),
             "train": lambda: recipes.plan(rest),
             "bench": lambda: configuration.grid(overrides, "-m" in rest),
-            "run": lambda: configuration.grid(overrides, "-m" in rest),
+            "run": lambda: configuration.grid([o for o in overrides if o != "--dry-run"], "-m" in rest),
             "tables": lambda: _listed(rest),
             "push": lambda: values([argument for argument in rest if "=" in argument], push.ARGUMENTS),
+            "suite": lambda: suite._read(rest[0], [argument for argument in rest[1:] if "=" in argument]),
+            "show": lambda: [selection.condition(a) for a in show._parser().parse_intermixed_args(rest).where],
+            **dict.fromkeys(("status", "resume", "report", "collect"), lambda: None),
         }
         check[command]()
     elif tool == "pytest":
@@ -208,7 +222,10 @@ def test_what_is_not_run_is_still_there() -> None:
 def test_fenced_commands_are_in_documents_whose_tests_run_them() -> None:
     kinds = {path.name: set(re.findall(r"^```(\w*)$", path.read_text(), re.MULTILINE)) - {""} for path in FILES}
     assert kinds.pop("contributing.md") == {"python", "yaml", "sh"}  # test_docs
+    assert kinds.pop("plugins.md") == {"python", "yaml", "sh", "text", "toml"}  # test_plugins
+    assert kinds.pop("api.md") == {"python"}  # test_api
     assert kinds.pop("results.md") == {"python"}
+    assert kinds.pop("suites.md") == {"yaml"}  # read above
     assert set().union(*kinds.values()) == set()
 
 
@@ -297,9 +314,9 @@ def audit_rows() -> list[dict[str, str]]:
 
 def test_every_preset_has_been_audited() -> None:
     """results/audit.csv has the columns of today, and of every preset a row with a verdict on every model of its
-    default audit."""
+    default audit. (Rows without plug-ins need no column that names them.)"""
     rows = audit_rows()
-    assert list(rows[0]) == list(COLUMNS)
+    assert list(rows[0]) in ([*COLUMNS], [name for name in COLUMNS if name != "plugins"])
     found = {(row["method"], row["model"]) for row in rows if row["verdict"] and row["margin"]}
     jobs = plan.presets([], plan.chosen_models({}, [False, True]))
     lacking = sorted({(cfg["method"], model.name) for cfg, model in jobs} - found)

@@ -304,7 +304,7 @@ def test_an_absent_reference_leaves_the_columns_empty(scorer: Fake, tmp_path: Pa
     assert scorer.calls == []  # nothing is scored in vain
     assert {column: one.value for column, one in found.items()} == dict.fromkeys(["fid", "kid", "precision", "recall"])
     assert "`specbench reference data=coco2017 images=DIR metrics=fid_clean crop=256`" in found["fid"].note
-    assert "images=DIR metrics=fid`, or name some with reference=FILE" in found["kid"].note
+    assert "images=DIR metrics=fid`, or give another data set's, reference=NAME," in found["kid"].note
     adm = metrics.metric("fid", context(tmp_path, "imagenet"))
     with pytest.raises(Unavailable, match=r"VIRTUAL_imagenet256_labeled\.npz"):
         adm.basis()

@@ -67,23 +67,26 @@ def test_a_small_rehearsal_passes(
     assert all(math.isfinite(row[column]) for column in ("clip_score", "image_reward", "hpsv2"))
 
 
-@pytest.mark.parametrize("model", ["anole", "lumina_mgpt2", "janus_pro_7b"])
+#: Folder of a drafter -> the kind of its network.
+_NETWORKS = {"eagle": "eagle", "draft": "draft_model"}
+
+
+@pytest.mark.parametrize("model", ["anole", "janus_pro_7b", "emu3", "llamagen_3b"])
 def test_made_files_are_read_and_draw(model: str, tmp_path: Path) -> None:
     """Of each family: its own loader takes the files, and the distribution of a token is not flat."""
     for part, build in files.of_model(model, True).items():
         build(tmp_path / part)
-    methods = ["method=eagle1"] if (tmp_path / "eagle").is_dir() else []
-    cfg = configuration.compose([f"model={model}", f"weights={tmp_path}", "reduced=true", "dtype=float32", *methods])
+    cfg = configuration.compose([f"model={model}", f"weights={tmp_path}", "reduced=true", "dtype=float32"])
     bundle = registry.find("model", model)(cfg, torch.device("cpu"), torch.float32)
-    given = bundle.encode(["a red cat on the table"])
+    given = bundle.encode(["7" if model == "llamagen_3b" else "a red cat on the table"])
     with torch.inference_mode():
         tokens = torch.zeros(2, 4, dtype=torch.int64)
         states = bundle.target.uncached(bundle.target.condition(given, True), tokens)
         logits = bundle.target.head(states)
     assert logits.isfinite().all()
     assert logits.std(-1).min() > 0.1
-    if methods:
-        assert bundle.drafter_network("eagle") is not None
+    for part in ("eagle", "draft"):
+        assert not (tmp_path / part).is_dir() or bundle.drafter_network(_NETWORKS[part]) is not None
 
 
 @needs_reference
@@ -95,8 +98,9 @@ def test_made_files_are_read_and_draw(model: str, tmp_path: Path) -> None:
         ("llamagen_xl", "tokenizer", "vq_ds16_t2i.pt"),
         ("lumina_mgpt", "target", "Lumina-mGPT-7B-768"),
         ("anole", "target", "Anole-7b-v0.1-hf"),
-        ("lumina_mgpt2", "target", "Lumina-mGPT-2.0"),
         ("janus_pro_7b", "target", "Janus-Pro-7B"),
+        ("emu3", "target", "Emu3-Gen"),
+        ("emu3", "tokenizer", "Emu3-VisionTokenizer"),
     ],
 )
 def test_tensors_have_the_names_and_shapes_of_the_published_ones(

@@ -1,5 +1,5 @@
-"""The files that others publish, at their official sizes and with random numbers: targets, tokenizers, text encoder,
-drafters, evaluators and COCO.
+"""The files of models that others publish, at their official sizes and with random numbers: targets, tokenizers, text
+encoder and drafters.
 
 Names, shapes and number formats are those that specbench's own tables expect. Matrices inside the layers of a 7B model
 and all tensors that no run reads (T5's decoder, Janus's understanding tower) are zeros, and holes in the file: such a
@@ -8,23 +8,15 @@ layer passes its input on, and embeddings and head, which are random, keep the d
 
 from __future__ import annotations
 
-import io
-import json
-import random
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
-from torch import nn
 
 from rehearsal import vocabularies
 from rehearsal.formats import (
-    Entries,
     entry,
     of_module,
     rest,
@@ -33,13 +25,14 @@ from rehearsal.formats import (
     write_safetensors,
     write_shards,
 )
+from specbench.config import parameters
 from specbench.data import scenes
-from specbench.metrics import blip, hpsv2, inception, towers
-from specbench.models import eagle, vq
+from specbench.models import eagle, emu3_vision, vq
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen
-from specbench.models.loading import chameleon, image_tokenizers, janus, llamagen_official, lumina2, naming
+from specbench.models.loading import chameleon, emu3, image_tokenizers, janus, llamagen_official, lumina2, naming
 from specbench.models.unified import Unified, UnifiedConfig
+from specbench.storage import sources
 
 #: Words of the captions that are made here, and of the embedded model's.
 WORDS = "a red blue cat dog car boat table street small large old on near under with the and two of".split()
@@ -50,21 +43,13 @@ _HOLES = ("layers.",)
 Build = Callable[[Path], None]
 
 
-def built(make: Callable[[], nn.Module]) -> Any:
+def built(make: Callable[[], torch.nn.Module]) -> Any:
     with torch.device("meta"):
         return make()
 
 
 def words(count: int) -> list[str]:
     return vocabularies.padded([*dict.fromkeys([*WORDS, *scenes.vocabulary()])], count)
-
-
-def captions(count: int) -> list[str]:
-    draw = random.Random(0)
-    return [f"a {' '.join(draw.choices(WORDS, k=6))}." for _ in range(count)]
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def _config(target: Language, layers: int, **more: Any) -> dict[str, Any]:
@@ -109,33 +94,47 @@ def _t5(width: int, small: bool) -> Build:
     return write
 
 
-def _llamagen(name: str, small: bool) -> dict[str, Build]:
+def _llamagen_target(name: str, small: bool) -> tuple[LlamaGen, Build]:
     cfg = llamagen_official.SIZES[name]
     cfg = llamagen_official.reduced(cfg) if small else cfg
-    pixels = vq.LLAMAGEN_16.reduced(cfg.vocab_size) if small else vq.LLAMAGEN_16
     target: LlamaGen = built(lambda: LlamaGen(cfg))
-    file = {"llamagen_xl": "t2i_XL_stage1_256.pt", "llamagen_xl_512": "t2i_XL_stage2_512.pt"}[name]
+    [file] = sources.MODELS[name].parts["target"].files
 
-    def write_target(folder: Path) -> None:
-        table = naming.llamagen(cfg.n_layer, text=True)
+    def write(folder: Path) -> None:
+        table = naming.llamagen(cfg.n_layer, text=not cfg.num_classes)
         write_pickled(folder / file, of_module(target, table, torch.float32), "model")
+
+    return target, write
+
+
+def _llamagen(name: str, small: bool) -> dict[str, Build]:
+    target, write_target = _llamagen_target(name, small)
+    pixels = vq.LLAMAGEN_16.reduced(target.cfg.vocab_size) if small else vq.LLAMAGEN_16
+    entry = sources.MODELS[name]
+    [file] = entry.parts["tokenizer"].files
 
     def write_pixels(folder: Path) -> None:
         network = built(lambda: vq.VQModel(pixels))
         table = image_tokenizers.llamagen_table(pixels)
-        write_pickled(folder / "vq_ds16_t2i.pt", of_module(network, table, torch.float32), "model")
+        write_pickled(folder / file, of_module(network, table, torch.float32), "model")
 
-    text = _t5(cfg.caption_dim, small)
-    return {"target": write_target, "tokenizer": write_pixels, "text": text, "eagle": _eagle(target)}
+    found = {"target": write_target, "tokenizer": write_pixels}
+    if "draft" in entry.drafters:
+        found["draft"] = _llamagen_target("llamagen_l", small)[1]
+    if "text" in entry.parts:
+        found |= {"text": _t5(target.cfg.caption_dim, small), "eagle": _eagle(target)}
+    return found
 
 
-def _unified(target: Unified, cfg: UnifiedConfig, more: Entries, small: bool, **config: Any) -> Build:
-    """A Hugging Face folder in bfloat16, with a head of all ids."""
+def _unified(
+    target: Unified, cfg: UnifiedConfig, small: bool, dtype: torch.dtype = torch.bfloat16, **config: Any
+) -> Build:
+    """A Hugging Face folder with a head of all ids."""
 
     def write(folder: Path) -> None:
         table = naming.hugging_face(cfg.n_layer, cfg.block, keep=target.image.ids)
         holes = () if small else _HOLES
-        entries = of_module(target, table, torch.bfloat16, cfg.vocab_size, holes) | more
+        entries = of_module(target, table, dtype, cfg.vocab_size, holes)
         write_shards(folder, entries, 100_000 if small else 5 * GB)
         settings = {"rope_theta": cfg.rope_base, "swin_norm": cfg.post_norm, **config}
         write_json(folder / "config.json", _config(target, cfg.n_layer, **settings) | {"rms_norm_eps": cfg.norm_eps})
@@ -161,7 +160,7 @@ def _chameleon(name: str, small: bool) -> dict[str, Build]:
         table = image_tokenizers.taming_table(pixels)
         write_pickled(folder / "vqgan.ckpt", of_module(network, table, torch.float32), "state_dict")
 
-    write_target = _unified(target, base, {}, small)
+    write_target = _unified(target, base, small)
     return {"target": write_target, "tokenizer": write_tokenizer, "eagle": _eagle(target)}
 
 
@@ -176,7 +175,7 @@ def _lumina2(name: str, small: bool) -> dict[str, Build]:
     vocabulary = {token: getattr(ids, field) for token, field in named.items()}
 
     def write_target(folder: Path) -> None:
-        _unified(target, base, {}, small, vocabulary_map=vocabulary)(folder)
+        _unified(target, base, small, vocabulary_map=vocabulary)(folder)
         vocabularies.save_words(folder / "tokenizer.json", ["<|end|>", "<unk>", *words(0)], 1)
         write_json(folder / "tokenizer_config.json", {"bos_token": None, "eos_token": "<|end|>"})
 
@@ -213,115 +212,48 @@ def _janus(name: str, small: bool) -> dict[str, Build]:
         known = [*special, "<unk>", ":", "<|User|>:", "<|Assistant|>:", *words(0)]
         vocabularies.save_words(folder / "tokenizer.json", known)
 
-    return {"target": write}
+    found = {"target": write}
+    return found | ({"draft": _janus("janus_pro_1b", small)["target"]} if name == "janus_pro_7b" else {})
+
+
+def _emu3(name: str, small: bool) -> dict[str, Build]:
+    """In float32."""
+    sizes = emu3_vision.reduced(emu3.REDUCED_CODES) if small else emu3_vision.OFFICIAL
+    shape, base = emu3_vision.configured(sizes), emu3.REDUCED if small else emu3.FULL
+    grid = (emu3.REDUCED_SIDE, emu3.REDUCED_SIDE) if small else emu3.grid(emu3.AREA, "1:1", 8)
+    image = emu3.image(torch.arange(emu3.FIRST_CODE, emu3.FIRST_CODE + sizes["codebook_size"]), *grid)
+    target: Unified = built(lambda: Unified(base, image))
+
+    def write_target(folder: Path) -> None:
+        _unified(target, base, small, torch.float32)(folder)
+        texts = [parameters.default("model", name, field) for field in ("suffix", "negative")]
+        vocabularies.save_ranks(folder / "emu3.tiktoken", [*words(0), *" ".join(texts).split()])
+        (folder / "emu3_vision_tokens.txt").write_text("")
+
+    def write_tokenizer(folder: Path) -> None:
+        network = built(lambda: image_tokenizers.emu3_vision(shape, ()))
+        entries = of_module(network, image_tokenizers.emu3_layout(shape, ())[0], torch.float32)
+        write_safetensors(folder / "model.safetensors", entries)
+        write_json(folder / "config.json", sizes | {"model_type": "Emu3VisionVQ"})
+
+    return {"target": write_target, "tokenizer": write_tokenizer}
 
 
 FAMILIES: Mapping[str, Callable[[str, bool], dict[str, Build]]] = {
     "llamagen_xl": _llamagen,
     "llamagen_xl_512": _llamagen,
+    "llamagen_l": _llamagen,
+    "llamagen_xl_c2i": _llamagen,
+    "llamagen_3b": _llamagen,
     "lumina_mgpt": _chameleon,
     "anole": _chameleon,
     "lumina_mgpt2": _lumina2,
     "janus_pro_1b": _janus,
     "janus_pro_7b": _janus,
+    "emu3": _emu3,
 }
 
 
 def of_model(name: str, small: bool) -> dict[str, Build]:
     """The files of a model's parts and published drafters, by their folders. small: of reduced=true."""
     return FAMILIES[name](name, small)
-
-
-# --- evaluators -------------------------------------------------------------------------------------------------------
-
-
-def _towers(architecture: str, write: Callable[[Path, Entries], None], dtype: torch.dtype) -> Build:
-    def build(folder: Path) -> None:
-        import open_clip
-
-        network = built(lambda: open_clip.CLIP(**towers.config(architecture)))
-        write(folder, of_module(network, None, dtype))
-
-    return build
-
-
-def _clip(architecture: str) -> Build:
-    def write(folder: Path, entries: Entries) -> None:
-        write_safetensors(folder / "open_clip_model.safetensors", entries)
-
-    return _towers(f"{architecture}-quickgelu", write, torch.float32)
-
-
-def _hps(file: str) -> Build:
-    def write(folder: Path, entries: Entries) -> None:
-        write_pickled(folder / file, entries, "state_dict")
-
-    return _towers(hpsv2.ARCHITECTURE, write, torch.float16)
-
-
-def _image_reward(folder: Path) -> None:
-    entries = of_module(built(blip.Blip), blip.table(), torch.float32)
-    write_pickled(folder / "ImageReward.pt", entries)
-
-
-def _vocabulary(folder: Path) -> None:
-    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    folder.mkdir(parents=True, exist_ok=True)
-    entries = vocabularies.padded([*marks, *WORDS, "."], blip.TEXT["vocab_size"] - 2)
-    (folder / "vocab.txt").write_text("\n".join(entries) + "\n", encoding="utf-8")
-
-
-def _inception(folder: Path) -> None:
-    """With He's initialisation, under which the features of two images differ."""
-    network = inception.blank()
-    torch.manual_seed(0)
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(module.weight)
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(network.state_dict(), folder / inception.FILES[0])
-
-
-#: Folder of an evaluator -> its files.
-EVALUATORS: Mapping[str, Build] = {
-    "inception": _inception,
-    "clip_b32": _clip("ViT-B-32"),
-    "clip_b16": _clip("ViT-B-16"),
-    "image_reward": _image_reward,
-    "image_reward/text": _vocabulary,
-    "hpsv2": _hps("HPS_v2_compressed.pt"),
-    "hpsv21": _hps("HPS_v2.1_compressed.pt"),
-}
-
-
-# --- COCO -------------------------------------------------------------------------------------------------------------
-
-
-def coco2017(folder: Path, photographs: int, sizes: Mapping[str, int]) -> None:
-    """The archives of val2017 and of its annotations, with so many photographs of noise, filled up with a member that
-    is not unpacked to the bytes that `sizes` gives by name."""
-    ids = range(1, photographs + 1)
-    draw = np.random.default_rng(0)
-
-    def photograph() -> bytes:
-        noise = Image.fromarray(draw.integers(0, 256, (60, 80, 3), dtype=np.uint8)).resize((640, 480))
-        buffer = io.BytesIO()
-        noise.save(buffer, "JPEG", quality=97)
-        return buffer.getvalue()
-
-    texts = captions(5 * photographs)
-    images = [{"id": i, "file_name": f"{i:012d}.jpg"} for i in ids]
-    notes = [{"id": 5 * i + j, "image_id": i, "caption": texts[5 * (i - 1) + j]} for i in ids for j in range(5)]
-    content = json.dumps({"images": images, "annotations": notes}).encode()
-    captions_of = {f"annotations/captions_{split}2017.json": content for split in ("val", "train")}
-    pictures = {f"val2017/{i:012d}.jpg": photograph() for i in ids}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, members in (("annotations_trainval2017.zip", captions_of), ("val2017.zip", pictures)):
-        with zipfile.ZipFile(folder / name, "w") as z:
-            for member, data in members.items():
-                z.writestr(member, data)
-            missing = sizes.get(name, 0) - sum(map(len, members.values()))
-            if missing > 0:
-                with z.open("instances.json", "w", force_zip64=True) as f:
-                    for start in range(0, missing, 1 << 24):
-                        f.write(bytes(min(1 << 24, missing - start)))

@@ -3,6 +3,7 @@ names, and words."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,14 @@ def save_words(path: Path, names: Sequence[str], special: int = 3) -> None:
     tokenizer.add_special_tokens(list(names[:special]))
     path.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path))
+
+
+def save_ranks(path: Path, words: Sequence[str]) -> None:
+    """A .tiktoken file: every byte, and the beginnings of these words after a space."""
+    texts = [f" {word}".encode() for word in words]
+    tokens = dict.fromkeys([*(bytes([b]) for b in range(256)), *(t[:i] for t in texts for i in range(2, len(t) + 1))])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{base64.b64encode(token).decode()} {i}\n" for i, token in enumerate(tokens)))
 
 
 def padded(words: Sequence[str], count: int) -> list[str]:

@@ -20,7 +20,7 @@ from specbench.audit import statistics, theorem
 from specbench.audit.marginals import Marginal
 from specbench.audit.models import Subject, TabularModel
 from specbench.audit.tabular import TabularDrafter
-from specbench.config import parameters
+from specbench.config import parameters, plugins
 from specbench.decoding.loop import DecoderConfig, Drafter, Target, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule
@@ -67,6 +67,7 @@ COLUMNS = {
     "commit": "git commit of the code; -dirty where specbench/ or conf/ differed from it",
     "margin": "audit.margin: the largest distance that counts as lossless",
     "same_as": "the method (and variant) whose measurement this row repeats: on tables both have the same drafts",
+    "plugins": plugins.MEANING,
     "ks": "continuous tokens only, as all below: the largest Kolmogorov-Smirnov distance between the\n"
     "decoded sequences and as many sampled by the target alone",
     "ks_noise": "the same between two sets sampled by the target alone: the noise floor",
@@ -232,6 +233,7 @@ def described(cfg: Mapping[str, Any], sampling: Sequence[str] = SAMPLING) -> dic
         "drafter": cfg["drafter"],
         "rule": cfg["rule"],
         "variant": cfg.get("variant"),
+        "plugins": "; ".join(parameters.plugins_of(cfg)) or None,
         "parameters": " ".join(f"{name}={v}" for name, v in given.items() if name in own or name in sampling),
     }
 

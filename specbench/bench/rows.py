@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from specbench.config import parameters
+from specbench.config import parameters, plugins
 from specbench.config.table import TABLE
 from specbench.rows import provenance
 from specbench.rows.csv_files import RowFile
@@ -80,6 +80,7 @@ COLUMNS = {
     "torch": "version of PyTorch",
     "driver": "version of the CUDA driver",
     "threads": "CPU threads of PyTorch",
+    "plugins": plugins.MEANING,
 }
 
 ROWS = RowFile(COLUMNS, "benchmarks")
@@ -96,6 +97,7 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
     least = by_nodes.get("1")
     values = {
         "config_hash": provenance.config_hash(cfg),
+        "plugins": "; ".join(parameters.plugins_of(cfg)) or None,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **{name: cfg[name] for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
         "parameters": " ".join(f"{p}={cfg[p]}" for p in parts),

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from specbench._version import __version__
 from specbench.cli import including
@@ -36,6 +37,8 @@ usage: specbench COMMAND ...
   probe      a target's confidence in its tokens, and the earlier tokens it attends to      specbench probe --help
   suite      several methods, models, prompts and seeds, as one YAML names them: one table  specbench suite --help
   tables     the papers' tables, measured next to published                                 specbench tables --help
+  show       rows of runs on the screen: filter, sort, group; seeds pooled                  specbench show --help
+  collect    rows from folders, CSV, Parquet and stores in one file                         specbench collect --help
   report     one page of results to read and share: leaderboard, plots, images, audits      specbench report --help
   push       rows of runs, or a drafter, into a repository of a hub, with a card           specbench push --help
   train      a drafter for a target; the embedded models                                    specbench train --help
@@ -51,6 +54,7 @@ usage: specbench COMMAND ...
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line (default: this process's) and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    folders: list[Path] = []
     try:
         folders, arguments = including.split(arguments)
         with including.included(folders):
@@ -65,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as e:
-        return fail(str(e) or "stopped", STOPPED)
+        return fail((str(e) or "stopped") + including.flags(folders), STOPPED)
     except Exception as e:
         if isinstance(e, OSError) and e.errno == errno.ENAMETOOLONG:
             return fail(UsageError(f"a file name is too long ({str(e.filename)[:40]}...); shorten it"), USAGE)

@@ -18,6 +18,8 @@ COMMANDS = {
     "probe": "specbench.cli.probe:main",
     "suite": "specbench.cli.suite:main",
     "tables": "specbench.cli.tables:main",
+    "show": "specbench.cli.show:main",
+    "collect": "specbench.cli.collect:main",
     "report": "specbench.cli.report:main",
     "push": "specbench.cli.push:main",
     "train": "specbench.cli.train:main",

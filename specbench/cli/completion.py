@@ -43,11 +43,11 @@ def _offered(command: str) -> list[str]:
     if command == "suite":
         from specbench.tables import reading
 
-        return [*reading.names(), "--list", "--jobs", "--no-run", "--format"]
+        return [*reading.names(), "--list", "--jobs", "--dry-run", "--no-run", "--format"]
     if command == "tables":
         from specbench.tables.catalog import TABLES
 
-        return [*TABLES, "--list", "--model", "--n", "--no-run", "--format"]
+        return [*TABLES, "--list", "--model", "--n", "--jobs", "--dry-run", "--no-run", "--format"]
     if command == "fetch":
         from specbench.config import parameters
         from specbench.storage import sources

@@ -33,7 +33,8 @@ Existing scores of other metrics stay while the images are the same; changes are
   metrics=NAME|[..]   what to measure (specbench list metrics); default: for a run its metrics, for scenes scenes,
                       for scenes_geneval and imagenet those of their name, else coco
   metrics_dir=DIR     weights of the evaluators (default: where `specbench fetch` puts them)
-  reference=FILE      statistics of real images (default: what `specbench reference` made for the data set)
+  reference=FILE|NAME statistics of real images: a file, or the data set that `specbench reference` made them for
+                      (default: data=)
   device=, batch=     where the networks run (auto), and the number of images per batch (64)
   out=DIR             a folder for the results (runs/evaluate/...); an existing one continues where it stopped
 """

@@ -213,6 +213,10 @@ def _fetch_parts(
 
 def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
     name = given["data"]
+    if name in parameters.choices("data") and name not in sources.DATA:
+        own = parameters.declared("data", name) & {"prompts", "data_dir"}
+        why = "its file comes from you" if own else "it needs no files"
+        raise UsageError(f"data={name} has nothing to fetch: {why} (fetched are: {', '.join(sources.DATA)})")
     if name not in sources.DATA:
         raise unknown("data", name, sources.DATA)
     data = sources.DATA[name]

@@ -3,6 +3,7 @@ Hydra know them, mean the same. Importing this module imports neither torch nor 
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,11 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
         else:
             others.append(argument)
     return folders, others
+
+
+def flags(folders: Sequence[Path]) -> str:
+    """What to add to a command that continues one with these folders."""
+    return f", with {' '.join(f'--include {shlex.quote(str(folder))}' for folder in folders)}" if folders else ""
 
 
 def _folder(entry: str) -> Path:

@@ -15,6 +15,7 @@ from specbench.storage.files import write_atomically
 if TYPE_CHECKING:
     from specbench.config.configuration import Job
     from specbench.harness.status import Status
+    from specbench.tables.suites import SuitePlan
 
 GRID = "grid.json"  # in a grid's folder: the arguments of `specbench run -m`
 
@@ -57,10 +58,16 @@ def runs(folder: Path) -> list[PlannedRun]:
         from specbench.tables import suites
         from specbench.tables.measure import LocalBench
 
-        found = suites.plan(suites.in_folder(folder), folder, LocalBench()).runs
-        return [PlannedRun(folder / one.folder, configuration.compose(one.need.overrides)) for one in found]
+        return of_suite(suites.plan(suites.in_folder(folder), folder, LocalBench()))
     arguments = grid(folder)
     return [] if arguments is None else of_grid(folder, configuration.grid(arguments, multirun=True))
+
+
+def of_suite(plan: SuitePlan) -> list[PlannedRun]:
+    """The runs of a suite, each in its folder."""
+    from specbench.config import configuration
+
+    return [PlannedRun(plan.out / one.folder, configuration.compose(one.need.overrides)) for one in plan.runs]
 
 
 def of_grid(root: Path, jobs: Sequence[Job]) -> list[PlannedRun]:

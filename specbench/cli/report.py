@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from specbench.cli.collect import say
 from specbench.errors import UsageError, integer, parse_arguments, values
 from specbench.report import gather
 from specbench.report.page import page
 from specbench.storage import home
-from specbench.storage.files import write_atomically
+from specbench.storage.files import split_paths, write_atomically
 
 #: The arguments, with their meanings.
 ARGUMENTS = {
@@ -21,15 +21,14 @@ ARGUMENTS = {
     "pictures": "prompts whose images are shown, the first ones of every run (default: 8)",
 }
 _GALLERY = Path("results/gallery")
-_MOST_NOTES = 8
 
 _HELP = """\
 usage: specbench report [FILE.csv or FOLDER ...] [name=value ...]
 
 Draws one page from rows (default: those in results/): a leaderboard, a trade-off plot, the images of the same prompt
 under several methods, maps of acceptance, audit verdicts, and the command for every number. The page is one file and
-fetches nothing. A FILE.csv gives its rows. A FOLDER gives the rows of its CSV files, and rows and images of every run
-at or below it, including those of a grid.
+fetches nothing. A FILE.csv gives its rows, as do FILE.parquet and a store (runs/results.sqlite). A FOLDER gives the
+rows of its CSV and Parquet files, and rows and images of every run at or below it, including those of a grid or suite.
 
   specbench report
   specbench report runs/2026-11-21
@@ -57,15 +56,12 @@ def main(arguments: Sequence[str]) -> int:
     if out.suffix != ".html":
         raise UsageError(f"out= must be a .html file (got {out})")
     pictures = integer("pictures", given.get("pictures", "8"), 0, 10_000)
-    parts = given["runs"].split(",") if "runs" in given else []
+    parts = split_paths(given["runs"]) if "runs" in given else []
     if not all(parts):
         raise UsageError(f"runs={given['runs']} has an empty folder name; remove the extra comma")
     gallery = [_GALLERY] if sources and "runs" not in given and _GALLERY.is_dir() else []
     found = gather.gather(sources or [Path("results")], [home.expanded(part) for part in parts], pictures, gallery)
-    for note in found.notes[:_MOST_NOTES]:
-        print(f"specbench: {note}", file=sys.stderr)
-    if (more := len(found.notes) - _MOST_NOTES) > 0:
-        print(f"specbench: {more} more of the same kind", file=sys.stderr)
+    say(found.notes)
     if "keep" in given:
         gather.keep(found, home.expanded(given["keep"]))
     write_atomically(out, page(found).encode())

@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--info", nargs="?", const="all", choices=_INFO)
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
+    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("-sc", "--shell-completion", action="store_true")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args(arguments)
@@ -53,6 +54,8 @@ def main(arguments: list[str]) -> int:
         return by_hydra(["--hydra-help", *hydras])
     if options.cfg:
         return _show(options.cfg, jobs, hydras)
+    if options.dry_run:
+        return _foresee(jobs, options.multirun)
     if options.multirun:
         return grid(jobs, overrides, hydras)
     try:
@@ -72,6 +75,18 @@ def _show(what: str, jobs: Sequence[Job], hydras: Sequence[str]) -> int:
         texts = (yaml.safe_dump(job.cfg, sort_keys=False, allow_unicode=True) for job in jobs)
         print("---\n".join(texts), end="", flush=True)
     return 0 if what == "job" else by_hydra(["--cfg", "hydra", *hydras])
+
+
+def _foresee(jobs: Sequence[Job], multirun: bool) -> int:
+    """Prints what the jobs would do."""
+    from specbench.cli import dry_run, plans
+    from specbench.storage import home
+
+    out = jobs[0].cfg["out"]
+    root = home.expanded(out) if out else Path("runs", "NEW")
+    planned = plans.of_grid(root, jobs) if multirun else [plans.PlannedRun(root, jobs[0].cfg)]
+    print(dry_run.report(f"{len(jobs)} jobs in {root}" if multirun else str(root), planned))
+    return 0
 
 
 def grid(jobs: Sequence[Job], overrides: Sequence[str], hydras: Sequence[str]) -> int:

@@ -45,6 +45,7 @@ def _parser() -> Parser:
         help="runs at a time, each in a process of one thread; those whose seconds are measured run one after the other"
         " (default: %(default)s, in this process)",
     )
+    p.add_argument("--dry-run", action="store_true", help="say what would run: images, time, disk, memory, downloads")
     p.add_argument("--no-run", action="store_true", help="draw the table from what is finished")
     p.add_argument("--format", default="md,latex", help=f"any of {','.join(render.FORMATS)} (default: %(default)s)")
     return p
@@ -69,6 +70,12 @@ def main(arguments: Sequence[str], bench: SuiteBench | None = None) -> int:
         raise UsageError(f"--jobs must be an integer of at least 1 (got {args.jobs})")
     formats = render.formats(args.format)
     suite, out = _read(args.suite, args.values)
+    if args.dry_run:
+        from specbench.cli import dry_run, plans
+
+        todo = suites.plan(suite, out, bench or LocalBench())
+        print(dry_run.report(f"{suite.table.id} in {out}", plans.of_suite(todo)))
+        return 0
     return execute(suite, out, bench or LocalBench(), args.jobs, formats, args.no_run)
 
 

@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         " the other (default: %(default)s, in this process)",
     )
     p.add_argument("--no-run", action="store_true", help="draw from the rows there are; what is missing stays marked")
+    p.add_argument("--dry-run", action="store_true", help="say what would run: images, time, disk, memory, downloads")
     p.add_argument("--format", default="md,latex", help=f"any of {','.join(render.FORMATS)} (default: %(default)s)")
     return p
 
@@ -78,6 +79,9 @@ def main(
         if args.list:
             print(_state(table, todo, args))
             continue
+        if args.dry_run:
+            print(_foreseen(todo, runs))
+            continue
         if not args.no_run:
             todo = collect(todo, results, runs, bench, _say, args.jobs)
         _draw(table, todo, args, formats, results)
@@ -100,9 +104,23 @@ def _command(table: Table | None, args: argparse.Namespace) -> str:
     return " ".join(arguments)
 
 
+def _foreseen(todo: RunPlan, runs: Path) -> str:
+    """What the lines without a row would do."""
+    from specbench.cli import dry_run, plans
+    from specbench.config import configuration
+
+    if todo.table.rows_of != "run":
+        return f"dry run of {todo.table.id}: {len(todo.missing)} lines by specbench {todo.table.rows_of}, no images"
+    home = runs / "tables" / todo.table.id / todo.model
+    planned = [plans.PlannedRun(home / one.folder, configuration.compose(one.overrides)) for one in todo.missing]
+    return dry_run.report(f"{todo.table.id} in {home}", planned)
+
+
 def _state(table: Table, todo: RunPlan, args: argparse.Namespace) -> str:
     have, need = len(todo.rows) - len(todo.missing), len(todo.rows)
-    state = "complete" if have == need and not todo.untested else "partial" if have else "no rows"
+    state = (
+        "complete" if have == need and not todo.untested and not todo.unequalled else "partial" if have else "no rows"
+    )
     if not need:  # no line has a run on this model
         state = (
             "published only"
@@ -117,7 +135,7 @@ def _state(table: Table, todo: RunPlan, args: argparse.Namespace) -> str:
 def _draw(table: Table, todo: RunPlan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:
     printed = literature.load(table.id) if table.id in literature.available() else []
     if table.matched:
-        drawn = matched.build(table, todo.model, todo.rows, _command(table, args))
+        drawn = matched.build(todo, _command(table, args))
     else:
         drawn = layout.build(table, todo.model, todo.rows, printed, todo.commands, _command(table, args), todo.compared)
     folder = results / "tables"

@@ -47,8 +47,10 @@ ENTRY_POINTS = {
 CONF = "specbench.conf"
 #: The environment variable with the folders that the user includes, separated as in PATH.
 INCLUDE = "SPECBENCH_INCLUDE"
-#: The groups whose files set parameters.
-_OF_PARAMETERS = ("model", "data", "engine", "drafter", "rule", "verification", "method")
+#: The column of rows that names them.
+MEANING = "plug-ins whose choices were used: name, version and a hash of their files; empty: none"
+#: The groups whose files declare parameters.
+_OF_PARAMETERS = ("model", "data", "engine", "drafter", "rule", "verification")
 
 
 @dataclass(frozen=True)
@@ -260,13 +262,13 @@ def _installed(faults: list[str]) -> Iterator[Plugin]:
         points = [point for point in points if point.group in (*ENTRY_POINTS, CONF)]
         if not points:
             continue
-        named = next((point.value for point in points if point.group == CONF), "")
-        own = named or next((f"{point.value.split('.')[0].split(':')[0]}.conf" for point in points), "")
+        named = next((point.module for point in points if point.group == CONF), "")
+        own = named or f"{points[0].module.split('.')[0]}.conf"
         conf = folder_of(own)
         if conf is None:
             faults.append(f"{title} is left out: there is no folder for {own or CONF}; install it again")
             continue
-        targets = {(ENTRY_POINTS[p.group], p.name): p.value for p in points if p.group != CONF}
+        targets = {(ENTRY_POINTS[p.group], p.name): f"{p.module}:{p.attr}" for p in points if p.group != CONF}
         yield Plugin(name, version, conf, folder_of(own.split(".")[0]) or conf, targets)
 
 

@@ -320,7 +320,9 @@ TABLE: dict[str, Parameter] = {
         "path", "folder of the evaluators' weights, one subfolder each", null="where `specbench fetch` puts them"
     ),
     "reference": Parameter(
-        "path", "statistics of real images, .npz", null="what `specbench reference` made for the data set"
+        "path",
+        "statistics of real images, .npz, or the data set that `specbench reference` made them for",
+        null="what `specbench reference` made for the data set",
     ),
     "baseline": Parameter("flag", "also decode the same prompts with vanilla AR, for the speed-up"),
     "warmup": Parameter("integer", "untimed decodes before the first timed one", low=0, high=1000),

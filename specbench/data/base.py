@@ -46,6 +46,7 @@ class PromptEntry:
     prompt: str
     reference: str | None = None
     category: str | None = None
+    metadata: Mapping[str, Any] | None = field(default=None, hash=False)
 
 
 def key(*words: object) -> bytes:
@@ -71,8 +72,8 @@ def first(entries: Sequence[PromptEntry], cfg: Mapping[str, Any]) -> list[Item]:
             f"data={cfg['data']} has {len(entries)} prompts here, not n={n}: give n={len(entries)} at most"
         )
     return [
-        Item(i, entry.prompt, None, entry.id, entry.reference, category=entry.category)
-        for i, entry in enumerate(entries[:n])
+        Item(i, one.prompt, None, one.id, one.reference, one.metadata, one.category)
+        for i, one in enumerate(entries[:n])
     ]
 
 
@@ -84,16 +85,19 @@ def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
     return [(i, label, f"{label}-{round_}") for i, label, round_ in rounds]
 
 
-def find(cfg: Mapping[str, Any], *names: str) -> Path:
-    """The first of the files `names` that is in data_dir=, or in the folder of fetched files where that is null."""
+def find(cfg: Mapping[str, Any], *names: str, how: str = "") -> Path:
+    """The first of the files `names` that is in data_dir=, or in the folder of fetched files where that is null.
+
+    how: what brings a file there, for the UsageError where there is none; else `specbench fetch`.
+    """
     name = cfg["data"]
     folder = home.expanded(cfg["data_dir"]) if cfg["data_dir"] else home.data_folder(name)
     for file in names:
         if os.path.isfile(folder / file):
             return folder / file
     raise UsageError(
-        f"data={name} needs {' or '.join(names)}, looked for in {folder}: run `specbench fetch data={name}`, or name a"
-        " folder that has it with data_dir=DIR"
+        f"data={name} needs {' or '.join(names)}, looked for in {folder}:"
+        f" {how or f'run `specbench fetch data={name}`'}, or name a folder that has it with data_dir=DIR"
     )
 
 

@@ -1,6 +1,39 @@
-"""GenEval's tasks (Ghosh et al. 2023)."""
+"""GenEval (Ghosh et al. 2023): 553 prompts in six tasks, each with what must be seen. The package carries them.
+
+A prompt's id is the number of its line in GenEval's file, from 0 on, as its authors' code names the folders of images.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from specbench.data import base
+from specbench.data.base import Item, PromptEntry
+
 #: The tags of GenEval's prompts, in the order of its file.
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+
+FILES = Path(__file__).with_name("files")
+
+
+def items(cfg: Mapping[str, Any]) -> list[Item]:
+    """`n` prompts, chosen by `seed`. metadata: GenEval's own (tag, include, exclude)."""
+    return base.subset(entries(), cfg)
+
+
+@cache
+def entries() -> tuple[PromptEntry, ...]:
+    """Every prompt, in the order of the file."""
+    lines = (FILES / "geneval.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    return tuple(PromptEntry(str(i), one["prompt"], metadata=one) for i, one in enumerate(found))
+
+
+@cache
+def classes() -> tuple[str, ...]:
+    """GenEval's names of COCO's 80 classes, in the order of a detector's labels."""
+    return tuple((FILES / "geneval_objects.txt").read_text(encoding="utf-8").splitlines())

@@ -12,7 +12,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from specbench.config.table import check_value
 from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
 from specbench.harness import merge
+from specbench.harness.digests import StoredDigests
 from specbench.harness.folder import new_run_id, stored
 from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
@@ -33,7 +34,7 @@ from specbench.rows import indices, provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.storage import home, image_files
-from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
+from specbench.storage.files import is_temporary, locked, sha256, write_atomically
 
 #: Parameters of the scoring of a run, and of a folder of images.
 OF_RUN = ("metrics", "metrics_dir", "reference", "device", "batch")
@@ -204,7 +205,8 @@ class _Scoring:
         self.folder, self.out, self.memory, self.pairs, self.cfg = folder, out, memory, pairs, cfg
         self.context = scoring_context(cfg, scoring_device(cfg["device"]), cfg["batch"])
         self.cache, self.files = metrics.Outputs(out), image_files.ImageFiles(pairs.paths)
-        self.images_hash = _images_hash(self.files)
+        self.digests = StoredDigests(out / "digests.json", self.files)
+        self.images_hash = _hash(sorted(filter(None, self.digests.contents)))
         self.pairs_hash = _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
         rows = read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
         self.before: dict[str, Any] | None = rows[0] if rows else None
@@ -257,7 +259,12 @@ class _Scoring:
         return not stays and bool(self.cfg["data"] or not metrics.metric(name, self.context).reads_prompt)
 
     def _score(self, names: Sequence[str]) -> dict[str, metrics.Score]:
-        return metrics.score(names, self.files, self.pairs.items, self.context, self.cache) if names else {}
+        if not names:
+            return {}
+        try:
+            return metrics.score(names, self.files, self.pairs.items, self.context, self.cache)
+        finally:  # stopped, too
+            self.digests.write()
 
     def _row(self, quality: Mapping[str, Any]) -> dict[str, Any]:
         """The row of these images; quality: the columns of the metrics."""
@@ -326,22 +333,6 @@ class _Scoring:
             if (values := one.per_image(self.cache.of(name, keys))) is not None:
                 table[name] = values.tolist()
         return table
-
-
-def _images_hash(files: image_files.ImageFiles) -> str:
-    """Identifies these images, in any order: a hash of the bytes of their files."""
-    found = []
-    for path in files.paths:
-        with suppress(OSError):  # an unreadable file is reported when it is scored
-            found.append(sha256_file(_regular(path)))
-    return _hash(sorted(found))
-
-
-def _regular(path: Path) -> Path:
-    """The path of a regular file, whose opening does not block; OSError for a pipe and the like."""
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    return path
 
 
 def _hash(value: object) -> str:

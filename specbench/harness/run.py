@@ -15,6 +15,7 @@ the metrics' networks (see `metrics.outputs`).
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from specbench.harness.scoring import (
     scoring_device,
 )
 from specbench.harness.worker import Loader, PromptDecoder
-from specbench.rows import indices, provenance, sample_size
+from specbench.rows import indices, provenance, sample_size, store
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Journal
@@ -235,7 +236,9 @@ class Run:
         tried = {*self.cfg["metrics"], *self.requested["metrics"]}
         self.folder.write_row(new, records.method, {name: text for name, text in bases.items() if name in tried})
         LOG.info("row written to %s", self.folder.row)
-        return RunOutcome(as_read(new), self.cfg, self.folder)  # the values that a later call would return
+        outcome = RunOutcome(as_read(new), self.cfg, self.folder)  # the values that a later call would return
+        keep([(self.folder.path, outcome.row)])
+        return outcome
 
     # --- the existing row of the folder -------------------------------------------------------------------------------
 
@@ -338,6 +341,16 @@ class Run:
             if not old:  # the old scores belong to other images
                 found |= self._score(others, records, items)
         return found
+
+
+def keep(rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
+    """Adds finished runs' rows, each with its folder, to the store of results. A run never fails for it."""
+    if (path := store.default()) is None:
+        return
+    try:
+        store.add(path, [(folder.absolute(), row) for folder, row in rows])
+    except (OSError, sqlite3.Error, ValueError) as e:
+        warn(f"the row is not added to {path} ({e}); specbench collect finds it in its folder")
 
 
 def _current_prompts(cfg: Mapping[str, Any]) -> list[data.Item]:

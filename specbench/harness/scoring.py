@@ -21,13 +21,16 @@ _UNMEASURED = "cannot be measured here: "
 def scoring_context(
     cfg: Mapping[str, Any], device: str = "cpu", batch: int = metrics.ScoringContext.batch
 ) -> metrics.ScoringContext:
-    """The scoring context of a configuration: its `metrics_dir`, `reference` and `data`."""
-    folder, reference = cfg["metrics_dir"], cfg["reference"]
+    """The scoring context of a configuration: its `metrics_dir`, `reference` (a file, or the name of a data set) and
+    `data`."""
+    folder, reference, data = cfg["metrics_dir"], cfg["reference"], cfg["data"]
+    if reference in parameters.choices("data"):
+        reference, data = None, reference
     return metrics.ScoringContext(
         metrics.ASSETS,
         home.expanded(folder) if folder else home.metrics_folder(),
         home.expanded(reference) if reference else None,
-        cfg["data"],
+        data,
         device,
         batch,
     )

@@ -29,6 +29,19 @@ L14_336: dict[str, Any] = {
     "hidden_act": "quick_gelu",
     "projection_dim": 768,
 }
+#: Both towers of OpenAI's ViT-L/14 at 224 pixels.
+L14: dict[str, Any] = {
+    "vision_config": {**L14_336, "image_size": 224},
+    "text_config": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "hidden_act": "quick_gelu",
+        "eos_token_id": 49407,
+    },
+    "projection_dim": 768,
+}
 #: Both towers of LAION's ViT-H/14.
 H14: dict[str, Any] = {
     "vision_config": {

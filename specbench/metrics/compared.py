@@ -64,7 +64,8 @@ class ComparedMetric(Metric):
         path = self.context.reference or references.default_path(data, cache_key)
         if self.context.reference is None and not path.is_file():
             raise Unavailable(
-                f"no statistics of real images: run `{command}`, or name some with reference=FILE{self.others(data)}"
+                f"no statistics of real images: run `{command}`, or give another data set's, reference=NAME, or those"
+                f" in a file, reference=FILE{self.others(data)}"
             )
         found = references.read(path, self.width)
         if found.cache_key and found.cache_key.partition(CROP)[0] != cache_key.partition(CROP)[0]:

@@ -77,6 +77,12 @@ class ImageReward(MeanMetric):
         )
 
     @property
+    def published(self) -> tuple[Path, Path]:
+        """`files`, where they are the published ones. Raises UsageError where they are not."""
+        network, vocabulary = (weights.published(self.context, *pair) for pair in zip(self.parts, self.files))
+        return network, vocabulary
+
+    @property
     def cache_key(self) -> str:
         return f"image-reward@{self.digests}, 224 bicubic"
 
@@ -88,7 +94,7 @@ class ImageReward(MeanMetric):
     def scorer(self) -> Scorer:
         from specbench.metrics import blip
 
-        network, vocabulary = (weights.published(self.context, *pair) for pair in zip(self.parts, self.files))
+        network, vocabulary = self.published
         return ImageRewardScorer(
             blip.load(network, self.context.device), blip.Captions(vocabulary), self.context.device
         )

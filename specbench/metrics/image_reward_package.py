@@ -93,7 +93,7 @@ class ImageRewardPackage(image_reward.ImageReward):
 
     def scorer(self) -> Scorer:
         try:
-            return PackageScorer(load(*self.files, self.context.device))
+            return PackageScorer(load(*self.published, self.context.device))
         except ImportError as e:
             raise Unavailable(
                 f"the package image-reward cannot be imported ({e}): in an environment of its own,"

@@ -96,7 +96,9 @@ class TaskMetric(Metric):
         moved, value = _influences(solved), float(np.mean([one.value for one in scores]))
         spread = summary.mean(moved.tolist(), groups)
         counts = ", ".join(map(str, (~np.isnan(solved)).sum(0)))
-        return (Score(value, spread.stderr, backend, f"mean of the {len(TASKS)} tasks of {counts} images"), *scores)
+        # A task with a single prompt has no error, and neither has the mean.
+        error = None if any(one.stderr is None for one in scores) else spread.stderr
+        return (Score(value, error, backend, f"mean of the {len(TASKS)} tasks of {counts} images"), *scores)
 
     def backend(self) -> str:
         """See `Score`."""

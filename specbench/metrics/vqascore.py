@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from specbench.errors import unknown
+from specbench.errors import UsageError, unknown
 from specbench.metrics import cmmd, weights
 from specbench.metrics.base import MeanMetric, PromptItem, Scorer, ScoringContext, chosen
 from specbench.metrics.preparation import CLIP, normalised, squeezed
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: Model -> the folder of its weights.
 MODELS = {"xxl": "vqascore", "xl": "vqascore_xl"}
 TEXT, TOKENIZER = "vqascore_text", "tokenizer.json"
+LARGEST = 8192  # pixels of a side: a narrow image of few pixels would take any amount of memory
 
 
 class VQAScorer(Scorer):
@@ -54,6 +55,10 @@ def padded(image: np.ndarray) -> np.ndarray:
     """The smallest square around an image, of CLIP's mean colour, with the image in its middle."""
     height, width = image.shape[:2]
     side = max(height, width)
+    if side > LARGEST:
+        raise UsageError(
+            f"vqascore pads an image to a square, of {LARGEST} pixels a side at most, not {width}x{height}"
+        )
     found = np.empty((side, side, 3), np.uint8)
     found[:] = [int(255 * level) for level in CLIP[0]]
     top, left = (side - height) // 2, (side - width) // 2

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specbench.config import parameters, plugins
 from specbench.rows import provenance
 from specbench.rows.csv_files import RowFile
 
@@ -35,6 +36,7 @@ _WHERE = {
     "driver": "version of the CUDA driver",
     "python": "version of Python",
     "threads": "CPU threads of PyTorch",
+    "plugins": plugins.MEANING,
 }
 
 COLUMNS = {
@@ -93,6 +95,7 @@ def _row(cfg: Mapping[str, Any], found: Mapping[str, Any], columns: Mapping[str,
 
     values = {
         "config_hash": provenance.config_hash(cfg),
+        "plugins": "; ".join(parameters.plugins_of(cfg)) or None,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **{name: cfg[name] for name in columns if name in cfg},
         **provenance.environment(resolve_device(cfg["device"])),

@@ -15,10 +15,10 @@ from typing import Any
 from specbench.config import configuration, parameters, variants
 from specbench.config.table import TABLE
 from specbench.errors import UsageError, plain
-from specbench.rows import provenance, sample_size
+from specbench.rows import provenance, sample_size, sources
 from specbench.rows.breakdown import STATISTICS, breakdown
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
-from specbench.rows.csv_files import csv_lines, has_runs, read_header, read_rows, to_csv
+from specbench.rows.csv_files import csv_lines, read_header, to_csv
 from specbench.rows.journal import IMAGE_NAME, Record, fault, read_records
 from specbench.rows.seconds import withheld
 from specbench.storage.files import write_atomically
@@ -53,10 +53,10 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def gather(sources: Sequence[Path], runs: Sequence[Path], images: int, gallery: Sequence[Path] = ()) -> Found:
-    """The rows of the CSV files `sources`, of the CSV files in the folders `sources`, and of every run at or below
-    these folders and the folders `runs`; of those runs also the first `images` images. Folders `gallery` provide
-    images of these rows, and no rows.
+def gather(given: Sequence[Path], runs: Sequence[Path], images: int, gallery: Sequence[Path] = ()) -> Found:
+    """The rows of the files `given` (CSV, Parquet, stores), of the tables in the folders `given`, and of every run at
+    or below these folders and the folders `runs`; of those runs also the first `images` images. Folders `gallery`
+    provide images of these rows, and no rows.
 
     A run_id appears once. Of several rows of one configuration in CSV files the newest is shown; a run whose folder is
     given is always shown. A damaged or foreign row.csv below a folder is left out, with a note.
@@ -65,14 +65,13 @@ def gather(sources: Sequence[Path], runs: Sequence[Path], images: int, gallery: 
     """
     found, by_id = Found(), dict[str, dict[str, Any]]()
     folders: list[tuple[Path, str]] = []  # of runs, with their run_id
-    for source in sources:
+    for source in given:
         if source.is_file():
             _add_table(source, by_id, found)
             continue
         if not source.is_dir():
             raise UsageError(f"there is no file or folder {source}")
-        tables = [path for path in sorted(source.glob("*.csv")) if path.name != _ROW and path.is_file()]
-        is_table = [_add_table(path, by_id, found) for path in tables]
+        is_table = [_add_table(path, by_id, found) for path in sources.tables_in(source)]
         folders += _add_runs(source, by_id, found, needed=not any(is_table))
     for folder in runs:
         if not folder.is_dir():
@@ -82,7 +81,7 @@ def gather(sources: Sequence[Path], runs: Sequence[Path], images: int, gallery: 
     found.rows = _shown(by_id, {run_id for _, run_id in folders})
     if not found.rows and not found.audits:
         raise UsageError(
-            f"no rows of runs or audits in {', '.join(map(str, [*sources, *runs]))}; name their CSV files or folder"
+            f"no rows of runs or audits in {', '.join(map(str, [*given, *runs]))}; name their CSV files or folder"
         )
     for row in found.rows:
         row["command"], row["command_exact"] = command(row)
@@ -96,13 +95,11 @@ def gather(sources: Sequence[Path], runs: Sequence[Path], images: int, gallery: 
     return found
 
 
-_ROW = "row.csv"
-
-
 def _add_table(path: Path, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
-    """Adds the rows of one CSV file; returns whether it is a table of runs or audits. Other files have no rows."""
-    if has_runs(path):
-        for row in read_rows(path):
+    """Adds the rows of one file; returns whether it is a table of runs or audits. Other files have no rows."""
+    rows = sources.rows_of_table(path)
+    if rows is not None:
+        for row in rows:
             _add_row(row, path.name, by_id, found)
         return True
     if {"verdict", "samples"} <= set(read_header(path)):
@@ -115,28 +112,15 @@ def _add_runs(folder: Path, by_id: dict[str, dict[str, Any]], found: Found, need
     """The rows of the runs at or below a folder, nested as in grids. UsageError if there are none but `needed`."""
     taken: list[tuple[Path, str]] = []
     faults: list[str] = []
-    for path in sorted(folder.rglob(_ROW)):
-        try:
-            row = _run(path)
-        except UsageError as e:
-            faults.append(str(e))
-            continue
-        if _add_row(row, (Path(folder.name) / path.relative_to(folder)).as_posix(), by_id, found):
+    for path, row in sources.runs_in(folder):
+        if isinstance(row, UsageError):
+            faults.append(str(row))
+        elif _add_row(row, (Path(folder.name) / path.relative_to(folder)).as_posix(), by_id, found):
             taken.append((path.parent, str(row["run_id"])))
     if needed and not taken:
-        raise UsageError(faults[0] if faults else f"there are no runs in {folder}: no {_ROW} is at or below it")
+        raise UsageError(faults[0] if faults else f"there are no runs in {folder}: no {sources.ROW} is at or below it")
     found.notes += [f"left out: {fault}" for fault in faults]
     return taken
-
-
-def _run(path: Path) -> dict[str, Any]:
-    """The one row of a run's folder. UsageError for any other file."""
-    if not has_runs(path):
-        raise UsageError(f"{path} is not the row of a run; leave its folder out")
-    rows = read_rows(path)
-    if len(rows) != 1:
-        raise UsageError(f"{path} has {len(rows)} rows, where a run has one; leave its folder out")
-    return rows[0]
 
 
 def _add_row(row: dict[str, Any], file: str, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
@@ -295,7 +279,7 @@ def keep(found: Found, folder: Path) -> None:
             (run / image).write_bytes(shot.png)
             lines.append(json.dumps({"index": index, "prompt": shot.prompt, "image": image}))
         write_atomically(run / "records.jsonl", "".join(line + "\n" for line in lines).encode())
-        write_atomically(run / _ROW, to_csv([{name: row[name] for name in COLUMNS}]).encode())
+        write_atomically(run / sources.ROW, to_csv([{name: row[name] for name in COLUMNS}]).encode())
 
 
 def page_data(found: Found) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbench.config import shown_columns
+from specbench.config import plugins, shown_columns
 from specbench.config.shown_columns import ShownColumn
 from specbench.config.table import TABLE
 
@@ -53,7 +53,7 @@ _IDENTITY = {
     "time": "when the row was built, UTC",
     "specbench": "version of specbench",
     "commit": "git commit of the code that decoded; -dirty where specbench/ or conf/ differed from it",
-    "plugins": "plug-ins whose choices the run used: name, version and a hash of their files; empty: none",
+    "plugins": plugins.MEANING,
     "config_hash": "hash of the configuration, see provenance.config_hash",
     "protocol": "protocol that the run follows, name@version",
 }

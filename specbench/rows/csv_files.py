@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows as CSV text with the header of `COLUMNS`. Raises ValueError for a key that is not a column."""
-    return csv_text(COLUMNS, [{name: _cell(value) for name, value in row.items()} for row in rows])
+    return csv_text(COLUMNS, map(as_cells, rows))
+
+
+def as_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """The cells of a row as text."""
+    return {name: _cell(value) for name, value in row.items()}
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:

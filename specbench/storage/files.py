@@ -155,6 +155,18 @@ def cached_sha256(path: Path) -> str:
     return digest
 
 
+def split_paths(text: str) -> list[str]:
+    """The paths in a list separated by commas. A path that exists may hold commas, such as a cell of a grid that is
+    named by its overrides; the longest one counts. The others may be empty."""
+    parts, found = text.split(","), []
+    while parts:
+        ends = range(len(parts), 0, -1)
+        end = next((i for i in ends if (one := ",".join(parts[:i])) and home.expanded(one).exists()), 1)
+        found.append(",".join(parts[:end]))
+        parts = parts[end:]
+    return found
+
+
 def size(path: Path) -> int | None:
     """Bytes of a file; None where there is none."""
     try:

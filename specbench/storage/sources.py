@@ -264,6 +264,21 @@ EVALUATORS: dict[str, Part] = {
         "c6032c2e0caae3dc2d4fba35535fa6307dbb49df59c7e182b1bc4b3329b81801",
         "MIT",
     ),
+    # OpenAI's ViT-L/14 (released under the MIT licence) in transformers' layout, which several public projects pin.
+    "clip_l14": _evaluator(
+        "openai/clip-vit-large-patch14",
+        "32bd64288804d66eefd0ccbe215aa642df71cc41",
+        "model.safetensors",
+        "a2bf730a0c7debf160f7a6b50b3aaf3703e7e88ac73de7a314903141db026dcb",
+        "MIT",
+    ),
+    # The hub's page of this commit lists the file; no public page shows its checksum.
+    "mask2former": Part(
+        "facebook/mask2former-swin-small-coco-instance",
+        ("pytorch_model.bin",),
+        "see its page",
+        "f77f179fc62b98f6734481ebbef5bceeb1e7f10b",
+    ),
     # The package image-reward 1.5 names this repository by its older owner, THUDM.
     "image_reward": _evaluator(
         "zai-org/ImageReward",

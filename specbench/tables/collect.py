@@ -16,7 +16,18 @@ from tqdm import tqdm
 from specbench.errors import RunError, UsageError, plain
 from specbench.harness import processes
 from specbench.rows.csv_files import append_row
-from specbench.tables.measure import ROW_FILES, Bench, Need, RunPlan, compared_rows, comparisons, store
+from specbench.tables.measure import (
+    ROW_FILES,
+    Bench,
+    EqualPanel,
+    Need,
+    RunPlan,
+    compared_rows,
+    comparisons,
+    equal_file,
+    equal_rows,
+    store,
+)
 
 _DIED = "a process died, probably for lack of memory: use fewer --jobs; the same command goes on where it stopped"
 
@@ -134,7 +145,8 @@ def collect(
 
     Raises UsageError or RunError where lines failed; with several jobs, once the others are done.
     """
-    table, home = todo.table, runs / "tables" / todo.table.id / todo.model
+    table = todo.table
+    home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / todo.model
     needs = {need.line.key: need for need in todo.needs}
     done: set[str] = set()  # the keys of the lines that this call has run
 
@@ -162,7 +174,26 @@ def collect(
         say(f"{table.id}: {needs[one].line.label} and {needs[other].line.label}, image by image")
         for row in bench.compare(folder(needs[other]), folder(needs[one])):
             wording.ROWS.append(comparisons(table, results), row)
-    return RunPlan(table, todo.model, tuple(needs.values()), compared_rows(table, results))
+    panels = replace(todo, needs=tuple(needs.values())).unequalled
+    curved = [needs[key] for one in panels for curve in one.panel.curves for key in curve.lines]
+    runner.measure([need for need in curved if not (folder(need) / "row.csv").exists()])
+    found = replace(todo, needs=tuple(needs.values()))
+    for panel in found.unequalled:
+        _equal(panel, {key: folder(need) for key, need in needs.items()}, equal_file(table, results), bench, say)
+    return replace(found, compared=compared_rows(table, results), pairs=equal_rows(table, results))
+
+
+def _equal(one: EqualPanel, folders: Mapping[str, Path], file: Path, bench: Bench, say: Callable[[str], None]) -> None:
+    """Test every pair of curves of a panel, and keep the rows."""
+    from specbench.compare import equal
+
+    label = one.panel.label
+    say(f"{label}: every pair of curves, image by image")
+    curves = {curve.label: [folders[key] for key in curve.lines] for curve in one.panel.curves}
+    for x, value in one.matched.at[label]:
+        for y in one.matched.tested:
+            for row in bench.equal(curves, x, value, y):
+                equal.ROWS.append(file, {**row, "panel": label, "runs": one.runs})
 
 
 def _row(bench: Bench, need: Need, folder: Path) -> Mapping[str, Any]:

@@ -109,10 +109,13 @@ class TableFigure:
 @dataclass(frozen=True)
 class Matched:
     """Columns `y` of a figure's curves at equal values of other columns, interpolated between a curve's lines: `at` has
-    (column, value) pairs by the label of a panel, the same columns in every panel."""
+    (column, value) pairs by the label of a panel, the same columns in every panel. `tested`: those of `y` of which
+    every pair of a panel's curves is tested, prompt by prompt. `lines_of`: the table whose lines and runs these are."""
 
     y: tuple[str, ...]
     at: Mapping[str, tuple[tuple[str, float], ...]]
+    tested: tuple[str, ...] = ()
+    lines_of: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ cells, all of which say so."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from specbench.tables.definitions import Column, Curve, Matched, Panel, Table, TableFigure
+from specbench.compare.paired import LEVEL, holm
+from specbench.tables.definitions import Column, Curve, Matched, Panel, TableFigure
 from specbench.tables.figures import stderr
 from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, facts, number, printable
+from specbench.tables.measure import RunPlan
 
 HOW = (
     "Interpolated linearly between the two lines of the curve on either side; ± its standard error, from those of both "
@@ -17,15 +19,17 @@ HOW = (
 )
 
 
-def build(table: Table, model: str, measured: Mapping[str, Row | None], command: str) -> TableSheet:
+def build(todo: RunPlan, command: str) -> TableSheet:
     """A cell for each curve, each column of `table.matched` and each value at which the curves are compared."""
+    table, model, measured = todo.table, todo.model, todo.rows
     figure, matched = table.figure, table.matched
     assert isinstance(figure, TableFigure)
     assert matched is not None
+    panels = [panel for panel in figure.panels if panel.label in matched.at]
     notes, columns = Notes(), {column.key: column for column in table.columns}
     rows, _ = printable(table, {line.key: measured.get(line.key) for line in table.lines})
     headers = [
-        _header(columns[y], columns[x], [(panel, dict(matched.at[panel.label])[x]) for panel in figure.panels], notes)
+        _header(columns[y], columns[x], [(panel, dict(matched.at[panel.label])[x]) for panel in panels], notes)
         for x in _against(matched)
         for y in matched.y
     ]
@@ -33,15 +37,48 @@ def build(table: Table, model: str, measured: Mapping[str, Row | None], command:
         TableEntry(
             f"{panel.label}: {curve.label}", "measured", model, (), _cells(panel, curve, matched, columns, rows, notes)
         )
-        for panel in figure.panels
+        for panel in panels
         for curve in panel.curves
     ]
     present = [row for row in rows.values() if row is not None]
     about = (*facts(present), ("Command", command))
-    remarks = (*table.remarks, "The lines of the curves, and their runs, are those of the table rules_tradeoff.")
+    shared = [f"The lines of the curves, and their runs, are those of the table {matched.lines_of}."]
+    remarks = (*table.remarks, *(shared if matched.lines_of else ()), *_tested(todo, columns))
     return TableSheet(
         table.id, table.title, table.paper, about, tuple(headers), tuple(entries), notes.all(), remarks, ()
     )
+
+
+def _tested(todo: RunPlan, columns: Mapping[str, Column]) -> Iterator[str]:
+    """For every panel and column a sentence with the pairs of curves that differ, and one on the adjustment."""
+    runs = {panel.runs for panel in todo.equal}
+    rows = [row for row in todo.pairs if row["runs"] in runs]
+    tested = [row for row in rows if row["p"]]
+    adjusted = dict(zip(map(id, tested), holm([float(row["p"]) for row in tested]), strict=True))
+    groups: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["panel"], row["x"], row["value"], row["y"]), []).append(row)
+    for (panel, x, value, y), some in groups.items():
+        different = [row for row in some if adjusted.get(id(row), 1) < 1 - LEVEL]
+        listed = "; ".join(_ordered(row, adjusted[id(row)], columns[y]) for row in different)
+        where = f"{panel}, {columns[y].label} at {columns[x].label.partition(' (')[0].lower()} {float(value):g}"
+        count = f"{len(different)} of {len(some)} pairs of curves differ"
+        yield f"{where}: {count}{': ' if listed else ''}{listed}."
+    if tested:
+        yield (
+            f"Pairs are tested prompt by prompt over {tested[0]['prompts']} prompts, and differ where p <"
+            f" {1 - LEVEL:.2g} by Holm's adjustment over all {len(tested)} tests; in brackets the interval of"
+            f" {LEVEL:.0%} and the adjusted p."
+        )
+
+
+def _ordered(row: Row, p: float, column: Column) -> str:
+    """A pair with the smaller value first."""
+    a, b, sign = (row["a"], row["b"], 1) if float(row["difference"]) > 0 else (row["b"], row["a"], -1)
+    low, high = sorted(sign * float(row[end]) for end in ("low", "high"))
+    decimals = max(column.decimals, 1 - math.floor(math.log10(abs(float(row["difference"])))))
+    by = f"{abs(float(row['difference'])):.{decimals}f} ({low:.{decimals}f} to {high:.{decimals}f}, p = {p:.2g})"
+    return f"{a} below {b} by {by}"
 
 
 def _against(matched: Matched) -> list[str]:

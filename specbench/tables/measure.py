@@ -22,7 +22,7 @@ from specbench.rows import provenance
 from specbench.rows.csv_files import has_runs, read_rows
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import sha256, state
-from specbench.tables.definitions import Line, Table, TableTest
+from specbench.tables.definitions import Line, Matched, Panel, Table, TableFigure, TableTest
 
 Row = Mapping[str, str]
 
@@ -60,6 +60,9 @@ class Bench(Protocol):
     def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
         """The rows of `specbench compare` for two folders of runs."""
 
+    def equal(self, curves: Mapping[str, Sequence[Path]], x: str, value: float, y: str) -> Sequence[Mapping[str, Any]]:
+        """The rows of every pair of curves of folders of runs where x has this value: `compare.equal`."""
+
 
 class SuiteBench(Bench, Protocol):
     """What suites ask of it besides."""
@@ -69,6 +72,9 @@ class SuiteBench(Bench, Protocol):
 
     def versus(self, run: Path, vanilla: Path, n: int) -> Mapping[str, Any]:
         """The columns of a run's row against the run of vanilla AR on the same n prompts."""
+
+    def keep(self, rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
+        """Adds the completed rows of folders to the store of results."""
 
 
 class LocalBench:
@@ -99,6 +105,12 @@ class LocalBench:
 
         return wording.rows(comparison.compare(passes.read(str(a)), passes.read(str(b))))
 
+    def equal(self, curves: Mapping[str, Sequence[Path]], x: str, value: float, y: str) -> Sequence[Mapping[str, Any]]:
+        from specbench.compare import equal, passes
+
+        some = {label: [passes.read(str(path)) for path in paths] for label, paths in curves.items()}
+        return list(equal.rows(some, x, value, y))
+
     def key(self, overrides: Sequence[str]) -> str:
         cfg = configuration.compose(overrides)
         images = cfg | {"n": 1, "metrics": [], "reference": None, "baseline": False}
@@ -108,6 +120,11 @@ class LocalBench:
         from specbench.harness.row import against
 
         return against(run, vanilla, n)
+
+    def keep(self, rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
+        from specbench.harness.run import keep
+
+        keep(rows)
 
 
 def _weights(cfg: Mapping[str, Any]) -> str | None:
@@ -143,6 +160,15 @@ class Need:
 
 
 @dataclass(frozen=True)
+class EqualPanel:
+    """A panel whose curves are tested at equal values; runs: identifies all its runs."""
+
+    panel: Panel
+    matched: Matched
+    runs: str
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """The measured lines of one table for one model; compared: the rows of `specbench compare` for its tests."""
 
@@ -150,6 +176,7 @@ class RunPlan:
     model: str
     needs: tuple[Need, ...]
     compared: tuple[Row, ...] = ()
+    pairs: tuple[Row, ...] = ()  # of curves, as of `compare.equal`
 
     @property
     def missing(self) -> list[Need]:
@@ -167,6 +194,25 @@ class RunPlan:
         rows = self.rows
         runs = [test for test in self.table.tests if {test.line, test.other} <= rows.keys()]
         return [test for test in runs if compared(test, rows, self.compared) is None]
+
+    @property
+    def equal(self) -> list[EqualPanel]:
+        """What is to be tested at equal values: the panels whose runs are all there."""
+        table, rows = self.table, self.rows
+        if table.matched is None or not table.matched.tested or not isinstance(table.figure, TableFigure):
+            return []
+        found = []
+        for panel in table.figure.panels:
+            runs = [(rows.get(key) or {}).get("run_id") for curve in panel.curves for key in curve.lines]
+            if panel.label in table.matched.at and all(runs):
+                found.append(EqualPanel(panel, table.matched, sha256(" ".join(map(str, runs)), 12)))
+        return found
+
+    @property
+    def unequalled(self) -> list[EqualPanel]:
+        """Those of `equal` whose very runs no row has compared."""
+        known = {row["runs"] for row in self.pairs}
+        return [panel for panel in self.equal if panel.runs not in known]
 
     @property
     def commands(self) -> dict[str, str]:
@@ -215,7 +261,7 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
         row = next((r for r in reversed(rows) if identity.fits(r)), None)
         alone = table.rows_of == "bench" or (table.rows_of == "run" and found.timed)
         needs.append(Need(line, tuple(overrides), identity, row, table.rows_of, alone))
-    return RunPlan(table, model, tuple(needs), compared_rows(table, results))
+    return RunPlan(table, model, tuple(needs), compared_rows(table, results), equal_rows(table, results))
 
 
 def compared_rows(table: Table, results: Path) -> tuple[Row, ...]:
@@ -225,6 +271,20 @@ def compared_rows(table: Table, results: Path) -> tuple[Row, ...]:
     from specbench.compare import wording
 
     return tuple(wording.ROWS.read(comparisons(table, results)))
+
+
+def equal_file(table: Table, results: Path) -> Path:
+    """The file with the tests of a table's curves at equal values."""
+    return results / f"{table.id}_pairs.csv"
+
+
+def equal_rows(table: Table, results: Path) -> tuple[Row, ...]:
+    """The tests of a table's curves at equal values that there are."""
+    if table.matched is None or not table.matched.tested:
+        return ()
+    from specbench.compare import equal
+
+    return tuple(equal.ROWS.read(equal_file(table, results)))
 
 
 def _read(path: Path) -> Sequence[Row]:

@@ -409,7 +409,12 @@ def _matched(source: Source) -> Matched | None:
         return None
     at = source.mapping("matched: at", held.get("at"))
     pairs = {panel: tuple(source.mapping(panel, one).items()) for panel, one in at.items()}
-    return Matched(tuple(map(str, source.sequence("matched: y", held.get("y")))), pairs)
+    y, tested = (tuple(map(str, source.sequence(f"matched: {k}", held.get(k)))) for k in ("y", "tested"))
+    if foreign := set(held) - {"y", "at", "tested", "lines_of"}:
+        raise source.fault(f"matched has no '{plain(min(foreign))}' (choose from: y, at, tested, lines_of)")
+    if foreign := set(tested) - set(y):
+        raise source.fault(f"matched: tested has {plain(min(foreign))}, which y has not")
+    return Matched(y, pairs, tested, source.text("matched: lines_of", held.get("lines_of", "")))
 
 
 def _tests(source: Source) -> Iterator[TableTest]:

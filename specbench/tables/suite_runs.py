@@ -100,6 +100,7 @@ def gather(
                 uncompared.append(str(e))
         compared += same
     if finished:
+        bench.keep([(plan.out / one.folder, one.need.row or {}) for one in finished.values() if not one.timed])
         write_atomically(plan.out / ROWS, to_csv([one.need.row or {} for one in finished.values()]).encode())
     if compared:
         write_atomically(plan.out / COMPARED, csv_text(wording.ROWS.columns, compared).encode())

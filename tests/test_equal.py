@@ -1,0 +1,144 @@
+"""Pairs of curves at an equal value: interpolated differences with the errors of paired prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_journal import record
+from test_tables import FakeBench
+
+from specbench.compare import equal
+from specbench.compare.paired import holm
+from specbench.compare.passes import ScoredPass
+from specbench.errors import UsageError
+from specbench.rows.indices import STRIDE
+from specbench.tables import collect, matched, measure
+from specbench.tables.catalog import TABLES
+
+N = 24
+
+
+def run(name: str, steps: float, divergence: float, noise: int, only: Sequence[int] = range(N)) -> ScoredPass:
+    """A run whose images have about so many steps and so much emitted KL; `noise` is of it alone, the prompts' own is
+    in all."""
+    own, shared = np.random.default_rng(noise), np.random.default_rng(0).normal(size=N)
+    many = np.round(steps * (1 + 0.1 * shared) + own.normal(size=N))
+    much = divergence * (1 + 0.2 * shared) + 0.002 * own.normal(size=N)
+    images = {
+        i: replace(record(i), tokens=256, steps=int(many[i]), accepted_length=256 / many[i], emitted_kl=float(much[i]))
+        for i in only
+    }
+    return ScoredPass(name, Path(name), False, {"method": name}, name, {}, images)
+
+
+def curves(only: Sequence[int] = range(N)) -> dict[str, list[ScoredPass]]:
+    weak, strong = ((130, 0.01), (118, 0.03)), ((128, 0.02), (119, 0.05))
+    return {
+        label: [run(f"{label}{i}", *one, seed + i, only) for i, one in enumerate(points)]
+        for label, points, seed in (("band", weak, 1), ("cool", strong, 5))
+    }
+
+
+@pytest.mark.parametrize("x", ["step_compression", "accepted_length_mean"])
+def test_the_error_of_a_difference_is_that_of_the_jackknife(x: str) -> None:
+    """Each prompt left out in turn, the whole computation again: to first order the same. The influences are relative
+    to means over 24, so the two errors differ by about 1 in 24."""
+    (found,) = equal.rows(curves(), x, 2.1, "emitted_kl")
+    left = []
+    for out in range(N):
+        only = [i for i in range(N) if i != out]
+        (row,) = equal.rows(curves(only), x, 2.1, "emitted_kl")
+        left.append(row["difference"])
+    error = np.sqrt((N - 1) / N * np.square(left - np.mean(left)).sum())
+    assert (found["a"], found["b"], found["prompts"]) == ("band", "cool", N)
+    assert found["difference"] == pytest.approx(found["y_b"] - found["y_a"])
+    assert found["z"] == pytest.approx(found["difference"] / error, rel=0.1)
+    assert found["low"] < found["difference"] < found["high"]
+
+
+def test_a_value_lies_on_the_line_between_two_runs() -> None:
+    zero = np.zeros(3)
+    points = [equal.CurvePoint(x, y, zero, zero) for x, y in ((3.0, 9.0), (1.0, 1.0), (2.0, 4.0))]
+    assert [equal.interpolated(points, x)[0] for x in (1.0, 1.5, 2.5, 3.0)] == [1.0, 2.5, 6.5, 9.0]  # type: ignore[index]
+    assert equal.interpolated(points, 0.9) is equal.interpolated(points, 3.1) is None
+    assert equal.interpolated(points[:1], 3.0) is None
+
+
+def test_several_images_of_a_prompt_count_once() -> None:
+    """Doubling the images of all prompts changes no error."""
+
+    def twice(one: ScoredPass) -> ScoredPass:
+        again = {i + STRIDE: replace(r, index=i + STRIDE) for i, r in one.records.items()}
+        return replace(one, records={**one.records, **again})
+
+    (once,) = equal.rows(curves(), "step_compression", 2.1, "emitted_kl")
+    (double,) = equal.rows({k: list(map(twice, v)) for k, v in curves().items()}, "step_compression", 2.1, "emitted_kl")
+    assert double == pytest.approx(once)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    some = curves()
+    with pytest.raises(UsageError, match="fid"):
+        list(equal.rows(some, "step_compression", 2.1, "fid"))
+    with pytest.raises(UsageError, match="latency"):
+        list(equal.rows(some, "latency", 2.1, "emitted_kl"))
+    with pytest.raises(UsageError, match="different prompts"):
+        list(equal.rows({**some, "other": curves(range(3, N))["band"]}, "step_compression", 2.1, "emitted_kl"))
+    assert list(equal.rows(some, "step_compression", 9.0, "emitted_kl")) == []
+
+
+class CurveBench(FakeBench):
+    """Rows of a step compression; a pair of curves differs by 0.01, with p = 1e-6 for the first pair and 0.5 else."""
+
+    def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+        out.mkdir(parents=True)
+        (out / "row.csv").touch()
+        return {**super().run(overrides, out), "step_compression": 2 + len(self.ran) / 100, "emitted_kl": 0.01}
+
+    def equal(self, curves: Mapping[str, Sequence[Path]], x: str, value: float, y: str) -> Sequence[Mapping[str, Any]]:
+        assert all((path / "row.csv").exists() for paths in curves.values() for path in paths)
+        labels, shown = list(curves), {"x": x, "value": value, "y": y, "prompts": 9}
+        held = {"y_a": 0.02, "y_b": 0.01, "difference": -0.01, "low": -0.012, "high": -0.008, "z": -5}
+        pairs = [(a, b) for i, a in enumerate(labels) for b in labels[i + 1 :]]
+        return [shown | held | {"a": a, "b": b, "p": 0.5 if i else 1e-6} for i, (a, b) in enumerate(pairs)]
+
+
+def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
+    table = TABLES["rules_equal"]
+    bench = CurveBench()
+
+    def todo() -> measure.RunPlan:
+        return measure.plan(table, table.model, None, tmp_path, bench)
+
+    assert not todo().unequalled  # without runs there is nothing to test
+    done = collect.collect(todo(), tmp_path, tmp_path / "runs", bench, lambda text: None)
+    assert not done.unequalled
+    assert not todo().unequalled
+    tests = len(done.pairs)
+    assert tests == 2 * 2 * 15  # panels, values, pairs of six curves
+    collect.collect(todo(), tmp_path, tmp_path / "runs", bench, lambda text: None)
+    assert len(todo().pairs) == tests
+    adjusted = holm([float(row["p"]) for row in done.pairs])
+    assert sorted(adjusted)[:5] == pytest.approx([tests * 1e-6] * 4 + [1.0])
+    remarks = " ".join(matched.build(done, "specbench tables rules_equal").remarks)
+    assert (
+        remarks.count("1 of 15 pairs of curves differ: Cool-SD, exponential below UniformRSD by 0.0100 (0.0080 to") == 4
+    )
+    assert f"all {tests} tests" in remarks
+
+
+def test_runs_of_other_rows_are_compared_anew(tmp_path: Path) -> None:
+    table = TABLES["rules_equal"]
+    bench = CurveBench()
+    done = collect.collect(
+        measure.plan(table, table.model, None, tmp_path, bench), tmp_path, tmp_path / "runs", bench, lambda text: None
+    )
+    first = next(need for need in done.needs if need.line.key in table.figure.panels[0].curves[0].lines)  # type: ignore[union-attr]
+    other = {**first.row, "run_id": "another"}  # type: ignore[dict-item]
+    needs = tuple(replace(need, row=other) if need is first else need for need in done.needs)
+    assert [one.panel.label for one in replace(done, needs=needs).unequalled] == ["EAGLE-1, chain of 5"]

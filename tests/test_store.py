@@ -1,0 +1,186 @@
+"""The store of results, rows from any mixture of places, and what `specbench show` and `collect` make of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Call, refused, row_of
+
+from specbench.errors import UsageError
+from specbench.report import gather
+from specbench.rows import selection, sources, store
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import as_read, read_rows
+from specbench.storage.files import split_paths
+
+SMALL = ("metrics=none", "n=2", "baseline=false", "device=cpu", "warmup=0")
+
+
+def row(run_id: str, **cells: Any) -> dict[str, Any]:
+    common = {"model": "llamagen_scenes", "method": "sjd", "n": 4, "seed": 0, "time": "2026-11-23T10:00:00+00:00"}
+    return as_read(dict.fromkeys(COLUMNS) | common | {"run_id": run_id, "config_hash": "h"} | cells)
+
+
+def test_a_row_comes_back_as_it_went_in(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "results.sqlite"
+    one = row("007", fid=1.25, n=64, select="auto", top_k=100, timing=True, steps=1e-7, note="a 'quoted' \"ü\"")
+    store.add(file, [("/a", one)])
+    assert store.read(file) == [("/a", one)]
+    store.add(file, [("/b", {**one, "fid": 2.0})])  # the folder was moved, and the run scored again
+    assert [(folder, found["fid"]) for folder, found in store.read(file)] == [("/b", 2.0)]
+    store.add(file, [("/b", row("008")), ("/c", row("009"))])  # another run in the same folder
+    assert [found["run_id"] for _, found in store.read(file)] == ["008", "009"]
+
+
+def test_columns_of_a_newer_version_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "results.sqlite"
+    fewer = {name: line for name, line in COLUMNS.items() if name not in ("fid", "note")}
+    monkeypatch.setattr(store, "COLUMNS", fewer)
+    store.add(file, [("/a", {name: cell for name, cell in row("old").items() if name in fewer})])
+    monkeypatch.undo()
+    store.add(file, [("/b", row("new", fid=3.0))])
+    assert [found["fid"] for _, found in store.read(file)] == [None, 3.0]
+
+
+def test_many_writers_lose_no_row(tmp_path: Path) -> None:
+    file = tmp_path / "results.sqlite"
+    threads = [threading.Thread(target=store.add, args=(file, [(f"/{i}", row(f"r{i}"))])) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.read(file)) == 8
+
+
+def test_every_finished_run_is_in_the_store_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECBENCH_STORE")
+    for _ in range(2):
+        assert call("run", "-m", "method=sjd", "window=8,16", *SMALL, "out=g")[0] == 0
+    assert call("run", "method=scd", *SMALL, "out=one")[0] == 0
+    found = store.read(Path("runs/results.sqlite"))
+    assert {Path(folder).name for folder, _ in found} == {"window=8", "window=16", "one"}
+    assert {found["run_id"] for _, found in found} == {row_of(f"g/window={w}")["run_id"] for w in (8, 16)} | {
+        row_of("one")["run_id"]
+    }
+    out = call("show", "--where", "method=sjd", "--sort=-window", "--columns", "method,window,seeds")[1]
+    assert [line.split() for line in out.splitlines()] == [
+        ["method", "window", "seeds"],
+        ["sjd", "16", "1"],
+        ["sjd", "8", "1"],
+    ]
+    assert call("collect", "out=all.csv")[1] == "wrote all.csv: 3 rows\n"
+    assert len(read_rows("all.csv")) == 3
+
+
+def test_a_store_that_cannot_be_written_fails_no_run(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("text").write_text("not a database, but long enough to be read as one" * 20)
+    monkeypatch.setenv("SPECBENCH_STORE", "text")
+    code, out, err = call("run", "method=sjd", *SMALL, "out=one")
+    assert code == 0
+    assert "accepted length" in out
+    assert "the row is not added to text (file is not a database)" in err
+    monkeypatch.setenv("SPECBENCH_STORE", "/dev/null/results.sqlite")
+    assert "the row is not added to /dev/null/results.sqlite" in call("run", "method=sjd", *SMALL, "out=two")[2]
+
+
+def test_any_mixture_of_sources(call: Call, tmp_path: Path) -> None:
+    assert call("run", "method=sjd", *SMALL, "out=grid/window=8,seed=1")[0] == 0
+    mine = row_of("grid/window=8,seed=1")
+    sources.write(tmp_path / "a.csv", [row("a"), row("b", time="2026-11-22T10:00:00+00:00")])
+    store.add(tmp_path / "b.sqlite", [("/b", row("b", fid=5.0)), ("/c", row("c"))])
+    assert call("collect", "a.csv", "b.sqlite", "grid", "out=all.sqlite")[0] == 0
+    found = {one["run_id"]: one for _, one in store.read(Path("all.sqlite"))}
+    assert found.keys() == {"a", "b", "c", mine["run_id"]}
+    assert found["b"]["fid"] == 5.0  # the newer of two
+    assert found[mine["run_id"]] == mine
+    shown = gather.gather([Path("all.sqlite")], [], 0)
+    assert mine["run_id"] in {one["run_id"] for one in shown.rows}
+    for words in (
+        ["collect", "absent", "out=x.csv"],
+        ["collect", "a.csv", "out=x.xls"],
+        ["collect", "a.csv"],
+        ["show"],
+    ):
+        refused(call, *words)
+    (tmp_path / "bad.sqlite").write_text("no" * 500)
+    assert "is not a store of rows" in refused(call, "show", "bad.sqlite")
+
+
+def test_parquet_files_hold_rows_too(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    rows = [row("a", fid=1.5, select="auto"), row("b", note="ü")]
+    sources.write(tmp_path / "rows.parquet", rows)
+    assert sources.read([tmp_path / "rows.parquet"])[0] == rows
+    (tmp_path / "bad.parquet").write_text("no")
+    with pytest.raises(UsageError, match="cannot read"):
+        sources.read([tmp_path / "bad.parquet"])
+
+
+def test_show_pools_seeds_and_groups(call: Call, tmp_path: Path) -> None:
+    rows = [
+        row(f"{m}{s}", method=m, seed=s, fid=v + s, delta=d)
+        for m, v, d in (("sjd", 1.0, None), ("cool_sd", 4.0, 1.1))
+        for s in (0, 2)
+    ]
+    sources.write(tmp_path / "all.csv", [*rows, row("x", method="sjd", seed=1, fid=9.0, commit="other")])
+    found = json.loads(call("show", "all.csv", "--format", "json", "--sort", "method,-seeds")[1])
+    assert [(one["method"], one["seeds"], one["fid"]) for one in found] == [
+        ("cool_sd", 2, 5.0),
+        ("sjd", 2, 2.0),
+        ("sjd", 1, 9.0),  # another commit: never mixed
+    ]
+    assert "2.00 ± 1.41" in call("show", "all.csv", "--where", "method=sjd")[1]
+    _, out, err = call("show", "all.csv", "--group-by", "method", "--format", "csv", "--columns", "method,fid,seeds")
+    assert out.splitlines() == ["method,fid,seeds", "sjd,4.333333333333333,3", "cool_sd,5.0,2"]
+    assert "the group sjd mixes rows that differ in commit" in err
+    assert len(call("show", "all.csv", "--no-pool")[1].splitlines()) == 1 + 5
+    assert call("show", "all.csv", "--limit", "1", "--format", "md")[1].count("\n") == 3
+    assert "no row meets the conditions" in refused(call, "show", "all.csv", "--where", "method=scd")
+    assert "unknown column 'nope'" in refused(call, "show", "all.csv", "--columns", "nope")
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("fid>=2", [1, 2]),
+        ("fid<2", [0]),
+        ("delta=", [0, 2]),
+        ("delta!=", [1]),
+        ("method=a,c", [0, 2]),
+        ("delta=1.10", [1]),
+    ],
+)
+def test_conditions(text: str, numbers: list[int]) -> None:
+    rows = [row("0", method="a", fid=1.0), row("1", method="b", fid=2.0, delta=1.1), row("2", method="c", fid=3.0)]
+    test = selection.condition(text)
+    assert [int(one["run_id"]) for one in rows if test(one)] == numbers
+
+
+def test_conditions_that_cannot_be_read() -> None:
+    for text in ("fid", "nope=1", "fid>x", "=3"):
+        with pytest.raises(UsageError):
+            selection.condition(text)
+
+
+def test_names_of_cells_are_arguments(call: Call, tmp_path: Path) -> None:
+    """A cell of a grid is named by its overrides: with commas, which separate folders, and an equals sign."""
+    words = ("run", "-m", "method=cool_sd", "delta=1,2", "nu=0.5,0.7", *SMALL, "n=3")
+    words = tuple(word for word in words if word != "n=2")
+    assert call(*words, "out=g")[0] == 0
+    cells = [f"g/delta={d},nu={v}" for d, v in ((1, 0.5), (2, 0.7))]
+    assert split_paths(",".join([*cells, "g"])) == [*cells, "g"]
+    assert split_paths("a,,b") == ["a", "", "b"]
+    code, out, err = call("report", f"runs={','.join(cells)}", cells[0], "out=r.html")
+    assert code == 0, err
+    assert "2 runs, 6 images" in out
+    assert call("status", cells[0])[1].startswith(f"{cells[0]}: cool_sd on llamagen_scenes, n=3: finished")
+    assert "nothing left to do" in call("resume", cells[0])[1]
+    assert "3 pairs of the same prompt" in call("compare", *cells)[1]
+    assert call("collect", *cells, "out=g/delta=1,nu=0.5/all.csv")[0] == 0
+    assert call("show", "g/delta=1,nu=0.5/all.csv", "--columns", "delta,nu")[0] == 0
+    again = ("run", "method=cool_sd", "delta=1", "nu=0.5", *SMALL[:1], "n=3", *SMALL[2:], f"out={cells[0]}")
+    assert "nothing left to do" in call(*again)[1]
