@@ -391,6 +391,7 @@ def _weights_here(cfg: Mapping[str, Any]) -> str | None:
 
 def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for faults that show before a model is loaded: absent weights, a bad tree, an absent device."""
+    trackers.check(cfg)
     if parameters.is_served(cfg):
         return
     import torch
