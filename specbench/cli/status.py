@@ -78,7 +78,7 @@ def _text(one: Status) -> str:
     if one.failures:
         last = one.failures[-1]
         lines.append(
-            f"  failures   {len(one.failures)}, the last: {last['pass']} image {label(last['index'])}: {last['reason']}"
+            f"  failures   {len(one.failures)}, the last: {last['pass']} image {label(int(last['index']))}: {last['reason']}"
         )
     lines.append(f"  on disk    {format_size(one.bytes)}")
     if one.state == "stopped":
