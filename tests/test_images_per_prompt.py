@@ -66,12 +66,16 @@ def test_the_first_images_are_those_of_a_run_with_one_each(four: Path, tmp_path:
     ]
     assert one["prompts_hash"] == two["prompts_hash"] == row["prompts_hash"]
     assert len({r["config_hash"] for r in (one, two, row)}) == 3
+    _, alone_there = comparison.pair(passes.read(str(tmp_path / "two")), passes.read(str(tmp_path / "one")))
+    assert alone_there == ["Left out, without a partner: 3 of A (index 0-1, 1-1, 2-1)."]
     assert sorted(path.name for path in (four / "images").iterdir())[:4] == [
         "00000-1.png", "00000-2.png", "00000-3.png", "00000.png"
     ]  # fmt: skip
 
 
 def test_a_configuration_with_one_image_keeps_its_hash() -> None:
+    with pytest.raises(UsageError, match="n times images_per_prompt must be at most 1,000,000 images"):
+        configuration.compose(["n=100000", "images_per_prompt=11"])
     cfg = configuration.compose([])
     assert cfg["images_per_prompt"] == 1
     without = {name: value for name, value in cfg.items() if name != "images_per_prompt"}

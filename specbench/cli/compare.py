@@ -16,6 +16,7 @@ usage: specbench compare A B [out=FILE.csv]
 Compares two runs over the prompts that both decoded, image by image: the difference of B from A, its 95 % interval, the
 paired t-test (Cool-SD, C.4), the Wilcoxon signed-rank test, Holm's adjustment for several tests, Cohen's d_z, and a
 sentence for each statistic. A pair has the same index, prompt and id; an image without a partner is left out and named.
+Several images of a prompt count once, by their mean. The last lines say how many pairs tell A from B.
 Metrics' scores per image are compared where both runs keep those of the same scorer; a Fréchet distance by the
 influence of each pair on it. For a feature extractor, the energy distance between A's and B's features tests whether
 the images have one distribution; give runs of different seeds for it, since images that share random numbers are alike.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import Parser, UsageError
+from specbench.rows.indices import label
 from specbench.storage import home
 from specbench.storage.files import format_size
 
@@ -77,7 +78,7 @@ def _text(one: Status) -> str:
     if one.failures:
         last = one.failures[-1]
         lines.append(
-            f"  failures   {len(one.failures)}, the last: {last['pass']} image {last['index']}: {last['reason']}"
+            f"  failures   {len(one.failures)}, the last: {last['pass']} image {label(last['index'])}: {last['reason']}"
         )
     lines.append(f"  on disk    {format_size(one.bytes)}")
     if one.state == "stopped":

@@ -193,9 +193,9 @@ def _by_prompt(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]
     return pairs, remarks
 
 
-def _listed(indices: Sequence[int]) -> str:
-    shown = ", ".join(map(str, indices[:5]))
-    return f"{shown}, ..., {indices[-1]}" if len(indices) > 5 else shown
+def _listed(left: Sequence[int]) -> str:
+    shown = ", ".join(map(indices.label, left[:5]))
+    return f"{shown}, ..., {indices.label(left[-1])}" if len(left) > 5 else shown
 
 
 def _adjusted(results: Sequence[Result]) -> tuple[Result, ...]:

@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from specbench.config import caches, networks, plugins
 from specbench.config.caches import cached
 from specbench.config.parameter import METADATA as METADATA
+from specbench.config.parameter import PROMPTS
 from specbench.config.table import BUILT_IN, TABLE, UNITS, check_value
 from specbench.errors import UsageError, unknown
 from specbench.storage import home
@@ -273,6 +274,11 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"the configuration lacks {_and(missing)}: give {missing[0]}=...")
     checked = {name: check_value(name, cfg[name]) for name in wanted}
     check_metrics(checked["metrics"])
+    each = checked.get("images_per_prompt", 1)
+    if isinstance(checked["n"], int) and checked["n"] * each > PROMPTS:
+        raise UsageError(
+            f"n times images_per_prompt must be at most {PROMPTS:,} images (got {checked['n']:,} times {each:,})"
+        )
     if served:
         return checked
     _check_kinds(checked)

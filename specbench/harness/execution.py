@@ -144,7 +144,7 @@ class Execution:
             label = self._label(event.baseline)
             entry = {"time": utc(), "pass": label, "index": event.index, "reason": event.reason}
             append_line(self.folder.failures, json.dumps(entry).encode() + b"\n")
-            warn(f"{label}: image {event.index} failed: {event.reason}")
+            warn(f"{label}: image {indices.label(event.index)} failed: {event.reason}")
         elif isinstance(event, Died):
             warn(f"{event.reason}; its images go to another one")
 

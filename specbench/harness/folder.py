@@ -90,8 +90,8 @@ class RunRecords:
                 record = journal.records.get(item.index)
                 if record and (record.prompt, record.id) != (item.prompt, item.id):
                     raise UsageError(
-                        f"the prompts have changed since {journal.path} was written (index {item.index}); choose"
-                        " another out="
+                        f"the prompts have changed since {journal.path} was written (index"
+                        f" {indices.label(item.index)}); choose another out="
                     )
 
 

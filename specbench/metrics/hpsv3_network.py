@@ -131,9 +131,11 @@ def load(path: Path, device: str, image: int, dtype: torch.dtype = torch.bfloat1
         network = HPSv3Network(config).model
         with torch.device("cpu"):  # frequencies, which are in no file: those of a network without layers
             least = Qwen2VLModel(settings({**TEXT, **_NO_LAYERS}, {**VISION, "depth": 0}, image))
-        for name, buffer in least.named_buffers():
-            where, _, last = name.rpartition(".")
-            network.get_submodule(where).register_buffer(last, buffer, persistent=False)
+        computed = {type(part): part for part in least.modules() if part._buffers}
+        for part in network.modules():
+            if twin := computed.get(type(part)):
+                part._buffers.update(twin._buffers)
+                part.__dict__.update({name: x for name, x in vars(twin).items() if isinstance(x, Tensor)})
         return network
 
     with torch.device("meta"):

@@ -38,7 +38,12 @@ def position(index: int, each: int) -> int:
     return prompt_of(index) * each + repeat_of(index)
 
 
+def label(index: int, digits: int = 0) -> str:
+    """ "12", and "12-3" for the fourth image of that prompt."""
+    repeat = repeat_of(index)
+    return f"{prompt_of(index):0{digits}d}" + (f"-{repeat}" if repeat else "")
+
+
 def file_name(index: int) -> str:
     """ "00012.png", and "00012-3.png" for the fourth image of that prompt."""
-    repeat = repeat_of(index)
-    return f"{prompt_of(index):05d}{f'-{repeat}' if repeat else ''}.png"
+    return f"{label(index, 5)}.png"
