@@ -45,6 +45,13 @@ def test_a_result_has_the_row_the_records_and_the_images(finished: specbench.api
     assert (again.row, again.records.equals(records)) == (finished.row, True)
 
 
+def test_several_images_of_a_prompt_are_all_there(call: Call) -> None:
+    found = specbench.run("sjd", n=2, images_per_prompt=2, warmup=0, metrics=[], out="two", quiet=True)
+    assert len(found.records) == len(found.images) == found.row["images"] == 4
+    assert found.records.prompt.nunique() == 2
+    assert {"position"} <= {*found.breakdown.by}
+
+
 def test_two_results_are_compared_in_a_table(finished: specbench.api.results.RunResult) -> None:
     assert finished.baseline
     found = specbench.compare(finished.baseline, finished)

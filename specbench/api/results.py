@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RunImages(Sequence["Image"]):
-    """Images of a run by prompt index, read from their files on access."""
+    """Images of a run, read from their files on access."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
@@ -58,14 +58,15 @@ class RunResult:
 
     @cached_property
     def records(self) -> pd.DataFrame:
-        """A line per image, by prompt index: counts, times and statistics, as `specbench.rows.journal.Record`."""
+        """A line per image, by the number of the image, which is that of its prompt: counts, times and statistics, as
+        `specbench.rows.journal.Record`. Further images of a prompt have the numbers of `specbench.rows.indices`."""
         import pandas as pd
 
         return pd.DataFrame([asdict(record) for record in self._records]).set_index("index")
 
     @cached_property
     def traces(self) -> pd.DataFrame:
-        """A line per target forward pass, by prompt index and step (from 1): `accepted`, the draft tokens that it
+        """A line per target forward pass, by image and step (from 1): `accepted`, the draft tokens that it
         accepted inside the image."""
         import pandas as pd
 
@@ -73,8 +74,19 @@ class RunResult:
         return pd.DataFrame(steps, columns=["index", "step", "accepted"]).set_index(["index", "step"])
 
     @cached_property
+    def breakdown(self) -> pd.DataFrame:
+        """A line per category of prompt, length of caption and band of positions, as `specbench breakdown` prints them.
+        UsageError for images that a server decoded."""
+        import pandas as pd
+
+        from specbench.compare import grouping, passes
+        from specbench.rows.breakdown import COLUMNS
+
+        return pd.DataFrame(grouping.of_pass(passes.read(str(self.folder))), columns=list(COLUMNS))
+
+    @cached_property
     def images(self) -> RunImages:
-        """The images, by prompt index."""
+        """The images, in the order of `records`."""
         return RunImages([self.folder / record.image for record in self._records])
 
     @property
@@ -89,9 +101,11 @@ class RunResult:
 
     @cached_property
     def _records(self) -> list[Record]:
+        from specbench.rows import indices
         from specbench.rows.journal import read_records
 
-        return read_records(self.folder / "records.jsonl")[: self.row["n"]]
+        held = {record.index: record for record in read_records(self.folder / "records.jsonl")}
+        return [held[i] for i in indices.of_prompts(self.row["n"], indices.images_per_prompt(self.config))]
 
     def __repr__(self) -> str:
         from specbench.harness import row

@@ -77,9 +77,8 @@ def _text(one: Status) -> str:
         lines.append(f"  time left  {left}")
     if one.failures:
         last = one.failures[-1]
-        lines.append(
-            f"  failures   {len(one.failures)}, the last: {last['pass']} image {label(last['index'])}: {last['reason']}"
-        )
+        image = label(int(last["index"]))
+        lines.append(f"  failures   {len(one.failures)}, the last: {last['pass']} image {image}: {last['reason']}")
     lines.append(f"  on disk    {format_size(one.bytes)}")
     if one.state == "stopped":
         lines.append(f"  continue with specbench resume {shlex.quote(one.folder)}")
