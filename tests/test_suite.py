@@ -32,6 +32,7 @@ SUITE = {
         "cool": {"label": "Cool-SD", "method": "cool_sd", "delta": [1.1, 2]},
     },
 }
+TESTS = [{"of": {"steps": "Steps"}, "pairs": [["sjd", "cool_2"]]}]
 #: Columns that differ between two runs of one configuration.
 ITS_OWN = {"run_id", "time", "baseline_run_id", "peak_memory_mib"}
 
@@ -117,6 +118,10 @@ def test_one_table_with_pooled_seeds_and_tests_against_vanilla(call: Call, suite
         assert (Path("s") / name).is_file() or name == "suite.png"
     compared = (Path("s") / "compared.csv").read_text()
     assert compared.count("accepted_length,") == 6  # every method of every seed against its own vanilla
+    suite.write_text(yaml.safe_dump(SUITE | {"tests": TESTS, "seeds": [0]}, sort_keys=False))
+    _, out, _ = call("suite", "my.yaml", "out=s")
+    [tested] = [line for line in out.splitlines() if line.startswith("Steps, SJD minus Cool-SD")]
+    assert tested.endswith("measured (llamagen\\_scenes) +0.000 in each of 4 pairs of images.")
 
 
 def test_a_report_of_a_suite_shows_its_runs_and_nothing_else(call: Call, suite: Path) -> None:
