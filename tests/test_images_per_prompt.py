@@ -134,7 +134,7 @@ def test_a_metrics_error_is_over_prompts() -> None:
     assert over_prompts(metric, (Score(0.5, 0.1, "", ""),), outputs, alone)[0].stderr == 0.1
 
 
-def test_files_of_one_prompt_are_paired_with_it() -> None:
+def test_files_of_one_prompt_are_paired_with_it(tmp_path: Path) -> None:
     items = [data.Item(i, f"prompt {i}", None, str(i)) for i in range(3)]
     names = ["00000.png", "00000-1.png", "1-0.png", "0001-2.jpg", "0002/samples/0000.png", "0002/samples/0003.png"]
     found = pairing._pair_by_name([Path(name) for name in names], items, partial=False)
@@ -142,5 +142,8 @@ def test_files_of_one_prompt_are_paired_with_it() -> None:
     assert [(item.id, indices.repeat_of(item.index)) for item in found.items] == [
         ("0", 0), ("0", 1), ("1", 0), ("1", 2), ("2", 0), ("2", 3)
     ]  # fmt: skip
+    (tmp_path / "00001/samples").mkdir(parents=True)
+    both = [tmp_path / "00001/grid.png", tmp_path / "00001/samples/0001.png"]
+    assert pairing._pair_by_name(both, items, partial=True).paths == both[1:]
     with pytest.raises(UsageError, match="both have the name of prompt 0"):
         pairing._pair_by_name([Path("0.png"), Path("0-0.png")], items[:1], partial=False)

@@ -31,8 +31,9 @@ from PIL import Image
 from specbench import cli
 from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
-from specbench.cli import bench, fetch, reference, show, suite
+from specbench.cli import bench, fetch, push, reference, show, suite
 from specbench.config import configuration, parameters, variants
+from specbench.errors import values
 from specbench.rows import selection
 from specbench.storage import sources
 from specbench.training import recipes
@@ -75,6 +76,10 @@ NOT_RUN = {
     "specbench collect": "the same",
     "specbench tables verification_gain": "decodes for an hour",
     "vllm serve": "needs a GPU",
+    "python docs/optuna_example.py": "needs Optuna, and decodes for an hour",
+    "specbench run method=cool_sd delta=1.1 n=16 log=tensorboard": "needs TensorBoard; test_trackers has a stub",
+    "specbench run -m method=cool_sd delta=1.1,2 log=wandb": "needs Weights & Biases",
+    "specbench push drafters/llamagen_xl/eagle": "needs a hub; test_push has one",
     "sglang serve": "needs a GPU",
     "specbench run engine=http url=": "needs a server; test_served has one",
     "specbench run model=mar_scenes method=cspd gamma=2 drafter.weights=": "needs a trained drafter",
@@ -178,6 +183,7 @@ def _checked(line: str) -> None:
             "bench": lambda: configuration.grid(overrides, "-m" in rest),
             "run": lambda: configuration.grid([o for o in overrides if o != "--dry-run"], "-m" in rest),
             "tables": lambda: _listed(rest),
+            "push": lambda: values([argument for argument in rest if "=" in argument], push.ARGUMENTS),
             "suite": lambda: suite._read(rest[0], [argument for argument in rest[1:] if "=" in argument]),
             "show": lambda: [selection.condition(a) for a in show._parser().parse_intermixed_args(rest).where],
             **dict.fromkeys(("status", "resume", "report", "collect"), lambda: None),

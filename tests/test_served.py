@@ -290,3 +290,10 @@ def test_a_bad_argument_costs_one_sentence(arguments: str, sentence: str) -> Non
 def test_a_benchmark_needs_a_model(call: Call) -> None:
     code, _, err = call("bench", "engine=http", "url=http://x")
     assert (code, "only specbench run asks it" in err) == (2, True)
+
+
+def test_a_dry_run_asks_nobody(server: StubServer, call: Call) -> None:
+    code, out, err = call("run", "--dry-run", "engine=http", f"url={server.url}", "n=4", "metrics=none")
+    assert code == 0, err
+    assert "served on served, seed 0, n=4: 4 images, time unknown" in out
+    assert (server.seen, server.headers) == ([], [])

@@ -275,3 +275,21 @@ def test_pooled_rows_have_the_spread_between_seeds() -> None:
     assert len(pool.groups([rows[0], {**rows[1], "commit": "b"}])) == 2  # never mixed
     assert len(pool.groups([rows[0], {**rows[1], "device_name": "b"}])) == 2
     assert pool.groups([{**rows[0], "time": "1"}, {**rows[0], "time": "2", "fid": 9.0}])[0][0]["fid"] == 9.0
+
+
+def test_a_run_that_fails_stops_no_other_and_the_table_is_drawn(call: Call, suite: Path, monkeypatch: Any) -> None:
+    def load(cfg: Mapping[str, Any]) -> Counting:
+        if cfg["method"] == "sjd":
+            raise UsageError("no such thing")
+        return Counting(cfg)
+
+    monkeypatch.setattr(run, "_load_pipeline", load)
+    code, out, err = call("suite", "my.yaml", "out=s", "seeds=0", "n=2")
+    assert code == 2
+    assert err.splitlines()[-1] == (
+        "specbench: 1 of 4 lines of my failed (SJD on llamagen_scenes, seed 0); the same command tries them again"
+    )
+    assert "| Cool-SD, δ=2 | **measured" in out
+    assert "Not measured yet; to measure it: specbench resume s" in out
+    assert "Over 2 pairs" not in out
+    assert "3 pairs of the same index" in out  # too few prompts for a test

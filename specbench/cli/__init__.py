@@ -40,6 +40,7 @@ usage: specbench COMMAND ...
   show       rows of runs on the screen: filter, sort, group; seeds pooled                  specbench show --help
   collect    rows from folders, CSV, Parquet and stores in one file                         specbench collect --help
   report     one page of results to read and share: leaderboard, plots, images, audits      specbench report --help
+  push       rows of runs, or a drafter, into a repository of a hub, with a card           specbench push --help
   train      a drafter for a target; the embedded models                                    specbench train --help
   convert    an EAGLE drafter to and from LANTERN's layout                                  specbench convert --help
 

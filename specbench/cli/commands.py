@@ -21,6 +21,7 @@ COMMANDS = {
     "show": "specbench.cli.show:main",
     "collect": "specbench.cli.collect:main",
     "report": "specbench.cli.report:main",
+    "push": "specbench.cli.push:main",
     "train": "specbench.cli.train:main",
     "convert": "specbench.cli.convert:main",
 }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.cli.plans import PlannedRun
+from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.storage.files import format_size
 
@@ -73,10 +74,9 @@ def _line(one: Forecast) -> str:
     cfg = one.run.cfg
     state = "finished" if not one.left else f"{one.left} images" + (f", {one.there} are there" if one.there else "")
     time = "" if not one.left else ", time unknown" if one.seconds is None else f", {_duration(one.seconds)}"
-    seed = f", seed {cfg['seed']}"
-    return (
-        f"{one.run.folder}: {cfg['method']} on {cfg['model']}{seed}, n={cfg['n']}, batch {cfg['batch']}: {state}{time}"
-    )
+    what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}"
+    batch = "" if parameters.is_served(cfg) else f", batch {cfg['batch']}"
+    return f"{one.run.folder}: {what}{batch}: {state}{time}"
 
 
 # --- what is there ----------------------------------------------------------------------------------------------------
@@ -149,6 +149,8 @@ class _Known:
         from specbench.harness.pipeline import resolve_device
         from specbench.rows import provenance
 
+        if parameters.is_served(cfg):
+            return False
         device = cfg["device"]
         if device not in self._machines:
             self._machines[device] = provenance.environment(resolve_device(device))
@@ -158,7 +160,6 @@ class _Known:
 
     @staticmethod
     def _equal(row: Mapping[str, Any], cfg: Mapping[str, Any], vanilla: bool) -> bool:
-        from specbench.config import parameters
         from specbench.rows.csv_files import as_cells
 
         of_method = {*parameters.method_parameters(), *parameters.PARTS} if vanilla else set()
@@ -243,7 +244,7 @@ def _memory(found: Sequence[Forecast]) -> Iterator[str]:
     for one in found:
         cfg = one.run.cfg
         before = largest.get(cfg["model"])
-        if one.left and (before is None or cfg["batch"] >= before["batch"]):
+        if one.left and not parameters.is_served(cfg) and (before is None or cfg["batch"] >= before["batch"]):
             largest[cfg["model"]] = cfg
     for model, chosen in largest.items():
         from specbench.bench import plan
@@ -276,7 +277,7 @@ def _of_model(cfg: Mapping[str, Any]) -> Iterator[str]:
     from specbench.config import registry
     from specbench.storage import sources
 
-    folder = registry.weights_folder(cfg)
+    folder = None if parameters.is_served(cfg) else registry.weights_folder(cfg)
     if folder is None or cfg["model"] not in sources.MODELS:
         return
     drafter = () if cfg.get("drafter_weights") else registry.entry("drafter", cfg["drafter"]).parts

@@ -29,7 +29,7 @@ from specbench.errors import UsageError, unknown
 from specbench.storage import home
 
 #: The groups of conf/ whose chosen file declares parameters, in the order in which a row names them.
-PARAMETER_GROUPS = ("model", "data", "engine", "drafter", "rule", "verification")
+PARAMETER_GROUPS = ("model", "data", "engine", "log", "drafter", "rule", "verification")
 
 #: The groups of which a method consists.
 PARTS = ("drafter", "rule", "verification")
@@ -222,7 +222,7 @@ def is_served(cfg: Mapping[str, Any]) -> bool:
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a run with these choices, in the order of `TABLE`."""
     if is_served(cfg):
-        own = declared("engine", str(cfg["engine"])) | declared("data", str(cfg.get("data")))
+        own = frozenset().union(*(declared(group, str(cfg.get(group))) for group in ("data", "engine", "log")))
         return [name for name in TABLE if name in own or name in SERVED or name in _OF_SERVED]
     names = common().union(*(declared(group, str(cfg.get(group))) for group in PARAMETER_GROUPS))
     names |= declared("method", str(cfg.get("method"))) & {"variant"}
@@ -263,7 +263,7 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     `delta=2.0` become the same, so that equal runs have equal hashes.
     """
     served = is_served(cfg)
-    for group in ("data", "engine") if served else PARAMETER_GROUPS:
+    for group in ("data", "engine", "log") if served else PARAMETER_GROUPS:
         if cfg.get(group) not in choices(group):
             raise unknown(group, str(cfg.get(group)), choices(group))
     wanted = parameters_of(cfg)

@@ -345,6 +345,9 @@ TABLE: dict[str, Parameter] = {
         high=1024,
     ),
     "ray_address": Parameter("string", "a Ray cluster whose machines decode", null="this machine"),
+    "log": Parameter("string", "experiment tracker that also gets the row"),
+    "log_project": Parameter("string", "project (wandb) or experiment (mlflow) of the tracker"),
+    "log_dir": Parameter("path", "folder of event files, one subfolder a run", null="tensorboard/ in the run's folder"),
     "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
 }
 

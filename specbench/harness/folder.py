@@ -39,6 +39,9 @@ MAY_CHANGE = (
     "workers",
     "ray_address",
     "url",
+    "log",
+    "log_project",
+    "log_dir",
 )
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other argument can fix
@@ -230,7 +233,8 @@ def stored(path: Path) -> dict[str, Any]:
     except Exception:
         raise UsageError(f"cannot read {file}" if file.exists() else f"{path} holds no run") from None
     # versions without these parameters
-    older = {} if parameters.is_served(theirs) else {"timing": None, "emitted_draws": 0}
+    older: dict[str, Any] = {} if parameters.is_served(theirs) else {"timing": None, "emitted_draws": 0}
+    older["log"] = "none"
     try:
         return parameters.validate({**older, **variants.of_older(theirs), "out": None})
     except UsageError as e:

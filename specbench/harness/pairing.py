@@ -67,6 +67,8 @@ def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) 
     found: dict[int, dict[int, Path]] = {}
     unmatched = []
     for path in paths:
+        if path.name == "grid.png" and (path.parent / "samples").is_dir():
+            continue  # GenEval's overview of the samples
         name, repeat = _name(path, known)
         if name not in known:
             unmatched.append(path.name)

@@ -24,7 +24,7 @@ from typing import Any
 from specbench import data, metrics
 from specbench.config import parameters
 from specbench.errors import RunError, UsageError
-from specbench.harness import merge, row, worker
+from specbench.harness import merge, row, trackers, worker
 from specbench.harness.execution import Execution
 from specbench.harness.folder import RunFolder, RunRecords, images_hash, new_folder, wants_baseline
 from specbench.harness.log import LOG, say, warn
@@ -111,11 +111,15 @@ class Run:
     def execute(self) -> RunOutcome:
         """See `execute`."""
         is_new = not self.folder.path.exists()
+        trackers.check(self.requested)
         with self.folder.opened():
             self._take_over()
             records = self.folder.open_records(self.cfg)
             try:
-                return self._execute(records)
+                outcome = self._execute(records)
+                if not self._larger:
+                    trackers.write(self.requested, outcome.row, self.folder)
+                return outcome
             except KeyboardInterrupt:
                 done = records.progress(self.cfg["n"])
                 LOG.info("stopped by the user with %s", done)
@@ -387,6 +391,7 @@ def _weights_here(cfg: Mapping[str, Any]) -> str | None:
 
 def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for faults that show before a model is loaded: absent weights, a bad tree, an absent device."""
+    trackers.check(cfg)
     if parameters.is_served(cfg):
         return
     import torch

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specbench.config import configuration, parameters
+from specbench.config import configuration, parameters, variants
 from specbench.config.table import TABLE
 from specbench.errors import UsageError, plain
 from specbench.rows import provenance, sample_size, sources
@@ -42,12 +42,14 @@ class Shot:
 @dataclass
 class Found:
     """rows: of runs, each with its source file; audits: rows of `specbench audit`; shots: run_id -> images by prompt
-    index; groups: run_id -> its `rows.breakdown`; notes: what was left out, and why."""
+    index; groups: run_id -> its `rows.breakdown`; folders: of the runs, with their run_id; notes: what was left
+    out, and why."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     audits: list[dict[str, str]] = field(default_factory=list)
     shots: dict[str, dict[int, Shot]] = field(default_factory=dict)
     groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    folders: list[tuple[Path, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -83,6 +85,7 @@ def gather(given: Sequence[Path], runs: Sequence[Path], images: int, gallery: Se
         )
     for row in found.rows:
         row["command"], row["command_exact"] = command(row)
+    found.folders = list(folders)
     for folder in gallery:
         folders += _add_runs(folder, {}, found, needed=False)
     for folder, run_id in folders:
@@ -157,6 +160,8 @@ def command(row: Mapping[str, Any]) -> tuple[str, bool]:
         preset = _composed(tuple(arguments))
         for name, value in preset.items():
             in_row = name in row and name not in ("model", "method", *parameters.PARTS, "device", "weights")
+            if row.get(name) is None and variants.ADDED.get(name) == value:
+                continue  # of a version without the parameter
             if in_row and _text(row[name]) != _text(value):
                 arguments.append(f"{name}={_text(row[name])}")
         if row["weights"] == "random":

@@ -90,6 +90,9 @@ _NOT_IN_ROW = (
     "ray_address",
     "url",
     "model_name",
+    "log",
+    "log_project",
+    "log_dir",
 )
 
 

@@ -25,11 +25,11 @@ _HASHED_AS = RENAMED | {new: old for old, new in RENAMED.items()}
 def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
-    Over every parameter but `out`, `data_dir`, `metrics_dir` and `url` (locations), `workers` and `ray_address` (which
-    processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row report them),
-    `protocol` and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`; `reference`
-    and `drafter_weights` count if given, `verification` if it is not token-wise. `batch`, `device`, `dtype`, `engine`
-    and `warmup` count, because a latency depends on them, although on a CPU they change no image.
+    Over every parameter but `out`, `data_dir`, `metrics_dir` and `url` (locations), those of the tracker, `workers` and
+    `ray_address` (which processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row
+    report them), `protocol` and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`;
+    `reference` and `drafter_weights` count if given, `verification` if it is not token-wise. `batch`, `device`,
+    `dtype`, `engine` and `warmup` count, because a latency depends on them, although on a CPU they change no image.
     """
     left_out = {
         "out",
@@ -42,6 +42,9 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
         "emitted_draws",
         "variant",
         "url",
+        "log",
+        "log_project",
+        "log_dir",
     }
     left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows lack it
     left_out |= {name for name, value in variants.ADDED.items() if cfg.get(name) == value}

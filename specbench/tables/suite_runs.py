@@ -27,11 +27,10 @@ class SuiteRows:
     uncompared: tuple[str, ...] = ()
 
 
-def run(todo: SuitePlan, bench: SuiteBench, say: Callable[[str], None], jobs: int = 1) -> SuiteRows:
-    """Runs what is missing; a run that fails stops no other. Then as `gather`.
-
-    Raises UsageError or RunError where runs failed, once the others are done and the rows are kept.
-    """
+def run(
+    todo: SuitePlan, bench: SuiteBench, say: Callable[[str], None], jobs: int = 1
+) -> tuple[SuiteRows, UsageError | RunError | None]:
+    """Runs what is missing; a run that fails stops no other. Then as `gather`; and the error where runs failed."""
     runs = {one.folder: one for one in todo.runs}
     of_need = {id(one.need): one for one in todo.runs}
     ran: set[Path] = set()
@@ -59,12 +58,12 @@ def run(todo: SuitePlan, bench: SuiteBench, say: Callable[[str], None], jobs: in
         keep=keep,
         number=number,
     )
+    failed: UsageError | RunError | None = None
     try:
         runner.measure([one.need for one in todo.missing], patient=True)
-    except (UsageError, RunError):
-        gather(replace(todo, runs=tuple(runs.values())), bench, ran, say)
-        raise
-    return gather(replace(todo, runs=tuple(runs.values())), bench, ran, say)
+    except (UsageError, RunError) as e:
+        failed = e
+    return gather(replace(todo, runs=tuple(runs.values())), bench, ran, say), failed
 
 
 def gather(

@@ -117,8 +117,9 @@ def _figure(
         y = tuple(key for key in keys if key in METRICS)
         if x is None or not y:
             return None
-        own = [Curve(line.label, (line.key,)) for line in table.lines if not _is_vanilla(line)]
-        figure = TableFigure((x,), y, "", (Panel("", tuple(own)),))
+        labels = {line.key: line.label for line in table.lines if not _is_vanilla(line)}
+        own = [replace(panel, curves=_labelled(panel, labels)) for panel in table.panels]
+        figure = TableFigure((x,), y, "", tuple(own))
     there = {line.key for line in lines}
     panels = []
     for number, group in enumerate(groups):
@@ -132,6 +133,12 @@ def _figure(
             baseline = panel.baseline or figure.baseline
             panels.append(Panel(label, curves, f"{baseline}@{number}" if baseline else vanilla))
     return TableFigure(figure.x, figure.y, "", tuple(panels))
+
+
+def _labelled(panel: Panel, labels: Mapping[str, str]) -> tuple[Curve, ...]:
+    """The curves of a panel without vanilla; a single line has its own label."""
+    found = (Curve(curve.label, tuple(key for key in curve.lines if key in labels)) for curve in panel.curves)
+    return tuple(replace(one, label=labels[one.lines[0]]) if len(one.lines) == 1 else one for one in found if one.lines)
 
 
 def _is_vanilla(line: Line) -> bool:

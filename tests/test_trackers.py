@@ -1,0 +1,205 @@
+"""`log=`: what a tracker gets. The libraries are heavy (wandb 62 MB, mlflow 40 MB without its own dependencies): where
+they are absent, modules of the few functions that are used stand for them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_pipeline import FakePipeline
+
+from specbench.config import configuration
+from specbench.errors import RunError, UsageError
+from specbench.harness import run, trackers
+from specbench.harness.folder import RunFolder, stored
+from specbench.rows.provenance import config_hash
+
+SMALL = ("metrics=none", "n=2", "warmup=0")
+
+
+class Calls(list):
+    """The calls of a stub: name, positional and named arguments."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **named: self.append((name, args, named))
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        return [(args, named) for called, args, named in self if called == name]
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(content)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+class Context:
+    """A run of a stub, open for a `with` block."""
+
+    def __init__(self, calls: Calls, **content: Any) -> None:
+        self.calls = calls
+        vars(self).update(content)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.calls.append(("close", (), {}))
+
+
+def logged(out: Path, *arguments: str) -> dict[str, Any]:
+    return run.execute(configuration.compose([*SMALL, *arguments]), out, loader=FakePipeline)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trackers") / "run"
+    logged(out)
+    return out
+
+
+@pytest.fixture
+def folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A finished run that no tracker has."""
+    found = RunFolder(finished)
+    monkeypatch.setattr(found, "remember", lambda **entries: None)
+    return found
+
+
+def write(folder: RunFolder, *arguments: str) -> dict[str, Any]:
+    row = folder.read_row()
+    assert row is not None
+    trackers.write(configuration.compose([*SMALL, *arguments]), row, folder)
+    return row
+
+
+def test_wandb_gets_a_run_of_the_same_id(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    one = SimpleNamespace(config=calls, log=calls.log, finish=calls.finish, url=None, dir="there")
+    stub(monkeypatch, "wandb", init=lambda **named: (calls.append(("init", (), named)), one)[1], Image=str,
+         Settings=lambda **named: named)  # fmt: skip
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    row = write(folder, "log=wandb", "log_project=mine")
+    [(_, init)] = calls.of("init")
+    assert (init["project"], init["id"], init["resume"], init["dir"]) == ("mine", row["run_id"], "allow", str(folder))
+    assert init["config"]["delta"] == 1.1
+    assert init["config"]["commit"] == row["commit"]
+    [((numbers,), _)] = calls.of("log")
+    assert numbers["step_compression"] == row["step_compression"]
+    assert numbers["contact_sheet"] == str(folder.sheet)
+    assert "delta" not in numbers
+    assert "speedup_latency" not in numbers  # of two pairs, which no table prints either
+    assert calls.of("finish")
+
+
+def test_mlflow_gets_parameters_numbers_and_files(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    one = Context(calls, info=SimpleNamespace(run_id="7"))
+    names = ("set_experiment", "log_params", "log_metrics", "log_artifact")
+    stub(monkeypatch, "mlflow", start_run=lambda **named: (calls.append(("start_run", (), named)), one)[1],
+         get_tracking_uri=lambda: "here", **{name: getattr(calls, name) for name in names})  # fmt: skip
+    row = write(folder, "log=mlflow")
+    assert calls.of("set_experiment") == [(("specbench",), {})]
+    assert calls.of("start_run")[0][1]["tags"] == {"specbench.run_id": row["run_id"]}
+    [((parameters,), _)] = calls.of("log_params")
+    assert parameters["method"] == "cool_sd"
+    assert all(isinstance(value, str) for value in parameters.values())
+    [((numbers,), _)] = calls.of("log_metrics")
+    assert numbers == trackers.numbers(row)
+    assert [args[0] for args, _ in calls.of("log_artifact")] == [str(folder.row), str(folder.sheet)]
+
+
+def test_tensorboard_gets_scalars_over_the_prompts(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = Calls()
+    made = []
+
+    def writer(where: str) -> Context:
+        made.append(where)
+        return Context(calls, **{n: getattr(calls, n) for n in ("add_scalar", "add_text", "add_image")})
+
+    stub(monkeypatch, "tensorboard")
+    stub(monkeypatch, "torch.utils.tensorboard", SummaryWriter=writer)
+    row = write(folder, "log=tensorboard")
+    write(folder, "log=tensorboard", f"log_dir={tmp_path}/all")
+    assert made == [str(folder.path / "tensorboard"), f"{tmp_path}/all/{row['run_id']}"]
+    assert ("steps", row["steps"], 2) in [args for args, _ in calls.of("add_scalar")]
+    [image, _] = calls.of("add_image")
+    assert image[0][1].ndim == 3
+
+
+def test_a_run_is_logged_once_and_again_when_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[dict[str, Any]] = []
+    stub(monkeypatch, "wandb")
+    stub(monkeypatch, "specbench.harness.trackers.wandb", write=lambda cfg, row, folder: (rows.append(row), "x")[1])
+    for n in (2, 2, 3, 2):  # the last one only shows the first two
+        logged(tmp_path / "run", "log=wandb", f"n={n}")
+    assert [row["n"] for row in rows] == [2, 3]
+    assert set(json.loads((tmp_path / "run/run.json").read_text())["logged"]) == {"wandb"}
+    assert logged(tmp_path / "run", "n=3") == rows[1]  # a tracker may change within a folder
+    assert stored(tmp_path / "run")["log"] == "none"
+
+
+def test_a_tracker_that_fails_costs_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> str:
+        raise ConnectionError("no route\nto host")
+
+    stub(monkeypatch, "mlflow")
+    stub(monkeypatch, "specbench.harness.trackers.mlflow", write=fail)
+    with pytest.raises(RunError, match=r"not written to log=mlflow \(no route to host\); the row is in .*row.csv"):
+        logged(tmp_path / "run", "log=mlflow")
+    row = RunFolder(tmp_path / "run").read_row()
+    assert row is not None
+    assert row["n"] == 2
+
+
+def test_an_absent_library_is_told_before_anything_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"log=wandb needs wandb: uv pip install -e '.\[wandb\]'"):
+        logged(tmp_path / "run", "log=wandb")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_tracker_is_not_part_of_what_was_measured() -> None:
+    plain = configuration.compose([])
+    assert {config_hash(configuration.compose([f"log={name}"])) for name in ("wandb", "mlflow", "tensorboard")} == {
+        config_hash(plain)
+    }
+
+
+# --- with the libraries
+
+
+def test_an_event_file(folder: RunFolder, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    row = write(folder, "log=tensorboard", f"log_dir={tmp_path}")
+    events = accumulator.EventAccumulator(str(tmp_path / row["run_id"]))
+    events.Reload()
+    [event] = events.Scalars("steps")
+    assert (event.step, event.value) == (2, row["steps"])
+
+
+def test_an_offline_run_of_wandb(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    row = write(folder, "log=wandb")
+    assert list(tmp_path.glob(f"wandb/offline-run-*/run-{row['run_id']}.wandb"))
+
+
+def test_a_run_of_mlflow_on_this_machine(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which newer versions want to hear
+    mlflow.set_tracking_uri(f"file:{tmp_path}/mlruns")
+    row = write(folder, "log=mlflow")
+    [found] = mlflow.MlflowClient().search_runs([mlflow.get_experiment_by_name("specbench").experiment_id])
+    assert found.data.metrics["steps"] == row["steps"]
+    assert found.data.tags["specbench.run_id"] == row["run_id"]
