@@ -32,6 +32,7 @@ SUITE = {
         "cool": {"label": "Cool-SD", "method": "cool_sd", "delta": [1.1, 2]},
     },
 }
+TESTS = [{"of": {"steps": "Steps"}, "pairs": [["sjd", "cool_2"]]}]
 #: Columns that differ between two runs of one configuration.
 ITS_OWN = {"run_id", "time", "baseline_run_id", "peak_memory_mib"}
 
@@ -117,6 +118,10 @@ def test_one_table_with_pooled_seeds_and_tests_against_vanilla(call: Call, suite
         assert (Path("s") / name).is_file() or name == "suite.png"
     compared = (Path("s") / "compared.csv").read_text()
     assert compared.count("accepted_length,") == 6  # every method of every seed against its own vanilla
+    suite.write_text(yaml.safe_dump(SUITE | {"tests": TESTS, "seeds": [0]}, sort_keys=False))
+    _, out, _ = call("suite", "my.yaml", "out=s")
+    [tested] = [line for line in out.splitlines() if line.startswith("Steps, SJD minus Cool-SD")]
+    assert tested.endswith("measured (llamagen\\_scenes) +0.000 in each of 4 pairs of images.")
 
 
 def test_a_report_of_a_suite_shows_its_runs_and_nothing_else(call: Call, suite: Path) -> None:
@@ -275,3 +280,21 @@ def test_pooled_rows_have_the_spread_between_seeds() -> None:
     assert len(pool.groups([rows[0], {**rows[1], "commit": "b"}])) == 2  # never mixed
     assert len(pool.groups([rows[0], {**rows[1], "device_name": "b"}])) == 2
     assert pool.groups([{**rows[0], "time": "1"}, {**rows[0], "time": "2", "fid": 9.0}])[0][0]["fid"] == 9.0
+
+
+def test_a_run_that_fails_stops_no_other_and_the_table_is_drawn(call: Call, suite: Path, monkeypatch: Any) -> None:
+    def load(cfg: Mapping[str, Any]) -> Counting:
+        if cfg["method"] == "sjd":
+            raise UsageError("no such thing")
+        return Counting(cfg)
+
+    monkeypatch.setattr(run, "_load_pipeline", load)
+    code, out, err = call("suite", "my.yaml", "out=s", "seeds=0", "n=2")
+    assert code == 2
+    assert err.splitlines()[-1] == (
+        "specbench: 1 of 4 lines of my failed (SJD on llamagen_scenes, seed 0); the same command tries them again"
+    )
+    assert "| Cool-SD, δ=2 | **measured" in out
+    assert "Not measured yet; to measure it: specbench resume s" in out
+    assert "Over 2 pairs" not in out
+    assert "3 pairs of the same index" in out  # too few prompts for a test

@@ -15,12 +15,13 @@ GROUPS = {
     "data": "data",
     "metrics": "metrics",
     "protocols": "protocol",
+    "suites": "suite",
     "plugins": "",
 }
 
 
 def main(arguments: list[str]) -> int:
-    """`specbench list [models|methods|drafters|rules|data|metrics|protocols|plugins ...] [--json]`."""
+    """`specbench list [models|methods|drafters|rules|data|metrics|protocols|suites|plugins ...] [--json]`."""
     parser = Parser(prog="specbench list", description="The choices for a run, and whether their weights are here.")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default")
     parser.add_argument(

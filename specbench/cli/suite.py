@@ -95,11 +95,17 @@ def execute(
             _say(f"{suite.table.id}: {text}")
         count = len(todo.runs)
         _say(f"{suite.table.id}: {count} runs in {out}, {count - len(todo.missing)} of them finished")
+        failed: Exception | None = None
         try:
-            found = suite_runs.gather(todo, bench) if no_run else suite_runs.run(todo, bench, _say, jobs)
+            if no_run:
+                found = suite_runs.gather(todo, bench)
+            else:
+                found, failed = suite_runs.run(todo, bench, _say, jobs)
         except KeyboardInterrupt as e:
             raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {todo.command}") from None
         _draw(found, out, formats)
+    if failed is not None:
+        raise failed
     return 0
 
 

@@ -188,6 +188,7 @@ class Table:
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()
     figure: TableFigure | Series | Maps | Stack | None = None
+    panels: tuple[Panel, ...] = ()  # the curves of its sweeps, of which a suite draws a figure of its own
     matched: Matched | None = None  # what is printed of the figure's curves, instead of the lines
     tests: tuple[TableTest, ...] = ()
     needs: tuple[str, ...] = ()  # columns without which a row of an older version is measured again

@@ -218,6 +218,7 @@ def table(name: str, source: Source) -> Table:
         lines=tuple(lines),
         remarks=tuple(_remark(source, one) for one in source.sequence("remarks", held.get("remarks"))),
         figure=_figure(source, panels),
+        panels=tuple(panels),
         matched=_matched(source),
         tests=tuple(_tests(source)),
         needs=tuple(source.text("needs", one) for one in source.sequence("needs", held.get("needs"))),

@@ -13,7 +13,7 @@ from specbench.rows.columns import METRICS, TIMED_COLUMNS
 from specbench.rows.pool import pooled
 from specbench.rows.seconds import MACHINE
 from specbench.tables import layout
-from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure
+from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
 from specbench.tables.measure import Row
 from specbench.tables.suite_runs import COMPARED, SuiteRows
@@ -60,11 +60,11 @@ def build(found: SuiteRows) -> SuiteTable:
         suite.table,
         columns=columns,
         lines=tuple(lines),
-        tests=(),
+        tests=_tests(suite.table, lines) if seeds == 1 else (),
         remarks=(),
         figure=_figure(suite.table, lines, list(groups)),
     )
-    sheet = layout.build(table, models, rows, [], commands, found.plan.command)
+    sheet = layout.build(table, models, rows, [], commands, found.plan.command, found.compared)
     differing = dict(_differing(found, members, columns))
     remarks = [*_remarks(found, members, seeds, differing), *suite.table.remarks]
     entries = tuple(
@@ -83,6 +83,18 @@ def build(found: SuiteRows) -> SuiteTable:
     told = ((_DIFFERS, "Differs from vanilla AR of the same prompts and seeds, by the paired test below."),)
     notes = (*sheet.notes, *(told if differing else ()))
     return SuiteTable(replace(sheet, entries=entries, notes=notes, remarks=(*sheet.remarks, *remarks)), table, rows)
+
+
+def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:
+    """The table's own tests for every model and set of prompts."""
+    keys = [line.key for line in lines]
+    groups = dict.fromkeys(key.rpartition("@")[2] for key in keys)
+    expanded = (
+        replace(test, line=f"{test.line}@{group}", other=f"{test.other}@{group}")
+        for group in groups
+        for test in table.tests
+    )
+    return tuple(test for test in expanded if test.line in keys and test.other in keys)
 
 
 def _row(runs: Sequence[SuiteRun]) -> Row | None:
@@ -117,8 +129,9 @@ def _figure(
         y = tuple(key for key in keys if key in METRICS)
         if x is None or not y:
             return None
-        own = [Curve(line.label, (line.key,)) for line in table.lines if not _is_vanilla(line)]
-        figure = TableFigure((x,), y, "", (Panel("", tuple(own)),))
+        labels = {line.key: line.label for line in table.lines if not _is_vanilla(line)}
+        own = [replace(panel, curves=_labelled(panel, labels)) for panel in table.panels]
+        figure = TableFigure((x,), y, "", tuple(own))
     there = {line.key for line in lines}
     panels = []
     for number, group in enumerate(groups):
@@ -132,6 +145,12 @@ def _figure(
             baseline = panel.baseline or figure.baseline
             panels.append(Panel(label, curves, f"{baseline}@{number}" if baseline else vanilla))
     return TableFigure(figure.x, figure.y, "", tuple(panels))
+
+
+def _labelled(panel: Panel, labels: Mapping[str, str]) -> tuple[Curve, ...]:
+    """The curves of a panel without vanilla; a single line has its own label."""
+    found = (Curve(curve.label, tuple(key for key in curve.lines if key in labels)) for curve in panel.curves)
+    return tuple(replace(one, label=labels[one.lines[0]]) if len(one.lines) == 1 else one for one in found if one.lines)
 
 
 def _is_vanilla(line: Line) -> bool:
@@ -230,5 +249,7 @@ def _remarks(
             f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {beyond} (p <"
             f" {1 - LEVEL:.2g} after Holm's adjustment). Every test, with intervals: {COMPARED}."
         )
+    if seeds > 1 and suite.table.tests:
+        yield f"The tests between lines are seed by seed: {COMPARED}."
     yield from (f"Not compared with vanilla AR: {text}." for text in found.uncompared[:3])
     yield from found.plan.left_out
