@@ -113,6 +113,7 @@ def test_one_table_with_pooled_seeds_and_tests_against_vanilla(call: Call, suite
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith("| ") and "measured" in line]
     assert [line.split(" | ")[0] for line in lines] == ["| vanilla", "| SJD", "| Cool-SD, δ=1.1", "| Cool-SD, δ=2"]
+    assert "decoded in batches" not in out
     assert "**2.91 ± 0.00**" in lines[1]  # 16 / 5.5 in both seeds
     assert "mean over 2 seeds, ± the standard deviation between them" in out
     for name in ("suite.md", "suite.tex", "suite.png", "suite.csv", "compared.csv", "suite.yaml"):
