@@ -115,7 +115,7 @@ def test_the_example_is_a_package_that_adds_to_every_command(example: Path, tmp_
         ({"broken/conf/rule/mine.yaml": "rule: [\n"}, "[specbench.conf]\na = broken.conf\n", "rule mine of plug-in"),
         ({"broken/conf/rule/mine.yaml": RULE}, "[specbench.conf]\na = broken.conf\n", "warmth is no parameter of"),
         ({"broken/conf/rule/cool.yaml": RULE}, "[specbench.conf]\na = broken.conf\n", "has a choice of this name"),
-        ({"broken/conf/rules/mine.yaml": RULE}, "[specbench.conf]\na = broken.conf\n", "has no choice"),
+        ({"broken/conf/rules/mine.yaml": RULE}, "[specbench.suites]\na = broken.conf\n", "has no choice"),
         ({"broken/conf/rule/mine.yaml": "rule: mine\n"}, "[specbench.rule]\nmine = broken:b\n", "of an unknown group"),
         (
             {"broken/conf/rule/mine.yaml": RULE + DECLARED.replace("number", "float")},

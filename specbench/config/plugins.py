@@ -43,8 +43,8 @@ ENTRY_POINTS = {
     "specbench.data": "data",
     "specbench.metrics": "metrics",
 }
-#: The group of entry points that name a package of files.
-CONF = "specbench.conf"
+#: The groups of entry points that name the package of files; what they have needs no module.
+CONF = ("specbench.conf", "specbench.suites", "specbench.methods")
 #: The environment variable with the folders that the user includes, separated as in PATH.
 INCLUDE = "SPECBENCH_INCLUDE"
 #: The column of rows that names them.
@@ -162,9 +162,8 @@ class _Search:
         for group, name in plugin.targets.keys() - found:
             self.faults.append(f"{plugin} has an entry point for {group} {name}, but no {group}/{name}.yaml")
         if not found and not plugin.targets:
-            self.faults.append(
-                f"{plugin} has no choice: {plugin.conf} holds no GROUP/NAME.yaml (groups: {', '.join(self.groups)})"
-            )
+            groups = ", ".join(sorted(self.groups))
+            self.faults.append(f"{plugin} has no choice: {plugin.conf} holds no GROUP/NAME.yaml (groups: {groups})")
         self.plugins.append(plugin)
         for (group, name), one in found.items():
             try:
@@ -256,19 +255,19 @@ def _installed(faults: list[str]) -> Iterator[Plugin]:
                 found[point.dist.name, point.dist.version].append(point)
     for (name, version), points in sorted(found.items()):
         title = f"plug-in {name} {version}"
-        if unknown := next((point for point in points if point.group not in (*ENTRY_POINTS, CONF)), None):
-            known = ", ".join((*ENTRY_POINTS, CONF))
+        if unknown := next((point for point in points if point.group not in (*ENTRY_POINTS, *CONF)), None):
+            known = ", ".join((*ENTRY_POINTS, *CONF))
             faults.append(f"{title} has entry points of an unknown group {unknown.group} (choose from: {known})")
-        points = [point for point in points if point.group in (*ENTRY_POINTS, CONF)]
+        points = [point for point in points if point.group in (*ENTRY_POINTS, *CONF)]
         if not points:
             continue
-        named = next((point.module for point in points if point.group == CONF), "")
+        named = next((point.module for point in points if point.group in CONF), "")
         own = named or f"{points[0].module.split('.')[0]}.conf"
         conf = folder_of(own)
         if conf is None:
-            faults.append(f"{title} is left out: there is no folder for {own or CONF}; install it again")
+            faults.append(f"{title} is left out: there is no folder for {own}; install it again")
             continue
-        targets = {(ENTRY_POINTS[p.group], p.name): f"{p.module}:{p.attr}" for p in points if p.group != CONF}
+        targets = {(ENTRY_POINTS[p.group], p.name): f"{p.module}:{p.attr}" for p in points if p.group not in CONF}
         yield Plugin(name, version, conf, folder_of(own.split(".")[0]) or conf, targets)
 
 

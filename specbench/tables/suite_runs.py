@@ -81,20 +81,15 @@ def gather(
             finished[one.folder] = replace(one, need=replace(one.need, row=row))
         rows.append(finished.get(one.folder, one))
     kept = _read(wording.ROWS, plan.out / COMPARED)
-    pairs = {
-        (_id(finished[one.reference]), _id(one)): one
-        for one in finished.values()
-        if not one.timed and one.reference in finished
-    }
     changed, compared, uncompared = set(ran), [], []
-    for (a, b), one in pairs.items():
-        assert one.reference is not None
-        same = [row for row in kept if (row["run_a"], row["run_b"]) == (a, b)]
-        if not same or one.folder in changed or one.reference in changed:
+    for other, one in _pairs(plan, finished):
+        same = [row for row in kept if (row["run_a"], row["run_b"]) == (_id(other), _id(one))]
+        if not same or changed & {one.folder, other.folder}:
             if say is not None:
-                say(f"{plan.suite.table.id}: {one.line.label} and vanilla, image by image")
+                say(f"{plan.suite.table.id}: {one.line.label} and {other.line.label}, image by image")
             try:
-                same = [as_text(row) for row in bench.compare(plan.out / one.reference, plan.out / one.folder)]
+                found = bench.compare(plan.out / other.folder, plan.out / one.folder)
+                same = [as_text({name: row.get(name) for name in wording.ROWS.columns}) for row in found]
             except UsageError as e:
                 uncompared.append(str(e))
         compared += same
@@ -104,6 +99,19 @@ def gather(
     if compared:
         write_atomically(plan.out / COMPARED, csv_text(wording.ROWS.columns, compared).encode())
     return SuiteRows(replace(plan, runs=tuple(rows)), tuple(compared), tuple(dict.fromkeys(uncompared)))
+
+
+def _pairs(plan: SuitePlan, finished: Mapping[Path, SuiteRun]) -> list[tuple[SuiteRun, SuiteRun]]:
+    """Every run after its vanilla AR, and the runs of the suite's own tests, in the order of `specbench compare`."""
+    quality = [one for one in finished.values() if not one.timed]
+    found = [(finished[one.reference], one) for one in quality if one.reference and one.reference in finished]
+    lines = {(one.cell, one.line.key): one for one in quality}
+    for cell in plan.suite.cells():
+        for test in plan.suite.table.tests:
+            pair = lines.get((cell, test.other)), lines.get((cell, test.line))
+            if pair[0] is not None and pair[1] is not None and pair not in found:
+                found.append((pair[0], pair[1]))
+    return found
 
 
 def _n(one: SuiteRun) -> int:

@@ -13,7 +13,7 @@ from specbench.rows.columns import METRICS, TIMED_COLUMNS
 from specbench.rows.pool import pooled
 from specbench.rows.seconds import MACHINE
 from specbench.tables import layout
-from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure
+from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
 from specbench.tables.measure import Row
 from specbench.tables.suite_runs import COMPARED, SuiteRows
@@ -60,11 +60,11 @@ def build(found: SuiteRows) -> SuiteTable:
         suite.table,
         columns=columns,
         lines=tuple(lines),
-        tests=(),
+        tests=_tests(suite.table, lines) if seeds == 1 else (),
         remarks=(),
         figure=_figure(suite.table, lines, list(groups)),
     )
-    sheet = layout.build(table, models, rows, [], commands, found.plan.command)
+    sheet = layout.build(table, models, rows, [], commands, found.plan.command, found.compared)
     differing = dict(_differing(found, members, columns))
     remarks = [*_remarks(found, members, seeds, differing), *suite.table.remarks]
     entries = tuple(
@@ -85,6 +85,18 @@ def build(found: SuiteRows) -> SuiteTable:
     return SuiteTable(replace(sheet, entries=entries, notes=notes, remarks=(*sheet.remarks, *remarks)), table, rows)
 
 
+def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:
+    """The table's own tests for every model and set of prompts."""
+    keys = [line.key for line in lines]
+    groups = dict.fromkeys(key.rpartition("@")[2] for key in keys)
+    expanded = (
+        replace(test, line=f"{test.line}@{group}", other=f"{test.other}@{group}")
+        for group in groups
+        for test in table.tests
+    )
+    return tuple(test for test in expanded if test.line in keys and test.other in keys)
+
+
 def _row(runs: Sequence[SuiteRun]) -> Row | None:
     """A line's pooled row: seconds from the timed runs, where there are some, all else from those of quality."""
     quality = [run.need.row for run in runs if run.need.row is not None and not run.timed]
@@ -95,6 +107,11 @@ def _row(runs: Sequence[SuiteRun]) -> Row | None:
     if seconds:
         timed = pooled(seconds)
         found |= {name: timed.get(name) for name in TIMED_COLUMNS}
+    # what every run of quality says, and the timed ones answer
+    remarks = (
+        part for part in str(found.get("note") or "").split("; ") if not part.startswith("decoded in batches of")
+    )
+    found["note"] = "; ".join(remarks)
     return {name: "" if value is None else str(value) for name, value in found.items()}
 
 
@@ -237,5 +254,7 @@ def _remarks(
             f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {beyond} (p <"
             f" {1 - LEVEL:.2g} after Holm's adjustment). Every test, with intervals: {COMPARED}."
         )
+    if seeds > 1 and suite.table.tests:
+        yield f"The tests between lines are seed by seed: {COMPARED}."
     yield from (f"Not compared with vanilla AR: {text}." for text in found.uncompared[:3])
     yield from found.plan.left_out
