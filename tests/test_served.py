@@ -17,6 +17,7 @@ from commands import Call
 from PIL import Image
 from stub_server import SIDE, StubServer, png, serving
 
+import specbench
 from specbench.compare import comparison, passes
 from specbench.config import configuration
 from specbench.errors import RunError, UsageError
@@ -290,6 +291,14 @@ def test_a_bad_argument_costs_one_sentence(arguments: str, sentence: str) -> Non
 def test_a_benchmark_needs_a_model(call: Call) -> None:
     code, _, err = call("bench", "engine=http", "url=http://x")
     assert (code, "only specbench run asks it" in err) == (2, True)
+
+
+def test_the_python_interface(server: StubServer, tmp_path: Path) -> None:
+    body = {"guidance_scale": 2, "style": 'it\'s "quoted"'}
+    more = {"metrics": [], "quiet": True, "out": tmp_path / "a"}
+    found = specbench.run(engine="http", url=server.url, n=2, extra_body=body, **more)
+    assert {name: server.seen[-1][name] for name in body} == body
+    assert (found.row["model"], len(found.images), len(found.records)) == ("GLM-Image", 2, 2)
 
 
 def test_a_dry_run_asks_nobody(server: StubServer, call: Call) -> None:

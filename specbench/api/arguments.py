@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from numbers import Integral, Real
@@ -10,6 +11,7 @@ from typing import Any
 
 from specbench.api.results import RunResult
 from specbench.config import configuration
+from specbench.config.table import TABLE
 from specbench.errors import UsageError
 from specbench.storage import home
 
@@ -45,6 +47,8 @@ def text_of(name: str, value: Any) -> str:
         if name == "metrics" and not value:
             return "none"
         return f"[{','.join(text_of(name, one) for one in value)}]"
+    if isinstance(value, Mapping) and name in TABLE and TABLE[name].kind == "fields":
+        return configuration.quoted(json.dumps(value))
     raise UsageError(f"{name} cannot be a {type(value).__name__}: give a number, text, True, False, None or a list")
 
 

@@ -44,7 +44,7 @@ def describe(cfg: Mapping[str, Any]) -> str:
     """How a server was asked: "served (4 requests at a time)"."""
     limit = cfg["concurrency"]
     if cfg["request_rate"] is None:
-        return f"served ({limit or 1} requests at a time)"
+        return f"served ({limit or 1} request{'s' * (limit not in (None, 1))} at a time)"
     return f"served ({cfg['request_rate']:g} requests/s" + (f", at most {limit} at a time)" if limit else ")")
 
 
