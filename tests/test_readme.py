@@ -129,6 +129,8 @@ def reader(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "photos").mkdir(parents=True)
     for i in (1, 2, 3):
         Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)).save(here / f"photos/{i}.png")
+    lines = (json.dumps({"file_name": f"{i}.png", "prompt": f"photograph {i}"}) for i in (1, 2, 3))
+    (here / "photos/prompts.jsonl").write_text("\n".join(lines))
     for name in ("llamagen_xl/eagle", "mar_scenes/cspd"):
         (here / "drafters" / name).mkdir(parents=True)
     documented = (ROOT / "docs/suites.md").read_text().split("```yaml\n")[1].split("```")[0]
