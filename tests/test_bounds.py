@@ -287,7 +287,7 @@ def test_a_comma_of_a_grids_folder_is_no_sweep(call: Call, tmp_path: Path) -> No
     assert call(*words, "delta=1,2", "out=a,b [c]", "prompts=one.txt")[0] == 0
     assert len(list((tmp_path / "a,b [c]").glob("*/row.csv"))) == 2
     assert call(*words, "prompts=one.txt,'two, too.txt'", "out=c")[0] == 0
-    assert {row_of(job)["prompts"] for job in Path("c").glob("*")} == {"one.txt", "two, too.txt"}
+    assert {row_of(file.parent)["prompts"] for file in Path("c").glob("*/row.csv")} == {"one.txt", "two, too.txt"}
 
 
 def test_paths_of_other_commands_mean_themselves(call: Call, tmp_path: Path) -> None:

@@ -244,6 +244,7 @@ def test_a_row_of_vectors() -> None:
         "accepted_length_expected",
         "same_as",
         "variant",
+        "plugins",
     }
     assert {name for name, value in row.items() if value is None} == of_tables
     own = ("method", "model", "T", "dim", "samples", "seed")

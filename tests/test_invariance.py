@@ -26,7 +26,6 @@ CODE_PATHS: dict[str, dict[str, str]] = {
     "library's SSE2": {"MKL_CBWR": "COMPATIBLE"},
     "torch's AVX2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "torch without vectors": {"ATEN_CPU_CAPABILITY": "default"},
-    "torch without vectors, library's default": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": ""},
     "library without AVX": {"MKL_CBWR": "", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
 }
 
