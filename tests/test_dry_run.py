@@ -29,6 +29,8 @@ def test_a_dry_run_does_nothing_and_knows_nothing_of_a_new_machine(dry: Call, tm
     assert list(tmp_path.iterdir()) == []
     lines = dict(line.split(maxsplit=1) for line in out.splitlines()[2:])
     assert lines["decode"] == "8 images, 0 of 8 are there"  # the baseline's, too
+    several = dry("run", "--dry-run", "method=sjd", "n=4", "images_per_prompt=3", *SMALL, "out=one")[1]
+    assert "decode    24 images, 0 of 24 are there" in several
     assert lines["time"] == "unknown for 1 of 1 runs: the store has no such row of this machine"
     assert lines["disk"] == "unknown for llamagen_scenes: no run of it is here"
     assert lines["memory"].startswith(

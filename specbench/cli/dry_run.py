@@ -22,7 +22,10 @@ from specbench.storage.files import format_size
 _MOST = 40  # runs that are listed one by one
 _RECENT = 200  # records from which a speed is computed
 #: Parameters that do not change how fast an image is decoded.
-_FREE = ("seed", "n", "split", "data", "caption", "prompts", "timing", "warmup", "protocol", "variant", "emitted_draws")
+_FREE = (
+    *("seed", "n", "images_per_prompt", "split", "data", "caption", "prompts"),
+    *("timing", "warmup", "protocol", "variant", "emitted_draws"),
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def _forecast(run: PlannedRun, known: _Known) -> Forecast:
     from specbench.harness.folder import wants_baseline
     from specbench.harness.run import check
     from specbench.harness.status import not_started, of_run
+    from specbench.rows import indices
 
     fault = ""
     try:
@@ -97,13 +101,13 @@ def _forecast(run: PlannedRun, known: _Known) -> Forecast:
         with suppress(UsageError):
             status = of_run(run.folder)
     passes = [one for one in (status.images, status.baseline) if one is not None]
-    n = run.cfg["n"]
-    there = sum(min(one.done, n) for one in passes)
-    images = n * (2 if wants_baseline(run.cfg) else 1)
+    count = run.cfg["n"] * indices.images_per_prompt(run.cfg)
+    there = sum(min(one.done, count) for one in passes)
+    images = count * (2 if wants_baseline(run.cfg) else 1)
     seconds: float | None = 0.0
     exact = True
     for vanilla, progress in ((False, status.images), (True, status.baseline)):
-        left = 0 if progress is None else max(0, n - progress.done)
+        left = 0 if progress is None else max(0, count - progress.done)
         if left and seconds is not None:
             rate = known.rate(run.cfg, vanilla)
             seconds = None if rate is None else seconds + left * rate.seconds
