@@ -24,7 +24,6 @@ CODE_PATHS: dict[str, dict[str, str]] = {
     "library's default": {"MKL_CBWR": ""},
     "library's AVX2": {"MKL_CBWR": "AVX2"},
     "library's SSE2": {"MKL_CBWR": "COMPATIBLE"},
-    "torch's AVX2": {"ATEN_CPU_CAPABILITY": "avx2"},
     "torch without vectors": {"ATEN_CPU_CAPABILITY": "default"},
     "library without AVX": {"MKL_CBWR": "", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
 }
