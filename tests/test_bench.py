@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gc
 import itertools
 import json
 import subprocess
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +34,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
+from specbench.engine import ops
 from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Action, Eager, Graphs
 from specbench.harness import pipeline
@@ -184,6 +187,63 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(pipeline, "engine_of", lambda cfg, device: Graphs(recorder))
     return works
+
+
+def test_one_state_is_held_at_a_time(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys and values of a 7B model's image take gigabytes, and three of them were held."""
+    made: list[weakref.ref[Decoding]] = []
+    most, initial = [], Decoding.__init__
+
+    def counted(self: Decoding, *args: Any, **kwargs: Any) -> None:
+        made.append(weakref.ref(self))
+        most.append(sum(one() is not None for one in made))
+        initial(self, *args, **kwargs)
+
+    monkeypatch.setattr(Decoding, "__init__", counted)
+    gc.disable()  # what only a collection frees is held for as long as it likes
+    try:
+        code, _, err = call("bench", *SMALL, "method=eagle1", "bench.images=0")
+    finally:
+        gc.enable()
+    assert code == 0, err
+    assert len(most) == 3
+    assert max(most) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_takes_memory_as_it_fills(dtype: torch.dtype) -> None:
+    """That of Lumina-mGPT 2's image is 10 GB, of which a step early in it writes little."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("only Linux says how much memory of a process is its own")
+
+    def own() -> int:
+        rows = (row.split() for row in status.read_text().splitlines())
+        return sum(1024 * int(row[1]) for row in rows if row[0] in ("RssAnon:", "RssShmem:"))
+
+    before = own()
+    cache = ops.KVCache(2, 2, 4, 65536, 64, torch.zeros(1, dtype=dtype))
+    size = 2 * cache.k.numel() * cache.k.element_size()
+    k = torch.ones(2, 4, 3, 64, dtype=dtype)
+    held, _ = cache.write(1, torch.tensor([[5, 6, 65535]] * 2), k, 2 * k)
+    assert own() - before < size / 8
+    assert size >= 2**28
+    assert held[:, :, :8].sum() == 2 * 2 * 4 * 64  # the rest are zeros
+    assert cache.v[1, :, :, 65535].eq(2).all()
+    assert cache.k[0].count_nonzero() == 0
+    for one in (cache.k, cache.v):
+        assert one.data_ptr() % 64 == 0
+        assert one.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_keeps_what_an_accepted_path_wrote(dtype: torch.dtype) -> None:
+    cache = ops.KVCache(1, 1, 1, 8, 1, torch.zeros(1, dtype=dtype))
+    drafted = torch.arange(1.5, 6.5, dtype=dtype)[None, None, :, None]
+    cache.write(0, torch.arange(2, 7)[None], drafted, -drafted)
+    cache.keep(torch.tensor([[2, 4]]), torch.tensor([2]), torch.tensor([1]), 1)
+    for held, sign in ((cache.k, 1), (cache.v, -1)):
+        assert held.flatten()[:5].tolist() == [0, 0, 1.5 * sign, 3.5 * sign, 5.5 * sign]
 
 
 def test_recorded_steps_are_timed_as_a_whole(call: Call, recorded: list[Any]) -> None:

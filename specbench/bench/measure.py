@@ -101,9 +101,11 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         decoding = pipeline.images(conditioning, rng, clock)
         context = position_of(decoding, plan.context)
         parts = _steps(decoding, clock, plan, context)
+        del decoding  # one state at a time: the keys and values of a large model take gigabytes
         again = pipeline.images(conditioning, rng)
         with Passes(device, floor.passes(pipeline.config.target, drafter)) as passes:
             _take(again, plan, context, passes)
+        del again
         plain_clock = Clock(device)
         plain = _steps(vanilla.images(conditioning, rng, plain_clock), plain_clock, plan, context)
         recorded = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from typing import Any, Protocol
 
 import torch
@@ -158,6 +160,24 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     )
 
 
+#: Pages that a forked process does not share. Windows has no others, and no such argument.
+_OWN_PAGES = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros. On the CPU only what is written takes memory: the room for a whole image may take gigabytes."""
+    if like.device.type != "cpu" or isinstance(like, FakeTensor) or 0 in shape:
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+    pages = mmap.mmap(-1, math.prod(shape) * like.element_size(), **_OWN_PAGES)
+    return torch.frombuffer(pages, dtype=like.dtype).view(shape)
+
+
+def _bits(x: Tensor) -> Tensor:
+    """The same memory, of 16-bit floats on the CPU as integers: of the former torch's scatter reads and writes the
+    whole tensor, which takes a thousand times as long as what is stored."""
+    return x.view(torch.int16) if x.element_size() == 2 and x.device.type == "cpu" else x
+
+
 class KVCache:
     """Static keys and values of every layer: (rows, kv heads, slots, head dim) each, written by slot index.
 
@@ -167,8 +187,7 @@ class KVCache:
 
     def __init__(self, layers: int, rows: int, heads: int, slots: int, head_dim: int, like: Tensor) -> None:
         shape = (layers, rows, heads, slots, head_dim)
-        self.k = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        self.v = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.k, self.v = _zeros(shape, like), _zeros(shape, like)
 
     @property
     def slots(self) -> int:
@@ -181,7 +200,10 @@ class KVCache:
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v (rows, heads, n, head dim) at `slots` (rows, n) int64; returns the layer's entire cache."""
         index = slots[:, None, :, None].expand_as(k)
-        return self.k[layer].scatter_(2, index, k), self.v[layer].scatter_(2, index, v)
+        held_k, held_v = self.k[layer], self.v[layer]
+        _bits(held_k).scatter_(2, index, _bits(k))
+        _bits(held_v).scatter_(2, index, _bits(v))
+        return held_k, held_v
 
     def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of q (rows, heads, n, head dim) over the layer's entire cache, k and v written first; see `write`
@@ -201,5 +223,5 @@ class KVCache:
         halves = rows // len(path)
         src = source.repeat(halves, 1)[None, :, None, :, None].expand(layers, rows, heads, -1, dim)
         dst = (root + offsets).repeat(halves, 1)[None, :, None, :, None].expand_as(src)
-        self.k.scatter_(3, dst, self.k.gather(3, src))
-        self.v.scatter_(3, dst, self.v.gather(3, src))
+        for held in (_bits(self.k), _bits(self.v)):
+            held.scatter_(3, dst, held.gather(3, src))
