@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from specbench.errors import unknown
+from specbench.errors import UsageError, unknown
 from specbench.rows.summary import mean
 
 
@@ -211,10 +211,17 @@ def over_prompts(
 
 def chosen(metric: type[Metric], options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a metric: those of `known`, whose values are the defaults. UsageError for another option."""
+    if options and not known:
+        raise UsageError(f"{metric.__name__} has no options: leave out {', '.join(options)}")
     for name in options:
         if name not in known:
             raise unknown(f"option of {metric.__module__.rpartition('.')[2]}", name, known)
     return {**known, **options}
+
+
+def cut_captions(cut: int, count: int, tokens: int) -> str:
+    """The note of a metric whose network reads at most `tokens` tokens of a caption, which cuts some of `count`."""
+    return f"{cut} of {count} captions have more than {tokens} tokens and lose their end" if cut else ""
 
 
 def not_below_zero(score: Score) -> tuple[Score, ...]:

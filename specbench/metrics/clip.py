@@ -16,7 +16,6 @@ from transformers import CLIPConfig, CLIPModel, CLIPVisionConfig, CLIPVisionMode
 
 from specbench.metrics import weights
 from specbench.models.loading import official
-from specbench.models.loading.naming import ParameterSlice
 
 #: OpenAI's tower for images of ViT-L/14 at 336 pixels.
 L14_336: dict[str, Any] = {
@@ -102,10 +101,7 @@ def _load(
                     part.register_buffer("position_ids", torch.arange(old.shape[-1])[None], persistent=False)
         return network
 
-    with torch.device("meta"):
-        names = list(counted().state_dict())
-    table = {name: ParameterSlice(name) for name in names}
-    return official.load(counted, official.open_source(path), table, device, dtype, [*ignored, *_COUNTED])
+    return official.load_by_name(counted, official.open_source(path), device, dtype, [*ignored, *_COUNTED])
 
 
 class CLIPCaptions:

@@ -10,17 +10,15 @@ amount that falls as 1 / N and that the note gives. Embeddings have length 1. An
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specbench.metrics import weights
-from specbench.metrics.base import PromptItem, Score, Scorer, ScoringContext, SingleImageScorer, chosen
+from specbench.metrics.base import PromptItem, Score, Scorer, SingleImageScorer
 from specbench.metrics.compared import ComparedMetric
 from specbench.metrics.preparation import CLIP, center_square, normalised, squeezed
-from specbench.storage.files import cached_sha256
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +33,7 @@ class CLIPImageScorer(SingleImageScorer):
     """Outputs (B, 768) float32: CLIP's embeddings of the images, of length 1."""
 
     def __init__(self, network: nn.Module, device: str) -> None:
-        """network: transformers' CLIPVisionModelWithProjection, as `clip.load_vision` gives it."""
+        """network: transformers' CLIPVisionModelWithProjection, as `clip.load_image_tower` gives it."""
         self.network, self.device = network, device
 
     def batch(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
@@ -48,35 +46,23 @@ class CLIPImageScorer(SingleImageScorer):
         return found
 
 
-class CMMD(ComparedMetric):
+class CMMD(weights.PublishedMetric, ComparedMetric):
     """No options. The standard error holds the real images fixed, as those of the Fréchet distance and KID."""
 
     width, of_real = FEATURES, "cmmd"
+    fetched_by, file_names = "cmmd", {PART: FILE}
     needs_features = True
-
-    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
-        super().__init__(context, chosen(type(self), options, {}))
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (PART,)
-
-    @property
-    def file(self) -> Path:
-        """The network's weights. Raises Unavailable."""
-        return weights.find(self.context, "cmmd", PART, FILE)
 
     @property
     def cache_key(self) -> str:
-        return f"clip-vit-l-14-336@{cached_sha256(self.file)[:8]}, centre {SIDE} bicubic"
+        return f"clip-vit-l-14-336@{self.hashes[0]}, centre {SIDE} bicubic"
 
     def scorer(self) -> Scorer:
         from specbench.metrics import clip
 
-        return CLIPImageScorer(
-            clip.load_image_tower(weights.published(self.context, PART, self.file), self.context.device),
-            self.context.device,
-        )
+        (file,) = self.published_files
+        device = self.context.device
+        return CLIPImageScorer(clip.load_image_tower(file, device), device)
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         real = self.reference.features

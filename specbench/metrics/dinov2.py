@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specbench.models.loading import official
-from specbench.models.loading.naming import ParameterSlice
 
 _OFFSET = 0.1
 
@@ -116,7 +115,5 @@ class DINOv2(nn.Module):
 
 def load(path: Path, device: str, cfg: ViTConfig = ViTConfig()) -> DINOv2:
     """The network of the official file, in float32. Raises UsageError for a file with other tensors."""
-    with torch.device("meta"):
-        names = list(DINOv2(cfg).state_dict())
-    table = {name: ParameterSlice(name) for name in names}
-    return official.load(lambda: DINOv2(cfg), official.open_source(path), table, device, torch.float32, ["mask_token"])
+    source = official.open_source(path)
+    return official.load_by_name(lambda: DINOv2(cfg), source, device, torch.float32, ["mask_token"])

@@ -8,17 +8,15 @@ the class token. torch-fidelity resizes with TensorFlow's bilinear filter, which
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specbench.metrics import weights
-from specbench.metrics.base import PromptItem, Scorer, ScoringContext, SingleImageScorer, chosen
+from specbench.metrics.base import PromptItem, Scorer, SingleImageScorer
 from specbench.metrics.compared import FrechetMetric
 from specbench.metrics.preparation import IMAGENET, normalised, squeezed
-from specbench.storage.files import cached_sha256
 
 if TYPE_CHECKING:
     from specbench.metrics.dinov2 import DINOv2
@@ -42,29 +40,19 @@ class DINOv2Scorer(SingleImageScorer):
         return found
 
 
-class FDDINOv2(FrechetMetric):
+class FDDINOv2(weights.PublishedMetric, FrechetMetric):
     """No options."""
 
     width, of_real = FEATURES, "fd_dinov2"
-
-    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
-        super().__init__(context, chosen(type(self), options, {}))
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (PART,)
-
-    @property
-    def file(self) -> Path:
-        """The network's weights. Raises Unavailable."""
-        return weights.find(self.context, "fd_dinov2", PART, FILE)
+    fetched_by, file_names = "fd_dinov2", {PART: FILE}
 
     @property
     def cache_key(self) -> str:
-        return f"dinov2-vit-l-14@{cached_sha256(self.file)[:8]}, {SIDE} bicubic"
+        return f"dinov2-vit-l-14@{self.hashes[0]}, {SIDE} bicubic"
 
     def scorer(self) -> Scorer:
         from specbench.metrics import dinov2
 
-        network = dinov2.load(weights.published(self.context, PART, self.file), self.context.device)
+        (file,) = self.published_files
+        network = dinov2.load(file, self.context.device)
         return DINOv2Scorer(network, self.context.device)

@@ -9,7 +9,6 @@ but in mmdet 2, with weights that mmdet trained; this one has its authors' weigh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,19 +16,18 @@ import numpy as np
 from specbench.data import geneval as prompts
 from specbench.data.geneval import TASKS
 from specbench.metrics import weights
-from specbench.metrics.base import Images, PromptItem, ScoringContext, SingleImageScorer, chosen
+from specbench.metrics.base import Images, PromptItem, SingleImageScorer
 from specbench.metrics.image_reward import square
 from specbench.metrics.preparation import CLIP, normalised
 from specbench.metrics.tasks import Detection, TaskMetric, solves
-from specbench.storage.files import cached_sha256
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from specbench.metrics.mask2former import Instance
 
-DETECTOR, COLOUR_NETWORK = "mask2former", "clip_l14"
-FILES = {DETECTOR: "pytorch_model.bin", COLOUR_NETWORK: "model.safetensors"}
+#: The folders of the detector and of CLIP, and the file in each.
+FILES = {"mask2former": "pytorch_model.bin", "clip_l14": "model.safetensors"}
 THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
 MOST = 16  # detections of a class
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
@@ -113,26 +111,16 @@ class GenEvalScorer(SingleImageScorer):
         return solves(metadata, boxes, colours)
 
 
-class GenEval(TaskMetric):
+class GenEval(weights.PublishedMetric, TaskMetric):
     """Needs items with GenEval's metadata. No options."""
 
     reads_prompt = True  # by way of the metadata, which a prompt fixes
-
-    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
-        super().__init__(context, chosen(type(self), options, {}))
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return DETECTOR, COLOUR_NETWORK
-
-    def file(self, part: str) -> Path:
-        """The weights of a network. Raises Unavailable."""
-        return weights.find(self.context, "geneval", part, FILES[part])
+    fetched_by, file_names = "geneval", FILES
 
     @property
     def cache_key(self) -> str:
         weights.need("open_clip")  # CLIP's vocabulary
-        detector, colours = (cached_sha256(self.file(part))[:8] for part in self.parts)
+        detector, colours = self.hashes
         return f"mask2former-swin-s@{detector}, clip-vit-l-14@{colours}"
 
     def backend(self) -> str:
@@ -142,7 +130,7 @@ class GenEval(TaskMetric):
         from specbench.metrics import clip, mask2former
 
         device = self.context.device
-        detector, colours = (weights.published(self.context, part, self.file(part)) for part in self.parts)
+        detector, colours = self.published_files
         network = clip.load_both(colours, device, clip.L14)
         return GenEvalScorer(mask2former.load(detector, device), ColourClassifier(network, device), device)
 

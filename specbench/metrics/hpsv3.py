@@ -7,15 +7,13 @@ is needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specbench.metrics import weights
-from specbench.metrics.base import MeanMetric, PromptItem, Scorer, ScoringContext, chosen
-from specbench.storage.files import cached_sha256
+from specbench.metrics.base import MeanMetric, PromptItem, Scorer
 
 if TYPE_CHECKING:
     from specbench.metrics.hpsv3_network import ChatSequences, HPSv3Network
@@ -43,34 +41,20 @@ class HPSv3Scorer(Scorer):
         return torch.stack(rows).numpy()
 
 
-class HPSv3(MeanMetric):
+class HPSv3(weights.PublishedMetric, MeanMetric):
     """The mean score. No options."""
 
     reads_prompt = True
-
-    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
-        super().__init__(context, chosen(type(self), options, {}))
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return PART, f"{PART}/text"
-
-    @property
-    def files(self) -> tuple[Path, Path]:
-        """The weights and the tokenizer. Raises Unavailable."""
-        network, text = self.parts
-        return weights.find(self.context, "hpsv3", network, FILE), weights.find(self.context, "hpsv3", text, TOKENIZER)
+    fetched_by, file_names = "hpsv3", {PART: FILE, f"{PART}/text": TOKENIZER}
 
     @property
     def cache_key(self) -> str:
-        network, text = (cached_sha256(path)[:8] for path in self.files)
+        network, text = self.hashes
         return f"hpsv3@{network}, tokenizer {text}, 200704 pixels bicubic, bfloat16"
 
     def scorer(self) -> Scorer:
         from specbench.metrics import hpsv3_network
 
-        network, text = (weights.published(self.context, *pair) for pair in zip(self.parts, self.files))
-        sequences = hpsv3_network.ChatSequences(text)
-        return HPSv3Scorer(
-            hpsv3_network.load(network, self.context.device, sequences.image), sequences, self.context.device
-        )
+        network, text = self.published_files
+        sequences, device = hpsv3_network.ChatSequences(text), self.context.device
+        return HPSv3Scorer(hpsv3_network.load(network, device, sequences.image), sequences, device)

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
 from specbench.errors import UsageError
+from specbench.metrics import weights
 from specbench.metrics.base import Unavailable
 from specbench.metrics.preparation import CLIP, normalised
 from specbench.models.loading import official
@@ -164,10 +164,7 @@ class ChatSequences:
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError for a file that is not this tokenizer."""
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as e:  # the library has no class of its own
-            raise UsageError(f"{path} is not a readable tokenizer ({e}); fetch it again") from None
+        self._tokenizer = weights.tokenizer(path)
         self._tokenizer.add_special_tokens([REWARD])
         image, reward = self._tokenizer.token_to_id(IMAGE), self._tokenizer.token_to_id(REWARD)
         if image is None or reward is None or reward != TEXT["vocab_size"] - 1:

@@ -7,16 +7,14 @@ The official weights run in transformers' BLIP, without the package image-reward
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specbench.config import registry
-from specbench.errors import UsageError
 from specbench.metrics import weights
-from specbench.metrics.base import MeanMetric, PromptItem, Scorer, ScoringContext, SingleImageScorer
+from specbench.metrics.base import MeanMetric, PromptItem, Scorer, SingleImageScorer, cut_captions
 from specbench.metrics.preparation import CLIP, normalised, shortest
 
 if TYPE_CHECKING:
@@ -53,34 +51,12 @@ def square(image: np.ndarray, side: int) -> np.ndarray:
     return np.array(resized[top : top + side, left : left + side])
 
 
-class ImageReward(MeanMetric):
+class ImageReward(weights.PublishedMetric, MeanMetric):
     """The mean reward. No options."""
 
     reads_prompt = True
-
-    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
-        if options:
-            raise UsageError(f"ImageReward has no options: leave out {', '.join(options)}")
-        super().__init__(context, options)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return "image_reward", "image_reward/text"
-
-    @property
-    def files(self) -> tuple[Path, Path]:
-        """The weights and the vocabulary. Raises Unavailable."""
-        network, text = self.parts
-        return (
-            weights.find(self.context, "image_reward", network, FILE),
-            weights.find(self.context, "image_reward", text, VOCABULARY),
-        )
-
-    @property
-    def published(self) -> tuple[Path, Path]:
-        """`files`, where they are the published ones. Raises UsageError where they are not."""
-        network, vocabulary = (weights.published(self.context, *pair) for pair in zip(self.parts, self.files))
-        return network, vocabulary
+    fetched_by = "image_reward"
+    file_names = {"image_reward": FILE, "image_reward/text": VOCABULARY}  # noqa: RUF012 (a ClassVar of the base)
 
     @property
     def cache_key(self) -> str:
@@ -94,7 +70,7 @@ class ImageReward(MeanMetric):
     def scorer(self) -> Scorer:
         from specbench.metrics import blip
 
-        network, vocabulary = self.published
+        network, vocabulary = self.published_files
         return ImageRewardScorer(
             blip.load(network, self.context.device), blip.Captions(vocabulary), self.context.device
         )
@@ -103,4 +79,4 @@ class ImageReward(MeanMetric):
         from specbench.metrics import blip
 
         cut = blip.Captions(self.files[1]).too_long([item.prompt for item in items])
-        return f"{cut} of {len(items)} captions have more than {blip.TOKENS} tokens and lose their end" if cut else ""
+        return cut_captions(cut, len(items), blip.TOKENS)

@@ -93,7 +93,8 @@ class ImageRewardPackage(image_reward.ImageReward):
 
     def scorer(self) -> Scorer:
         try:
-            return PackageScorer(load(*self.published, self.context.device))
+            network, vocabulary = self.published_files
+            return PackageScorer(load(network, vocabulary, self.context.device))
         except ImportError as e:
             raise Unavailable(
                 f"the package image-reward cannot be imported ({e}): in an environment of its own,"

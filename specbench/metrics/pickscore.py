@@ -7,16 +7,14 @@ has at most 77 tokens of transformers' tokenizer. Computed in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specbench.metrics import weights
-from specbench.metrics.base import MeanMetric, PromptItem, Scorer, ScoringContext, SingleImageScorer, chosen
+from specbench.metrics.base import MeanMetric, PromptItem, Scorer, SingleImageScorer, cut_captions
 from specbench.metrics.preparation import CLIP, center_square, normalised, shortest
-from specbench.storage.files import cached_sha256
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,36 +46,25 @@ class PickScoreScorer(SingleImageScorer):
         return found
 
 
-class PickScore(MeanMetric):
+class PickScore(weights.PublishedMetric, MeanMetric):
     """The mean score. No options."""
 
     reads_prompt = True
-
-    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
-        super().__init__(context, chosen(type(self), options, {}))
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (PART,)
-
-    @property
-    def file(self) -> Path:
-        """The network's weights. Raises Unavailable."""
-        return weights.find(self.context, "pickscore", PART, FILE)
+    fetched_by, file_names = "pickscore", {PART: FILE}
 
     @property
     def cache_key(self) -> str:
         weights.need("open_clip")
-        return f"pickscore-v1@{cached_sha256(self.file)[:8]}, {SIDE} bicubic"
+        return f"pickscore-v1@{self.hashes[0]}, {SIDE} bicubic"
 
     def scorer(self) -> Scorer:
         from specbench.metrics import clip
 
-        network = clip.load_both(weights.published(self.context, PART, self.file), self.context.device)
+        (file,) = self.published_files
+        network = clip.load_both(file, self.context.device)
         return PickScoreScorer(network, self.context.device)
 
     def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
         from specbench.metrics import clip
 
-        cut = clip.captions().too_long([item.prompt for item in items])
-        return f"{cut} of {len(items)} captions have more than 77 tokens and lose their end" if cut else ""
+        return cut_captions(clip.captions().too_long([item.prompt for item in items]), len(items), 77)

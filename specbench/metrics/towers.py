@@ -17,7 +17,7 @@ from PIL import Image
 from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.metrics import weights
-from specbench.metrics.base import MeanMetric, PromptItem, ScoringContext, SingleImageScorer, chosen
+from specbench.metrics.base import MeanMetric, PromptItem, ScoringContext, SingleImageScorer, chosen, cut_captions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -69,7 +69,6 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
     import torch
 
     from specbench.models.loading import official
-    from specbench.models.loading.naming import ParameterSlice
 
     open_clip, settings = weights.package("open_clip"), config(architecture)
 
@@ -80,10 +79,7 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
             network.attn_mask = torch.full((side, side), float("-inf")).triu(1)
         return network
 
-    with torch.device("meta"):
-        names = list(build().state_dict())
-    source = official.open_source(path, wrappers)
-    return official.load(build, source, {name: ParameterSlice(name) for name in names}, device, torch.float32)
+    return official.load_by_name(build, official.open_source(path, wrappers), device, torch.float32)
 
 
 def preparation(size: int, mode: str, first: Resize | None) -> Callable[[np.ndarray], Tensor]:
@@ -153,7 +149,7 @@ class TowersMetric(MeanMetric):
 
     def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
         cut = too_long([self.prefix + item.prompt for item in items])
-        return f"{cut} of {len(items)} captions have more than 77 tokens and lose their end" if cut else ""
+        return cut_captions(cut, len(items), 77)
 
     def per_image(self, outputs: np.ndarray) -> np.ndarray:
         return super().per_image(outputs) * self.options["scale"]

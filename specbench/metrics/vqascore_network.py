@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import T5Config, T5Model
 
 from specbench.errors import UsageError
-from specbench.metrics import clip
+from specbench.metrics import clip, weights
 from specbench.models.loading import official
 from specbench.models.loading.naming import ParameterSlice, Table
 
@@ -90,10 +89,7 @@ class Questions:
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError for a file that is not this tokenizer."""
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as e:  # the library has no class of its own
-            raise UsageError(f"{path} is not a readable tokenizer ({e}); fetch it again") from None
+        self._tokenizer = weights.tokenizer(path)
         if self._tokenizer.get_vocab_size() != VOCABULARY:
             raise UsageError(f"{path} is not the tokenizer of Flan-T5, {VOCABULARY} entries; fetch it again")
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from specbench.errors import UsageError, install
-from specbench.metrics.base import ScoringContext, Unavailable
+from specbench.metrics.base import Metric, ScoringContext, Unavailable, chosen
 from specbench.storage import home, sources
 from specbench.storage.downloads import FetchRecord
 from specbench.storage.files import cached_sha256
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 def find(context: ScoringContext, choice: str, part: str, *names: str) -> Path:
@@ -42,6 +46,48 @@ def published(context: ScoringContext, part: str, path: Path) -> Path:
     if known and (found := cached_sha256(path)) != known:
         raise UsageError(f"{path} is not {where}: its SHA-256 begins with {found[:8]}, not {known[:8]}; fetch it again")
     return path
+
+
+class PublishedMetric(Metric):
+    """A metric without options of networks whose files others publish. Subclasses set:
+
+    fetched_by: the choice whose name fetches the files; file_names: the file in each folder of `parts`.
+    """
+
+    fetched_by: ClassVar[str]
+    file_names: ClassVar[Mapping[str, str]]
+
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        super().__init__(context, chosen(type(self), options, {}))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.file_names)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file of each part. Raises Unavailable."""
+        return tuple(find(self.context, self.fetched_by, part, name) for part, name in self.file_names.items())
+
+    @property
+    def published_files(self) -> tuple[Path, ...]:
+        """`files`, where they are the published ones. Raises UsageError where they are not."""
+        return tuple(published(self.context, part, path) for part, path in zip(self.parts, self.files))
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """The first eight digits of the SHA-256 of each file, for a cache key."""
+        return tuple(cached_sha256(path)[:8] for path in self.files)
+
+
+def tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, with its special tokens. Raises UsageError for a file that holds none."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as e:  # the library has no class of its own
+        raise UsageError(f"{path} is not a readable tokenizer ({e}); fetch it again") from None
 
 
 def need(module: str) -> None:
