@@ -24,6 +24,8 @@ version=$("$specbench" --version)
 [ "$version" = "specbench $("$work/env/bin/python" -c 'from importlib.metadata import version; print(version("specbench-image"))')" ]
 "$work/env/bin/python" -c 'import pathlib, specbench, sys; sys.exit("site-packages" not in pathlib.Path(specbench.__file__).parts)'
 "$specbench" list > list.txt
+"$specbench" tables --list > state.txt
+"$specbench" run n=1 device=cpu out=default
 "$specbench" run method=sjd n=2 warmup=0 out=one metrics=[scenes_reward]
 "$specbench" run method=sjd n=2 warmup=0 out=one metrics=[scenes_reward] | grep "nothing left to do"
 "$specbench" evaluate one
@@ -36,5 +38,5 @@ grep -q "specbench-example 0.1.0:" plugin/row.csv
 "$work/env/bin/python" -c 'import specbench; print(specbench.result("plugin").images[0], specbench.load().decode("a red circle", "sjd").steps)'
 ! "$specbench" run method=nothing 2> mistake.txt
 [ "$(wc -l < mistake.txt)" = 1 ]
-for file in one/row.csv one/images/00001.png audit.csv report.html results/tables/coolsd_table1.tex; do [ -s "$file" ]; done
+for file in default/row.csv one/row.csv one/images/00001.png audit.csv report.html results/tables/coolsd_table1.tex; do [ -s "$file" ]; done
 echo "$version: built, installed and used outside the checkout"

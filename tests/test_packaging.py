@@ -46,11 +46,22 @@ def test_wheel_and_sdist_hold_what_works_without_a_checkout() -> None:
     for kind, least in {".yaml": 100, ".safetensors": 13, ".csv": 20, ".html": 1}.items():
         assert len([name for name in wheel if name.endswith(kind)]) >= least, kind
     assert {name.split("/")[0] for name in wheel} == {"specbench"}
+    leftovers = {"__pycache__", "build", "dist", "results", "runs", "tests"}
+    assert [name for name in wheel if leftovers & set(name.split("/"))] == []
     sdist = {file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
-    top = {"README.md", "LICENSE", "Makefile", "constraints.txt", "docs/changelog.md", "scripts/smoke.sh"}
+    top = {
+        "README.md",
+        "LICENSE",
+        "Makefile",
+        "CITATION.cff",
+        "constraints.txt",
+        "docs/changelog.md",
+        "scripts/smoke.sh",
+    }
     assert top | {"tests/test_packaging.py", "conf/config.yaml"} <= sdist
     assert {name.removeprefix("specbench/") for name in wheel if name.startswith("specbench/conf/")} <= sdist
     assert {name for name in wheel if not name.startswith("specbench/conf/")} <= sdist
+    assert [name for name in sdist if leftovers - {"tests"} & set(name.split("/"))] == []
 
 
 def test_the_distribution_has_a_name_of_its_own_and_the_command_the_project_s(tmp_path: Path) -> None:
@@ -61,6 +72,8 @@ def test_the_distribution_has_a_name_of_its_own_and_the_command_the_project_s(tm
     assert found.metadata["Name"] == PROJECT["project"]["name"] == "specbench-image"
     assert [(entry.name, entry.value) for entry in found.entry_points] == [("specbench", "specbench.cli:main")]
     assert set(found.metadata.get_all("Provides-Extra")) == set(EXTRAS)
+    assert found.metadata["License-Expression"] == "MIT"
+    assert [file.name for file in found.files or () if "licenses" in file.parts] == ["LICENSE"]
 
 
 def test_instructions_install_this_package_with_extras_that_are_there_in_one_form() -> None:
