@@ -1,4 +1,5 @@
-"""Computes the numbers that documents state again from the rows in results/, and fails where one differs or has no row.
+"""Computes the numbers that documents state again from the rows in results/, and fails where one differs or has no row,
+where it rests on too few images, and where a row is of another commit than the one that results/ names.
 
 python scripts/check_numbers.py            # check
 python scripts/check_numbers.py --write    # put today's values into the sentences; read what changed before you commit
@@ -7,6 +8,10 @@ python scripts/check_numbers.py --write    # put today's values into the sentenc
 expression that it comes from; other numbers of a sentence are settings that its author vouches for. `holds` has
 expressions that must be true where the sentence depends on more than its numbers. Tables that a script draws count as a
 whole. A number outside of all this is an error, save in code, links, dates and names.
+
+Its entry `rows` names the `commit` that all rows under results/ are from, and by file, with a reason, what is excepted
+(`except`); without a commit, any will do. `least`, there and of a sentence: the least `n`, or `samples`, of the rows
+that a sentence rests on.
 
 Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
 and `line(TABLE, KEY)`, the row that a line of a table shows.
@@ -35,6 +40,7 @@ from specbench.tables import catalog, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "specbench/tables/published"
+_SIZES = ("n", "samples")
 _FIGURE = r"[-−+]?\d+(?:,\d{3})*(?:\.\d+)?"
 _NUMBER = re.compile(rf"(?<![\w.\-]){_FIGURE}(?!\w)")
 _HOLE = rf"({_FIGURE}(?:e[-+]?\d+)?|[0-9a-f]{{7,40}})(?!\w)"
@@ -70,6 +76,7 @@ class Rows:
         self.results = results
         self.read = cache(self._read)
         self.lines = cache(self._lines)
+        self.sizes: list[tuple[str, str, float]] = []  # of the rows asked for: where, "n" or "samples", how many
 
     def names(self) -> dict[str, Any]:
         builtins = {f.__name__: f for f in (abs, all, len, max, min, sum, zip)}
@@ -81,33 +88,47 @@ class Rows:
             found = found[found[column] == value]
         if found.empty:
             raise UsageError(f"results/{name}.csv has no row with {where}")
+        if not _is_published(name):
+            self.sizes += [(name, size, found[size].min()) for size in _SIZES if size in found]
         return found
 
     def line(self, table: str, key: str) -> Mapping[str, Any]:
         found = self.lines(table)
         if key not in found:
             raise UsageError(f"table {table} has no row for its line {key} (lines: {', '.join(found)})")
-        return found[key]
+        row = found[key]
+        self.sizes += [(f"{table}, line {key}", size, row[size]) for size in _SIZES if row.get(size)]
+        return row
+
+    def panels(self, table: str) -> set[str]:
+        """What identifies the runs of a table's panels, of which pairs of curves are tested."""
+        return {one.runs for one in self._plan(table).equal}
 
     def _read(self, name: str) -> pd.DataFrame:
-        folder = PUBLISHED.parent if name.startswith(PUBLISHED.name) else self.results
+        folder = PUBLISHED.parent if _is_published(name) else self.results
         return pd.read_csv(folder / f"{name}.csv", low_memory=False)
 
     def _lines(self, table: str) -> dict[str, dict[str, Any]]:
+        needs = self._plan(table).needs
+        return {need.line.key: {k: _number(v) for k, v in need.row.items()} for need in needs if need.row is not None}
+
+    def _plan(self, table: str) -> measure.RunPlan:
         if table not in catalog.TABLES:
             raise UsageError(f"there is no table {table}")
         found = catalog.TABLES[table]
-        plan = measure.plan(found, found.model, None, self.results, measure.LocalBench())
-        return {
-            need.line.key: {k: _number(v) for k, v in need.row.items()} for need in plan.needs if need.row is not None
-        }
+        return measure.plan(found, found.model, None, self.results, measure.LocalBench())
 
 
 def check(
-    document: str, claims: Sequence[Mapping[str, Any]], tables: Sequence[str], rows: Rows, where: str
+    document: str,
+    claims: Sequence[Mapping[str, Any]],
+    tables: Sequence[str],
+    rows: Rows,
+    where: str,
+    least: Mapping[str, int] | None = None,
 ) -> tuple[list[Problem], str]:
     """What is wrong with the numbers of `document`, and the document with the values of its rows. `tables`: text that a
-    script drew."""
+    script drew. `least`: the least `n` and `samples` of rows, where a sentence has none of its own."""
     problems, taken, changes = [], [], []
     for table in tables:
         start = document.find(table)
@@ -129,6 +150,7 @@ def check(
             )
             continue
         taken.append(found[0].span())
+        rows.sizes.clear()
         for number, expression in enumerate(expressions, 1):
             printed = found[0].group(number)
             value = _evaluated(expression, rows)
@@ -139,6 +161,10 @@ def check(
         for expression in claim.get("holds", []):
             if not _evaluated(expression, rows):
                 problems.append(Problem(where, f"{says!r} does not hold: {expression}"))
+        for size, wanted in {**(least or {}), **claim.get("least", {})}.items():
+            count, source = min(((n, source) for source, of, n in rows.sizes if of == size), default=(wanted, ""))
+            if count < wanted:
+                problems.append(Problem(where, f"{says!r} rests on {size}={count:g} of {source}, below {wanted}"))
     taken += [found.span() for found in _ASIDE.finditer(document)]
     for found in _NUMBER.finditer(document):
         if not any(start <= found.start() < end for start, end in taken):
@@ -147,6 +173,40 @@ def check(
     for start, end, shown in sorted(changes, reverse=True):
         document = document[:start] + shown + document[end:]
     return problems, document
+
+
+def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str]) -> list[Problem]:
+    """What under results/ is not of `commit`, or was made of rows that are not there: rows by their own commit, tests
+    by the runs that they compare, drawn tables by the commits that they print. `exceptions`: files -> why not."""
+    results = rows.results
+    files = {path.relative_to(results) for kind in ("*.csv", "tables/*.md") for path in results.rglob(kind)}
+    excepted = {pattern: {path for path in files if path.match(pattern)} for pattern in exceptions}
+    unused = [pattern for pattern, some in excepted.items() if not some]
+    problems = [Problem("results/numbers.yaml", f"excepts {pattern}, and there is no such file") for pattern in unused]
+    checked = sorted(files - set().union(*excepted.values()))
+    as_text = {"dtype": str, "keep_default_na": False}
+    tables = {path: pd.read_csv(results / path, **as_text) for path in checked if path.suffix == ".csv"}
+    runs = {run for table in tables.values() if "run_id" in table for run in table["run_id"]}
+    for path in checked:
+        if path.suffix == ".md":
+            found = re.findall(r"\b[0-9a-f]{40}(?:-dirty)?", (results / path).read_text(encoding="utf-8"))
+            foreign = {one for one in found if not _is(one, commit)}
+        elif "commit" in tables[path]:
+            foreign = {one for one in tables[path]["commit"] if not _is(one, commit)}
+        elif {"run_a", "run_b"} <= set(tables[path]):
+            foreign = {*tables[path]["run_a"], *tables[path]["run_b"]} - runs
+        elif "runs" in tables[path]:
+            foreign = set(tables[path]["runs"]) - rows.panels(path.stem.removesuffix("_pairs"))
+        else:
+            foreign = {"a file that names none"}
+        if foreign:
+            others = ", ".join(sorted(one or "none" for one in foreign)[:3])
+            problems.append(Problem(f"results/{path}", f"is not of commit {commit} alone: {others}"))
+    return problems
+
+
+def _is(found: str, commit: str) -> bool:
+    return found.startswith(commit) and "-" not in found
 
 
 def as_printed(value: Any, printed: str) -> str:
@@ -175,6 +235,10 @@ def _evaluated(expression: str, rows: Rows) -> Any:
         raise UsageError(f"results/numbers.yaml: {expression}: {type(error).__name__}: {error}") from error
 
 
+def _is_published(name: str) -> bool:
+    return name.startswith(PUBLISHED.name)
+
+
 def _number(text: str) -> Any:
     try:
         return float(text)
@@ -191,11 +255,14 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     write = "--write" in (sys.argv[1:] if argv is None else argv)
     rows = Rows(ROOT / "results")
-    problems: list[Problem] = []
-    for name, claims in yaml.safe_load((ROOT / "results/numbers.yaml").read_text(encoding="utf-8")).items():
+    documents = yaml.safe_load((ROOT / "results/numbers.yaml").read_text(encoding="utf-8"))
+    about = documents.pop("rows", {})
+    commit = about.get("commit")
+    problems = check_commit(rows, str(commit), about.get("except", {})) if commit else []
+    for name, claims in documents.items():
         path = ROOT / name
         tables = list(TABLES[name]()) if name in TABLES else []
-        found, text = check(path.read_text(encoding="utf-8"), claims, tables, rows, name)
+        found, text = check(path.read_text(encoding="utf-8"), claims, tables, rows, name, about.get("least"))
         problems += found
         if write:
             path.write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import check_numbers
 import pytest
@@ -68,6 +69,72 @@ def test_values_of_today_are_written(rows: Rows, tmp_path: Path, monkeypatch: py
     assert check_numbers.main(["--write"]) == 1
     assert (tmp_path / "d.md").read_text() == "SJD takes 31.3 steps, -0 of vanilla's.\n"
     assert check_numbers.main([]) == 0
+
+
+def test_a_sentence_that_rests_on_too_few_images_is_found(rows: Rows, tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("method,steps,n\nsjd,31.26,24\nvanilla,105,500\n")
+    (tmp_path / "a.csv").write_text("samples\n1000\n")
+    sjd = {"says": "SJD takes {} steps", "of": ["rows('r', method='sjd').steps.item()"]}
+
+    def found(claim: dict[str, Any], least: dict[str, int]) -> list[str]:
+        return [str(p) for p in check("SJD takes 31 steps", [claim], [], rows, "d.md", least)[0]]
+
+    assert found(sjd, {"n": 24, "samples": 50000}) == []
+    [problem] = found(sjd, {"n": 48})
+    assert "n=24 of r, below 48" in problem
+    assert found({**sjd, "least": {"n": 20}}, {"n": 48}) == []
+    assert len(found({**sjd, "holds": ["len(rows('a')) == 1"]}, {"samples": 50000})) == 1
+
+
+NAMED = "a" * 40
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Of one commit: rows in two folders, a test of two of them, a drawn table; and rows of another machine."""
+    for name in ("results/probe", "results/tables"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "results/r.csv").write_text(f"run_id,commit\nr1,{NAMED}\nr2,{NAMED}\n")
+    (tmp_path / "results/probe/p.csv").write_text(f"commit\n{NAMED}\n")
+    (tmp_path / "results/r_test.csv").write_text("run_a,run_b\nr1,r2\n")
+    (tmp_path / "results/tables/r.md").write_text(f"- Commit: {NAMED}\n")
+    (tmp_path / "results/gpu.csv").write_text("commit\nbbbb\n")
+    return tmp_path / "results"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("r.csv", f"run_id,commit\nr1,{NAMED}\nr2,{'b' * 40}\n"),
+        ("probe/p.csv", f"commit\n{NAMED}-dirty\n"),
+        ("probe/p.csv", "model,commit\nm,\n"),  # made outside of a checkout
+        ("r_test.csv", "run_a,run_b\nr1,r0\n"),  # of a run that has left
+        ("tables/r.md", f"- Commit: {NAMED} / {'b' * 40}\n"),
+        ("other.csv", "x\n1\n"),
+        ("relaxed_equal_pairs.csv", "runs\n0123\n"),
+        ("field.yaml", ""),  # no rows
+    ],
+)
+def test_rows_of_another_commit_than_the_named_one_are_found(results: Path, name: str, text: str) -> None:
+    machine = {"gpu.csv": "no such GPU here"}
+    rows = Rows(results)
+    assert check_numbers.check_commit(rows, NAMED[:9], machine) == []
+    assert [p.where for p in check_numbers.check_commit(rows, NAMED, {})] == ["results/gpu.csv"]
+    (results / name).write_text(text)
+    found = [p.where for p in check_numbers.check_commit(rows, NAMED[:9], {**machine, "absent/*.csv": "none"})]
+    assert found == ["results/numbers.yaml"] + [f"results/{name}"] * (name != "field.yaml")
+
+
+def test_any_commit_will_do_while_none_is_named(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_numbers, "ROOT", results.parent)
+    about = results / "numbers.yaml"
+    about.write_text("rows: {commit: '', except: {gpu.csv: far away}}\n")
+    assert check_numbers.main([]) == 0
+    about.write_text("rows: {commit: bbbbbbb, except: {gpu.csv: far away}}\n")
+    assert check_numbers.main([]) == 1
+    assert "results/r.csv" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

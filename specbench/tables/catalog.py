@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from specbench.config.caches import cached
-from specbench.tables import reading
+from specbench.tables import reading, suite_files
 from specbench.tables.definitions import Table
 
 
@@ -16,18 +16,18 @@ class _Catalog(Mapping[str, Table]):
         return _table(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in reading.names()
+        return name in suite_files.names()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(reading.names())
+        return iter(suite_files.names())
 
     def __len__(self) -> int:
-        return len(reading.names())
+        return len(suite_files.names())
 
 
 @cached
 def _table(name: str) -> Table:
-    return reading.table(name, reading.named(name))
+    return reading.table(name, suite_files.named(name))
 
 
 TABLES: Mapping[str, Table] = _Catalog()

@@ -98,12 +98,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class TableFigure:
-    """Columns `y` against each of `x`, columns or parameters of the runs (`AXES`), next to the line `baseline`."""
+    """Columns `y` against each of `x`, columns or parameters of the runs (`AXES`), next to the line `baseline`. `log`:
+    one y on a logarithmic axis, its zeros on a line of their own below, and every curve named where it ends."""
 
     x: tuple[str, ...]
     y: tuple[str, ...]
     baseline: str
     panels: tuple[Panel, ...]
+    log: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from specbench.rows.columns import stderr_of
@@ -56,7 +57,7 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
 
     figure, (rows, _) = table.figure, printable(table, rows)
     if isinstance(figure, TableFigure):
-        drawn = _curves(figure, table, rows)
+        drawn = (_log_curves if figure.log else _curves)(figure, table, rows)
     elif isinstance(figure, Series):
         drawn = _series(figure, table, rows)
     elif isinstance(figure, Stack):
@@ -124,6 +125,123 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
     return _finish(drawn, axes.flat, len(shown))
+
+
+def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -> Figure:
+    """A strip of axes for each panel, one below the other with one x, so that panels can be compared."""
+    import matplotlib.pyplot as plt
+
+    [x], [y] = figure.x, (column for column in table.columns if column.key in figure.y)
+    x_label = AXES.get(x) or next(column.label for column in table.columns if column.key == x).lower()
+    count = len(figure.panels)
+    drawn = plt.figure(figsize=(9.0, 0.7 + 1.65 * count))
+    margins = {"left": 0.09, "right": 0.99, "bottom": 0.55 / drawn.get_figheight(), "top": 1 - 0.05 / count}
+    grid = drawn.add_gridspec(2 * count, 1, height_ratios=(3.4, 1) * count, hspace=0, **margins)
+    axes = [(drawn.add_subplot(grid[2 * i]), drawn.add_subplot(grid[2 * i + 1])) for i in range(count)]
+    styles = _styles([[curve.label for curve in panel.curves if len(curve.lines) > 2] for panel in figure.panels])
+    found = {line.key: point for line in table.lines if (point := _point(rows.get(line.key), x, y))}
+    above = [point for point in found.values() if point[1] > y.rounding]
+    if not above:
+        return drawn
+    low, high = min(p[1] for p in above) / 1.5, max(p[1] + p[3] for p in above) * 1.5
+    left, right = min(p[0] - p[2] for p in found.values()), max(p[0] + p[2] for p in found.values())
+    reach = (left - 0.04 * (right - left), right + 0.16 * (right - left))
+    for panel, (axis, zeros) in zip(figure.panels, axes, strict=True):
+        for one in (axis, zeros):
+            one.set_xlim(reach)
+            one.grid(alpha=0.25)
+            one.tick_params(labelbottom=False, bottom=False)
+        axis.set_yscale("log")
+        axis.set_ylim(low, high)
+        axis.spines["bottom"].set_visible(False)
+        axis.text(0.006, 0.94, panel.label, transform=axis.transAxes, va="top", fontweight="bold")
+        zeros.set_ylim(-1, 0.7)
+        zeros.set_yticks([0], ["0"])
+        zeros.spines["top"].set(ls=(0, (2, 3)), color="0.6")  # the axis is broken here
+        ends, edge = [], 0.0
+        for curve in panel.curves:
+            points = [(*found[key], key) for key in curve.lines if key in found]
+            colour, marker = styles.get(curve.label, ("black", "o"))
+            over = [point[:4] for point in points if point[1] > y.rounding]
+            if not over:
+                continue
+            ends.append((curve.label, over[-1][:2], colour))
+            edge = max(edge, *(px + dx for px, _, dx, _ in over))
+            if len(over) < len(points):  # from the line of zero
+                axis.plot([points[0][0], over[0][0]], [low, over[0][1]], color=colour, lw=0.8, ls=":")
+            px, py, dx, dy = zip(*over, strict=True)
+            axis.errorbar(px, py, dy, dx, color=colour, marker=marker, ms=4.5, lw=1.2, elinewidth=0.6)
+        keys = dict.fromkeys([panel.baseline or figure.baseline, *(k for c in panel.curves for k in c.lines)])
+        exact = {key: found[key] for key in keys if key in found and found[key][1] <= y.rounding}
+        names = {line.key: line.label.removesuffix(f", {panel.label}") for line in table.lines}
+        for px, _, dx, _ in exact.values():
+            zeros.errorbar([px], [0], None, [dx], color="black", marker="o", mfc="white", ms=5, elinewidth=0.6)
+        _name_below(zeros, [(names[key], point[0]) for key, point in exact.items()])
+        _name_ends(axis, ends, edge)
+    axes[-1][1].tick_params(labelbottom=True, bottom=True)
+    axes[-1][1].set_xlabel(x_label)
+    drawn.supylabel(f"{y.label}, 0 is lossless", fontsize="medium", x=0.005)
+    return drawn
+
+
+def _styles(panels: Sequence[Sequence[str]]) -> dict[str, tuple[str, str]]:
+    """A curve looks the same in all panels; two of one panel differ in colour."""
+    styles: dict[str, tuple[str, str]] = {}
+    for labels in panels:
+        for label in labels:
+            near = {styles[other][0] for other in labels if other in styles}
+            used = set(styles.values())
+            free = sorted(_STYLES, key=lambda style: (style[0] in near, style in used))
+            styles.setdefault(label, free[0])
+    return styles
+
+
+def _name_ends(axis: Axes, ends: Sequence[tuple[str, tuple[float, float], str]], edge: float) -> None:
+    """The name of every curve, right of `edge`, where all end; none on another."""
+    ends = sorted(ends, key=lambda end: end[1][1])
+    point_size = axis.figure.dpi / 72
+    to_data = axis.transData.inverted()
+    right = axis.transData.transform((edge, 1))[0] + 14 * point_size
+    heights = [axis.transData.transform(point)[1] for _, point, _ in ends]
+    top = axis.transAxes.transform((0, 1))[1] - 7 * point_size
+    spread = apart(heights, [11.5 * point_size] * len(ends), top)
+    for (label, point, colour), height in zip(ends, spread, strict=True):
+        line = {"arrowstyle": "-", "color": colour, "lw": 0.9, "shrinkA": 0, "shrinkB": 3, "relpos": (0, 0.5)}
+        x, y = to_data.transform((right, height))
+        axis.annotate(label, point, (x, y), va="center", fontsize=9, arrowprops=line)
+
+
+def _name_below(axis: Axes, points: Sequence[tuple[str, float]]) -> None:
+    """The name of every point of the line of zero, below it; none on another."""
+    points = sorted(points, key=lambda point: point[1])
+    texts = [axis.text(x, -0.62, label, ha="center", va="center", fontsize=9) for label, x in points]
+    widths = [text.get_window_extent().width + 8 for text in texts]
+    middles = [axis.transData.transform((x, 0))[0] for _, x in points]
+    gaps = [0.0, *((a + b) / 2 for a, b in itertools.pairwise(widths))]
+    for text, (_, x), middle in zip(texts, points, apart(middles, gaps), strict=True):
+        moved = axis.transData.inverted().transform((middle, 0))[0]
+        text.set_x(moved)
+        axis.plot([x, moved], [-0.1, -0.4], color="0.5", lw=0.5)
+
+
+def apart(wanted: Sequence[float], gaps: Sequence[float], most: float = math.inf) -> list[float]:
+    """Positions in the order of `wanted`, each at least its gap from the one before and at most at `most`: those that
+    would be nearer move as a group whose mean stays."""
+    clusters: list[tuple[list[float], list[float]]] = []  # wanted of the first one by each of the others, offsets
+    for value, gap in zip(wanted, gaps, strict=True):
+        clusters.append(([value], [0.0]))
+        while len(clusters) > 1:
+            (firsts, offsets), (next_firsts, next_offsets) = clusters[-2:]
+            step = offsets[-1] + gap
+            if fmean(next_firsts) >= fmean(firsts) + step:
+                break
+            shifted = [f - step for f in next_firsts], [o + step for o in next_offsets]
+            clusters[-2:] = [(firsts + shifted[0], offsets + shifted[1])]
+    found = [fmean(firsts) + offset for firsts, offsets in clusters for offset in offsets]
+    for i in reversed(range(len(found))):
+        limit = most if i + 1 == len(found) else found[i + 1] - gaps[i + 1]
+        found[i] = min(found[i], limit)
+    return found
 
 
 def pareto_front(points: Sequence[tuple[float, float]], down: bool) -> list[tuple[float, float]]:

@@ -252,15 +252,16 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
         rows = [row for path in (*others, own) for row in _read(path)]
     shows_seconds = table.rows_of == "run" and any(is_timed(column.key) for column in table.columns)
     needs = []
-    for line in table.lines:
-        overrides = table.overrides(line, model, n)
-        if overrides is None:
-            continue
-        found = bench.identify(overrides)
-        identity = replace(found, timed=found.timed and shows_seconds, needs=table.needs)
-        row = next((r for r in reversed(rows) if identity.fits(r)), None)
-        alone = table.rows_of == "bench" or (table.rows_of == "run" and found.timed)
-        needs.append(Need(line, tuple(overrides), identity, row, table.rows_of, alone))
+    with configuration.session():  # one for all lines
+        for line in table.lines:
+            overrides = table.overrides(line, model, n)
+            if overrides is None:
+                continue
+            found = bench.identify(overrides)
+            identity = replace(found, timed=found.timed and shows_seconds, needs=table.needs)
+            row = next((r for r in reversed(rows) if identity.fits(r)), None)
+            alone = table.rows_of == "bench" or (table.rows_of == "run" and found.timed)
+            needs.append(Need(line, tuple(overrides), identity, row, table.rows_of, alone))
     return RunPlan(table, model, tuple(needs), compared_rows(table, results), equal_rows(table, results))
 
 

@@ -8,16 +8,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Any
 
-import yaml
-
-from specbench.config import configuration, parameters
+from specbench.config import command_line, configuration
 from specbench.config.table import TABLE
-from specbench.errors import UsageError, plain, unknown
+from specbench.errors import plain, unknown
 from specbench.rows.columns import SHOWN
 from specbench.tables.definitions import (
     DEFAULT_MODEL,
@@ -37,165 +33,10 @@ from specbench.tables.definitions import (
     TableTest,
     row_column,
 )
+from specbench.tables.suite_files import Source, short
 
-GROUP = "suite"
-#: The keys of a file, with their meanings. Those of `specbench suite` alone are below.
-KEYS = {
-    "defaults": "other suites whose keys hold where this file has none of its own",
-    "name": "what the suite is called (default: as its file)",
-    "title": "what stands above the table",
-    "paper": "where it was printed, or whose comparison it is",
-    "model": f"the model of `specbench tables` (default: {DEFAULT_MODEL})",
-    "n": "prompts per run (default: 16)",
-    "with": "parameters of all runs",
-    "columns": "what the table shows: columns of a row, each by its name, or with what is shown otherwise",
-    "lines": "the methods: a label and parameters each",
-    "panels": "groups of lines, each with parameters of its own: the rows of a figure's axes",
-    "figure": "what is drawn: x and y of curves, or series, maps, stack",
-    "matched": "values of x at which the curves are compared, in the place of the lines",
-    "tests": "pairs of lines that are tested image by image",
-    "remarks": "sentences below the table",
-    "needs": "columns without which an older row is measured again",
-    "rows_of": "the command whose rows it shows: run, bench or probe",
-    "on_request": "true: drawn only when it is named",
-    "models": "of a suite: the models, by name or as label: parameters",
-    "prompts": "of a suite: the sets of prompts, by name or as label: parameters",
-    "seeds": "of a suite: the seeds, whose rows are pooled",
-    "metrics": "of a suite: what scores the images",
-    "batch": "of a suite: images decoded together where seconds are not measured (default: 16)",
-    "timed": "of a suite: prompts of the timed runs, one image at a time next to vanilla AR; 0: none",
-    "baseline": "of a suite: parameters of the reference (default: method: vanilla)",
-}
 #: What a line has next to its parameters.
 _OF_LINE = ("label", "published", "elsewhere", "without")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file as text for messages, and its content."""
-
-    name: str
-    held: Mapping[str, Any]
-
-    def fault(self, text: str) -> UsageError:
-        return UsageError(f"{self.name}: {text}")
-
-    def mapping(self, key: str, value: Any) -> dict[str, Any]:
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self.fault(f"{key} must be a mapping of names to values (got {_short(value)})")
-        return {str(name): one for name, one in value.items()}
-
-    def sequence(self, key: str, value: Any) -> list[Any]:
-        if value is None:
-            return []
-        if isinstance(value, dict):
-            raise self.fault(f"{key} must be a list (got {_short(value)})")
-        return value if isinstance(value, list) else [value]
-
-    def text(self, key: str, value: Any) -> str:
-        if isinstance(value, dict | list) or value is None:
-            raise self.fault(f"{key} must be a text (got {_short(value)})")
-        return str(value)
-
-    def integer(self, key: str, value: Any, least: int = 1) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.fault(f"{key} must be an integer of at least {least} (got {_short(value)})")
-        return value
-
-    def entries(self, key: str, kinds: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-        """Label -> parameters, of a mapping of such, a list of names, or one name; a name is a value of the parameter
-        `kinds[0]`."""
-        value = self.held.get(key)
-        if isinstance(value, dict):
-            found = {}
-            for label, one in self.mapping(key, value).items():
-                given = one if isinstance(one, dict) else {kinds[0]: label if one is None else one}
-                found[label] = self.mapping(f"{key}: {label}", given)
-            return found
-        return {self.text(key, one): {kinds[0]: one} for one in self.sequence(key, value)}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return plain(text if len(text) <= 60 else f"{text[:60]}...")
-
-
-def names() -> list[str]:
-    """The suites that are shipped, or that a plug-in brings."""
-    return list(parameters.choices(GROUP))
-
-
-def named(name: str) -> Source:
-    """A shipped suite. UsageError for an unknown name."""
-    return _complete(_shipped(name))
-
-
-def _shipped(name: str) -> Source:
-    if name not in parameters.choices(GROUP):
-        raise unknown("suite", plain(name), parameters.choices(GROUP))
-    return Source(f"suite {name}", _read(parameters.file_of(GROUP, name)))
-
-
-def of_file(path: Path) -> Source:
-    """A user's file. UsageError where it cannot be read."""
-    return _complete(Source(str(path), _read(path)))
-
-
-#: Characters of a file, and values in it: with aliases even a short one can expand to any size.
-_LARGEST, _VALUES = 1_000_000, 100_000
-
-
-@cache
-def _loader() -> Any:
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is ten times as fast
-
-
-def _check_size(held: Any, path: Path) -> None:
-    waiting, count = [held], 0
-    while waiting:
-        one = waiting.pop()
-        count += 1
-        if count + len(waiting) > _VALUES:
-            raise UsageError(f"{path} is too large for a suite")
-        if isinstance(one, dict):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, list):
-            waiting += one
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if len(text) > _LARGEST:
-            raise UsageError(f"{path} is too large for a suite")
-        held = yaml.load(text, Loader=_loader())  # noqa: S506 - a safe loader
-        _check_size(held, path)
-    except OSError as e:
-        raise UsageError(f"cannot read {path} ({e.strerror})") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text; save it as UTF-8") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise UsageError(f"cannot read {path}: {' '.join(str(e).split())}") from None
-    if not isinstance(held, dict) or not held:
-        raise UsageError(f"{path} is not a suite: it needs lines, and may have {', '.join(KEYS)}")
-    return {str(key): value for key, value in held.items()}
-
-
-def _complete(source: Source, seen: tuple[str, ...] = ()) -> Source:
-    """With the keys of the suites that it names under `defaults`."""
-    held: dict[str, Any] = {}
-    for other in source.sequence("defaults", source.held.get("defaults")):
-        name = source.text("defaults", other)
-        if name in seen:
-            raise source.fault(f"defaults name {name} in a circle")
-        held |= _complete(_shipped(name), (*seen, name)).held
-    held |= {key: value for key, value in source.held.items() if key != "defaults"}
-    for key in held:
-        if key not in KEYS:
-            raise source.fault(f"unknown key '{plain(key)}' (choose from: {', '.join(KEYS)})")
-    return Source(source.name, held)
 
 
 def table(name: str, source: Source) -> Table:
@@ -207,7 +48,7 @@ def table(name: str, source: Source) -> Table:
         raise source.fault("there are no lines: give a label and parameters each, such as `sjd: {method: sjd}`")
     rows_of = held.get("rows_of", "run")
     if rows_of not in ("run", "bench", "probe"):
-        raise source.fault(f"rows_of must be run, bench or probe (got {_short(rows_of)})")
+        raise source.fault(f"rows_of must be run, bench or probe (got {short(rows_of)})")
     return Table(
         id=name,
         title=source.text("title", held.get("title", name)),
@@ -245,7 +86,7 @@ def _value(source: Source, where: str, value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(_value(source, where, one) for one in value)}]"
     text = source.text(where, value)
-    return text if re.fullmatch(r"[\w./:+@%-]+", text) else configuration.quoted(text)
+    return text if re.fullmatch(r"[\w./:+@%-]+", text) else command_line.quoted(text)
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -256,7 +97,7 @@ def _column(source: Source, one: Any) -> Column:
         return _default_column(source, one, {})
     given = source.mapping("columns", one)
     if len(given) != 1:
-        raise source.fault(f"a column is its name, or `name: {{label: ...}}` (got {_short(one)})")
+        raise source.fault(f"a column is its name, or `name: {{label: ...}}` (got {short(one)})")
     [(key, more)] = given.items()
     more = source.mapping(f"columns: {key}", more)
     allowed = [field.name for field in fields(Column) if field.name != "key"]
@@ -390,8 +231,8 @@ def _figure(source: Source, panels: Sequence[Panel]) -> TableFigure | Series | M
                 return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
             except TypeError as e:
                 raise source.fault(f"figure: {name}: {configuration.one_line(e)}") from None
-    if foreign := set(held) - {"x", "y", "baseline", "panel", "curves"}:
-        raise source.fault(f"figure has no '{plain(min(foreign))}' (choose from: x, y, baseline, panel, curves)")
+    if foreign := set(held) - {"x", "y", "baseline", "panel", "curves", "log"}:
+        raise source.fault(f"figure has no '{plain(min(foreign))}' (choose from: x, y, baseline, panel, curves, log)")
     if "curves" in held:
         curves = source.mapping("figure: curves", held["curves"]).items()
         drawn = (Curve(label, tuple(map(str, source.sequence(label, keys)))) for label, keys in curves)
@@ -401,7 +242,10 @@ def _figure(source: Source, panels: Sequence[Panel]) -> TableFigure | Series | M
     x, y = (tuple(source.text(f"figure: {k}", one) for one in source.sequence(k, held.get(k))) for k in ("x", "y"))
     if not x or not y:
         raise source.fault("figure needs x and y: columns of the table, or parameters")
-    return TableFigure(x, y, source.text("baseline", held.get("baseline", "")), tuple(panels))
+    log = bool(held.get("log", False))
+    if log and (len(x) > 1 or len(y) > 1):
+        raise source.fault("figure: with log it has one x and one y")
+    return TableFigure(x, y, source.text("baseline", held.get("baseline", "")), tuple(panels), log)
 
 
 def _matched(source: Source) -> Matched | None:
@@ -424,6 +268,6 @@ def _tests(source: Source) -> Iterator[TableTest]:
         held = source.mapping("tests", one)
         for pair in source.sequence("tests: pairs", held.get("pairs")):
             if not isinstance(pair, list) or len(pair) != 2:
-                raise source.fault(f"tests: a pair has two lines (got {_short(pair)})")
+                raise source.fault(f"tests: a pair has two lines (got {short(pair)})")
             for statistic, label in source.mapping("tests: of", held.get("of")).items():
                 yield TableTest(statistic, str(label), str(pair[0]), str(pair[1]))

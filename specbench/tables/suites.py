@@ -24,11 +24,11 @@ from specbench.errors import UsageError
 from specbench.rows.csv_files import has_runs, read_rows
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import write_atomically
-from specbench.tables import reading
+from specbench.tables import reading, suite_files
 from specbench.tables.collect import as_text
 from specbench.tables.definitions import STANDARD, Line, Table, row_column
 from specbench.tables.measure import Need, Row, SuiteBench
-from specbench.tables.reading import Source
+from specbench.tables.suite_files import Source
 
 FILE = "suite.yaml"  # in a suite's folder: its definition
 BATCH, TIMED = 16, 24  # by default: images decoded together, prompts of a timed run
@@ -284,5 +284,5 @@ def write_definition(suite: Suite, out: Path) -> None:
 
 def in_folder(out: Path) -> Suite:
     """The suite of a folder. UsageError where there is none."""
-    source = reading.of_file(out / FILE)
+    source = suite_files.of_file(out / FILE)
     return read(source, source.text("name", source.held.get("name", out.name)))

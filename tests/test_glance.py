@@ -1,0 +1,129 @@
+"""Figures with a logarithmic y, as the one that shows the field at a glance: zeros on a line of their own, every curve
+named, no name on another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from specbench.errors import UsageError
+from specbench.tables import figures, reading
+from specbench.tables.catalog import TABLES
+from specbench.tables.definitions import TableFigure
+from specbench.tables.suite_files import Source
+
+TABLE = TABLES["glance"]
+assert isinstance(TABLE.figure, TableFigure)
+FIGURE = TABLE.figure
+
+
+def _row(x: float, y: float) -> dict[str, str]:
+    cells = {"step_compression": x, "step_compression_stderr": 0.05, "emitted_kl": y, "emitted_kl_stderr": y / 20}
+    return {"n": "48"} | {key: str(value) for key, value in cells.items()}
+
+
+def _rows() -> dict[str, dict[str, str] | None]:
+    """Curves that rise together and end within one line of text, and exact methods as near each other."""
+    rows: dict[str, dict[str, str] | None] = {"vanilla": _row(1, 0)}
+    for i, panel in enumerate(FIGURE.panels):
+        for j, curve in enumerate(panel.curves):
+            for k, key in enumerate(curve.lines):
+                relaxed = k > 0 and len(curve.lines) > 2
+                rows[key] = _row(2 + i + 0.2 * k + 0.01 * j, 0.001 * 3**k + 1e-5 * j if relaxed else 1e-9 * k)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Figure:
+    figure = figures._log_curves(FIGURE, TABLE, _rows())
+    figure.canvas.draw()
+    return figure
+
+
+def _named(axis: Axes) -> dict[str, Any]:
+    return {text.get_text(): Text.get_window_extent(text) for text in axis.texts}  # without the line to the curve
+
+
+def test_every_curve_and_every_exact_method_has_its_name_and_none_covers_another(drawn: Figure) -> None:
+    strips = list(zip(drawn.axes[::2], drawn.axes[1::2], strict=True))
+    assert len(strips) == len(FIGURE.panels)
+    for panel, (axis, zeros) in zip(FIGURE.panels, strips, strict=True):
+        relaxed = {curve.label for curve in panel.curves if len(curve.lines) > 2}
+        assert _named(axis).keys() == relaxed | {panel.label}
+        first = next(line.label for line in TABLE.lines if line.key == panel.curves[0].lines[0])
+        alone = {curve.label for curve in panel.curves} - relaxed
+        assert _named(zeros).keys() == alone | {"vanilla", first.removesuffix(f", {panel.label}")}
+        for some in (axis, zeros):
+            boxes = _named(some)
+            assert not [
+                names for names in itertools.combinations(boxes, 2) if boxes[names[0]].overlaps(boxes[names[1]])
+            ]
+            box = some.get_window_extent()
+            assert all(box.x0 < b.x0 and b.x1 < box.x1 and box.y0 < b.y0 and b.y1 < box.y1 for b in boxes.values())
+
+
+def test_zeros_stand_on_their_line_and_what_is_relaxed_above_it(drawn: Figure) -> None:
+    for axis, zeros in zip(drawn.axes[::2], drawn.axes[1::2], strict=True):
+        assert axis.get_yscale() == "log"
+        assert axis.get_xlim() == zeros.get_xlim() == drawn.axes[0].get_xlim()
+        heights = {float(y) for bars in axis.containers for y in bars[0].get_ydata()}
+        assert min(heights) > axis.get_ylim()[0] > 0
+        assert {float(y) for bars in zeros.containers for y in bars[0].get_ydata()} == {0.0}
+        assert len(zeros.containers) >= 2
+        assert all(bars.has_xerr for bars in (*axis.containers, *zeros.containers))  # the intervals
+        assert all(bars.has_yerr for bars in axis.containers)
+
+
+def test_a_curve_looks_the_same_in_all_panels_and_unlike_its_neighbours() -> None:
+    labels = [["a", "b", "c"], ["a", "d"], ["e", "b", "f", "g", "h"]]
+    styles = figures._styles(labels)
+    assert len(set(styles.values())) == 8
+    assert all(len({styles[label][0] for label in some}) == len(some) for some in labels)
+
+
+def test_names_that_would_overlap_move_apart_and_no_others() -> None:
+    assert figures.apart([0, 5, 20], [2, 2, 2]) == [0, 5, 20]
+    assert figures.apart([0, 0, 20], [2, 2, 2]) == [-1, 1, 20]
+    assert figures.apart([0, 1, 2.5], [0, 2, 2]) == pytest.approx([-5 / 6, 7 / 6, 19 / 6])
+    assert figures.apart([9, 9.5, 10], [2, 2, 2], most=10) == [6, 8, 10]
+    assert figures.apart([], []) == []
+    wanted = [math.sin(3 * i) + i / 3 for i in range(30)]
+    found = figures.apart(sorted(wanted), [0.5] * 30)
+    assert all(b - a >= 0.5 - 1e-9 for a, b in itertools.pairwise(found))
+    assert sum(found) == pytest.approx(sum(wanted))
+
+
+def test_the_figure_is_the_same_file_and_needs_no_row(tmp_path: Path) -> None:
+    rows = _rows()
+    svg, png = figures.draw(TABLE, rows, tmp_path, "a")
+    assert svg.read_text() == figures.draw(TABLE, rows, tmp_path, "b")[0].read_text()
+    assert png.stat().st_size > 10_000
+    assert len(figures.draw(TABLE, dict.fromkeys(rows), tmp_path, "none")) == 2
+
+
+def test_relaxed_lines_are_runs_that_the_suite_relaxed_has() -> None:
+    """So that the figure costs the exact methods alone."""
+    relaxed = TABLES["relaxed"]
+
+    def runs(name: str) -> set[frozenset[str]]:
+        table = TABLES[name]
+        return {frozenset(table.overrides(line, table.model) or ()) for line in table.lines}
+
+    assert (TABLE.n, TABLE.protocol) == (relaxed.n, relaxed.protocol)
+    own = {run for run in runs("glance") if any(part.startswith(("rule=", "distance=")) for part in run)}
+    assert len(own) > 50
+    assert own <= runs("relaxed")
+    assert len(runs("glance") - runs("relaxed")) == 4  # two more verifications, and two more windows
+
+
+def test_a_logarithmic_figure_has_one_column() -> None:
+    held = {"lines": {"a": {"method": "sjd"}}, "figure": {"x": "n", "y": ["emitted_kl", "fid"], "log": True}}
+    with pytest.raises(UsageError, match="log"):
+        reading.table("t", Source("t", held))
