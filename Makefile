@@ -31,8 +31,8 @@ run: $(READY) ## decode, score and time 16 images with the embedded model (ARGS=
 tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list" shows their state, ARGS="--jobs 4" runs four lines at a time; MODEL=llamagen_xl)
 	"$(BIN)/specbench" tables $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-comparisons: $(READY) ## our own comparisons on the embedded model: 85 runs of 480 or 500 images, 119 of fewer and 8 timed ones, hours on a CPU (ARGS="--jobs 4": four at a time)
-	"$(BIN)/specbench" tables field field_newer prompt_following field_seconds relaxed relaxed_equal rules_tradeoff rules_equal frontier frontier_equal jacobi_windows eagle3_gain verification_shapes verification_gain verification_gain_mar $(ARGS)
+comparisons: $(READY) ## our own comparisons on the embedded model, some 400 runs: hours on a CPU (ARGS="--jobs 4": four at a time)
+	"$(BIN)/specbench" tables field field_newer prompt_following field_seconds relaxed relaxed_equal glance rules_tradeoff rules_equal frontier frontier_equal jacobi_windows eagle3_gain verification_shapes verification_gain verification_gain_mar $(ARGS)
 
 bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)
 	scripts/bench_gpu.sh "$(BIN)/specbench"
@@ -48,7 +48,7 @@ test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for s
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORT) $(ARGS)
 	@echo "wrote $(REPORT)"
 
-check-numbers: $(READY) ## compute the numbers of README and results again from rows (ARGS=--write: put them in)
+check-numbers: $(READY) ## compute the numbers of README, docs and results again from rows of one commit (ARGS=--write: put them in)
 	"$(BIN)/python" scripts/check_numbers.py $(ARGS)
 
 mutants: $(DEV) ## put mistakes into the code, one at a time, and see that the audit catches each (minutes)

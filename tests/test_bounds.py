@@ -16,7 +16,7 @@ from commands import Call, row_of
 from fake_pipeline import FakePipeline, at, interrupt
 from PIL import Image
 
-from specbench.config import configuration
+from specbench.config import command_line, configuration
 from specbench.config.table import DEEP, DRAFT, LONGEST, PROMPTS, TABLE, check_value
 from specbench.data import base
 from specbench.decoding import trees
@@ -226,8 +226,8 @@ def test_a_name_means_itself(name: str) -> None:
     """The shell has taken its own quotes away, and Hydra's grammar used to read what is in them."""
     words = [f"prompts={name}.txt", f"out={name}", f"metrics_dir={name}/a", "n=1"]
     for found in (
-        configuration.compose(configuration.quote_paths(words)),
-        configuration.grid(configuration.quote_paths(words), False)[0].cfg,
+        configuration.compose(command_line.quote_paths(words)),
+        configuration.grid(command_line.quote_paths(words), False)[0].cfg,
     ):
         assert (found["prompts"], found["out"], found["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a")
 
@@ -270,13 +270,13 @@ def test_a_run_of_any_name_can_be_gone_on_with(
     ],
 )
 def test_quotes_that_are_there_stay(word: str, value: str | None) -> None:
-    assert configuration.compose(configuration.quote_paths([word]))["out"] == value
-    assert configuration.quote_paths(configuration.quote_paths([word])) == configuration.quote_paths([word])
+    assert configuration.compose(command_line.quote_paths([word]))["out"] == value
+    assert command_line.quote_paths(command_line.quote_paths([word])) == command_line.quote_paths([word])
 
 
 @pytest.mark.parametrize("name", [*NAMES, "a\\", "\\'", "a\\\\b", "a\\\\", " x "])
 def test_what_is_quoted_is_read_back(name: str) -> None:
-    assert configuration.compose([f"out={configuration.quoted(name)}"])["out"] == name
+    assert configuration.compose([f"out={command_line.quoted(name)}"])["out"] == name
 
 
 def test_a_comma_of_a_grids_folder_is_no_sweep(call: Call, tmp_path: Path) -> None:

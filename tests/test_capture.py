@@ -15,6 +15,7 @@ import tiny
 import torch
 from fake_cuda import Lint, fake_cuda, moved, moved_drafter
 
+from specbench.decoding import emitted
 from specbench.decoding.continuous import ContinuousDecoding, ContinuousRule
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
@@ -37,9 +38,11 @@ TOKEN = TokenWise()
 
 
 @pytest.fixture(autouse=True)
-def few_halvings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every halving of a bisection starts the same operations: two tell what twenty do."""
+def few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every halving of a bisection starts the same operations: two tell what twenty do. Emitted distributions are sums
+    over one rejected token and, as with real vocabularies, averages over draws of two."""
     monkeypatch.setattr(band, "_PRECISION", 0.25)
+    monkeypatch.setattr(emitted, "_EXACT", tiny.VOCAB)
 
 
 ENGINES = ("graph", "triton")
@@ -120,18 +123,38 @@ class Case:
         return called
 
 
+#: Drafters whose drafts differ in what verification, the statistics and so the rules see of them: chains and trees,
+#: sampled or deterministic, one tree or one a row, levels of one candidate and of several, and several chains a row.
+#: Every other drafter's are as one of these: chain's as sjd's, tree's as sjd_pac's, vvs's and medusa's as eagle2's.
+KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "pjd")
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)
 def test_a_step_can_be_recorded(name: str, engine: str) -> None:
-    """With every rule that the engine's kernels know, or with plain tensors every rule, where there are drafts."""
-    others = name != "adaptive"  # its trees are verified as eagle2's and tree's are
-    rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and others}
+    """With the exact rule; and drafts of each kind with every rule that the engine's kernels know, or with plain
+    tensors every rule."""
+    rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and name in KINDS}
     with Case(name, engine) as case:
         found = {"exact": case.lint(exact())}
-        for rule, one in rules.items() if case.drafter.tree.height else ():
+        for rule, one in rules.items():
             if engine == "graph" or one.relaxation() is not None:
                 found[rule] = case.lint(one, again=True)
     assert not {rule: dict(some) for rule, some in found.items() if some}
+
+
+def test_every_rule_sees_every_kind_of_draft() -> None:
+    target = llamagen()[0]
+
+    def kind(name: str) -> tuple[bool, ...]:
+        decoding = Decoding(test_engine.configured(target, name), tiny.prompts(2), tiny.rng(2))
+        decoding.step()
+        draft = decoding.taken.draft
+        return draft.tree.width > 1, draft.sampled is None, draft.fronts is not None
+
+    drafting = [name for name, make in test_engine.DRAFTERS.items() if make(target).tree.height]
+    with torch.inference_mode():
+        assert {kind(name) for name in drafting} == {kind(name) for name in KINDS}
 
 
 @pytest.mark.parametrize(

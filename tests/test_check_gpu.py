@@ -51,9 +51,11 @@ def run(
 
 
 def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(run: Callable[..., Any]) -> None:
-    code, lines, output = run("--fast", "--patience=3")
+    """All stages but the fifth, which the next test runs."""
+    assert check_gpu.parser().parse_args([]).stages == "1,2,3,4,5"
+    code, lines, output = run("--fast", "--patience=3", "--stages=1,2,3,4")
     assert code == 0, output
-    assert {line["stage"] for line in lines} == {1, 2, 3, 4, 5}
+    assert {line["stage"] for line in lines} == {1, 2, 3, 4}
     assert all(line["ok"] for line in lines if line["stage"] < 4)
     assert all(line["note"].startswith("SKIPPED: there is no CUDA device") for line in lines if line["stage"] > 3)
     assert "stage 4: 0 passed, 0 failed, 8 skipped" in output.splitlines()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from commands import ROOT, copy_package, python, run_copy
 
 from specbench._version import __version__
@@ -89,8 +91,14 @@ def test_the_glossary_is_in_alphabetical_order() -> None:
     assert terms == sorted(set(terms), key=str.lower)
 
 
-def test_the_changelog_begins_with_this_version() -> None:
-    assert re.findall(r"^## (\S+)", (ROOT / "docs/changelog.md").read_text(), re.MULTILINE)[0] == __version__
+def test_the_changelog_begins_with_this_version_and_the_citation_names_it() -> None:
+    heading = re.findall(r"^## (\S+) \((\S+)\)$", (ROOT / "docs/changelog.md").read_text(), re.MULTILINE)[0]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert heading == (__version__, str(cited["date-released"]))
+    assert cited["version"] == __version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert cited["license"] == project["license"]
+    assert sorted(cited["keywords"]) == sorted(project["keywords"])
 
 
 def test_the_guide_works(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from specbench.config.configuration import compose
 from specbench.data import scenes
 from specbench.harness.pipeline import Pipeline
 
-COUNT, FEW = 8, 2
+COUNT, SOME, FEW = 8, 4, 2
 CAPTIONS = [scenes.sample("validation", i).caption for i in range(COUNT)]
 
 
@@ -43,10 +43,10 @@ def test_accepted_lengths_stand_in_the_papers_order():
     """A chain, a tree and a rule that relaxes much: about 2.2, 2.8 and 3.2. (That delta=1.1 gives more than the exact
     rule takes 500 images to show.)"""
     methods = (["eagle_chain"], ["eagle1"], ["cool_sd", "delta=2"])
-    chain, eagle, cooler = (accepted_length(f"method={name}", *words, count=4) for name, *words in methods)
+    chain, eagle, cooler = (accepted_length(f"method={name}", *words, count=SOME) for name, *words in methods)
     assert 1.5 < chain < eagle < cooler
     assert accepted_length("method=sd") > 1.2
-    assert accepted_length("method=eagle2") > 1.5
+    assert accepted_length("method=eagle2", count=1) > 1.5  # about 2.3
     assert accepted_length("method=medusa") > 1.2
 
 
@@ -64,14 +64,24 @@ def test_a_caption_can_be_read_from_its_image():
     assert float(right.nanmean()) > 0.65
 
 
-@pytest.mark.parametrize("method", ["vanilla", "sd", "eagle_chain", "cool_sd", "scd", "medusa"])
-def test_the_same_images_in_any_batch(method):
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (("method=vanilla",), COUNT),
+        (("method=sd",), FEW),
+        (("method=eagle_chain",), SOME),
+        (("method=cool_sd", "delta=2"), SOME),
+        (("method=scd",), FEW),
+        (("method=medusa",), FEW),
+    ],
+)
+def test_the_same_images_in_any_batch(words, count):
     """Bit-equal tokens and pixels, alone and in company: every row-wise product is computed in one order."""
-    p = pipeline(f"method={method}")
-    together = decoded(f"method={method}", count=FEW)
+    p = pipeline(*words)
+    together = decoded(*words, count=count)  # which other tests look at, too
     out = p.decode(p.encode(CAPTIONS[1:2]), [(0, 1)])
-    assert torch.equal(out.tokens, together.tokens[1:])
-    assert np.array_equal(p.pixels(out.tokens), p.pixels(together.tokens)[1:])
+    assert torch.equal(out.tokens, together.tokens[1:2])
+    assert np.array_equal(p.pixels(out.tokens), p.pixels(together.tokens)[1:2])
 
 
 @torch.inference_mode()
@@ -92,9 +102,9 @@ def test_logits_are_bit_equal_alone_and_in_company():
 
 
 def test_greedy_speculation_repeats_the_greedy_target():
-    """At temperature 0 every exact method gives the target's own picture, token for token, in fewer steps."""
+    """At temperature 0 every exact drafter gives the target's own picture, token for token, in fewer steps."""
     wanted = decoded("method=vanilla", "temperature=0", count=1).tokens
-    for method in ("sd", "eagle_chain", "eagle1", "eagle2", "eagle3", "medusa", "jacobi", "sjd"):
+    for method in ("sd", "eagle1", "eagle2", "eagle3", "medusa", "jacobi", "sjd"):  # eagle_chain is eagle1's, narrower
         out = decoded(f"method={method}", "temperature=0", count=1)
         assert torch.equal(out.tokens, wanted)
         assert out.steps.item() < 256 / 1.5

@@ -35,7 +35,7 @@ from specbench import cli
 from specbench.audit import models
 from specbench.cli import report
 from specbench.compare import passes
-from specbench.config import configuration
+from specbench.config import command_line, configuration
 from specbench.config.table import TABLE, check_value
 from specbench.data import prompts
 from specbench.errors import UsageError
@@ -163,7 +163,7 @@ def test_text_stays_text(text: str) -> None:
 def test_a_path_is_literal_or_refused(name: str) -> None:
     """Whatever the shell leaves of its quotes."""
     assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
-    cfg = or_usage_error(lambda: configuration.compose(configuration.quote_paths([f"out={name}"])))
+    cfg = or_usage_error(lambda: configuration.compose(command_line.quote_paths([f"out={name}"])))
     assert cfg is None or cfg["out"] == name
 
 

@@ -168,9 +168,9 @@ def agree(config: DecoderConfig, engine: str, device: str, batches: int = 3) -> 
 def test_a_recorded_step_gives_what_a_plain_one_gives(name: str, engine: str, dtype: str, device: str) -> None:
     """Three batches, two of them by replays alone."""
     if device == "cpu":
-        if dtype == "bfloat16" or (engine == "triton" and name != "sjd"):
-            pytest.skip("the interpreter is slow, and test_engine does the rest")
-        agree(there(name, device, side=2), engine, device, 1 + (engine == "graph"))
+        if dtype == "bfloat16" or engine == "triton":
+            pytest.skip("the interpreter is slow: test_kernels compares its steps in place with plain tensors")
+        agree(there(name, device, side=2), engine, device, 2)
     else:
         agree(there(name, device, DTYPES[dtype]), engine, device)
 
@@ -200,7 +200,7 @@ def test_no_step_waits_for_the_host(name: str, engine: str, device: str) -> None
         steps.observe()
 
 
-@pytest.mark.parametrize("name", test_engine.DRAFTERS)
+@pytest.mark.parametrize("name", ["tree", "medusa", "draft_model", "sjd"])  # a network by each name, and none
 def test_what_these_tests_decode_lies_on_the_device(name: str) -> None:
     """Conditioning and networks, too: fake CUDA tensors tell."""
     config, found = there(name, "cpu"), Lint()

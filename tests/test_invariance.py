@@ -36,12 +36,14 @@ def test_rows_do_not_depend_on_each_other(name: str) -> None:
     plain = {k: v for k, v in os.environ.items() if k not in ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")}
     # Threads that wait for each other without sleeping wait for milliseconds at a time on a processor that others use.
     env = plain | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "OMP_WAIT_POLICY": "passive"} | chosen
-    done = subprocess.run([sys.executable, TESTS / "code_paths.py"], env=env, capture_output=True, text=True)
+    own = "ATEN_CPU_CAPABILITY" in chosen  # kernels of torch's: the products are those of "as shipped"
+    argv = [sys.executable, TESTS / "code_paths.py", *(["functions"] if own else [])]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["faults"] == {"1": [], "2": []}
-    assert sum(found["ways"].values()) > 50
-    if chosen.get("ATEN_CPU_CAPABILITY") == "default":
+    assert sum(found["ways"].values()) > (10 if own else 50)
+    if own:
         assert found["kernels"] == "DEFAULT"  # the variable works
 
 

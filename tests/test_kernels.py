@@ -29,7 +29,8 @@ def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     kernels = FusedKernels()
     plain = kernels.block
     monkeypatch.setattr(kernels, "block", lambda *a: (used.append("block"), plain(*a))[1])
-    given, outs = test_engine.conditioning(1, 1), []
+    images = 2 if name == "sjd" else 1
+    given, outs = test_engine.conditioning(images, 1), []
     given = type(given)(given.features.to(DEVICE), given.valid.to(DEVICE))
     for engine in (Graphs(test_engine.at_once), Graphs(test_engine.at_once, kernels)):
         config = test_engine.configured(
@@ -37,7 +38,7 @@ def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         )
         if hasattr(config.drafter, "head"):
             config.drafter.head.to(DEVICE)
-        outs.append(decode(config, given, tiny.rng(1, 4, DEVICE), engine))
+        outs.append(decode(config, given, tiny.rng(images, 4, DEVICE), engine))
         assert bool(used) == (len(outs) == 2)
     one, two = outs
     assert torch.equal(one.tokens, two.tokens)

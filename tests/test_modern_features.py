@@ -208,11 +208,12 @@ def test_a_network_has_the_published_size(build: Any, size: int, rest: int | Non
 @pytest.mark.parametrize("name", ["fd_dinov2", "cmmd"])
 def test_other_weights_are_refused(weights: Path, name: str) -> None:
     one = metrics.metric(name, ScoringContext(weights, weights))
-    with one.file.open("ab") as f:
+    [file] = one.files
+    with file.open("ab") as f:
         f.write(b" ")
     with pytest.raises(UsageError, match="not the published file: its SHA-256 begins with .* fetch it again"):
         one.scorer()
-    one.file.unlink()
+    file.unlink()
     assert f"specbench fetch metrics={name} metrics_dir={weights}" in metrics.missing(name, one.context)
 
 

@@ -18,8 +18,8 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import pool
 from specbench.rows.csv_files import read_rows
-from specbench.tables import measure, reading, suites
-from specbench.tables.reading import Source
+from specbench.tables import measure, suite_files, suites
+from specbench.tables.suite_files import Source
 
 SUITE = {
     "seeds": [0, 1],
@@ -227,9 +227,9 @@ def test_a_hostile_file_costs_one_sentence(call: Call, text: str) -> None:
 
 
 def test_every_shipped_suite_can_be_read_and_says_what_it_is() -> None:
-    for name, line in parameters.choices(reading.GROUP).items():
+    for name, line in parameters.choices(suite_files.GROUP).items():
         assert line.endswith("."), f"the first comment of suite/{name} is no whole sentence: {line!r}"
-        source = reading.named(name)
+        source = suite_files.named(name)
         if source.held.get("rows_of", "run") == "run":
             suite = suites.read(source, name)
             assert suite.table.lines

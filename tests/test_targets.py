@@ -145,17 +145,20 @@ DRAFTERS = {
     "sjd_pac": lambda family, model: Window(8, width=2, depth=3, coupling="maximal"),
 }
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
-#: What every family is tried with.
+#: What families are tried with. grouped and swin differ from classes and lumina in their networks' arithmetic alone,
+#: which the paths inside trees show with every family, and emu3 shares keys among heads, too: the drafter that reveals
+#: most is left. anole has no new lines: that is with it the drafter with a cache of its own.
 DISCERNING = ("draft_model", "eagle2", "medusa", "sjd_pac")
+FEW = {"grouped": ("eagle2",), "swin": ("eagle2",), "anole": ("draft_model", "eagle2")}
 
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [(f, d) for f in FAMILIES for d in DRAFTERS if f == "lumina" or d in DISCERNING],
+    [(f, d) for f in FAMILIES for d in (DRAFTERS if f == "lumina" else FEW.get(f, DISCERNING))],
 )
 def test_every_family_keeps_its_distribution_under_every_drafter(family, name):
     """Padding, positions, norms, grammar, caches and guidance together, against the distribution enumerated without any
-    of them (chi-square; 30 tests at 1e-5). Of families that differ in their networks alone, those drafters that
+    of them (chi-square; 22 tests at 1e-5). Of families that differ in their networks alone, those drafters that
     revealed a cache left uncompacted, and one with a cache of its own."""
     model, count = target(family), 2500
     drafter = DRAFTERS[name](family, model)

@@ -165,7 +165,7 @@ def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: tor
 def compiled(one: Specialisation, capability: int) -> dict[str, Any]:
     """What ptxas reports: {"kernel", "label", "capability", "registers", "spills" and "shared" in bytes, "copies":
     asynchronous copies, "seconds"}, or "error", or "unknown" where this ptxas does not know the capability."""
-    kernel = getattr(import_module(one.module), one.kernel)
+    kernel = _kernel(one)
     at = {name: (i,) for i, name in enumerate(kernel.arg_names)}
     constants = {at[name]: value for name, value in one.constants}
     attributes = {at[name]: [["tt.divisibility", 16]] for name in one.divisible}
@@ -194,9 +194,9 @@ def compiled(one: Specialisation, capability: int) -> dict[str, Any]:
 
 
 def all_compiled(jobs: list[tuple[Specialisation, int]], workers: int) -> Iterator[dict[str, Any]]:
-    """`compiled` of all jobs, in some processes, as they come."""
+    """`compiled` of all jobs, in some processes, copies of this one, which has used no device; as they come."""
     os.environ |= _REPORTING
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("fork")) as pool:
         yield from pool.map(compiled, *zip(*jobs, strict=True))
 
 
@@ -212,7 +212,26 @@ def faults(row: dict[str, Any]) -> list[str]:
 def jobs() -> list[tuple[Specialisation, int]]:
     """A quick look: some steps for Hopper, and one specialisation of each of their kernels for the others."""
     other = [(one, c) for c in (80, 100) for one in {one.kernel: one for one in started(FEW, c >= 90)}.values()]
-    return [*((one, 90) for one in started(FEW)), *other]
+    return [*((one, 90) for one in _extremes(started(FEW))), *other]
+
+
+def _extremes(some: list[Specialisation]) -> list[Specialisation]:
+    """Of specialisations of a kernel that differ only in what is known of sizes, the one of which least is known, which
+    needs most registers, and the one of which most is: there a size of 1 is a constant."""
+    alike: dict[Any, list[Specialisation]] = {}
+    for one in some:
+        constant = {parameter.name for parameter in _kernel(one).params if parameter.is_constexpr}
+        pointers = tuple(kind for _, kind in one.types if kind.startswith("*"))
+        key = one.kernel, pointers, tuple(c for c in one.constants if c[0] in constant), one.options
+        alike.setdefault(key, []).append(one)
+    chosen = [
+        end(group, key=lambda one: len(one.constants + one.divisible)) for group in alike.values() for end in (min, max)
+    ]
+    return list(dict.fromkeys(chosen))
+
+
+def _kernel(one: Specialisation) -> Any:
+    return getattr(import_module(one.module), one.kernel)
 
 
 def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:

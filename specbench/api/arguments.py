@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from specbench.api.results import RunResult
-from specbench.config import configuration
+from specbench.config import command_line
 from specbench.config.table import TABLE
 from specbench.errors import UsageError
 from specbench.storage import home
-
-_NO_TEXT = ("true", "false", "null", "nan", "inf")  # Hydra reads these as other values
 
 
 def overrides(method: str | None, parameters: Mapping[str, Any]) -> list[str]:
@@ -41,14 +39,14 @@ def text_of(name: str, value: Any) -> str:
         return repr(float(value))
     if isinstance(value, str | Path):
         text = str(value)
-        plain = re.fullmatch(r"[A-Za-z_/][\w/.:@-]*", text, re.ASCII) and text.lower() not in _NO_TEXT
-        return text if plain else configuration.quoted(text)
+        plain = re.fullmatch(r"[A-Za-z_/][\w/.:@-]*", text, re.ASCII) and text.lower() not in command_line.NO_TEXT
+        return text if plain else command_line.quoted(text)
     if isinstance(value, list | tuple):
         if name == "metrics" and not value:
             return "none"
         return f"[{','.join(text_of(name, one) for one in value)}]"
     if isinstance(value, Mapping) and name in TABLE and TABLE[name].kind == "fields":
-        return configuration.quoted(json.dumps(value))
+        return command_line.quoted(json.dumps(value))
     raise UsageError(f"{name} cannot be a {type(value).__name__}: give a number, text, True, False, None or a list")
 
 

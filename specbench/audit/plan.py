@@ -13,7 +13,7 @@ from specbench.audit.densities import DensityPair
 from specbench.audit.execution import Measurement, Subject, assemble
 from specbench.audit.models import TabularModel
 from specbench.audit.printing import name_of
-from specbench.config import configuration, parameters, registry, variants
+from specbench.config import command_line, configuration, parameters, registry, variants
 from specbench.config.table import TABLE
 from specbench.errors import UsageError, integer, split_own, unknown
 from specbench.harness.log import say
@@ -71,7 +71,7 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
 
     Raises UsageError for bad arguments, a bad file of tables, and a path that cannot be written to.
     """
-    own, given = _sorted_out(configuration.complete(configuration.quote_paths(arguments, own=ARGUMENTS)))
+    own, given = _sorted_out(configuration.complete(command_line.quote_paths(arguments, own=ARGUMENTS)))
     samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
     seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
     margin = _share("audit.margin", own.get("audit.margin", str(audit.MARGIN)))

@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from specbench.bench.rows import COLUMNS, ROWS, describe, row
-from specbench.config import configuration
+from specbench.config import command_line, configuration
 from specbench.errors import UsageError, integer, parse_arguments, split_own
 from specbench.storage.files import writable
 
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         print(_help())
         return 0
     own, given = _sorted_out(
-        configuration.normalized(configuration.quote_paths(line.arguments, line.multirun, ARGUMENTS))
+        command_line.normalized(command_line.quote_paths(line.arguments, line.multirun, ARGUMENTS))
     )
     plan = _plan(own)
     if line.plan:

@@ -41,9 +41,9 @@ def _offered(command: str) -> list[str]:
 
         return [*GROUPS, "--json"]
     if command == "suite":
-        from specbench.tables import reading
+        from specbench.tables import suite_files
 
-        return [*reading.names(), "--list", "--jobs", "--dry-run", "--no-run", "--format"]
+        return [*suite_files.names(), "--list", "--jobs", "--dry-run", "--no-run", "--format"]
     if command == "tables":
         from specbench.tables.catalog import TABLES
 

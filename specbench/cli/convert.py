@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.config import configuration, networks, registry
+from specbench.config import command_line, configuration, networks, registry
 from specbench.errors import UsageError, parse_arguments, values
 from specbench.models.eagle import EagleNetwork
 from specbench.models.loading import checkpoints, drafters, naming, official
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 def _read(given: dict[str, str]) -> tuple[EagleNetwork, torch.dtype]:
     """The drafter in float32, and the number format it was stored in. Only the target's shape is used."""
     known = ["reduced=true"] if given.get("reduced") == "true" else []
-    arguments = [f"model={given['model']}", f"drafter_weights={configuration.quoted(given['drafter_weights'])}", *known]
+    arguments = [f"model={given['model']}", f"drafter_weights={command_line.quoted(given['drafter_weights'])}", *known]
     cfg = configuration.compose([*arguments, "weights=random", "method=eagle_chain", "device=cpu"])
     shape_alone = bool(registry.entry("model", cfg["model"]).parts)
     bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)

@@ -58,9 +58,9 @@ def launch(tasks: Sequence[Task], hydra_arguments: Sequence[str] = (), root: Pat
         with _hydra() as app:
             outcomes = [app.run("config", lambda _: tasks[0].outcome(), list(hydra_arguments)).return_value]
     else:
-        from specbench.config import configuration
+        from specbench.config import command_line
 
-        folder = f"hydra.sweep.dir={configuration.quoted(str(root))}"
+        folder = f"hydra.sweep.dir={command_line.quoted(str(root))}"
         sweep = [f"+job=range({len(tasks)})", folder, *hydra_arguments]
         with _hydra() as app:
             batches = app.multirun("config", lambda cfg: tasks[cfg.job].outcome(), sweep)

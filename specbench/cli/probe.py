@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench.config import configuration
+from specbench.config import command_line, configuration
 from specbench.config.table import check_value
 from specbench.errors import UsageError, integer, parse_arguments, split_own
 from specbench.probe.rows import OFFSETS, ROUNDS, ROWS, rounds, row
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<15} {meaning}" for name, meaning in ARGUMENTS.items()))
         return 0
-    given = configuration.normalized(configuration.quote_paths(line.arguments, own=ARGUMENTS))
+    given = command_line.normalized(command_line.quote_paths(line.arguments, own=ARGUMENTS))
     own, rest = split_own(given, ARGUMENTS, "probe.")
     for argument in rest:
         if argument.partition("=")[0] not in _ACCEPTED:

@@ -58,13 +58,13 @@ def main(arguments: list[str]) -> int:
 def _all_runs(folder: Path, others: Sequence[str]) -> int:
     """Continues the suite or the grid in a folder."""
     from specbench.cli import plans, run
-    from specbench.config import configuration
+    from specbench.config import command_line, configuration
 
     if not plans.is_suite(folder):
         if others:
             raise UsageError(f"a grid goes on as it was started: leave {others[0]} out")
-        arguments = [*(plans.grid(folder) or []), f"out={configuration.quoted(str(folder))}"]
-        hydras = [argument for argument in arguments if configuration.is_hydras(argument)]
+        arguments = [*(plans.grid(folder) or []), f"out={command_line.quoted(str(folder))}"]
+        hydras = [argument for argument in arguments if command_line.is_hydras(argument)]
         return run.grid(configuration.grid(arguments, multirun=True), arguments, hydras)
     from specbench.cli import suite
     from specbench.tables import suites

@@ -37,17 +37,17 @@ def main(arguments: list[str]) -> int:
     if options.shell_completion:
         return by_hydra(arguments)
 
-    from specbench.config import configuration
+    from specbench.config import command_line, configuration
 
-    given = configuration.quote_paths(options.overrides, options.multirun)
+    given = command_line.quote_paths(options.overrides, options.multirun)
     if options.help:
         from specbench.cli import manual
 
         print(manual.run(configuration.described(given)), end="")
         return 0
-    overrides = configuration.normalized(given)
+    overrides = command_line.normalized(given)
     jobs = configuration.grid(overrides, options.multirun)
-    hydras = [argument for argument in overrides if configuration.is_hydras(argument)]
+    hydras = [argument for argument in overrides if command_line.is_hydras(argument)]
     if options.info:
         return by_hydra(["--info", options.info, *overrides])
     if options.hydra_help:
@@ -133,8 +133,8 @@ def grid(jobs: Sequence[Job], overrides: Sequence[str], hydras: Sequence[str]) -
 
 def _command(overrides: Sequence[str], folder: Path) -> str:
     """The command that continues in a folder."""
-    from specbench.config import configuration
+    from specbench.config import command_line
 
     others = [argument for argument in overrides if not argument.startswith("out=")]
     simple = re.fullmatch(r"[A-Za-z0-9_./-]+", str(folder))
-    return f"specbench run {shlex.join([*others, f'out={folder if simple else configuration.quoted(str(folder))}'])}"
+    return f"specbench run {shlex.join([*others, f'out={folder if simple else command_line.quoted(str(folder))}'])}"

@@ -10,13 +10,14 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
+from specbench.cli.tables import add_drawing
 from specbench.config import parameters
 from specbench.errors import Parser, UsageError
 from specbench.storage import home
 from specbench.storage.files import locked, write_atomically
-from specbench.tables import figures, reading, render, suite_runs, suite_sheet, suites
+from specbench.tables import figures, render, suite_files, suite_runs, suite_sheet, suites
 from specbench.tables.measure import LocalBench, SuiteBench
-from specbench.tables.reading import Source
+from specbench.tables.suite_files import Source
 from specbench.tables.suite_runs import SuiteRows
 from specbench.tables.suites import Suite
 
@@ -38,16 +39,7 @@ def _parser() -> Parser:
         " out=DIR, the suite's folder (default: runs/suites/NAME)",
     )
     p.add_argument("--list", action="store_true", help="show every suite that is shipped, and stop")
-    p.add_argument(
-        "--jobs",
-        type=int,
-        default=1,
-        help="runs at a time, each in a process of one thread; those whose seconds are measured run one after the other"
-        " (default: %(default)s, in this process)",
-    )
-    p.add_argument("--dry-run", action="store_true", help="say what would run: images, time, disk, memory, downloads")
-    p.add_argument("--no-run", action="store_true", help="draw the table from what is finished")
-    p.add_argument("--format", default="md,latex", help=f"any of {','.join(render.FORMATS)} (default: %(default)s)")
+    add_drawing(p, "runs")
     return p
 
 
@@ -61,7 +53,7 @@ def main(arguments: Sequence[str], bench: SuiteBench | None = None) -> int:
     except SystemExit as e:  # --help
         return int(e.code or 0)
     if args.list:
-        for name, line in parameters.choices(reading.GROUP).items():
+        for name, line in parameters.choices(suite_files.GROUP).items():
             print(f"{name:22} {line}")
         return 0
     if args.suite is None:
@@ -121,7 +113,7 @@ def _read(name: str, values: Sequence[str]) -> tuple[Suite, Path]:
     """The suite of a name or a file, changed by the arguments, and its folder."""
     path = home.expanded(name)
     is_file = path.suffix in (".yaml", ".yml")
-    source = reading.of_file(path) if is_file else reading.named(name)
+    source = suite_files.of_file(path) if is_file else suite_files.named(name)
     held: dict[str, Any] = dict(source.held)
     given = _given(values)
     called = str(held.get("name", path.stem if is_file else name))

@@ -43,17 +43,22 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--list", action="store_true", help="show each table's state, rows and title, and stop")
     p.add_argument("--model", help=f"the target model to measure (default: each table's own, mostly {DEFAULT_MODEL})")
     p.add_argument("--n", type=int, help="prompts per run (default: each table's own)")
+    add_drawing(p, "lines")
+    return p
+
+
+def add_drawing(p: argparse.ArgumentParser, what: str) -> None:
+    """How the runs of a table or a suite (`what`: its lines, or runs) are made and drawn."""
     p.add_argument(
         "--jobs",
         type=int,
         default=1,
-        help="lines that run at a time, each in a process of one thread; those whose seconds are measured run one after"
-        " the other (default: %(default)s, in this process)",
+        help=f"how many {what} at a time, each in a process of one thread; those whose seconds are measured run one"
+        " after the other (default: %(default)s, in this process)",
     )
     p.add_argument("--no-run", action="store_true", help="draw from the rows there are; what is missing stays marked")
     p.add_argument("--dry-run", action="store_true", help="say what would run: images, time, disk, memory, downloads")
     p.add_argument("--format", default="md,latex", help=f"any of {','.join(render.FORMATS)} (default: %(default)s)")
-    return p
 
 
 def main(

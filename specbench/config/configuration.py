@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -30,9 +29,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench import data
-from specbench.config import composition, parameters, protocols, variants
+from specbench.config import command_line, composition, parameters, protocols, variants
 from specbench.config.caches import cached
-from specbench.config.table import LONGEST, TABLE, check_value
+from specbench.config.table import TABLE, check_value
 from specbench.errors import UsageError, install, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour
@@ -64,7 +63,7 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[Job]:
     Raises UsageError, naming the job if there are several.
     """
     with session():
-        jobs = _expand(normalized(overrides), multirun)
+        jobs = _expand(command_line.normalized(overrides), multirun)
         found = []
         for name, arguments in jobs:
             try:
@@ -81,7 +80,7 @@ def values(arguments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
     """
     with session():
         found: dict[str, Any] = {}
-        for o in _parse(quote_paths(arguments)):
+        for o in _parse(command_line.quote_paths(arguments)):
             key = o.key_or_group
             if key not in known:
                 raise unknown("parameter", key, known)
@@ -96,31 +95,10 @@ def values(arguments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
         return found
 
 
-def normalized(overrides: Sequence[str]) -> list[str]:
-    """The overrides without the prefixes `+` and `++` (a run has no new keys) and without the version of a protocol,
-    which is checked. The alias `batch_size=` becomes `batch=`, `drafter.weights=` becomes `drafter_weights=`, and
-    `protocol=null`, which is the default, is dropped."""
-    arguments = []
-    for argument in overrides:
-        key, equals, value = argument.partition("=")
-        if not is_hydras(argument):
-            key = key.lstrip("+")
-        key = {"batch_size": "batch", "drafter.weights": "drafter_weights"}.get(key, key)
-        if key == "protocol":
-            names = [protocols.name_of(name) for name in value.split(",")]
-            if names == ["null"]:
-                continue
-            if "null" in names:
-                raise UsageError(f"'{argument}': null means no protocol and stands alone; run it one by one")
-            value = ",".join(names)
-        arguments.append(f"{key}{equals}{value}")
-    return arguments
-
-
 def complete(overrides: Sequence[str]) -> list[str]:
     """The normalized overrides of one run and the arguments that they imply: `prompts=FILE` implies `data=prompts` and
     n=all, a protocol implies its values, and a model of classes implies its own data and method."""
-    arguments = normalized(overrides)
+    arguments = command_line.normalized(overrides)
     return [*arguments, *_implied(arguments)]
 
 
@@ -128,44 +106,6 @@ def swept(overrides: Sequence[str]) -> set[str]:
     """The keys of a command line that take several values."""
     with session():
         return {o.key_or_group for o in _parse(overrides) if o.is_sweep_override()}
-
-
-def quoted(value: str) -> str:
-    """Any text as a value in Hydra's grammar, where a backslash needs an escape only before a quote."""
-    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"'{escaped}'"
-
-
-def quote_paths(arguments: Sequence[str], multirun: bool = False, own: Collection[str] = ()) -> list[str]:
-    """The arguments of a command line with their paths quoted, so that Hydra's grammar does not parse commas, brackets
-    and spaces in them. (The shell has removed the user's quotes.) Quoted values stay as they are. In a grid, commas in
-    a path separate values, except in out=; each value may have its own quotes.
-
-    own: arguments that the command reads itself. UsageError for an argument that is too long.
-    """
-    found = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if len(argument) > LONGEST:
-            raise UsageError(
-                f"the argument {name[:100]!r} has {len(argument)} characters; give at most {LONGEST}; put"
-                " longer text in a file"
-            )
-        if re.search(r"\d{400}", value):  # Python refuses to parse it
-            raise UsageError(f"{name[:100]} has a number of hundreds of digits; give a smaller one")
-        key = name.lstrip("+")
-        is_path = key in TABLE and TABLE[key].kind == "path" and key not in own
-        if is_path and equals and value not in ("", "null") and not _QUOTED.fullmatch(value):
-            several = multirun and key != "out" and "," in value
-            plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", value)
-            if not several and not (plain and value.isascii() and value.lower() not in _NO_TEXT):
-                argument = f"{name}={quoted(value)}"
-        found.append(argument)
-    return found
-
-
-_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-_NO_TEXT = ("true", "false", "nan", "inf", "null")  # Hydra reads these as other values
 
 
 class PluginFolders(SearchPathPlugin):
@@ -241,11 +181,6 @@ def _parsed(text: str) -> Override:
         ) from None
 
 
-def is_hydras(key: str) -> bool:
-    """Whether an argument, or its key, configures Hydra itself."""
-    return key.lstrip("+~").startswith(("hydra.", "hydra/"))
-
-
 def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[str]]]:
     """The name and the arguments of each job; without the arguments of Hydra itself."""
     arguments = _parse(overrides)
@@ -255,13 +190,17 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[st
             raise UsageError(f"'{key}' is given {keys.count(key)} times; give it once")
     for o in arguments:
         _check_form(o)
-        if o.is_sweep_override() and (o.key_or_group == "experiment" or is_hydras(o.key_or_group)):
+        if o.is_sweep_override() and (o.key_or_group == "experiment" or command_line.is_hydras(o.key_or_group)):
             raise UsageError(f"'{o.key_or_group}' takes one value at a time: run {o.input_line} one by one")
     for o in arguments:
         _check_plugin(o)
-    chosen = [o.input_line or "" for o in arguments if o.key_or_group == "experiment" or is_hydras(o.key_or_group)]
+    chosen = [
+        o.input_line or ""
+        for o in arguments
+        if o.key_or_group == "experiment" or command_line.is_hydras(o.key_or_group)
+    ]
     sweeps = {f"{k}": f"{k}={v}" for k, v in (_sweeper(parameters.conf_dir(), tuple(chosen)) if chosen else {}).items()}
-    own = [o for o in arguments if not is_hydras(o.key_or_group)]
+    own = [o for o in arguments if not command_line.is_hydras(o.key_or_group)]
     if multirun and _runs_side_by_side(arguments):
         timed = next((o for o in own if o.key_or_group == "timing"), None)
         if timed is None:
@@ -297,13 +236,15 @@ _PLUGINS = {
 
 def _runs_side_by_side(arguments: Iterable[Override]) -> bool:
     """Whether the jobs of a grid share a machine at the same time. (A Slurm job has its own processors.)"""
-    chosen = {f"{o.key_or_group}={o.get_value_element_as_str()}" for o in arguments if is_hydras(o.key_or_group)}
+    chosen = {
+        f"{o.key_or_group}={o.get_value_element_as_str()}" for o in arguments if command_line.is_hydras(o.key_or_group)
+    }
     return not chosen.isdisjoint(f"hydra/launcher={name}" for name in ("local", "joblib", "submitit_local"))
 
 
 def _check_plugin(o: Override) -> None:
     """Raises UsageError for a sweeper (a run has no objective), and for a launcher that is not installed."""
-    argument = f"{o.key_or_group}={o.get_value_element_as_str()}" if is_hydras(o.key_or_group) else ""
+    argument = f"{o.key_or_group}={o.get_value_element_as_str()}" if command_line.is_hydras(o.key_or_group) else ""
     if o.key_or_group == "hydra/sweeper" and argument != "hydra/sweeper=basic":
         raise UsageError(f"{argument}: a grid decodes every combination of its lists; leave hydra/sweeper out")
     module, extra = _PLUGINS.get(argument, ("", ""))
@@ -335,7 +276,7 @@ def _values(o: Override) -> list[str]:
 def _check_form(o: Override) -> None:
     """Raises UsageError for overrides that Hydra would accept silently or explain at length."""
     key = o.key_or_group
-    if is_hydras(key):
+    if command_line.is_hydras(key):
         return
     if o.is_delete():
         raise UsageError(f"'{o.input_line}': a parameter cannot be removed, only set: {key}=value")
@@ -356,7 +297,7 @@ def described(overrides: Sequence[str]) -> dict[str, Any]:
     """The flat configuration of one run, for its help: neither complete nor checked. A parameter with several values
     has its default."""
     with session():
-        several = {o.key_or_group for o in _parse(normalized(overrides)) if o.is_sweep_override()}
+        several = {o.key_or_group for o in _parse(command_line.normalized(overrides)) if o.is_sweep_override()}
         return _flat([argument for argument in overrides if argument.lstrip("+").split("=", 1)[0] not in several])
 
 
@@ -398,7 +339,7 @@ def _is_choice(o: Override) -> bool:
     key = o.key_or_group
     if key in TABLE and TABLE[key].kind == "path":
         return False  # a name may hold ${
-    return key in parameters.groups() or is_hydras(key) or "${" in (o.input_line or "")
+    return key in parameters.groups() or command_line.is_hydras(key) or "${" in (o.input_line or "")
 
 
 def _chosen(arguments: Sequence[Override]) -> dict[str, Any]:

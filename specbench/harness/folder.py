@@ -256,3 +256,19 @@ def _written(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{name}={cfg[name]}" if name in cfg else f"no {name}" for name in names)
+
+
+def current_prompts(cfg: Mapping[str, Any]) -> list[data.Item]:
+    """The prompts in their files; none if they have no file, or it is gone."""
+    try:
+        return [] if cfg["data"] in data.DRAWN else data.images_of(cfg)
+    except UsageError:
+        return []
+
+
+def recorded_prompts(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Item]:
+    """The prompts from the records of a run, for a data set whose files are gone."""
+    if cfg["data"] in data.DRAWN:
+        return data.images_of(cfg)
+    records = journal.first(cfg["n"], indices.images_per_prompt(cfg))
+    return [data.Item(r.index, r.prompt, None, r.id) for r in records]

@@ -26,7 +26,15 @@ from specbench.config import parameters
 from specbench.errors import RunError, UsageError
 from specbench.harness import merge, row, trackers, worker
 from specbench.harness.execution import Execution
-from specbench.harness.folder import RunFolder, RunRecords, images_hash, new_folder, wants_baseline
+from specbench.harness.folder import (
+    RunFolder,
+    RunRecords,
+    current_prompts,
+    images_hash,
+    new_folder,
+    recorded_prompts,
+    wants_baseline,
+)
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import (
     RecordedImages,
@@ -149,7 +157,7 @@ class Run:
                         f"{self.folder} has {count - len(missing)} of the {count} images in {journal.path.name}: finish"
                         f" it first, with the `specbench run` that started it and out={self.folder}"
                     )
-            items = _current_prompts(self.cfg) or _recorded_prompts(records.method, self.cfg)
+            items = current_prompts(self.cfg) or recorded_prompts(records.method, self.cfg)
             records.check_prompts(items)
             self._take_over()
             bases = self._bases()
@@ -174,7 +182,7 @@ class Run:
         complete, bases = records.complete(self.cfg["n"]), self._bases()
         self._choose_metrics(records, bases)
         if complete and self.folder.sheet.exists() and self._row and self._is_finished(records, bases):
-            records.check_prompts(_current_prompts(self.cfg))
+            records.check_prompts(current_prompts(self.cfg))
             self._write_config()
             LOG.info("nothing left to do")
             return RunOutcome(self._row, self.cfg, self.folder, nothing_left=True)
@@ -312,11 +320,8 @@ class Run:
         say(f"scoring: {', '.join(names)}")
         device, batch = self._scoring
         context = scoring_context(self.cfg, scoring_device(device), batch)
-        images, cache = (
-            RecordedImages(records.method, len(items) // self._each, self._each),
-            metrics.Outputs(self.folder.path),
-        )
-        return metrics.score(names, images, items, context, cache)
+        images = RecordedImages(records.method, len(items) // self._each, self._each)
+        return metrics.score(names, images, items, context, metrics.Outputs(self.folder.path))
 
     def _return_columns(
         self,
@@ -351,22 +356,6 @@ def keep(rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
         store.add(path, [(folder.absolute(), row) for folder, row in rows])
     except (OSError, sqlite3.Error, ValueError) as e:
         warn(f"the row is not added to {path} ({e}); specbench collect finds it in its folder")
-
-
-def _current_prompts(cfg: Mapping[str, Any]) -> list[data.Item]:
-    """The prompts in their files; none if they have no file, or it is gone."""
-    try:
-        return [] if cfg["data"] in data.DRAWN else data.images_of(cfg)
-    except UsageError:
-        return []
-
-
-def _recorded_prompts(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Item]:
-    """The prompts from the records of a run, for a data set whose files are gone."""
-    if cfg["data"] in data.DRAWN:
-        return data.images_of(cfg)
-    records = journal.first(cfg["n"], indices.images_per_prompt(cfg))
-    return [data.Item(r.index, r.prompt, None, r.id) for r in records]
 
 
 def _load_pipeline(cfg: Mapping[str, Any]) -> PromptDecoder:

@@ -4,4 +4,4 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # a notebook without ipywidgets has bars of text
-    from tqdm.auto import tqdm as tqdm
+    from tqdm.autonotebook import tqdm as tqdm  # as tqdm.auto, which imports asyncio as well

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from specbench.config import configuration, networks, parameters
+from specbench.config import command_line, configuration, networks, parameters
 from specbench.config.table import Parameter, check_value
 from specbench.errors import UsageError, unknown, values
 from specbench.storage import home
@@ -128,7 +128,7 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
 
     Raises UsageError for what does not exist, does not fit or is missing.
     """
-    mine, theirs = _sorted_out(configuration.quote_paths(arguments, own=TABLE))
+    mine, theirs = _sorted_out(command_line.quote_paths(arguments, own=TABLE))
     kind = mine.get("drafter")
     if kind is None:
         raise UsageError(

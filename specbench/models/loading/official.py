@@ -20,7 +20,17 @@ from specbench.errors import UsageError
 from specbench.models.loading.files import CheckpointSource, Info, and_more, config, few, from_tensors, open_source
 from specbench.models.loading.naming import ParameterSlice
 
-__all__ = ["CheckpointSource", "Info", "check", "config", "exported", "from_tensors", "load", "open_source"]
+__all__ = [
+    "CheckpointSource",
+    "Info",
+    "check",
+    "config",
+    "exported",
+    "from_tensors",
+    "load",
+    "load_by_name",
+    "open_source",
+]
 
 _LOG = logging.getLogger("specbench")
 Module = TypeVar("Module", bound=nn.Module)
@@ -97,6 +107,19 @@ def load(
     module.eval().requires_grad_(False)
     _LOG.info("loaded %.2f GB from %s in %.1f s", size / 1e9, source.path, time.perf_counter() - start)
     return module
+
+
+def load_by_name(
+    build: Callable[[], Module],
+    source: CheckpointSource,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    ignored: Sequence[str] = (),
+) -> Module:
+    """`load`, of a file whose tensors have the names of the module's own."""
+    with torch.device("meta"):
+        names = list(build().state_dict())
+    return load(build, source, {name: ParameterSlice(name) for name in names}, device, dtype, ignored)
 
 
 def _shown(source: CheckpointSource, names: Iterable[str], size: int) -> Iterator[tuple[str, Tensor]]:

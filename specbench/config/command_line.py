@@ -1,0 +1,73 @@
+"""The arguments of a command line as text, before Hydra parses them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from specbench.config import protocols
+from specbench.config.table import LONGEST, TABLE
+from specbench.errors import UsageError
+
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+NO_TEXT = ("true", "false", "nan", "inf", "null")  # Hydra reads these as other values
+
+
+def normalized(overrides: Sequence[str]) -> list[str]:
+    """The overrides without the prefixes `+` and `++` (a run has no new keys) and without the version of a protocol,
+    which is checked. The alias `batch_size=` becomes `batch=`, `drafter.weights=` becomes `drafter_weights=`, and
+    `protocol=null`, which is the default, is dropped."""
+    arguments = []
+    for argument in overrides:
+        key, equals, value = argument.partition("=")
+        if not is_hydras(argument):
+            key = key.lstrip("+")
+        key = {"batch_size": "batch", "drafter.weights": "drafter_weights"}.get(key, key)
+        if key == "protocol":
+            names = [protocols.name_of(name) for name in value.split(",")]
+            if names == ["null"]:
+                continue
+            if "null" in names:
+                raise UsageError(f"'{argument}': null means no protocol and stands alone; run it one by one")
+            value = ",".join(names)
+        arguments.append(f"{key}{equals}{value}")
+    return arguments
+
+
+def quoted(value: str) -> str:
+    """Any text as a value in Hydra's grammar, where a backslash needs an escape only before a quote."""
+    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return f"'{escaped}'"
+
+
+def quote_paths(arguments: Sequence[str], multirun: bool = False, own: Collection[str] = ()) -> list[str]:
+    """The arguments of a command line with their paths quoted, so that Hydra's grammar does not parse commas, brackets
+    and spaces in them. (The shell has removed the user's quotes.) Quoted values stay as they are. In a grid, commas in
+    a path separate values, except in out=; each value may have its own quotes.
+
+    own: arguments that the command reads itself. UsageError for an argument that is too long.
+    """
+    found = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if len(argument) > LONGEST:
+            raise UsageError(
+                f"the argument {name[:100]!r} has {len(argument)} characters; give at most {LONGEST}; put"
+                " longer text in a file"
+            )
+        if re.search(r"\d{400}", value):  # Python refuses to parse it
+            raise UsageError(f"{name[:100]} has a number of hundreds of digits; give a smaller one")
+        key = name.lstrip("+")
+        is_path = key in TABLE and TABLE[key].kind == "path" and key not in own
+        if is_path and equals and value not in ("", "null") and not _QUOTED.fullmatch(value):
+            several = multirun and key != "out" and "," in value
+            plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", value)
+            if not several and not (plain and value.isascii() and value.lower() not in NO_TEXT):
+                argument = f"{name}={quoted(value)}"
+        found.append(argument)
+    return found
+
+
+def is_hydras(key: str) -> bool:
+    """Whether an argument, or its key, configures Hydra itself."""
+    return key.lstrip("+~").startswith(("hydra.", "hydra/"))
