@@ -16,6 +16,7 @@ from specbench.compare import equal
 from specbench.compare.paired import holm
 from specbench.compare.passes import ScoredPass
 from specbench.errors import UsageError
+from specbench.rows.csv_files import append_row
 from specbench.rows.indices import STRIDE
 from specbench.tables import collect, matched, measure
 from specbench.tables.catalog import TABLES
@@ -98,8 +99,9 @@ class CurveBench(FakeBench):
 
     def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
         out.mkdir(parents=True)
-        (out / "row.csv").touch()
-        return {**super().run(overrides, out), "step_compression": 2 + len(self.ran) / 100, "emitted_kl": 0.01}
+        row = {**super().run(overrides, out), "step_compression": 2 + len(self.ran) / 100, "emitted_kl": 0.01}
+        append_row(out / "row.csv", row)
+        return row
 
     def equal(self, curves: Mapping[str, Sequence[Path]], x: str, value: float, y: str) -> Sequence[Mapping[str, Any]]:
         assert all((path / "row.csv").exists() for paths in curves.values() for path in paths)

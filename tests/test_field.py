@@ -6,7 +6,7 @@ from specbench.rows.seconds import is_timed
 from specbench.tables import figures, layout
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
-from specbench.tables.measure import Identity
+from specbench.tables.measure import Identity, LocalBench
 
 
 def test_seconds_stand_in_a_table_of_their_own() -> None:
@@ -24,6 +24,19 @@ def test_a_row_without_a_column_that_a_table_needs_is_measured_again() -> None:
     assert Identity("h", "w", needs=("fid",)).fits(row)
     assert not Identity("h", "w", needs=("fid", "kid")).fits(row)
     assert not Identity("h", "w", needs=("emitted_tv",)).fits(row)
+
+
+def test_a_table_of_what_is_emitted_takes_no_row_that_did_not_measure_it() -> None:
+    """Two tables share the hash of a run that one of them decodes with `emitted_draws=0`."""
+    needed = Identity("h", "w", emits=True)
+    row = {"config_hash": "h", "weights": "w", "emitted_kl": "", "note": ""}
+    assert not needed.fits(row)
+    assert Identity("h", "w").fits(row)
+    assert needed.fits(row | {"emitted_kl": "0.0"})
+    assert needed.fits(row | {"note": "emitted_kl: like emitted_tv not computed for drafter zipar"})
+    with_draws, without = (LocalBench().identify(["method=sjd", f"emitted_draws={n}"]) for n in (2, 0))
+    assert (with_draws.emits, without.emits) == (True, False)
+    assert with_draws.config_hash == without.config_hash
 
 
 def test_every_curve_of_a_figure_is_drawn() -> None:

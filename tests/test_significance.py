@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from specbench.compare import wording
 from specbench.compare.comparison import STATISTICS, Comparison, Result
 from specbench.compare.paired import paired
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import read_rows
+from specbench.rows.csv_files import append_row, read_rows
 from specbench.tables import layout, literature, measure
 from specbench.tables.catalog import TABLES
+from specbench.tables.collect import collect
 from specbench.tables.measure import Identity
 
 TABLE = TABLES["coolsd_significance"]
@@ -97,6 +100,30 @@ def test_a_test_takes_the_pairs(drawn: Any, tmp_path: Path) -> None:
     assert drawn(bench) == text  # nothing is decoded or compared a second time
     assert len(bench.ran) == 2
     assert len(wording.ROWS.read(tmp_path / f"results/{TABLE.id}_test.csv")) == 2
+
+
+def test_a_table_compares_the_runs_of_another(drawn: Any, tmp_path: Path) -> None:
+    """Its lines are runs of the other one, whose folders are there."""
+
+    class Kept(Bench):
+        def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+            row = super().run(overrides, out)
+            (out / "row.csv").unlink(missing_ok=True)
+            append_row(out / "row.csv", row)
+            return row
+
+    bench, other = Kept(), replace(TABLE, id="other")
+    drawn(bench)
+    results, runs = tmp_path / "results", tmp_path / "runs"
+    found = collect(measure.plan(other, TABLE.model, None, results, bench), results, runs, bench, print)
+    assert not found.untested
+    assert len(bench.ran) == 2
+    (runs / f"tables/{TABLE.id}").rename(runs / "tables/elsewhere")
+    assert not collect(measure.plan(other, TABLE.model, None, results, bench), results, runs, bench, print).untested
+    shutil.rmtree(runs)
+    (results / "other_test.csv").unlink()
+    assert not collect(measure.plan(other, TABLE.model, None, results, bench), results, runs, bench, print).untested
+    assert len(bench.ran) == 4  # without the folders they are decoded again
 
 
 def test_rows_without_their_images_are_decoded_again(drawn: Any, tmp_path: Path) -> None:

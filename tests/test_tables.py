@@ -181,7 +181,7 @@ def test_a_table_names_columns_and_lines_that_there_are(table: definitions.Table
     known = {*(COLUMNS if table.rows_of == "run" else measure.ROW_FILES[table.rows_of].columns)}
     assert {name for c in table.columns for name in (c.key, c.backend or c.key)} <= known
     assert all(c.spread in known for c in table.columns if c.std_over)
-    compared = {statistic.name for statistic in STATISTICS} | set(parameters.choices("metrics"))
+    compared = {statistic.name for statistic in STATISTICS} | set(parameters.choices("metrics")) | {"distribution"}
     assert {test.statistic for test in table.tests} <= compared
     lines = {line.key for line in table.lines}
     assert len(lines) == len(table.lines)
@@ -231,7 +231,7 @@ def test_another_models_runs_follow_the_papers_protocol() -> None:
     line = next(line for line in table.lines if line.key == "lantern_0.10_1000_1")
     own, real = (table.overrides(line, model) for model in ("llamagen_scenes", "llamagen_xl"))
     common = "method=lantern delta=0.1"
-    assert own == f"model=llamagen_scenes {common} k=100 n=64 batch=1 seed=0".split()
+    assert own == f"model=llamagen_scenes {common} k=100 n=24 batch=1 emitted_draws=0 seed=0".split()
     assert real == f"model=llamagen_xl {common} k=1000 protocol=lantern_table3 batch=1 seed=0".split()
     assert "k=1000, embedded 100" in line.label
     assert "n=8" in (table.overrides(line, "llamagen_xl", 8) or ())

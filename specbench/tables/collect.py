@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from specbench.errors import RunError, UsageError, plain
 from specbench.harness import processes
-from specbench.rows.csv_files import append_row
+from specbench.rows.csv_files import append_row, read_rows
 from specbench.tables.measure import (
     ROW_FILES,
     Bench,
@@ -151,7 +151,12 @@ def collect(
     done: set[str] = set()  # the keys of the lines that this call has run
 
     def folder(need: Need) -> Path:
-        return home / need.folder
+        """Its own, or that of the table whose run its row is."""
+        own = home / need.folder
+        if need.row is None or own.exists():
+            return own
+        shared = (runs / "tables").glob(f"*/{todo.model}/*-{need.key}")
+        return next((path for path in sorted(shared) if _is_of(path, need.row)), own)
 
     def keep(need: Need, row: Mapping[str, Any]) -> None:
         append = append_row if need.rows_of == "run" else ROW_FILES[need.rows_of].append
@@ -167,7 +172,8 @@ def collect(
     tests = replace(todo, needs=tuple(needs.values())).untested
     pairs = list(dict.fromkeys((test.other, test.line) for test in tests))
     # the images of a row that came without them are decoded again
-    runner.measure([needs[key] for key in dict.fromkeys(key for pair in pairs for key in pair) if key not in done])
+    tested = [needs[key] for key in dict.fromkeys(key for pair in pairs for key in pair) if key not in done]
+    runner.measure([need for need in tested if not _is_of(folder(need), need.row)])
     if pairs:
         from specbench.compare import wording
     for other, one in pairs:
@@ -176,7 +182,7 @@ def collect(
             wording.ROWS.append(comparisons(table, results), row)
     panels = replace(todo, needs=tuple(needs.values())).unequalled
     curved = [needs[key] for one in panels for curve in one.panel.curves for key in curve.lines]
-    runner.measure([need for need in curved if not (folder(need) / "row.csv").exists()])
+    runner.measure([need for need in curved if not _is_of(folder(need), need.row)])
     found = replace(todo, needs=tuple(needs.values()))
     for panel in found.unequalled:
         _equal(panel, {key: folder(need) for key, need in needs.items()}, equal_file(table, results), bench, say)
@@ -194,6 +200,12 @@ def _equal(one: EqualPanel, folders: Mapping[str, Path], file: Path, bench: Benc
         for y in one.matched.tested:
             for row in bench.equal(curves, x, value, y):
                 equal.ROWS.append(file, {**row, "panel": label, "runs": one.runs})
+
+
+def _is_of(folder: Path, row: Mapping[str, Any] | None) -> bool:
+    """Whether a row is of the completed run in a folder."""
+    file = folder / "row.csv"
+    return row is not None and file.exists() and any(one["run_id"] == row.get("run_id") for one in read_rows(file))
 
 
 def _row(bench: Bench, need: Need, folder: Path) -> Mapping[str, Any]:

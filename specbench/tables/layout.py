@@ -334,6 +334,9 @@ def _tested(
     found = compared(test, rows, comparisons)
     if found is None:
         text += "not measured yet"
+    elif test.statistic == "distribution":
+        text += f"measured ({model}) energy distance {float(found['test_statistic']):.3g}, "
+        text += f"p = {float(found['p']):.2g}, over {found['pairs']} pairs of the same prompt"
     elif not found["p"]:
         text += f"measured ({model}) {float(found['difference']):+.3f} in each of {found['pairs']} pairs of images"
     else:

@@ -37,12 +37,15 @@ class Identity:
     config_hash: str
     weights: str | None
     timed: bool = False  # whether its seconds are needed
+    emits: bool = False  # whether what it emits is measured, and needed
     needs: tuple[str, ...] = ()  # columns that it fills, which rows of older versions may lack
 
     def fits(self, row: Row) -> bool:
         """Whether `row` came from such a run."""
         same = row.get("config_hash") == self.config_hash and self.weights in (None, row.get("weights"))
-        return same and not (self.timed and row.get("timing") == "false") and all(row.get(name) for name in self.needs)
+        untimed = self.timed and row.get("timing") == "false"
+        unmeasured = self.emits and not row.get("emitted_kl") and "emitted_kl" not in (row.get("note") or "")
+        return same and not untimed and not unmeasured and all(row.get(name) for name in self.needs)
 
 
 class Bench(Protocol):
@@ -84,7 +87,8 @@ class LocalBench:
         from specbench.rows import timing
 
         cfg = configuration.compose(overrides)
-        return Identity(provenance.config_hash(cfg), _weights(cfg), timing.is_timed(cfg))
+        emits = bool(cfg.get("emitted_draws"))
+        return Identity(provenance.config_hash(cfg), _weights(cfg), timing.is_timed(cfg), emits)
 
     def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
         from specbench.harness.run import Run
@@ -153,10 +157,14 @@ class Need:
         return f"specbench {self.rows_of} {shlex.join([*self.overrides, *more])}"
 
     @property
+    def key(self) -> str:
+        """Identifies its configuration and weights: two lines of one key are one run."""
+        return sha256(f"{self.identity.config_hash} {self.identity.weights}", 8)
+
+    @property
     def folder(self) -> str:
-        """The name of the run's folder; another configuration or other weights have another one."""
-        key = f"{self.identity.config_hash} {self.identity.weights}"
-        return f"{self.line.key}-{sha256(key, 8)}"
+        """The name of the run's folder."""
+        return f"{self.line.key}-{self.key}"
 
 
 @dataclass(frozen=True)
@@ -250,7 +258,8 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
     else:
         others = [path for path in sorted(results.glob("*.csv")) if path != own and has_runs(path)]
         rows = [row for path in (*others, own) for row in _read(path)]
-    shows_seconds = table.rows_of == "run" and any(is_timed(column.key) for column in table.columns)
+    shown = [column.key for column in table.columns] if table.rows_of == "run" else []
+    shows_seconds, shows_emitted = any(map(is_timed, shown)), any(key.startswith("emitted_") for key in shown)
     needs = []
     with configuration.session():  # one for all lines
         for line in table.lines:
@@ -258,7 +267,8 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
             if overrides is None:
                 continue
             found = bench.identify(overrides)
-            identity = replace(found, timed=found.timed and shows_seconds, needs=table.needs)
+            timed, emits = found.timed and shows_seconds, found.emits and shows_emitted
+            identity = replace(found, timed=timed, emits=emits, needs=table.needs)
             row = next((r for r in reversed(rows) if identity.fits(r)), None)
             alone = table.rows_of == "bench" or (table.rows_of == "run" and found.timed)
             needs.append(Need(line, tuple(overrides), identity, row, table.rows_of, alone))
