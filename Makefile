@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test mutants check-numbers tables comparisons bench gpu train-scenes lint format docs clean
+.PHONY: help run test mutants check-numbers evidence tables comparisons bench gpu train-scenes lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -50,6 +50,9 @@ test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for s
 
 check-numbers: $(READY) ## compute the numbers of README, docs and results again from rows of one commit (ARGS=--write: put them in)
 	"$(BIN)/python" scripts/check_numbers.py $(ARGS)
+
+evidence: $(READY) ## make the committed rows anew, all from this commit: hours (ARGS="--list": the steps and what each costs)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" scripts/evidence.py $(ARGS)
 
 mutants: $(DEV) ## put mistakes into the code, one at a time, and see that the audit catches each (minutes)
 	OMP_NUM_THREADS=1 "$(BIN)/python" scripts/mutants.py $(ARGS)
