@@ -20,7 +20,6 @@ from specbench.rows.csv_files import append_row
 from specbench.rows.indices import STRIDE
 from specbench.tables import collect, matched, measure
 from specbench.tables.catalog import TABLES
-from specbench.tables.definitions import Table
 
 N = 24
 
@@ -111,14 +110,11 @@ class CurveBench(FakeBench):
         return [shown | held | {"a": a, "b": b, "p": 0.5 if i else 1e-6} for i, (a, b) in enumerate(pairs)]
 
 
-def tested() -> Table:
-    own = TABLES["rules_equal"]
-    assert own.matched is not None
-    return replace(own, matched=replace(own.matched, tested=("emitted_kl",)))
+TESTED = TABLES["relaxed_equal"]
 
 
 def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
-    table, bench = tested(), CurveBench()
+    table, bench = TESTED, CurveBench()
 
     def todo() -> measure.RunPlan:
         return measure.plan(table, table.model, None, tmp_path, bench)
@@ -128,20 +124,20 @@ def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
     assert not done.unequalled
     assert not todo().unequalled
     tests = len(done.pairs)
-    assert tests == 2 * 2 * 15  # panels, values, pairs of six curves
+    assert tests == 36 + 15 + 3 + 6 + 6  # pairs of curves, panel by panel
     collect.collect(todo(), tmp_path, tmp_path / "runs", bench, lambda text: None)
     assert len(todo().pairs) == tests
     adjusted = holm([float(row["p"]) for row in done.pairs])
-    assert sorted(adjusted)[:5] == pytest.approx([tests * 1e-6] * 4 + [1.0])
-    remarks = " ".join(matched.build(done, "specbench tables rules_equal").remarks)
-    assert (
-        remarks.count("1 of 15 pairs of curves differ: Cool-SD, exponential below UniformRSD by 0.0100 (0.0080 to") == 4
-    )
+    assert sorted(adjusted)[:6] == pytest.approx([tests * 1e-6] * 5 + [1.0])
+    remarks = " ".join(matched.build(done, "specbench tables relaxed_equal").remarks)
+    # A standard error of 0.002 of 0.015: (z(1 - 0.05 / (2 * 66)) + z(0.95)) * 0.002 / 0.015.
+    assert remarks.count("over 9 prompts, which find 67% with a probability of 95%: ") == 5
+    assert remarks.count(": Cool-SD, exponential below UniformRSD by 0.0100 (0.0080 to") == 4
     assert f"all {tests} tests" in remarks
 
 
 def test_runs_of_other_rows_are_compared_anew(tmp_path: Path) -> None:
-    table, bench = tested(), CurveBench()
+    table, bench = TESTED, CurveBench()
     done = collect.collect(
         measure.plan(table, table.model, None, tmp_path, bench), tmp_path, tmp_path / "runs", bench, lambda text: None
     )
