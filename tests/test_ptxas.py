@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,3 +65,18 @@ def test_operands_of_matrix_units_are_copied_asynchronously(reports: list[dict[s
     """Where the matrix units wait for a load, it is under way before."""
     some = [row for row in reports if row["kernel"] == kernel and row["capability"] == 90]
     assert any(row["copies"] for row in some)
+
+
+def test_of_equal_kernels_those_of_least_and_most_known_sizes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that are 1 become constants of a binary; a constant of the source makes another kernel."""
+    from gpu_checks import compiling
+
+    params = [SimpleNamespace(name="BLOCK", is_constexpr=True), SimpleNamespace(name="n", is_constexpr=False)]
+    monkeypatch.setattr(compiling, "_kernel", lambda one: SimpleNamespace(params=params))
+
+    def of(block: int, constants: tuple[tuple[str, Any], ...], *divisible: str) -> compiling.Specialisation:
+        given = (("BLOCK", block), *constants)
+        return compiling.Specialisation("m", "k", (("x", "*fp32"), ("n", "i32")), given, divisible, ())
+
+    some = [of(16, (), "x"), of(16, ()), of(16, (("n", 1),), "x"), of(32, (), "x")]
+    assert set(compiling._extremes(some)) == {some[1], some[2], some[3]}
