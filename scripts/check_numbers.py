@@ -6,8 +6,9 @@ python scripts/check_numbers.py --write    # put today's values into the sentenc
 
 `results/numbers.yaml` has, by document, sentences (`says`), in which each `{}` is a number and each entry of `of` the
 expression that it comes from; other numbers of a sentence are settings that its author vouches for. `holds` has
-expressions that must be true where the sentence depends on more than its numbers. Tables that a script draws count as a
-whole. A number outside of all this is an error, save in code, links, dates and names.
+expressions that must be true where the sentence depends on more than its numbers. Tables that a comment names
+(`doc_tables`) are drawn from rows and count as a whole. A number outside of all this is an error, save in code, links,
+dates and names.
 
 Its entry `rows` names the `commit` that all rows under results/ are from, and by file, with a reason, what is excepted
 (`except`); without a commit, any will do. `least`, there and of a sentence: the least `n`, or `samples`, of the rows
@@ -23,20 +24,21 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import doc_tables
 import pandas as pd
-import readme_tables
 import yaml
 
 from specbench.cli.exits import fail
 from specbench.errors import UsageError
 from specbench.tables import catalog, measure
+from specbench.tables.definitions import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "specbench/tables/published"
@@ -104,6 +106,11 @@ class Rows:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""
         return {one.runs for one in self._plan(table).equal}
 
+    def table(self, name: str) -> tuple[Table, Mapping[str, Mapping[str, str] | None]]:
+        """A table and, by its lines, the rows that they show."""
+        plan = self._plan(name)
+        return plan.table, plan.rows
+
     def _read(self, name: str) -> pd.DataFrame:
         folder = PUBLISHED.parent if _is_published(name) else self.results
         return pd.read_csv(folder / f"{name}.csv", low_memory=False)
@@ -122,22 +129,19 @@ class Rows:
 def check(
     document: str,
     claims: Sequence[Mapping[str, Any]],
-    tables: Sequence[str],
     rows: Rows,
     where: str,
     least: Mapping[str, int] | None = None,
 ) -> tuple[list[Problem], str]:
-    """What is wrong with the numbers of `document`, and the document with the values of its rows. `tables`: text that a
-    script drew. `least`: the least `n` and `samples` of rows, where a sentence has none of its own."""
-    problems, taken, changes = [], [], []
-    for table in tables:
-        start = document.find(table)
-        if start < 0:
-            problems.append(
-                Problem(where, f"lacks the table that begins with {table.splitlines()[0]!r}: draw it again")
-            )
-        else:
-            taken.append((start, start + len(table)))
+    """What is wrong with the numbers of `document`, and the document with the values of its rows. `least`: the least
+    `n` and `samples` of rows, where a sentence has none of its own."""
+    problems, changes = [], []
+    taken = [one.span for one in doc_tables.tables(document)]
+    for one in doc_tables.tables(document):
+        text = doc_tables.draw(one, *rows.table(one.table))
+        if text != one.drawn:
+            problems.append(Problem(where, f"the table of {one.table} is not that of its rows: draw it with --write"))
+            changes.append((*one.span, text))
     for claim in claims:
         says, expressions = claim["says"], claim.get("of", [])
         found = list(re.finditer(_pattern(says), document))
@@ -246,12 +250,6 @@ def _number(text: str) -> Any:
         return text
 
 
-#: Document -> what draws its tables.
-TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
-    "README.md": lambda: iter(("\n".join(readme_tables.steps()), "\n".join(readme_tables.seconds())))
-}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     write = "--write" in (sys.argv[1:] if argv is None else argv)
     rows = Rows(ROOT / "results")
@@ -261,8 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     problems = check_commit(rows, str(commit), about.get("except", {})) if commit else []
     for name, claims in documents.items():
         path = ROOT / name
-        tables = list(TABLES[name]()) if name in TABLES else []
-        found, text = check(path.read_text(encoding="utf-8"), claims, tables, rows, name, about.get("least"))
+        found, text = check(path.read_text(encoding="utf-8"), claims, rows, name, about.get("least"))
         problems += found
         if write:
             path.write_text(text, encoding="utf-8")

@@ -11,6 +11,7 @@ import pytest
 from check_numbers import Rows, as_printed, check
 
 from specbench.errors import UsageError
+from specbench.tables.catalog import TABLES
 
 SENTENCE = {"says": "SJD takes {} steps, {} of vanilla's", "of": ["rows('r', method='sjd').steps.item()", "-0.5"]}
 
@@ -33,7 +34,7 @@ def test_every_number_of_this_repository_has_its_row() -> None:
     ],
 )
 def test_a_document_that_states_what_rows_say_passes(rows: Rows, document: str) -> None:
-    assert check(document, [SENTENCE], [], rows, "d.md") == ([], document)
+    assert check(document, [SENTENCE], rows, "d.md") == ([], document)
 
 
 @pytest.mark.parametrize(
@@ -46,18 +47,45 @@ def test_a_document_that_states_what_rows_say_passes(rows: Rows, document: str) 
     ],
 )
 def test_a_number_without_its_row_is_found(rows: Rows, document: str, shown: str) -> None:
-    (problem,) = {str(p) for p in check(document, [SENTENCE], [], rows, "d.md")[0] if shown in str(p)}
+    (problem,) = {str(p) for p in check(document, [SENTENCE], rows, "d.md")[0] if shown in str(p)}
     assert problem.startswith("d.md")
 
 
 def test_a_sentence_that_no_longer_holds_is_found(rows: Rows) -> None:
     claim = {"says": "SJD takes fewer steps", "holds": ["rows('r', method='sjd').steps.item() > 105"]}
-    assert len(check("SJD takes fewer steps.", [claim], [], rows, "d.md")[0]) == 1
+    assert len(check("SJD takes fewer steps.", [claim], rows, "d.md")[0]) == 1
 
 
-def test_a_table_counts_as_a_whole_and_must_be_the_one_drawn(rows: Rows) -> None:
-    assert check("| 1 | 2 |\n", [], ["| 1 | 2 |"], rows, "d.md")[0] == []
-    assert len(check("| 1 | 2 |\n", [], ["| 1 | 3 |"], rows, "d.md")[0]) == 3  # the table, and two numbers
+MARK = "<!-- table field: step_compression, emitted_kl, speedup_latency; lines: vanilla, sjd -->\n"
+DRAWN = "| method | step compression (×) | emitted KL (nats) | speed-up in latency (×) |\n|---|---|---|---|\n"
+DRAWN += "| vanilla | 1.00 | 0 | — |\n| SJD | 2.96 ± 0.02 | 0.0012 ± 0.0003 | — |\n"
+
+
+@pytest.fixture
+def field(monkeypatch: pytest.MonkeyPatch) -> None:
+    sjd = {"step_compression": "2.961", "step_compression_stderr": "0.0214"}
+    sjd |= {"emitted_kl": "0.00123", "emitted_kl_stderr": "0.00032", "speedup_latency": "1.5", "timing": "false"}
+    vanilla = {"step_compression": "1.0", "step_compression_stderr": "0.0", "emitted_kl": "3e-9"}
+    measured = {"sjd": sjd, "vanilla": vanilla}
+    monkeypatch.setattr(Rows, "table", lambda self, name: (TABLES[name], measured))
+
+
+@pytest.mark.usefixtures("field")
+def test_a_table_counts_as_a_whole_and_must_be_the_one_of_its_rows(rows: Rows) -> None:
+    assert check(MARK + DRAWN, [], rows, "d.md") == ([], MARK + DRAWN)
+    for wrong in (MARK, MARK + DRAWN.replace("2.96", "2.95"), MARK + DRAWN.replace("| SJD", "| 1 | 2 |\n| SJD")):
+        found, _ = check(wrong, [], rows, "d.md")
+        assert len(found) == 1
+    with pytest.raises(UsageError, match="scd"):
+        check(MARK.replace("sjd", "scd"), [], rows, "d.md")
+
+
+@pytest.mark.usefixtures("field")
+def test_tables_and_values_of_today_are_written_together(rows: Rows) -> None:
+    document = f"SJD takes 12.4 steps, +1 of vanilla's.\n\n{MARK}| old |\n\nSJD takes 8 of them.\n"
+    both = [SENTENCE, {"says": "SJD takes {} of them", "of": ["rows('r', method='vanilla').steps.item()"]}]
+    text = check(document, both, rows, "d.md")[1]
+    assert text == f"SJD takes 31.3 steps, -0 of vanilla's.\n\n{MARK}{DRAWN}\nSJD takes 105 of them.\n"
 
 
 def test_values_of_today_are_written(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +105,7 @@ def test_a_sentence_that_rests_on_too_few_images_is_found(rows: Rows, tmp_path: 
     sjd = {"says": "SJD takes {} steps", "of": ["rows('r', method='sjd').steps.item()"]}
 
     def found(claim: dict[str, Any], least: dict[str, int]) -> list[str]:
-        return [str(p) for p in check("SJD takes 31 steps", [claim], [], rows, "d.md", least)[0]]
+        return [str(p) for p in check("SJD takes 31 steps", [claim], rows, "d.md", least)[0]]
 
     assert found(sjd, {"n": 24, "samples": 50000}) == []
     [problem] = found(sjd, {"n": 48})
@@ -154,4 +182,4 @@ def test_a_value_is_printed_as_the_document_does(value: float | str, printed: st
 
 def test_an_expression_that_does_not_work_names_itself(rows: Rows) -> None:
     with pytest.raises(UsageError, match="no_such"):
-        check("3 steps", [{"says": "{} steps", "of": ["rows('r').no_such.item()"]}], [], rows, "d.md")
+        check("3 steps", [{"says": "{} steps", "of": ["rows('r').no_such.item()"]}], rows, "d.md")

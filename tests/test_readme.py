@@ -22,7 +22,6 @@ from pathlib import Path
 import audit_table
 import numpy as np
 import pytest
-import readme_tables
 import settings_table
 import yaml
 from commands import ROOT, Call
@@ -345,14 +344,6 @@ def test_the_table_of_variants_has_the_numbers_of_its_rows() -> None:
 def test_the_settings_of_models_are_those_of_the_configuration() -> None:
     """Written by scripts/settings_table.py."""
     assert "\n".join(settings_table.lines()) in (ROOT / "docs/models.md").read_text(encoding="utf-8")
-
-
-def test_the_results_of_the_readme_are_those_of_their_rows() -> None:
-    """Written by scripts/readme_tables.py."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for lines in (list(readme_tables.steps()), list(readme_tables.seconds())):
-        assert len(lines) == 2 + 8
-        assert "\n".join(lines) in text
 
 
 def test_the_readme_is_short() -> None:
