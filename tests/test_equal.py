@@ -136,6 +136,26 @@ def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
     assert f"all {tests} tests" in remarks
 
 
+def test_the_tests_of_a_panel_survive_a_stop(tmp_path: Path) -> None:
+    class Stopped(CurveBench):
+        def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+            if "method=eagle1" in overrides:  # that of the second panel
+                raise KeyboardInterrupt
+            return super().run(overrides, out)
+
+    def todo() -> measure.RunPlan:
+        return measure.plan(TESTED, TESTED.model, None, tmp_path, bench)
+
+    bench: CurveBench = Stopped()
+    with pytest.raises(KeyboardInterrupt):
+        collect.collect(todo(), tmp_path, tmp_path / "runs", bench, lambda text: None)
+    assert len(todo().pairs) == 36
+    assert len(bench.ran) == 46  # vanilla is on no curve
+    bench = CurveBench()
+    assert len(collect.collect(todo(), tmp_path, tmp_path / "runs", bench, lambda text: None).pairs) == 66
+    assert len(bench.ran) == len(TESTED.lines) - 46
+
+
 def test_runs_of_other_rows_are_compared_anew(tmp_path: Path) -> None:
     table, bench = TESTED, CurveBench()
     done = collect.collect(

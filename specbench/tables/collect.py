@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr
@@ -16,6 +16,7 @@ from tqdm import tqdm
 from specbench.errors import RunError, UsageError, plain
 from specbench.harness import processes
 from specbench.rows.csv_files import append_row, read_rows
+from specbench.tables.definitions import Panel, Table, TableFigure
 from specbench.tables.measure import (
     ROW_FILES,
     Bench,
@@ -167,26 +168,37 @@ def collect(
     def number(need: Need) -> str:
         return f"{list(needs).index(need.line.key) + 1} of {len(needs)}, {need.line.label}"
 
+    def now() -> RunPlan:
+        return replace(todo, needs=tuple(needs.values()), pairs=equal_rows(table, results))
+
+    def measured_again(keys: Iterable[str]) -> None:
+        """The images of a row that came without them are decoded again."""
+        some = [needs[key] for key in dict.fromkeys(keys) if key not in done]
+        runner.measure([need for need in some if not _is_of(folder(need), need.row)])
+
     runner = LineRunner(table.id, home, bench, say, jobs, folder=folder, keep=keep, number=number)
-    runner.measure(todo.missing)
-    tests = replace(todo, needs=tuple(needs.values())).untested
-    pairs = list(dict.fromkeys((test.other, test.line) for test in tests))
-    # the images of a row that came without them are decoded again
-    tested = [needs[key] for key in dict.fromkeys(key for pair in pairs for key in pair) if key not in done]
-    runner.measure([need for need in tested if not _is_of(folder(need), need.row)])
+    # The curves of a panel are tested before another panel begins: what is stopped keeps its tests.
+    for panel in (*_tested_panels(table), None):
+        own = needs if panel is None else {key for curve in panel.curves for key in curve.lines}
+        runner.measure([need for need in now().missing if need.line.key in own])
+        measured_again(key for one in now().unequalled for curve in one.panel.curves for key in curve.lines)
+        for one in now().unequalled:
+            _equal(one, {key: folder(need) for key, need in needs.items()}, equal_file(table, results), bench, say)
+    pairs = list(dict.fromkeys((test.other, test.line) for test in now().untested))
+    measured_again(key for pair in pairs for key in pair)
     if pairs:
         from specbench.compare import wording
-    for other, one in pairs:
-        say(f"{table.id}: {needs[one].line.label} and {needs[other].line.label}, image by image")
-        for row in bench.compare(folder(needs[other]), folder(needs[one])):
+    for a, b in pairs:
+        say(f"{table.id}: {needs[b].line.label} and {needs[a].line.label}, image by image")
+        for row in bench.compare(folder(needs[a]), folder(needs[b])):
             wording.ROWS.append(comparisons(table, results), row)
-    panels = replace(todo, needs=tuple(needs.values())).unequalled
-    curved = [needs[key] for one in panels for curve in one.panel.curves for key in curve.lines]
-    runner.measure([need for need in curved if not _is_of(folder(need), need.row)])
-    found = replace(todo, needs=tuple(needs.values()))
-    for panel in found.unequalled:
-        _equal(panel, {key: folder(need) for key, need in needs.items()}, equal_file(table, results), bench, say)
-    return replace(found, compared=compared_rows(table, results), pairs=equal_rows(table, results))
+    return replace(now(), compared=compared_rows(table, results))
+
+
+def _tested_panels(table: Table) -> Iterator[Panel]:
+    """The panels whose curves are tested at equal values."""
+    if table.matched is not None and table.matched.tested and isinstance(table.figure, TableFigure):
+        yield from (panel for panel in table.figure.panels if panel.label in table.matched.at)
 
 
 def _equal(one: EqualPanel, folders: Mapping[str, Path], file: Path, bench: Bench, say: Callable[[str], None]) -> None:
