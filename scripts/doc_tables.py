@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from specbench.errors import UsageError
-from specbench.rows.columns import stderr_of
+from specbench.rows.columns import SHOWN, stderr_of
 from specbench.tables.definitions import Column, Table, row_column
 from specbench.tables.layout import printable
 
@@ -44,12 +44,14 @@ def tables(document: str) -> Iterator[DocTable]:
 
 
 def draw(one: DocTable, table: Table, rows: Mapping[str, Row | None]) -> str:
-    """Its text in Markdown. UsageError for a line that has no row, and a table that has no such line."""
+    """Its text in Markdown. UsageError for a line without a row, and for a column that tables do not show."""
     labels = {line.key: line.label for line in table.lines}
     chosen = one.lines or tuple(labels)
     if lacking := [key for key in chosen if rows.get(key) is None]:
         raise UsageError(f"table {table.id} has no row for its line {lacking[0]} (lines: {', '.join(labels)})")
     own = {column.key: column for column in table.columns}
+    if unknown := [key for key in one.columns if key not in own and key not in SHOWN]:
+        raise UsageError(f"tables show no column {unknown[0]} (table of {table.id} in a document)")
     columns = [own.get(key) or row_column(key) for key in one.columns]
     shown, _ = printable(replace(table, columns=tuple(columns)), rows)
     text = [["method", *(_named(column.label) for column in columns)]]

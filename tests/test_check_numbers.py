@@ -78,6 +78,8 @@ def test_a_table_counts_as_a_whole_and_must_be_the_one_of_its_rows(rows: Rows) -
         assert len(found) == 1
     with pytest.raises(UsageError, match="scd"):
         check(MARK.replace("sjd", "scd"), [], rows, "d.md")
+    with pytest.raises(UsageError, match="baseline_latency_s"):
+        check(MARK.replace("emitted_kl", "baseline_latency_s"), [], rows, "d.md")
 
 
 @pytest.mark.usefixtures("field")
