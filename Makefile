@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test mutants check-numbers evidence tables comparisons bench gpu train-scenes lint format docs clean
+.PHONY: help run test mutants check-numbers evidence tables bench gpu train-scenes lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -30,9 +30,6 @@ run: $(READY) ## decode, score and time 16 images with the embedded model (ARGS=
 
 tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list" shows their state, ARGS="--jobs 4" runs four lines at a time; MODEL=llamagen_xl)
 	"$(BIN)/specbench" tables $(if $(MODEL),--model $(MODEL)) $(ARGS)
-
-comparisons: $(READY) ## our own comparisons on the embedded model, some 400 runs: hours on a CPU (ARGS="--jobs 4": four at a time)
-	"$(BIN)/specbench" tables field field_newer prompt_following field_seconds relaxed relaxed_equal glance rules_tradeoff rules_equal frontier frontier_equal jacobi_windows eagle3_gain verification_shapes verification_gain verification_gain_mar $(ARGS)
 
 bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)
 	scripts/bench_gpu.sh "$(BIN)/specbench"

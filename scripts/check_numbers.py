@@ -10,7 +10,9 @@ expressions that must be true where the sentence depends on more than its number
 (`doc_tables`) are drawn from rows and count as a whole. A number outside of all this is an error, save in code, links,
 dates and names.
 
-Its entry `rows` names the `commit` that all rows under results/ are from, and by file, with a reason, what is excepted
+Of other documents, and of those that its entry `rows` calls `partly` covered, other numbers are left alone.
+
+`rows` names the `commit` that all rows under results/ are from, and by file, with a reason, what is excepted
 (`except`); without a commit, any will do. `least`, there and of a sentence: the least `n`, or `samples`, of the rows
 that a sentence rests on.
 
@@ -132,9 +134,10 @@ def check(
     rows: Rows,
     where: str,
     least: Mapping[str, int] | None = None,
+    whole: bool = True,
 ) -> tuple[list[Problem], str]:
     """What is wrong with the numbers of `document`, and the document with the values of its rows. `least`: the least
-    `n` and `samples` of rows, where a sentence has none of its own."""
+    `n` and `samples` of rows, where a sentence has none of its own. whole: a number outside of all this is wrong."""
     problems, changes = [], []
     taken = [one.span for one in doc_tables.tables(document)]
     for one in doc_tables.tables(document):
@@ -170,7 +173,7 @@ def check(
             if count < wanted:
                 problems.append(Problem(where, f"{says!r} rests on {size}={count:g} of {source}, below {wanted}"))
     taken += [found.span() for found in _ASIDE.finditer(document)]
-    for found in _NUMBER.finditer(document):
+    for found in _NUMBER.finditer(document) if whole else ():
         if not any(start <= found.start() < end for start, end in taken):
             line = document.count("\n", 0, found.start()) + 1
             problems.append(Problem(f"{where}:{line}", f"{found.group()} has no row: add its sentence to numbers.yaml"))
@@ -257,11 +260,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = documents.pop("rows", {})
     commit = about.get("commit")
     problems = check_commit(rows, str(commit), about.get("except", {})) if commit else []
-    for name, claims in documents.items():
+    partly = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")} - set(documents)
+    partly |= set(about.get("partly", []))
+    for name in sorted({*documents, *partly}):
         path = ROOT / name
-        found, text = check(path.read_text(encoding="utf-8"), claims, rows, name, about.get("least"))
+        before, claims = path.read_text(encoding="utf-8"), documents.get(name, [])
+        found, text = check(before, claims, rows, name, about.get("least"), name not in partly)
         problems += found
-        if write:
+        if write and text != before:
             path.write_text(text, encoding="utf-8")
     print("\n".join(map(str, problems)) or "every number has its row")
     return 1 if problems else 0

@@ -83,6 +83,24 @@ def test_a_table_counts_as_a_whole_and_must_be_the_one_of_its_rows(rows: Rows) -
 
 
 @pytest.mark.usefixtures("field")
+def test_tables_of_other_documents_are_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("results", "docs"):
+        (tmp_path / name).mkdir()
+    document = tmp_path / "docs/other.md"
+    document.write_text(f"Five is 5.\n\n{MARK}| old |\n")
+    (tmp_path / "results/numbers.yaml").write_text("rows: {}\n")
+    monkeypatch.setattr(check_numbers, "ROOT", tmp_path)
+    assert check_numbers.main([]) == 1
+    assert check_numbers.main(["--write"]) == 1
+    assert document.read_text() == f"Five is 5.\n\n{MARK}{DRAWN}"
+    assert check_numbers.main([]) == 0
+    (tmp_path / "results/numbers.yaml").write_text("rows: {}\ndocs/other.md: []\n")
+    assert check_numbers.main([]) == 1  # 5 has no row
+    (tmp_path / "results/numbers.yaml").write_text("rows: {partly: [docs/other.md]}\ndocs/other.md: []\n")
+    assert check_numbers.main([]) == 0
+
+
+@pytest.mark.usefixtures("field")
 def test_tables_and_values_of_today_are_written_together(rows: Rows) -> None:
     document = f"SJD takes 12.4 steps, +1 of vanilla's.\n\n{MARK}| old |\n\nSJD takes 8 of them.\n"
     both = [SENTENCE, {"says": "SJD takes {} of them", "of": ["rows('r', method='vanilla').steps.item()"]}]

@@ -248,16 +248,16 @@ def test_comparisons_are_drawn_when_they_are_named(tables: Tables, tmp_path: Pat
     bench = FakeBench(perplexity=3.0, acceptance_rate=0.5, fid_stderr=0.4, image_reward_stderr=0.01)
     requested = {table.id for table in TABLES.values() if table.paper == "this project's own comparison"}
     assert {table.id for table in cli.by_default()} == set(TABLES) - requested
-    tables("rules_tradeoff", bench=bench)
+    tables("coolsd_fig5", bench=bench)
     folder = tmp_path / "results" / "tables"
-    picture = (folder / "rules_tradeoff.svg").read_text()
-    for text in ("front RSD", "LANTERN++, optimal residual", "tree of 25", "Pareto front", "higher is better"):
+    picture = (folder / "coolsd_fig5.svg").read_text()
+    for text in ("Cool-SD, linear", "UniformRSD", "tree of 25", "Pareto front", "higher is better"):
         assert text in picture
-    with Image.open(folder / "rules_tradeoff.png") as opened:
+    with Image.open(folder / "coolsd_fig5.png") as opened:
         assert opened.width > 1000
-    tables("rules_tradeoff", bench=bench)
-    assert len(bench.ran) == len(TABLES["rules_tradeoff"].lines)
-    assert (folder / "rules_tradeoff.svg").read_text() == picture  # the same rows, the same file
+    tables("coolsd_fig5", bench=bench)
+    assert len(bench.ran) == len(TABLES["coolsd_fig5"].lines)
+    assert (folder / "coolsd_fig5.svg").read_text() == picture  # the same rows, the same file
 
 
 def test_a_pareto_front_is_what_nothing_else_beats() -> None:
