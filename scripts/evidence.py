@@ -65,8 +65,8 @@ _TIMED = (
 )
 _CONTINUOUS = tuple(name for name in _named("cspd_") if name not in (*_TIMED, "cspd_distribution"))
 STEPS = (
-    Step("relaxed", 150, ("relaxed", "relaxed_equal", "glance", "coolsd_fig3", "coolsd_fig4", "coolsd_fig5")),
-    Step("field", 45, ("field", "prompt_following", "coolsd_significance", "sjd_table11", "sjdpac_fig1")),
+    Step("relaxed", 130, ("relaxed", "relaxed_equal", "glance", "coolsd_fig3", "coolsd_fig4", "coolsd_fig5")),
+    Step("field", 50, ("field", "prompt_following", "coolsd_significance", "sjd_table11", "sjdpac_fig1")),
     Step("windows", 25, ("windows", "variants", "field_newer", "eagle3_gain")),
     Step(
         "papers",
