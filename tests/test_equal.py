@@ -156,6 +156,25 @@ def test_the_tests_of_a_panel_survive_a_stop(tmp_path: Path) -> None:
     assert len(bench.ran) == len(TESTED.lines) - 46
 
 
+def test_a_curve_that_did_not_measure_the_column_is_left_out(tmp_path: Path) -> None:
+    """What typical acceptance emits on a tree has no known distribution."""
+
+    class Partly(CurveBench):
+        def identify(self, overrides: Sequence[str]) -> measure.Identity:
+            return replace(super().identify(overrides), emits=False)
+
+        def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+            row = super().run(overrides, out)
+            unknown = {"method=eagle1", "rule=typical"} <= set(overrides)
+            return {**row, "emitted_kl": None} if unknown else row
+
+    bench, said = Partly(), []  # type: ignore[var-annotated]
+    todo = measure.plan(TESTED, TESTED.model, None, tmp_path, bench)
+    done = collect.collect(todo, tmp_path, tmp_path / "runs", bench, said.append)
+    assert len(done.pairs) == 66 - 5  # those of one curve of six
+    assert any("typical did not measure emitted_kl" in text for text in said)
+
+
 def test_runs_of_other_rows_are_compared_anew(tmp_path: Path) -> None:
     table, bench = TESTED, CurveBench()
     done = collect.collect(

@@ -183,7 +183,7 @@ def collect(
         runner.measure([need for need in now().missing if need.line.key in own])
         measured_again(key for one in now().unequalled for curve in one.panel.curves for key in curve.lines)
         for one in now().unequalled:
-            _equal(one, {key: folder(need) for key, need in needs.items()}, equal_file(table, results), bench, say)
+            _equal(one, needs, folder, equal_file(table, results), bench, say)
     pairs = list(dict.fromkeys((test.other, test.line) for test in now().untested))
     measured_again(key for pair in pairs for key in pair)
     if pairs:
@@ -201,16 +201,27 @@ def _tested_panels(table: Table) -> Iterator[Panel]:
         yield from (panel for panel in table.figure.panels if panel.label in table.matched.at)
 
 
-def _equal(one: EqualPanel, folders: Mapping[str, Path], file: Path, bench: Bench, say: Callable[[str], None]) -> None:
-    """Test every pair of curves of a panel, and keep the rows."""
+def _equal(
+    one: EqualPanel,
+    needs: Mapping[str, Need],
+    folder: Callable[[Need], Path],
+    file: Path,
+    bench: Bench,
+    say: Callable[[str], None],
+) -> None:
+    """Test every pair of curves of a panel, and keep the rows. Curves whose runs lack the column are left out."""
     from specbench.compare import equal
 
     label = one.panel.label
     say(f"{label}: every pair of curves, image by image")
-    curves = {curve.label: [folders[key] for key in curve.lines] for curve in one.panel.curves}
     for x, value in one.matched.at[label]:
         for y in one.matched.tested:
-            for row in bench.equal(curves, x, value, y):
+            curves = {curve.label: [needs[key] for key in curve.lines] for curve in one.panel.curves}
+            measured = {name: some for name, some in curves.items() if all((need.row or {}).get(y) for need in some)}
+            if left_out := [name for name in curves if name not in measured]:
+                say(f"{label}: {', '.join(left_out)} did not measure {y}, and is not compared")
+            folders = {name: [folder(need) for need in some] for name, some in measured.items()}
+            for row in bench.equal(folders, x, value, y):
                 equal.ROWS.append(file, {**row, "panel": label, "runs": one.runs})
 
 
