@@ -79,7 +79,7 @@ class Rows:
     def __init__(self, results: Path) -> None:
         self.results = results
         self.read = cache(self._read)
-        self.lines = cache(self._lines)
+        self.plan, self.lines = cache(self._plan), cache(self._lines)
         self.sizes: list[tuple[str, str, float]] = []  # of the rows asked for: where, "n" or "samples", how many
 
     def names(self) -> dict[str, Any]:
@@ -106,11 +106,11 @@ class Rows:
 
     def panels(self, table: str) -> set[str]:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""
-        return {one.runs for one in self._plan(table).equal}
+        return {one.runs for one in self.plan(table).equal}
 
     def table(self, name: str) -> tuple[Table, Mapping[str, Mapping[str, str] | None]]:
         """A table and, by its lines, the rows that they show."""
-        plan = self._plan(name)
+        plan = self.plan(name)
         return plan.table, plan.rows
 
     def _read(self, name: str) -> pd.DataFrame:
@@ -118,7 +118,7 @@ class Rows:
         return pd.read_csv(folder / f"{name}.csv", low_memory=False)
 
     def _lines(self, table: str) -> dict[str, dict[str, Any]]:
-        needs = self._plan(table).needs
+        needs = self.plan(table).needs
         return {need.line.key: {k: _number(v) for k, v in need.row.items()} for need in needs if need.row is not None}
 
     def _plan(self, table: str) -> measure.RunPlan:
@@ -138,9 +138,9 @@ def check(
 ) -> tuple[list[Problem], str]:
     """What is wrong with the numbers of `document`, and the document with the values of its rows. `least`: the least
     `n` and `samples` of rows, where a sentence has none of its own. whole: a number outside of all this is wrong."""
-    problems, changes = [], []
-    taken = [one.span for one in doc_tables.tables(document)]
+    problems, taken, changes = [], [], []
     for one in doc_tables.tables(document):
+        taken.append(one.span)
         text = doc_tables.draw(one, *rows.table(one.table))
         if text != one.drawn:
             problems.append(Problem(where, f"the table of {one.table} is not that of its rows: draw it with --write"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr
@@ -16,7 +16,6 @@ from tqdm import tqdm
 from specbench.errors import RunError, UsageError, plain
 from specbench.harness import processes
 from specbench.rows.csv_files import append_row, read_rows
-from specbench.tables.definitions import Panel, Table, TableFigure
 from specbench.tables.measure import (
     ROW_FILES,
     Bench,
@@ -178,7 +177,7 @@ def collect(
 
     runner = LineRunner(table.id, home, bench, say, jobs, folder=folder, keep=keep, number=number)
     # The curves of a panel are tested before another panel begins: what is stopped keeps its tests.
-    for panel in (*_tested_panels(table), None):
+    for panel in (*todo.tested_panels, None):
         own = needs if panel is None else {key for curve in panel.curves for key in curve.lines}
         runner.measure([need for need in now().missing if need.line.key in own])
         measured_again(key for one in now().unequalled for curve in one.panel.curves for key in curve.lines)
@@ -193,12 +192,6 @@ def collect(
         for row in bench.compare(folder(needs[a]), folder(needs[b])):
             wording.ROWS.append(comparisons(table, results), row)
     return replace(now(), compared=compared_rows(table, results))
-
-
-def _tested_panels(table: Table) -> Iterator[Panel]:
-    """The panels whose curves are tested at equal values."""
-    if table.matched is not None and table.matched.tested and isinstance(table.figure, TableFigure):
-        yield from (panel for panel in table.figure.panels if panel.label in table.matched.at)
 
 
 def _equal(

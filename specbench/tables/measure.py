@@ -204,16 +204,22 @@ class RunPlan:
         return [test for test in runs if compared(test, rows, self.compared) is None]
 
     @property
-    def equal(self) -> list[EqualPanel]:
-        """What is to be tested at equal values: the panels whose runs are all there."""
-        table, rows = self.table, self.rows
+    def tested_panels(self) -> list[Panel]:
+        """The panels whose curves are tested at equal values."""
+        table = self.table
         if table.matched is None or not table.matched.tested or not isinstance(table.figure, TableFigure):
             return []
-        found = []
-        for panel in table.figure.panels:
+        return [panel for panel in table.figure.panels if panel.label in table.matched.at]
+
+    @property
+    def equal(self) -> list[EqualPanel]:
+        """What is to be tested at equal values: the panels whose runs are all there."""
+        rows, found = self.rows, []
+        for panel in self.tested_panels:
+            assert self.table.matched is not None
             runs = [(rows.get(key) or {}).get("run_id") for curve in panel.curves for key in curve.lines]
-            if panel.label in table.matched.at and all(runs):
-                found.append(EqualPanel(panel, table.matched, sha256(" ".join(map(str, runs)), 12)))
+            if all(runs):
+                found.append(EqualPanel(panel, self.table.matched, sha256(" ".join(map(str, runs)), 12)))
         return found
 
     @property
