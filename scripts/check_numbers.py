@@ -40,7 +40,6 @@ import yaml
 from specbench.cli.exits import fail
 from specbench.errors import UsageError
 from specbench.tables import catalog, measure
-from specbench.tables.definitions import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "specbench/tables/published"
@@ -108,11 +107,6 @@ class Rows:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""
         return {one.runs for one in self.plan(table).equal}
 
-    def table(self, name: str) -> tuple[Table, Mapping[str, Mapping[str, str] | None]]:
-        """A table and, by its lines, the rows that they show."""
-        plan = self.plan(name)
-        return plan.table, plan.rows
-
     def _read(self, name: str) -> pd.DataFrame:
         folder = PUBLISHED.parent if _is_published(name) else self.results
         return pd.read_csv(folder / f"{name}.csv", low_memory=False)
@@ -141,7 +135,7 @@ def check(
     problems, taken, changes = [], [], []
     for one in doc_tables.tables(document):
         taken.append(one.span)
-        text = doc_tables.draw(one, *rows.table(one.table))
+        text = doc_tables.draw(one, rows.plan(one.table))
         if text != one.drawn:
             problems.append(Problem(where, f"the table of {one.table} is not that of its rows: draw it with --write"))
             changes.append((*one.span, text))

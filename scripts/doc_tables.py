@@ -4,34 +4,45 @@ A comment names the table, the columns and, if not all, the lines; the table fol
 
     <!-- table field: step_compression, emitted_kl; lines: vanilla, sjd -->
 
-± is the standard error. `scripts/check_numbers.py` compares what stands there with the rows; `--write` draws it again.
+± is the standard error. Another comment names a table whose pairs of curves are tested at equal values, and curves;
+there is a line for each panel, and what differs from the first curve by Holm's adjustment over all pairs is bold:
+
+    <!-- pairs relaxed_equal: UniformRSD; Cool-SD, exponential; band -->
+
+`scripts/check_numbers.py` compares what stands there with the rows; `--write` draws it again.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from specbench.compare.paired import LEVEL
 from specbench.errors import UsageError
 from specbench.rows.columns import SHOWN, stderr_of
-from specbench.tables.definitions import Column, Table, row_column
+from specbench.tables import matched
+from specbench.tables.definitions import Column, row_column
 from specbench.tables.layout import printable
+from specbench.tables.measure import RunPlan
 
 _MARK = re.compile(
-    r"<!-- table (?P<table>\w+): (?P<columns>[\w, ]+?)(?:; lines: (?P<lines>[^>]+?))? -->\n(?P<drawn>(?:\|.*\n)*)"
+    r"<!-- (?P<kind>table|pairs) (?P<table>\w+): (?P<names>[^>]+?)(?:; lines: (?P<lines>[^>]+?))? -->\n"
+    r"(?P<drawn>(?:\|.*\n)*)"
 )
 Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class DocTable:
-    """A table in a document. span: of the text that is drawn."""
+    """A table in a document. names: its columns, or the curves of which pairs are tested. span: of the text that is
+    drawn."""
 
     table: str
-    columns: tuple[str, ...]
+    names: tuple[str, ...]
     lines: tuple[str, ...]
+    pairs: bool
     span: tuple[int, int]
     drawn: str
 
@@ -39,25 +50,56 @@ class DocTable:
 def tables(document: str) -> Iterator[DocTable]:
     """The tables that comments of a document name."""
     for found in _MARK.finditer(document):
-        columns, lines = (tuple(re.split(r",\s*", found[name] or "")) for name in ("columns", "lines"))
-        yield DocTable(found["table"], columns, lines if found["lines"] else (), found.span("drawn"), found["drawn"])
+        pairs = found["kind"] == "pairs"
+        names, lines = _listed(found["names"], ";" if pairs else ","), _listed(found["lines"] or "", ",")
+        yield DocTable(found["table"], names, lines, pairs, found.span("drawn"), found["drawn"])
 
 
-def draw(one: DocTable, table: Table, rows: Mapping[str, Row | None]) -> str:
-    """Its text in Markdown. UsageError for a line without a row, and for a column that tables do not show."""
+def draw(one: DocTable, plan: RunPlan) -> str:
+    """Its text in Markdown. UsageError for a line or a pair without a row, and for a column that tables do not show."""
+    head, *body = (_pairs if one.pairs else _lines)(one, plan)
+    ruled = [f"|{'---|' * len(head)}\n", *(f"| {' | '.join(row)} |\n" for row in body)]
+    return "".join([f"| {' | '.join(head)} |\n", *ruled])
+
+
+def _lines(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
+    table, rows = plan.table, plan.rows
     labels = {line.key: line.label for line in table.lines}
     chosen = one.lines or tuple(labels)
     if lacking := [key for key in chosen if rows.get(key) is None]:
         raise UsageError(f"table {table.id} has no row for its line {lacking[0]} (lines: {', '.join(labels)})")
     own = {column.key: column for column in table.columns}
-    if unknown := [key for key in one.columns if key not in own and key not in SHOWN]:
+    if unknown := [key for key in one.names if key not in own and key not in SHOWN]:
         raise UsageError(f"tables show no column {unknown[0]} (table of {table.id} in a document)")
-    columns = [own.get(key) or row_column(key) for key in one.columns]
+    columns = [own.get(key) or row_column(key) for key in one.names]
     shown, _ = printable(replace(table, columns=tuple(columns)), rows)
-    text = [["method", *(_named(column.label) for column in columns)]]
-    text += [[labels[key], *(cell(column, shown[key] or {}) for column in columns)] for key in chosen]
-    text.insert(1, ["---"] * len(text[0]))
-    return "".join(f"|{'|'.join(row)}|\n" if row[0] == "---" else f"| {' | '.join(row)} |\n" for row in text)
+    yield ["method", *(_named(column.label) for column in columns)]
+    for key in chosen:
+        yield [labels[key], *(cell(column, shown[key] or {}) for column in columns)]
+
+
+def _pairs(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
+    panels: dict[tuple[str, str], list[tuple[Row, float]]] = {}
+    for row, p in matched.adjusted_pairs(plan):
+        panels.setdefault((row["panel"], row["value"]), []).append((row, p))
+    found = {row[end] for pairs in panels.values() for row, _ in pairs for end in ("a", "b")}
+    if unknown := [name for name in one.names if name not in found]:
+        raise UsageError(
+            f"results/{plan.table.id}_pairs.csv has no pair with {unknown[0]} (curves: {', '.join(found)})"
+        )
+    x = next(row["x"] for pairs in panels.values() for row, _ in pairs)
+    first, *others = one.names
+    yield ["draft", "prompts", _named(row_column(x).label), first, *others]
+    for (panel, value), pairs in panels.items():
+        cells = {row[end]: f"{float(row[f'y_{end}']):.4f}" for row, _ in pairs for end in ("a", "b")}
+        differ = {frozenset((row["a"], row["b"])) for row, p in pairs if p < 1 - LEVEL}
+        bold = {name: f"**{cells[name]}**" for name in others if {first, name} in differ}
+        prompts = pairs[0][0]["prompts"]
+        yield [panel, prompts, f"{float(value):g}", *({**cells, **bold}.get(name, "—") for name in one.names)]
+
+
+def _listed(text: str, separator: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(separator) if part.strip())
 
 
 def cell(column: Column, row: Row) -> str:

@@ -12,6 +12,8 @@ from check_numbers import Rows, as_printed, check
 
 from specbench.errors import UsageError
 from specbench.tables.catalog import TABLES
+from specbench.tables.definitions import TableFigure
+from specbench.tables.measure import EqualPanel, Identity, Need, RunPlan
 
 SENTENCE = {"says": "SJD takes {} steps, {} of vanilla's", "of": ["rows('r', method='sjd').steps.item()", "-0.5"]}
 
@@ -67,7 +69,12 @@ def field(monkeypatch: pytest.MonkeyPatch) -> None:
     sjd |= {"emitted_kl": "0.00123", "emitted_kl_stderr": "0.00032", "speedup_latency": "1.5", "timing": "false"}
     vanilla = {"step_compression": "1.0", "step_compression_stderr": "0.0", "emitted_kl": "3e-9"}
     measured = {"sjd": sjd, "vanilla": vanilla}
-    monkeypatch.setattr(Rows, "table", lambda self, name: (TABLES[name], measured))
+
+    def plan(self: Rows, name: str) -> RunPlan:
+        needs = (Need(line, (), Identity("", None), measured.get(line.key)) for line in TABLES[name].lines)
+        return RunPlan(TABLES[name], "m", tuple(needs))
+
+    monkeypatch.setattr(Rows, "_plan", plan)
 
 
 @pytest.mark.usefixtures("field")
@@ -80,6 +87,39 @@ def test_a_table_counts_as_a_whole_and_must_be_the_one_of_its_rows(rows: Rows) -
         check(MARK.replace("sjd", "scd"), [], rows, "d.md")
     with pytest.raises(UsageError, match="baseline_latency_s"):
         check(MARK.replace("emitted_kl", "baseline_latency_s"), [], rows, "d.md")
+
+
+def test_a_table_of_pairs_marks_what_differs_from_its_first_curve(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TABLES["relaxed_equal"]
+    assert isinstance(table.figure, TableFigure)
+    assert table.matched is not None
+    at = {"x": "step_compression", "y": "emitted_kl", "prompts": "24"}
+    chain = {**at, "panel": "EAGLE-1, chain of 5", "value": "2.0", "runs": "chain"}
+    tree = {**at, "panel": "EAGLE-1, tree of 25", "value": "2.70", "runs": "tree"}
+    pairs = (
+        {**chain, "a": "uniform", "b": "cool", "y_a": "0.01", "y_b": "0.04", "p": "0.001"},
+        {
+            **chain,
+            "a": "uniform",
+            "b": "band",
+            "y_a": "0.01",
+            "y_b": "0.009",
+            "p": "0.03",
+        },  # 0.06 of the two that are left
+        {**chain, "a": "cool", "b": "band", "y_a": "0.04", "y_b": "0.009", "p": ""},
+        {**tree, "a": "band", "b": "uniform", "y_a": "0.03", "y_b": "0.02", "p": "0.04"},
+        {**tree, "a": "band", "b": "uniform", "y_a": "7", "y_b": "7", "p": "0", "runs": "earlier"},
+    )
+    equal = [EqualPanel(table.figure.panels[0], table.matched, runs) for runs in ("chain", "tree")]
+    monkeypatch.setattr(RunPlan, "equal", equal)
+    monkeypatch.setattr(Rows, "_plan", lambda self, name: RunPlan(table, "m", (), pairs=pairs))
+    mark = "<!-- pairs relaxed_equal: uniform; cool; band -->\n"
+    drawn = "| draft | prompts | step compression (×) | uniform | cool | band |\n|---|---|---|---|---|---|\n"
+    drawn += "| EAGLE-1, chain of 5 | 24 | 2 | 0.0100 | **0.0400** | 0.0090 |\n"
+    drawn += "| EAGLE-1, tree of 25 | 24 | 2.7 | 0.0200 | — | 0.0300 |\n"
+    assert check(mark, [], Rows(rows.results), "d.md")[1] == mark + drawn
+    with pytest.raises(UsageError, match="typical"):
+        check(mark.replace("band", "typical"), [], Rows(rows.results), "d.md")
 
 
 @pytest.mark.usefixtures("field")

@@ -50,30 +50,33 @@ def build(todo: RunPlan, command: str) -> TableSheet:
     )
 
 
-def _tested(todo: RunPlan, columns: Mapping[str, Column]) -> Iterator[str]:
-    """For every panel and column a sentence with the pairs of curves that differ, and one on the adjustment."""
+def adjusted_pairs(todo: RunPlan) -> list[tuple[Row, float]]:
+    """The pairs of curves of these very runs, each with its p by Holm's adjustment over all of them (without a test
+    1)."""
     runs = {panel.runs for panel in todo.equal}
     rows = [row for row in todo.pairs if row["runs"] in runs]
-    tested = [row for row in rows if row["p"]]
-    adjusted = dict(zip(map(id, tested), holm([float(row["p"]) for row in tested]), strict=True))
-    groups: dict[tuple[str, str, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["panel"], row["x"], row["value"], row["y"]), []).append(row)
+    adjusted = iter(holm([float(row["p"]) for row in rows if row["p"]]))
+    return [(row, next(adjusted) if row["p"] else 1.0) for row in rows]
+
+
+def _tested(todo: RunPlan, columns: Mapping[str, Column]) -> Iterator[str]:
+    """For every panel and column a sentence with the pairs of curves that differ, and one on the adjustment."""
+    groups: dict[tuple[str, str, str, str], list[tuple[Row, float]]] = {}
+    for row, p in (pairs := adjusted_pairs(todo)):
+        groups.setdefault((row["panel"], row["x"], row["value"], row["y"]), []).append((row, p))
+    tests = sum(bool(row["p"]) for row, _ in pairs)
     for (panel, x, value, y), some in groups.items():
-        different = [row for row in some if adjusted.get(id(row), 1) < 1 - LEVEL]
-        listed = "; ".join(_ordered(row, adjusted[id(row)], columns[y]) for row in different)
+        different = [(row, p) for row, p in some if p < 1 - LEVEL]
+        listed = "; ".join(_ordered(row, p, columns[y]) for row, p in different)
         where = f"{panel}, {columns[y].label} at {columns[x].label.partition(' (')[0].lower()} {float(value):g}"
-        count = f"{len(different)} of {len(some)} pairs of curves differ over {some[0]['prompts']} prompts"
-        found = (
-            f", which find {least:.0%} with a probability of {POWER:.0%}"
-            if (least := _least(some, len(tested)))
-            else ""
-        )
+        count = f"{len(different)} of {len(some)} pairs of curves differ over {some[0][0]['prompts']} prompts"
+        least = _least([row for row, _ in some], tests)
+        found = f", which find {least:.0%} with a probability of {POWER:.0%}" if least else ""
         yield f"{where}: {count}{found}{': ' if listed else ''}{listed}."
-    if tested:
+    if tests:
         yield (
             f"Pairs are tested prompt by prompt, and differ where p < {1 - LEVEL:.2g} by Holm's adjustment over all"
-            f" {len(tested)} tests; in brackets the interval of {LEVEL:.0%} and the adjusted p. What prompts find"
+            f" {tests} tests; in brackets the interval of {LEVEL:.0%} and the adjusted p. What prompts find"
             " is the relative difference of a typical pair that passes the strictest of these tests."
         )
 
