@@ -42,8 +42,9 @@ def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(tmp_path: Path, mon
         def __init__(self, words: list[str], check: bool) -> None:
             ran.append(str(words[2]))
             self.returncode = int(ran == ["one", "two"])
-            name = str(words[-1]).removeprefix("out=")
-            Path(name).write_text(f"method,{words[2]}\n{words[2]},1\n")
+            out = Path(str(words[-1]).removeprefix("out="))
+            held = out.read_text() if out.exists() else f"method,{words[2]}\n"
+            out.write_text(f"{held}{words[2]},1\n")
 
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
     monkeypatch.setattr(evidence, "STEPS", (step,))

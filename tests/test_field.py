@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import append_row
 from specbench.rows.seconds import is_timed
-from specbench.tables import figures, layout
+from specbench.tables import figures, layout, measure
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
 from specbench.tables.measure import Identity, LocalBench
@@ -37,6 +42,17 @@ def test_a_table_of_what_is_emitted_takes_no_row_that_did_not_measure_it() -> No
     with_draws, without = (LocalBench().identify(["method=sjd", f"emitted_draws={n}"]) for n in (2, 0))
     assert (with_draws.emits, without.emits) == (True, False)
     assert with_draws.config_hash == without.config_hash
+
+
+def test_a_table_that_shows_nothing_of_it_takes_such_a_row(tmp_path: Path) -> None:
+    class One(LocalBench):
+        def identify(self, overrides: Sequence[str]) -> Identity:
+            return Identity("h", "w", emits=True)
+
+    append_row(tmp_path / "some.csv", dict.fromkeys(COLUMNS) | {"run_id": "1", "config_hash": "h", "weights": "w"})
+    for name, missing in (("field", 8), ("field_seconds", 0)):
+        table = TABLES[name]
+        assert len(measure.plan(table, table.model, None, tmp_path, One()).missing) == missing
 
 
 def test_every_curve_of_a_figure_is_drawn() -> None:

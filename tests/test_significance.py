@@ -119,6 +119,12 @@ def test_a_table_compares_the_runs_of_another(drawn: Any, tmp_path: Path) -> Non
     assert not found.untested
     assert len(bench.ran) == 2
     (runs / f"tables/{TABLE.id}").rename(runs / "tables/elsewhere")
+    for path in sorted((runs / "tables/elsewhere").rglob("row.csv")):  # the same lines, decoded another time
+        decoy = runs / "tables/a" / path.parent.relative_to(runs / "tables/elsewhere")
+        shutil.copytree(path.parent, decoy)
+        (decoy / "run_id").write_text("run9")
+        (decoy / "row.csv").write_text((decoy / "row.csv").read_text().replace("\nrun", "\nrun9"))
+    (results / "other_test.csv").unlink()
     assert not collect(measure.plan(other, TABLE.model, None, results, bench), results, runs, bench, print).untested
     shutil.rmtree(runs)
     (results / "other_test.csv").unlink()
