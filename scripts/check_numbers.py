@@ -17,7 +17,8 @@ Of other documents, and of those that its entry `rows` calls `partly` covered, o
 that a sentence rests on.
 
 Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
-and `line(TABLE, KEY)`, the row that a line of a table shows.
+`line(TABLE, KEY)`, the row that a line of a table shows, and `pairs(TABLE, column=value, ...)`, the tests of its curves
+at equal values, each also with `adjusted`, its p by Holm's adjustment over all of the table.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import doc_tables
@@ -39,7 +41,7 @@ import yaml
 
 from specbench.cli.exits import fail
 from specbench.errors import UsageError
-from specbench.tables import catalog, measure
+from specbench.tables import catalog, matched, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "specbench/tables/published"
@@ -83,7 +85,15 @@ class Rows:
 
     def names(self) -> dict[str, Any]:
         builtins = {f.__name__: f for f in (abs, all, len, max, min, sum, zip)}
-        return {"rows": self.rows, "line": self.line, "loads": json.loads, "exp": math.exp, "mean": fmean, **builtins}
+        return {
+            "rows": self.rows,
+            "line": self.line,
+            "pairs": self.pairs,
+            "loads": json.loads,
+            "exp": math.exp,
+            "mean": fmean,
+            **builtins,
+        }
 
     def rows(self, name: str, **where: Any) -> pd.DataFrame:
         found = self.read(name)
@@ -102,6 +112,14 @@ class Rows:
         row = found[key]
         self.sizes += [(f"{table}, line {key}", size, row[size]) for size in _SIZES if row.get(size)]
         return row
+
+    def pairs(self, table: str, **where: Any) -> list[SimpleNamespace]:
+        found = matched.adjusted_pairs(self.plan(table))
+        some = [SimpleNamespace(**{k: _number(v) for k, v in row.items()}, adjusted=p) for row, p in found]
+        some = [one for one in some if all(getattr(one, k) == v for k, v in where.items())]
+        if not some:
+            raise UsageError(f"results/{table}_pairs.csv has no pair with {where}")
+        return some
 
     def panels(self, table: str) -> set[str]:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""

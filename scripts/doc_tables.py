@@ -5,7 +5,7 @@ A comment names the table, the columns and, if not all, the lines; the table fol
     <!-- table field: step_compression, emitted_kl; lines: vanilla, sjd -->
 
 ± is the standard error. Another comment names a table whose pairs of curves are tested at equal values, and curves;
-there is a line for each panel, and what differs from the first curve by Holm's adjustment over all pairs is bold:
+there is a line for each panel with one of them, and what differs from the first curve by Holm's adjustment over all pairs is bold:
 
     <!-- pairs relaxed_equal: UniformRSD; Cool-SD, exponential; band -->
 
@@ -32,6 +32,8 @@ _MARK = re.compile(
     r"(?P<drawn>(?:\|.*\n)*)"
 )
 Row = Mapping[str, str]
+#: Relative errors below this are rounding: of statistics that are sums of float32.
+_FLOAT32 = 1e-6
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ def _pairs(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
     yield ["draft", "prompts", _named(row_column(x).label), first, *others]
     for (panel, value), pairs in panels.items():
         cells = {row[end]: f"{float(row[f'y_{end}']):.4f}" for row, _ in pairs for end in ("a", "b")}
+        if cells.keys().isdisjoint(one.names):
+            continue
         differ = {frozenset((row["a"], row["b"])) for row, p in pairs if p < 1 - LEVEL}
         bold = {name: f"**{cells[name]}**" for name in others if {first, name} in differ}
         prompts = pairs[0][0]["prompts"]
@@ -109,6 +113,8 @@ def cell(column: Column, row: Row) -> str:
     value, error = float(row[column.key]), float(row.get(stderr_of(column.key)) or 0)
     if abs(value) < column.rounding:
         return "0"
+    if error < _FLOAT32 * abs(value):
+        error = 0.0
     decimals = column.decimals if not error else max(column.decimals, -math.floor(math.log10(error)))
     return f"{value:.{decimals}f}" + (f" ± {error:.{decimals}f}" if error else "")
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import check_numbers
+import doc_tables
 import pytest
 from check_numbers import Rows, as_printed, check
 
 from specbench.errors import UsageError
 from specbench.tables.catalog import TABLES
-from specbench.tables.definitions import TableFigure
+from specbench.tables.definitions import TableFigure, row_column
 from specbench.tables.measure import EqualPanel, Identity, Need, RunPlan
 
 SENTENCE = {"says": "SJD takes {} steps, {} of vanilla's", "of": ["rows('r', method='sjd').steps.item()", "-0.5"]}
@@ -77,6 +78,12 @@ def field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rows, "_plan", plan)
 
 
+def test_an_error_of_rounding_is_none() -> None:
+    ratio = row_column("emitted_kl_ratio")
+    for error, shown in (("3e-07", "1.000"), ("3e-06", "0.999999 ± 0.000003")):
+        assert doc_tables.cell(ratio, {"emitted_kl_ratio": "0.9999994", "emitted_kl_ratio_stderr": error}) == shown
+
+
 @pytest.mark.usefixtures("field")
 def test_a_table_counts_as_a_whole_and_must_be_the_one_of_its_rows(rows: Rows) -> None:
     assert check(MARK + DRAWN, [], rows, "d.md") == ([], MARK + DRAWN)
@@ -109,6 +116,7 @@ def test_a_table_of_pairs_marks_what_differs_from_its_first_curve(rows: Rows, mo
         {**chain, "a": "cool", "b": "band", "y_a": "0.04", "y_b": "0.009", "p": ""},
         {**tree, "a": "band", "b": "uniform", "y_a": "0.03", "y_b": "0.02", "p": "0.04"},
         {**tree, "a": "band", "b": "uniform", "y_a": "7", "y_b": "7", "p": "0", "runs": "earlier"},
+        {**tree, "a": "printed", "b": "released", "y_a": "7", "y_b": "7", "p": "1", "panel": "of neither"},
     )
     equal = [EqualPanel(table.figure.panels[0], table.matched, runs) for runs in ("chain", "tree")]
     monkeypatch.setattr(RunPlan, "equal", equal)

@@ -10,13 +10,12 @@ import pytest
 
 from specbench.tables.catalog import TABLES
 
-LEAVING = {"frontier", "frontier_equal"}  # with their rows
 OTHER_MODELS = {"sjd_table8"}  # has no line of an embedded model
 
 
 def test_every_table_is_made_by_one_step() -> None:
     made = Counter(name for step in evidence.STEPS for name in step.tables)
-    assert set(made) == set(TABLES) - LEAVING - OTHER_MODELS
+    assert set(made) == set(TABLES) - OTHER_MODELS
     assert set(made.values()) == {1}
 
 

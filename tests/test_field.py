@@ -56,16 +56,16 @@ def test_a_table_that_shows_nothing_of_it_takes_such_a_row(tmp_path: Path) -> No
 
 
 def test_every_curve_of_a_figure_is_drawn() -> None:
-    """The frontier has twelve, and a figure left out all but seven."""
+    """There are more than seven, and a figure once left out the rest."""
     panels = [
         panel for table in TABLES.values() if isinstance(table.figure, TableFigure) for panel in table.figure.panels
     ]
-    assert max(len(panel.curves) for panel in panels) == len(figures._STYLES) == len(set(figures._STYLES)) == 12
+    assert 7 < max(len(panel.curves) for panel in panels) <= len(set(figures._STYLES))
 
 
 def test_a_curve_looks_the_same_in_all_panels() -> None:
-    """Panels of the frontier have different curves; the legend is one for all."""
-    table, rows = TABLES["frontier"], {}
+    """Panels have different curves; the legend is one for all."""
+    table, rows = TABLES["relaxed"], {}
     assert isinstance(table.figure, TableFigure)
     for i, line in enumerate(table.lines):
         rows[line.key] = {"step_compression": str(1 + i), "emitted_kl": str(0.1 * i), "n": "16"}
@@ -78,15 +78,6 @@ def test_a_curve_looks_the_same_in_all_panels() -> None:
     assert len(colours) > 7
     assert all(len(found) == 1 for found in colours.values())
     assert {text.get_text() for text in drawn.legends[0].get_texts()} == set(colours)
-
-
-def test_rules_at_equal_tokens_are_tested_by_runs_without_interpolation() -> None:
-    table = TABLES["frontier_equal"]
-    keys = {line.key for line in table.lines}
-    assert table.matched is None
-    assert len(table.tests) == 9
-    assert all({test.line, test.other} <= keys for test in table.tests)
-    assert all(test.line.startswith("band") and test.other.startswith("uniform") for test in table.tests)
 
 
 def test_errors_of_floating_point_print_as_zero() -> None:

@@ -126,6 +126,7 @@ def test_a_table_compares_the_runs_of_another(drawn: Any, tmp_path: Path) -> Non
         (decoy / "row.csv").write_text((decoy / "row.csv").read_text().replace("\nrun", "\nrun9"))
     (results / "other_test.csv").unlink()
     assert not collect(measure.plan(other, TABLE.model, None, results, bench), results, runs, bench, print).untested
+    assert "run9" not in (results / "other_test.csv").read_text()
     shutil.rmtree(runs)
     (results / "other_test.csv").unlink()
     assert not collect(measure.plan(other, TABLE.model, None, results, bench), results, runs, bench, print).untested
