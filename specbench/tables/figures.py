@@ -98,8 +98,7 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
     shown = [key for key in figure.y if any((rows.get(name) or {}).get(key) for name in lines)] or figure.y
     rows_of_axes = [(panel, x) for panel in figure.panels for x in figure.x]
     drawn, axes = _axes(len(rows_of_axes), len(shown), sharex="row")
-    labels = dict.fromkeys(curve.label for panel in figure.panels for curve in panel.curves)
-    styles = dict(zip(labels, itertools.cycle(_STYLES), strict=False))  # a curve looks the same in all panels
+    styles = _styles(sorted(([curve.label for curve in panel.curves] for panel in figure.panels), key=len))
     for (panel, x_key), line in zip(rows_of_axes, axes, strict=True):
         for key, axis in zip(shown, line, strict=True):
             base = rows.get(panel.baseline or figure.baseline)
