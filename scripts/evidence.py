@@ -65,19 +65,19 @@ _TIMED = (
 )
 _CONTINUOUS = tuple(name for name in _named("cspd_") if name not in (*_TIMED, "cspd_distribution"))
 STEPS = (
-    Step("relaxed", 130, ("relaxed", "relaxed_equal", "glance", "coolsd_fig3", "coolsd_fig4", "coolsd_fig5")),
+    Step("relaxed", 175, ("relaxed", "relaxed_equal", "glance", "coolsd_fig3", "coolsd_fig4", "coolsd_fig5")),
     Step("field", 50, ("field", "prompt_following", "coolsd_significance", "sjd_table11", "sjdpac_fig1")),
-    Step("windows", 25, ("windows", "variants", "field_newer", "eagle3_gain")),
+    Step("windows", 70, ("windows", "variants", "field_newer", "eagle3_gain")),
     Step(
         "papers",
-        45,
+        125,
         (
             *("coolsd_table3", "sjd_fig6", "sjd_fig8", "sjd_fig13", "sjd_table6", "sjd_table7", "sjd_table9"),
             *("sjd_table10", "sjdpac_fig4", "sjdpac_table2", "sjdpac_table3", "lantern_fig2a", "lantern_fig2c"),
             *("lantern_fig5", "lantern_table1", "lantern_table2", "lantern_table4"),
         ),
     ),
-    Step("verification", 35, ("verification_shapes", "verification_gain", "verification_gain_mar")),
+    Step("verification", 50, ("verification_shapes", "verification_gain", "verification_gain_mar")),
     Step("seconds", 60, _TIMED, idle=True),
     Step(
         "steps",
@@ -140,7 +140,7 @@ STEPS = (
     Step("mutants", 25, commands=("scripts/mutants.py",)),
     Step(
         "probes",
-        10,
+        4,
         joined=(
             (
                 "probe/band_rounds.csv",
