@@ -5,7 +5,8 @@ A comment names the table, the columns and, if not all, the lines; the table fol
     <!-- table field: step_compression, emitted_kl; lines: vanilla, sjd -->
 
 ± is the standard error. Another comment names a table whose pairs of curves are tested at equal values, and curves;
-there is a line for each panel with one of them, and what differs from the first curve by Holm's adjustment over all pairs is bold:
+there is a line for each panel with one of them. Bold is what differs from the first curve by Holm's adjustment over all
+pairs:
 
     <!-- pairs relaxed_equal: UniformRSD; Cool-SD, exponential; band -->
 
