@@ -30,6 +30,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -114,11 +115,12 @@ class Rows:
         return row
 
     def pairs(self, table: str, **where: Any) -> list[SimpleNamespace]:
-        found = matched.adjusted_pairs(self.plan(table))
+        found = chain.from_iterable(matched.adjusted_pairs(self.plan(table)).values())
         some = [SimpleNamespace(**{k: _number(v) for k, v in row.items()}, adjusted=p) for row, p in found]
         some = [one for one in some if all(getattr(one, k) == v for k, v in where.items())]
         if not some:
             raise UsageError(f"results/{table}_pairs.csv has no pair with {where}")
+        self.sizes += [(f"{table}, {one.panel}", "n", one.prompts) for one in some]
         return some
 
     def panels(self, table: str) -> set[str]:

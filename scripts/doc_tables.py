@@ -82,18 +82,18 @@ def _lines(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
 
 
 def _pairs(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
-    panels: dict[tuple[str, str], list[tuple[Row, float]]] = {}
-    for row, p in matched.adjusted_pairs(plan):
-        panels.setdefault((row["panel"], row["value"]), []).append((row, p))
-    found = {row[end] for pairs in panels.values() for row, _ in pairs for end in ("a", "b")}
+    groups = matched.adjusted_pairs(plan)
+    found = {row[end] for pairs in groups.values() for row, _ in pairs for end in ("a", "b")}
     if unknown := [name for name in one.names if name not in found]:
         raise UsageError(
             f"results/{plan.table.id}_pairs.csv has no pair with {unknown[0]} (curves: {', '.join(found)})"
         )
-    x = next(row["x"] for pairs in panels.values() for row, _ in pairs)
+    if len(columns := {(x, y) for _, x, _, y in groups}) > 1:
+        raise UsageError(f"{plan.table.id} tests {len(columns)} pairs of columns: a document's table has room for one")
+    [(x, _)] = columns
     first, *others = one.names
     yield ["draft", "prompts", _named(row_column(x).label), first, *others]
-    for (panel, value), pairs in panels.items():
+    for (panel, _, value, _), pairs in groups.items():
         cells = {row[end]: f"{float(row[f'y_{end}']):.4f}" for row, _ in pairs for end in ("a", "b")}
         if cells.keys().isdisjoint(one.names):
             continue

@@ -207,9 +207,9 @@ def _equal(
 
     label = one.panel.label
     say(f"{label}: every pair of curves, image by image")
+    curves = {curve.label: [needs[key] for key in curve.lines] for curve in one.panel.curves}
     for x, value in one.matched.at[label]:
         for y in one.matched.tested:
-            curves = {curve.label: [needs[key] for key in curve.lines] for curve in one.panel.curves}
             measured = {name: some for name, some in curves.items() if all((need.row or {}).get(y) for need in some)}
             if left_out := [name for name in curves if name not in measured]:
                 say(f"{label}: {', '.join(left_out)} did not measure {y}, and is not compared")

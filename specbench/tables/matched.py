@@ -50,21 +50,23 @@ def build(todo: RunPlan, command: str) -> TableSheet:
     )
 
 
-def adjusted_pairs(todo: RunPlan) -> list[tuple[Row, float]]:
-    """The pairs of curves of these very runs, each with its p by Holm's adjustment over all of them (without a test
-    1)."""
+def adjusted_pairs(todo: RunPlan) -> dict[tuple[str, str, str, str], list[tuple[Row, float]]]:
+    """By panel, x, its value and y: the pairs of curves of these very runs, each with its p by Holm's adjustment over
+    all of them (without a test 1)."""
     runs = {panel.runs for panel in todo.equal}
     rows = [row for row in todo.pairs if row["runs"] in runs]
     adjusted = iter(holm([float(row["p"]) for row in rows if row["p"]]))
-    return [(row, next(adjusted) if row["p"] else 1.0) for row in rows]
+    groups: dict[tuple[str, str, str, str], list[tuple[Row, float]]] = {}
+    for row in rows:
+        key = (row["panel"], row["x"], row["value"], row["y"])
+        groups.setdefault(key, []).append((row, next(adjusted) if row["p"] else 1.0))
+    return groups
 
 
 def _tested(todo: RunPlan, columns: Mapping[str, Column]) -> Iterator[str]:
     """For every panel and column a sentence with the pairs of curves that differ, and one on the adjustment."""
-    groups: dict[tuple[str, str, str, str], list[tuple[Row, float]]] = {}
-    for row, p in (pairs := adjusted_pairs(todo)):
-        groups.setdefault((row["panel"], row["x"], row["value"], row["y"]), []).append((row, p))
-    tests = sum(bool(row["p"]) for row, _ in pairs)
+    groups = adjusted_pairs(todo)
+    tests = sum(bool(row["p"]) for some in groups.values() for row, _ in some)
     for (panel, x, value, y), some in groups.items():
         different = [(row, p) for row, p in some if p < 1 - LEVEL]
         listed = "; ".join(_ordered(row, p, columns[y]) for row, p in different)
