@@ -78,7 +78,7 @@ STEPS = (
         ),
     ),
     Step("verification", 50, ("verification_shapes", "verification_gain", "verification_gain_mar")),
-    Step("seconds", 60, _TIMED, idle=True),
+    Step("seconds", 95, _TIMED, idle=True),
     Step(
         "steps",
         5,
