@@ -256,6 +256,21 @@ def _evaluated(expression: str, rows: Rows) -> Any:
         raise UsageError(f"results/numbers.yaml: {expression}: {type(error).__name__}: {error}") from error
 
 
+def read_claims(file: Path) -> dict[str, Any]:
+    """Document -> its claims, and `rows` -> what is asked of the rows. UsageError: it is not that."""
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file.name} is not YAML: {' '.join(str(error).split())}. Mend that line.") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{file.name} has no documents. Write `DOCUMENT:`, and its sentences below it.")
+    for name, claims in found.items():
+        whole = isinstance(claims, dict) if name == "rows" else isinstance(claims, list)
+        if not whole or (name != "rows" and not all(isinstance(one, dict) and "says" in one for one in claims)):
+            raise UsageError(f"{file.name}: {name} is no list of sentences. Begin each with `- says:`.")
+    return found
+
+
 def _is_published(name: str) -> bool:
     return name.startswith(PUBLISHED.name)
 
@@ -270,7 +285,7 @@ def _number(text: str) -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
     write = "--write" in (sys.argv[1:] if argv is None else argv)
     rows = Rows(ROOT / "results")
-    documents = yaml.safe_load((ROOT / "results/numbers.yaml").read_text(encoding="utf-8"))
+    documents = read_claims(ROOT / "results/numbers.yaml")
     about = documents.pop("rows", {})
     commit = about.get("commit")
     problems = check_commit(rows, str(commit), about.get("except", {})) if commit else []

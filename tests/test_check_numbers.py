@@ -54,6 +54,15 @@ def test_a_number_without_its_row_is_found(rows: Rows, document: str, shown: str
     assert problem.startswith("d.md")
 
 
+@pytest.mark.parametrize(
+    "text", ["README.md: [", "- says: a", "", "README.md: a", "README.md: [{of: ['1']}]", "rows: []"]
+)
+def test_a_file_that_has_no_claims_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "numbers.yaml").write_text(text)
+    with pytest.raises(UsageError, match="numbers.yaml"):
+        check_numbers.read_claims(tmp_path / "numbers.yaml")
+
+
 def test_a_sentence_that_no_longer_holds_is_found(rows: Rows) -> None:
     claim = {"says": "SJD takes fewer steps", "holds": ["rows('r', method='sjd').steps.item() > 105"]}
     assert len(check("SJD takes fewer steps.", [claim], rows, "d.md")[0]) == 1
