@@ -158,7 +158,7 @@ STEPS = (
         commands=(
             "run method=cool_sd delta=1.1 n=16 out=runs/evidence/sheet",
             "run model=mar_scenes method=vanilla n=32 batch=32 baseline=false metrics=none out=runs/evidence/sheet_mar",
-            "report keep=results/gallery runs=runs/tables/field",
+            "report keep=results/gallery runs=runs/tables/field_seconds",
         ),
         copied=(
             ("contact_sheet.png", "runs/evidence/sheet/contact_sheet.png"),
