@@ -200,6 +200,7 @@ def test_a_table_names_columns_and_lines_that_there_are(table: definitions.Table
     [
         ("sjdpac_table4", "bench", ["method=vanilla batch=1", "method=sjd_pac window=64 batch=1"], " bench.images=0"),
         ("lantern_fig2c", "probe", [f"cfg_scale={s} n=64 seed=0 method=vanilla" for s in (1, 3)], ""),
+        ("sjdpac_fig4", "probe", ["n=16 seed=0 method=vanilla"], ""),  # a line with the method of all lines
     ],
 )
 def test_a_table_is_filled_by_another_command(
@@ -209,7 +210,7 @@ def test_a_table_is_filled_by_another_command(
     for _ in range(2):  # the second call finds the rows
         assert tables(name, bench=bench) == 0
         assert [" ".join(overrides) for overrides, _ in bench.ran] == [f"model=llamagen_scenes {run}" for run in runs]
-    assert len(measure.ROW_FILES[command].read(tmp_path / "results" / command / f"{name}.csv")) == 2
+    assert len(measure.ROW_FILES[command].read(tmp_path / "results" / command / f"{name}.csv")) == len(runs)
     text = (tmp_path / "results" / "tables" / f"{name}.md").read_text()
     assert "**2.50**" in text  # step_ms, entropy
     assert all(f"specbench {command} model=llamagen_scenes {run}{more}" in text for run in runs)

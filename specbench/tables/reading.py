@@ -208,7 +208,7 @@ def _line(source: Source, key: str, given: Mapping[str, Any], lines: dict[str, L
     lines[name] = Line(
         name,
         source.text("label", given["label"]),
-        overrides(source, key, own) if own else None,
+        overrides(source, key, own) if own or "method" in (source.held.get("with") or {}) else None,
         None if published is None else {k: str(v) for k, v in source.mapping(f"{key}: published", published).items()},
         source.text("without", given.get("without", Line.without)),
         None if elsewhere is None else overrides(source, key, elsewhere),
