@@ -444,11 +444,19 @@ def test_of_a_rows_note_stands_what_is_about_the_table() -> None:
     sheet = _sheet({"eagle1": _row(note="decoded in 2 processes; perplexity: of 9 pictures")})
     [entry] = [e for e in sheet.entries if e.kind == "measured" and e.marks]
     assert (entry.method, dict(sheet.notes)[entry.marks[0]]) == ("EAGLE-1", "From the row: decoded in 2 processes.")
+
+
+def test_what_rows_say_of_a_column_stands_in_its_head_once() -> None:
+    said = {"vanilla": "0.91 of 5 by a1@1", "eagle1": "0.9 of 5 by a1@1", "cool_sd_2": "12 left out"}
+    sheet = _sheet({key: _row(note=f"seconds drifted; clip_score: {text}") for key, text in said.items()})
+    [head] = [dict(sheet.notes)[header.marks[0]] for header in sheet.headers if header.label == "CLIP score"]
+    assert "0.9 to 0.91 of 5 by a1@1 (2 of 3 lines); 12 left out (1 of 3 lines)" in head
+    assert not [text for _, text in sheet.notes if "From the row" in text and "clip_score" in text]
+    sheet = _sheet({"eagle1": _row(clip_score="", note="clip_score: no weights")})  # a line without the value
+    assert "From the row: clip_score: no weights." in dict(sheet.notes).values()
     first, last = "decoded in 2 processes: timings are mixed", "clip_score: of classes"
     note = f"{first}; fid: against 9 pictures; n = 4: biased; {last}"
-    assert layout._relevant_note(note, {"fid", "clip_score"}) == note
-    assert layout._relevant_note(note, {"clip_score"}) == f"{first}; {last}"
-    assert layout._relevant_note("image_reward: accuracy 0.9", {"fid"}) == layout._relevant_note("", {"fid"}) == ""
+    assert [about for _, about in layout._pieces(note)] == ["decoded in 2 processes", "fid", "clip_score"]
 
 
 def test_more_notes_than_letters() -> None:

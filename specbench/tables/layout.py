@@ -5,9 +5,10 @@ Measured and published values never share a cell or a line. A cell without a val
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 
@@ -35,6 +36,7 @@ _PROVENANCE = (
     ("Sampling", ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma", "cfg_scale", "seed")),
     ("Prompts", ("data", "split", "n", "batch")),
 )
+_FIGURE = re.compile(r"(?<![\w.@])\d+(?:\.\d+)?(?!\w)")  # a number in a note
 _WITHOUT_NAME = ("device_name", "device", "dtype", "engine", "commit", "model", "weights", "data", "split")
 
 
@@ -201,10 +203,34 @@ def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes:
         row is not None and row.get(column.key) and row.get(column.spread) for row in rows.values()
     ):
         parts.append(f"± its {column.spread_is}")
+    parts += _said(column, rows)
     if column.published_as and printed:
         parts.append(f"published: {column.published_as}")
     mark = (notes.mark(f"{column.label}: {'; '.join(parts)}."),) if parts else ()
     return Header(column.label, column.better, mark)
+
+
+def _said(column: Column, rows: Mapping[str, Row | None]) -> list[str]:
+    """What rows say about their values of a column: once for all lines, and a number that differs as its range."""
+    valued = [row for row in rows.values() if row is not None and row.get(column.key)]
+    found: dict[tuple[str, ...], list[list[str]]] = {}
+    for row in valued:
+        for piece, about in _pieces(row.get("note", "")):
+            if about == column.key:
+                text = piece.partition(": ")[2]
+                found.setdefault(tuple(_FIGURE.split(text)), []).append(_FIGURE.findall(text))
+    said = []
+    for words, numbers in found.items():
+        ranges = [sorted(set(some), key=float) for some in zip(*numbers, strict=True)]
+        texts = [some[0] if len(some) == 1 else f"{some[0]} to {some[-1]}" for some in ranges]
+        some = "" if len(numbers) == len(valued) else f" ({len(numbers)} of {len(valued)} lines)"
+        said.append("".join(itertools.chain(*itertools.zip_longest(words, texts, fillvalue=""))) + some)
+    return said
+
+
+def _pieces(note: str) -> list[tuple[str, str]]:
+    """The parts of a row's note, each with the column that it is about, or what stands in that place."""
+    return [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z_]+: )", note)]
 
 
 def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, Row | None], dict[tuple[str, str], str]]:
@@ -242,17 +268,10 @@ def _measured(
     cells = tuple(
         _measured_cell(table, column, row, reasons.get((line.key, column.key), ""), notes) for column in table.columns
     )
-    note = _relevant_note(
-        row.get("note", ""), {column.key for column in table.columns if (line.key, column.key) not in reasons}
-    )
-    marks = (notes.mark(f"From the row: {note}."),) if note else ()
+    empty = {c.key for c in table.columns if not row.get(c.key) and (line.key, c.key) not in reasons}
+    said = [piece for piece, about in _pieces(row.get("note", "")) if about in empty or about not in COLUMNS]
+    marks = (notes.mark(f"From the row: {'; '.join(said)}."),) if any(said) else ()
     return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
-
-
-def _relevant_note(note: str, shown: Collection[str]) -> str:
-    """A row's note without its parts about columns that the table lacks."""
-    pieces = [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z_]+: )", note)]
-    return "; ".join(piece for piece, about in pieces if about in shown or about not in COLUMNS)
 
 
 def _measured_cell(table: Table, column: Column, row: Row, reason: str, notes: Notes) -> TableCell:
