@@ -96,13 +96,13 @@ STEPS = (
     ),
     Step(
         "audit",
-        75,
+        200,
         joined=(
             ("audit.csv", ("audit --all",)),
             (
                 "audit_variants.csv",
                 (
-                    "audit --variants audit.samples=60000",
+                    "audit --variants",
                     f"audit method=sjd variant=printed {_MILLION}",
                     f"audit method=scd variant=exact {_MILLION}",
                     f"audit method=scd variant=released window=4 {_MILLION}",
