@@ -252,7 +252,7 @@ def _pattern(says: str) -> str:
 def _evaluated(expression: str, rows: Rows) -> Any:
     try:
         return eval(expression, {"__builtins__": {}, **rows.names()})  # noqa: S307 (the repository's own file)
-    except (KeyError, AttributeError, SyntaxError, TypeError, NameError, OSError) as error:
+    except (KeyError, AttributeError, SyntaxError, TypeError, NameError, ValueError, OSError) as error:
         raise UsageError(f"results/numbers.yaml: {expression}: {type(error).__name__}: {error}") from error
 
 

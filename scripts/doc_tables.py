@@ -35,6 +35,7 @@ _MARK = re.compile(
 Row = Mapping[str, str]
 #: Relative errors below this are rounding: of statistics that are sums of float32.
 _FLOAT32 = 1e-6
+_PROPER = ("Fréchet", "Inception")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _lines(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
         raise UsageError(f"tables show no column {unknown[0]} (table of {table.id} in a document)")
     columns = [own.get(key) or row_column(key) for key in one.names]
     shown, _ = printable(replace(table, columns=tuple(columns)), rows)
-    yield ["method", *(_named(column.label) for column in columns)]
+    yield ["method", *(heading(column.label) for column in columns)]
     for key in chosen:
         yield [labels[key], *(cell(column, shown[key] or {}) for column in columns)]
 
@@ -92,7 +93,7 @@ def _pairs(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
         raise UsageError(f"{plan.table.id} tests {len(columns)} pairs of columns: a document's table has room for one")
     [(x, _)] = columns
     first, *others = one.names
-    yield ["draft", "prompts", _named(row_column(x).label), first, *others]
+    yield ["draft", "prompts", heading(row_column(x).label), first, *others]
     for (panel, _, value, _), pairs in groups.items():
         cells = {row[end]: f"{float(row[f'y_{end}']):.4f}" for row, _ in pairs for end in ("a", "b")}
         if cells.keys().isdisjoint(one.names):
@@ -120,6 +121,6 @@ def cell(column: Column, row: Row) -> str:
     return f"{value:.{decimals}f}" + (f" ± {error:.{decimals}f}" if error else "")
 
 
-def _named(label: str) -> str:
-    """As a heading in a sentence: "Step compression" -> "step compression", "CLIP score" stays."""
-    return label if label[1:2].isupper() else label[:1].lower() + label[1:]
+def heading(label: str) -> str:
+    """As a heading in a sentence: "Step compression" -> "step compression"; "CLIP score" stays."""
+    return label if label[1:2].isupper() or label.startswith(_PROPER) else label[:1].lower() + label[1:]

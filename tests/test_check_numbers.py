@@ -93,6 +93,12 @@ def test_an_error_of_rounding_is_none() -> None:
         assert doc_tables.cell(ratio, {"emitted_kl_ratio": "0.9999994", "emitted_kl_ratio_stderr": error}) == shown
 
 
+def test_a_heading_keeps_proper_names() -> None:
+    titles = ("Step compression (×)", "CLIP score", "Fréchet distance", "Inception score", "Accepted length")
+    kept = ["step compression (×)", "CLIP score", "Fréchet distance", "Inception score", "accepted length"]
+    assert [doc_tables.heading(title) for title in titles] == kept
+
+
 @pytest.mark.usefixtures("field")
 def test_a_table_counts_as_a_whole_and_must_be_the_one_of_its_rows(rows: Rows) -> None:
     assert check(MARK + DRAWN, [], rows, "d.md") == ([], MARK + DRAWN)

@@ -20,6 +20,7 @@ from specbench.rows.csv_files import append_row, read_rows
 from specbench.tables import layout, literature, measure
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import collect
+from specbench.tables.definitions import TableTest
 from specbench.tables.measure import Identity
 
 TABLE = TABLES["coolsd_significance"]
@@ -180,3 +181,23 @@ def test_equal_pairs_have_no_test() -> None:
         "Steps of an image, Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (m) -2.000 in each "
     )
     assert steps.endswith("of 9 pairs of images.")
+
+
+def test_a_test_is_named_by_its_statistic() -> None:
+    """A Fréchet distance has no degrees of freedom, and was printed as a paired t-test without them."""
+    pair = ("cool_sd_1.1", "lantern_pp")
+    table = replace(
+        TABLE,
+        tests=tuple(TableTest(name, name, *pair) for name in ("steps", "scenes_fid", "distribution")),
+    )
+    rows = {"cool_sd_1.1": {"run_id": "b"}, "lantern_pp": {"run_id": "a"}}
+    common = {"run_a": "a", "run_b": "b", "pairs": "9", "difference": "0.5", "low": "0.1", "high": "0.9"}
+    cells = [
+        common | {"statistic": "steps", "df": "8", "test_statistic": "3", "p": "0.02"},
+        common | {"statistic": "scenes_fid", "df": "", "test_statistic": "2.5", "p": "0.01"},
+        common | {"statistic": "distribution", "df": "", "test_statistic": "0.013", "p": "0.03"},
+    ]
+    steps, frechet, energy = layout.build(table, "m", rows, [], {}, "", cells).remarks[:3]
+    assert "paired t(8) = 3.00, p = 0.02 (0.04 by Holm" in steps
+    assert "z = 2.50, p = 0.01 (0.03 by Holm" in frechet
+    assert "energy distance 0.013, p = 0.03 (0.04 by Holm" in energy

@@ -167,7 +167,7 @@ AXES = {
 @dataclass(frozen=True)
 class TableTest:
     """Whether a statistic of the images, as `specbench compare` calls it, differs between the runs of two lines: by the
-    paired t-test over the images of the same prompts."""
+    test of `specbench compare` over the images of the same prompts, such as the paired t-test of a mean."""
 
     statistic: str
     label: str

@@ -353,20 +353,22 @@ def _tested(
     found = compared(test, rows, comparisons)
     if found is None:
         text += "not measured yet"
-    elif test.statistic == "distribution":
-        text += f"measured ({model}) energy distance {float(found['test_statistic']):.3g}, "
-        text += f"p = {float(found['p']):.2g}, over {found['pairs']} pairs of the same prompt"
     elif not found["p"]:
         text += f"measured ({model}) {float(found['difference']):+.3f} in each of {found['pairs']} pairs of images"
     else:
-        half = (float(found["high"]) - float(found["low"])) / 2
-        decimals = max(3, -math.floor(math.log10(half))) if half > 0 else 3
-        low, high, difference = (f"{float(found[name]):+.{decimals}f}" for name in ("low", "high", "difference"))
         p = f"p = {float(found['p']):.2g}" if float(found["p"]) > 0 else "p < 1e-300"
         if len(adjusted) > 1:
             p += f" ({adjusted[test]:.2g} by Holm's adjustment over {len(adjusted)} tests)"
-        text += f"measured ({model}) {difference} (95 % interval {low} to {high}), paired t({found['df']}) = "
-        text += f"{float(found['test_statistic']):.2f}, {p}, over {found['pairs']} pairs of the same prompt"
+        p += f", over {found['pairs']} pairs of the same prompt"
+        if test.statistic == "distribution":
+            text += f"measured ({model}) energy distance {float(found['test_statistic']):.3g}, {p}"
+        else:
+            half = (float(found["high"]) - float(found["low"])) / 2
+            decimals = max(3, -math.floor(math.log10(half))) if half > 0 else 3
+            low, high, difference = (f"{float(found[name]):+.{decimals}f}" for name in ("low", "high", "difference"))
+            statistic = f"paired t({found['df']})" if found["df"] else "z"
+            text += f"measured ({model}) {difference} (95 % interval {low} to {high}), "
+            text += f"{statistic} = {float(found['test_statistic']):.2f}, {p}"
     printed: dict[str, list[str]] = {}
     for row in published if test.statistic == "accepted_length" else ():
         sign = {"t_statistic": "t = ", "p_value_upper_bound": "p < "}.get(row.cells.get("value_name", ""))
