@@ -166,7 +166,7 @@ STEPS = (
         ),
     ),
     Step("continuous", 45, _CONTINUOUS),
-    Step("continuous_images", 200, ("cspd_distribution",)),
+    Step("continuous_images", 165, ("cspd_distribution",)),
     Step("frechet", 130, ("frechet",)),
 )
 
