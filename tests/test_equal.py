@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import norm
+from test_compare import Folders, image, score
 from test_journal import record
 from test_tables import FakeBench
 
+from specbench import data, metrics
 from specbench.compare import equal
 from specbench.compare.paired import holm
-from specbench.compare.passes import ScoredPass
+from specbench.compare.passes import ScoredPass, read
 from specbench.errors import UsageError
 from specbench.rows.csv_files import append_row
 from specbench.rows.indices import STRIDE
@@ -25,6 +27,7 @@ from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
 
 N = 24
+_CONTEXT = metrics.ScoringContext(metrics.ASSETS, Path())
 
 
 def run(name: str, steps: float, divergence: float, noise: int, only: Sequence[int] = range(N)) -> ScoredPass:
@@ -94,6 +97,60 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(UsageError, match="different prompts"):
         list(equal.rows({**some, "other": curves(range(3, N))["band"]}, "step_compression", 2.1, "emitted_kl"))
     assert list(equal.rows(some, "step_compression", 9.0, "emitted_kl")) == []
+
+
+@pytest.fixture
+def rewarded(tmp_path: Path) -> dict[str, list[str]]:
+    """Two curves of two runs each, whose images are scored by one reader."""
+    rng, found = np.random.default_rng(3), dict[str, list[str]]()
+    for label, reward in (("band", 0.9), ("cool", 0.7)):
+        for many in (130, 118):
+            mine = [image(i, many + i % 3, sha256=f"{label}{many}{i}") for i in range(N)]
+            folder = Folders(tmp_path).make(f"{label}{many}", mine)
+            outputs = reward + many / 1000 + 0.1 * rng.normal(size=(N, 14))
+            score(folder, "scenes_reward", "reader@1", outputs.astype(np.float32))
+            found.setdefault(label, []).append(folder)
+    return found
+
+
+def passes(some: Mapping[str, Sequence[str]]) -> dict[str, list[ScoredPass]]:
+    return {label: [read(folder) for folder in of] for label, of in some.items()}
+
+
+def test_a_metric_is_compared_by_its_column(rewarded: dict[str, list[str]]) -> None:
+    (found,) = equal.rows(passes(rewarded), "step_compression", 2.1, "image_reward")
+    assert (found["a"], found["b"], found["prompts"]) == ("band", "cool", N)
+    # 256 / 2.1 = 121.9 steps, a third of the way from 119 to 131, where the reward is higher by 0.012
+    assert found["y_a"] == pytest.approx(0.9 + 0.122, abs=4 * 0.1 / N**0.5)
+    assert found["difference"] == pytest.approx(-0.2, abs=4 * 0.1 * (2 / N) ** 0.5)
+    assert found["z"] < -4  # type: ignore[operator]
+
+
+def test_a_metric_that_some_runs_lack_or_score_otherwise_is_refused(rewarded: dict[str, list[str]]) -> None:
+    with pytest.raises(UsageError, match=r"did not measure geneval"):
+        list(equal.rows(passes(rewarded), "step_compression", 2.1, "geneval"))
+    other = rewarded["cool"][0]
+    score(other, "scenes_reward", "reader@2", np.zeros((N, 14), np.float32))
+    with pytest.raises(UsageError, match=r"reader@1 and by reader@2"):
+        list(equal.rows(passes(rewarded), "step_compression", 2.1, "image_reward"))
+    score(other, "scenes_reward", "reader@3", np.zeros((N - 1, 14), np.float32))
+    with pytest.raises(UsageError, match=r"not every image .* reader@3"):
+        list(equal.rows(passes(rewarded), "step_compression", 2.1, "image_reward"))
+
+
+def test_a_metric_of_all_images_together_has_the_error_of_its_row(tmp_path: Path) -> None:
+    """GenEval is a mean of means over tasks."""
+    items, one = data.load({"data": "scenes_geneval", "n": N}), metrics.metric("scenes_geneval", _CONTEXT)
+    labels = np.array([item.labels for item in items], np.float32)
+    labels[::3] = (labels[::3] + 1) % 2  # a third of the images shows something else
+    mine = [image(i, 120, prompt=item.prompt, sha256=f"a{i}") for i, item in enumerate(items)]
+    folder = Folders(tmp_path).make("a", mine, "method=eagle_chain", "data=scenes_geneval")
+    score(folder, "scenes_geneval", one.cache_key, labels, prompts=one.reads_prompt)
+    row, found = one.score(labels, items)[0], equal.point(read(folder), "step_compression", "geneval")
+    assert row.value is not None
+    assert 0 < row.value < 1
+    assert found.y == pytest.approx(row.value)
+    assert np.sqrt(np.square(found.dy).sum()) / N == pytest.approx(row.stderr, rel=0.05)
 
 
 class CurveBench(FakeBench):

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench import data
-from specbench.compare import passes
+from specbench.compare import passes, scores
 from specbench.compare.grouping import Group, groups_of
 from specbench.compare.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
 from specbench.compare.passes import ScoredPass
@@ -24,7 +23,6 @@ from specbench.rows.columns import SHOWN
 from specbench.rows.journal import Record
 
 if TYPE_CHECKING:
-    from specbench import metrics
     from specbench.metrics.base import Metric
     from specbench.metrics.outputs import OutputCache
 
@@ -249,14 +247,6 @@ def _means(values: np.ndarray, groups: Sequence[int]) -> np.ndarray:
     return np.stack([np.bincount(of, column) / np.bincount(of) for column in values.T], axis=1)
 
 
-def _of_prompts(influences: np.ndarray, prompts: Sequence[int]) -> np.ndarray:
-    """How each prompt (G,) moves a statistic, from how each of its images (N,) does: 1 / G of the one is the sum of 1 /
-    N of the others."""
-    _, of = np.unique(prompts, return_inverse=True)
-    sums = np.bincount(of, influences)
-    return np.asarray(sums * (len(sums) / len(influences)))
-
-
 def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[Result], list[str], DistributionTests]:
     """The comparisons of metrics' scores, as far as both runs cache outputs of the same scorer; what was left out, and
     why; and, for feature extractors, whether the features have one distribution."""
@@ -275,7 +265,7 @@ def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[R
             if scorer != scorers[1][name]:
                 raise UsageError(f"scored by {plain(scorer)} in A and by {plain(scorers[1][name])} in B")
             caches = outputs[0].cache(scorer), outputs[1].cache(scorer)
-            both = metrics.metric(name, _context(a)), metrics.metric(name, _context(b))
+            both = scores.metric(a, name), scores.metric(b, name)
             if scorer not in tests and both[0].features and (test := _test_distributions(both[0], caches, pairs)):
                 tests[scorer] = test
             found = _compare_metric(both, scorer, (a, b), caches, pairs)
@@ -300,9 +290,7 @@ def _metric_statistic(name: str) -> Statistic:
 
 def _scored_pairs(one: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:
     """The pairs of which both images were scored, and the outputs of A and of B. UsageError for too few."""
-    from specbench.metrics.outputs import image_key
-
-    keys = [[image_key(r.sha256, r.prompt if one.reads_prompt else None) for r in two] for two in pairs]
+    keys = [scores.keys(one, two) for two in pairs]
     scored = [i for i, two in enumerate(keys) if two[0] in caches[0] and two[1] in caches[1]]
     if len(scored) < FEWEST:
         raise UsageError(f"both images of only {len(scored)} pairs were scored; score both with specbench evaluate")
@@ -312,7 +300,7 @@ def _scored_pairs(one: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int],
 def _test_distributions(one: Metric, caches: Caches, pairs: Pairs) -> DistributionTest | None:
     first = list(dict(zip(_prompts(pairs)[::-1], pairs[::-1])).values())[::-1]  # of each prompt
     _, (x, y) = _scored_pairs(one, caches, first[:MOST])
-    return distribution_test(_finite(x), _finite(y))
+    return distribution_test(scores.finite(x), scores.finite(y))
 
 
 def _compare_metric(
@@ -328,53 +316,14 @@ def _compare_metric(
     if x is not None and y is not None:
         if len(set(prompts)) < len(prompts):
             x, y = _means(np.stack([x, y], axis=1), prompts).T
-        return paired(_finite(x), _finite(y))
+        return paired(scores.finite(x), scores.finite(y))
     try:
         if any(one.cache_key != scorer for one in both) or both[0].basis() != both[1].basis():
             raise UsageError("A and B do not share the weights, or the real images, that are here")
-        items = [_items(one, [pairs[i][side] for i in scored]) for side, one in enumerate(passes)]
-        (value_a, influences_a), (value_b, influences_b) = map(_value_and_influences, both, outputs, items)
+        items = [scores.items(one, [pairs[i][side] for i in scored]) for side, one in enumerate(passes)]
+        (value_a, influences_a), (value_b, influences_b) = map(scores.value_and_influences, both, outputs, items)
     except metrics.Unavailable as e:
         raise UsageError(str(e)) from None
     if len(set(prompts)) < len(prompts):
-        influences_a, influences_b = _of_prompts(influences_a, prompts), _of_prompts(influences_b, prompts)
-    return by_influence(value_a, value_b, _finite(influences_a), _finite(influences_b))
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    if not np.isfinite(values).all():
-        raise ValueError("not finite")
-    return values
-
-
-def _value_and_influences(metric: Metric, outputs: np.ndarray, items: Sequence[data.Item]) -> tuple[float, np.ndarray]:
-    """The value of a metric of all images together, and the influence of each. UsageError where it has none."""
-    score, influences = metric.score(outputs, items)[0], metric.influences(outputs, items)
-    if score.value is None or influences is None:
-        raise UsageError(
-            "a statistic of all images together, and "
-            + (
-                score.note
-                if score.value is None
-                else f"{len(items)} pairs are too few for an interval of its difference"
-            )
-        )
-    return score.value, influences
-
-
-def _context(one: ScoredPass) -> metrics.ScoringContext:
-    """The scoring context of a run's configuration."""
-    from specbench.harness.scoring import scoring_context
-
-    return scoring_context({name: str(one.cfg.get(name) or "") for name in ("metrics_dir", "reference", "data")})
-
-
-def _items(one: ScoredPass, mine: Sequence[Record]) -> list[data.Item]:
-    """The prompts of these records; with their labels, where the code generates the data set."""
-    if one.cfg.get("data") not in data.DRAWN:
-        return [data.Item(r.index, r.prompt, None, r.id) for r in mine]
-    made = data.load({**one.cfg, "n": max(indices.prompt_of(r.index) for r in mine) + 1})
-    items = [replace(made[indices.prompt_of(r.index)], index=r.index) for r in mine]
-    if any(item.prompt != r.prompt for item, r in zip(items, mine)):
-        raise UsageError(f"its prompts are not those of data={one.cfg['data']} now")
-    return items
+        influences_a, influences_b = (scores.of_prompts(one, prompts) for one in (influences_a, influences_b))
+    return by_influence(value_a, value_b, scores.finite(influences_a), scores.finite(influences_b))

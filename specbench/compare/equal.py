@@ -14,6 +14,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
+from specbench.compare import scores
 from specbench.compare.comparison import STATISTICS
 from specbench.compare.paired import Paired, by_influence
 from specbench.compare.passes import ScoredPass
@@ -45,12 +46,14 @@ _Y = {statistic.name: statistic.of for statistic in STATISTICS}
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A run: x, y, and the influences (n,) of its n prompts on each, whose means are zero."""
+    """A run: x, y, and the influences (n,) of its n prompts on each, whose means are zero.
+    scorer: of y, where it is a metric."""
 
     x: float
     y: float
     dx: np.ndarray
     dy: np.ndarray
+    scorer: str = ""
 
 
 def rows(
@@ -58,10 +61,12 @@ def rows(
 ) -> Iterator[dict[str, str | float | int | None]]:
     """The rows, less panel and runs, of every pair of curves that both reach `value` of x.
 
-    Raises UsageError where x or y is no statistic of these runs, or where their prompts differ.
+    Raises UsageError where x or y is no statistic of these runs, and where their prompts or scorers differ.
     """
     prompts = _prompts([one for some in curves.values() for one in some])
     points = {label: [point(one, x, y) for one in some] for label, some in curves.items()}
+    if len(scorers := sorted({one.scorer for some in points.values() for one in some})) > 1:
+        raise UsageError(f"{y} was scored by {' and by '.join(map(plain, scorers))}: score all runs by one")
     for a, b, found in pairs(points, value):
         test = found.test
         yield {
@@ -97,9 +102,8 @@ def interpolated(points: Sequence[CurvePoint], x: float) -> tuple[float, np.ndar
 
 
 def point(run: ScoredPass, x: str, y: str) -> CurvePoint:
-    """A run as a point: x is step_compression or accepted_length_mean, y a statistic of an image."""
-    if y not in _Y:
-        raise unknown("statistic", y, _Y)
+    """A run as a point: x is step_compression or accepted_length_mean, y a statistic of an image, or the column of a
+    metric."""
     by_prompt: dict[int, list[Record]] = {}
     for index, record in sorted(run.records.items()):
         by_prompt.setdefault(indices.prompt_of(index), []).append(record)
@@ -112,6 +116,9 @@ def point(run: ScoredPass, x: str, y: str) -> CurvePoint:
         at, dx = _mean([[r.accepted_length for r in of] for of in some])
     else:
         raise unknown("statistic of equal curves", x, ("step_compression", "accepted_length_mean"))
+    if y not in _Y:
+        metric = scores.of_column(run, y)
+        return CurvePoint(at, metric.value, dx, metric.influences, metric.scorer)
     values = [[_Y[y](r) for r in of] for of in some]
     if any(v is None for of in values for v in of):
         raise UsageError(f"{plain(run.argument)} did not measure {y}: compare runs that did")
