@@ -5,10 +5,10 @@ python scripts/check_numbers.py            # check
 python scripts/check_numbers.py --write    # put today's values into the sentences; read what changed before you commit
 
 `results/numbers.yaml` has, by document, sentences (`says`), in which each `{}` is a number and each entry of `of` the
-expression that it comes from; other numbers of a sentence are settings that its author vouches for. `holds` has
-expressions that must be true where the sentence depends on more than its numbers. Tables that a comment names
-(`doc_tables`) are drawn from rows and count as a whole. A number outside of all this is an error, save in code, links,
-dates and names.
+expression that it comes from, or `of` is one expression of all of them, as of a table's cells; other numbers of a
+sentence are settings that its author vouches for. `holds` has expressions that must be true where the sentence depends
+on more than its numbers. Tables that a comment names (`doc_tables`) are drawn from rows and count as a whole. A number
+outside of all this is an error, save in code, links, dates and names.
 
 Of other documents, and of those that its entry `rows` calls `partly` covered, other numbers are left alone.
 
@@ -17,8 +17,9 @@ Of other documents, and of those that its entry `rows` calls `partly` covered, o
 that a sentence rests on.
 
 Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
-`line(TABLE, KEY)`, the row that a line of a table shows, and `pairs(TABLE, column=value, ...)`, the tests of its curves
-at equal values, each also with `adjusted`, its p by Holm's adjustment over all of the table.
+`line(TABLE, KEY)`, the row that a line of a table shows, `pairs(TABLE, column=value, ...)`, the tests of its curves
+at equal values, each also with `adjusted`, its p by Holm's adjustment over all of the table, and `detectable(TABLE)`,
+by panel, the relative difference that its prompts find (`matched.detectable`).
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class Rows:
             "rows": self.rows,
             "line": self.line,
             "pairs": self.pairs,
+            "detectable": self.detectable,
             "loads": json.loads,
             "exp": math.exp,
             "mean": fmean,
@@ -122,6 +124,12 @@ class Rows:
             raise UsageError(f"results/{table}_pairs.csv has no pair with {where}")
         self.sizes += [(f"{table}, {one.panel}", "n", one.prompts) for one in some]
         return some
+
+    def detectable(self, table: str) -> dict[str, float]:
+        groups = matched.adjusted_pairs(self.plan(table))
+        tests = sum(bool(row["p"]) for some in groups.values() for row, _ in some)
+        shares = {key[0]: matched.detectable([row for row, _ in some], tests) for key, some in groups.items()}
+        return {panel: share for panel, share in shares.items() if share is not None}
 
     def panels(self, table: str) -> set[str]:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""
@@ -160,21 +168,19 @@ def check(
             problems.append(Problem(where, f"the table of {one.table} is not that of its rows: draw it with --write"))
             changes.append((*one.span, text))
     for claim in claims:
-        says, expressions = claim["says"], claim.get("of", [])
+        says = claim["says"]
+        rows.sizes.clear()
+        values = _values(claim.get("of", []), rows)
         found = list(re.finditer(_pattern(says), document))
-        if len(found) != 1 or len(expressions) != says.count("{}"):
+        if len(found) != 1 or len(values) != says.count("{}"):
             times = "once" if len(found) == 1 else f"{len(found)} times"
             problems.append(
-                Problem(
-                    where, f"{says!r} is there {times}, and has {len(expressions)} of {says.count('{}')} expressions"
-                )
+                Problem(where, f"{says!r} is there {times}, and has {len(values)} of {says.count('{}')} expressions")
             )
             continue
         taken.append(found[0].span())
-        rows.sizes.clear()
-        for number, expression in enumerate(expressions, 1):
+        for number, (expression, value) in enumerate(values, 1):
             printed = found[0].group(number)
-            value = _evaluated(expression, rows)
             shown = as_printed(value, printed)
             if shown != printed:
                 problems.append(Problem(where, f"{printed} should be {shown} ({expression}) in {says!r}"))
@@ -247,6 +253,13 @@ def as_printed(value: Any, printed: str) -> str:
 def _pattern(says: str) -> str:
     parts = (r"\s+".join(re.escape(word) for word in part.split(" ")) for part in " ".join(says.split()).split("{}"))
     return _HOLE.join(parts)
+
+
+def _values(of: str | Sequence[str], rows: Rows) -> list[tuple[str, Any]]:
+    """The expressions with their values; one expression of all values is named with each."""
+    if isinstance(of, str):
+        return [(of, value) for value in _evaluated(of, rows)]
+    return [(one, _evaluated(one, rows)) for one in of]
 
 
 def _evaluated(expression: str, rows: Rows) -> Any:

@@ -10,6 +10,7 @@ import check_numbers
 import doc_tables
 import pytest
 from check_numbers import Rows, as_printed, check
+from scipy.stats import norm
 
 from specbench.errors import UsageError
 from specbench.tables.catalog import TABLES
@@ -68,6 +69,18 @@ def test_a_sentence_that_no_longer_holds_is_found(rows: Rows) -> None:
     assert len(check("SJD takes fewer steps.", [claim], rows, "d.md")[0]) == 1
 
 
+def test_one_expression_has_the_cells_of_a_table(rows: Rows) -> None:
+    claim = {
+        "says": "| sjd | {} | {} |\n| vanilla | {} | {} |",
+        "of": "[x for m in ('sjd', 'vanilla') for x in (rows('r', method=m).steps.item(), 0.5)]",
+    }
+    table = "| sjd | 31 | 0.5 |\n| vanilla | 104 | 0.50 |\n"
+    problems, text = check(table, [claim], rows, "d.md")
+    assert [str(one).partition(" (")[0] for one in problems] == ["d.md: 104 should be 105"]
+    assert check(text, [claim], rows, "d.md")[0] == []
+    assert len(check(text, [claim | {"of": "[31]"}], rows, "d.md")[0]) == 5  # and four numbers have no row
+
+
 MARK = "<!-- table field: step_compression, emitted_kl, speedup_latency; lines: vanilla, sjd -->\n"
 DRAWN = "| method | step compression (×) | emitted KL (nats) | speed-up in latency (×) |\n|---|---|---|---|\n"
 DRAWN += "| vanilla | 1.00 | 0 | — |\n| SJD | 2.96 ± 0.02 | 0.0012 ± 0.0003 | — |\n"
@@ -115,11 +128,12 @@ def test_a_table_of_pairs_marks_what_differs_from_its_first_curve(rows: Rows, mo
     table = TABLES["relaxed_equal"]
     assert isinstance(table.figure, TableFigure)
     assert table.matched is not None
-    at = {"x": "step_compression", "y": "emitted_kl", "prompts": "24"}
+    at = {"x": "step_compression", "y": "emitted_kl", "prompts": "24", "difference": "0", "z": "0"}
     chain = {**at, "panel": "EAGLE-1, chain of 5", "value": "2.0", "runs": "chain"}
     tree = {**at, "panel": "EAGLE-1, tree of 25", "value": "2.70", "runs": "tree"}
     pairs = (
-        {**chain, "a": "uniform", "b": "cool", "y_a": "0.01", "y_b": "0.04", "p": "0.001"},
+        {**chain, "a": "uniform", "b": "cool", "y_a": "0.01", "y_b": "0.04", "p": "0.001"}
+        | {"difference": "0.03", "z": "2"},
         # 0.09 by the adjustment: three tests are left
         {**chain, "a": "uniform", "b": "band", "y_a": "0.01", "y_b": "0.009", "p": "0.03"},
         {**chain, "a": "cool", "b": "band", "y_a": "0.04", "y_b": "0.009", "p": ""},
@@ -138,6 +152,9 @@ def test_a_table_of_pairs_marks_what_differs_from_its_first_curve(rows: Rows, mo
     with pytest.raises(UsageError, match="typical"):
         check(mark.replace("band", "typical"), [], Rows(rows.results), "d.md")
     claim = {"says": "Cool emits {}", "of": ["pairs('relaxed_equal', b='cool')[0].y_b"]}
+    # The strictest of four tests, and the spread of a pair with z = 2 and a difference of 0.03 around 0.025.
+    share = (norm.ppf(1 - 0.05 / 8) + norm.ppf(0.95)) * (0.03 / 2) * 2 / 0.05
+    assert Rows(rows.results).detectable("relaxed_equal")["EAGLE-1, chain of 5"] == pytest.approx(share)
     few = [check("Cool emits 0.04", [claim], Rows(rows.results), "d.md", {"n": n})[0] for n in (24, 25)]
     assert [len(problems) for problems in few] == [0, 1]
     pairs += ({**tree, "y": "other", "a": "band", "b": "uniform", "y_a": "7", "y_b": "7", "p": "1"},)

@@ -28,3 +28,11 @@ def test_lines_of_quality_end_the_diffusion_alike() -> None:
     lines = [configuration.compose(table.overrides(line, table.model) or []) for line in table.lines]
     assert {one["method"] for one in lines} == {"vanilla", "cspd_paper"}
     assert len({one["final_noise"] for one in lines}) == 1
+
+
+def test_the_report_shows_every_row() -> None:
+    page = (RESULTS / "report.html").read_text(encoding="utf-8")
+    runs = {row["run_id"] for path in RESULTS.glob("*.csv") if has_runs(path) for row in read_rows(path)}
+    assert len(runs) > 400
+    lacking = sorted(run for run in runs if run not in page)
+    assert not lacking, f"specbench report out=results/report.html; it lacks {lacking}"

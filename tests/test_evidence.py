@@ -38,7 +38,7 @@ def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(tmp_path: Path, mon
     ran: list[str] = []
 
     class Done:
-        def __init__(self, words: list[str], check: bool) -> None:
+        def __init__(self, words: list[str], **_: object) -> None:
             ran.append(str(words[2]))
             self.returncode = int(ran == ["one", "two"])
             out = Path(str(words[-1]).removeprefix("out="))

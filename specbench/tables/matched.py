@@ -72,7 +72,7 @@ def _tested(todo: RunPlan, columns: Mapping[str, Column]) -> Iterator[str]:
         listed = "; ".join(_ordered(row, p, columns[y]) for row, p in different)
         where = f"{panel}, {columns[y].label} at {columns[x].label.partition(' (')[0].lower()} {float(value):g}"
         count = f"{len(different)} of {len(some)} pairs of curves differ over {some[0][0]['prompts']} prompts"
-        least = _least([row for row, _ in some], tests)
+        least = detectable([row for row, _ in some], tests)
         found = f", which find {least:.0%} with a probability of {POWER:.0%}" if least else ""
         yield f"{where}: {count}{found}{': ' if listed else ''}{listed}."
     if tests:
@@ -83,7 +83,7 @@ def _tested(todo: RunPlan, columns: Mapping[str, Column]) -> Iterator[str]:
         )
 
 
-def _least(some: Sequence[Row], tests: int) -> float | None:
+def detectable(some: Sequence[Row], tests: int) -> float | None:
     """The relative difference that the first of Holm's tests finds with the probability `POWER`: the median over pairs,
     from the standard errors of their differences."""
     from scipy import stats
