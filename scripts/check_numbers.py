@@ -18,8 +18,9 @@ that a sentence rests on.
 
 Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
 `line(TABLE, KEY)`, the row that a line of a table shows, `pairs(TABLE, column=value, ...)`, the tests of its curves
-at equal values, each also with `adjusted`, its p by Holm's adjustment over all of the table, and `detectable(TABLE)`,
-by panel, the relative difference that its prompts find (`matched.detectable`).
+at equal values, each also with `adjusted`, its p by Holm's adjustment over all of the table, `detectable(TABLE, Y)`,
+by panel, the relative difference of y that its prompts find (`matched.detectable`), and `between(TABLE, X, VALUE, Y,
+LEFT, RIGHT)`, y on the straight line between two lines of a table where x has this value.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Rows:
             "line": self.line,
             "pairs": self.pairs,
             "detectable": self.detectable,
+            "between": self.between,
             "loads": json.loads,
             "exp": math.exp,
             "mean": fmean,
@@ -125,10 +127,18 @@ class Rows:
         self.sizes += [(f"{table}, {one.panel}", "n", one.prompts) for one in some]
         return some
 
-    def detectable(self, table: str) -> dict[str, float]:
+    def between(self, table: str, x: str, value: float, y: str, left: str, right: str) -> float:
+        (x0, y0), (x1, y1) = ((row[x], row[y]) for row in (self.line(table, left), self.line(table, right)))
+        if not x0 <= value <= x1:
+            raise UsageError(f"{x}={value:g} is not between the lines {left} and {right} of {table}")
+        return float(y0 + (value - x0) / (x1 - x0) * (y1 - y0))
+
+    def detectable(self, table: str, y: str) -> dict[str, float]:
         groups = matched.adjusted_pairs(self.plan(table))
         tests = sum(bool(row["p"]) for some in groups.values() for row, _ in some)
-        shares = {key[0]: matched.detectable([row for row, _ in some], tests) for key, some in groups.items()}
+        shares = {
+            key[0]: matched.detectable([row for row, _ in some], tests) for key, some in groups.items() if key[-1] == y
+        }
         return {panel: share for panel, share in shares.items() if share is not None}
 
     def panels(self, table: str) -> set[str]:

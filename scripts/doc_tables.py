@@ -10,6 +10,8 @@ pairs:
 
     <!-- pairs relaxed_equal: UniformRSD; Cool-SD, exponential; band -->
 
+Where several columns are tested, it names one behind the table: `pairs relaxed_images image_reward: ...`.
+
 `scripts/check_numbers.py` compares what stands there with the rows; `--write` draws it again.
 """
 
@@ -29,7 +31,8 @@ from specbench.tables.layout import printable
 from specbench.tables.measure import RunPlan
 
 _MARK = re.compile(
-    r"<!-- (?P<kind>table|pairs) (?P<table>\w+): (?P<names>[^>]+?)(?:; lines: (?P<lines>[^>]+?))? -->\n"
+    r"<!-- (?P<kind>table|pairs) (?P<table>\w+)(?: (?P<column>\w+))?: "
+    r"(?P<names>[^>]+?)(?:; lines: (?P<lines>[^>]+?))? -->\n"
     r"(?P<drawn>(?:\|.*\n)*)"
 )
 Row = Mapping[str, str]
@@ -40,13 +43,14 @@ _PROPER = ("Fréchet", "Inception")
 
 @dataclass(frozen=True)
 class DocTable:
-    """A table in a document. names: its columns, or the curves of which pairs are tested. span: of the text that is
-    drawn."""
+    """A table in a document. names: its columns, or the curves of which pairs are tested. column: which of those that
+    are tested, where there are several. span: of the text that is drawn."""
 
     table: str
     names: tuple[str, ...]
     lines: tuple[str, ...]
     pairs: bool
+    column: str
     span: tuple[int, int]
     drawn: str
 
@@ -56,7 +60,7 @@ def tables(document: str) -> Iterator[DocTable]:
     for found in _MARK.finditer(document):
         pairs = found["kind"] == "pairs"
         names, lines = _listed(found["names"], ";" if pairs else ","), _listed(found["lines"] or "", ",")
-        yield DocTable(found["table"], names, lines, pairs, found.span("drawn"), found["drawn"])
+        yield DocTable(found["table"], names, lines, pairs, found["column"] or "", found.span("drawn"), found["drawn"])
 
 
 def draw(one: DocTable, plan: RunPlan) -> str:
@@ -84,13 +88,14 @@ def _lines(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
 
 def _pairs(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
     groups = matched.adjusted_pairs(plan)
+    groups = {key: some for key, some in groups.items() if one.column in ("", key[-1])}
     found = {row[end] for pairs in groups.values() for row, _ in pairs for end in ("a", "b")}
     if unknown := [name for name in one.names if name not in found]:
         raise UsageError(
             f"results/{plan.table.id}_pairs.csv has no pair with {unknown[0]} (curves: {', '.join(found)})"
         )
     if len(columns := {(x, y) for _, x, _, y in groups}) > 1:
-        raise UsageError(f"{plan.table.id} tests {len(columns)} pairs of columns: a document's table has room for one")
+        raise UsageError(f"{plan.table.id} tests {len(columns)} pairs of columns: name one behind the table")
     [(x, _)] = columns
     first, *others = one.names
     yield ["draft", "prompts", heading(row_column(x).label), first, *others]

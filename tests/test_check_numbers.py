@@ -81,6 +81,18 @@ def test_one_expression_has_the_cells_of_a_table(rows: Rows) -> None:
     assert len(check(text, [claim | {"of": "[31]"}], rows, "d.md")[0]) == 5  # and four numbers have no row
 
 
+@pytest.mark.usefixtures("field")
+def test_a_value_between_two_lines(rows: Rows) -> None:
+    claim = {
+        "says": "At 1.98 it emits {}",
+        "of": ["between('field', 'step_compression', {}, 'emitted_kl', 'vanilla', 'sjd')"],
+    }
+    halfway = {**claim, "of": [claim["of"][0].format(1.9805)]}
+    assert check("At 1.98 it emits 0.000615", [halfway], rows, "d.md")[0] == []
+    with pytest.raises(UsageError, match="not between"):
+        check("At 1.98 it emits 0.1", [{**claim, "of": [claim["of"][0].format(3)]}], rows, "d.md")
+
+
 MARK = "<!-- table field: step_compression, emitted_kl, speedup_latency; lines: vanilla, sjd -->\n"
 DRAWN = "| method | step compression (×) | emitted KL (nats) | speed-up in latency (×) |\n|---|---|---|---|\n"
 DRAWN += "| vanilla | 1.00 | 0 | — |\n| SJD | 2.96 ± 0.02 | 0.0012 ± 0.0003 | — |\n"
@@ -154,12 +166,14 @@ def test_a_table_of_pairs_marks_what_differs_from_its_first_curve(rows: Rows, mo
     claim = {"says": "Cool emits {}", "of": ["pairs('relaxed_equal', b='cool')[0].y_b"]}
     # The strictest of four tests, and the spread of a pair with z = 2 and a difference of 0.03 around 0.025.
     share = (norm.ppf(1 - 0.05 / 8) + norm.ppf(0.95)) * (0.03 / 2) * 2 / 0.05
-    assert Rows(rows.results).detectable("relaxed_equal")["EAGLE-1, chain of 5"] == pytest.approx(share)
+    assert Rows(rows.results).detectable("relaxed_equal", "emitted_kl")["EAGLE-1, chain of 5"] == pytest.approx(share)
     few = [check("Cool emits 0.04", [claim], Rows(rows.results), "d.md", {"n": n})[0] for n in (24, 25)]
     assert [len(problems) for problems in few] == [0, 1]
     pairs += ({**tree, "y": "other", "a": "band", "b": "uniform", "y_a": "7", "y_b": "7", "p": "1"},)
     with pytest.raises(UsageError, match="2 pairs of columns"):
         check(mark, [], Rows(rows.results), "d.md")
+    named = mark.replace("_equal:", "_equal emitted_kl:")
+    assert check(named, [], Rows(rows.results), "d.md")[1] == named + drawn
 
 
 @pytest.mark.usefixtures("field")
