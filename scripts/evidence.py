@@ -4,10 +4,10 @@
     python scripts/evidence.py [STEP ...] [--jobs 2]  # these steps, or all; stopped, the same command goes on
     python scripts/evidence.py --print [STEP ...]     # the commands alone
 
-Remove the old rows first, so that none of them serves a new table (`rehearsal.csv` and `drafters.csv` stay):
+Remove the old rows first, so that none of them serves a new table (`rehearsal.csv` stays):
 
     git rm -rq results/*.csv results/bench results/probe results/tables results/gallery
-    git checkout HEAD results/rehearsal.csv results/drafters.csv
+    git checkout HEAD results/rehearsal.csv
 
 Work in a checkout of its own (`git worktree add --detach ../rows`), because a row names the commit, with -dirty where
 specbench/ or conf/ differ from it. Copy results/ back when a step is done. Steps marked idle measure seconds: leave the
@@ -39,8 +39,8 @@ RESULTS, DONE = Path("results"), Path("runs/evidence")
 @dataclass(frozen=True)
 class Step:
     """minutes: core-minutes on two cores of 2026. tables: those it runs and draws. commands: of specbench, or of python
-    where they begin with a script. joined: a file of rows, and the commands whose rows it has. copied: a picture, and
-    where it comes from."""
+    where they begin with a script. joined: a file of rows, and the commands whose rows it has. copied: a picture or a
+    row, and where it comes from."""
 
     name: str
     minutes: int
@@ -80,6 +80,16 @@ STEPS = (
             *("sjd_table10", "sjdpac_fig4", "sjdpac_table2", "sjdpac_table3", "lantern_fig2a", "lantern_fig2c"),
             *("lantern_fig5", "lantern_table1", "lantern_table2", "lantern_table4"),
         ),
+    ),
+    Step(
+        "training",
+        50,
+        commands=(
+            "train drafter=eagle",
+            "run method=eagle_chain drafter_weights=drafters/llamagen_scenes/eagle n=96 data=scenes_geneval batch=48"
+            " baseline=false metrics=none out=runs/evidence/drafter",
+        ),
+        copied=(("drafters.csv", "runs/evidence/drafter/row.csv"),),
     ),
     Step("verification", 50, ("verification_shapes", "verification_gain", "verification_gain_mar")),
     Step("seconds", 95, _TIMED, idle=True),
@@ -192,7 +202,7 @@ def _part(command: str) -> Path:
 
 
 def finish(step: Step) -> None:
-    """Join the rows of several commands in their file, and copy the pictures."""
+    """Join the rows of several commands in their file, and copy what stands in one."""
     for name, source in step.copied:
         shutil.copyfile(source, RESULTS / name)
     for name, parts in step.joined:
