@@ -128,18 +128,16 @@ class Rows:
         return some
 
     def between(self, table: str, x: str, value: float, y: str, left: str, right: str) -> float:
-        (x0, y0), (x1, y1) = ((row[x], row[y]) for row in (self.line(table, left), self.line(table, right)))
-        if not x0 <= value <= x1:
+        found = matched.interpolated(
+            [(self.line(table, key)[x], self.line(table, key)[y], 0, 0) for key in (left, right)], value
+        )
+        if found is None:
             raise UsageError(f"{x}={value:g} is not between the lines {left} and {right} of {table}")
-        return float(y0 + (value - x0) / (x1 - x0) * (y1 - y0))
+        return found[0]
 
     def detectable(self, table: str, y: str) -> dict[str, float]:
-        groups = matched.adjusted_pairs(self.plan(table))
-        tests = sum(bool(row["p"]) for some in groups.values() for row, _ in some)
-        shares = {
-            key[0]: matched.detectable([row for row, _ in some], tests) for key, some in groups.items() if key[-1] == y
-        }
-        return {panel: share for panel, share in shares.items() if share is not None}
+        found = matched.detectable(matched.adjusted_pairs(self.plan(table)))
+        return {panel: share for (panel, _, _, column), share in found.items() if column == y}
 
     def panels(self, table: str) -> set[str]:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""

@@ -87,8 +87,7 @@ def _lines(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
 
 
 def _pairs(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
-    groups = matched.adjusted_pairs(plan)
-    groups = {key: some for key, some in groups.items() if one.column in ("", key[-1])}
+    groups = {key: some for key, some in matched.adjusted_pairs(plan).items() if one.column in ("", key[-1])}
     found = {row[end] for pairs in groups.values() for row, _ in pairs for end in ("a", "b")}
     if unknown := [name for name in one.names if name not in found]:
         raise UsageError(

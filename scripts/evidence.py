@@ -68,8 +68,8 @@ _TIMED = (
 )
 _CONTINUOUS = tuple(name for name in _named("cspd_") if name not in (*_TIMED, "cspd_distribution"))
 STEPS = (
-    Step("relaxed", 175, ("relaxed", "relaxed_equal", "glance", "coolsd_fig3", "coolsd_fig4", "coolsd_fig5")),
-    Step("relaxed_images", 90, ("relaxed_images",)),
+    Step("relaxed", 190, ("relaxed", "relaxed_equal", "glance", "coolsd_fig3", "coolsd_fig4", "coolsd_fig5")),
+    Step("relaxed_images", 115, ("relaxed_images",)),
     Step("field", 50, ("field", "prompt_following", "coolsd_significance", "sjd_table11", "sjdpac_fig1")),
     Step("windows", 75, ("windows", "variants", "field_newer", "eagle3_gain", "drafter_strength")),
     Step(

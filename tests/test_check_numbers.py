@@ -167,6 +167,7 @@ def test_a_table_of_pairs_marks_what_differs_from_its_first_curve(rows: Rows, mo
     # The strictest of four tests, and the spread of a pair with z = 2 and a difference of 0.03 around 0.025.
     share = (norm.ppf(1 - 0.05 / 8) + norm.ppf(0.95)) * (0.03 / 2) * 2 / 0.05
     assert Rows(rows.results).detectable("relaxed_equal", "emitted_kl")["EAGLE-1, chain of 5"] == pytest.approx(share)
+    assert Rows(rows.results).detectable("relaxed_equal", "geneval") == {}
     few = [check("Cool emits 0.04", [claim], Rows(rows.results), "d.md", {"n": n})[0] for n in (24, 25)]
     assert [len(problems) for problems in few] == [0, 1]
     pairs += ({**tree, "y": "other", "a": "band", "b": "uniform", "y_a": "7", "y_b": "7", "p": "1"},)

@@ -20,6 +20,7 @@ from specbench.compare import equal
 from specbench.compare.paired import holm
 from specbench.compare.passes import ScoredPass, read
 from specbench.errors import UsageError
+from specbench.metrics.outputs import image_key
 from specbench.rows.csv_files import append_row
 from specbench.rows.indices import STRIDE
 from specbench.tables import collect, matched, measure
@@ -124,6 +125,53 @@ def test_a_metric_is_compared_by_its_column(rewarded: dict[str, list[str]]) -> N
     assert found["y_a"] == pytest.approx(0.9 + 0.122, abs=4 * 0.1 / N**0.5)
     assert found["difference"] == pytest.approx(-0.2, abs=4 * 0.1 * (2 / N) ** 0.5)
     assert found["z"] < -4  # type: ignore[operator]
+
+
+def test_a_metric_is_compared_as_a_statistic_of_the_same_values_is(tmp_path: Path) -> None:
+    """Prompts of several images, too, and in any order of the records. Scores are float32."""
+    some, both = {}, curves()
+    for label, runs in both.items():
+        for number, one in enumerate(runs):
+            again = {i + STRIDE: replace(r, index=i + STRIDE) for i, r in one.records.items()}
+            mine = {
+                i: replace(r, id=str(i % STRIDE), sha256=f"{label}{number}{i}")
+                for i, r in {**again, **one.records}.items()
+            }
+            folder = Folders(tmp_path).make(f"{label}{number}", list(mine.values()))
+            keys = [image_key(r.sha256, r.prompt) for r in mine.values()]
+            cached = metrics.Outputs(Path(folder))
+            cached.cache("reader@1").add(keys, np.array([[r.emitted_kl, 7] for r in mine.values()], np.float32))
+            cached.name("scenes_reward", "reader@1")
+            some.setdefault(label, []).append(folder)
+    read_again = passes(some)
+    (metric,) = equal.rows(read_again, "step_compression", 2.1, "image_reward")
+    (statistic,) = equal.rows(read_again, "step_compression", 2.1, "emitted_kl")
+    assert metric.pop("y") != statistic.pop("y")
+    numbers = {name for name, value in statistic.items() if isinstance(value, float)}
+    assert {"difference", "low", "z", "p"} <= numbers
+    assert {name: metric[name] for name in numbers} == pytest.approx(
+        {name: statistic[name] for name in numbers}, rel=1e-4
+    )
+    assert {k: v for k, v in metric.items() if k not in numbers} == {
+        k: v for k, v in statistic.items() if k not in numbers
+    }
+
+
+@pytest.mark.parametrize(
+    ("metric", "scorer", "why"),
+    [
+        ("scenes_fid", "scenes-classifier@42961392", "its prompts are not those"),
+        ("scenes_fid", "of other weights", "whose weights are not here"),
+        ("fid", "inception@1", "fetch"),
+    ],
+)
+def test_why_a_metric_has_no_value_is_told_with_its_run(tmp_path: Path, metric: str, scorer: str, why: str) -> None:
+    folder = Folders(tmp_path).make(
+        "a", [image(i, 120, sha256=f"a{i}") for i in range(N)], "method=eagle_chain", "metrics_dir=none"
+    )
+    score(folder, metric, scorer, np.ones((N, 64), np.float32), prompts=False)
+    with pytest.raises(UsageError, match=rf"/a: {metric}: .*{why}"):
+        equal.point(read(folder), "step_compression", "fid")
 
 
 def test_a_metric_that_some_runs_lack_or_score_otherwise_is_refused(rewarded: dict[str, list[str]]) -> None:

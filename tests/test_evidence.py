@@ -38,7 +38,8 @@ def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(tmp_path: Path, mon
     ran: list[str] = []
 
     class Done:
-        def __init__(self, words: list[str], **_: object) -> None:
+        def __init__(self, words: list[str], check: bool, env: dict[str, str]) -> None:
+            assert env["MALLOC_MMAP_MAX_"] == "0"  # no seconds are measured
             ran.append(str(words[2]))
             self.returncode = int(ran == ["one", "two"])
             out = Path(str(words[-1]).removeprefix("out="))
@@ -60,6 +61,26 @@ def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(tmp_path: Path, mon
     monkeypatch.setattr(evidence.provenance, "commit", lambda: "abd")  # rows of another commit are made again
     assert evidence.main() == 0
     assert len(ran) == 5
+
+
+def test_seconds_are_measured_with_the_memory_of_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, str]] = []
+
+    class Done:
+        returncode = 0
+
+        def __init__(self, words: list[str], check: bool, env: dict[str, str]) -> None:
+            given.append(env)
+
+    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+    monkeypatch.setattr(evidence, "STEPS", (evidence.Step("steps", 1, commands=("bench",), idle=True),))
+    monkeypatch.setattr(evidence.subprocess, "run", Done)
+    monkeypatch.setattr(evidence.provenance, "commit", lambda: "abc")
+    monkeypatch.setattr("sys.argv", ["evidence.py"])
+    monkeypatch.delenv("MALLOC_MMAP_MAX_", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert evidence.main() == 0
+    assert [env.get("MALLOC_MMAP_MAX_") for env in given] == [None]
 
 
 def test_rows_of_changed_code_are_not_made(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

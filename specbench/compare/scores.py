@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MetricOfRun:
-    """scorer: its cache key. value: over all images. influences (P,): how each of P prompts moves it, of mean zero, in
-    the order of their index."""
+    """scorer: what must be the same in runs that are compared: the scorer's cache key or, of a metric of all images
+    together, its basis. value: over all images. influences (P,): how each of P prompts moves it, of mean zero, in the
+    order of their index."""
 
     scorer: str
     value: float
@@ -41,17 +42,19 @@ def of_column(one: ScoredPass, column: str) -> MetricOfRun:
         raise UsageError(f"{plain(one.argument)} did not measure {plain(column)}: compare runs that did")
     scorer, mine = outputs.scorers[found[0]], metric(one, found[0])
     records = [record for _, record in sorted(one.records.items())]
+    prompts = [indices.prompt_of(record.index) for record in records]
     try:
         rows = outputs.cache(scorer).rows(keys(mine, records))
-        scores = mine.per_image(rows)
-        if scores is not None:
-            value, influences = float(scores.mean()), scores - scores.mean()
-        elif mine.cache_key != scorer:
-            raise UsageError(f"{plain(one.argument)} was scored by {plain(scorer)}, whose weights are not here")
-        else:
-            value, influences = value_and_influences(mine, rows, items(one, records))
-        prompts = [indices.prompt_of(record.index) for record in records]
-        return MetricOfRun(scorer, value, of_prompts(finite(influences), prompts))
+        per_image = mine.per_image(rows)
+        if per_image is not None:
+            value = float(per_image.mean())
+            return MetricOfRun(scorer, value, of_prompts(finite(per_image - value), prompts))
+        if mine.cache_key != scorer:
+            raise UsageError(f"it was scored by {plain(scorer)}, whose weights are not here")
+        value, influences = value_and_influences(mine, rows, items(one, records))
+        return MetricOfRun(mine.basis(), value, of_prompts(finite(influences), prompts))
+    except (UsageError, metrics.Unavailable) as e:
+        raise UsageError(f"{plain(one.argument)}: {found[0]}: {e}") from None
     except (ArithmeticError, LookupError, RuntimeError, ValueError):
         raise UsageError(
             f"not every image of {plain(one.argument)} has an output of {plain(scorer)}: score the run with specbench"

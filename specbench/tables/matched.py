@@ -14,6 +14,8 @@ from specbench.tables.figures import stderr
 from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, facts, number, printable
 from specbench.tables.measure import RunPlan
 
+GroupKey = tuple[str, str, str, str]  # panel, x, its value, y
+PairGroups = dict[GroupKey, list[tuple[Row, float]]]
 HOW = (
     "Interpolated linearly between the two lines of the curve on either side; ± its standard error, from those of both "
     "lines as if they were independent."
@@ -50,13 +52,13 @@ def build(todo: RunPlan, command: str) -> TableSheet:
     )
 
 
-def adjusted_pairs(todo: RunPlan) -> dict[tuple[str, str, str, str], list[tuple[Row, float]]]:
+def adjusted_pairs(todo: RunPlan) -> PairGroups:
     """By panel, x, its value and y: the pairs of curves of these very runs, each with its p by Holm's adjustment over
     all of them (without a test 1)."""
     runs = {panel.runs for panel in todo.equal}
     rows = [row for row in todo.pairs if row["runs"] in runs]
     adjusted = iter(holm([float(row["p"]) for row in rows if row["p"]]))
-    groups: dict[tuple[str, str, str, str], list[tuple[Row, float]]] = {}
+    groups: PairGroups = {}
     for row in rows:
         key = (row["panel"], row["x"], row["value"], row["y"])
         groups.setdefault(key, []).append((row, next(adjusted) if row["p"] else 1.0))
@@ -66,13 +68,13 @@ def adjusted_pairs(todo: RunPlan) -> dict[tuple[str, str, str, str], list[tuple[
 def _tested(todo: RunPlan, columns: Mapping[str, Column]) -> Iterator[str]:
     """For every panel and column a sentence with the pairs of curves that differ, and one on the adjustment."""
     groups = adjusted_pairs(todo)
-    tests = sum(bool(row["p"]) for some in groups.values() for row, _ in some)
+    tests, finds = _tests(groups), detectable(groups)
     for (panel, x, value, y), some in groups.items():
         different = [(row, p) for row, p in some if p < 1 - LEVEL]
         listed = "; ".join(_ordered(row, p, columns[y]) for row, p in different)
         where = f"{panel}, {columns[y].label} at {columns[x].label.partition(' (')[0].lower()} {float(value):g}"
         count = f"{len(different)} of {len(some)} pairs of curves differ over {some[0][0]['prompts']} prompts"
-        least = detectable([row for row, _ in some], tests)
+        least = finds.get((panel, x, value, y))
         found = f", which find {least:.0%} with a probability of {POWER:.0%}" if least else ""
         yield f"{where}: {count}{found}{': ' if listed else ''}{listed}."
     if tests:
@@ -83,18 +85,26 @@ def _tested(todo: RunPlan, columns: Mapping[str, Column]) -> Iterator[str]:
         )
 
 
-def detectable(some: Sequence[Row], tests: int) -> float | None:
-    """The relative difference that the first of Holm's tests finds with the probability `POWER`: the median over pairs,
-    from the standard errors of their differences."""
+def detectable(groups: PairGroups) -> dict[GroupKey, float]:
+    """By group of `adjusted_pairs`, the relative difference that the first of Holm's tests finds with the probability
+    `POWER`: the median over its pairs, from the standard errors of their differences. A group without any has none."""
     from scipy import stats
 
+    tests = _tests(groups)
     both = float(stats.norm.ppf(1 - (1 - LEVEL) / (2 * tests)) + stats.norm.ppf(POWER)) if tests else 0.0
-    tested = [row for row in some if row["p"] and float(row["z"])]
-    found = [
-        both * abs(float(row["difference"]) / float(row["z"])) * 2 / (float(row["y_a"]) + float(row["y_b"]))
-        for row in tested
-    ]
-    return median(found) if found else None
+    found = {
+        key: [
+            both * abs(float(row["difference"]) / float(row["z"])) * 2 / (float(row["y_a"]) + float(row["y_b"]))
+            for row, _ in some
+            if row["p"] and float(row["z"])
+        ]
+        for key, some in groups.items()
+    }
+    return {key: median(shares) for key, shares in found.items() if shares}
+
+
+def _tests(groups: PairGroups) -> int:
+    return sum(bool(row["p"]) for some in groups.values() for row, _ in some)
 
 
 def _ordered(row: Row, p: float, column: Column) -> str:
