@@ -298,7 +298,7 @@ def test_no_value_disappears_without_being_named(
 
     for _ in range(20):
         folder = tmp_path / f"{asked['pairs']}"
-        run.execute(plain | words(), folder, loader=FakePipeline)
+        run.execute({**plain, **words()}, folder, loader=FakePipeline)
         for _ in range(10):
             for name in everything:
                 weights.pop(name, None)

@@ -14,6 +14,7 @@ from specbench.audit.execution import Measurement, Subject, assemble
 from specbench.audit.models import TabularModel
 from specbench.audit.printing import name_of
 from specbench.config import command_line, configuration, parameters, registry, variants
+from specbench.config.run_config import RunConfig
 from specbench.config.table import TABLE
 from specbench.errors import UsageError, integer, split_own, unknown
 from specbench.harness.log import say
@@ -210,7 +211,7 @@ def kinds_of(arguments: Sequence[str]) -> list[bool]:
 
 def _jobs(
     arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], kinds: Sequence[bool]
-) -> list[tuple[dict[str, Any], Subject]]:
+) -> list[tuple[RunConfig, Subject]]:
     """One method on the models that suit it."""
     for continuous in kinds:
         if chosen[continuous]:
@@ -224,7 +225,7 @@ def _jobs(
     )
 
 
-def audits(arguments: Sequence[str], suited: Sequence[Subject]) -> Iterator[tuple[dict[str, Any], Subject]]:
+def audits(arguments: Sequence[str], suited: Sequence[Subject]) -> Iterator[tuple[RunConfig, Subject]]:
     """One method on each model, with drafts of every size. Of several models, those where its rule means something."""
     given = {_key(argument) for argument in arguments}
     for model in suited:
@@ -237,7 +238,7 @@ def audits(arguments: Sequence[str], suited: Sequence[Subject]) -> Iterator[tupl
                 yield _configuration([*arguments, *further], False), model
 
 
-def _configuration(arguments: Sequence[str], continuous: bool) -> dict[str, Any]:
+def _configuration(arguments: Sequence[str], continuous: bool) -> RunConfig:
     """The checked configuration of one method, with draft tables of the shape in the arguments."""
     if continuous:
         name = next(name for name in parameters.choices("model") if parameters.is_continuous("model", name))
@@ -257,7 +258,7 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> dict[str, Any]
 
 def presets(
     arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], of_variants: bool = False
-) -> list[tuple[dict[str, Any], Subject]]:
+) -> list[tuple[RunConfig, Subject]]:
     """The configurations of every preset, or of every variant of those that have some, on the models that suit it, as
     far as the arguments apply to each and the models can serve it.
 
@@ -271,7 +272,7 @@ def presets(
             raise UsageError(f"{every} and {key}= contradict each other: give one of them")
     parts = [argument for argument in arguments if _key(argument) in _PARTS]
     others = [argument for argument in arguments if argument not in parts]
-    found: list[tuple[dict[str, Any], Subject]] = []
+    found: list[tuple[RunConfig, Subject]] = []
     notes: list[str] = []
     elsewhere: list[str] = []  # presets of the kind for which no model was named
     taken: set[str] = set()
@@ -328,7 +329,7 @@ def presets(
     return found
 
 
-def _fitting(arguments: Sequence[str], model: Subject) -> dict[str, Any]:
+def _fitting(arguments: Sequence[str], model: Subject) -> RunConfig:
     """The configuration of these arguments, whose parts go together and can be built for the model."""
     cfg = _configuration(arguments, True) if isinstance(model, DensityPair) else configuration.compose(arguments)
     assemble(cfg, model)

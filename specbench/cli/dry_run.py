@@ -16,6 +16,7 @@ from typing import Any
 
 from specbench.cli.plans import PlannedRun
 from specbench.config import parameters
+from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.storage.files import format_size
 
@@ -244,16 +245,15 @@ def _disk(found: Sequence[Forecast], known: _Known) -> str:
 
 def _memory(found: Sequence[Forecast]) -> Iterator[str]:
     """Of each model's run with the most images at once: weights, caches and the estimated peak, from shapes alone."""
-    largest: dict[str, Mapping[str, Any]] = {}
+    largest: dict[str, RunConfig] = {}
     for one in found:
         cfg = one.run.cfg
         before = largest.get(cfg["model"])
         if one.left and not parameters.is_served(cfg) and (before is None or cfg["batch"] >= before["batch"]):
             largest[cfg["model"]] = cfg
-    for model, chosen in largest.items():
+    for model, cfg in largest.items():
         from specbench.bench import plan
 
-        cfg = dict(chosen)
         what = f"{model}, {cfg['method']}, batch {cfg['batch']}, {cfg['dtype']}"
         try:
             planned = plan.plan(cfg)

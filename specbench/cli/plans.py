@@ -7,13 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.errors import UsageError
 from specbench.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from specbench.config.configuration import Job
+    from specbench.config.run_config import RunConfig
     from specbench.harness.status import Status
     from specbench.tables.suites import SuitePlan
 
@@ -25,7 +26,7 @@ class PlannedRun:
     """A run: its folder and its checked configuration."""
 
     folder: Path
-    cfg: dict[str, Any]
+    cfg: RunConfig
 
 
 def write_grid(root: Path, arguments: Sequence[str]) -> None:
@@ -72,7 +73,7 @@ def of_suite(plan: SuitePlan) -> list[PlannedRun]:
 
 def of_grid(root: Path, jobs: Sequence[Job]) -> list[PlannedRun]:
     """The jobs of a grid, each in its folder."""
-    return [PlannedRun(root / re.sub(r"[^\w.=,+-]+", "_", job.name), dict(job.cfg)) for job in jobs]
+    return [PlannedRun(root / re.sub(r"[^\w.=,+-]+", "_", job.name), job.cfg) for job in jobs]
 
 
 def state(run: PlannedRun) -> Status:

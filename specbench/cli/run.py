@@ -72,7 +72,7 @@ def _show(what: str, jobs: Sequence[Job], hydras: Sequence[str]) -> int:
     import yaml
 
     if what != "hydra":
-        texts = (yaml.safe_dump(job.cfg, sort_keys=False, allow_unicode=True) for job in jobs)
+        texts = (yaml.safe_dump(job.cfg.plain(), sort_keys=False, allow_unicode=True) for job in jobs)
         print("---\n".join(texts), end="", flush=True)
     return 0 if what == "job" else by_hydra(["--cfg", "hydra", *hydras])
 

@@ -31,6 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from specbench import data
 from specbench.config import command_line, composition, parameters, protocols, variants
 from specbench.config.caches import cached
+from specbench.config.run_config import RunConfig
 from specbench.config.table import TABLE, check_value
 from specbench.errors import UsageError, install, unknown
 
@@ -38,8 +39,8 @@ VERSION_BASE = "1.3"  # of Hydra's behaviour
 CONFIG = "config"
 
 
-def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The checked, flat configuration of one run: `compose(["method=cool_sd", "delta=1.1", "n=16"])`.
+def compose(overrides: Sequence[str] = ()) -> RunConfig:
+    """The checked configuration of one run: `compose(["method=cool_sd", "delta=1.1", "n=16"])`.
 
     Raises UsageError for what does not exist, does not fit or cannot be read.
     """
@@ -49,11 +50,10 @@ def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """A run of a command line. name: the arguments that distinguish it from the other jobs of a grid, joined; cfg: its
-    checked, flat configuration."""
+    """A run of a command line. name: the arguments that distinguish it from the other jobs of a grid, joined."""
 
     name: str
-    cfg: dict[str, Any]
+    cfg: RunConfig
 
 
 def grid(overrides: Sequence[str], multirun: bool) -> list[Job]:
@@ -301,16 +301,16 @@ def described(overrides: Sequence[str]) -> dict[str, Any]:
         return _flat([argument for argument in overrides if argument.lstrip("+").split("=", 1)[0] not in several])
 
 
-def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+def _compose(overrides: Sequence[str]) -> RunConfig:
     return completed(parameters.validate(_flat(overrides)))
 
 
-def completed(cfg: Mapping[str, Any]) -> dict[str, Any]:
+def completed(cfg: Mapping[str, Any]) -> RunConfig:
     """A checked configuration with the number of prompts for n=all and the full paths of its weights.
 
     Raises UsageError for missing weights and prompts.
     """
-    return data.counted(parameters.located(cfg))
+    return RunConfig(data.counted(parameters.located(cfg)))
 
 
 def _flat(overrides: Sequence[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.config import configuration, parameters, variants
+from specbench.config.run_config import RunConfig
 from specbench.config.table import TABLE
 from specbench.errors import UsageError, plain
 from specbench.rows import provenance, sample_size, sources
@@ -188,7 +189,7 @@ def _served_command(row: Mapping[str, Any]) -> str:
 
 
 @cache
-def _composed(arguments: tuple[str, ...]) -> dict[str, Any]:
+def _composed(arguments: tuple[str, ...]) -> RunConfig:
     return configuration.compose(arguments)
 
 

@@ -117,7 +117,7 @@ class LocalBench:
 
     def key(self, overrides: Sequence[str]) -> str:
         cfg = configuration.compose(overrides)
-        images = cfg | {"n": 1, "metrics": [], "reference": None, "baseline": False}
+        images = cfg.changed(n=1, metrics=[], reference=None, baseline=False)
         return sha256(f"{provenance.config_hash(images)} {_weights(cfg)}", 8)
 
     def versus(self, run: Path, vanilla: Path, n: int) -> Mapping[str, Any]:
