@@ -56,7 +56,7 @@ def interleaved(overrides: list[str], pipeline: Any, out: Path) -> tuple[Found, 
     from specbench.harness import run
 
     cfg = configuration.compose([*overrides, "timing=true", "metrics=none"])
-    row = run.execute(cfg, out, loader=lambda cfg: pipeline)
+    row = run.run(cfg, out, loader=lambda cfg: pipeline).row
     return (row["speedup_latency"], row["speedup_latency_stderr"]), row["drift"]
 
 

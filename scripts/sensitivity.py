@@ -28,7 +28,7 @@ def main(n: int, folder: Path, relaxed: list[str]) -> None:
     """Prints a line for each metric."""
     runs = []
     for name, own in (("exact", ["method=eagle1"]), ("relaxed", relaxed)):
-        run.execute(configuration.compose([*own, f"n={n}", *SHARED]), folder / name)
+        run.run(configuration.compose([*own, f"n={n}", *SHARED]), folder / name)
         runs.append(passes.read(str(folder / name)))
     found = comparison.compare(*runs)
     print(f"n={n}: {found.names[1]} against {found.names[0]}")

@@ -140,7 +140,7 @@ class Mortal(FakePipeline):
 
 if __name__ == "__main__":
     from specbench.config import configuration
-    from specbench.harness.run import execute
+    from specbench.harness.run import run
 
     out, delay, *overrides = sys.argv[1:]
-    execute(configuration.compose(overrides), out, loader=lambda cfg: FakePipeline(cfg, float(delay)))
+    run(configuration.compose(overrides), out, loader=lambda cfg: FakePipeline(cfg, float(delay)))

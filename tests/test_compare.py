@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import checked
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -31,7 +32,7 @@ from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.metrics import frechet
 from specbench.metrics.outputs import image_key
-from specbench.rows.journal import Record, _check, _to_line
+from specbench.rows.journal import Record, to_line
 
 N = 40
 SESSION = {"weights": "embedded:1+2", "device": "cpu", "device_name": "A", "torch": "2", "commit": "c" * 40}
@@ -48,7 +49,7 @@ def image(index: int, steps: int, **changes: Any) -> Record:
 @cache
 def composed(*words: str) -> str:
     """config.yaml of a run with these overrides."""
-    return str(OmegaConf.to_yaml(OmegaConf.create(configuration.compose(list(words)))))
+    return str(OmegaConf.to_yaml(OmegaConf.create(configuration.compose(list(words)).plain())))
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Folders:
         (folder / "run.json").write_text(json.dumps({"run_id": f"run-{name}", "sessions": {"s": session}}))
         for file, some in (("records.jsonl", images), ("baseline.jsonl", baseline)):
             if some is not None:
-                (folder / file).write_bytes(b"".join(map(_to_line, some)))
+                (folder / file).write_bytes(b"".join(map(to_line, some)))
         return str(folder)
 
 
@@ -596,8 +597,7 @@ def test_a_damaged_record_is_named(
     path = Path(b) / "records.jsonl"
     lines = path.read_text().splitlines()
     first = {k: v for k, v in json.loads(lines[0]).items() if k != "check"} | change
-    check = _check(json.dumps(first, ensure_ascii=False))
-    path.write_text("\n".join([json.dumps(first | {"check": check}), *lines[1:], ""]))
+    path.write_text("\n".join([checked(first), *lines[1:], ""]))
     with pytest.raises(UsageError, match=sentence):
         between(a, b)
     assert cli.main(["compare", a, b]) == 2

@@ -324,7 +324,7 @@ class Large(FakePipeline):
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """A run that measured speed alone."""
-    run.execute(configuration.compose(["metrics=none", "n=4", "device=cpu"]), tmp_path / "run", loader=Large)
+    run.run(configuration.compose(["metrics=none", "n=4", "device=cpu"]), tmp_path / "run", loader=Large)
     return tmp_path / "run"
 
 
@@ -345,9 +345,9 @@ def test_a_run_gets_its_quality_columns_and_keeps_all_else(call: Call, finished:
     assert json.loads((finished / "run.json").read_text())["sessions"] == memory
     # the same as measuring them in the run itself, where there is nothing left to do
     cfg = configuration.compose(["metrics=[scenes_clip,scenes_reward]", "n=4", "device=cpu"])
-    outcome = run.Run(cfg, finished, loader=Large).execute()
+    outcome = run.run(cfg, finished, loader=Large)
     assert (outcome.row, outcome.nothing_left) == (row, True)
-    other = run.execute(cfg, "other", loader=Large)
+    other = run.run(cfg, "other", loader=Large).row
     assert quality(other) == quality(row)
 
 
@@ -355,24 +355,26 @@ def test_a_runs_own_metrics_are_the_default(call: Call, finished: Path, calls: l
     assert call("run", "metrics=scenes_clip")[0] == 0
     first = row_of("run")
     assert call("run")[0] == 0
-    assert calls == [4]
+    assert calls == [4, 4]  # the method's images, and vanilla's next to them
     assert quality(row_of("run")) == quality(first)
-    run.execute(configuration.compose(["metrics=scenes_clip", "n=6", "device=cpu"]), finished, loader=Large)
-    assert calls == [4, 2]
+    run.run(configuration.compose(["metrics=scenes_clip", "n=6", "device=cpu"]), finished, loader=Large)
+    assert calls == [4, 4, 2, 2]
 
 
 def test_neither_prompts_nor_weights_of_a_run_need_exist(call: Call, tmp_path: Path) -> None:
     write_prompts(tmp_path / "prompts.tsv", dict(enumerate(CAPTIONS)))
-    cfg = configuration.compose([f"prompts={tmp_path}/prompts.tsv", "metrics=none", "n=4", "device=cpu"])
-    before = run.execute(cfg, tmp_path / "run", loader=Large)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = [f"prompts={tmp_path}/prompts.tsv", "metrics=none", "n=4", "device=cpu", f"weights={gone}"]
+    cfg = configuration.compose(words)
+    before = run.run(cfg, tmp_path / "run", loader=Large).row
     (tmp_path / "prompts.tsv").unlink()
-    config = tmp_path / "run/config.yaml"
-    config.write_text(config.read_text().replace("weights: embedded", "weights: /gone"))
+    gone.rmdir()
     assert call("run", "metrics=scenes_clip")[0] == 0
     row = row_of("run")
     assert row["clip_score"] is not None
     assert row["prompts_hash"] == before["prompts_hash"]
-    assert "weights: /gone\n" in config.read_text()
+    assert f"weights: {gone}\n" in (tmp_path / "run/config.yaml").read_text()
 
 
 def test_a_folder_of_runs_is_no_folder_of_images(call: Call, finished: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import checked
 from fake_pipeline import FakePipeline
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -45,7 +46,8 @@ from specbench.models.loading import checkpoints
 from specbench.report import gather
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
-from specbench.rows.journal import Journal, _check, _to_line, read_memory
+from specbench.rows.journal import Journal, to_line
+from specbench.rows.memory import Memory
 from specbench.storage import image_files
 from specbench.tables import render
 
@@ -106,7 +108,7 @@ def test_files_of_any_bytes(tmp_path: Path, data: bytes) -> None:
     path = content(tmp_path / "file", data)
     assert or_usage_error(lambda: reference.read(path, 4)) is None
     assert or_usage_error(lambda: models.load(str(path))) is None
-    for read in (image_files.read, read_rows, csv_lines, Journal, read_memory):
+    for read in (image_files.read, read_rows, csv_lines, Journal, Memory.read):
         or_usage_error(lambda read=read: read(path))
 
 
@@ -124,7 +126,7 @@ def test_a_cell_is_a_number_or_refused(tmp_path: Path, name: str, text: str) -> 
 @given(name=st.sampled_from(list(asdict(record(0)))), value=JSON)
 def test_a_record_is_valid_or_refused(tmp_path: Path, name: str, value: Any) -> None:
     values = asdict(record(0)) | {name: value}
-    line = json.dumps(values | {"check": _check(json.dumps(values, ensure_ascii=False))})
+    line = checked(values)
     path = content(tmp_path / "records.jsonl", line.encode() + b"\n")
     (tmp_path / "images").mkdir(exist_ok=True)
     Image.fromarray(picture(0)).save(tmp_path / "images/00000.png")
@@ -179,7 +181,7 @@ def test_a_count_above_its_bound_is_refused(name: str, above: int) -> None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished") / "run"
-    run.execute(configuration.compose(["n=3", "warmup=0", "metrics=none"]), out, loader=FakePipeline)
+    run.run(configuration.compose(["n=3", "warmup=0", "metrics=none"]), out, loader=FakePipeline)
     return out
 
 
@@ -312,7 +314,7 @@ def test_a_record_shows_no_image_from_another_folder(tmp_path: Path, image: str)
     run_folder(tmp_path / "in/run", "a", image.format(tmp_path))
     found = gather.gather([tmp_path / "in/run/row.csv"], [tmp_path / "in"], 8)
     assert found.shots == {}
-    line = _to_line(replace(record(0), image=image.format(tmp_path)))
+    line = to_line(replace(record(0), image=image.format(tmp_path)))
     with pytest.raises(UsageError, match="line 1 of .* is not a record"):
         Journal(content(tmp_path / "records.jsonl", line))
 
@@ -332,7 +334,7 @@ def test_a_damaged_run_json_costs_a_sentence(tmp_path: Path, text: str) -> None:
     """It was a JSONDecodeError, an AssertionError or a KeyError, whichever command came upon it."""
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UsageError, match=r"run\.json is not as specbench run wrote it"):
-        read_memory(tmp_path / "run.json")
+        Memory.read(tmp_path / "run.json")
     (tmp_path / "config.yaml").write_text("method: a\ndrafter: b\nrule: c\n")
     (tmp_path / "records.jsonl").write_text("")
     with pytest.raises(UsageError, match=r"run\.json is not as specbench run wrote it"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import row_of
 from fake_pipeline import FakePipeline
 
 from specbench import data
@@ -25,7 +26,7 @@ from specbench.rows.journal import read_records
 
 def execute(out: Path, *overrides: str) -> dict[str, Any]:
     cfg = configuration.compose(["metrics=none", "n=3", *overrides])
-    return run.execute(cfg, out, loader=FakePipeline)  # type: ignore[arg-type]
+    return run.run(cfg, out, loader=FakePipeline).row  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_an_images_number_depends_on_its_prompt_and_its_place_among_them_alone()
 
 def test_the_first_images_are_those_of_a_run_with_one_each(four: Path, tmp_path: Path) -> None:
     one, two = execute(tmp_path / "one"), execute(tmp_path / "two", "images_per_prompt=2", "batch=2")
-    row = run.Run(configuration.compose(["metrics=none", "n=3", "images_per_prompt=4"]), four).folder.read_row() or {}
+    row = row_of(four)
     for name in ("records.jsonl", "baseline.jsonl"):
         alone, half, every = (pixels(out, name) for out in (tmp_path / "one", tmp_path / "two", four))
         assert list(alone) == [0, 1, 2]

@@ -359,7 +359,7 @@ def test_a_protocol_runs_on_a_reduced_random_model(
     words += ["method=vanilla"] if parameters.is_continuous("model", model) else ["method=sjd", "dtype=float32"]
     words += [f"data={data}"] if data else []
     words += [f"data_dir={data_dir}"] if data.startswith(("coco", "parti")) else []
-    row = run.execute(configuration.compose(words), tmp_path / "run")
+    row = run.run(configuration.compose(words), tmp_path / "run").row
     protocol = protocols.read(name)
     assert (row["protocol"], row["n"], row["model"]) == (protocol.label, 4, model)
     assert len(list((tmp_path / "run/images").glob("*.png"))) == 4

@@ -100,7 +100,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("push")
     (folder / "my.txt").write_text("a | b\n<b>c</b>\nd\n")
     cfg = configuration.compose([f"prompts={folder}/my.txt", "metrics=none", "warmup=0"])
-    run.execute(cfg | {"metrics_dir": "/secret/place"}, folder / "run", loader=FakePipeline)
+    run.run(cfg.changed(metrics_dir="/secret/place"), folder / "run", loader=FakePipeline)
     return folder / "run"
 
 

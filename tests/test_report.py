@@ -158,7 +158,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs = {f"grid/{w},{s}": ["method=sjd", f"window={w}", f"seed={s}"] for w in (4, 8) for s in (0, 1)}
     for out, words in (jobs | {"one/more": ["method=vanilla"]}).items():
         cfg = configuration.compose([*words, "n=2", "metrics=none", "baseline=false"])
-        run.execute(cfg, str(folder / "deep" / out), loader=FakePipeline)
+        run.run(cfg, str(folder / "deep" / out), loader=FakePipeline)
     return folder
 
 

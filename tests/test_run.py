@@ -44,7 +44,7 @@ class Bench:
     def run(self, *overrides: str) -> dict[str, Any]:
         words = FAST | dict(word.split("=") for word in overrides)
         cfg = configuration.compose([f"{name}={value}" for name, value in words.items()])
-        self.outcome = run.Run(cfg, self.out, loader=self.load).execute()
+        self.outcome = run.run(cfg, self.out, loader=self.load)
         return self.outcome.row
 
     def load(self, cfg: Any) -> Any:
@@ -78,7 +78,7 @@ def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
     assert read_rows(bench.outcome.folder.row) == [row]
     made = read_records(bench.out / "records.jsonl")
     assert [(r.index, r.steps, r.tokens, r.batch) for r in made] == [(i, s, TOKENS, 1) for i, s in enumerate(STEPS)]
-    items = data.load(bench.outcome.cfg)
+    items = data.load(bench.outcome.config)
     assert [(r.prompt, r.id) for r in made] == [(item.prompt, item.id) for item in items]
     assert row["prompts_hash"] == data.prompts_hash(items)
     for record in made:
@@ -246,8 +246,8 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
         patch.setattr(run, "_load_pipeline", FakePipeline)
         patch.setattr(run, "_weights_here", lambda cfg: "embedded:2")
         with pytest.raises(UsageError, match="started with weights fake:0, not embedded:2"):
-            run.execute(bench.outcome.cfg, bench.out)
-    same = data.load(bench.outcome.cfg | {"n": 3})
+            run.run(bench.outcome.config, bench.out)
+    same = data.load(bench.outcome.config.changed(n=3))
     for other in (replace(same[1], prompt="else"), replace(same[1], id="else")):
         monkeypatch.setattr(data, "load", lambda cfg: [same[0], other, same[2]])  # noqa: B023
         with pytest.raises(UsageError, match=r"prompts have changed .*\(index 1\)"):
@@ -399,11 +399,12 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_metrics_see_the_pictures_beside_their_prompts(bench: Bench, scorer: list[Any]) -> None:
     row = bench.run("metrics=[scenes_fid,scenes_reward]")
-    [(names, images, items)] = scorer
-    assert names == ["scenes_fid", "scenes_reward"]
-    pipeline = FakePipeline(bench.outcome.cfg)
-    for item, image in zip(items, images, strict=True):
-        assert (image == pipeline.pixels(pipeline.decode([item.prompt], [(0, item.index)]).tokens)[0]).all()
+    assert len(scorer) == 2  # the method's images, and vanilla's next to them
+    for (names, images, items), empty in zip(scorer, (False, True), strict=True):
+        assert names == ["scenes_fid", "scenes_reward"]
+        pipeline = FakePipeline(bench.outcome.config, empty=empty)
+        for item, image in zip(items, images, strict=True):
+            assert (image == pipeline.pixels(pipeline.decode([item.prompt], [(0, item.index)]).tokens)[0]).all()
     assert (row["fid"], row["fid_stderr"], row["fid_backend"]) == (12.5, None, "scenes-x@1")
     assert (row["image_reward"], row["image_reward_backend"]) == (None, None)
     assert row["note"] == "fid: few; image_reward: no weights"
@@ -422,7 +423,7 @@ def test_a_row_is_drawn_up_anew_when_its_metrics_would_say_something_else(
     monkeypatch.setattr(ScenesFID, "basis", basis)
     for expected, weights in enumerate(("first", "second", "first"), 1):
         for left in (True, False):
-            bench.run("metrics=scenes_fid")
+            bench.run("metrics=scenes_fid", "baseline=false")
             assert (bench.outcome.nothing_left, len(scorer)) == (not left, expected)
         there.append(weights)
     assert len(bench.pipelines) == 1
@@ -488,14 +489,14 @@ def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
 
 def test_the_real_pipeline_with_random_weights(tmp_path: Path) -> None:
     words = ["weights=random", "n=2", "warmup=0", "metrics=none", "method=sd", "window=2", "device=cpu"]
-    row = run.execute(configuration.compose(words), tmp_path / "one")
+    row = run.run(configuration.compose(words), tmp_path / "one").row
     assert row["weights"] == "random"
     assert row["tokens"] == 256
     assert row["accepted_length_mean"] >= 1.0
     assert row["steps"] <= 256
     assert 1 < row["perplexity"] < 550  # the codebook has 512 tokens, and a distribution is seldom uniform
     assert row["draft_passes"] == 2 * row["steps"]
-    batched = run.execute(configuration.compose([*words, "batch=2", "baseline=false"]), tmp_path / "two")
+    batched = run.run(configuration.compose([*words, "batch=2", "baseline=false"]), tmp_path / "two").row
     assert batched["steps"] == row["steps"]
     hashes = [[r.sha256 for r in read_records(tmp_path / name / "records.jsonl")] for name in ("one", "two")]
     assert hashes[0] == hashes[1]

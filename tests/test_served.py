@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_seeds_and_images_depend_on_seed_and_index_alone(server: StubServer, tmp
     assert len(seeds) == 150
     assert max(seeds) < 2**31
     for out, more in (("a", ["concurrency=3"]), ("b", ["request_rate=500", "concurrency=2"])):
-        run.execute(configured(server, *more), tmp_path / out)
+        run.run(configured(server, *more), tmp_path / out)
     a, b = ({r.index: r.sha256 for r in read_records(tmp_path / out / "records.jsonl")} for out in "ab")
     assert a == b
     assert [f["seed"] for f in server.seen if f["prompt"] == prompt_of(tmp_path / "a", 3)] == [
@@ -102,7 +103,7 @@ def prompt_of(folder: Path, index: int) -> str:
 
 
 def test_several_images_of_a_prompt(server: StubServer, tmp_path: Path) -> None:
-    row = run.execute(configured(server, "n=2", "images_per_prompt=3", "request_rate=500"), tmp_path / "run")
+    row = run.run(configured(server, "n=2", "images_per_prompt=3", "request_rate=500"), tmp_path / "run").row
     assert (row["n"], row["images"]) == (2, 6)
     assert len(set(server.prompts())) == 2
     assert len({fields["seed"] for fields in server.seen}) == 6
@@ -124,7 +125,7 @@ def test_what_misbehaves_once_is_asked_again(server: StubServer, tmp_path: Path)
     ]  # fmt: skip
     # The prompts of scenes are all different, and are asked for one by one.
     server.trouble = lambda h, f, n: n == 1 and troubles[len(set(server.prompts())) - 1](h)  # type: ignore[method-assign]
-    row = run.execute(configured(server, f"n={len(troubles)}"), tmp_path / "run")
+    row = run.run(configured(server, f"n={len(troubles)}"), tmp_path / "run").row
     assert (row["request_retries"], row["requests_failed"]) == (len(troubles), 0)
     assert all(r.attempts == 2 for r in read_records(tmp_path / "run/records.jsonl"))
 
@@ -133,12 +134,12 @@ def test_what_fails_for_good_is_counted_and_asked_again_by_the_next_start(server
     server.trouble = lambda h, f, n: f["seed"] == executor.seed_of(0, 1) and h.send({"detail": "too long"}, 400)  # type: ignore[method-assign]
     cfg = configured(server, "latency_bound=60")
     with pytest.raises(RunError, match="1 images could not be decoded"):
-        run.execute(cfg, tmp_path / "run")
+        run.run(cfg, tmp_path / "run")
     assert len(server.seen) == 4  # a refusal is not repeated
     [failure] = map(json.loads, (tmp_path / "run/failures.jsonl").read_text().splitlines())
     assert (failure["index"], failure["reason"]) == (1, "HTTP 400: too long (attempt 1)")
     server.trouble = lambda *_: False  # type: ignore[method-assign]
-    row = run.execute(cfg, tmp_path / "run")
+    row = run.run(cfg, tmp_path / "run").row
     assert len(server.seen) == 5
     assert (row["requests_failed"], row["goodput"]) == (1, 4 / 5)
     assert "requested by 2 processes" in row["note"]
@@ -147,7 +148,7 @@ def test_what_fails_for_good_is_counted_and_asked_again_by_the_next_start(server
 def test_a_server_that_is_gone_stops_the_run(server: StubServer, tmp_path: Path) -> None:
     server.trouble = lambda h, f, n: h.send({"detail": "out of memory"}, 503)  # type: ignore[method-assign]
     with pytest.raises(RunError, match="10 images in a row failed, the last one with: HTTP 503: out of memory"):
-        run.execute(configured(server, "n=30", "retries=1"), tmp_path / "run")
+        run.run(configured(server, "n=30", "retries=1"), tmp_path / "run")
     assert len(server.seen) == 20
 
 
@@ -191,18 +192,15 @@ def test_who_answers(server: StubServer, tmp_path: Path) -> None:
     server.told = {"/v1/models": {"data": None}}
     assert client(server).identity() == ("", [])
     with pytest.raises(UsageError, match="does not name its model: give model_name="):
-        run.execute(configured(server), tmp_path / "run")
-    row = run.execute(configured(server, "model_name=mine", "server='my engine 3'", "n=1"), tmp_path / "run")
+        run.run(configured(server), tmp_path / "run")
+    row = run.run(configured(server, "model_name=mine", "server='my engine 3'", "n=1"), tmp_path / "run").row
     assert (row["model"], row["server"]) == ("mine", "my engine 3")
+    server.told = {"/version": {"version": "3"}}
+    unnamed = configured(server, "model_name=mine", "n=2").changed(server=None)
+    first = run.run(unnamed.changed(n=1), tmp_path / "told").row
     server.told = {"/version": {"version": "4"}}
-    with pytest.raises(UsageError, match="was started with weights mine by my engine 3, not mine by 4"):
-        run.execute(configured(server, "model_name=mine", "n=2") | {"server": None}, renamed(tmp_path / "run"))
-
-
-def renamed(folder: Path) -> Path:
-    """A run's folder whose configuration names no server."""
-    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("my engine 3", "null"))
-    return folder
+    with pytest.raises(UsageError, match=f"was started with weights mine by {first['server']}, not mine by"):
+        run.run(unnamed, tmp_path / "told")
 
 
 def test_nobody_answers(call: Call, tmp_path: Path) -> None:
@@ -225,11 +223,11 @@ def test_a_refused_first_request_leaves_nothing(server: StubServer, call: Call, 
 def test_requests_at_a_time_and_arrivals(server: StubServer, tmp_path: Path) -> None:
     three = threading.Barrier(3)  # which only three requests at a time can pass
     server.trouble = lambda h, f, n: three.wait(60) < 0  # type: ignore[method-assign]
-    run.execute(configured(server, "n=6", "concurrency=3"), tmp_path / "three")
+    run.run(configured(server, "n=6", "concurrency=3"), tmp_path / "three")
     assert server.most == 3
     server.most = 0
     server.trouble = lambda h, f, n: time.sleep(0.05) or False  # type: ignore[method-assign, func-returns-value]
-    row = run.execute(configured(server, "n=6", "request_rate=1000", "concurrency=1"), tmp_path / "late")
+    row = run.run(configured(server, "n=6", "request_rate=1000", "concurrency=1"), tmp_path / "late").row
     assert server.most == 1
     # All arrive within a few milliseconds and wait for each other, 0.05 s each: that wait counts.
     assert row["request_s_p99"] > 0.2
@@ -259,13 +257,13 @@ def test_a_stop_finishes_what_is_under_way(server: StubServer) -> None:
 
 
 def test_columns_of_records(server: StubServer, tmp_path: Path) -> None:
-    run.execute(configured(server, "n=3"), tmp_path / "a")
-    run.execute(configured(server, "n=3", "seed=1"), tmp_path / "b")
+    run.run(configured(server, "n=3"), tmp_path / "a")
+    run.run(configured(server, "n=3", "seed=1"), tmp_path / "b")
     one = read_records(tmp_path / "a/records.jsonl")
-    made = columns.columns(one, 1, 0.0)
+    made = columns.columns([replace(one[0], failed=1), *one[1:]], 0.0)
     assert made["goodput"] == 0
     assert made["request_s_mean"] == pytest.approx(np.mean([r.request_s for r in one]))
-    assert columns.columns(one, 0, None).get("goodput") is None
+    assert columns.columns(one, None).get("goodput") is None
     found = comparison.compare(passes.read(str(tmp_path / "a")), passes.read(str(tmp_path / "b")))
     assert [r.statistic.name for r in found.results] == ["request_s"]
 

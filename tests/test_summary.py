@@ -31,7 +31,7 @@ from specbench.decoding.trees import chain_paths, parse
 from specbench.harness.trace import of_images
 from specbench.rows import summary
 from specbench.rows.columns import _ESTIMATES, _NUMBERS, COLUMNS, stderr_of
-from specbench.rows.journal import Record, _from_line, _to_line
+from specbench.rows.journal import Record, from_line, to_line
 
 
 def trace(outside: float = 0.0) -> Trace:
@@ -99,7 +99,7 @@ def test_the_fields_of_a_record() -> None:
     }
     for fields in (drafted, plain):
         made = replace(record(0), **fields)
-        assert _from_line(_to_line(made)) == made
+        assert from_line(to_line(made)) == made
     assert len(repr(drafted["log_prob_std"])) <= 8
 
 

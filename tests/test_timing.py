@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import older
 from fake_pipeline import TOKENS, FakePipeline
 from test_summary import timed
 
@@ -27,7 +28,7 @@ WORDS = ("metrics=none", "n=6", "warmup=0")
 def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any]:
     given = {word.partition("=")[0] for word in words}
     default = [word for word in WORDS if word.partition("=")[0] not in given]
-    return run.execute(configuration.compose([*default, *words]), out, loader=loader)
+    return run.run(configuration.compose([*default, *words]), out, loader=loader).row
 
 
 def passes(out: Path) -> tuple[list[Record], list[Record]]:
@@ -149,6 +150,7 @@ def test_a_timed_and_an_untimed_run_are_one_configuration() -> None:
 
 def test_a_folder_of_a_version_without_timing_can_be_resumed(tmp_path: Path) -> None:
     execute(tmp_path)
+    older(tmp_path)
     file = tmp_path / "config.yaml"
     file.write_text(file.read_text().replace("timing: null\n", ""))
     assert stored(tmp_path)["timing"] is None

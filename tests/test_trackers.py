@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from commands import row_of
 from fake_pipeline import FakePipeline
 
 from specbench.config import configuration
@@ -54,7 +55,7 @@ class Context:
 
 
 def logged(out: Path, *arguments: str) -> dict[str, Any]:
-    return run.execute(configuration.compose([*SMALL, *arguments]), out, loader=FakePipeline)
+    return run.run(configuration.compose([*SMALL, *arguments]), out, loader=FakePipeline).row
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,7 @@ def folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def write(folder: RunFolder, *arguments: str) -> dict[str, Any]:
-    row = folder.read_row()
-    assert row is not None
+    row = row_of(folder.path)
     trackers.write(configuration.compose([*SMALL, *arguments]), row, folder)
     return row
 
@@ -141,7 +141,7 @@ def test_a_run_is_logged_once_and_again_when_it_grows(tmp_path: Path, monkeypatc
     stub(monkeypatch, "specbench.harness.trackers.wandb", write=lambda cfg, row, folder: (rows.append(row), "x")[1])
     for n in (2, 2, 3, 2):  # the last one only shows the first two
         logged(tmp_path / "run", "log=wandb", f"n={n}")
-    assert [row["n"] for row in rows] == [2, 3]
+    assert [row["n"] for row in rows] == [2, 3, 2]
     assert set(json.loads((tmp_path / "run/run.json").read_text())["logged"]) == {"wandb"}
     assert logged(tmp_path / "run", "n=3") == rows[1]  # a tracker may change within a folder
     assert stored(tmp_path / "run")["log"] == "none"
@@ -155,9 +155,7 @@ def test_a_tracker_that_fails_costs_no_image(tmp_path: Path, monkeypatch: pytest
     stub(monkeypatch, "specbench.harness.trackers.mlflow", write=fail)
     with pytest.raises(RunError, match=r"not written to log=mlflow \(no route to host\); the row is in .*row.csv"):
         logged(tmp_path / "run", "log=mlflow")
-    row = RunFolder(tmp_path / "run").read_row()
-    assert row is not None
-    assert row["n"] == 2
+    assert row_of(tmp_path / "run")["n"] == 2
 
 
 def test_an_absent_library_is_told_before_anything_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

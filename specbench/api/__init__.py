@@ -41,25 +41,23 @@ def run(
     Raises UsageError for bad parameters, and absent weights or prompts; RunError if disk or memory did not suffice; and
     KeyboardInterrupt where the user stopped it: finished images are kept.
     """
-    from specbench.harness.run import Run
+    from specbench.harness.run import run
 
     _check_plugins()
     cfg = configuration.compose(overrides(method, {**parameters, "out": out}))
     with _silence(quiet):
-        outcome = Run(cfg).execute()
-    return RunResult(outcome.folder.path, outcome.row, outcome.cfg)
+        outcome = run(cfg)
+    return RunResult(outcome.folder.path, outcome.row, outcome.config)
 
 
 def result(folder: str | Path | RunResult) -> RunResult:
     """The result of a run that exists in a folder. UsageError where there is none with a row."""
-    from specbench.harness.folder import RunFolder, stored
+    from specbench.harness.run import stored_row
 
     path = folder_of(folder)
     _check_plugins()
-    cfg, row = stored(path), RunFolder(path).read_row()
-    if row is None:
-        raise UsageError(f"{path} holds no row: finish its run with `specbench resume {path}`")
-    return RunResult(path, row, cfg)
+    config, row = stored_row(path)
+    return RunResult(path, row, config)
 
 
 def compare(a: RunResult | str | Path, b: RunResult | str | Path) -> ComparisonResult:

@@ -87,7 +87,6 @@ def _line(one: Forecast) -> str:
 
 
 def _forecast(run: PlannedRun, known: _Known) -> Forecast:
-    from specbench.harness.folder import wants_baseline
     from specbench.harness.run import check
     from specbench.harness.status import not_started, of_run
     from specbench.rows import indices
@@ -104,7 +103,7 @@ def _forecast(run: PlannedRun, known: _Known) -> Forecast:
     passes = [one for one in (status.images, status.baseline) if one is not None]
     count = run.cfg["n"] * indices.images_per_prompt(run.cfg)
     there = sum(min(one.done, count) for one in passes)
-    images = count * (2 if wants_baseline(run.cfg) else 1)
+    images = count * (2 if run.cfg.wants_baseline else 1)
     seconds: float | None = 0.0
     exact = True
     for vanilla, progress in ((False, status.images), (True, status.baseline)):

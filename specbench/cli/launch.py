@@ -10,14 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench.cli.exits import FAILED, USAGE, fail
 from specbench.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from specbench.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -25,17 +28,17 @@ class Task:
     """A run to start: its checked configuration, its folder (None: `out` of the configuration, or a new one), and, in a
     grid, its number and name for messages."""
 
-    cfg: Mapping[str, Any]
+    cfg: RunConfig
     folder: Path | None = None
     title: str = ""
 
     def run(self) -> None:
         """Runs the job and prints its report."""
-        from specbench.harness.run import Run
+        from specbench.harness.run import run
 
         if self.title:
             sys.stderr.write(f"specbench: {self.title}\n")  # print would write the end of the line separately
-        print(Run(self.cfg, self.folder).execute().report(), flush=True)
+        print(run(self.cfg, self.folder).report(), flush=True)
 
     def outcome(self) -> Exception | None:
         """Runs the job; returns the error that ended it. In a grid it is printed, and the next job runs."""

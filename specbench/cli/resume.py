@@ -33,8 +33,9 @@ def main(arguments: list[str]) -> int:
 
     from specbench.cli import plans
     from specbench.config import configuration
-    from specbench.harness.folder import MAY_CHANGE, stored
+    from specbench.harness.folder import stored
     from specbench.harness.run import Stopped
+    from specbench.rows.provenance import MAY_CHANGE
     from specbench.storage import home
 
     folder = home.expanded(folders[0])

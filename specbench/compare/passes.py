@@ -13,7 +13,9 @@ from omegaconf import OmegaConf
 
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
-from specbench.rows.journal import Record, fault, read_memory, read_records
+from specbench.rows.journal import Record, fault, read_records
+from specbench.rows.memory import Memory
+from specbench.rows.provenance import MAY_CHANGE
 from specbench.storage import home
 
 
@@ -50,11 +52,9 @@ def read(argument: str) -> ScoredPass:
     journal = next((p for p, meant in candidates.items() if meant and p.is_file()), None)
     if journal is None:
         raise UsageError(_no_run(path))
-    cfg, memory = _config(journal.with_name("config.yaml")), read_memory(journal.with_name("run.json"))
+    cfg, memory = _config(journal.with_name("config.yaml")), Memory.read(journal.with_name("run.json"))
     baseline = journal.name == "baseline.jsonl"
-    return ScoredPass(
-        argument, journal.parent, baseline, cfg, plain(memory["run_id"]), memory["sessions"], _records(journal)
-    )
+    return ScoredPass(argument, journal.parent, baseline, cfg, plain(memory.run_id), memory.sessions, _records(journal))
 
 
 def _no_run(path: Path) -> str:
@@ -148,8 +148,6 @@ def _each(names: Sequence[str], mine: Mapping[str, str], theirs: Mapping[str, st
 
 def _facts(one: ScoredPass, mine: Sequence[Record]) -> dict[str, str]:
     """What determines the images and timings of a pass besides its method: name -> value, printable."""
-    from specbench.harness.folder import MAY_CHANGE
-
     other = {*parameters.method_parameters(), *MAY_CHANGE, "method", "weights", "prompts", "seed"}
     facts: dict[str, Any] = {name: value for name, value in one.cfg.items() if name not in other}
     sessions = [one.sessions[name] for name in sorted({r.session for r in mine}) if name in one.sessions]

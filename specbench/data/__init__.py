@@ -11,7 +11,7 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from specbench.config import parameters
 from specbench.config.table import TABLE
@@ -26,6 +26,17 @@ __all__ = ["DRAWN", "Item", "counted", "images_of", "load", "prompts_hash"]
 DRAWN = ("scenes", "scenes_classes", "scenes_geneval", "imagenet")
 
 _MODULES = {"coco2014": "coco", "coco2017": "coco"}  # for data sets whose module has another name
+
+
+class Named(Protocol):
+    """An image's prompt: an `Item`, or a record."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def prompt(self) -> str: ...
 
 
 def load(cfg: Mapping[str, Any]) -> list[Item]:
@@ -79,7 +90,7 @@ def images_of(cfg: Mapping[str, Any]) -> list[Item]:
     return [replace(item, index=item.index + j * indices.STRIDE) for item in load(cfg) for j in repeats]
 
 
-def prompts_hash(items: Sequence[Item]) -> str:
+def prompts_hash(items: Sequence[Named]) -> str:
     """Twelve hexadecimal digits of a SHA-256 over the prompts and their ids, in order; a prompt with several images
     counts once."""
     pairs = [[item.id, item.prompt] for item in items if not indices.repeat_of(item.index)]

@@ -1,8 +1,8 @@
 """Scores of existing images from any source: a run's, or any folder of images. Decodes nothing.
 
 The scores of a run go into its row. Those of other images go into a folder with a row, the scores of each image, and
-the cached outputs of the scorers, so that a scoring that was stopped or killed continues there. Scores join existing
-scores (see `merge`).
+the cached outputs of the scorers, so that a scoring that was stopped or killed continues there. The metrics that are
+asked for join those of earlier requests.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specbench import data, metrics
-from specbench._version import __version__
 from specbench.config import configuration, parameters
 from specbench.config.table import check_value
 from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
-from specbench.harness import merge
 from specbench.harness.digests import StoredDigests
-from specbench.harness.folder import new_run_id, stored
+from specbench.harness.folder import stored
 from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
-from specbench.harness.run import Run
-from specbench.harness.scoring import basis, score_columns, scoring_context, scoring_device
-from specbench.rows import indices, provenance
+from specbench.harness.row import notes, score_columns
+from specbench.harness.run import rescore
+from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context
+from specbench.rows import indices
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import csv_lines, read_rows, to_csv
+from specbench.rows.csv_files import to_csv
+from specbench.rows.memory import new_run_id
+from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint
 from specbench.storage import home, image_files
 from specbench.storage.files import is_temporary, locked, sha256, write_atomically
 
@@ -46,7 +47,7 @@ _OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
 #: Names, without the extension, of a file of prompts that lies in the folder of its images.
 PROMPT_FILES = ("prompts", "captions", "metadata")
 
-_MEMORY = "evaluation.json"  # in the folder of the results: the folder of the images, and what determined the scores
+_MEMORY = "evaluation.json"  # in the folder of the results: the folder of the images, and how their prompts were found
 
 
 @dataclass(frozen=True)
@@ -79,19 +80,15 @@ def _evaluate_run(folder: Path, names: Sequence[str], given: Mapping[str, Any]) 
         if name not in OF_RUN:
             raise UsageError(f"{folder} holds a run, which has its own prompts and folder: leave {name}= out")
     try:
-        theirs = stored(folder)
+        stored(folder)
     except UsageError as e:
         raise UsageError(f"{e}; score the folder {folder / 'images'} instead") from None
     new = {name: given[name] for name in given if name in ("metrics", "metrics_dir", "reference")}
     with _stop_message(folder):
-        outcome = Run({**theirs, **new}, folder).rescore(given.get("device"), given.get("batch"))
-    row = outcome.row
-    return Evaluation(
-        f"{folder}: {row['n']} images of {row['model']}, method {row['method']}",
-        [column for name in outcome.cfg["metrics"] for column in parameters.metric_columns(name)],
-        row,
-        [outcome.folder.row],
-    )
+        outcome = rescore(folder, new, given.get("device"), given.get("batch"))
+    found = outcome.row
+    title = f"{folder}: {found['n']} images of {found['model']}, method {found['method']}"
+    return Evaluation(title, _columns(outcome.config.metrics), found, [outcome.folder.row])
 
 
 def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Evaluation:
@@ -104,16 +101,18 @@ def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Eval
         raise UsageError("prompts= and data= name two sets of prompts; give one of them")
     if given.get("n") == "all":
         del given["n"]  # the default
-    own = {} if {"prompts", "data"} & given.keys() else _own_prompts(folder)
-    cfg = _settings(given | own)
+    out = home.expanded(given["out"]) if given.get("out") else _default_out(folder)
+    if not {"prompts", "data"} & given.keys():
+        given |= _own_prompts(folder) or _earlier_prompts(out)
+    cfg = _settings(given)
     if not cfg["metrics"]:
         raise UsageError("no metrics are chosen: name some with metrics=")
     context = scoring_context(cfg)
     reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
     pairs = pair(paths, cfg, given, cfg["data"], reading, partial)
-    out = home.expanded(cfg["out"]) if cfg["out"] else _default_out(folder)
-    with _opened(out, folder) as memory, _stop_message(out):
-        return _Scoring(folder, out, memory, pairs, cfg).run()
+    with _opened(out, folder) as run_id, _stop_message(out):
+        write_atomically(out / _MEMORY, _memory(folder, run_id, given))
+        return _score_images(folder, out, run_id, pairs, cfg)
 
 
 def _own_prompts(folder: Path) -> dict[str, Any]:
@@ -151,38 +150,48 @@ def _default_out(folder: Path) -> Path:
     return Path("runs", "evaluate", f"{here.name}-{sha256(str(here), 8)}")
 
 
+def _memory(folder: Path, run_id: str, given: Mapping[str, Any]) -> bytes:
+    """The content of `_MEMORY`: whose scores a folder holds, and by which parameters their prompts were found."""
+    prompts = {name: given[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in given}
+    held = {"pictures": str(folder.resolve()), "run_id": run_id, "prompts": prompts}
+    return (json.dumps(held, indent=1) + "\n").encode()
+
+
+def _remembered(out: Path) -> tuple[str, str, dict[str, Any]] | None:
+    """The folder of the images, the name and the parameters of the prompts of an earlier scoring in `out`; None without
+    one. UsageError for a damaged file."""
+    if not (out / _MEMORY).exists():
+        return None
+    try:
+        found = json.loads((out / _MEMORY).read_text(encoding="utf-8"))
+        return str(found["pictures"]), str(found["run_id"]), dict(found.get("prompts", {}))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise UsageError(f"cannot read {out / _MEMORY}; choose another out=") from None
+
+
+def _earlier_prompts(out: Path) -> dict[str, Any]:
+    """The parameters of the prompts of an earlier scoring, if their files are still there."""
+    _, _, prompts = _remembered(out) or ("", "", {})
+    file = prompts.get("prompts")
+    return {} if file and not home.expanded(file).is_file() else prompts
+
+
 @contextmanager
-def _opened(out: Path, folder: Path) -> Iterator[dict[str, Any]]:
-    """Makes and locks the folder of the results, checks that it belongs to these images, and yields its memory: run_id,
-    the folder of the images ("pictures"), and, if there is a row, what determined its scores."""
-    note, origin = out / _MEMORY, str(folder.resolve())
-    memory: dict[str, Any] = {"pictures": origin, "run_id": new_run_id()}
+def _opened(out: Path, folder: Path) -> Iterator[str]:
+    """Makes and locks the folder of the results, checks that it belongs to these images, and yields its name."""
 
     def check() -> None:
-        if not note.exists():
+        earlier = _remembered(out)
+        if earlier is None:
             if others := {p.name for p in out.iterdir() if not is_temporary(p)} - {".lock"}:
                 raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
-            return
-        try:
-            found = json.loads(note.read_text(encoding="utf-8"))
-            theirs, found["run_id"] = str(found["pictures"]), str(found["run_id"])
-            if not isinstance(found.setdefault("metrics", {}), dict):
-                raise ValueError
-            memory.update(found)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise UsageError(f"cannot read {note}; choose another out=") from None
-        if theirs != origin:
-            raise UsageError(f"{out} holds the scores of {theirs}; choose another out=")
+        elif earlier[0] != str(folder.resolve()):
+            raise UsageError(f"{out} holds the scores of {earlier[0]}; choose another out=")
 
     with locked(out, check):
         check()  # another process may have written before the lock
-        if not note.exists():
-            _remember(out, memory)
-        yield memory
-
-
-def _remember(out: Path, memory: Mapping[str, Any]) -> None:
-    write_atomically(out / _MEMORY, (json.dumps(memory, indent=1) + "\n").encode())
+        earlier = _remembered(out)
+        yield earlier[1] if earlier else new_run_id()
 
 
 @contextmanager
@@ -196,170 +205,101 @@ def _stop_message(out: Path) -> Iterator[None]:
         ) from None
 
 
-class _Scoring:
-    """Scores pairs of images and prompts into a folder that holds earlier scores."""
-
-    def __init__(
-        self, folder: Path, out: Path, memory: Mapping[str, Any], pairs: Pairs, cfg: Mapping[str, Any]
-    ) -> None:
-        self.folder, self.out, self.memory, self.pairs, self.cfg = folder, out, memory, pairs, cfg
-        self.context = scoring_context(cfg, scoring_device(cfg["device"]), cfg["batch"])
-        self.cache, self.files = metrics.Outputs(out), image_files.ImageFiles(pairs.paths)
-        self.digests = StoredDigests(out / "digests.json", self.files)
-        self.images_hash = _hash(sorted(filter(None, self.digests.contents)))
-        self.pairs_hash = _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
-        rows = read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
-        self.before: dict[str, Any] | None = rows[0] if rows else None
-        same = memory.get("images", self.images_hash) == self.images_hash
-        #: The earlier row if it is over the same images.
-        count = (self.before["images"] or self.before["n"]) if self.before else 0
-        self.valid = self.before if same and count == len(self.files) else None
-        self.earlier = (
-            [name for name in memory.get("metrics", {}) if name in parameters.single_metrics()] if rows else []
-        )
-        self.messages: list[str] = []
-
-    def run(self) -> Evaluation:
-        """Scores, and writes the row and the per-image scores."""
-        requested = self.cfg["metrics"]
-        names = merge.names(self.earlier, requested)
-        bases = {name: basis(name, self.context) for name in {*self.earlier, *names}}
-        again = [name for name in names if name not in requested and self._can_repeat(name, bases)]
-        scores = self._score([*requested, *again])
-        for name in requested:  # a metric without a value leaves the column to the metric that had it
-            others = [other for other in merge.rivals(name, self.earlier) if other not in names]
-            columns = parameters.metric_columns(name)
-            if others and all(scores[column].value is None for column in columns):
-                why = scores[columns[0]].note
-                self.messages.append(f"{name} could not be measured ({why}): the row keeps {', '.join(others)}")
-                names = [*(other for other in names if other != name), *others]
-                more = [other for other in others if self._can_repeat(other, bases)]
-                scores = {column: one for column, one in scores.items() if column not in columns} | self._score(more)
-                again += more
-        old = merge.scores(self.valid) if self.valid else {}
-        self.messages += merge.unmeasured(old, scores)
-        both = merge.both(old, scores)
-        row = self._row(score_columns(both))
-        if self.before:
-            self.messages += merge.changes(self.before, row, self._reasons(scores, names))
-        self._write(row, scores, names)
-        bases = {name: bases[name] if name in (*requested, *again) else self.memory["metrics"][name] for name in names}
-        paired = self.memory.get("paired") if self.valid and not self.cfg["data"] else self.pairs_hash
-        _remember(self.out, {**self.memory, "metrics": bases, "images": self.images_hash, "paired": paired})
-        for text in self.messages:
-            say(plain(text))
-        shown = [*scores, *(name for name in both if name not in scores)]
-        files = [self.out / "row.csv", self.out / "pictures.csv"]
-        return Evaluation(f"{self.folder}: {len(self.files)} images", shown, row, files)
-
-    def _can_repeat(self, name: str, bases: Mapping[str, str]) -> bool:
-        """Whether an earlier metric may give another value today, and has its inputs."""
-        same = self.valid and bases[name] == self.memory["metrics"][name]
-        stays = same and self.pairs_hash == self.memory.get("paired")
-        return not stays and bool(self.cfg["data"] or not metrics.metric(name, self.context).reads_prompt)
-
-    def _score(self, names: Sequence[str]) -> dict[str, metrics.Score]:
-        if not names:
-            return {}
-        try:
-            return metrics.score(names, self.files, self.pairs.items, self.context, self.cache)
-        finally:  # stopped, too
-            self.digests.write()
-
-    def _row(self, quality: Mapping[str, Any]) -> dict[str, Any]:
-        """The row of these images; quality: the columns of the metrics."""
-        row: dict[str, Any] = dict.fromkeys(COLUMNS)
-        row |= {"run_id": self.memory["run_id"], "time": provenance.utc()}
-        row |= {"specbench": __version__, "commit": provenance.commit(), "images": len(self.files)}
-        prompts = Counter(indices.prompt_of(item.index) for item in self.pairs.items)
-        row["n"] = len(prompts)
-        row["images_per_prompt"] = prompts.popitem()[1] if len(set(prompts.values())) == 1 else None
-        used = {"metrics": [*self.earlier, *self.cfg["metrics"]], "data": self.cfg["data"]}
-        row["plugins"] = "; ".join(parameters.plugins_of(used)) or None
-        if source := self.cfg["data"]:
-            own = ("data", *parameters.declared("data", source))
-            row |= {name: self.cfg[name] for name in own if name in COLUMNS}
-        if any(item.id for item in self.pairs.items):
-            row["prompts_hash"] = data.prompts_hash(self.pairs.items)
-        if self.valid and row["prompts_hash"] is None:  # the scores that stay belong to those prompts
-            row |= {name: self.valid[name] for name in ("prompts_hash", *_OF_PROMPTS) if row[name] is None}
-        sides = {side for size in self.files.sizes for side in (size or (None,))}
-        row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
-        if self.valid and None in sides:  # nothing was read
-            row["resolution"] = self.valid["resolution"]
-        row |= {name: value for name, value in quality.items() if name != "note"}
-        origin = f"pictures from {self.folder.resolve()}"
-        return row | {"note": "; ".join(filter(None, [origin, self.pairs.remark, quality["note"]]))}
-
-    def _reasons(self, scores: Mapping[str, metrics.Score], names: Sequence[str]) -> dict[str, str]:
-        """Column -> why it has no value."""
-        reasons = {column: one.note for column, one in scores.items() if one.note}
-        if not self.cfg["data"]:
-            earlier = (name for name in self.earlier if name in names)
-            prompted = (name for name in earlier if metrics.metric(name, self.context).reads_prompt)
-            reasons |= {
-                c: "it reads prompts, and none are given" for name in prompted for c in parameters.metric_columns(name)
-            }
-        return reasons
-
-    def _write(self, row: Mapping[str, Any], scores: Mapping[str, metrics.Score], names: Sequence[str]) -> None:
-        """Writes the scores of each image, and the row."""
-        scored = [
-            m for m in names if m in self.cache.scorers and any(scores.get(c) for c in parameters.metric_columns(m))
-        ]
-        table = self._per_image(scored, scores)
-        if self.before:
-            replaced = {m for m in self.earlier if m not in names} if self.valid else None
-            self.messages += _keep_columns(self.out / "pictures.csv", table, replaced)
-        write_atomically(self.out / "pictures.csv", _csv(table).encode())
-        write_atomically(self.out / "row.csv", to_csv([row]).encode())
-
-    def _per_image(self, names: Sequence[str], scores: Mapping[str, metrics.Score]) -> dict[str, Sequence[object]]:
-        """Column -> cells, one line per image: its file, id, prompt, and its score by each metric that is a mean over
-        images."""
-        table: dict[str, Sequence[object]] = {
-            "file": [path.name for path in self.files.paths],
-            "id": [item.id for item in self.pairs.items],
-            "prompt": [item.prompt for item in self.pairs.items],
-        }
-        for name in names:
-            if scores[parameters.metric_columns(name)[0]].value is None:
-                continue
-            one = metrics.metric(name, self.context)
-            keys = [
-                metrics.image_key(digest or "", item.prompt if one.reads_prompt else None)
-                for digest, item in zip(self.files.digests, self.pairs.items, strict=True)
-            ]
-            if (values := one.per_image(self.cache.of(name, keys))) is not None:
-                table[name] = values.tolist()
-        return table
+def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mapping[str, Any]) -> Evaluation:
+    """Scores pairs of images and prompts, and writes the row and the scores of each image. Metrics that were asked for
+    earlier join the row, while the images are the same."""
+    files = image_files.ImageFiles(pairs.paths)
+    digests = StoredDigests(out / "digests.json", files)
+    content = fingerprint(sorted(filter(None, digests.contents)))
+    labelled = [[item.id, item.prompt, item.labels] for item in pairs.items]
+    images = ImageSet("method", files, lambda: pairs.items, content, sha256(json.dumps(labelled), 16))
+    earlier = _earlier_lines(ScoreJournal(out / "scores.jsonl"), content)
+    context = scoring_context(cfg)
+    names = joined([*earlier], cfg["metrics"])
+    unpaired = [name for name in names if not cfg["data"] and metrics.metric(name, context).reads_prompt]
+    wanted = {name: basis(name, context) for name in names if name not in unpaired}
+    scoring = Scoring(cfg, wanted, out, cfg["device"], cfg["batch"])
+    try:
+        scored = scoring.score(images)
+        for i, digest in enumerate(files.digests):  # of those that were not read, but for one that cannot be
+            if digest is None and digests.contents[i]:
+                _ = files[i]  # keeps its digest
+    finally:  # stopped, too
+        digests.write()
+    lines = [scored.get(name) or earlier[name] for name in names]
+    row = _row(folder, run_id, pairs, files, cfg, lines)
+    write_atomically(out / "pictures.csv", _csv(_per_image(pairs, files, scored, context, scoring.cache)).encode())
+    write_atomically(out / "row.csv", to_csv([row]).encode())
+    return Evaluation(f"{folder}: {len(files)} images", _columns(names), row, [out / "row.csv", out / "pictures.csv"])
 
 
-def _hash(value: object) -> str:
-    return sha256(json.dumps(value), 16)
+def _columns(names: Iterable[str]) -> list[str]:
+    return [column for name in names for column in parameters.metric_columns(name)]
 
 
-def _keep_columns(path: Path, table: dict[str, Sequence[object]], gone: set[str] | None) -> list[str]:
-    """Adds to a table of per-image scores the columns that it lacks from the table in a file. Returns a sentence for
-    each column that is dropped.
+def _earlier_lines(journal: ScoreJournal, images: str) -> dict[str, ScoreLine]:
+    """The newest measured line of each metric of these images; of metrics of one column, the newest one's."""
+    found: dict[str, ScoreLine] = {}
+    for line in journal:
+        if line.is_measured and line.images == images and line.metric in parameters.single_metrics():
+            kept = joined([*found], [line.metric])
+            found = {name: found[name] for name in kept if name in found} | {line.metric: line}
+    return found
 
-    gone: the metrics whose columns others took; None where the table in the file is over other images.
-    """
-    if not path.is_file():
-        return []
-    columns, lines = csv_lines(path)
-    rows = {line.get("file", ""): line for _, line in lines}
-    fits = gone is not None and len(rows) == len(lines) and sorted(rows) == sorted(map(str, table["file"]))
-    messages = []
-    for name in columns:
-        filled = any(line[name] for _, line in lines)
-        if name in table and (any(table[name]) or not filled):
+
+def _row(
+    folder: Path,
+    run_id: str,
+    pairs: Pairs,
+    files: image_files.ImageFiles,
+    cfg: Mapping[str, Any],
+    lines: Sequence[ScoreLine],
+) -> dict[str, Any]:
+    """The row of these images and scores."""
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    newest = max(lines, key=lambda line: line.time)
+    row |= {"run_id": run_id, "time": newest.time, "specbench": newest.specbench, "commit": newest.commit}
+    prompts = Counter(indices.prompt_of(item.index) for item in pairs.items)
+    row |= {"images": len(files), "n": len(prompts)}
+    row["images_per_prompt"] = prompts.popitem()[1] if len(set(prompts.values())) == 1 else None
+    used = {*(label for line in lines for label in line.plugins), *parameters.plugins_of({"data": cfg["data"]})}
+    row["plugins"] = "; ".join(sorted(used)) or None
+    if source := cfg["data"]:
+        own = ("data", *parameters.declared("data", source))
+        row |= {name: cfg[name] for name in own if name in COLUMNS}
+    if any(item.id for item in pairs.items):
+        row["prompts_hash"] = data.prompts_hash(pairs.items)
+    sides = {side for size in files.sizes for side in (size or (None,))}
+    row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
+    row |= score_columns(lines)
+    return row | {"note": "; ".join(filter(None, [f"pictures from {folder.resolve()}", pairs.remark, *notes(lines)]))}
+
+
+def _per_image(
+    pairs: Pairs,
+    files: image_files.ImageFiles,
+    scored: Mapping[str, ScoreLine],
+    context: metrics.ScoringContext,
+    cache: metrics.Outputs,
+) -> dict[str, Sequence[object]]:
+    """Column -> cells, one line per image: its file, id, prompt, and its score by each metric that is a mean over
+    images."""
+    table: dict[str, Sequence[object]] = {
+        "file": [path.name for path in files.paths],
+        "id": [item.id for item in pairs.items],
+        "prompt": [item.prompt for item in pairs.items],
+    }
+    for name, line in scored.items():
+        if not line.is_measured or name not in cache.scorers:
             continue
-        if fits and name not in (gone or ()):
-            table[name] = [rows[str(file)][name] for file in table["file"]]
-        elif name not in table or name not in ("id", "prompt"):
-            messages.append(f"{name} of each image is no longer in {path}")
-    return messages
+        one = metrics.metric(name, context)
+        keys = [
+            metrics.image_key(digest or "", item.prompt if one.reads_prompt else None)
+            for digest, item in zip(files.digests, pairs.items, strict=True)
+        ]
+        if (values := one.per_image(cache.of(name, keys))) is not None:
+            table[name] = values.tolist()
+    return table
 
 
 def _csv(table: Mapping[str, Sequence[object]]) -> str:

@@ -8,17 +8,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from specbench import data
 from specbench.config import parameters
+from specbench.config.run_config import RunConfig
 from specbench.errors import RunError
-from specbench.harness.folder import RunFolder, RunRecords, wants_baseline
+from specbench.harness.folder import RunFolder, RunRecords
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
 from specbench.rows import indices
 from specbench.rows.journal import Journal
-from specbench.rows.provenance import utc
+from specbench.rows.provenance import decoding_hash, utc
 from specbench.storage.files import append_line, format_size
 from specbench.storage.progress import tqdm
 
@@ -38,7 +40,7 @@ class Execution:
         loader: makes the pipeline.
     """
 
-    def __init__(self, cfg: Mapping[str, Any], folder: RunFolder, loader: Loader) -> None:
+    def __init__(self, cfg: RunConfig, folder: RunFolder, loader: Loader) -> None:
         self.cfg, self.folder, self.loader = cfg, folder, loader
         self._announced = False
         self._failed = 0  # images
@@ -120,13 +122,21 @@ class Execution:
             for events in decoded:
                 for event in events:
                     if isinstance(event, Image):
-                        record = event.record
+                        record = replace(event.record, **self._known(event))
                         journals[event.baseline].add(record, event.pixels)
                         how = f"{record.steps} steps, " if record.request_s is None else ""
                         LOG.info("%s: %s in %s%.3f s", self._label(event.baseline), record.image, how, record.decode_s)
                         bar.update()
                     else:
                         self._note(event)
+
+    def _known(self, image: Image) -> dict[str, Any]:
+        """What this process knows of an image: the configuration, and failures of earlier starts."""
+        found: dict[str, Any] = {"config": decoding_hash(self.cfg, image.baseline)}
+        if image.record.request_s is not None:
+            failed = (image.record.index, self._label(image.baseline))
+            found["failed"] = sum((one["index"], one["pass"]) == failed for one in self.folder.read_failures())
+        return found
 
     def _label(self, baseline: bool) -> str:
         return "vanilla" if baseline else str(self.cfg["method"])
@@ -136,7 +146,7 @@ class Execution:
         if isinstance(event, Joined):
             self._join(event)
         elif isinstance(event, Shrunk):
-            smallest = self.folder.memory().get("smallest_batch", event.batch)
+            smallest = self.folder.memory().smallest_batch or event.batch
             self.folder.remember(smallest_batch=min(event.batch, smallest))
             warn(f"out of memory: continuing in batches of {event.batch}")
         elif isinstance(event, Failure):
@@ -153,7 +163,7 @@ class Execution:
         earlier processes."""
         for name in ("weights", "device"):
             self.folder.check_same(name, joined.session[name])
-        entries: dict[str, Any] = {"sessions": self.folder.memory()["sessions"] | {joined.name: joined.session}}
+        entries: dict[str, Any] = {"sessions": {**self.folder.memory().sessions, joined.name: joined.session}}
         if not self._announced:
             entries["begun"] = time.time()  # of the latest start, from which `specbench status` computes the speed
             self._announced = True
@@ -163,8 +173,8 @@ class Execution:
 
     def _announce(self, session: Mapping[str, Any]) -> None:
         """Prints the disk space that the missing images will take, before the first one is decoded."""
-        passes = ("images", "baseline") if wants_baseline(self.cfg) else ("images",)
-        count = len(passes) * self.cfg["n"] * indices.images_per_prompt(self.cfg)
+        passes = ("images", "baseline") if self.cfg.wants_baseline else ("images",)
+        count = len(passes) * self.cfg.images
         left = count - sum(1 for p in passes for _ in (self.folder.path / p).glob("*.png"))
         if session["resolution"] is None:  # the server's to know
             return

@@ -1,4 +1,4 @@
-"""The folder of a run: its configuration, its memory (run.json), its records, its lock and its log."""
+"""The folder of a run: its configuration, its memory (run.json), its journals, its lock and its log."""
 
 from __future__ import annotations
 
@@ -17,32 +17,16 @@ from omegaconf import OmegaConf
 
 from specbench import data
 from specbench.config import parameters, variants
-from specbench.config.table import TABLE
+from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
 from specbench.rows import indices
-from specbench.rows.csv_files import read_rows, to_csv
-from specbench.rows.journal import Journal, read_memory
+from specbench.rows.csv_files import to_csv
+from specbench.rows.journal import Journal, Record
+from specbench.rows.memory import Memory
+from specbench.rows.provenance import MAY_CHANGE, decoding_hash
+from specbench.rows.scores import ScoreJournal
 from specbench.storage.files import is_temporary, locked, sha256, write_atomically
-
-#: Parameters that may change between two runs in the same folder.
-MAY_CHANGE = (
-    "n",
-    "metrics",
-    "metrics_dir",
-    "reference",
-    "baseline",
-    "out",
-    "data_dir",
-    "timing",
-    "emitted_draws",
-    "workers",
-    "ray_address",
-    "url",
-    "log",
-    "log_project",
-    "log_dir",
-)
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other argument can fix
 
@@ -52,27 +36,13 @@ def new_folder(now: float | None = None) -> Path:
     return Path("runs", time.strftime("%Y-%m-%d/%H-%M-%S", time.localtime(now)) + f"-{secrets.token_hex(3)}")
 
 
-def new_run_id() -> str:
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-
-
-def wants_baseline(cfg: Mapping[str, Any]) -> bool:
-    """Whether a run decodes a baseline. Vanilla AR is its own."""
-    return bool(cfg.get("baseline")) and not is_vanilla(cfg)
-
-
-def is_vanilla(cfg: Mapping[str, Any]) -> bool:
-    """Whether a run is vanilla AR: its empty draft and one token per pass identify it, not the name of the preset."""
-    return cfg["drafter"] == "none" and not cfg.get("iterations")
-
-
 @dataclass(frozen=True)
 class RunRecords:
-    """The records of the method, and of the baseline if the run wants one."""
+    """The records of the method, and of the baseline if the run wants one; each: images of a prompt."""
 
     method: Journal
     vanilla: Journal | None
-    each: int = 1  # images of a prompt
+    each: int = 1
 
     @property
     def journals(self) -> list[Journal]:
@@ -80,6 +50,16 @@ class RunRecords:
 
     def complete(self, n: int) -> bool:
         return not any(journal.missing(n, self.each) for journal in self.journals)
+
+    def whole_prompts(self, n: int) -> int:
+        """How many of the first n prompts come before the first image of the method that is missing."""
+        missing = self.method.missing(n, self.each)
+        return indices.prompt_of(missing[0]) if missing else n
+
+    def first(self, n: int) -> tuple[list[Record], list[Record] | None]:
+        """The records of the first n prompts: of the method, and of the baseline where it is wanted."""
+        vanilla = None if self.vanilla is None else self.vanilla.first(n, self.each)
+        return self.method.first(n, self.each), vanilla
 
     def progress(self, n: int) -> str:
         count = n * self.each
@@ -105,6 +85,7 @@ class RunFolder:
         self.path = path
         self.config, self.memory_file = path / "config.yaml", path / "run.json"
         self.records, self.baseline_records = path / "records.jsonl", path / "baseline.jsonl"
+        self.scores = path / "scores.jsonl"
         self.row, self.sheet = path / "row.csv", path / "contact_sheet.png"
         self.failures = path / "failures.jsonl"  # images that could not be decoded, one per line
         self.lock = path / ".lock"
@@ -132,7 +113,7 @@ class RunFolder:
         if self.config.exists():
             return
         # Files that a process killed before it wrote config.yaml can leave.
-        others = {p.name for p in self.path.iterdir() if not is_temporary(p)} - {".lock", "run.log"}
+        others = {p.name for p in self.path.iterdir() if not is_temporary(p)} - {".lock", "run.log", "run.json"}
         if others:
             raise UsageError(f"{self} holds {sorted(others)[0]} but no run; choose an empty or a new folder as out=")
 
@@ -146,59 +127,80 @@ class RunFolder:
 
     # --- configuration ------------------------------------------------------------------------------------------------
 
-    def compare_config(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The configuration in the folder; None if there is none yet. UsageError if it differs from `cfg` in a
-        parameter that must not change."""
+    def compare_config(self, config: RunConfig) -> None:
+        """UsageError if the configuration in the folder differs in a parameter that must not change, or its file was
+        changed."""
         if not self.config.exists():
-            return None
-        mine = _written(cfg)
-        try:
-            theirs = variants.of_older(_read_yaml(self.config))
-        except Exception:
-            raise UsageError(f"cannot read {self.config}; choose another out=") from None
-        names = dict.fromkeys([*TABLE, *theirs])
-        different = [name for name in names if name not in MAY_CHANGE and mine.get(name) != theirs.get(name)]
+            return
+        theirs = variants.of_older(self.read_config())
+        names = dict.fromkeys([*config, *theirs])
+        different = [name for name in names if name not in MAY_CHANGE and config.get(name) != theirs.get(name)]
         if different:
             shown = different[:3]
             raise UsageError(
-                f"{self} holds a run with {_values(theirs, shown)}, not {_values(mine, shown)}; choose another out=,"
+                f"{self} holds a run with {_values(theirs, shown)}, not {_values(config, shown)}; choose another out=,"
                 " or give the parameters in its config.yaml to continue it"
             )
-        return theirs
 
-    def write_config(self, cfg: Mapping[str, Any]) -> None:
-        """Writes the configuration of the row."""
-        text = OmegaConf.to_yaml(OmegaConf.create(_written(cfg))).encode()
-        if not self.config.exists() or self.config.read_bytes() != text:
-            write_atomically(self.config, text)
+    def read_config(self) -> dict[str, Any]:
+        """The content of config.yaml. UsageError where it cannot be read, or is not as a run wrote it."""
+        try:
+            text = self.config.read_bytes()
+            found = OmegaConf.to_container(OmegaConf.create(text.decode()))
+            assert isinstance(found, dict)
+        except Exception:
+            there = self.config.exists()
+            raise UsageError(f"cannot read {self.config}" if there else f"{self} holds no run") from None
+        known = self.memory().config if self.memory_file.exists() else ()
+        if known and sha256(text, 16) not in known:
+            raise UsageError(
+                f"{self.config} was changed since the run wrote it: restore it, or start a run with other parameters"
+                " in another out="
+            )
+        return {str(name): value for name, value in found.items()}
+
+    def write_config(self, config: RunConfig) -> None:
+        """Writes a configuration. Its digest is in run.json before and after, so that a kill leaves a readable
+        folder."""
+        values = config.plain()
+        values.pop("out", None)
+        text = OmegaConf.to_yaml(OmegaConf.create(values)).encode()
+        digest, memory = sha256(text, 16), self.memory()
+        if memory.config == (digest,) and self.config.exists():
+            return
+        self.remember(config=(*memory.config[-1:], digest))
+        write_atomically(self.config, text)
+        self.remember(config=(digest,))
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def memory(self) -> dict[str, Any]:
-        """run.json: the id of the run, the processes that decoded for it, and what determined the metrics of its
-        row."""
-        return read_memory(self.memory_file) if self.memory_file.exists() else {"run_id": new_run_id(), "sessions": {}}
+    def memory(self) -> Memory:
+        """The content of run.json, or that of a new run."""
+        return Memory.read(self.memory_file) if self.memory_file.exists() else Memory.new()
 
-    def remember(self, **entries: Any) -> None:
-        """Writes entries into run.json."""
-        text = json.dumps(self.memory() | entries, indent=1) + "\n"
-        write_atomically(self.memory_file, text.encode())
+    def remember(self, **values: Any) -> None:
+        """Writes values into run.json."""
+        self.memory().changed(**values).write(self.memory_file)
 
     def check_same(self, name: str, mine: str) -> None:
         """Raises UsageError if an earlier process decoded with another one, of weights or devices."""
-        for other in self.memory()["sessions"].values():
+        for other in self.memory().sessions.values():
             if other.get(name) != mine:
                 raise UsageError(f"{self} was started with {name} {other.get(name)}, not {mine}: choose another out=")
 
-    # --- records and row ----------------------------------------------------------------------------------------------
+    # --- journals -----------------------------------------------------------------------------------------------------
 
-    def open_records(self, cfg: Mapping[str, Any]) -> RunRecords:
-        vanilla = Journal(self.baseline_records) if wants_baseline(cfg) else None
-        return RunRecords(Journal(self.records), vanilla, indices.images_per_prompt(cfg))
+    def open_records(self, config: RunConfig) -> RunRecords:
+        """The records of a configuration. UsageError for one that was decoded with another."""
+        method, vanilla = Journal(self.records), None
+        _check_fit(method, decoding_hash(config))
+        if config.wants_baseline:
+            vanilla = Journal(self.baseline_records)
+            _check_fit(vanilla, decoding_hash(config, baseline=True))
+        return RunRecords(method, vanilla, indices.images_per_prompt(config))
 
-    def read_row(self) -> dict[str, Any] | None:
-        rows = read_rows(self.row) if self.row.is_file() else []
-        return rows[0] if rows else None
+    def open_scores(self) -> ScoreJournal:
+        return ScoreJournal(self.scores)
 
     def read_failures(self) -> list[dict[str, Any]]:
         """Every image that could not be decoded: time, pass, index, reason; of all processes, in their order."""
@@ -213,62 +215,56 @@ class RunFolder:
                 continue  # cut by a kill
         return found
 
-    def write_row(self, row: Mapping[str, Any], journal: Journal, bases: Mapping[str, str]) -> None:
-        """Writes the row, and then what determined its metrics."""
-        write_atomically(self.row, to_csv([row]).encode())
-        self.remember(metrics=dict(bases), images=images_hash(journal, row["n"], row.get("images_per_prompt") or 1))
+    def write_row(self, row: Mapping[str, Any]) -> bool:
+        """Writes row.csv; whether it was another one before."""
+        text = to_csv([row]).encode()
+        if self.row.is_file() and self.row.read_bytes() == text:
+            return False
+        write_atomically(self.row, text)
+        return True
 
 
-def images_hash(journal: Journal, n: int, each: int) -> str:
-    """Identifies the images of the first n prompts: a hash of their pixels."""
-    return sha256("".join(record.sha256 for record in journal.first(n, each)), 16)
+def _check_fit(journal: Journal, config: str) -> None:
+    """UsageError for a record that was not decoded with the configuration of this hash. (Older records have none.)"""
+    for record in journal.records.values():
+        if record.config not in (None, config):
+            raise UsageError(
+                f"{journal.path}: image {indices.label(record.index)} was decoded with configuration {record.config},"
+                f" and config.yaml next to it is {config}: restore the file, or choose another out="
+            )
 
 
-def stored(path: Path) -> dict[str, Any]:
+def stored(path: Path) -> RunConfig:
     """The checked configuration of the run in a folder. Its weights and prompts need not exist. UsageError if there is
     no configuration, or a bad one."""
-    file = path / "config.yaml"
-    try:
-        theirs = _read_yaml(file)
-    except Exception:
-        raise UsageError(f"cannot read {file}" if file.exists() else f"{path} holds no run") from None
+    folder = RunFolder(path)
+    theirs = folder.read_config()
     # versions without these parameters
     older: dict[str, Any] = {} if parameters.is_served(theirs) else {"timing": None, "emitted_draws": 0}
     older["log"] = "none"
     try:
-        return parameters.validate({**older, **variants.of_older(theirs), "out": None})
+        return RunConfig(parameters.validate({**older, **variants.of_older(theirs), "out": None}))
     except UsageError as e:
-        sessions = RunFolder(path).memory()["sessions"].values()
-        labels = [label for session in sessions for label in str(session.get("plugins") or "").split("; ")]
+        labels = [
+            label for one in folder.memory().sessions.values() for label in str(one.get("plugins") or "").split("; ")
+        ]
         raise UsageError(f"{e}{parameters.plugins_lacking(labels)}") from None
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    found = OmegaConf.to_container(OmegaConf.load(path))
-    if not isinstance(found, dict):
-        raise TypeError
-    return {str(name): value for name, value in found.items()}
-
-
-def _written(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in cfg.items() if name != "out"}
 
 
 def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{name}={cfg[name]}" if name in cfg else f"no {name}" for name in names)
 
 
-def current_prompts(cfg: Mapping[str, Any]) -> list[data.Item]:
+def current_prompts(config: RunConfig) -> list[data.Item]:
     """The prompts in their files; none if they have no file, or it is gone."""
     try:
-        return [] if cfg["data"] in data.DRAWN else data.images_of(cfg)
+        return [] if config["data"] in data.DRAWN else data.images_of(config)
     except UsageError:
         return []
 
 
-def recorded_prompts(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Item]:
+def recorded_prompts(records: Sequence[Record], config: RunConfig) -> list[data.Item]:
     """The prompts from the records of a run, for a data set whose files are gone."""
-    if cfg["data"] in data.DRAWN:
-        return data.images_of(cfg)
-    records = journal.first(cfg["n"], indices.images_per_prompt(cfg))
+    if config["data"] in data.DRAWN:
+        return data.images_of(config)
     return [data.Item(r.index, r.prompt, None, r.id) for r in records]

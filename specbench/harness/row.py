@@ -1,57 +1,91 @@
-"""The row of a run, from its records and scores, and the printed report."""
+"""The row of a run, a pure function of its configuration, records and scores; and the printed report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from specbench import data
 from specbench.config import parameters, protocols, variants
+from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.harness import sheet
-from specbench.harness.folder import RunFolder, RunRecords, is_vanilla
 from specbench.harness.served import row as served
 from specbench.rows import indices, provenance, summary, timing
-from specbench.rows.columns import COLUMNS, DRIFT_BOUND, stderr_of
+from specbench.rows.columns import COLUMNS, DRIFT_BOUND, METRICS, stderr_of
 from specbench.rows.journal import Journal, Record
+from specbench.rows.memory import Memory
+from specbench.rows.scores import ScoreLine
 
 
-def build_row(
-    cfg: Mapping[str, Any],
-    folder: RunFolder,
-    records: RunRecords,
-    items: Sequence[data.Item],
-    quality: Mapping[str, Any],
+def row(
+    config: RunConfig,
+    memory: Memory,
+    records: Sequence[Record],
+    baseline: Sequence[Record] | None,
+    scores: Iterable[ScoreLine],
 ) -> dict[str, Any]:
-    """The row (`COLUMNS`) over the first n images; quality: the columns of the metrics (see `scoring.score_columns`).
-    Raises UsageError if run.json lacks a process of the records."""
-    memory, n, each = folder.memory(), cfg["n"], records.each
-    mine = records.method.first(n, each)
-    reference = mine if is_vanilla(cfg) else records.vanilla.first(n, each) if records.vanilla is not None else None
-    used = {record.session for record in [*mine, *(reference or [])]}
-    sessions = {name: session for name, session in memory["sessions"].items() if name in used}
-    if unknown := sorted(used - set(sessions)):
-        raise UsageError(f"{folder}/run.json lacks the process {unknown[0]:.40} of its records; restore its entry")
+    """The row (`COLUMNS`) of a run. It depends on nothing but its arguments: no file, no clock.
+
+    Args:
+        memory: the run's id, and the processes that decoded the records.
+        records: of the images of the first n prompts, in order.
+        baseline: those of vanilla AR on the same prompts; None without.
+        scores: a line for each metric, and one for its difference from the baseline where there is one.
+
+    Raises UsageError if `memory` lacks a process of the records.
+    """
+    scores = list(scores)
+    reference = records if config.is_vanilla else baseline
+    used = {record.session for record in [*records, *(reference or [])]}
+    if unknown := sorted(used - memory.sessions.keys()):
+        raise UsageError(f"run.json lacks the process {unknown[0]:.40} of its records; restore the file")
+    sessions = {name: session for name, session in memory.sessions.items() if name in used}
     last = sessions[max(sessions, key=lambda name: str(sessions[name].get("started")))]
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {name: value for name, value in cfg.items() if name in COLUMNS}
-    row |= {name: value for name, value in last.items() if name in COLUMNS}
-    row |= {"run_id": memory["run_id"], "time": provenance.utc(), "config_hash": provenance.config_hash(cfg)}
-    row["plugins"] = _plugins(cfg, last)
-    row["prompts_hash"], row["images"] = data.prompts_hash(items), len(mine)
-    row |= {name: value for name, value in quality.items() if name != "note"}
-    if parameters.is_served(cfg):
-        failed = [e for e in folder.read_failures() if e["pass"] == cfg["method"] and indices.prompt_of(e["index"]) < n]
-        row |= served.columns(cfg, mine, len(failed), records.method.path.parent)
-        remarks = served.remarks(cfg, sessions, row)
+    found: dict[str, Any] = dict.fromkeys(COLUMNS)
+    found |= {name: value for name, value in config.items() if name in COLUMNS}
+    found |= {name: value for name, value in last.items() if name in COLUMNS}
+    found |= {"run_id": memory.run_id, "config_hash": provenance.config_hash(config)}
+    found["time"] = _newest([*records, *(reference or [])], scores)
+    found["plugins"] = _plugins(last, scores)
+    found["prompts_hash"], found["images"] = data.prompts_hash(records), len(records)
+    found |= score_columns(scores)
+    if config.is_served:
+        found |= served.columns(config, records)
+        remarks = served.remarks(config, sessions, found)
     else:
-        row |= _measured(cfg, row, mine, reference, memory["run_id"])
-        remarks = _remarks(cfg, sessions, row) + emitted_remarks(cfg, mine)
-    if smallest := memory.get("smallest_batch"):
-        remarks.append(f"for want of memory some images were decoded in batches of {smallest}")
-    row["note"] = "; ".join(filter(None, [*remarks, quality.get("note", "")]))
-    return row
+        found |= _measured(config, found, records, reference, memory.run_id)
+        remarks = _remarks(config, sessions, found) + emitted_remarks(config, records)
+    if memory.smallest_batch:
+        remarks.append(f"for want of memory some images were decoded in batches of {memory.smallest_batch}")
+    found["note"] = "; ".join([*remarks, *notes(scores)])
+    return found
+
+
+def score_columns(scores: Iterable[ScoreLine]) -> dict[str, Any]:
+    """The columns of some scores."""
+    found: dict[str, Any] = {}
+    for line in scores:
+        for name, one in line.columns.items():
+            if line.side == "difference":
+                found |= {f"{name}_difference": one.value, f"{name}_difference_stderr": one.stderr}
+            else:
+                found |= {name: one.value, f"{name}_stderr": one.stderr, f"{name}_backend": one.backend or None}
+    return found
+
+
+def notes(scores: Iterable[ScoreLine]) -> list[str]:
+    """What scores say about how to read them, in the order of the columns."""
+    found = {name: one.note for line in scores for name, one in line.columns.items() if one.note}
+    return [f"{name}: {found[name]}" for name in METRICS if name in found]
+
+
+def _newest(records: Sequence[Record], scores: Sequence[ScoreLine]) -> str:
+    """When the newest of the records and scores was made, as of `provenance.utc`."""
+    done = datetime.fromtimestamp(max(record.done for record in records), UTC).isoformat(timespec="seconds")
+    return max([done, *(line.time for line in scores)])
 
 
 def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
@@ -62,11 +96,11 @@ def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
         raise UsageError(f"{run} and {vanilla} have different prompts; remove one of the folders")
     found = summary.versus(mine, theirs)
     kept = {name: found[name] for name in ("speedup_step", stderr_of("speedup_step"))}
-    return {**kept, "baseline_run_id": RunFolder(vanilla).memory()["run_id"]}
+    return {**kept, "baseline_run_id": Memory.read(vanilla / "run.json").run_id}
 
 
 def _measured(
-    cfg: Mapping[str, Any],
+    config: RunConfig,
     row: Mapping[str, Any],
     mine: Sequence[Record],
     reference: Sequence[Record] | None,
@@ -84,16 +118,16 @@ def _measured(
             found[f"{name}_backend"] = _conditions(row) + _sampling(row)
     if reference:
         found |= summary.versus(mine, reference)
-        if "gamma" in cfg:
-            found |= summary.expected_speedup(mine, reference, cfg["gamma"])
-        found["baseline_run_id"] = run_id + ("" if is_vanilla(cfg) else "/baseline")
+        if "gamma" in config:
+            found |= summary.expected_speedup(mine, reference, config["gamma"])
+        found["baseline_run_id"] = run_id + ("" if config.is_vanilla else "/baseline")
     return found
 
 
-def _plugins(cfg: Mapping[str, Any], session: Mapping[str, Any]) -> str | None:
-    """The plug-ins that decoded, in a process, and those that score now."""
+def _plugins(session: Mapping[str, Any], scores: Iterable[ScoreLine]) -> str | None:
+    """The plug-ins that decoded in a process, and those that scored."""
     decoded = str(session.get("plugins") or "").split("; ")
-    return "; ".join(sorted({*decoded, *parameters.plugins_of({"metrics": cfg["metrics"]})} - {""})) or None
+    return "; ".join(sorted({*decoded, *(label for line in scores for label in line.plugins)} - {""})) or None
 
 
 def _conditions(row: Mapping[str, Any]) -> str:
@@ -182,23 +216,12 @@ def describe(cfg: Mapping[str, Any]) -> str:
     return f"{cfg['method']} ({', '.join(parts)})"
 
 
-def draw_sheet(
-    path: Path, cfg: Mapping[str, Any], row: Mapping[str, Any], records: RunRecords, items: Sequence[data.Item]
-) -> None:
-    """Draws the contact sheet of a row's first images."""
-    cells: dict[int, sheet.SheetCell] = {}  # by prompt
-    shown_items = items[: max(sheet.LIMIT // records.each, 1) * records.each]
-    for item in shown_items:
-        pair = [(cfg["method"], records.method.image(item.index))]
-        if records.vanilla is not None:
-            pair.insert(0, ("vanilla", records.vanilla.image(item.index)))
-        before = cells.get(indices.prompt_of(item.index))
-        images = [*(before.images if before else ()), *pair]
-        cells[indices.prompt_of(item.index)] = sheet.SheetCell(item.prompt, images)
-    shown = "" if len(shown_items) == len(items) else f", first {len(shown_items)}"
-    length = "" if parameters.is_served(cfg) else f", {row['accepted_length_mean']:.2f} tokens a step"
-    title = f"{row['model']}: {describe(cfg)}{length} ({len(items)} images{shown})"
-    sheet.save(path, title, list(cells.values()))
+def title(row: Mapping[str, Any], config: RunConfig) -> str:
+    """The title of a run's contact sheet."""
+    shown = min(config.n, max(sheet.LIMIT // config.images_per_prompt, 1)) * config.images_per_prompt
+    part = "" if shown == config.images else f", first {shown}"
+    length = "" if config.is_served else f", {row['accepted_length_mean']:.2f} tokens a step"
+    return f"{row['model']}: {describe(config)}{length} ({config.images} images{part})"
 
 
 def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
@@ -213,6 +236,8 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
     for name in (column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)):
         backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
         lines.append((name, value(name, digits=4) + backend))
+        if row.get(f"{name}_difference") is not None:
+            lines.append(("", _against_vanilla(row, name)))
     if row.get("note"):
         lines.append(("note", str(row["note"])))
     source = "/".join(filter(None, [row["data"], row["split"]]))
@@ -221,6 +246,18 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
     count = f"n={row['n']}" + (f" with {each} images each" if each > 1 else "")
     head = f"{row['model']}: {describe(cfg)}, {source}, {count}, {where} (± standard error)"
     return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])
+
+
+def _against_vanilla(row: Mapping[str, Any], name: str) -> str:
+    """Vanilla AR's value of a metric, and the difference from it with its 95 % interval over prompts."""
+    difference, stderr = row[f"{name}_difference"], row[f"{name}_difference_stderr"]
+    text = f"vanilla {row[name] - difference:.4f}, difference {difference:+.4f}"
+    if stderr is None:
+        return f"{text} (its error is not known)"
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(row["n"] - 1, 0.975)) * stderr
+    return f"{text} (95 % interval {difference - half:+.4f} to {difference + half:+.4f})"
 
 
 def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tuple[str, str]]:

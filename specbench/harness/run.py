@@ -1,15 +1,16 @@
-"""One run, from its checked configuration to its row: prompts -> images and a record each -> metrics -> one row.
+"""One run, from its configuration to its row: prompts -> images and a record each -> scores -> one row.
 
-    row = execute(configuration.compose(["method=cool_sd", "delta=1.1", "n=16"]), "first")
+    outcome = run(configuration.compose(["method=cool_sd", "delta=1.1", "n=16"]), "first")
 
-The folder of a run is its memory. Every image has a record (see `rows.journal`), and the key of its random stream is
-(seed, prompt index). The same configuration in the same folder therefore continues where it stopped and ends with the
-images of an uninterrupted run. `n`, `metrics` with their inputs, and `baseline` may change between two runs in one
-folder, and the row loses nothing (see `merge`): a larger n adds prompts, other metrics join those of the row,
-`baseline=false` leaves the speed-ups where the baseline's images exist, and values that no longer hold are computed
-again or named. A smaller n shows its row and leaves row.csv over the larger one. Other prompts, and any other parameter
-but `data_dir`, would mix two measurements in one row, and are refused. The folder also caches the per-image outputs of
-the metrics' networks (see `metrics.outputs`).
+The folder of a run has three append-only journals: records.jsonl, baseline.jsonl and scores.jsonl. Every image has a
+record (see `rows.journal`), and the key of its random stream is (seed, prompt index). The same configuration in the
+same folder therefore continues where it stopped and ends with the images of an uninterrupted run. The row is a pure
+function of the configuration and of what the journals hold (see `harness.row`). row.csv is its output alone, and may be
+deleted at any time.
+
+Another `n`, other metrics and another `baseline` may be asked of the same folder. The row is then that of the new
+request, and what earlier requests decoded and scored stays in the journals. Other prompts, and any other parameter but
+`provenance.MAY_CHANGE`, would mix two measurements in one row, and are refused.
 """
 
 from __future__ import annotations
@@ -17,38 +18,30 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench import data, metrics
+from specbench import data
 from specbench.config import parameters
+from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
-from specbench.harness import merge, row, trackers, worker
+from specbench.harness import older, row, scoring, sheet, trackers
 from specbench.harness.execution import Execution
 from specbench.harness.folder import (
     RunFolder,
     RunRecords,
     current_prompts,
-    images_hash,
     new_folder,
     recorded_prompts,
-    wants_baseline,
+    stored,
 )
 from specbench.harness.log import LOG, say, warn
-from specbench.harness.scoring import (
-    RecordedImages,
-    basis,
-    is_unmeasured,
-    score_columns,
-    scoring_context,
-    scoring_device,
-)
+from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader, PromptDecoder
-from specbench.rows import indices, provenance, sample_size, store
-from specbench.rows.columns import COLUMNS
+from specbench.rows import sample_size, store
 from specbench.rows.csv_files import as_read
-from specbench.rows.journal import Journal
+from specbench.rows.scores import ScoreLine
 from specbench.storage import home
 
 
@@ -62,290 +55,161 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A finished run.
+    """A finished run. row: `COLUMNS` -> value; nothing_left: whether everything existed before."""
 
-    row: `COLUMNS` -> value. cfg: the row's configuration, which may have more metrics and a baseline than the requested
-    one. nothing_left: whether everything existed before. larger: n of the folder's row if that covers more images than
-    requested: it stays, and `row` is written nowhere.
-    """
-
-    row: dict[str, Any]
-    cfg: dict[str, Any]
+    row: Mapping[str, Any]
+    config: RunConfig
     folder: RunFolder
     nothing_left: bool = False
-    larger: int = 0
 
     def report(self) -> str:
         """The key values of the row as text, and the paths of the files."""
-        stays = f" keeps the row over {self.larger} images; this one is only shown" if self.larger else ""
-        files = [("row", f"{self.folder.row}{stays}"), ("contact sheet", str(self.folder.sheet))]
-        lines = [row.report(self.row, self.cfg), *(f"  {name:<16} {text}" for name, text in files)]
+        files = [("row", str(self.folder.row)), ("contact sheet", str(self.folder.sheet))]
+        lines = [row.report(self.row, self.config), *(f"  {name:<16} {text}" for name, text in files)]
         if self.nothing_left:
-            n, each = self.row["n"], indices.images_per_prompt(self.cfg)
-            what = f"the first {n} of {self.larger} are" if self.larger else f"{n * each} images and their row are"
-            lines.insert(0, f"nothing left to do: {what} in {self.folder}")
+            lines.insert(0, f"nothing left to do: {self.config.images} images and their row are in {self.folder}")
         return "\n".join(lines)
 
 
-def execute(cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> dict[str, Any]:
-    """Runs a configuration, or the rest of it, in its folder, and returns its row (`COLUMNS`).
+def run(config: RunConfig, out: str | Path | None = None, *, loader: Loader | None = None) -> RunOutcome:
+    """Runs a configuration, or the rest of it, in its folder.
 
     Args:
-        cfg: checked, flat parameters, as `configuration.compose` gives them.
-        out: the run's folder; None takes `cfg["out"]`, and if that is None, too, a new one under runs/.
+        config: as `configuration.compose` gives it.
+        out: the run's folder; None takes `config["out"]`, and if that is None, too, a new one under runs/.
         loader: makes the pipeline; None takes `specbench.harness.pipeline.Pipeline.load`.
 
     Raises UsageError for absent weights or prompts and a folder that holds something else, RunError if the disk or the
     memory did not suffice, and Stopped on Ctrl-C: the first one finishes the current image and writes a row over the
     finished images, the second one stops at once.
     """
-    return Run(cfg, out, loader=loader).execute().row
+    folder = RunFolder(home.expanded(out or config["out"] or new_folder()))
+    is_new = not folder.path.exists()
+    trackers.check(config)
+    with folder.opened():
+        folder.compare_config(config)
+        records = folder.open_records(config)
+        try:
+            outcome = _run(config, folder, records, loader or _load_pipeline)
+            trackers.write(config, outcome.row, folder)
+            return outcome
+        except KeyboardInterrupt:
+            done = records.progress(config.n)
+            LOG.info("stopped by the user with %s", done)
+            part = _write_partial_row(config, folder, records)
+            text = f", a row over the first {part} in its row.csv" if part else ""
+            raise Stopped(f"stopped with {done} done in {folder}{text}", folder.path) from None
+        except (UsageError, RunError) as e:
+            LOG.error("%s", e)
+            if isinstance(e, UsageError) and is_new and not records.method.records:
+                shutil.rmtree(folder.path)  # a run that could not start leaves nothing
+            raise
+        except Exception as e:
+            LOG.exception("cannot write" if folder.disk_fault(e) else "failed")
+            raise
 
 
-class Run:
-    """A checked configuration and its folder; arguments as of `execute`."""
+def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Loader) -> RunOutcome:
+    # A finished run does not belong to weights that were trained later. (A custom loader has its own weights.)
+    if loader is _load_pipeline and (here := _weights_here(config)) is not None:
+        folder.check_same("weights", here)
+    complete, requests = records.complete(config.n), scoring.requests(config)
+    items = current_prompts(config) if complete else data.images_of(config)
+    records.check_prompts(items)
+    older.adopt_scores(folder, records)
+    folder.write_config(config)
+    if not complete:
+        _announce_unmeasured(config, requests)
+        Execution(config, folder, loader).decode_missing(records, items)
+    found = Scoring(config, requests, folder.path)
+    lines = found.lines(records, lambda: items or data.images_of(config))
+    return _finish(config, folder, records, lines, complete and not found.added)
 
-    def __init__(self, cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> None:
-        self.requested = dict(cfg)
-        self.cfg = self.requested  # later that of the row
-        self.folder = RunFolder(home.expanded(out or cfg["out"] or new_folder()))
-        self._scoring = str(cfg["device"]), metrics.ScoringContext.batch  # device and batch of the metrics' networks
-        self._each = indices.images_per_prompt(cfg)
-        self._loader = loader or _load_pipeline
-        self._row: dict[str, Any] | None = None  # the folder's
-        self._row_metrics: list[str] = []
-        self._larger = 0  # n of that row, if larger than requested
 
-    def execute(self) -> RunOutcome:
-        """See `execute`."""
-        is_new = not self.folder.path.exists()
-        trackers.check(self.requested)
-        with self.folder.opened():
-            self._take_over()
-            records = self.folder.open_records(self.cfg)
-            try:
-                outcome = self._execute(records)
-                if not self._larger:
-                    trackers.write(self.requested, outcome.row, self.folder)
-                return outcome
-            except KeyboardInterrupt:
-                done = records.progress(self.cfg["n"])
-                LOG.info("stopped by the user with %s", done)
-                part = self._write_partial_row(records)
-                text = f", a row over the first {part} in its row.csv" if part else ""
-                raise Stopped(f"stopped with {done} done in {self.folder}{text}", self.folder.path) from None
-            except (UsageError, RunError) as e:
-                LOG.error("%s", e)
-                if isinstance(e, UsageError) and is_new and not records.method.records:
-                    shutil.rmtree(self.folder.path)  # a run that could not start leaves nothing
-                raise
-            except Exception as e:
-                LOG.exception("cannot write" if self.folder.disk_fault(e) else "failed")
-                raise
+def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, batch: int | None = None) -> RunOutcome:
+    """Scores the images of a run in a folder, and builds its row again. Decodes nothing, and needs the weights of the
+    metrics alone.
 
-    def rescore(self, device: str | None = None, batch: int | None = None) -> RunOutcome:
-        """Computes the metrics of a run with all its images, and builds its row again. Decodes nothing and needs only
-        the weights of the metrics. UsageError if images are missing."""
-        self._scoring = device or self._scoring[0], batch or self._scoring[1]
-        with self.folder.opened():
-            records = self.folder.open_records(self.cfg)
-            n = self.cfg["n"]
-            for journal in records.journals:
-                if missing := journal.missing(n, self._each):
-                    count = n * self._each
-                    raise UsageError(
-                        f"{self.folder} has {count - len(missing)} of the {count} images in {journal.path.name}: finish"
-                        f" it first, with the `specbench run` that started it and out={self.folder}"
-                    )
-            items = current_prompts(self.cfg) or recorded_prompts(records.method, self.cfg)
-            records.check_prompts(items)
-            self._take_over()
-            bases = self._bases()
-            self._choose_metrics(records, bases)
-            self._write_config()
-            return self._score_and_write(records, items, bases)
+    Args:
+        given: values of `metrics`, which join those of the run, `metrics_dir` and `reference`.
+        device, batch: where the networks run, and how many images at a time.
 
-    def requested_row(self, outcome: RunOutcome) -> dict[str, Any]:
-        """The row of the requested configuration alone; the outcome's may have more metrics and a baseline."""
-        if outcome.row["config_hash"] == provenance.config_hash(self.requested):
-            return outcome.row
-        names = [name for name in self.requested["metrics"] if name in outcome.cfg["metrics"]]
-        filled = {column for name in names for column in parameters.metric_columns(name)}
-        scores = {column: one for column, one in merge.scores(outcome.row).items() if column in filled}
-        records, items = self.folder.open_records(self.requested), data.images_of(self.requested)
-        return as_read(row.build_row(self.requested, self.folder, records, items, score_columns(scores)))
-
-    def _execute(self, records: RunRecords) -> RunOutcome:
-        # A finished run does not belong to weights that were trained later. (A custom loader has its own weights.)
-        if self._loader is _load_pipeline and (here := _weights_here(self.cfg)) is not None:
-            self.folder.check_same("weights", here)
-        complete, bases = records.complete(self.cfg["n"]), self._bases()
-        self._choose_metrics(records, bases)
-        if complete and self.folder.sheet.exists() and self._row and self._is_finished(records, bases):
-            records.check_prompts(current_prompts(self.cfg))
-            self._write_config()
-            LOG.info("nothing left to do")
-            return RunOutcome(self._row, self.cfg, self.folder, nothing_left=True)
-        items = data.images_of(self.cfg)
+    Raises UsageError if images are missing.
+    """
+    config, folder = stored(path), RunFolder(path)
+    metrics = scoring.joined(config.metrics, given.get("metrics", config.metrics))
+    config = config.changed(**{**given, "metrics": metrics})
+    with folder.opened():
+        records = folder.open_records(config)
+        for journal in records.journals:
+            if missing := journal.missing(config.n, records.each):
+                raise UsageError(
+                    f"{folder} has {config.images - len(missing)} of the {config.images} images in"
+                    f" {journal.path.name}: finish it first, with specbench resume {folder}"
+                )
+        items = current_prompts(config) or recorded_prompts(records.first(config.n)[0], config)
         records.check_prompts(items)
-        self._write_config()
-        if not complete:
-            for name in self.cfg["metrics"]:
-                if is_unmeasured(bases[name]):
-                    say(f"{name} {bases[name]}")
-                elif few := sample_size.too_few_for(name, self.cfg["n"] * self._each):
-                    say(f"{name} stays empty: {few}, this run has {self.cfg['n'] * self._each:,}")
-            Execution(self.cfg, self.folder, self._loader).decode_missing(records, items)
-        return self._score_and_write(records, items, bases, nothing_left=complete)
+        older.adopt_scores(folder, records)
+        folder.write_config(config)
+        found = Scoring(config, scoring.requests(config), folder.path, device, batch)
+        return _finish(config, folder, records, found.lines(records, lambda: items), not found.added)
 
-    def _write_partial_row(self, records: RunRecords) -> int:
-        """Writes the unscored row of a stopped run over the images before the first missing one, and returns their
-        number. It is the row of a run with that n, and without a baseline if the baseline lacks images."""
-        missing = records.method.missing(self.cfg["n"], self._each)
-        n = indices.prompt_of(missing[0]) if missing else self.cfg["n"]
-        if not n or (self._row and (self._row["n"] or 0) >= n):
-            return 0
-        cfg = self.cfg | {"n": n, "metrics": []}
-        if records.vanilla is not None and records.vanilla.missing(n, self._each):
-            cfg["baseline"], records = False, replace(records, vanilla=None)
-        part = row.build_row(cfg, self.folder, records, data.images_of(cfg), {})
-        if self._row and merge.changes(self._row, part | {"n": self._row["n"]}, {}):
-            return 0  # the row of fewer images has more values
-        part["note"] = "; ".join(filter(None, [f"stopped after {n} of {self.cfg['n']} images", part["note"]]))
-        self.folder.write_row(part, records.method, {})
-        return n
 
-    def _score_and_write(
-        self, records: RunRecords, items: Sequence[data.Item], bases: Mapping[str, str], nothing_left: bool = False
-    ) -> RunOutcome:
-        """Scores the images, draws the sheet and writes the row. If the folder's row covers more images, only returns
-        the row."""
-        if self._larger:
-            scores = self._score(self.cfg["metrics"], records, items)
-            shown = row.build_row(self.cfg, self.folder, records, items, score_columns(scores))
-            return RunOutcome(as_read(shown), self.cfg, self.folder, nothing_left, self._larger)
-        settled = self._settled(records, bases)
-        old = merge.scores(self._row) if self._row and self._same_images(records) else {}
-        scores = self._score([name for name in self.cfg["metrics"] if name not in settled], records, items)
-        scores = self._return_columns(scores, old, records, items)
-        for text in merge.unmeasured(old, scores):
-            warn(text)
-        new = row.build_row(self.cfg, self.folder, records, items, score_columns(merge.both(old, scores)))
-        if self._row:
-            reasons = {column: one.note for column, one in scores.items() if one.note}
-            if not wants_baseline(self.cfg):
-                speedups = [c for c in COLUMNS if c.startswith("speedup") or "baseline" in c]
-                why = "some images of the baseline are missing, which baseline=true decodes"
-                reasons |= dict.fromkeys([*speedups, "draft_cost"], why)
-            for text in merge.changes(self._row, new, reasons):
-                warn(text)
-        row.draw_sheet(self.folder.sheet, self.cfg, new, records, items)
-        self._write_config()
-        tried = {*self.cfg["metrics"], *self.requested["metrics"]}
-        self.folder.write_row(new, records.method, {name: text for name, text in bases.items() if name in tried})
-        LOG.info("row written to %s", self.folder.row)
-        outcome = RunOutcome(as_read(new), self.cfg, self.folder)  # the values that a later call would return
-        keep([(self.folder.path, outcome.row)])
-        return outcome
+def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration of a finished run in a folder, and its row: from the journals, and the newest scores in them.
+    UsageError if images are missing."""
+    config, folder = stored(path), RunFolder(path)
+    records = folder.open_records(config)
+    if not records.complete(config.n):
+        raise UsageError(f"{path} holds no row: finish its run with `specbench resume {path}`")
+    mine, vanilla = records.first(config.n)
+    lines = scoring.stored_lines(config.metrics, folder.open_scores(), mine, vanilla)
+    return config, as_read(row.row(config, folder.memory(), older.with_sizes(mine, path), vanilla, lines))
 
-    # --- the existing row of the folder -------------------------------------------------------------------------------
 
-    def _take_over(self) -> None:
-        """Compares the configuration with the folder's, and reads the folder's row, of which this run must lose
-        nothing."""
-        theirs = self.folder.compare_config(self.cfg)
-        self._row = self.folder.read_row() if theirs is not None else None
-        if theirs is None or self._row is None:
-            return
-        if (self._row["n"] or 0) > self.cfg["n"]:
-            self._larger = self._row["n"]
-            return
-        scored, known = self.folder.memory().get("metrics", ()), parameters.single_metrics()
-        self._row_metrics = [m for m in theirs["metrics"] if m in known and m in scored]
-        baseline = self.folder.baseline_records
-        if self._row["baseline_run_id"] and not self.cfg["baseline"] and baseline.exists():
-            # Nothing is decoded for it: the speed-ups stay if all images of the baseline exist.
-            self.cfg = self.cfg | {"baseline": not Journal(baseline).missing(self.cfg["n"], self._each)}
+def _finish(
+    config: RunConfig, folder: RunFolder, records: RunRecords, lines: Sequence[ScoreLine], unchanged: bool
+) -> RunOutcome:
+    """Builds the row, and writes it and the sheet. unchanged: whether nothing was decoded or scored."""
+    mine, vanilla = records.first(config.n)
+    found = row.row(config, folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines)
+    is_other = folder.write_row(found)
+    unchanged = unchanged and not is_other and folder.sheet.exists()
+    if unchanged:
+        LOG.info("nothing left to do")
+    else:
+        sheet.save(folder.sheet, row.title(found, config), sheet.cells(config["method"], records, config.n))
+        LOG.info("row written to %s", folder.row)
+        keep([(folder.path, as_read(found))])
+    return RunOutcome(as_read(found), config, folder, unchanged)
 
-    def _same_images(self, records: RunRecords) -> bool:
-        """Whether the folder's row covers the images that exist now."""
-        n = self.cfg["n"]
-        if not self._row or self._row["n"] != n or records.method.missing(n, self._each):
-            return False
-        return bool(self.folder.memory().get("images") == images_hash(records.method, n, self._each))
 
-    def _settled(self, records: RunRecords, bases: Mapping[str, str]) -> set[str]:
-        """The metrics whose current value is in the folder's row already."""
-        if not self._same_images(records):
-            return set()
-        scored = self.folder.memory().get("metrics", {})
-        return {name for name, text in bases.items() if scored.get(name) == text}
+def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords) -> int:
+    """Writes the row of a stopped run over the prompts before the first missing image, with the scores that there are,
+    and returns how many prompts that are; 0 where row.csv was this row already. It is the row of a run with that n, and
+    without a baseline if the baseline lacks images."""
+    n = records.whole_prompts(config.n)
+    if not n or not folder.config.exists():
+        return 0
+    part = config.changed(n=n)
+    if records.vanilla is not None and records.vanilla.missing(n, records.each):
+        part, records = config.changed(n=n, baseline=False), RunRecords(records.method, None, records.each)
+    mine, vanilla = records.first(n)
+    lines = scoring.stored_lines(config.metrics, folder.open_scores(), mine, vanilla)
+    scored = [name for name in config.metrics if any(line.metric == name for line in lines)]
+    found = row.row(part.changed(metrics=scored), folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines)
+    if n < config.n:
+        found["note"] = "; ".join(filter(None, [f"stopped after {n} of {config.n} images", found["note"]]))
+    return n if folder.write_row(found) else 0
 
-    def _is_finished(self, records: RunRecords, bases: Mapping[str, str]) -> bool:
-        """Whether the folder's row is this configuration's and its metrics would give the same values today."""
-        if not self._row or not set(self.cfg["metrics"]) <= self._settled(records, bases):
-            return False
-        return self._same_images(records) and self._row["config_hash"] == provenance.config_hash(self.cfg)
 
-    def _write_config(self) -> None:
-        if not self._larger:  # else the folder's configuration is that of its row
-            self.folder.write_config(self.cfg)
-
-    # --- metrics ------------------------------------------------------------------------------------------------------
-
-    def _bases(self) -> dict[str, str]:
-        """Metric -> its `scoring.basis`, of the requested metrics and those of the folder's row."""
-        context = scoring_context(self.cfg)
-        return {name: basis(name, context) for name in dict.fromkeys([*self._row_metrics, *self.requested["metrics"]])}
-
-    def _choose_metrics(self, records: RunRecords, bases: Mapping[str, str]) -> None:
-        """Chooses the metrics of the row: its existing ones and the requested ones. A requested metric takes a column
-        that both fill, unless it was tried on these images and had no value."""
-        if self._larger:
-            return
-        settled = self._settled(records, bases)
-        wanted = []
-        for name in self.requested["metrics"]:
-            rivals = merge.rivals(name, self._row_metrics)
-            if name in settled and name not in self._row_metrics and rivals:
-                say(f"{name} could not be measured of these images: the row keeps {', '.join(rivals)}")
-            else:
-                wanted.append(name)
-        self.cfg = self.cfg | {"metrics": merge.names(self._row_metrics, wanted)}
-
-    def _score(self, names: Sequence[str], records: RunRecords, items: Sequence[data.Item]) -> dict[str, metrics.Score]:
-        """Column -> score of these metrics."""
-        if not names:
-            return {}
-        say(f"scoring: {', '.join(names)}")
-        device, batch = self._scoring
-        context = scoring_context(self.cfg, scoring_device(device), batch)
-        images = RecordedImages(records.method, len(items) // self._each, self._each)
-        return metrics.score(names, images, items, context, metrics.Outputs(self.folder.path))
-
-    def _return_columns(
-        self,
-        scores: Mapping[str, metrics.Score],
-        old: Mapping[str, metrics.Score],
-        records: RunRecords,
-        items: Sequence[data.Item],
-    ) -> dict[str, metrics.Score]:
-        """Returns columns to the metrics that had them if the new metric has no value."""
-        found = dict(scores)
-        for name in self.cfg["metrics"]:
-            columns = [column for column in parameters.metric_columns(name) if column in scores]
-            others = [m for m in merge.rivals(name, self._row_metrics) if m not in self.cfg["metrics"]]
-            if not others or not columns or any(scores[column].value is not None for column in columns):
-                continue
-            warn(f"{name} could not be measured ({scores[columns[0]].note}): the row keeps {', '.join(others)}")
-            rest = [m for m in self.cfg["metrics"] if m != name]
-            earlier = [m for m in self._row_metrics if m in (*rest, *others)]
-            self.cfg = self.cfg | {"metrics": [*earlier, *(m for m in rest if m not in self._row_metrics)]}
-            for column in columns:
-                del found[column]
-            if not old:  # the old scores belong to other images
-                found |= self._score(others, records, items)
-        return found
+def _announce_unmeasured(config: RunConfig, requests: Mapping[str, str]) -> None:
+    """Says before the work which metrics will have no value."""
+    for name, basis in requests.items():
+        if scoring.is_unmeasured(basis):
+            say(f"{name} {basis}")
+        elif few := sample_size.too_few_for(name, config.images):
+            say(f"{name} stays empty: {few}, this run has {config.images:,}")
 
 
 def keep(rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
@@ -365,15 +229,15 @@ def _load_pipeline(cfg: Mapping[str, Any]) -> PromptDecoder:
     return Pipeline.load(cfg)
 
 
-def _weights_here(cfg: Mapping[str, Any]) -> str | None:
+def _weights_here(config: RunConfig) -> str | None:
     """The label in a row of the weights that exist now; None if they are absent, or a server has them. Loads
     nothing."""
     from specbench.config import registry
 
-    if parameters.is_served(cfg):
+    if config.is_served:
         return None
     try:
-        return registry.weights_label(cfg)
+        return registry.weights_label(config)
     except OSError:
         return None
 
@@ -386,6 +250,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     import torch
 
     from specbench.config import registry
+    from specbench.harness import worker
     from specbench.harness.method import build_rule, build_verification, check_draft
     from specbench.harness.pipeline import continuous_rule, engine_of, resolve_device
 

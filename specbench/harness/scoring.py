@@ -1,18 +1,27 @@
-"""The scoring of a run's or a folder's images: context, device, validity of earlier scores, and columns of a row."""
+"""The scoring of a run's or a folder's images. A score that exists in the journal is not computed again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specbench import metrics
+from specbench._version import __version__
 from specbench.config import parameters
+from specbench.data import Item
 from specbench.errors import UsageError
-from specbench.rows import indices
+from specbench.harness.folder import RunRecords
+from specbench.harness.log import say
+from specbench.metrics.base import Images, PromptItem
+from specbench.metrics.differences import difference_stderr
+from specbench.rows import provenance
 from specbench.rows.columns import TAKEN
-from specbench.rows.journal import Journal
+from specbench.rows.journal import Journal, Record
+from specbench.rows.scores import Score, ScoreJournal, ScoreLine, Side, fingerprint, prompts_fingerprint
 from specbench.storage import home
 
 _UNMEASURED = "cannot be measured here: "
@@ -59,24 +68,159 @@ def is_unmeasured(basis: str) -> bool:
     return basis.startswith(_UNMEASURED)
 
 
-def score_columns(scores: Mapping[str, metrics.Score]) -> dict[str, Any]:
-    """The columns of a row for the scores of some metrics by column, with their notes under "note"."""
-    columns: dict[str, Any] = {}
-    for name, score in scores.items():
-        columns |= {name: score.value, f"{name}_stderr": score.stderr, f"{name}_backend": score.backend or None}
-    columns["note"] = "; ".join(f"{name}: {score.note}" for name, score in scores.items() if score.note)
-    return columns
-
-
 class RecordedImages:
-    """The images of the first n prompts, `each` of a prompt, each read when it is needed."""
+    """The images of some records of a journal, each read when it is needed."""
 
-    def __init__(self, journal: Journal, n: int, each: int) -> None:
-        self._journal, self._indices = journal, indices.of_prompts(n, each)
-        self.digests = [record.sha256 for record in journal.first(n, each)]
+    def __init__(self, journal: Journal, records: Sequence[Record]) -> None:
+        self._journal, self._records = journal, records
+        self.digests = [record.sha256 for record in records]
 
     def __len__(self) -> int:
         return len(self.digests)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return self._journal.image(self._indices[index])
+        return self._journal.image(self._records[index].index)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """What is scored: images, paired by position with the items that `load` gives, and the fingerprints of both."""
+
+    side: Side
+    images: Images
+    load: Callable[[], Sequence[PromptItem]]
+    fingerprint: str
+    prompts: str
+
+    @property
+    def items(self) -> Sequence[PromptItem]:
+        return self.load()
+
+
+def of_records(side: Side, journal: Journal, records: Sequence[Record], load: Callable[[], Sequence[Item]]) -> ImageSet:
+    """The images of a pass over the prompts; load: gives the item of each."""
+    images = RecordedImages(journal, records)
+    return ImageSet(side, images, load, fingerprint(images.digests), prompts_fingerprint(records))
+
+
+def requests(cfg: Mapping[str, Any]) -> dict[str, str]:
+    """Metric -> its basis today, of the metrics that a configuration asks for."""
+    context = scoring_context(cfg)
+    return {name: basis(name, context) for name in cfg["metrics"]}
+
+
+def joined(had: Sequence[str], requested: Sequence[str]) -> list[str]:
+    """Metrics of a row and requested ones, which win the columns that both fill. The earlier ones keep their order."""
+    taken = {column for name in requested for column in parameters.metric_columns(name)}
+    kept = [name for name in had if name in requested or not taken.intersection(parameters.metric_columns(name))]
+    return [*kept, *(name for name in requested if name not in kept)]
+
+
+class Scoring:
+    """The scores that are asked for, of images in a folder. `added`: how many lines were new.
+
+    Args:
+        cfg: the parameters of the scoring context, and `device`.
+        requests: as of the function `requests`.
+        folder: whose scores.jsonl and whose cached outputs of scorers are used.
+        device, batch: where the networks run, and how many images at a time.
+    """
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        requests: Mapping[str, str],
+        folder: Path,
+        device: str | None = None,
+        batch: int | None = None,
+    ) -> None:
+        self._cfg, self._requests = cfg, requests
+        self._where = device or cfg["device"], batch or metrics.ScoringContext.batch
+        self.journal, self.cache = ScoreJournal(folder / "scores.jsonl"), metrics.Outputs(folder)
+        self.added = 0
+
+    def lines(self, records: RunRecords, load: Callable[[], Sequence[Item]]) -> list[ScoreLine]:
+        """The lines of the images of a run, and those of their differences from the baseline, which is scored, too.
+        load: gives the item of each image."""
+        if not self._requests:
+            return []
+        mine, vanilla = records.first(self._cfg["n"])
+        method = of_records("method", records.method, mine, load)
+        lines = self.score(method)
+        if records.vanilla is None or vanilla is None:
+            return list(lines.values())
+        baseline = of_records("vanilla", records.vanilla, vanilla, load)
+        return [*lines.values(), *self._differences(method, baseline, lines, self.score(baseline))]
+
+    def score(self, of: ImageSet) -> dict[str, ScoreLine]:
+        """Metric -> its line: that of today's basis, which is computed and appended if it is not there. Where the
+        metric cannot be measured here, it is the newest one with a value."""
+        found = {}
+        for name, text in self._requests.items():
+            line = self.journal.newest(name, of.side, of.fingerprint, of.prompts) if is_unmeasured(text) else None
+            line = line or self.journal.exact(name, of.side, of.fingerprint, of.prompts, text)
+            if line is not None:
+                found[name] = line
+        if todo := [name for name in self._requests if name not in found]:
+            say(f"scoring{' the baseline' if of.side == 'vanilla' else ''}: {', '.join(todo)}")
+            scores = metrics.score(todo, of.images, of.items, self._context(), self.cache)
+            for name in todo:
+                columns = {column: scores[column] for column in parameters.metric_columns(name)}
+                found[name] = self._append(name, of.side, of, of.fingerprint, columns)
+        return {name: found[name] for name in self._requests}
+
+    def _differences(
+        self, mine: ImageSet, theirs: ImageSet, scored: Mapping[str, ScoreLine], vanilla: Mapping[str, ScoreLine]
+    ) -> Iterator[ScoreLine]:
+        """The method's values minus vanilla AR's over the same prompts, of the metrics that measured both alike."""
+        both = fingerprint([mine.fingerprint, theirs.fingerprint])
+        for name, line in scored.items():
+            other = vanilla[name]
+            if not (line.is_measured and other.is_measured) or line.basis != other.basis:
+                continue
+            known = self.journal.exact(name, "difference", both, mine.prompts, line.basis)
+            if known is None and self._requests[name] == line.basis:
+                stderr = difference_stderr(name, mine, theirs, self._context(), self.cache)
+                columns = _minus(line.columns, other.columns, stderr)
+                known = self._append(name, "difference", mine, both, columns)
+            if known is not None:
+                yield known
+
+    def _context(self) -> metrics.ScoringContext:
+        device, batch = self._where
+        return scoring_context(self._cfg, scoring_device(device), batch)
+
+    def _append(self, name: str, side: Side, of: ImageSet, images: str, columns: Mapping[str, Score]) -> ScoreLine:
+        """A new line of the journal."""
+        plugins = parameters.plugins_of({"metrics": [name]})
+        basis, count = self._requests[name], len(of.images)
+        code = __version__, provenance.commit()
+        line = ScoreLine(name, side, count, images, of.prompts, basis, columns, plugins, *code, provenance.utc())
+        self.journal.add(line)
+        self.added += 1
+        return line
+
+
+def _minus(mine: Mapping[str, Score], theirs: Mapping[str, Score], stderr: float | None) -> dict[str, Score]:
+    """The differences of some columns; stderr: of the first one."""
+    found = {}
+    for column, one in mine.items():
+        other = theirs[column].value
+        value = None if one.value is None or other is None else one.value - other
+        found[column] = Score(value, None if value is None else stderr, one.backend, "")
+        stderr = None
+    return found
+
+
+def stored_lines(
+    names: Sequence[str], journal: ScoreJournal, records: Sequence[Record], vanilla: Sequence[Record] | None
+) -> list[ScoreLine]:
+    """The newest lines of these metrics for the images of some records and their differences from vanilla AR, whatever
+    their basis."""
+    mine, prompts = fingerprint(r.sha256 for r in records), prompts_fingerprint(records)
+    sets: list[tuple[Side, str]] = [("method", mine)]
+    if vanilla is not None:
+        both = fingerprint([mine, fingerprint(r.sha256 for r in vanilla)])
+        sets.append(("difference", both))
+    found = (journal.newest(name, side, images, prompts) for name in names for side, images in sets)
+    return [line for line in found if line is not None]

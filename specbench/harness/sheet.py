@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from specbench.harness.folder import RunRecords
+from specbench.rows import indices
 from specbench.storage.files import write_atomically
 
 SIDE = 192  # pixels; an image is enlarged by an integer factor up to this side, so that no pixel is blurred
@@ -77,6 +79,20 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
         else:
             lines.append(word)
     return lines or [""]
+
+
+def cells(method: str, records: RunRecords, n: int) -> list[SheetCell]:
+    """The cells of a run's first prompts, with vanilla AR's image before each of the method's where there is one."""
+    found = []
+    for prompt in range(min(n, max(LIMIT // records.each, 1))):
+        numbers = [prompt + j * indices.STRIDE for j in range(records.each)]
+        images = []
+        for number in numbers:
+            if records.vanilla is not None:
+                images.append(("vanilla", records.vanilla.image(number)))
+            images.append((method, records.method.image(number)))
+        found.append(SheetCell(records.method.records[prompt].prompt, images))
+    return found
 
 
 def save(path: Path, title: str, cells: Sequence[SheetCell]) -> None:

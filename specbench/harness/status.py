@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.harness.folder import RunFolder, stored, wants_baseline
+from specbench.config.run_config import RunConfig
+from specbench.harness.folder import RunFolder, stored
 from specbench.rows import indices, timing
 from specbench.rows.journal import read_records
+from specbench.rows.scores import fingerprint
 
 _RECENT = 200  # images over which the speed is computed
 
@@ -48,11 +49,11 @@ def of_run(path: Path) -> Status:
     cfg, folder = stored(path), RunFolder(path)
     memory = _memory(folder.memory_file)
     started = memory.get("begun")
-    count = cfg["n"], indices.images_per_prompt(cfg)
+    count = cfg.n, indices.images_per_prompt(cfg)
     images = _pass(folder.records, *count, started)
-    baseline = _pass(folder.baseline_records, *count, started) if wants_baseline(cfg) else None
+    baseline = _pass(folder.baseline_records, *count, started) if cfg.wants_baseline else None
     passes = [one for one in (images, baseline) if one is not None and one.left]
-    done = not passes and _has_row(folder, cfg, memory)
+    done = not passes and _has_row(folder, cfg)
     state = "running" if _locked(folder.lock) else "finished" if done else "stopped"
     times = [one.left / one.per_s if one.per_s else None for one in passes]
     # Where the passes alternate, the time of each contains the other's.
@@ -71,10 +72,10 @@ def of_run(path: Path) -> Status:
     )
 
 
-def not_started(path: Path, cfg: Mapping[str, Any]) -> Status:
+def not_started(path: Path, cfg: RunConfig) -> Status:
     """The state of a run of a suite or of a grid that has no folder yet."""
-    left = PassProgress(0, cfg["n"] * indices.images_per_prompt(cfg), None)
-    baseline = left if wants_baseline(cfg) else None
+    left = PassProgress(0, cfg.images, None)
+    baseline = left if cfg.wants_baseline else None
     return Status(str(path), "not started", cfg["method"], cfg["model"], cfg["n"], left, baseline, None, [], 0)
 
 
@@ -110,10 +111,15 @@ def _locked(path: Path) -> bool:
     return False
 
 
-def _has_row(folder: RunFolder, cfg: Mapping[str, Any], memory: Mapping[str, Any]) -> bool:
-    """Whether the row covers all images and all metrics."""
-    row = folder.read_row()
-    return row is not None and row["n"] == cfg["n"] and set(cfg["metrics"]) <= set(memory.get("metrics", ()))
+def _has_row(folder: RunFolder, config: RunConfig) -> bool:
+    """Whether there is a row, and all metrics were tried on all images."""
+    if not folder.row.is_file():
+        return False
+    records = {record.index: record for record in read_records(folder.records)}
+    mine = [records[i] for i in indices.of_prompts(config.n, indices.images_per_prompt(config))]
+    images = fingerprint(record.sha256 for record in mine)
+    tried = {line.metric for line in folder.open_scores() if line.images == images}
+    return tried.issuperset(config.metrics)
 
 
 def _failures(folder: RunFolder, method: str) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from specbench.errors import UsageError, unknown
+from specbench.rows.scores import Score as Score
 from specbench.rows.summary import mean
 
 
@@ -38,28 +39,6 @@ class Images(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> np.ndarray: ...
-
-
-@dataclass(frozen=True)
-class Score:
-    """The result of one column.
-
-    value: None where it was not measured; `note` then gives the reason.
-    stderr: standard error of `value` over images, or over prompts where these have several images; None where it cannot
-        be estimated.
-    backend: the scorer network, the hash of its weights and what else determines the value (resize, scale, prefix,
-        reference), such as "scenes-reader@1a2b3c4d".
-    note: one line on how to read the value; may be empty.
-    """
-
-    value: float | None
-    stderr: float | None
-    backend: str
-    note: str
-
-    @classmethod
-    def unmeasured(cls, note: str, backend: str = "") -> Score:
-        return cls(None, None, backend, note)
 
 
 @dataclass(frozen=True)

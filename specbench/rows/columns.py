@@ -212,6 +212,14 @@ def _with_errors(lines: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def _against_vanilla(metric: str) -> dict[str, str]:
+    """Suffix -> meaning of the columns that compare a metric of images with vanilla AR's."""
+    return {
+        "_difference": f"{metric} minus that of the vanilla AR images of the same prompts",
+        "_difference_stderr": f"standard error of {metric}_difference over pairs of images, or over prompts",
+    }
+
+
 _STATISTICS = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED) | _with_errors(_SERVED)
 
 
@@ -230,6 +238,7 @@ COLUMNS: dict[str, str] = {
             "": f"{SHOWN[m].title}: {SHOWN[m].better} is better",
             "_stderr": f"standard error of {m}",
             "_backend": f"what computed {m}; values of different backends are not comparable",
+            **({} if m in OF_RECORDS else _against_vanilla(m)),
         }.items()
     },
     **_STATISTICS,
@@ -292,7 +301,7 @@ _NEEDED = ("run_id",)
 
 _NUMBERS = frozenset(
     [k for k, p in TABLE.items() if p.kind in ("integer", "number")]
-    + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
+    + [m + suffix for m in METRICS for suffix in ("", "_stderr", "_difference", "_difference_stderr")]
     + [k for k in _STATISTICS if k not in _STRINGS]
     + ["images", "resolution", "tokens", "threads"]
 )

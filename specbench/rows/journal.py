@@ -1,7 +1,7 @@
 """Records: an object for each image, in an append-only journal.
 
-A record is one JSON object per line with its own checksum, appended and fsynced only when that image's PNG is in place.
-A process that is killed at any instant therefore loses at most the image that it was decoding. Reading repairs what a
+A record is one line with its own checksum (see `checked_lines`), appended only when that image's PNG is in place. A
+process that is killed at any instant therefore loses at most the image that it was decoding. Reading repairs what a
 kill can leave: a half-written last line is dropped, and so is a record whose image is gone.
 """
 
@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import re
-import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from specbench.errors import UsageError, plain
-from specbench.rows import indices
+from specbench.rows import checked_lines, indices
 from specbench.storage import image_files
 from specbench.storage.files import append_line, sha256, write_atomically
 
@@ -84,9 +80,22 @@ class Record:
     # Of an image that a server decoded: seconds from its arrival to its answer, and requests until there was one.
     request_s: float | None = None
     attempts: int | None = None
+    failed: int | None = None  # requests for it that an earlier start gave up
+    size: list[int] | None = None  # width and height in pixels, which the server chose
     id: str  # name of the prompt in its data set, by which metrics pair
     category: str | None = None  # of the prompt, as its data set names it
     done: float  # when it was decoded, seconds since 1970
+    config: str | None = None  # hash of what it was decoded with (`provenance.decoding_hash`); older records lack it
+
+
+def to_line(record: Record) -> bytes:
+    """The line of a record in its journal."""
+    return checked_lines.encode(asdict(record))
+
+
+def from_line(line: bytes) -> Record:
+    """The record of a line. ValueError, TypeError or RecursionError where it is none, or its checksum differs."""
+    return Record(**checked_lines.decode(line))
 
 
 class Journal:
@@ -99,9 +108,9 @@ class Journal:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is not a file; remove it and run again")
         text = path.read_bytes() if path.exists() else b""
-        for number, line, complete in _lines(text):
+        for number, line, complete in checked_lines.split(text):
             try:
-                record = _from_line(line)
+                record = from_line(line)
                 if problem := fault(record):
                     raise ValueError(problem)
             except (ValueError, TypeError, RecursionError):
@@ -112,7 +121,7 @@ class Journal:
                 ) from None
             if record.index not in self.records and (path.parent / record.image).is_file():
                 self.records[record.index] = record
-        repaired = b"".join(map(_to_line, self.records.values()))
+        repaired = b"".join(to_line(record) for record in self.records.values())
         if repaired != text:
             write_atomically(path, repaired)
 
@@ -138,7 +147,7 @@ class Journal:
         path = self.path.parent / record.image
         path.parent.mkdir(exist_ok=True)  # but not the run's folder: a removed one is not created again
         write_atomically(path, encoded.getvalue())
-        append_line(self.path, _to_line(record))
+        append_line(self.path, to_line(record))
         self.records[record.index] = record
 
     def image(self, index: int) -> np.ndarray:
@@ -189,57 +198,16 @@ def fault(record: Record) -> str:
     return f"accepted {record.accepted} of {record.drafted} drafts" if record.accepted > record.drafted else ""
 
 
-def read_memory(path: Path) -> dict[str, Any]:
-    """The content of run.json: run_id, sessions (the processes by name), and maybe metrics (what determined those of
-    the row). UsageError where a run cannot have written it."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        run_id, sessions, bases = found["run_id"], found["sessions"], found.get("metrics", {})
-        if isinstance(run_id, str) and isinstance(bases, dict) and all(isinstance(s, dict) for s in sessions.values()):
-            return {str(name): value for name, value in found.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        pass
-    raise UsageError(f"{path} is not as specbench run wrote it; restore the file, or name another folder")
-
-
 def read_records(path: Path) -> list[Record]:
     """The records of a finished or running pass, by index, without touching the file."""
     records = []
-    for _, line, complete in _lines(path.read_bytes()):
+    for _, line, complete in checked_lines.split(path.read_bytes()):
         try:
-            records.append(_from_line(line))
+            records.append(from_line(line))
         except (ValueError, TypeError, RecursionError):
             if complete:
                 raise UsageError(f"{path} holds a line that is not a record") from None
     return sorted(records, key=lambda r: r.index)
-
-
-def _lines(text: bytes) -> Iterator[tuple[int, bytes, bool]]:
-    """(line number, line, whether a newline ends it) for every line that is not empty."""
-    lines = text.split(b"\n")
-    for i, line in enumerate(lines):
-        if line:
-            yield i + 1, line, i + 1 < len(lines)
-
-
-def _to_line(record: Record) -> bytes:
-    text = json.dumps(asdict(record), ensure_ascii=False, allow_nan=False)
-    return f'{text[:-1]}, "check": "{_check(text)}"}}\n'.encode()
-
-
-def _from_line(line: bytes) -> Record:
-    """The record of a line. ValueError, TypeError or RecursionError where it is not a record, or its checksum
-    differs."""
-    values = json.loads(line)
-    if not isinstance(values, dict):
-        raise ValueError("it is not an object")
-    if values.pop("check", None) != _check(json.dumps(values, ensure_ascii=False)):
-        raise ValueError("the checksum differs")
-    return Record(**values)
-
-
-def _check(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def pixel_digest(pixels: np.ndarray) -> str:

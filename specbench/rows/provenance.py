@@ -25,12 +25,45 @@ _HASHED_AS = RENAMED | {new: old for old, new in RENAMED.items()}
 def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
-    Over every parameter but `out`, `data_dir`, `metrics_dir` and `url` (locations), those of the tracker, `workers` and
+    Over every parameter but locations (`out`, `data_dir`, `metrics_dir`, `url`), those of the tracker, `workers` and
     `ray_address` (which processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row
     report them), `protocol` and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`;
     `reference` and `drafter_weights` count if given, `verification` if it is not token-wise. `batch`, `device`,
     `dtype`, `engine` and `warmup` count, because a latency depends on them, although on a CPU they change no image.
     """
+    kept = _hashed(cfg)
+    kept["metrics"] = [_HASHED_AS.get(name, name) for name in cfg["metrics"]]
+    return sha256(json.dumps(kept, sort_keys=True), 12)
+
+
+#: Parameters that may change between two starts of a run in one folder: they change no image.
+MAY_CHANGE = (
+    "n",
+    "metrics",
+    "metrics_dir",
+    "reference",
+    "baseline",
+    "out",
+    "data_dir",
+    "timing",
+    "emitted_draws",
+    "workers",
+    "ray_address",
+    "url",
+    "log",
+    "log_project",
+    "log_dir",
+)
+
+
+def decoding_hash(cfg: Mapping[str, Any], baseline: bool = False) -> str:
+    """Hash of what an image is decoded with: the parameters but `MAY_CHANGE`. baseline: of an image of vanilla AR."""
+    kept = {name: value for name, value in _hashed(cfg).items() if name not in MAY_CHANGE}
+    return sha256(json.dumps([kept, "vanilla" if baseline else "method"], sort_keys=True), 12)
+
+
+def _hashed(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that count in a hash, by the names that they had when rows were first hashed."""
     left_out = {
         "out",
         "data_dir",
@@ -54,8 +87,7 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
         kept |= {"tries": kept.pop("proposals")} | ({"drafts": cfg["tries"]} if cfg["tries"] > 1 else {})
     if kept.get("rule") == "neighbourhood":  # older rows call it gsd, whose parameters are others now
         kept["rule"] = "gsd"
-    kept["metrics"] = [_HASHED_AS.get(name, name) for name in cfg["metrics"]]
-    return sha256(json.dumps(kept, sort_keys=True), 12)
+    return kept
 
 
 def commit() -> str:

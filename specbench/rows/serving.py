@@ -16,9 +16,10 @@ def is_served(images: Sequence[Record]) -> bool:
     return any(r.request_s is not None for r in images)
 
 
-def columns(images: Sequence[Record], failed: int, bound: float | None) -> dict[str, Any]:
-    """The columns of some images. failed: requests without an image before; bound: the latency in seconds up to which a
-    request is good, None: goodput is not measured."""
+def columns(images: Sequence[Record], bound: float | None) -> dict[str, Any]:
+    """The columns of some images. bound: the latency in seconds up to which a request is good, None: goodput is not
+    measured."""
+    failed = sum(r.failed or 0 for r in images)
     seconds = [r.request_s or 0.0 for r in images]
     found: dict[str, Any] = with_errors({"request_s_mean": mean(seconds, by_prompt(images))})
     found |= {

@@ -91,10 +91,9 @@ class LocalBench:
         return Identity(provenance.config_hash(cfg), _weights(cfg), timing.is_timed(cfg), emits)
 
     def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
-        from specbench.harness.run import Run
+        from specbench.harness.run import run
 
-        one = Run(configuration.compose(overrides), out)
-        return one.requested_row(one.execute())
+        return run(configuration.compose(overrides), out).row
 
     def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
         cfg = configuration.compose(overrides)

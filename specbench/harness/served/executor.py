@@ -214,6 +214,7 @@ class ServerExecutor:
             attempts=answer.attempts,
             id=answer.item.id,
             category=answer.item.kind,
+            size=[pixels.shape[1], pixels.shape[0]],
             done=time.time(),
         )
         return Image(record, pixels)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-from PIL import Image
 
 from specbench.rows import serving
 from specbench.rows.journal import Record
@@ -16,14 +13,11 @@ from specbench.rows.journal import Record
 _UNKNOWN = ("drafter", "rule", "weights", "device", "timing")
 
 
-def columns(cfg: Mapping[str, Any], images: Sequence[Record], failed: int, folder: Path) -> dict[str, Any]:
-    """The columns of the images of a run, in its folder; failed: as of `serving.columns`."""
-    sides = set()
-    for record in images:
-        with Image.open(folder / record.image) as opened:
-            sides |= set(opened.size)
+def columns(cfg: Mapping[str, Any], images: Sequence[Record]) -> dict[str, Any]:
+    """The columns of the images of a run."""
+    sides = {side for record in images for side in record.size or ()}
     found: dict[str, Any] = {"resolution": sides.pop() if len(sides) == 1 else None}  # square and equal
-    return found | dict.fromkeys(_UNKNOWN) | serving.columns(images, failed, cfg["latency_bound"])
+    return found | dict.fromkeys(_UNKNOWN) | serving.columns(images, cfg["latency_bound"])
 
 
 def remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:

@@ -50,7 +50,7 @@ def write(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: RunFolder) -> 
     name = cfg.get("log", "none")
     if name == "none":
         return
-    done, content = folder.memory().get("logged", {}), sha256_file(folder.row)[:16]
+    done, content = folder.memory().logged, sha256_file(folder.row)[:16]
     if done.get(name) == content:
         return
     try:

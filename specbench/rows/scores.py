@@ -1,0 +1,131 @@
+"""Scores: lines of an append-only journal, scores.jsonl. Nothing in it is replaced; a request chooses.
+
+A line is what one metric gave for one set of images: its columns, and fingerprints of all that determines them. A score
+that is computed again with other images, weights or settings is another line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from specbench.errors import UsageError
+from specbench.rows import checked_lines
+from specbench.storage.files import append_line, sha256
+
+#: What a line is of: a method's images, those of vanilla AR next to it, or the difference of the two.
+Side = Literal["method", "vanilla", "difference"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The result of one column.
+
+    value: None where it was not measured; `note` then gives the reason.
+    stderr: standard error of `value` over images, or over prompts where these have several images; None where it cannot
+        be estimated.
+    backend: the scorer network, the hash of its weights and what else determines the value (resize, scale, prefix,
+        reference), such as "scenes-reader@1a2b3c4d".
+    note: one line on how to read the value; may be empty.
+    """
+
+    value: float | None
+    stderr: float | None
+    backend: str
+    note: str
+
+    @classmethod
+    def unmeasured(cls, note: str, backend: str = "") -> Score:
+        return cls(None, None, backend, note)
+
+
+@dataclass(frozen=True)
+class ScoreLine:
+    """A metric's scores of one side.
+
+    n: images. images, prompts: their fingerprints (`fingerprint`). basis: all else that determines the values, as text
+    (`Metric.basis`), or why there are none. plugins: labels of the plug-ins that scored; specbench, commit: of the code
+    that did. time: UTC.
+    """
+
+    metric: str
+    side: Side
+    n: int
+    images: str
+    prompts: str
+    basis: str
+    columns: Mapping[str, Score]
+    plugins: Sequence[str]
+    specbench: str
+    commit: str
+    time: str
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether some column has a value."""
+        return any(one.value is not None for one in self.columns.values())
+
+
+class ScoreJournal:
+    """The lines of a folder, in their order, and the only way to add one."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads `path`. UsageError for a line that no kill can explain."""
+        self.path = path
+        self.lines: list[ScoreLine] = []
+        text = path.read_bytes() if path.exists() else b""
+        self._whole = text.rfind(b"\n") + 1  # bytes of whole lines; behind them what a killed process began
+        for number, line, _ in checked_lines.split(text[: self._whole]):
+            try:
+                self.lines.append(_line(checked_lines.decode(line)))
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                raise UsageError(
+                    f"line {number} of {path} is not a score, or was changed; remove that line and run again"
+                ) from None
+
+    def __iter__(self) -> Iterator[ScoreLine]:
+        return iter(self.lines)
+
+    def add(self, line: ScoreLine) -> None:
+        """Appends a line; it is on disk when this returns."""
+        if self.path.exists():
+            os.truncate(self.path, self._whole)
+        append_line(self.path, checked_lines.encode(asdict(line)))
+        self._whole = self.path.stat().st_size
+        self.lines.append(line)
+
+    def newest(self, metric: str, side: Side, images: str, prompts: str) -> ScoreLine | None:
+        """The newest line with a value for these images, whatever its basis."""
+        fits = (one for one in reversed(self.lines) if one.is_measured and one.metric == metric and one.side == side)
+        return next((one for one in fits if (one.images, one.prompts) == (images, prompts)), None)
+
+    def exact(self, metric: str, side: Side, images: str, prompts: str, basis: str) -> ScoreLine | None:
+        """The newest line of these images and this basis."""
+        wanted = (metric, side, images, prompts, basis)
+        lines = reversed(self.lines)
+        return next((o for o in lines if (o.metric, o.side, o.images, o.prompts, o.basis) == wanted), None)
+
+
+def _line(values: Mapping[str, Any]) -> ScoreLine:
+    columns = {str(name): Score(**one) for name, one in values["columns"].items()}
+    return ScoreLine(**{**values, "columns": columns})
+
+
+class _Image(Protocol):
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+
+
+def fingerprint(digests: Iterable[str | None]) -> str:
+    """Identifies images by their digests, in order."""
+    return sha256(" ".join(digest or "" for digest in digests), 16)
+
+
+def prompts_fingerprint(items: Iterable[_Image]) -> str:
+    """Identifies the prompts of images with their ids, in order."""
+    return sha256("\n".join(f"{item.id}\t{item.prompt}" for item in items), 16)
