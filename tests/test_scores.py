@@ -72,7 +72,12 @@ real_columns = parameters.metric_columns
 
 
 @pytest.fixture
-def weights(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def weights(light_metrics: dict[str, str]) -> dict[str, str]:
+    return light_metrics
+
+
+@pytest.fixture
+def light_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Metric -> version of its weights, of those that are here."""
     here = dict.fromkeys(("fid", "fid_clean", "clip_b16", "clip_b32", "image_reward", "kid"), "1")
     monkeypatch.setattr(metrics, "metric", lambda name, context: Light(name, context, here))

@@ -112,6 +112,10 @@ class RunFolder:
         """UsageError for a folder that holds other things."""
         if self.config.exists():
             return
+        if self.records.exists():
+            raise UsageError(
+                f"{self} has records of a run but lacks {self.config.name}: restore it, or choose another out="
+            )
         # Files that a process killed before it wrote config.yaml can leave.
         others = {p.name for p in self.path.iterdir() if not is_temporary(p)} - {".lock", "run.log", "run.json"}
         if others:
@@ -154,8 +158,8 @@ class RunFolder:
         known = self.memory().config if self.memory_file.exists() else ()
         if known and sha256(text, 16) not in known:
             raise UsageError(
-                f"{self.config} was changed since the run wrote it: restore it, or start a run with other parameters"
-                " in another out="
+                f"{self.config} was changed since the run wrote it (or {self.memory_file.name} was): restore it, or start"
+                " a run with other parameters in another out="
             )
         return {str(name): value for name, value in found.items()}
 

@@ -1,0 +1,127 @@
+"""A damaged or exchanged file of a run changes no number: the row is the same, or one sentence names the file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import row_of
+from fake_pipeline import FakePipeline, at, interrupt
+from test_scores import light_metrics as light_metrics  # a fixture
+
+from specbench.config import configuration
+from specbench.config.run_config import RunConfig
+from specbench.errors import UsageError
+from specbench.harness import run
+from specbench.rows.columns import COLUMNS
+
+#: Columns that depend on when and by which process an image was decoded.
+_OF_PROCESSES = {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib"}
+SAME = [c for c in COLUMNS if c not in _OF_PROCESSES and not c.startswith(("text_s", "pixels_s"))]
+
+
+def config(*words: str) -> RunConfig:
+    given = ["n=3", "metrics=[clip_b32,kid]", "warmup=0", "timing=false", "device=cpu", *words]
+    return configuration.compose(given)
+
+
+def finished(folder: Path, *words: str) -> Path:
+    run.run(config(*words), folder, loader=FakePipeline)
+    return folder
+
+
+def half(folder: Path, *words: str) -> Path:
+    with pytest.raises(run.Stopped):
+        run.run(config(*words), folder, loader=at(1, interrupt, empty=True))
+    return folder
+
+
+def damages(path: Path, other: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Ways to damage a file; other: the same file of another run."""
+    content = path.read_bytes()
+
+    def flipped(place: int) -> bytes:
+        return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+    yield "removed", path.unlink
+    yield "emptied", lambda: path.write_bytes(b"")
+    if other.is_file():
+        yield "exchanged", lambda: shutil.copy(other, path)
+    for cut in {len(content) // 3, content.rfind(b"\n", 0, -1) + 1, len(content) - 1} if content else ():
+        yield f"cut at {cut}", lambda cut=cut: path.write_bytes(content[:cut])  # type: ignore[misc]
+    for place in range(0, len(content), max(1, len(content) // 4)):
+        yield f"flipped at {place}", lambda place=place: path.write_bytes(flipped(place))  # type: ignore[misc]
+
+
+def outcome(folder: Path) -> tuple[str, Any]:
+    """The sentence with which a run ends, or its row."""
+    try:
+        return "", run.run(config(), folder, loader=FakePipeline).row
+    except UsageError as e:
+        return str(e), None
+
+
+@pytest.mark.parametrize("begun", [finished, half])
+def test_damage_changes_no_number(begun: Callable[..., Path], tmp_path: Path, light_metrics: dict[str, str]) -> None:
+    whole, other = begun(tmp_path / "whole"), finished(tmp_path / "other", "seed=5")
+    shutil.copytree(whole, tmp_path / "reference")
+    run.run(config(), tmp_path / "reference", loader=FakePipeline)
+    wanted, names = row_of(tmp_path / "reference"), set[str]()
+    files = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file()]
+    files = [file for file in files if file.name not in (".lock", "00001.png")]
+    for file in files:
+        for what, damage in damages(whole / file, other / file):
+            del damage  # of the original: it is done to a copy
+            copy = tmp_path / "copy"
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(whole, copy)
+            dict(damages(copy / file, other / file))[what]()
+            said, row = outcome(copy)
+            assert not said or file.name in said, (file, what, said)
+            if said:
+                names.add(file.name)
+                continue
+            differ = {c: (row[c], wanted[c]) for c in SAME if row[c] != wanted[c]}
+            assert differ == {}, (file, what)
+            assert row_of(copy) == row
+    assert {"config.yaml", "run.json", "records.jsonl"} <= names
+    assert {file.name for file in files} >= {"records.jsonl", "config.yaml", "row.csv", "00000.png"}
+
+
+def test_a_row_from_elsewhere_is_replaced(tmp_path: Path, light_metrics: dict[str, str]) -> None:
+    """It used to be mixed into the new one: steps of one run, rewards of the other."""
+    one, other = finished(tmp_path / "one"), finished(tmp_path / "other", "seed=5")
+    before = (one / "row.csv").read_bytes()
+    shutil.copy(other / "row.csv", one / "row.csv")
+    run.run(config(), one, loader=FakePipeline)
+    assert (one / "row.csv").read_bytes() == before
+    (one / "row.csv").write_bytes(before.replace(b"clip_b32@1", b"clip_b32@9"))
+    run.rescore(one, {})
+    assert (one / "row.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["seed: 0", "delta: 1.1"])
+def test_an_edited_configuration_is_refused(name: str, tmp_path: Path, light_metrics: dict[str, str]) -> None:
+    """`resume` used to go on with it, and mixed two settings in one row."""
+    one = half(tmp_path / "one")
+    file = one / "config.yaml"
+    assert name in file.read_text()
+    file.write_text(file.read_text().replace(name, f"{name.split(':')[0]}: 3"))
+    for command in (lambda: run.stored(one), lambda: run.run(config(), one, loader=FakePipeline)):
+        with pytest.raises(UsageError, match=r"config.yaml was changed"):
+            command()
+
+
+def test_records_of_another_configuration_are_refused(tmp_path: Path, light_metrics: dict[str, str]) -> None:
+    one, other = finished(tmp_path / "one"), finished(tmp_path / "other", "delta=2")
+    for name in ("records.jsonl", "run.json"):
+        shutil.copy(other / name, one / name)
+    with pytest.raises(UsageError, match="config.yaml"):
+        run.run(config(), one, loader=FakePipeline)
+    shutil.copy(other / "config.yaml", one / "config.yaml")
+    shutil.copy(finished(tmp_path / "third", "nu=0.5") / "baseline.jsonl", one / "baseline.jsonl")
+    with pytest.raises(UsageError, match=r"baseline.jsonl: image 0 was decoded with configuration .*config.yaml"):
+        run.run(config("delta=2"), one, loader=FakePipeline)
