@@ -158,8 +158,8 @@ class RunFolder:
         known = self.memory().config if self.memory_file.exists() else ()
         if known and sha256(text, 16) not in known:
             raise UsageError(
-                f"{self.config} was changed since the run wrote it (or {self.memory_file.name} was): restore it, or start"
-                " a run with other parameters in another out="
+                f"{self.config} was changed since the run wrote it (or {self.memory_file.name} was): restore it, or"
+                " start a run with other parameters in another out="
             )
         return {str(name): value for name, value in found.items()}
 
