@@ -15,10 +15,10 @@ from specbench.audit import audit, models, statistics, theorem
 from specbench.audit.audit import COLUMNS, LEVEL, assemble, measure
 from specbench.audit.marginals import Marginal, of_sequence
 from specbench.audit.models import BUILT_IN, built_in
-from specbench.audit.tabular import TabularGrower, TabularTarget, codes, random_tables, sequence_probs
+from specbench.audit.tabular import TabularGrower, codes, random_tables, sequence_probs
 from specbench.config import configuration
 from specbench.decoding import rules
-from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.loop import decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.neighbourhood import Neighbourhood
@@ -331,11 +331,12 @@ def test_the_enumerated_distribution_is_the_decoded_one() -> None:
     lantern = f"{SD} rule=lantern k=1 delta=0.3 bound=tvd proximity=l2 resample=paper"
     for arguments in (lantern, COOL, f"{lantern} temperature=0"):
         method = method_of(arguments, model)
-        sampling = method.sampling
+        config = method.config
+        sampling, rule = config.sampling, config.rule
         p, q = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
-        found = theorem.chain_statistics(p, q, method.rule, 3, model.p if method.rule.uses_pre_argmax_probs else None)
+        found = theorem.chain_statistics(p, q, rule, 3, model.p if rule.uses_pre_argmax_probs else None)
         rng = RandomStreams([(0, i) for i in range(20_000)])
-        out = decode(DecoderConfig(TabularTarget(model.p), method.drafter, method.rule, sampling), None, rng)
+        out = decode(config, None, rng)
         seen = torch.bincount(codes(out.tokens, 3), minlength=3**5).double()
         probs = found.probs / found.probs.sum()
         assert statistics.goodness_of_fit([seen], [Marginal(3, 0, 5, probs)]) > 1e-4  # one seed in 10,000

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import torch
 
 from specbench.decoding.drafters.medusa import Medusa
+from specbench.decoding.drafters.medusa import _shape
 from specbench.decoding.trees import chain_paths
 
 NETWORK = {"folder": "twig", "loader": f"{__name__}:Loader"}
@@ -41,6 +42,10 @@ class Loader:
         return Heads(weight.shape[1], len(weight)).requires_grad_(False)
 
 
+def shape(cfg):
+    return _shape(chain_paths(cfg["window"]))
+
+
 def build(cfg, model):
     return Medusa(model.drafter_network(NETWORK), chain_paths(cfg["window"]))
 """,
@@ -52,7 +57,11 @@ drafter: twig
 window: 2
 """,
     "specbench/decoding/drafters/steady.py": """
-from specbench.decoding.drafters.window import Window
+from specbench.decoding.drafters.window import Window, window_shape
+
+
+def shape(cfg):
+    return window_shape(cfg["gamma"])
 
 
 def build(cfg, model):
