@@ -67,10 +67,7 @@ def decoded(job: Job) -> list[Any]:
         out: Any = decode(model.target, model.drafter, densities.assemble(cfg).rule, None, rng)
     else:
         method = audit.assemble(cfg, model)
-        config = loop.DecoderConfig(
-            method.target, method.drafter, method.rule, method.sampling, verification=method.verification
-        )
-        out = loop.decode(config, model.prompts(_SHOWN), rng)
+        out = loop.decode(method.config, model.prompts(_SHOWN), rng)
     return [out.tokens, out.steps, out.accepted]
 
 

@@ -19,6 +19,7 @@ import torch
 
 from specbench.decoding.batch import Decoded
 from specbench.decoding.trace import Trace
+from specbench.harness.method import shape_of
 from specbench.harness.pipeline import in_batches
 
 TOKENS = 16  # per image, a 4x4 grid
@@ -66,6 +67,7 @@ class FakePipeline:
     ) -> None:
         self.model, self.cfg, self.delay, self.log = cfg["model"], cfg, delay, log
         self.empty = empty or cfg["drafter"] == "none"
+        self.passes = 0 if self.empty else shape_of(cfg).passes
         self.decoded: list[tuple[str, int]] = []  # (vanilla or method, prompt index), warm-up included
 
     def encode(self, prompts: list[str]) -> list[str]:

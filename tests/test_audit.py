@@ -15,10 +15,10 @@ from specbench.audit import audit, models, statistics, theorem
 from specbench.audit.audit import COLUMNS, LEVEL, assemble, measure
 from specbench.audit.marginals import Marginal, of_sequence
 from specbench.audit.models import BUILT_IN, built_in
-from specbench.audit.tabular import TabularGrower, TabularTarget, codes, random_tables, sequence_probs
+from specbench.audit.tabular import TabularGrower, codes, random_tables, sequence_probs
 from specbench.config import configuration
 from specbench.decoding import rules
-from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.loop import decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.neighbourhood import Neighbourhood
@@ -154,7 +154,7 @@ def test_mean_and_its_interval() -> None:
 def test_a_built_in_model_is_a_fair_test(name: str) -> None:
     model = built_in(name)
     assert all(len(m.probs) <= 1 << 16 for m in model.marginals(Sampling()))
-    assert len(model.codebook("gsd")) == model.vocab
+    assert len(model.codebook()) == model.vocab
     far = 0.0
     for t, (p, q) in enumerate(zip(model.p, model.q, strict=True)):
         even = torch.full((len(p),), 1 / len(p), dtype=torch.float64)  # of what the token depends on
@@ -203,7 +203,9 @@ def test_a_residual_that_forgets_the_draft_is_caught() -> None:
             return r
 
     model = built_in("v3t5")
-    row = measure(replace(method_of(SD, model), rule=Forgetful("forgetful", [1.0])), model, 200_000)
+    method = method_of(SD, model)
+    forgetful = replace(method.config, rule=Forgetful("forgetful", [1.0]))
+    row = measure(replace(method, config=forgetful), model, 200_000)
     assert row["p_value"] < 1e-12
     assert row["verdict"] == "not lossless"
     assert row["tv_low"] > 0.5 * row["tv_exact"] > 0.01
@@ -331,11 +333,12 @@ def test_the_enumerated_distribution_is_the_decoded_one() -> None:
     lantern = f"{SD} rule=lantern k=1 delta=0.3 bound=tvd proximity=l2 resample=paper"
     for arguments in (lantern, COOL, f"{lantern} temperature=0"):
         method = method_of(arguments, model)
-        sampling = method.sampling
+        config = method.config
+        sampling, rule = config.sampling, config.rule
         p, q = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
-        found = theorem.chain_statistics(p, q, method.rule, 3, model.p if method.rule.uses_pre_argmax_probs else None)
+        found = theorem.chain_statistics(p, q, rule, 3, model.p if rule.uses_pre_argmax_probs else None)
         rng = RandomStreams([(0, i) for i in range(20_000)])
-        out = decode(DecoderConfig(TabularTarget(model.p), method.drafter, method.rule, sampling), None, rng)
+        out = decode(config, None, rng)
         seen = torch.bincount(codes(out.tokens, 3), minlength=3**5).double()
         probs = found.probs / found.probs.sum()
         assert statistics.goodness_of_fit([seen], [Marginal(3, 0, 5, probs)]) > 1e-4  # one seed in 10,000

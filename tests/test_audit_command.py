@@ -227,7 +227,7 @@ def test_arguments_of_all_reach_who_can_take_them(call: Call, tmp_path: Path, mo
     assert code == 0
     found = {row["method"]: row["parameters"] for row in rows_of(tmp_path / "all.csv")}
     assert list(found) == ["eagle1", "sd", "sjd_pac"]
-    assert "specbench: gsd is left out: rule gsd needs the nearness of codes: bare.npz lacks the array codebook" in err
+    assert "specbench: gsd is left out: the rule needs the nearness of codes: bare.npz lacks the array codebook" in err
     assert "tree=[[0],[1],[0,0]]" in found["eagle1"]
     assert "window=4 " in found["sd"]
     assert "specbench: sjd_pac keeps its own window: a full tree of width 4 and depth 3 has 20 draft tokens" in err
@@ -343,4 +343,4 @@ def test_tables_that_a_method_cannot_use(call: Call, tmp_path: Path) -> None:
     np.savez(tmp_path / "bare.npz", **without("codebook"))
     assert "bare.npz is a model of discrete tokens" in refused(call, "method=cspd", "audit.tables=bare.npz")
     err = refused(call, "method=lantern", "audit.tables=bare.npz")
-    assert "rule lantern needs the nearness of codes: bare.npz lacks the array codebook, (V, d)" in err
+    assert "the rule needs the nearness of codes: bare.npz lacks the array codebook, (V, d)" in err

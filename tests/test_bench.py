@@ -25,12 +25,13 @@ from specbench.bench.rows import COLUMNS, ROWS
 from specbench.cli import bench as cli
 from specbench.config import configuration
 from specbench.decoding.batch import finished
-from specbench.decoding.drafters.build import Eagle, Window
-from specbench.decoding.drafters.eagle import Eagle2
+from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
@@ -393,7 +394,10 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
     for, over two sequences."""
     tuned: list[Any] = []
     kernels = SimpleNamespace(tune=lambda *given: tuned.append(given))
-    drafter, target = SimpleNamespace(tree=build(parse(TREE))), SimpleNamespace(layers=["a block"])
+    drafter, target = (
+        SimpleNamespace(shape=DraftShape(build(parse(TREE)))),
+        SimpleNamespace(layers=["a block"], width=9),
+    )
     given: Any = SimpleNamespace(
         engine=SimpleNamespace(kernels=kernels),
         config=SimpleNamespace(drafter=drafter, target=target),

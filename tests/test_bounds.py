@@ -23,8 +23,7 @@ from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.rng import RandomStreams
 from specbench.errors import UsageError
-from specbench.harness import run
-from specbench.harness.method import check_draft
+from specbench.harness import method, run
 
 FAST = ("run", "metrics=none", "n=2", "baseline=false", "warmup=0")
 
@@ -106,7 +105,7 @@ def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatc
         cfg = configuration.compose([f"model={model}", "data=scenes", "weights=random", "device=cpu", *words])
         with pytest.raises(UsageError, match=f"an image of {model} has {tokens}"):
             run.check(cfg)
-    check_draft(configuration.compose(["model=mar_scenes", "data=scenes_classes"]))  # only its weights tell
+    method.check(configuration.compose(["model=mar_scenes", "data=scenes_classes"]))  # only its weights tell
 
 
 def test_the_tokens_that_the_bound_knows_are_the_models() -> None:

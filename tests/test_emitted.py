@@ -340,10 +340,8 @@ def test_an_exact_preset_emits_the_targets_distribution(preset: str) -> None:
     for more in sizes.variants(cfg, {"method"}, model):
         cfg = configuration.compose([*words, *more])
         method = audit.assemble(cfg, model)
-        parts = (method.target, method.drafter, method.rule, method.sampling)
-        config = DecoderConfig(*parts, verification=method.verification, emitted_draws=2)
-        out = decode(config, None, tiny.rng(40))
-        if getattr(method.drafter, "biased", False):
+        out = decode(replace(method.config, emitted_draws=2), None, tiny.rng(40))
+        if method.config.drafter.shape.biased:
             assert out.trace.emitted_tv.shape[1] == 0
             continue
         largest = max(float(x.abs().max()) for x in (out.trace.emitted_tv, out.trace.emitted_kl))

@@ -58,7 +58,8 @@ def test_every_exact_method_stays_exact(words: str) -> None:
     row = measure(method, model, 4000, margin=1)
     assert row["verdict"] == "lossless"
     assert row["parameters"].endswith(CFG.replace("2.5,3", "2.5,3.0"))
-    one, other = (model.marginals(s)[0].probs for s in (method.sampling, replace(method.sampling, entropy=None)))
+    sampling = method.config.sampling
+    one, other = (model.marginals(s)[0].probs for s in (sampling, replace(sampling, entropy=None)))
     assert 0.5 * (one - other).abs().sum() > 0.07
 
 
@@ -121,5 +122,6 @@ def test_exact_methods_stay_exact_with_the_filter_of_sigma(words: str) -> None:
     row = measure(method, model, 4000, margin=1)
     assert row["verdict"] == "lossless"
     assert row["parameters"].endswith("top_n_sigma=0.7")
-    one, other = (model.marginals(s)[0].probs for s in (method.sampling, replace(method.sampling, top_n_sigma=None)))
+    sampling = method.config.sampling
+    one, other = (model.marginals(s)[0].probs for s in (sampling, replace(sampling, top_n_sigma=None)))
     assert 0.5 * (one - other).abs().sum() > 0.07

@@ -102,9 +102,9 @@ def test_every_method_runs_on_every_real_target(model, rows):
     for method in methods:
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}", *PARALLEL.get(method, [])])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
-        rule = build_rule(cfg, drafter.tree.height, bundle.codebook)
+        rule = build_rule(cfg, drafter.shape.height, bundle.codebook)
         sampling = Sampling.of(cfg)
-        way = build_verification(cfg, drafter)
+        way = build_verification(cfg, drafter.shape)
         config = DecoderConfig(bundle.target, drafter, rule, sampling, verification=way)
         out = decode(config, given, RandomStreams([(0, i) for i in range(rows)]))
         assert out.tokens.shape == (rows, bundle.target.length), method

@@ -231,7 +231,7 @@ def test_what_is_emitted_is_not_computed_from_distributions_that_are_not_the_dra
         config = DecoderConfig(tiny.llamagen(side=2), drafter, exact(), Sampling(), emitted_draws=2)
         out = decode(config, tiny.prompts(2), tiny.rng(2))
         assert (out.trace.emitted_tv.shape[1] == 0) == biased
-    assert not Window(3, coupling="gumbel", stored="old").biased
+    assert not Window(3, coupling="gumbel", stored="old").shape.biased
     cfg = {"emitted_draws": 8, "stored": "old", "rule": "exact", "drafter": "sjd"}
     image: Any = SimpleNamespace(drafts=None, emitted_outside=None)
     assert "not drawn from their stored distribution" in emitted_remarks(cfg, [image])[0]

@@ -407,7 +407,7 @@ def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
     drafter = build(networks)
     out = decode(DecoderConfig(target, drafter, rules.exact(), Sampling()), tiny.prompts(1), RandomStreams([(0, 0)]))
     prefill = 1 if name.startswith(("draft", "eagle")) else 0
-    assert calls["all"] == prefill + drafter.passes * int(out.steps)
+    assert calls["all"] == prefill + drafter.shape.passes * int(out.steps)
 
 
 def vector_trace() -> ContinuousTrace:

@@ -153,7 +153,7 @@ def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: tor
         given = models.conditioning(name, images, "meta", dtype)
         rng = RandomStreams([(0, i) for i in range(images)], "meta")
         ways: list[Verification] = [TokenWise()]
-        if not drafting.tree.is_chain and not getattr(drafting, "carries_over", False):
+        if not drafting.shape.tree.is_chain and not drafting.shape.carries_over:
             ways.append(Traversal())
         for way in ways:
             config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name], verification=way)

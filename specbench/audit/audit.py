@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +20,10 @@ from specbench.audit.marginals import Marginal
 from specbench.audit.models import Subject, TabularModel
 from specbench.audit.tabular import TabularDrafter
 from specbench.config import parameters, plugins
-from specbench.decoding.loop import DecoderConfig, Drafter, Target, decode
+from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import Rule
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.verify import Verification
-from specbench.harness.method import build_rule, build_verification
+from specbench.harness.method import build_method
 from specbench.rows import provenance
 
 #: The meaning of every column, in order: first those that DESIGN fixes, then what else identifies a row.
@@ -101,23 +98,19 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Method:
-    """A decoding method on a model. cfg: its flat parameters."""
+    """A decoding method on a model; cfg: its flat parameters."""
 
     cfg: Mapping[str, Any]
-    target: Target
-    drafter: Drafter
-    rule: Rule
-    sampling: Sampling
-    verification: Verification
+    config: DecoderConfig
 
     @property
     def chain(self) -> int | None:
         """The length of the chain where chains are sampled from the draft tables and verified token by token: the case
         of Theorem 2."""
-        d = self.drafter
-        if self.verification.name != "token":
+        d = self.config.drafter
+        if self.config.verification.name != "token":
             return None
-        return d.tree.height if isinstance(d, TabularDrafter) and d.tree.is_chain and not d.chosen else None
+        return d.shape.height if isinstance(d, TabularDrafter) and d.tree.is_chain and not d.chosen else None
 
 
 def assemble(cfg: Mapping[str, Any], model: Subject) -> Method:
@@ -127,9 +120,7 @@ def assemble(cfg: Mapping[str, Any], model: Subject) -> Method:
     """
     scale = cfg["cfg_scale"] if model.guided else 1.0
     sampling = Sampling.of(cfg, scale)
-    target, drafter = model.parts(cfg)
-    rule = build_rule(cfg, drafter.tree.height, partial(model.codebook, cfg["rule"]), target=model.network)
-    return Method(cfg, target, drafter, rule, sampling, build_verification(cfg, drafter))
+    return Method(cfg, build_method({**cfg, "emitted_draws": 0}, model, model.drafter(cfg), sampling))
 
 
 def measure(
@@ -141,7 +132,7 @@ def measure(
     margin: float = MARGIN,
 ) -> dict[str, Any]:
     """Decode `samples` sequences and return a row (`COLUMNS`); None: does not apply."""
-    marginals = model.marginals(method.sampling)
+    marginals = model.marginals(method.config.sampling)
     counted = _decode(method, model, marginals, samples, seed, progress)
     one, other = counted.halves
     both = [a + b for a, b in zip(one, other, strict=True)]
@@ -176,12 +167,12 @@ def _theorem(method: Method, model: TabularModel, target_probs: Tensor, counts: 
     """The columns of Theorem 2, for chains sampled from the draft tables; counts (V**T,): of the decoded sequences."""
     if method.chain is None:
         return {}
-    sampling = method.sampling
+    sampling = method.config.sampling
     filtered, drafts = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
     pre_argmax = None
-    if method.rule.uses_pre_argmax_probs and sampling.temperature == 0:
+    if method.config.rule.uses_pre_argmax_probs and sampling.temperature == 0:
         pre_argmax = [sampling.unfiltered.probs(t.log()) for t in model.p]
-    chain = theorem.chain_statistics(filtered, drafts, method.rule, method.chain, pre_argmax)
+    chain = theorem.chain_statistics(filtered, drafts, method.config.rule, method.chain, pre_argmax)
     return {
         "tv_bound": chain.bound,
         "accepted_length_expected": chain.expected,
@@ -262,14 +253,11 @@ def _decode(
         return [torch.zeros_like(m.probs) for m in marginals]
 
     found = _SequenceCounts((zeros(), zeros()), torch.zeros(0, dtype=torch.float64))
-    rows = max(1, min(_MOST_ROWS, _AT_ONCE // (method.drafter.tree.nodes * model.vocab)))
-    config = DecoderConfig(
-        method.target, method.drafter, method.rule, method.sampling, verification=method.verification
-    )
+    rows = max(1, min(_MOST_ROWS, _AT_ONCE // (method.config.drafter.shape.tree.nodes * model.vocab)))
     steps = torch.zeros(0, dtype=torch.float64)
     for begin in range(0, samples, rows):
         numbers = range(begin, min(begin + rows, samples))
-        out = decode(config, model.prompts(len(numbers)), RandomStreams([(seed, i) for i in numbers]))
+        out = decode(method.config, model.prompts(len(numbers)), RandomStreams([(seed, i) for i in numbers]))
         tokens, allowed = model.free(out.tokens)
         odd = torch.arange(begin, numbers.stop) % 2 == 1
         for half, chosen in zip(found.halves, (~odd, odd), strict=True):

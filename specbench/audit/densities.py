@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from specbench.audit import statistics
 from specbench.audit.audit import COLUMNS, MARGIN, Progress, common_columns, verdict
 from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
+from specbench.decoding.continuous.rule import build
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
 from specbench.errors import unknown
@@ -141,7 +142,7 @@ class DensityMethod:
 def assemble(cfg: Mapping[str, Any]) -> DensityMethod:
     """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
     alone, the target samples one token per pass. Raises UsageError for parameters that do not go together."""
-    return DensityMethod(cfg, ContinuousRule(**{f.name: cfg[f.name] for f in fields(ContinuousRule) if f.name in cfg}))
+    return DensityMethod(cfg, build(cfg))
 
 
 @dataclass

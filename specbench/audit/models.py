@@ -29,6 +29,7 @@ from specbench.decoding.loop import Drafter, Target
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.errors import UsageError, unknown
+from specbench.harness.method import build_drafter
 from specbench.storage import home
 
 #: Sequences that an audit counts one by one: 32 MiB a count.
@@ -59,20 +60,18 @@ class Subject(Protocol):
         ...
 
     @property
-    def network(self) -> Any:
-        """The target's network; None of tables, whose codebook replaces its embeddings."""
-        ...
+    def target(self) -> Target: ...
 
-    def parts(self, cfg: Mapping[str, Any]) -> tuple[Target, Drafter]:
-        """The target, and the real drafter of a configuration. Where that needs a network, the model's own."""
+    def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
+        """The real drafter of a configuration. Where that needs a network, the model's own."""
         ...
 
     def prompts(self, rows: int) -> Any:
         """The conditioning of as many rows: one prompt for all."""
         ...
 
-    def codebook(self, rule: str) -> Tensor:
-        """(V, d), for a rule; UsageError where there is none."""
+    def codebook(self) -> Tensor:
+        """(V, d); UsageError where there is none."""
         ...
 
     def marginals(self, sampling: Sampling) -> list[Marginal]:
@@ -96,7 +95,6 @@ class TabularModel:
     codes: Tensor | None
     grams: int = 0
     guided: bool = False
-    network: None = None
 
     @property
     def vocab(self) -> int:
@@ -106,16 +104,16 @@ class TabularModel:
     def length(self) -> int:
         return len(self.p)
 
-    def parts(self, cfg: Mapping[str, Any]) -> tuple[Target, Drafter]:
+    @property
+    def target(self) -> Target:
+        return TabularTarget(self.p)
+
+    def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
         """As of `Subject`. The draft tables, in the shape of its drafts, replace a drafter that needs a network:
         sampled or, for Medusa and EAGLE-2, deterministic."""
-        return TabularTarget(self.p), self._drafter(cfg)
-
-    def _drafter(self, cfg: Mapping[str, Any]) -> Drafter:
         name = cfg["drafter"]
         if not registry.entry("drafter", name).assets:
-            built: Drafter = registry.find("drafter", name)(cfg, None)
-            return built
+            return build_drafter(cfg, None)
         if name == "eagle_adaptive":
             return TabularAdaptive(self.q, cfg["nodes"], cfg["depth"], cfg["width"])
         if "nodes" in cfg:
@@ -131,10 +129,10 @@ class TabularModel:
         """As of `Subject`: none."""
         return None
 
-    def codebook(self, rule: str) -> Tensor:
+    def codebook(self) -> Tensor:
         """As of `Subject`."""
         if self.codes is None:
-            raise UsageError(f"rule {rule} needs the nearness of codes: {self.name} lacks the array codebook, (V, d)")
+            raise UsageError(f"the rule needs the nearness of codes: {self.name} lacks the array codebook, (V, d)")
         return self.codes
 
     def marginals(self, sampling: Sampling) -> list[Marginal]:

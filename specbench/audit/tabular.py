@@ -13,11 +13,14 @@ from torch.nn.functional import embedding
 
 from specbench.decoding.drafters.adaptive import Acceptances, TreeShapes
 from specbench.decoding.drafters.dynamic import Grower
-from specbench.decoding.drafters.vvs import Skips
+from specbench.decoding.drafters.eagle import dynamic_shape
+from specbench.decoding.drafters.eagle_adaptive import adaptive_shape
+from specbench.decoding.drafters.vvs import Skips, skipping_shape
 from specbench.decoding.fronts import Fronts
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw, draw_distinct, draw_several
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
 from specbench.engine.state import Buffers, with_tensors, within
@@ -191,8 +194,6 @@ class TabularDrafter:
     with `chosen`, the most probable tokens. `rounds` limits how many steps draft: with rounds=1 the target alone
     samples everything after the first round, the virtual extension of Cool-SD's Theorem 2."""
 
-    passes = 0
-
     def __init__(
         self,
         tables: Tables,
@@ -202,7 +203,7 @@ class TabularDrafter:
         replacement: bool = False,
     ) -> None:
         self.lookup, self.tree, self.chosen, self.rounds = _Lookup(tables), build(paths), chosen, rounds
-        self.replacement = replacement
+        self.shape, self.replacement = DraftShape(self.tree, samples_siblings=not chosen), replacement
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
         return TabularState(sampling, rng, sampling.probs(self.lookup.logits))
@@ -252,11 +253,9 @@ class TabularDrafter:
 class TabularGrower:
     """EAGLE-2's dynamic tree with draft tables instead of the network."""
 
-    passes = 0
-
     def __init__(self, tables: Tables, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
         self.lookup, self.grower = _Lookup(tables), Grower(nodes, depth, width, ranking)
-        self.tree = self.grower.sizing
+        self.shape = dynamic_shape(nodes, depth, width)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
         return TabularState(sampling, rng, sampling.unfiltered.probs(self.lookup.logits))
@@ -295,14 +294,12 @@ class TabularGrower:
 class TabularAdaptive:
     """The trees of the drafter eagle_adaptive with draft tables instead of the network."""
 
-    passes = 0
-
     def __init__(self, tables: Tables, nodes: int, depth: int, width: int) -> None:
         self.lookup, self.shapes = _Lookup(tables), TreeShapes(nodes, depth, width)
-        self.tree = self.shapes.sizing
+        self.shape = adaptive_shape(nodes, depth, width)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
-        known = Acceptances.open(session, len(rng), self.tree.height + 1, rng.key.device)
+        known = Acceptances.open(session, len(rng), self.shape.height + 1, rng.key.device)
         return TabularState(sampling, rng, sampling.probs(self.lookup.logits), acceptances=known)
 
     def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
@@ -342,12 +339,10 @@ class _VVSState(TabularState):
 class TabularVVS(TabularGrower):
     """VVS with draft tables instead of the network."""
 
-    biased, skips = True, True
-
     def __init__(self, tables: Tables, nodes: int, depth: int, width: int, ranking: str, interval: int) -> None:
         super().__init__(tables, nodes, depth, width, ranking)
         self.choice = Skips(interval, self.grower)
-        self.tree = self.choice.sizing()
+        self.shape = skipping_shape(nodes, depth, width)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _VVSState:
         opened = super().open(session, conditioning, sampling, rng)

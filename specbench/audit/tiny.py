@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from specbench.audit.marginals import Marginal, filtered, of_sequence
 from specbench.audit.tabular import Tables
-from specbench.config import registry
-from specbench.decoding.loop import Drafter, Target
+from specbench.decoding.loop import Drafter
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError, unknown
+from specbench.harness.method import build_drafter
 from specbench.models import eagle, medusa
 from specbench.models.language import Language
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
@@ -79,11 +79,6 @@ class TinyModel:
     guided: bool = True
 
     @property
-    def network(self) -> Language:
-        """As of `models.Subject`."""
-        return self.target
-
-    @property
     def vocab(self) -> int:
         return self.target.grammar.codes if self.target.grammar else self.target.vocab_size
 
@@ -107,11 +102,9 @@ class TinyModel:
         layers = eagle.default_aux_hidden_layers(self.target) if name == "eagle3" else ()
         return _random(partial(eagle.like_target, self.target, layers), 5, factor=2.0)
 
-    def parts(self, cfg: Mapping[str, Any]) -> tuple[Target, Drafter]:
+    def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
         """As of `models.Subject`."""
-        drafter = registry.find("drafter", cfg["drafter"])(cfg, self)
-        layers = getattr(drafter, "aux_hidden_layers", ())
-        return (self.target.with_aux_hidden_layers(layers) if layers else self.target), drafter
+        return build_drafter(cfg, self)
 
     def prompts(self, rows: int) -> Conditioning | Prompts:
         """As of `models.Subject`: a prompt with padding, the unconditional one with more."""
@@ -122,9 +115,9 @@ class TinyModel:
         given = (ids, ids != 1, none, none != 1)
         return Prompts(*(x.expand(rows, -1) for x in given))
 
-    def codebook(self, rule: str) -> Tensor:
+    def codebook(self) -> Tensor:
         """As of `models.Subject`."""
-        raise UsageError(f"rule {rule} needs the nearness of codes, which {self.name} does not have")
+        raise UsageError(f"the rule needs the nearness of codes, which {self.name} does not have")
 
     def free(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """As of `models.Subject`."""

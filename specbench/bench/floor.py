@@ -35,11 +35,11 @@ def of_drafts(drafter: Any, target: Language) -> int:
         head = drafter.head
         own = [head.norm] if drafter.aux_hidden_layers else []
         once = nbytes(head.fuse) if drafter.aux_hidden_layers else 0
-        return once + drafter.passes * nbytes(head.fc, head.layers, *own, *target.head_layers)
+        return once + drafter.shape.passes * nbytes(head.fc, head.layers, *own, *target.head_layers)
     if isinstance(drafter, Medusa):
-        return nbytes(*drafter.heads.medusa_head[: drafter.tree.height])
+        return nbytes(*drafter.heads.medusa_head[: drafter.shape.height])
     if isinstance(drafter, DraftModel):
-        return drafter.passes * of_target(drafter.model)
+        return drafter.shape.passes * of_target(drafter.model)
     return 0
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from specbench import data
 from specbench.bench import floor
 from specbench.decoding.batch import Decoded
-from specbench.decoding.fronts import fronts_of
 from specbench.decoding.loop import Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import Tree, build, chain_paths
@@ -88,9 +87,9 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
     rng = RandomStreams([(0, i) for i in range(rows)], device)
     drafter, guided = pipeline.config.drafter, pipeline.config.sampling.guided
     if plan.forced is not None:
-        if plan.forced > drafter.tree.height + 1:
+        if plan.forced > drafter.shape.height + 1:
             raise UsageError(
-                f"forced_accept={plan.forced:g} is more than the {drafter.tree.height + 1} tokens that a step of this"
+                f"forced_accept={plan.forced:g} is more than the {drafter.shape.height + 1} tokens that a step of this"
                 " method can commit; give a smaller one, or longer drafts"
             )
         pipeline = pipeline.overridden(ForcedLength(plan.forced))
@@ -115,7 +114,7 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         }
         chains = {n: build(chain_paths(n - 1)) for n in plan.nodes}
         by_nodes = {n: _pass(pipeline, conditioning, rows, tree, context, plan) for n, tree in chains.items()}
-        tree, fronts = drafter.tree, fronts_of(drafter, target)
+        tree, fronts = drafter.shape.tree, drafter.shape.fronts(target.width)
         if fronts > 1:  # as many nodes as the fronts have
             tree = build(chain_paths(fronts * tree.nodes - 1))
         own = _pass(pipeline, conditioning, rows, tree, context, plan) if recorded else None
@@ -182,9 +181,10 @@ def _tune(pipeline: Pipeline, nodes: Iterable[int], rows: int) -> None:
     kernels: Any = pipeline.engine.kernels
     if kernels is None:
         return
-    tree = pipeline.config.drafter.tree
+    shape = pipeline.config.drafter.shape
+    tree = shape.tree
     levels = tree.depth[0].bincount().tolist()
-    every = fronts_of(pipeline.config.drafter, pipeline.config.target) * tree.nodes
+    every = shape.fronts(pipeline.config.target.width) * tree.nodes
     counts = {1, every, tree.height + 1, *levels, *nodes}
     kernels.tune(pipeline.model.target.layers, sorted(rows * count for count in counts))
 

@@ -27,7 +27,6 @@ from specbench.bench.launches import (
 from specbench.bench.measure import position_of
 from specbench.bench.shapes import DEVICE, Shapes, has_triton, shapes
 from specbench.config import parameters
-from specbench.decoding.fronts import fronts_of
 from specbench.engine.ops import KVCache
 from specbench.errors import UsageError
 from specbench.harness.pipeline import check_engine
@@ -165,7 +164,7 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
             _pixels(made, codes)
             above["pixels"] = memory.above()
         launches = count_step(decoding, clock)
-    at, nodes = position_of(decoding, context), fronts_of(drafter, target) * drafter.tree.nodes
+    at, nodes = position_of(decoding, context), drafter.shape.fronts(target.width) * drafter.shape.tree.nodes
     sizes = [2 * cache.k.numel() * cache.k.element_size() / GB for cache in caches]
     read = floor.of_target(target) + floor.of_cache(target, rows, at), floor.of_drafts(drafter, target)
     return {

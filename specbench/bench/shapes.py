@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from specbench.config import parameters, registry
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager, Graphs
-from specbench.harness.method import build_rule
-from specbench.harness.pipeline import DTYPES, ContinuousPipeline, Pipeline, continuous_rule
+from specbench.harness.method import build_continuous, build_drafter, build_method
+from specbench.harness.pipeline import DTYPES, ContinuousPipeline, Pipeline
 from specbench.models.mar import forget_tables
 
 #: The device of fake tensors.
@@ -87,10 +87,8 @@ def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None, rows: i
     rows = int(cfg["batch"]) if rows is None else rows
     model = registry.find("model", cfg["model"])(cfg, torch.device("meta"), DTYPES[cfg["dtype"]])
     given = model.encode([_PROMPT] * rows)
-    if not continuous:
-        drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
-    else:
-        drafter = model.drafter_network("cspd") if cfg["drafter"] != "none" else None
+    parts: tuple[Any, Any] = build_continuous(cfg, model) if continuous else (build_drafter(cfg, model), None)
+    drafter, rule = parts
     model.device = DEVICE
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     found = dict(_networks(model)) | {f"drafter {name}": network for name, network in _networks(drafter)}
@@ -100,11 +98,10 @@ def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None, rows: i
         conditioning, rng = _fake(given), RandomStreams([(0, i) for i in range(rows)], DEVICE)
         pipeline: Pipeline | ContinuousPipeline
         if continuous:
-            rule = continuous_rule(cfg, model.target.length)
             pipeline = ContinuousPipeline(model, drafter, rule, DEVICE, cfg["model"], "random", engine)
         else:
-            built = build_rule(cfg, drafter.tree.height, model.codebook, _no_neighbours, model.target)
-            pipeline = Pipeline.of(cfg, model, drafter, built, DEVICE, engine)
+            method = build_method(cfg, model, drafter, near=_no_neighbours)
+            pipeline = Pipeline(model, method, DEVICE, cfg["model"], "random", engine)
     return Shapes(pipeline, found, conditioning, rng, mode, continuous)
 
 

@@ -74,10 +74,10 @@ def main(arguments: Sequence[str]) -> int:
         ROWS.read(out)  # a file of something else is refused before anything is measured
     jobs = [job.cfg for job in configuration.grid(given, line.multirun)]
     from specbench.bench import measure, roofline
-    from specbench.harness.method import check_draft
+    from specbench.harness.method import check
 
     for cfg in jobs:
-        check_draft(cfg)
+        check(cfg)
     rows = []
     for cfg in tqdm(jobs, desc="bench", unit="job", disable=len(jobs) == 1):
         rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
@@ -94,11 +94,11 @@ def main(arguments: Sequence[str]) -> int:
 def _print_plans(own: Mapping[str, str], bench: Any, jobs: Sequence[configuration.Job]) -> int:
     """`--plan`: nothing is measured or written."""
     from specbench.bench import plan
-    from specbench.harness.method import check_draft
+    from specbench.harness.method import check
 
     chosen = plan.devices(own.get("bench.bandwidth"))
     for job in jobs:
-        check_draft(job.cfg)
+        check(job.cfg)
     plans = []
     for job in tqdm(jobs, desc="plan", unit="job", disable=len(jobs) == 1):
         planned = plan.plan(job.cfg, bench.context)

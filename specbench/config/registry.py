@@ -37,9 +37,6 @@ class Entry:
     parts: tuple[str, ...] = ()
 
 
-_BUILD = "specbench.decoding.drafters.build"
-
-
 def _real(bundle: str, *parts: str) -> Entry:
     return Entry(f"specbench.models.loading.{bundle}", parts=("target", "tokenizer", *parts))
 
@@ -80,18 +77,13 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "mar_h": _real("mar_official:MARModel"),
     },
     "drafter": {
-        "none": Entry(f"{_BUILD}:none"),
-        "draft_model": Entry(f"{_BUILD}:draft_model"),
-        "eagle": Entry(f"{_BUILD}:eagle"),
-        "eagle_tree": Entry(f"{_BUILD}:eagle_tree"),
-        "eagle2": Entry(f"{_BUILD}:eagle2"),
-        "eagle3": Entry(f"{_BUILD}:eagle3"),
-        "eagle3_tree": Entry(f"{_BUILD}:eagle3_tree"),
-        "eagle3_dynamic": Entry(f"{_BUILD}:eagle3_dynamic"),
-        "medusa": Entry(f"{_BUILD}:medusa"),
-        "jacobi": Entry(f"{_BUILD}:jacobi"),
-        "sjd": Entry(f"{_BUILD}:sjd"),
-        "cspd": Entry("specbench.decoding.continuous:decode"),  # drafts in its own loop
+        "eagle_tree": Entry("specbench.decoding.drafters.eagle:build"),
+        "eagle2": Entry("specbench.decoding.drafters.eagle:build"),
+        "eagle3": Entry("specbench.decoding.drafters.eagle:build_eagle3"),
+        "eagle3_tree": Entry("specbench.decoding.drafters.eagle:build_eagle3"),
+        "eagle3_dynamic": Entry("specbench.decoding.drafters.eagle:build_eagle3"),
+        "jacobi": Entry("specbench.decoding.drafters.window:build_jacobi"),
+        "sjd": Entry("specbench.decoding.drafters.window:build_sjd"),
     },
     "rule": {
         "exact": Entry("specbench.decoding.rules.relaxed:build_exact"),
@@ -101,7 +93,7 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "mentored": Entry("specbench.decoding.rules.band:build_mentored"),
         "lantern": Entry("specbench.decoding.rules.lantern:build_lantern"),
         "lantern_pp": Entry("specbench.decoding.rules.lantern:build_lantern_pp"),
-        "density": Entry("specbench.harness.pipeline:continuous_rule"),
+        "density": Entry("specbench.decoding.continuous.rule:build"),
     },
 }
 

@@ -67,12 +67,6 @@ class Fronts:
         return where.flatten(1), torch.where(some, self.images(tokens), 0).flatten(1), some.flatten(1)
 
 
-def fronts_of(drafter: Any, target: Any) -> int:
-    """How many fronts a pass has with this drafter; 1 in raster order."""
-    fronts = getattr(drafter, "fronts", None)
-    return 1 if fronts is None else int(fronts(target.width))
-
-
 def fronts_needed(width: int, lag: int) -> int:
     """Fronts of rows of `width` tokens of which each begins when the one above has `lag`: as many as are decoded at
     once, and one that feeds the last token of a row while the next rows are decoded."""

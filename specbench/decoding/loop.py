@@ -11,10 +11,11 @@ from torch import Tensor
 
 from specbench.decoding.batch import BatchDecoding, Decoded, finished
 from specbench.decoding.emitted import Emitted
-from specbench.decoding.fronts import Fronts, fronts_of
+from specbench.decoding.fronts import Fronts
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trace import Taken, Trace, TraceRecorder
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
@@ -104,18 +105,9 @@ class DraftState(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes drafts. `tree` is the topology of its drafts (for sizing: its node count and height); `passes`: forward
-    passes of a drafter network in a step. `open` puts what a step reads on the device.
+    """Proposes drafts of a shape. `open` puts what a step reads on the device."""
 
-    A drafter whose drafts depend on more than the committed tokens and the step's own random numbers also has
-    `carries_over` = True: token-wise verification alone is exact then. One that samples siblings with replacement has
-    `replacement` = True. One whose tokens are not drawn from the distributions that it gives, or whose target's
-    distributions are not those of raster order, has `biased` = True. One that leaves raster order has a method
-    `fronts`: how many there are in an image with rows of `width` tokens; `tree` is the chain of each.
-    """
-
-    tree: Tree
-    passes: int
+    shape: DraftShape
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> DraftState:
         """Fresh state for the rows of a target session."""
@@ -167,21 +159,20 @@ class Decoding(BatchDecoding):
         self.config, self.rng, self.clock, self.kernels = config, rng, clock or Idle(), kernels
         self.rng.kernels = kernels
         self.sampling = replace(config.sampling, kernels=kernels)
-        device, rows, tree = rng.key.device, len(rng), config.drafter.tree
+        device, rows, shape = rng.key.device, len(rng), config.drafter.shape
         config.rule.open(device)
-        fronts = fronts_of(config.drafter, config.target)
-        self.session = config.target.open(conditioning, rows, config.sampling.guided, fronts * tree.nodes)
+        fronts = shape.fronts(config.target.width)
+        self.session = config.target.open(conditioning, rows, config.sampling.guided, fronts * shape.tree.nodes)
         self.draft_state = config.drafter.open(self.session, conditioning, self.sampling, rng)
         if kernels is not None:
             self.session.use(kernels)
-        self.total, self.reach = self.session.length, fronts * (tree.height + 1)
+        self.total, self.reach = self.session.length, fronts * (shape.height + 1)
         self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         draws = config.emitted_draws
         measured = draws and isinstance(config.verification, TokenWise | BlockVerification)
-        measured = measured and not getattr(config.drafter, "biased", False)
-        emitted = Emitted(config.rule, self.rng, draws) if measured else None
-        selects = isinstance(config.verification, Selected) and tree.height > 0
+        emitted = Emitted(config.rule, self.rng, draws) if measured and not shape.biased else None
+        selects = isinstance(config.verification, Selected) and shape.height > 0
         self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted, selects)
         self.taken: Taken | None = None  # from a step to its statistics
         self.state = DecodeState(

@@ -99,6 +99,11 @@ def chain_paths(length: int) -> list[Path]:
     return [(0,) * d for d in range(1, length + 1)]
 
 
+def sized(nodes: int, height: int) -> Tree:
+    """A tree of so many draft tokens and so high: memory for it holds every tree that is not larger."""
+    return build([*chain_paths(height), *((i,) for i in range(1, nodes - height + 1))])
+
+
 def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
     """SJD-PAC's proactive draft of `window` tokens: a small tree, whose first path continues as a chain until the
     window is full (ERRATA, SJD 3).

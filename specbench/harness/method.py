@@ -1,4 +1,4 @@
-"""The parts of a method, built from a checked configuration."""
+"""The parts of a method: checked from a configuration alone, then built once with a loaded model."""
 
 from __future__ import annotations
 
@@ -10,16 +10,99 @@ import torch
 from torch import Tensor
 
 from specbench.config import parameters, registry
+from specbench.decoding.continuous import ContinuousModel, ContinuousRule
+from specbench.decoding.continuous import rule as continuous
+from specbench.decoding.loop import DecoderConfig, Drafter
 from specbench.decoding.rules import Rule, Setting
 from specbench.decoding.rules.proximity import neighbours
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import parse
 from specbench.decoding.verify import Verification
 from specbench.errors import UsageError
-from specbench.models.language import Language
+from specbench.models.mar_sampling import tokens_per_iteration
 from specbench.storage import home
 from specbench.storage.files import atomic_path, sha256
 
 _WORTH_KEEPING = 256  # codes
+
+
+def shape_of(cfg: Mapping[str, Any]) -> DraftShape:
+    """The shape of the drafts of a configuration, from its parameters alone. Raises UsageError where they do not go
+    together."""
+    name = cfg["drafter"]
+    module = registry.module("drafter", name)
+    if not hasattr(module, "shape"):
+        raise UsageError(
+            f"drafter {name} does not say what it drafts: give {module.__file__} a function shape(cfg) that returns a"
+            " specbench.decoding.shape.DraftShape"
+        )
+    shape: DraftShape = module.shape(cfg)
+    return shape
+
+
+def check(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError for every fault of a method that needs no weights: a draft that is longer than an image,
+    parameters that do not go together, parts that do not fit each other, and a server that decodes. Builds no drafter
+    and no rule."""
+    if parameters.is_served(cfg):
+        raise UsageError(f"engine={cfg['engine']}: a server decodes, and only specbench run asks it")
+    _check_length(cfg)
+    shape = shape_of(cfg)
+    if parameters.is_continuous("model", cfg["model"]):
+        continuous.build(cfg)
+        return
+    module = registry.module("rule", cfg["rule"])
+    if hasattr(module, "check"):
+        module.check(cfg, shape)
+    build_verification(cfg, shape)
+
+
+def build_method(
+    cfg: Mapping[str, Any],
+    model: Any,
+    drafter: Drafter | None = None,
+    sampling: Sampling | None = None,
+    near: Callable[..., Tensor] | None = None,
+) -> DecoderConfig:
+    """The method of a configuration on a loaded model with discrete tokens.
+
+    Args:
+        cfg: flat parameters.
+        model: has a `target`, a `codebook` and the `drafter_network` that the drafter needs.
+        drafter: instead of the configuration's own; sampling: likewise.
+        near: computes tables of neighbours (default: `cached_neighbours`).
+
+    Raises:
+        UsageError: parameters or parts do not go together, or weights are missing.
+    """
+    target, drafter = model.target, drafter or build_drafter(cfg, model)
+    layers = getattr(drafter, "aux_hidden_layers", ())
+    return DecoderConfig(
+        target=target.with_aux_hidden_layers(layers) if layers else target,
+        drafter=drafter,
+        rule=build_rule(cfg, drafter.shape.height, model.codebook, near, target),
+        sampling=sampling or Sampling.of(cfg),
+        verification=build_verification(cfg, drafter.shape),
+        emitted_draws=cfg["emitted_draws"],
+    )
+
+
+def build_continuous(cfg: Mapping[str, Any], model: Any) -> tuple[ContinuousModel | None, ContinuousRule]:
+    """The drafter and the rule of a configuration on a loaded model with continuous tokens; None: the target draws
+    alone. Raises UsageError as `build_method`."""
+    if cfg["drafter"] != "none":
+        return registry.find("drafter", cfg["drafter"])(cfg, model), continuous.build(cfg)
+    iterations = cfg["iterations"]
+    return None, continuous.build(cfg, tokens_per_iteration(model.target.length, iterations) if iterations else ())
+
+
+def build_drafter(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    """The drafter of a configuration, with the network of a loaded model that it needs."""
+    built: Drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
+    if not hasattr(built, "shape"):
+        raise UsageError(f"drafter {cfg['drafter']} has no attribute shape; set it to the DraftShape of shape(cfg)")
+    return built
 
 
 def build_rule(
@@ -27,25 +110,41 @@ def build_rule(
     height: int,
     codebook: Callable[[], Tensor],
     near: Callable[..., Tensor] | None = None,
-    target: Language | None = None,
+    target: Any = None,
 ) -> Rule:
     """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.Setting`);
-    near: computes tables of neighbours (default: `cached_neighbours`); target: None where it has no embeddings."""
-    embeddings = None if target is None else target.embeddings
+    near: as of `build_method`."""
+    embeddings = getattr(target, "embeddings", None)  # tables have none
     setting = Setting(height, codebook, cfg["temperature"] == 0, near or cached_neighbours, embeddings)
     built: Rule = registry.find("rule", cfg["rule"])(cfg, setting)
     return built
 
 
-def build_verification(cfg: Mapping[str, Any], drafter: Any) -> Verification:
-    """The verification of a configuration, for this drafter. Raises UsageError where it does not fit."""
-    if getattr(drafter, "skips", False) and cfg["verification"] != "token":
+def build_verification(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
+    """The verification of a configuration. Raises UsageError where drafts of this shape do not fit it."""
+    if shape.skips and cfg["verification"] != "token":
         raise UsageError(
             f"drafter {cfg['drafter']} commits tokens without verification, which verification={cfg['verification']}"
             " does not know: use verification=token"
         )
-    built: Verification = registry.find("verification", cfg["verification"])(cfg, drafter)
+    built: Verification = registry.find("verification", cfg["verification"])(cfg, shape)
     return built
+
+
+def _check_length(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError for a draft that is longer than an image."""
+    module = registry.module("model", cfg["model"])
+    tokens = None if cfg.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
+    if tokens is None:  # only the weights define it
+        return
+    found = {name: cfg[name] for name in ("window", "nodes") if name in cfg}
+    if "tree" in cfg and "window" not in cfg:
+        found["tree"] = len(parse(cfg["tree"]))
+    for name, count in found.items():
+        if count > tokens:
+            raise UsageError(
+                f"{name} drafts {count} tokens, and an image of {cfg['model']} has {tokens}: give {tokens} at most"
+            )
 
 
 def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
@@ -70,21 +169,3 @@ def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor
     except OSError:
         pass  # an unwritable cache only costs time
     return table
-
-
-def check_draft(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError for a draft that is longer than an image, and where a server decodes; loads no model."""
-    if parameters.is_served(cfg):
-        raise UsageError(f"engine={cfg['engine']}: a server decodes, and only specbench run asks it")
-    module = registry.module("model", cfg["model"])
-    tokens = None if cfg.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
-    if tokens is None:  # only the weights define it
-        return
-    found = {name: cfg[name] for name in ("window", "nodes") if name in cfg}
-    if "tree" in cfg and "window" not in cfg:
-        found["tree"] = len(parse(cfg["tree"]))
-    for name, count in found.items():
-        if count > tokens:
-            raise UsageError(
-                f"{name} drafts {count} tokens, and an image of {cfg['model']} has {tokens}: give {tokens} at most"
-            )

@@ -21,12 +21,11 @@ from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, Override, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
-from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Trace
 from specbench.engine.clock import Clock
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError, check_choice
-from specbench.harness.method import build_rule, build_verification
+from specbench.harness.method import build_continuous, build_method
 from specbench.storage import home
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -143,6 +142,11 @@ class _Base(ABC):
 
     @property
     @abstractmethod
+    def passes(self) -> int:
+        """Forward passes of a drafter network in a step."""
+
+    @property
+    @abstractmethod
     def uneven(self) -> bool:
         """Whether images can differ in their number of steps."""
 
@@ -207,21 +211,13 @@ class Pipeline(_Base):
         """With a loaded model."""
         if parameters.is_continuous("model", cfg["model"]):
             return ContinuousPipeline.assemble(cfg, device, model)
-        drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
-        rule = build_rule(cfg, drafter.tree.height, model.codebook, target=model.target)
-        return cls.of(cfg, model, drafter, rule, device, engine_of(cfg, device))
+        method, weights = build_method(cfg, model), registry.weights_label(cfg)
+        return cls(model, method, device, cfg["model"], weights, engine_of(cfg, device))
 
-    @classmethod
-    def of(
-        cls, cfg: Mapping[str, Any], model: Any, drafter: Any, rule: Any, device: torch.device, engine: Eager | Graphs
-    ) -> Pipeline:
-        """From parts that are loaded already."""
-        sampling = Sampling.of(cfg)
-        layers = getattr(drafter, "aux_hidden_layers", ())
-        target = model.target.with_aux_hidden_layers(layers) if layers else model.target
-        draws, verification = cfg["emitted_draws"], build_verification(cfg, drafter)
-        config = DecoderConfig(target, drafter, rule, sampling, verification=verification, emitted_draws=draws)
-        return cls(model, config, device, cfg["model"], registry.weights_label(cfg), engine)
+    @property
+    def passes(self) -> int:
+        """As of `_Base`."""
+        return self.config.drafter.shape.passes
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
@@ -247,22 +243,7 @@ class Pipeline(_Base):
     @property
     def uneven(self) -> bool:
         """As of `_Base`."""
-        return self.config.drafter.tree.height > 0
-
-
-def continuous_rule(cfg: Mapping[str, Any], length: int) -> continuous.ContinuousRule:
-    """How continuous tokens are drafted and verified, from flat parameters; length: tokens of an image, 0 to check the
-    parameters only."""
-    from specbench.models.mar_sampling import tokens_per_iteration
-
-    common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
-    if cfg["drafter"] == "none":
-        pass_sizes = tuple(tokens_per_iteration(length, cfg["iterations"])) if cfg["iterations"] and length else ()
-        return continuous.ContinuousRule(tokens_per_pass=pass_sizes, **common)
-    if cfg["iterations"]:
-        raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
-    names = "gamma prefill align criterion verify on_reject inner_temperature verification tries proposals".split()
-    return continuous.ContinuousRule(**{name: cfg[name] for name in names}, **common)
+        return self.config.drafter.shape.height > 0
 
 
 class ContinuousPipeline(_Base):
@@ -284,10 +265,13 @@ class ContinuousPipeline(_Base):
     @classmethod
     def assemble(cls, cfg: Mapping[str, Any], device: torch.device, model: Any) -> Self:
         """From flat parameters and a loaded model, as `Pipeline.assemble`."""
-        drafter = model.drafter_network("cspd") if cfg["drafter"] != "none" else None
-        rule = continuous_rule(cfg, model.target.length)
-        weights = registry.weights_label(cfg)
-        return cls(model, drafter, rule, device, cfg["model"], weights, engine_of(cfg, device))
+        method, weights = build_continuous(cfg, model), registry.weights_label(cfg)
+        return cls(model, *method, device, cfg["model"], weights, engine_of(cfg, device))
+
+    @property
+    def passes(self) -> int:
+        """As of `_Base`."""
+        return self.rule.gamma
 
     def vanilla(self) -> ContinuousPipeline:
         """The same loaded target alone, one token per pass: the baseline."""

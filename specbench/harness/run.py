@@ -247,19 +247,10 @@ def check(cfg: Mapping[str, Any]) -> None:
     trackers.check(cfg)
     if parameters.is_served(cfg):
         return
-    import torch
-
     from specbench.config import registry
-    from specbench.harness import worker
-    from specbench.harness.method import build_rule, build_verification, check_draft
-    from specbench.harness.pipeline import continuous_rule, engine_of, resolve_device
+    from specbench.harness import method
+    from specbench.harness.pipeline import engine_of, resolve_device
 
-    check_draft(cfg)
+    method.check(cfg)
     engine_of(cfg, resolve_device(cfg["device"]))
-    if parameters.is_continuous("model", cfg["model"]):
-        continuous_rule(cfg, 0)
-    else:
-        drafter = worker.drafter(cfg)
-        build_rule(cfg, drafter.tree.height, lambda: torch.eye(2))
-        build_verification(cfg, drafter)
     registry.check_weights(cfg)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import torch
 
     from specbench.decoding.continuous import ContinuousTrace
-    from specbench.decoding.loop import Drafter
     from specbench.decoding.trace import Trace
     from specbench.harness.pipeline import Finished
 
@@ -60,6 +59,8 @@ class PromptDecoder(Protocol):
     def resolution(self) -> int: ...  # side of an image in pixels
     @property
     def tokens_per_image(self) -> int: ...
+    @property
+    def passes(self) -> int: ...  # forward passes of a drafter network in a step
     @property
     def device(self) -> torch.device: ...
     def encode(self, prompts: list[str]) -> Any: ...
@@ -255,7 +256,7 @@ class Worker:
         peak = peak_memory_mib(pipeline.device)
         tokens = int(decoded.tokens.shape[1])
         steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
-        trace_fields = trace.of_images(decoded.trace, steps, 0 if baseline else draft_passes(self.cfg))
+        trace_fields = trace.of_images(decoded.trace, steps, pipeline.passes)
         alone = self.cfg["batch"] == 1 and timed is not None
         return [
             Image(
@@ -288,25 +289,6 @@ class Worker:
             )
             for b, item in enumerate(items[i] for i in finished.which)
         ]
-
-
-class _NoModel:
-    """Stands for a model whose drafter networks are not loaded."""
-
-    def drafter_network(self, name: str) -> None: ...
-
-
-def draft_passes(cfg: Mapping[str, Any]) -> int:
-    """Forward passes of a drafter network in a step."""
-    return int(cfg["gamma"]) if "gamma" in cfg else drafter(cfg).passes
-
-
-def drafter(cfg: Mapping[str, Any]) -> Drafter:
-    """The drafter of a configuration without its networks: its tree and its passes per step."""
-    from specbench.config import registry
-
-    found: Drafter = registry.find("drafter", cfg["drafter"])(cfg, _NoModel())
-    return found
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -154,8 +154,8 @@ def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str
     verified token by token and by block at every length up to the draft's; and, with `strengths`, replayed under
     UniformRSD, Cool-SD and bands of these strengths."""
     pipeline = load({**cfg, "emitted_draws": 0})
-    drafter = pipeline.config.drafter
-    if not drafter.tree.is_chain or getattr(drafter, "carries_over", False) or cfg["temperature"] == 0:
+    shape = pipeline.config.drafter.shape
+    if not shape.tree.is_chain or shape.carries_over or cfg["temperature"] == 0:
         raise UsageError(
             f"rounds can be replayed of chains that are sampled again in every step, and drafter={cfg['drafter']} at"
             f" temperature={cfg['temperature']:g} has none: choose draft_model, eagle or eagle3"
@@ -169,7 +169,7 @@ def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str
             own.decode(own.encode([item.prompt]), [(cfg["seed"], item.index)])
             images.append(_Image.of(watched.rounds(), relaxed=bool(strengths)))
     found = [*_ways(images), *(_relaxed(images, strengths) if strengths else ())]
-    own_columns = {"images": len(images), "weights": pipeline.weights, "window": drafter.tree.height}
+    own_columns = {"images": len(images), "weights": pipeline.weights, "window": shape.height}
     return [{**own_columns, **one} for one in found]
 
 

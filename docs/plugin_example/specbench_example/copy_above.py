@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build as tree_of
 from specbench.decoding.trees import chain_paths
 from specbench.decoding.verify import Draft
@@ -23,12 +24,11 @@ class Grid:
 class CopyAbove:
     """A chain of `window` tokens. Each is certain, so that the distribution that it is drawn from is a point mass."""
 
-    passes = 0  # no network
-    constants = ("tree", "ahead")
+    constants = ("tree", "ahead")  # the tensors that `open` puts on the device
 
-    def __init__(self, window):
-        self.tree = tree_of(chain_paths(window))
-        self.ahead = torch.arange(window)
+    def __init__(self, shape):
+        self.shape, self.tree = shape, shape.tree
+        self.ahead = torch.arange(shape.height)
 
     def open(self, session, conditioning, sampling, rng):
         put(self, rng.key.device)
@@ -46,5 +46,9 @@ class CopyAbove:
         """Nothing to remember: the committed tokens are in the history."""
 
 
+def shape(cfg):
+    return DraftShape(tree_of(chain_paths(cfg["window"])))  # no network, so no passes
+
+
 def build(cfg, model):
-    return CopyAbove(cfg["window"])
+    return CopyAbove(shape(cfg))

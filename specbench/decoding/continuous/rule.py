@@ -12,7 +12,9 @@ Only `verify="causal"` (the target's distribution of a token is conditioned on t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specbench.errors import UsageError, check_choice
 
@@ -80,3 +82,15 @@ class ContinuousRule:
             return True
         plain = self.inner_temperature == 1 and self.final_noise and self.criterion in ("exact", "path")
         return plain and self.verify == "causal" and self.on_reject == "stop"
+
+
+def build(cfg: Mapping[str, Any], tokens_per_pass: Sequence[int] = ()) -> ContinuousRule:
+    """From flat parameters; tokens_per_pass: of a target that draws alone. Raises UsageError for parameters that do not
+    go together."""
+    common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
+    if cfg["drafter"] == "none":
+        return ContinuousRule(tokens_per_pass=tuple(tokens_per_pass), **common)
+    if cfg["iterations"]:
+        raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
+    names = "gamma prefill align criterion verify on_reject inner_temperature verification tries proposals".split()
+    return ContinuousRule(**{name: cfg[name] for name in names}, **common)

@@ -19,7 +19,7 @@ from torch import Tensor
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, sample_distinct
-from specbench.decoding.trees import Path, Tree, build, chain_paths, from_parents, in_order
+from specbench.decoding.trees import Path, Tree, from_parents, in_order, sized
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.ops import sum_last, take
 from specbench.engine.state import Buffer, Buffers, put, with_tensors
@@ -55,6 +55,18 @@ def best_paths(acceptance: float, nodes: int, depth: int, width: int) -> list[Pa
     return found
 
 
+def largest_tree(nodes: int, depth: int, width: int) -> Tree:
+    """A tree as large as all of `TreeShapes`."""
+    if nodes > MOST:
+        raise UsageError(f"nodes={nodes} is too large: adaptive trees have at most {MOST} draft tokens")
+    if nodes < depth:
+        raise UsageError(f"nodes={nodes} is fewer than depth={depth}; a tree of that depth needs a node per level")
+    most = sum(width**d for d in range(1, depth + 1)) if width > 1 else depth
+    if nodes > most:
+        raise UsageError(f"width={width} and depth={depth} hold {most} tokens, fewer than nodes={nodes}")
+    return sized(nodes, depth)
+
+
 @dataclass(frozen=True)
 class _ShapeLevel:
     """The inner nodes of one depth in each of K shapes, n at most. nodes (K, n): their numbers, 0 where a shape has
@@ -78,13 +90,7 @@ class TreeShapes:
     constants = ("tree", "levels", "home", "rank")
 
     def __init__(self, nodes: int, depth: int, width: int) -> None:
-        if nodes > MOST:
-            raise UsageError(f"nodes={nodes} is too large: adaptive trees have at most {MOST} draft tokens")
-        if nodes < depth:
-            raise UsageError(f"nodes={nodes} is fewer than depth={depth}; a tree of that depth needs a node per level")
-        most = sum(width**d for d in range(1, depth + 1)) if width > 1 else depth
-        if nodes > most:
-            raise UsageError(f"width={width} and depth={depth} hold {most} tokens, fewer than nodes={nodes}")
+        largest_tree(nodes, depth, width)
         trees = [in_order(best_paths((k + 0.5) / SHAPES, nodes, depth, width)) for k in range(SHAPES)]
         self.nodes, self.width = nodes, width
         number = [{(): 0} | {path: i + 1 for i, path in enumerate(paths)} for paths in trees]
@@ -118,8 +124,6 @@ class TreeShapes:
         )
         self.rank = torch.tensor([[0, *(p[-1] for p in paths)] for paths in trees])
         self.tree = from_parents(parent, self.rank, width, depth, max(map(len, inner)), max(per_depth))
-        rest = [(i,) for i in range(1, self.nodes - depth + 1)]
-        self.sizing = build([*chain_paths(depth), *rest])  # as many nodes, as high
 
     def to(self, device: torch.device) -> TreeShapes:
         put(self, device)

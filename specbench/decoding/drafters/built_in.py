@@ -7,13 +7,16 @@ Neither keeps the target's distribution. Lumina-mGPT 2 samples from the target's
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.drafters.window import Window, WindowState
+from specbench.decoding.drafters.window import Window, WindowState, window_shape
+from specbench.decoding.loop import Drafter
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.verify import Draft
 from specbench.errors import check_choice
 
@@ -33,7 +36,8 @@ class BuiltIn(Window):
     ) -> None:
         check_choice("opening", opening, ("random", "greedy"))
         super().__init__(window, fresh="point", plain_until=plain_until, plain_from=plain_from)
-        self.greedy = self.biased = self.skips = opening == "greedy"
+        self.greedy = opening == "greedy"
+        self.shape = opened(self.shape, opening)
 
     def propose(self, state: WindowState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         draft = super().propose(state, history, count, step)
@@ -52,5 +56,14 @@ class BuiltIn(Window):
         return drafts | (self.tree.depth == 0)
 
 
-def build(cfg: Mapping[str, Any], model: Any) -> BuiltIn:
+def opened(shape: DraftShape, opening: str) -> DraftShape:
+    """The shape of a window with this opening."""
+    return replace(shape, biased=opening == "greedy", skips=opening == "greedy")
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return opened(window_shape(cfg["window"]), cfg["opening"])
+
+
+def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
     return BuiltIn(*(cfg[name] for name in ("window", "opening", "plain_until", "plain_from")))

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Outcome
+from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.trees import build, chain_paths
+from specbench.decoding.shape import DraftShape
+from specbench.decoding.trees import build as build_tree
+from specbench.decoding.trees import chain_paths
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.state import Buffers, put, within
 
@@ -36,9 +39,8 @@ class DraftModel:
     constants = ("tree",)
 
     def __init__(self, model: Any, window: int) -> None:
-        self.model = model
-        self.tree = build(chain_paths(window))
-        self.passes = self.tree.nodes - 1
+        self.model, self.shape = model, _shape(window)
+        self.tree = self.shape.tree
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ChainState:
         put(self, rng.key.device)
@@ -67,3 +69,15 @@ class DraftModel:
 
     def commit(self, state: ChainState, outcome: Outcome) -> None:
         pass  # its cache is indexed by position: rejected entries are overwritten
+
+
+def _shape(window: int) -> DraftShape:
+    return DraftShape(build_tree(chain_paths(window)), passes=window)
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return _shape(cfg["window"])
+
+
+def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return DraftModel(model.drafter_network("draft_model"), cfg["window"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.trees import build, chain_paths, from_parents
+from specbench.decoding.trees import Tree, from_parents, sized
 from specbench.decoding.verify import Draft
 from specbench.engine.ops import take
 from specbench.errors import UsageError, check_choice
@@ -23,6 +23,18 @@ Expand = Callable[[Tensor, Tensor, int, int, Tensor], Tensor]
 MOST = 100_000
 
 
+def largest_tree(nodes: int, depth: int, width: int) -> Tree:
+    """The largest tree that a `Grower` can give."""
+    most = width + (depth - 1) * width * width
+    if most > MOST:
+        raise UsageError(
+            f"depth={depth} and width={width} make {most} candidates a step, more than {MOST}; give smaller ones"
+        )
+    if nodes < depth:
+        raise UsageError(f"nodes={nodes} is fewer than depth={depth}; a tree of that depth needs a node per level")
+    return sized(min(nodes, most), depth)
+
+
 class Grower:
     """Grows `depth` levels: the `width` most probable children of each of the `width` most probable nodes of the level
     before. Of all candidates the `nodes` most probable stay. A node's score is the drafter's probability of the path to
@@ -35,17 +47,8 @@ class Grower:
     def __init__(self, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
         check_choice("ranking", ranking, ("full", "filtered"))
         self.filtered = ranking == "filtered"
-        most = width + (depth - 1) * width * width
-        if most > MOST:
-            raise UsageError(
-                f"depth={depth} and width={width} make {most} candidates a step, more than {MOST}; give smaller ones"
-            )
-        if nodes < depth:
-            raise UsageError(f"nodes={nodes} is fewer than depth={depth}; a tree of that depth needs a node per level")
-        self.depth, self.width, self.nodes = depth, width, min(nodes, most)
+        self.depth, self.width, self.nodes = depth, width, largest_tree(nodes, depth, width).nodes - 1
         self.expanded = width * (depth - 1)
-        rest = [(i,) for i in range(1, self.nodes - depth + 1)]
-        self.sizing = build([*chain_paths(depth), *rest])  # as many nodes, as high
 
     def grow(self, root: Tensor, probs: Tensor, expand: Expand, sampling: Sampling) -> Draft:
         """root (B, 1): the last committed token; probs (B, 1, V): the distribution of its children. Distributions are

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafters.dynamic import Grower
-from specbench.decoding.loop import Outcome
+from specbench.decoding.drafters.dynamic import Grower, largest_tree
+from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, draw_several, sample_distinct
-from specbench.decoding.trees import Path, Tree, build
+from specbench.decoding.shape import DraftShape
+from specbench.decoding.trees import Path, Tree, chain_paths, parse
+from specbench.decoding.trees import build as build_tree
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.masks import TreeMask
 from specbench.engine.ops import take
@@ -108,14 +112,13 @@ class Entries:
     """
 
     constants: tuple[str, ...] = ("tree", "offsets", "numbers", "root")
-    passes: int
 
-    def __init__(self, head: Any, tree: Tree, expanded: int) -> None:
-        """tree: the topology, or the largest possible one; expanded: draft nodes that pass through the network."""
-        self.head, self.tree, self.expanded = head, tree, expanded
-        self.offsets, self.numbers = torch.arange(tree.height + 1), torch.arange(expanded)
-        self.root = torch.arange(tree.nodes) == 0
-        self.aux_hidden_layers: tuple[int, ...] = head.cfg.aux_hidden_layers if head is not None else ()
+    def __init__(self, head: Any, shape: DraftShape, expanded: int) -> None:
+        """expanded: draft nodes that pass through the network."""
+        self.head, self.shape, self.tree, self.expanded = head, shape, shape.tree, expanded
+        self.offsets, self.numbers = torch.arange(shape.height + 1), torch.arange(expanded)
+        self.root = torch.arange(self.tree.nodes) == 0
+        self.aux_hidden_layers: tuple[int, ...] = head.cfg.aux_hidden_layers
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EagleState:
         device = rng.key.device
@@ -249,11 +252,11 @@ class Eagle(Entries):
 
     constants = (*Entries.constants, "levels", "depths", "sees")
 
-    def __init__(self, head: Any, paths: list[Path], replacement: bool = False) -> None:
-        tree = build(paths)
-        super().__init__(head, tree, tree.inner.shape[1] - 1)
+    def __init__(self, head: Any, paths: Sequence[Path], replacement: bool = False) -> None:
+        shape = static_shape(paths)
+        tree = shape.tree
+        super().__init__(head, shape, tree.inner.shape[1] - 1)
         self.replacement = replacement
-        self.passes = tree.height
         self.levels = _levels(tree)
         nodes = tree.inner[0, 1:]  # the expanded ones
         self.depths, self.sees = tree.depth[0, nodes], tree.ancestors[:, nodes][:, :, nodes]
@@ -326,10 +329,10 @@ class Eagle(Entries):
 
 
 class Grown(Entries):
-    """What drafters of dynamic trees share; tree: the largest possible topology of a draft."""
+    """What drafters of dynamic trees share."""
 
-    def __init__(self, head: Any, grower: Grower, tree: Tree) -> None:
-        super().__init__(head, tree, grower.expanded)
+    def __init__(self, head: Any, grower: Grower, shape: DraftShape) -> None:
+        super().__init__(head, shape, grower.expanded)
         self.grower = grower
 
     def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
@@ -357,9 +360,36 @@ class Eagle2(Grown):
     """EAGLE-2: a new tree of the `nodes` most probable draft tokens each step (see `Grower`)."""
 
     def __init__(self, head: Any, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
-        grower = Grower(nodes, depth, width, ranking)
-        super().__init__(head, grower, grower.sizing)
-        self.passes = depth
+        super().__init__(head, Grower(nodes, depth, width, ranking), dynamic_shape(nodes, depth, width))
 
     def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         return self.grow(state, history, count)
+
+
+def static_shape(paths: Sequence[Path]) -> DraftShape:
+    tree = build_tree(paths)
+    return DraftShape(tree, passes=tree.height, samples_siblings=True)
+
+
+def dynamic_shape(nodes: int, depth: int, width: int) -> DraftShape:
+    return DraftShape(largest_tree(nodes, depth, width), passes=depth)
+
+
+def _paths(cfg: Mapping[str, Any]) -> list[Path]:
+    return parse(cfg["tree"]) if "tree" in cfg else chain_paths(cfg["window"])
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    """Of a new tree of `nodes` tokens each step, of a static `tree` or of a chain of `window` tokens: each choice has
+    one of these parameters."""
+    return dynamic_shape(cfg["nodes"], cfg["depth"], cfg["width"]) if "nodes" in cfg else static_shape(_paths(cfg))
+
+
+def build(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
+    head = model.drafter_network(network)
+    if "nodes" in cfg:
+        return Eagle2(head, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"])
+    return Eagle(head, _paths(cfg), cfg.get("select_from") == "replacement")
+
+
+build_eagle3 = partial(build, network="eagle3")

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafters.adaptive import Acceptances, TreeShapes
+from specbench.decoding.drafters.adaptive import Acceptances, TreeShapes, largest_tree
 from specbench.decoding.drafters.eagle import EagleState, Entries
 from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.verify import Draft
 from specbench.engine.state import Buffers, within
 
@@ -33,8 +34,7 @@ class AdaptiveEagle(Entries):
 
     def __init__(self, head: Any, nodes: int, depth: int, width: int) -> None:
         self.shapes = TreeShapes(nodes, depth, width)
-        super().__init__(head, self.shapes.sizing, self.shapes.expanded)
-        self.passes = depth
+        super().__init__(head, adaptive_shape(nodes, depth, width), self.shapes.expanded)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> AdaptiveState:
         state = super().open(session, conditioning, sampling, rng)
@@ -67,6 +67,14 @@ class AdaptiveEagle(Entries):
         super().commit(state, outcome)
         assert isinstance(state, AdaptiveState)
         state.acceptances.learn(outcome)
+
+
+def adaptive_shape(nodes: int, depth: int, width: int) -> DraftShape:
+    return DraftShape(largest_tree(nodes, depth, width), passes=depth)
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return adaptive_shape(cfg["nodes"], cfg["depth"], cfg["width"])
 
 
 def build(cfg: Mapping[str, Any], model: Any) -> Drafter:

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Outcome
+from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.trees import Path, build, in_order
+from specbench.decoding.shape import DraftShape
+from specbench.decoding.trees import Path, in_order, parse
+from specbench.decoding.trees import build as build_tree
 from specbench.decoding.verify import Draft
 from specbench.engine.ops import take
 from specbench.engine.state import Buffer, Buffers, put
@@ -37,14 +40,12 @@ class Medusa:
     """A static tree: child c of a node of depth d is the c-th most probable token of head d, whatever the path to it.
     The tokens are deterministic, not sampled."""
 
-    passes = 1
     constants = ("tree", "level", "choice", "of_inner", "depths", "root")
 
-    def __init__(self, heads: Any, paths: list[Path]) -> None:
-        """heads: the networks; None where only the topology is wanted."""
-        self.heads = heads
-        self.tree = build(paths)
-        if heads is not None and self.tree.height > heads.cfg.heads:
+    def __init__(self, heads: Any, paths: Sequence[Path]) -> None:
+        self.heads, self.shape = heads, _shape(paths)
+        self.tree = self.shape.tree
+        if self.tree.height > heads.cfg.heads:
             raise UsageError(f"the tree is {self.tree.height} deep, but there are {heads.cfg.heads} Medusa heads")
         ordered = in_order(paths)
         self.level = torch.tensor([len(p) - 1 for p in ordered])
@@ -76,3 +77,15 @@ class Medusa:
         verdict, hidden = outcome.verdict, outcome.hidden
         last = state.session.both(verdict.path_with_root.gather(1, verdict.length[:, None]))
         state.hidden.copy_(take(hidden, last).squeeze(1))
+
+
+def _shape(paths: Sequence[Path]) -> DraftShape:
+    return DraftShape(build_tree(paths), passes=1)
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return _shape(parse(cfg["tree"]))
+
+
+def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return Medusa(model.drafter_network("medusa"), parse(cfg["tree"]))

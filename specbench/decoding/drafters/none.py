@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Outcome
+from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.trees import build
+from specbench.decoding.shape import DraftShape
+from specbench.decoding.trees import build as build_tree
 from specbench.decoding.verify import Draft
 from specbench.engine.state import Buffers, put
 
@@ -28,10 +30,11 @@ class EmptyState:
 
 
 class NoDraft:
-    passes, constants = 0, ("tree",)
+    constants = ("tree",)
 
     def __init__(self) -> None:
-        self.tree = build([])
+        self.shape = shape({})
+        self.tree = self.shape.tree
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EmptyState:
         device = rng.key.device
@@ -47,3 +50,11 @@ class NoDraft:
 
     def commit(self, state: EmptyState, outcome: Outcome) -> None:
         pass
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return DraftShape(build_tree([]))
+
+
+def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return NoDraft()

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.fronts import Lines, Roots, fronts_needed
+from specbench.decoding.fronts import Lines, Roots
 from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.trees import chain_paths
 from specbench.decoding.verify import DRAFT, Draft, one_hot
@@ -55,16 +56,12 @@ class ParallelJacobi:
     """window: draft tokens of a row, at most; t_ctx: tokens that a row has when the next one begins. A row never
     overtakes the one above."""
 
-    passes, biased, carries_over = 0, True, True
     constants = ("tree",)
 
     def __init__(self, window: int, t_ctx: int) -> None:
         self.window, self.t_ctx = window, t_ctx
-        self.tree = build_tree(chain_paths(window))
-
-    def fronts(self, width: int) -> int:
-        """As of `Drafter`."""
-        return fronts_needed(width, self.t_ctx)
+        self.shape = _shape(window, t_ctx)
+        self.tree = self.shape.tree
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ParallelState:
         device, size, rows = rng.key.device, session.vocab_size, len(rng)
@@ -126,6 +123,14 @@ class ParallelJacobi:
         new = state.ahead >= state.known.unsqueeze(-1)
         torch.where(new, token, state.tokens, out=state.tokens)
         torch.where(new.unsqueeze(-1), probs, state.probs, out=state.probs)
+
+
+def _shape(window: int, t_ctx: int) -> DraftShape:
+    return DraftShape(build_tree(chain_paths(window)), carries_over=True, biased=True, lag=t_ctx)
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return _shape(cfg["window"], cfg["t_ctx"])
 
 
 def build(cfg: Mapping[str, Any], model: Any) -> Drafter:

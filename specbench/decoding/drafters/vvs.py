@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.drafters.dynamic import Grower
+from specbench.decoding.drafters.dynamic import Grower, largest_tree
 from specbench.decoding.drafters.eagle import EagleState, Grown
+from specbench.decoding.loop import Drafter
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.trees import Tree, chain_paths, from_parents
-from specbench.decoding.trees import build as build_tree
+from specbench.decoding.shape import DraftShape
+from specbench.decoding.trees import from_parents, sized
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.decoding.verify.traversal import path_to
 from specbench.engine.ops import take
@@ -42,11 +43,6 @@ class Skips:
 
     def __init__(self, interval: int, grower: Grower) -> None:
         self.interval, self.depth, self.nodes, self.expanded = interval, grower.depth, grower.nodes, grower.expanded
-
-    def sizing(self) -> Tree:
-        """A tree of as many nodes as a draft has, and as high."""
-        rest = [(i,) for i in range(1, self.nodes - self.depth + 1)]
-        return build_tree([*chain_paths(2 * self.depth), *rest])
 
     def due(self, rounds: Tensor, count: Tensor, length: int) -> Tensor:
         """Whether images (B,) with `count` tokens of `length` commit a path without verification; counts the rounds."""
@@ -111,14 +107,10 @@ class VVS(Grown):
     tokens; where there are fewer, the last one again. Both trees of a step are grown in every step, so that a step
     which needs one alone takes the time of two."""
 
-    biased = True  # tokens are emitted that were not verified
-    skips = True
-
     def __init__(self, head: Any, nodes: int, depth: int, width: int, ranking: str, interval: int) -> None:
         grower = Grower(nodes, depth, width, ranking)
         self.choice = Skips(interval, grower)
-        super().__init__(head, grower, self.choice.sizing())
-        self.passes = 2 * depth
+        super().__init__(head, grower, skipping_shape(nodes, depth, width))
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> VVSState:
         opened = super().open(session, conditioning, sampling, rng)
@@ -140,6 +132,16 @@ class VVS(Grown):
         return self.choice.joined(first, nodes, length, self.grow(other, longer, count + length))
 
 
-def build(cfg: Mapping[str, Any], model: Any) -> VVS:
+def skipping_shape(nodes: int, depth: int, width: int) -> DraftShape:
+    """Of a committed path of `depth` tokens, and a tree behind it."""
+    grown = largest_tree(nodes, depth, width).nodes - 1
+    return DraftShape(sized(grown + depth, 2 * depth), passes=2 * depth, biased=True, skips=True)
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return skipping_shape(cfg["nodes"], cfg["depth"], cfg["width"])
+
+
+def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
     names = ("nodes", "depth", "width", "ranking", "interval")
     return VVS(model.drafter_network("eagle"), *(cfg[name] for name in names))

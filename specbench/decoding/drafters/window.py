@@ -12,6 +12,7 @@ the distribution it is verified against, since that depends on earlier positions
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.loop import Outcome
+from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import TAGS, RandomStreams, exponential
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.sampling import Sampling, draw, draw_distinct
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.trees import in_order, window_paths
 from specbench.decoding.verify import DRAFT, Draft, one_hot
@@ -115,7 +117,6 @@ class Window:
     to match it (Jacobi's prefix match).
     """
 
-    passes = 0
     constants = ("tree", "main", "offsets", "choice", "of_inner", "first_child", "ahead")
 
     def __init__(
@@ -144,10 +145,9 @@ class Window:
         self.fresh, self.siblings, self.tau = fresh, siblings, tau
         self.keeps_old = stored == "old" and coupling == "maximal"
         self.plain_until, self.plain_from = plain_until, plain_from
-        self.biased = self.keeps_old or (siblings == "residual" and width > 1) or coupling == "threshold"
-        self.carries_over = refine or coupling in ("gumbel", "height")
+        self.shape = window_shape(window, refine, coupling, width, depth, tree, stored, siblings)
+        self.tree = self.shape.tree
         paths = window_paths(window, width, depth, tree)
-        self.tree = build_tree(paths)
         ordered = in_order(paths)
         number = {p: i + 1 for i, p in enumerate(ordered)}
         self.ahead = torch.arange(self.tree.height)  # of every position of the window: its offset
@@ -384,3 +384,39 @@ class Window:
             token = (fresh / noise).argmax(-1)
         torch.where(new, token, tokens, out=state.tokens)
         torch.where(new.unsqueeze(-1), fresh, probs, out=state.probs)
+
+
+def window_shape(
+    window: int,
+    refine: bool = True,
+    coupling: str = "none",
+    width: int = 1,
+    depth: int = 3,
+    tree: str = "full",
+    stored: str = "new",
+    siblings: str = "stored",
+) -> DraftShape:
+    """The shape of a `Window`, whose parameters these are."""
+    keeps_old, residual = stored == "old" and coupling == "maximal", siblings == "residual" and width > 1
+    return DraftShape(
+        build_tree(window_paths(window, width, depth, tree)),
+        carries_over=refine or coupling in ("gumbel", "height"),
+        biased=keeps_old or residual or coupling == "threshold",
+    )
+
+
+_SHAPE = ("window", "refine", "coupling", "width", "depth", "tree", "stored", "siblings")
+_ALL = (*_SHAPE, "init", "tau", "fresh", "plain_until", "plain_from")
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    """Of both choices; Jacobi decoding has few of these parameters."""
+    return window_shape(**{name: cfg[name] for name in _SHAPE if name in cfg})
+
+
+def build_jacobi(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return Window(cfg["window"], cfg["init"], match=True)
+
+
+def build_sjd(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return Window(**{name: cfg[name] for name in _ALL})

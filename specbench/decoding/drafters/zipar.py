@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.fronts import PlannedRows, fronts_needed
+from specbench.decoding.fronts import PlannedRows
 from specbench.decoding.loop import Drafter, Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.verify import Draft
 from specbench.engine.state import Buffers, put
@@ -42,18 +43,14 @@ class ZipAR:
     A token's random number depends on its position alone, so that with window=row it is that of vanilla decoding.
     """
 
-    passes, biased = 0, True
     constants = ("tree",)
 
     def __init__(self, window: int, first_row: str = "alone", missing: str = "masked") -> None:
         check_choice("first_row", first_row, ("alone", "overlap"))
         check_choice("missing", missing, ("masked", "zero"))
         self.window, self.alone, self.masked = window, first_row == "alone", missing == "masked"
-        self.tree = build_tree([])
-
-    def fronts(self, width: int) -> int:
-        """As of `Drafter`."""
-        return fronts_needed(width, self.window)
+        self.shape = _shape(window)
+        self.tree = self.shape.tree
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ZipState:
         device = rng.key.device
@@ -72,6 +69,14 @@ class ZipAR:
 
     def commit(self, state: ZipState, outcome: Outcome) -> None:
         pass
+
+
+def _shape(window: int) -> DraftShape:
+    return DraftShape(build_tree([]), biased=True, lag=window)
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return _shape(cfg["window"])
 
 
 def build(cfg: Mapping[str, Any], model: Any) -> Drafter:

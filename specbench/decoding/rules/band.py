@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
+from specbench.decoding.shape import DraftShape
 from specbench.engine.ops import sum_last
 from specbench.errors import UsageError
 
@@ -198,6 +199,12 @@ class SortedNodes:
 def _below(x: Tensor) -> Tensor:
     """Sums (..., V + 1) of the first 0, 1, .. entries of x (..., V)."""
     return F.pad(x.cumsum(-1), (1, 0))
+
+
+def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
+    """Raises UsageError for a list of decays that does not fit the height of the drafts."""
+    if cfg["rule"] == "band":
+        log_ratios(cfg["strength"], cfg["decay"], max(1, shape.height))
 
 
 def build_band(cfg: Mapping[str, Any], setting: Setting) -> Rule:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Setting, normalise, ratio
+from specbench.decoding.shape import DraftShape
 from specbench.engine.ops import sum_last
 from specbench.errors import check_choice
 
+RESAMPLE, EDGE = ("vanilla", "optimal"), ("clip", "alone")
 #: Numbers of gathered embeddings that are held at once.
 _CHUNK = 1 << 25
 
@@ -23,7 +25,7 @@ class GroupRule(Rule):
     residual_by_token = False
 
     def __init__(self, resample: str) -> None:
-        check_choice("resample", resample, ("vanilla", "optimal"), self.name)
+        check_choice("resample", resample, RESAMPLE, self.name)
         self.resample = resample
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
@@ -57,7 +59,7 @@ class Grouped(GroupRule):
     ) -> None:
         """table (V, d): the target's input embedding of every token."""
         super().__init__(resample)
-        check_choice("edge", edge, ("clip", "alone"), self.name)
+        check_choice("edge", edge, EDGE, self.name)
         self.table, self.delta, self.distance = table, delta, distance
         self.before, self.after, self.alone = group // 2, (group - 1) // 2, edge == "alone"
 
@@ -105,6 +107,12 @@ class Grouped(GroupRule):
         rows = r.reshape(-1, size), q.reshape(-1, size)
         every = torch.arange(size, device=r.device).expand_as(rows[0])
         return self._kept(*rows, every).view_as(r)
+
+
+def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
+    """Raises UsageError for values that the rule does not have."""
+    check_choice("resample", cfg["resample"], RESAMPLE, Grouped.name)
+    check_choice("edge", cfg["edge"], EDGE, Grouped.name)
 
 
 def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:

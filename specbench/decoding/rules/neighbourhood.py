@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Setting, ratio
-from specbench.decoding.rules.gsd import GroupRule
+from specbench.decoding.rules.gsd import RESAMPLE, GroupRule
+from specbench.decoding.shape import DraftShape
+from specbench.errors import check_choice
 
 
 class Neighbourhood(GroupRule):
@@ -35,6 +37,11 @@ class Neighbourhood(GroupRule):
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """As of `Rule`."""
         return ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
+
+
+def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
+    """Raises UsageError for a value that the rule does not have."""
+    check_choice("resample", cfg["resample"], RESAMPLE, Neighbourhood.name)
 
 
 def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:

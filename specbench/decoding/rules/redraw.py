@@ -9,7 +9,10 @@ from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
 from specbench.decoding.sampling import within_sigma
+from specbench.decoding.shape import DraftShape
 from specbench.errors import check_choice
+
+RESAMPLE = ("target", "vanilla")
 
 
 class Redraw(Rule):
@@ -25,7 +28,7 @@ class Redraw(Rule):
     residual_by_token = False
 
     def __init__(self, resample: str = "target", top_n_sigma: float | None = None) -> None:
-        check_choice("resample", resample, ("target", "vanilla"), self.name)
+        check_choice("resample", resample, RESAMPLE, self.name)
         self.resample, self.top_n_sigma = resample, top_n_sigma
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
@@ -39,6 +42,11 @@ class Redraw(Rule):
         if self.resample == "vanilla":
             return normalise((r - q).clamp_min(0), r)
         return r if self.top_n_sigma is None else within_sigma(r.log(), self.top_n_sigma).softmax(-1)
+
+
+def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
+    """Raises UsageError for a value that the rule does not have."""
+    check_choice("resample", cfg["resample"], RESAMPLE, Redraw.name)
 
 
 def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:

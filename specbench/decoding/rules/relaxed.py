@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
+from specbench.decoding.shape import DraftShape
 from specbench.errors import UsageError, check_choice
+
+RESAMPLE = ("optimal", "vanilla")
 
 
 class Relaxed(Rule):
@@ -27,7 +30,7 @@ class Relaxed(Rule):
 
     def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
         """omega[i - 1] is that of depth i; deeper positions use the last one."""
-        check_choice("resample", resample, ("optimal", "vanilla"))
+        check_choice("resample", resample, RESAMPLE)
         self.name = name
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
@@ -96,6 +99,20 @@ def cool_schedule(delta: float, length: int, nu: float, schedule: str, floor: fl
     return [max(floor, scale * w) for w in weights]
 
 
+def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
+    """Raises UsageError for parameters that the chosen rule does not take, and a schedule that is not defined for
+    drafts of this height."""
+    if cfg["rule"] != "exact":
+        check_choice("resample", cfg["resample"], RESAMPLE)
+    if cfg["rule"] == "cool":
+        _cool(cfg, shape.height)
+
+
+def _cool(cfg: Mapping[str, Any], height: int) -> list[float]:
+    """The height of the drafts is the schedule's L."""
+    return cool_schedule(cfg["delta"], max(1, height), cfg["nu"], cfg["schedule"], cfg["floor"])
+
+
 def build_exact(cfg: Mapping[str, Any], setting: Setting) -> Rule:
     return exact()
 
@@ -105,5 +122,4 @@ def build_uniform(cfg: Mapping[str, Any], setting: Setting) -> Rule:
 
 
 def build_cool(cfg: Mapping[str, Any], setting: Setting) -> Rule:
-    """The height of the drafts is the schedule's L."""
-    return cool(cfg["delta"], max(1, setting.height), cfg["nu"], cfg["schedule"], cfg["floor"], cfg["resample"])
+    return Relaxed("cool", _cool(cfg, setting.height), cfg["resample"])

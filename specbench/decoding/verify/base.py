@@ -18,6 +18,7 @@ from specbench.decoding.fronts import Fronts
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import draw
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Tree
 from specbench.engine.ops import Kernels, take
 from specbench.errors import UsageError
@@ -138,16 +139,16 @@ class Verification(ABC):
         draws the next token."""
 
 
-def check_exact(cfg: Mapping[str, Any], drafter: Any, rules: tuple[str, ...] = ("exact",)) -> None:
-    """Raises UsageError for a rule that is not among `rules`, and for a drafter with which only token-wise verification
-    is right."""
+def check_exact(cfg: Mapping[str, Any], shape: DraftShape, rules: tuple[str, ...] = ("exact",)) -> None:
+    """Raises UsageError for a rule that is not among `rules`, and for drafts with which only token-wise verification is
+    right."""
     way = f"verification={cfg['verification']}"
     if cfg["rule"] not in rules:
         raise UsageError(
             f"{way} is defined for rule {' or '.join(rules)} alone, and the method has rule {cfg['rule']}: use"
             f" verification=token, or rule={rules[0]}"
         )
-    if getattr(drafter, "carries_over", False):
+    if shape.carries_over:
         raise UsageError(
             f"{way} decides by all draft tokens of a step, so tokens that drafter {cfg['drafter']} carries over to the"
             " next step would no longer have the distribution they were drawn from: use verification=token"

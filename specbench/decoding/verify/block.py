@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.verify.base import (
     Draft,
     Verdict,
@@ -102,9 +103,9 @@ def passing(left: Tensor, mass: Tensor) -> Tensor:
     return torch.where(among == 0, 1, left / among)
 
 
-def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
-    check_exact(cfg, drafter, RELAXED)
-    if not drafter.tree.is_chain:
+def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
+    check_exact(cfg, shape, RELAXED)
+    if not shape.tree.is_chain:
         raise UsageError(
             f"verification=block needs a chain, and drafter {cfg['drafter']} drafts a tree: use verification=traversal,"
             " or a drafter of chains (draft_model, eagle, eagle3)"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.verify.base import Draft, Verdict, Verification, chain_probs, concluded
 from specbench.decoding.verify.block import ratios
 from specbench.engine.ops import Kernels, take
@@ -82,13 +83,13 @@ def parts(t: Tensor, ratio: Tensor, exists: Tensor, alpha: float) -> tuple[Tenso
     return chance.to(t.dtype), begin, exists & ~following
 
 
-def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
+def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
     if cfg["rule"] != "exact":
         raise UsageError(
             f"verification=segment is a rule of its own and stands for rule exact alone, and the method has rule"
             f" {cfg['rule']}: use verification=token, or rule=exact"
         )
-    if not drafter.tree.is_chain:
+    if not shape.tree.is_chain:
         raise UsageError(
             f"verification=segment needs a chain, and drafter {cfg['drafter']} drafts a tree: use verification=token,"
             " or a drafter of chains (sjd with width=1, draft_model, eagle, eagle3)"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import PROBABILITY_BITS
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.verify.base import Draft, Verdict, Verification, check_exact, concluded, one_hot
 from specbench.decoding.verify.block import RELAXED, passing, ratios
 from specbench.engine.ops import Kernels, sum_last, take
@@ -156,19 +157,18 @@ def best_of_pair(q: Tensor, order: Tensor) -> Tensor:
     return torch.empty_like(found).scatter_(1, order, found)
 
 
-def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
-    check_exact(cfg, drafter, RELAXED)
+def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
+    check_exact(cfg, shape, RELAXED)
     pairs = cfg["select_from"] == "pair"
-    sampled = getattr(drafter, "replacement", None) is not None and not getattr(drafter, "chosen", False)
-    if not drafter.tree.is_chain and not sampled:
+    if not shape.tree.is_chain and not shape.samples_siblings:
         raise UsageError(
             "verification=selected needs siblings that are sampled with replacement or in pairs, and drafter"
             f" {cfg['drafter']} does not sample them so: use verification=traversal, or drafter=eagle_tree or"
             " eagle3_tree"
         )
-    if pairs and drafter.tree.width > 2:
+    if pairs and shape.tree.width > 2:
         raise UsageError(
-            f"select_from=pair needs nodes with two children at most, and the tree has {drafter.tree.width}: use"
+            f"select_from=pair needs nodes with two children at most, and the tree has {shape.tree.width}: use"
             " select_from=replacement, or another tree="
         )
     select = None if cfg["select"] == "auto" else cfg["select"]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.verify.base import (
     Draft,
     Verdict,
@@ -52,7 +53,7 @@ class TokenWise(Verification):
         return concluded(draft, path, length, next_probs, first, u_next[:, :1], kernels)
 
 
-def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
+def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
     return TokenWise()
 
 

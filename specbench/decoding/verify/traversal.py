@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify.base import (
     Draft,
@@ -156,6 +157,6 @@ def path_to(tree: Tree, node: Tensor) -> tuple[Tensor, Tensor]:
     return (above & of_depth).long().argmax(-1), length
 
 
-def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
-    check_exact(cfg, drafter)
+def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
+    check_exact(cfg, shape)
     return Traversal()

@@ -1,0 +1,43 @@
+"""What is known of a drafter before any network is loaded: the shape of its drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbench.decoding.fronts import fronts_needed
+from specbench.decoding.trees import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class DraftShape:
+    """What a drafter's parameters alone determine. Rules, verifications and checks read it, and nothing else of a
+    drafter.
+
+    tree: the topology of the drafts; of trees that change from step to step one with as many nodes and as high.
+    passes: forward passes of a drafter network in a step.
+    samples_siblings: siblings are sampled as the parameter `select_from` says, with replacement or in pairs.
+    carries_over: drafts depend on more than the committed tokens and the step's own random numbers; token-wise
+        verification alone is exact then.
+    biased: tokens are not drawn from the distributions that the drafter gives, or the target's distributions are not
+        those of raster order.
+    skips: some tokens are committed without verification.
+    lag: tokens that a row of the image has when the next one begins, of a drafter that leaves raster order; `tree` is
+        the draft of each row then. None: raster order.
+    """
+
+    tree: Tree
+    passes: int = 0
+    samples_siblings: bool = False
+    carries_over: bool = False
+    biased: bool = False
+    skips: bool = False
+    lag: int | None = None
+
+    @property
+    def height(self) -> int:
+        """Draft tokens of the longest path."""
+        return self.tree.height
+
+    def fronts(self, width: int) -> int:
+        """At how many positions a pass extends an image with rows of `width` tokens; 1 in raster order."""
+        return 1 if self.lag is None else fronts_needed(width, self.lag)

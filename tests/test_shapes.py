@@ -1,0 +1,169 @@
+"""What is known of a method before anything is loaded: the shapes of drafts, and every fault of its parts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from specbench.bench import floor
+from specbench.config import configuration, parameters, registry
+from specbench.config.run_config import RunConfig
+from specbench.decoding.drafters import medusa
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rules import proximity
+from specbench.decoding.rules.base import Rule
+from specbench.decoding.shape import DraftShape
+from specbench.decoding.trees import Tree, build
+from specbench.errors import UsageError
+from specbench.harness import method
+from specbench.harness.pipeline import ContinuousPipeline, Pipeline, load_model
+
+DRAFTERS = [name for name in parameters.choices("drafter") if parameters.kind("drafter", name) != "continuous"]
+PRESETS = parameters.choices("method")
+
+
+def composed(preset: str) -> RunConfig:
+    model = "mar_scenes" if parameters.kind("method", preset) == "continuous" else "llamagen_scenes"
+    return configuration.compose([f"method={preset}", f"model={model}"])
+
+
+def refuse(*_: object, **__: object) -> NoReturn:
+    raise AssertionError("a check needs no part of a method")
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, DraftShape | Tree):
+        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    return one == other
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_has_the_shape_that_its_parameters_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the embedded model with random weights, in a step that has a draft: no tree is larger than the shape's, and
+    the network passes as often as it says."""
+    words = ["method=vanilla", f"drafter={name}", "weights=random", "device=cpu"]
+    cfg = configuration.compose(words)
+    pipeline = Pipeline.load(cfg)
+    assert isinstance(pipeline, Pipeline)
+    drafter: Any = pipeline.config.drafter
+    assert same(drafter.shape, method.shape_of(cfg))
+    assert (pipeline.passes, pipeline.vanilla().passes) == (drafter.shape.passes, 0)
+    passed: list[str] = []
+    for network, call in floor.passes(pipeline.config.target, drafter)[2:]:
+        if call != "head":
+            own = getattr(network, call)
+            counted = lambda *a, own=own, **k: passed.append("") or own(*a, **k)  # type: ignore[func-returns-value] # noqa: E731
+            monkeypatch.setattr(network, call, counted)
+    with torch.inference_mode():
+        decoding = pipeline.images(pipeline.encode(["a red circle"]), RandomStreams([(0, 0)]))
+        for _ in range(3):
+            passed.clear()
+            decoding.step()
+            assert decoding.taken is not None
+            tree, limit = decoding.taken.draft.tree, drafter.shape.tree
+            assert tree.nodes <= limit.nodes
+            assert int(tree.depth.max()) <= limit.height
+            assert len(passed) == drafter.shape.passes
+            decoding.observe()
+
+
+def test_continuous_drafts_have_a_shape() -> None:
+    cfg = configuration.compose(["model=mar_scenes", "method=cspd", "gamma=3", "weights=random", "device=cpu"])
+    shape, pipeline = method.shape_of(cfg), Pipeline.load(cfg)
+    assert isinstance(pipeline, ContinuousPipeline)
+    assert (shape.passes, shape.height, shape.tree.is_chain) == (3, 3, True)
+    assert (pipeline.passes, pipeline.vanilla().passes) == (3, 0)
+
+
+def test_rows_in_parallel_have_fronts() -> None:
+    """Of 24 tokens in a row, the next row begins when the one above has `lag`."""
+    tree = build([])
+    assert [DraftShape(tree, lag=lag).fronts(24) for lag in (24, 12, 8, None)] == [1, 3, 4, 1]
+    assert method.shape_of(configuration.compose(["method=zipar", "window=5"])).lag == 5
+    assert method.shape_of(configuration.compose(["method=pjd", "t_ctx=7"])).lag == 7
+
+
+def test_a_check_builds_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were built on a model that holds nothing, with a codebook of two codes."""
+
+    def descendants(kind: type) -> set[type]:
+        return {kind}.union(*(descendants(one) for one in kind.__subclasses__()))
+
+    checked = [composed(name) for name in PRESETS]
+    classes = {nn.Module}
+    for group in ("drafter", "rule"):
+        for name in parameters.choices(group):
+            module = registry.module(group, name)
+            classes |= {
+                one
+                for one in vars(module).values()
+                if isinstance(one, type) and one.__module__ == module.__name__ and hasattr(one, "propose")
+            }
+    classes |= descendants(Rule) - {Rule}
+    names = {one.__name__ for one in classes}
+    assert names >= {"NoDraft", "DraftModel", "Eagle", "Eagle2", "AdaptiveEagle", "VVS", "Medusa", "Window", "BuiltIn"}
+    assert names >= {"ZipAR", "ParallelJacobi", "Relaxed", "Band", "Mentored", "Lantern", "Grouped", "Neighbourhood"}
+    for one in classes:
+        monkeypatch.setattr(one, "__init__", refuse)
+    monkeypatch.setattr(method, "neighbours", refuse)
+    monkeypatch.setattr(proximity, "neighbours", refuse)
+    for cfg in checked:
+        method.check(cfg)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_check_takes_no_time(name: str) -> None:
+    """Below a millisecond; the bound is for a busy machine."""
+    cfg, seconds = composed(name), []
+    for _ in range(5):
+        before = time.perf_counter()
+        method.check(cfg)
+        seconds.append(time.perf_counter() - before)
+    assert min(seconds) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ("method=band decay=[0.5]", "decays"),
+        ("method=cool_sd drafter=eagle window=9 schedule=linear", "shorter than 8"),
+        ("method=cool_sd resample=paper", "resample=paper"),
+        ("method=lantern bound=total", "bound=total"),
+        ("method=lantern_pp bound=tvd", "bound=tvd"),
+        ("method=gsd resample=paper", "resample=paper"),
+        ("method=sjd rule=neighbourhood resample=paper", "resample=paper"),
+        ("method=sjd rule=redraw resample=optimal", "resample=optimal"),
+        ("method=eagle2 nodes=3", "nodes=3"),
+        ("method=eagle2 depth=900 width=900", "depth=900"),
+        ("method=eagle_adaptive nodes=5", "nodes=5"),
+        ("method=eagle_adaptive width=1 nodes=20", "width=1"),
+        ("method=vvs nodes=4", "nodes=4"),
+        ("method=vvs rule=exact verification=block", "verification=block"),
+        ("method=eagle1 tree=[[0],[0,0,0]]", "parent"),
+        ("method=sjd_pac window=3", "window=3"),
+        ("method=jacobi_built_in opening=greedy rule=exact verification=block", "verification=block"),
+        ("method=cspd model=mar_scenes iterations=4", "iterations"),
+        ("method=cspd model=mar_scenes criterion=path final_noise=false", "criterion=path"),
+    ],
+)
+def test_parameters_that_do_not_go_together(words: str, fault: str) -> None:
+    with pytest.raises(UsageError, match=fault):
+        method.check(configuration.compose(words.split()))
+
+
+def test_a_drafter_without_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = configuration.compose(["method=medusa", "weights=random", "device=cpu"])
+    built = registry.find("drafter", "medusa")
+    monkeypatch.delattr(medusa, "shape")
+    with pytest.raises(UsageError, match=r"medusa .*medusa\.py .*shape\(cfg\)"):
+        method.check(cfg)
+    monkeypatch.setattr(medusa, "build", lambda *given: vars(built(*given)).pop("shape") and object())
+    with pytest.raises(UsageError, match="medusa .*attribute shape"):
+        Pipeline.assemble(cfg, *load_model(cfg))
