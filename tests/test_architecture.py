@@ -106,3 +106,24 @@ def test_the_table_of_layers_has_an_order() -> None:
 def test_the_schema_and_the_trees_have_the_same_bounds() -> None:
     """Two layers that may not import each other."""
     assert (DRAFT, DEEP) == (trees.DRAFT, trees.DEEP)
+
+
+@pytest.mark.parametrize("part", ["harness", "config", "cli"])
+def test_no_function_of_the_centre_is_long_or_has_many_arguments(part: str) -> None:
+    long, wide = [], []
+    for name, path in FILES.items():
+        if package(name) != part:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                given = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                long += [f"{name}.{node.name}: {lines}"] * (lines > 60)
+                wide += [f"{name}.{node.name}: {len(given)}"] * (len(set(given) - {"self", "cls"}) > 8)
+    assert (long, wide) == ([], [])
+
+
+def test_the_centre_is_small() -> None:
+    """What every run goes through: how it is configured, done and started."""
+    held = [path for name, path in FILES.items() if package(name) in ("harness", "config", "cli")]
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in held) <= 8000

@@ -28,7 +28,7 @@ def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row_of(model: str, samples: int, seed: int = 0, **words: Any) -> dict[str, Any]:
-    return measure(assemble(CSPD | words), built_in(model), samples, seed, margin=1.0)
+    return measure(assemble({**CSPD, **words}), built_in(model), samples, seed, margin=1.0)
 
 
 def test_the_energy_distance_and_its_noise() -> None:
@@ -257,7 +257,7 @@ def test_a_row_of_vectors() -> None:
 def test_the_first_draft_is_counted_wherever_it_begins() -> None:
     """With gamma=1 its length is one more than the chance to keep the first token that was drafted."""
     for prefill in (0.0, 0.5):
-        method, pair = assemble(CSPD | {"gamma": 1, "prefill": prefill}), built_in("d1t4")
+        method, pair = assemble({**CSPD, "gamma": 1, "prefill": prefill}), built_in("d1t4")
         row = measure(method, pair, 2000, margin=1.0)
         rng = RandomStreams([(0, i) for i in range(2000)])
         out = continuous.decode(pair.target, pair.drafter, method.rule, None, rng)

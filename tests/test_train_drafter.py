@@ -296,7 +296,7 @@ def test_mistakes_cost_one_sentence(tmp_path):
     assert "is damaged" in said()
     theirs = {"drafter": "eagle", "window": 3, "drafter_weights": str(out)}
     with pytest.raises(UsageError, match="was trained for another target"):
-        Pipeline.load(recipes.plan(["drafter=eagle"]).cfg | theirs)
+        Pipeline.load({**recipes.plan(["drafter=eagle"]).cfg, **theirs})
 
 
 def test_the_embedded_drafters_come_from_this_very_command(tmp_path):
