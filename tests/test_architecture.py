@@ -8,8 +8,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-
 from specbench.config.table import DEEP, DRAFT
+
 from specbench.decoding import trees
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,9 +15,9 @@ import pytest
 from commands import Call, row_of
 from fake_pipeline import FakePipeline, at, interrupt
 from PIL import Image
+from specbench.config.table import DEEP, DRAFT, LONGEST, PROMPTS, TABLE, check_value
 
 from specbench.config import command_line, configuration
-from specbench.config.table import DEEP, DRAFT, LONGEST, PROMPTS, TABLE, check_value
 from specbench.data import base
 from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower

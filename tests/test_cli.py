@@ -14,10 +14,10 @@ import pytest
 from commands import ROOT, Call, python, refused, row_of
 from fake_pipeline import FakePipeline
 from omegaconf import OmegaConf
+from specbench.config.table import TABLE
 
 from specbench._version import __version__
 from specbench.config import composition, configuration, parameters, registry
-from specbench.config.table import TABLE
 from specbench.errors import UsageError
 from specbench.harness import run
 

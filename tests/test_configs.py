@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from specbench.config.table import TABLE, UNITS, check_value
 
 from specbench.config import composition, configuration, parameters, registry
-from specbench.config.table import TABLE, UNITS, check_value
 from specbench.decoding.drafters.window import COUPLINGS, INITS
 from specbench.decoding.rules.proximity import MEASURES
 from specbench.errors import UsageError, install

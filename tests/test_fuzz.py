@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
+from specbench.config.table import TABLE, check_value
 from test_journal import picture, record
 from test_report import row
 from torch import nn
@@ -36,7 +37,6 @@ from specbench.audit import models
 from specbench.cli import report
 from specbench.compare import passes
 from specbench.config import command_line, configuration
-from specbench.config.table import TABLE, check_value
 from specbench.data import prompts
 from specbench.errors import UsageError
 from specbench.harness import run

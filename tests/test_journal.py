@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from specbench.config.table import TABLE
 
 from specbench.config import configuration
-from specbench.config.table import TABLE
 from specbench.errors import UsageError
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS

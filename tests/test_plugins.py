@@ -16,10 +16,10 @@ import pytest
 from commands import ROOT, TOGETHER, Call, python, refused, row_of
 from fake_pipeline import at, interrupt
 from hatchling import build
+from specbench.config.table import TABLE, UNITS
 
 from specbench import data
 from specbench.config import composition, configuration, parameters, registry
-from specbench.config.table import TABLE, UNITS
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.folder import stored

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from commands import ROOT, Call, refused, row_of
+from specbench.config.table import TABLE, check_value
 
 from specbench.config import configuration, parameters, protocols, registry, variants
-from specbench.config.table import TABLE, check_value
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance

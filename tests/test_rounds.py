@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from specbench.config.table import check_value
 
 from specbench.cli import probe as cli
 from specbench.config import configuration
-from specbench.config.table import check_value
 from specbench.decoding.rules import Band, exact, uniform
 from specbench.decoding.rules.band import build_band, log_ratios
 from specbench.decoding.rules.base import Setting
