@@ -106,7 +106,7 @@ def _plugins() -> list[dict[str, Any]]:
     for plugin in found.plugins:
         names = [
             f"{group}={name}"
-            for group, choices in found.choices.items()
+            for group, choices in sorted(found.choices.items())
             for name, one in choices.items()
             if one.plugin == plugin
         ]

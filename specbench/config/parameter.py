@@ -95,6 +95,14 @@ class Parameter:
             got = "null" if value is None else _short(value)
             raise UsageError(f"{name} must be {self.wanted()} (got {got})") from None
 
+    def allows(self, value: Any) -> bool:
+        """Whether a value is allowed."""
+        try:
+            self.read(value)
+        except ValueError:
+            return False
+        return True
+
     def read(self, value: Any) -> Any:
         """The value in its canonical form; raises ValueError for a value that is not allowed."""
         if value is None:

@@ -78,15 +78,9 @@ def plugin_of(group: str, name: str) -> plugins.Plugin | None:
     return one.plugin if one and not one.plugin.is_shipped else None
 
 
-@cached
-def _folders() -> tuple[Path, ...]:
-    """The folders of GROUP/NAME.yaml, specbench's own first."""
-    return conf_dir(), *(plugin.conf for plugin in found_choices().plugins)
-
-
 def file_of(group: str, name: str) -> Path:
     """The file of a choice, which exists if the choice does, or of one that choices build on."""
-    return plugins.file_of(_folders(), group, name)
+    return plugins.file_of(found_choices().folders, group, name)
 
 
 def plugins_of(cfg: Mapping[str, Any]) -> list[str]:
@@ -133,12 +127,12 @@ def refresh() -> None:
 def content(group: str, name: str) -> Mapping[str, Any]:
     """The values of a choice's file and of those that it builds on; empty where there is no such file. Callers do not
     change it."""
-    return plugins.content(_folders(), group, name)
+    return plugins.content(found_choices().folders, group, name)
 
 
 def declarations(group: str, name: str) -> Mapping[str, Parameter]:
     """The parameters that a choice declares, or a file that it builds on; those of every run are of ("", "config")."""
-    return plugins.declarations(_folders(), group, name)
+    return plugins.declarations(found_choices().folders, group, name)
 
 
 def table() -> Mapping[str, Parameter]:
@@ -376,8 +370,8 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
     """A configuration as Hydra composed it -> the flat one that `validate` checks.
 
     The metrics, one switch per file in conf/metrics, become a list of names, and a protocol its name and version. The
-    values that a method's preset sets for a replaced part (`method=cool_sd rule=exact`) are dropped, except the names
-    `given` by the user: those stay, and `validate` raises that the run does not have them.
+    values that a method's preset sets for a replaced part (`method=cool_sd rule=exact`) are dropped where the new part
+    does not have or allow them, except the names `given` by the user: those stay for `validate` to refuse.
     """
     flat = dict(cfg)
     if isinstance(flat.get("protocol"), Mapping):
@@ -393,5 +387,14 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
         wanted = {*parameters_of(flat), *given}
         return {name: value for name, value in flat.items() if name in wanted} | SERVED
     run_names = set(parameters_of(flat)) | set(given)
-    preset = declared("method", str(flat.get("method")))
-    return {name: value for name, value in flat.items() if name in run_names or name not in preset}
+    preset, own = content("method", str(flat.get("method"))), in_run(flat)
+    found = {name: value for name, value in flat.items() if name in run_names or name not in preset}
+    for name in declared("method", str(flat.get("method"))) & found.keys() - set(given):
+        if found[name] == preset[name] and name in own and not own[name].allows(found[name]):
+            found[name] = _default(name, flat)
+    return found
+
+
+def _default(name: str, cfg: Mapping[str, Any]) -> Any:
+    """The value of a parameter in the file of the choice that has it."""
+    return next(held[name] for group in reversed(PARAMETER_GROUPS) if name in (held := content(group, cfg[group])))

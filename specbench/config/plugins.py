@@ -127,6 +127,7 @@ class FoundChoices:
     parameters: Mapping[str, Parameter]
     faults: tuple[str, ...]
     faults_included: tuple[str, ...]
+    folders: tuple[Path, ...]  # of GROUP/NAME.yaml, specbench's own first
 
 
 @cached
@@ -147,6 +148,7 @@ def load(conf: Path) -> FoundChoices:
         {name: parameter for name, (parameter, _) in search.parameters.items()},
         tuple(faults),
         tuple(search.faults),
+        search.folders,
     )
 
 
@@ -198,6 +200,11 @@ class _Search:
         self.add(Plugin("specbench", "", conf, is_shipped=True))
         self._declare(conf / "config.yaml", self._common)
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders of files, specbench's own first."""
+        return tuple(plugin.conf for plugin in self.plugins)
+
     def add(self, plugin: Plugin) -> None:
         """A plug-in with all its choices but those that have a fault."""
         found: dict[tuple[str, str], Choice] = {}
@@ -228,7 +235,7 @@ class _Search:
             raise UsageError(f"{other.plugin} has a choice of this name, too")
         if one.plugin.is_shipped and one.group not in (*_OF_PARAMETERS, "metrics"):
             return  # read when it is chosen
-        folders = tuple(plugin.conf for plugin in self.plugins)
+        folders = self.folders
         held = content(folders, one.group, one.name)
         if one.group == "metrics":
             self._check_metric(one, held)
