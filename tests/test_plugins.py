@@ -247,6 +247,36 @@ def test_data_and_models_come_from_a_folder(folder: Path) -> None:
         assert label.startswith("folder:")
 
 
+def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: Call) -> None:
+    (folder / "model").mkdir()
+    (folder / "model/toy.yaml").write_text(
+        "# @package _global_\n# Mine.\ndefaults: [base/llamagen_c2i]\nmodel: toy\nshape: {dim: 768, n_head: 12}\n"
+        "files:\n  target: {repository: somebody/toy, files: [toy.pt], licence: MIT, sizes: {toy.pt: 1000}}\n"
+        "  drafters: {eagle: {repository: somebody/eagle, licence: MIT}}\n"
+    )
+    code, out, _ = call("--include", str(folder), "fetch", "model=toy", "drafter=eagle2", "--dry-run")
+    assert code == 0
+    assert "  target/: somebody/toy, main (MIT)\n    toy.pt\n" in out
+    assert "  tokenizer/: FoundationVision/LlamaGen, " in out
+    assert "  eagle/: somebody/eagle, main (MIT)\n    config.json, *.safetensors|*.bin; if there: " in out
+    with parameters.including([folder]):
+        cfg = configuration.compose(["model=toy", "method=eagle2", "n=1"])
+        with pytest.raises(
+            UsageError, match="lacks target/, tokenizer/, eagle/: run `specbench fetch model=toy drafter="
+        ):
+            registry.check_weights(cfg)
+        assert {part.repository for part in registry.model_sources()["toy"].parts.values()} == {
+            "somebody/toy",
+            "FoundationVision/LlamaGen",
+        }
+        (folder / "model/toy.yaml").write_text(
+            "# @package _global_\n# Mine.\nmodel: toy\nfiles: {target: {licence: MIT}}\n"
+        )
+        parameters.refresh()
+        with pytest.raises(UsageError, match="files of model toy is not declared well .*'repository'"):
+            registry.model_sources()
+
+
 def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files of docs/plugins.md are made and its commands run, with few sequences and a pipeline without a model."""
     page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")

