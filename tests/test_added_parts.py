@@ -88,7 +88,7 @@ def test_added_parts_are_known_to_every_command(tmp_path: Path) -> None:
         assert not (tmp_path / name).exists()
         (tmp_path / name).write_text(text)
     out = run_copy(tmp_path, [line.split() for line in LINES])
-    helps, _, listed = out.partition("\nrules\n")
+    helps, _, listed = out.partition("\nmodels\n")
     for text in ("laziness             0.7               number 0 to 1", "least probability of acceptance"):
         assert text in helps
     assert "reach                3                 integer 1 to" in helps
@@ -133,9 +133,8 @@ def test_the_columns_are_those_of_the_parameters() -> None:
 def test_a_name_has_one_kind(tmp_path: Path) -> None:
     (tmp_path / "rule").mkdir()
     file = tmp_path / "rule/mine.yaml"
-    file.write_text(
-        "# @package _global_\n# Mine.\nrule: mine\ndelta: a\nparameters: {delta: {kind: string, line: x}}\n"
-    )
+    head = "# @package _global_\n# Mine.\nrule: mine\n"
+    file.write_text(f"{head}delta: a\nparameters: {{delta: {{kind: string, line: x}}}}\n")
     with parameters.including([tmp_path]):
         [fault] = parameters.found_choices().faults_included
         assert "parameter delta has kind string in " in fault

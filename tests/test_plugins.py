@@ -261,9 +261,7 @@ def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: C
     assert "  eagle/: somebody/eagle, main (MIT)\n    config.json, *.safetensors|*.bin; if there: " in out
     with parameters.including([folder]):
         cfg = configuration.compose(["model=toy", "method=eagle2", "n=1"])
-        with pytest.raises(
-            UsageError, match="lacks target/, tokenizer/, eagle/: run `specbench fetch model=toy drafter="
-        ):
+        with pytest.raises(UsageError, match="lacks target/, tokenizer/, eagle/: run `specbench fetch model=toy"):
             registry.check_weights(cfg)
         assert {part.repository for part in registry.model_sources()["toy"].parts.values()} == {
             "somebody/toy",
@@ -296,7 +294,8 @@ def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytes
     finally:
         monkeypatch.undo()
         parameters.refresh()
-    assert len(done) == 6
+    assert len(done) == 7
     assert "lazy " in done[0]
     assert "not lossless" in done[2]  # the audit of the rule
-    assert "specbench-example 0.1.0:" in done[3]
+    assert "target/: OWNER/NAME, main (MIT)" in done[3]
+    assert "specbench-example 0.1.0:" in done[4]

@@ -20,7 +20,7 @@ import os
 import pkgutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path, PurePosixPath
@@ -30,7 +30,7 @@ from typing import Any
 from specbench.config import yaml_files
 from specbench.config.caches import cached
 from specbench.config.parameter import METADATA, Parameter, declared
-from specbench.config.shown_column import shown
+from specbench.config.shown_column import ShownColumn, shown
 from specbench.errors import UsageError
 from specbench.storage.files import sha256, sha256_file
 
@@ -119,12 +119,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class FoundChoices:
-    """The choices of specbench and of plug-ins by group and name, and the parameters that they declare, each by its
-    first declaration; the plug-ins, and one sentence for each fault of theirs, of included folders apart."""
+    """The choices of specbench and of plug-ins by group and name, the parameters that they declare, each by its first
+    declaration, and the columns of metrics; the plug-ins, and one sentence for each fault of theirs, of included
+    folders apart."""
 
     plugins: tuple[Plugin, ...]
     choices: Mapping[str, Mapping[str, Choice]]
     parameters: Mapping[str, Parameter]
+    columns: Mapping[str, ShownColumn]  # of metrics
     faults: tuple[str, ...]
     faults_included: tuple[str, ...]
     folders: tuple[Path, ...]  # of GROUP/NAME.yaml, specbench's own first
@@ -135,8 +137,6 @@ def load(conf: Path) -> FoundChoices:
     """The choices in `conf`, specbench's own, and those of the plug-ins that are installed and included. UsageError for
     a fault in specbench's own."""
     search = _Search(conf)
-    if search.faults:
-        raise UsageError(search.faults[0])
     for plugin in _installed(search.faults):
         search.add(plugin)
     search.faults, faults = [], search.faults
@@ -146,6 +146,7 @@ def load(conf: Path) -> FoundChoices:
         tuple(search.plugins[1:]),
         search.choices,
         {name: parameter for name, (parameter, _) in search.parameters.items()},
+        search.columns,
         tuple(faults),
         tuple(search.faults),
         search.folders,
@@ -194,11 +195,14 @@ class _Search:
         self.plugins: list[Plugin] = []
         self.choices: dict[str, dict[str, Choice]] = {group: {} for group in self.groups}
         self.parameters: dict[str, tuple[Parameter, Path]] = {}  # and the file that declares it first
-        self.columns: set[str] = set()  # of metrics
+        self.columns: dict[str, ShownColumn] = {}  # of metrics
         self.faults: list[str] = []
         self._common = declarations((conf,), "", "config")
         self.add(Plugin("specbench", "", conf, is_shipped=True))
         self._declare(conf / "config.yaml", self._common)
+        for name, one in self.choices["metrics"].items():
+            if own := content(self.folders, "metrics", name).get(name):
+                self._check_named(own["columns"], one)
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -223,6 +227,8 @@ class _Search:
                 self._check(one)
             except (Exception, SystemExit) as e:  # whatever a file of others holds
                 text = str(e).strip() or type(e).__name__
+                if plugin.is_shipped:
+                    raise UsageError(f"conf/{group}/{name}.yaml: {text.splitlines()[0]}") from e
                 self.faults.append(f"{group} {name} of {plugin} is left out: {text.splitlines()[0]}")
             else:
                 self.choices[group][name] = one
@@ -267,12 +273,22 @@ class _Search:
             raise UsageError(f"{one.name}: needs metric: MODULE:CLASS (or an entry point) and columns:")
         declares = columns if isinstance(columns, Mapping) else {}
         for name in declares:
-            if name in self.columns or name in self.parameters or not str(name).isidentifier():
+            if name in self.columns:
+                raise UsageError(f"another metric declares the column {name}, too")
+            if name in self.parameters or not str(name).isidentifier():
                 raise UsageError(f"the column {name} exists, or is no name; choose another")
-            shown(one.path.name, name, declares[name])
-        if not one.plugin.is_shipped and (absent := sorted(set(columns) - self.columns - set(declares))):
-            raise UsageError(f"no metric declares the column {absent[0]}; give its title:, better: and decimals:")
-        self.columns |= set(declares)
+        found = {str(name): shown(name, fields) for name, fields in declares.items()}
+        if not one.plugin.is_shipped:
+            self._check_named(columns.keys() - found.keys() if declares else columns, one)
+        self.columns |= found
+
+    def _check_named(self, columns: Iterable[str], one: Choice) -> None:
+        """UsageError unless a metric declares each of these columns."""
+        if absent := sorted(set(columns) - self.columns.keys()):
+            start = f"conf/metrics/{one.name}.yaml: " if one.plugin.is_shipped else ""
+            raise UsageError(
+                f"{start}no metric declares the column {absent[0]}; give its title:, better: and decimals:"
+            )
 
 
 def _groups(conf: Path) -> list[str]:
