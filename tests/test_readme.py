@@ -307,7 +307,7 @@ def test_every_part_stands_in_its_table_with_its_defaults(group: str) -> None:
     documented = {row[0].strip("`"): yaml.safe_load(f"{{{', '.join(_pairs(row[2]))}}}") for row in rows}
     shipped = {}
     for name in parameters.choices(group):
-        values = yaml.safe_load((ROOT / f"conf/{group}/{name}.yaml").read_text())
+        values = parameters.content(group, name)
         left_out = (group, "drafter_weights", *parameters.METADATA)
         shipped[name] = {k: v for k, v in values.items() if k not in left_out}
     assert documented == shipped

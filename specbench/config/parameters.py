@@ -136,8 +136,8 @@ def declarations(group: str, name: str) -> Mapping[str, Parameter]:
 
 
 def table() -> Mapping[str, Parameter]:
-    """Every parameter by its first declaration, in the order in which a row lists them: the groups in the order of
-    config.yaml, then its own, then those of plug-ins."""
+    """Every parameter by its first declaration, in the order in which a row lists them: the names of choices, the
+    parameters of these in the order of config.yaml's groups, those of every run, then those of plug-ins."""
     return found_choices().parameters
 
 

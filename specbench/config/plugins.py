@@ -198,6 +198,8 @@ class _Search:
         self.columns: dict[str, ShownColumn] = {}  # of metrics
         self.faults: list[str] = []
         self._common = declarations((conf,), "", "config")
+        chosen = self._common.keys() - yaml_files.read(conf / "config.yaml").keys()
+        self._declare(conf / "config.yaml", {name: p for name, p in self._common.items() if name in chosen})
         self.add(Plugin("specbench", "", conf, is_shipped=True))
         self._declare(conf / "config.yaml", self._common)
         for name, one in self.choices["metrics"].items():
