@@ -22,6 +22,7 @@ SMALL = {
     "audit": ["audit.samples=20000", "audit.model=v3t5"],
     "bench": ["device=cpu", "out=bench.csv"],
     "list": [],
+    "fetch": [],
 }
 #: The guide's metric in a row's columns, in a table, in a comparison and in a report: title and better side.
 SHOWN = """
@@ -37,10 +38,10 @@ assert COLUMNS["brightness"] == "Brightness: higher is better"
 assert _metric_statistic("brightness").sentence.startswith("Brightness (brightness) is ")
 assert _metric_statistic("brightness").sides[1] == "lower (worse)"
 table = TABLES["sjd_table3"]
-row = {name: str(value) for name, value in read_rows(Path("run6/row.csv"))[0].items() if value is not None}
+row = {name: str(value) for name, value in read_rows(Path("run7/row.csv"))[0].items() if value is not None}
 drawn = layout.build(table, "greys", {table.lines[0].key: row}, [], {}, "")
 assert "| Brightness \u2191" in render.markdown(drawn), render.markdown(drawn)
-columns = gather.page_data(gather.gather([Path("run6")], [], 0))["shown"]
+columns = gather.page_data(gather.gather([Path("run7")], [], 0))["shown"]
 [shown] = [column for column in columns if column["key"] == "brightness"]
 assert (shown["title"], shown["better"], shown["decimals"]) == ("Brightness", "higher", 3)
 """
@@ -118,8 +119,8 @@ def test_the_guide_works(tmp_path: Path) -> None:
         given = {argument.split("=")[0] for argument in arguments}
         arguments += [argument for argument in small if argument.split("=")[0] not in given]
     printed = run_copy(tmp_path, lines)
-    assert [arguments[0] for arguments in lines] == ["run", "audit", "run", "audit", "run", "bench", "run", "list"]
-    for run, mark in ((0, "lazy"), (2, "sjd_uniform"), (4, "greys"), (6, "mean of the pixels")):
+    assert [arguments[0] for arguments in lines] == "run audit run audit fetch run bench run list".split()
+    for run, mark in ((0, "lazy"), (2, "sjd_uniform"), (5, "greys"), (7, "mean of the pixels")):
         assert mark in (tmp_path / f"run{run}/row.csv").read_text()
     for audit in (1, 3):
         assert "not lossless" in (tmp_path / f"audit{audit}.csv").read_text()

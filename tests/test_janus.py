@@ -35,7 +35,7 @@ def test_every_official_tensor_has_one_destination(name):
     facts, source = manifest(name)
     cfg = janus.configured(facts["config"]["language_model"], source)
     size = "janus_pro_" + name[10:12].lower()
-    wanted = janus.FULL[size]
+    wanted = janus.full(size)
     assert {**vars(cfg), "vocab_size": cfg.vocab_size + janus.CODES} == vars(wanted)
     language, inputs = janus.layouts(source.tensors, cfg.n_layer, cfg.block)
     pixels = image_tokenizers.janus_layout(source.tensors, vq.VQConfig())

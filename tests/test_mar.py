@@ -21,6 +21,7 @@ from specbench.engine.graph import Eager
 from specbench.errors import UsageError
 from specbench.models import diffusion, mar, mar_sampling, vq
 from specbench.models.loading import image_tokenizers, mar_official, official
+from specbench.models.loading.bundle import shape_of
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
 
@@ -64,7 +65,7 @@ def bundle_of(model, *words):
 @pytest.mark.parametrize(("model", "size"), [("mar_b", "mar_base"), ("mar_l", "mar_large"), ("mar_h", "mar_huge")])
 def test_the_published_sizes_have_the_published_tensors(model, size):
     facts, source = manifest(f"{size}_checkpoint-last.pth")
-    c, cfg = facts["config"], mar_official.SIZES[model]
+    c, cfg = facts["config"], shape_of(model, MARConfig.even)
     assert (cfg.encoder_heads, cfg.decoder_heads) == (c["encoder_num_heads"], c["decoder_num_heads"])
     assert (cfg.steps, cfg.norm_eps) == (c["num_sampling_steps"], c["layernorm_eps"])
     assert mar_official.HEADS[cfg.encoder_dim] == cfg.encoder_heads
@@ -443,7 +444,7 @@ def test_the_bundle():
     with torch.inference_mode():
         image = bundle.tokenizer.decode_latent(latent)
     assert np.array_equal(pictures[:1], to_uint8(image))
-    full = {name: mar_official.SIZES[name] for name in ("mar_b", "mar_l", "mar_h")}
+    full = {name: shape_of(name, MARConfig.even) for name in ("mar_b", "mar_l", "mar_h")}
     assert {name: (c.side, vq.KL16.downsample * c.side) for name, c in full.items()} == dict.fromkeys(full, (16, 256))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -283,14 +285,12 @@ def test_a_look_at_every_choice_needs_no_torch() -> None:
     ({"fid": {"title": "Brightness", "better": "higher", "decimals": 3}}, "another metric declares the column fid"),
     (["brightness"], "no metric declares the column brightness"),
 ])  # fmt: skip
-def test_a_column_is_declared_once(columns: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    default, names = parameters.default, parameters.single_metrics()
-    monkeypatch.setattr(parameters, "single_metrics", lambda: {**names, "light": ""})
-    monkeypatch.setattr(
-        parameters, "default", lambda g, n, p: {"columns": columns} if n == "light" else default(g, n, p)
-    )
+def test_a_column_is_declared_once(columns: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = shutil.copytree(parameters.conf_dir(), tmp_path / "conf")
+    (conf / "metrics/light.yaml").write_text(json.dumps({"light": {"metric": "fid:FID", "columns": columns}}))
+    monkeypatch.setattr(parameters, "conf_dir", lambda: conf)
     with pytest.raises(UsageError, match=rf"conf/metrics/light\.yaml: .*{message}"):
-        shown_columns.of_metrics.__wrapped__()
+        shown_columns.of_metrics()
 
 
 @pytest.fixture(scope="module")

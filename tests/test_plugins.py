@@ -19,7 +19,6 @@ from hatchling import build
 
 from specbench import data
 from specbench.config import composition, configuration, parameters, registry
-from specbench.config.table import TABLE, UNITS
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.folder import stored
@@ -185,7 +184,7 @@ def test_a_folder_is_included_as_hydra_users_know_it(folder: Path, call: Call, m
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     assert call("-sc", "query=bash")[1].split() == ["rule=mine"]
-    assert "warmth" not in TABLE
+    assert "warmth" not in parameters.table()
 
 
 def test_a_stopped_run_names_its_folders(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +207,7 @@ def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None
         cfg = configuration.compose(["method=mine"])
         assert registry.find("rule", "mine")(cfg, None) == (7, 0.5)
         assert registry.module("rule", "mine").__file__ == str(folder / "rule/mine.py")
-        assert UNITS["warmth"] == "degrees"
+        assert parameters.parameter("warmth", cfg).unit == "degrees"
         assert composition.compose({"method": "mine"}) == configuration._by_hydra(
             parameters.conf_dir(), ("method=mine",)
         )
@@ -248,6 +247,34 @@ def test_data_and_models_come_from_a_folder(folder: Path) -> None:
         assert label.startswith("folder:")
 
 
+def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: Call) -> None:
+    (folder / "model").mkdir()
+    (folder / "model/toy.yaml").write_text(
+        "# @package _global_\n# Mine.\ndefaults: [base/llamagen_c2i]\nmodel: toy\nshape: {dim: 768, n_head: 12}\n"
+        "files:\n  target: {repository: somebody/toy, files: [toy.pt], licence: MIT, sizes: {toy.pt: 1000}}\n"
+        "  drafters: {eagle: {repository: somebody/eagle, licence: MIT}}\n"
+    )
+    code, out, _ = call("--include", str(folder), "fetch", "model=toy", "drafter=eagle2", "--dry-run")
+    assert code == 0
+    assert "  target/: somebody/toy, main (MIT)\n    toy.pt\n" in out
+    assert "  tokenizer/: FoundationVision/LlamaGen, " in out
+    assert "  eagle/: somebody/eagle, main (MIT)\n    config.json, *.safetensors|*.bin; if there: " in out
+    with parameters.including([folder]):
+        cfg = configuration.compose(["model=toy", "method=eagle2", "n=1"])
+        with pytest.raises(UsageError, match="lacks target/, tokenizer/, eagle/: run `specbench fetch model=toy"):
+            registry.check_weights(cfg)
+        assert {part.repository for part in registry.model_sources()["toy"].parts.values()} == {
+            "somebody/toy",
+            "FoundationVision/LlamaGen",
+        }
+        (folder / "model/toy.yaml").write_text(
+            "# @package _global_\n# Mine.\nmodel: toy\nfiles: {target: {licence: MIT}}\n"
+        )
+        parameters.refresh()
+        with pytest.raises(UsageError, match="files of model toy is not declared well .*'repository'"):
+            registry.model_sources()
+
+
 def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files of docs/plugins.md are made and its commands run, with few sequences and a pipeline without a model."""
     page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
@@ -267,7 +294,8 @@ def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytes
     finally:
         monkeypatch.undo()
         parameters.refresh()
-    assert len(done) == 6
+    assert len(done) == 7
     assert "lazy " in done[0]
     assert "not lossless" in done[2]  # the audit of the rule
-    assert "specbench-example 0.1.0:" in done[3]
+    assert "target/: OWNER/NAME, main (MIT)" in done[3]
+    assert "specbench-example 0.1.0:" in done[4]

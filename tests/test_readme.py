@@ -31,10 +31,9 @@ from specbench import cli
 from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
 from specbench.cli import bench, fetch, push, reference, show, suite
-from specbench.config import configuration, parameters, variants
+from specbench.config import configuration, parameters, registry, variants
 from specbench.errors import values
 from specbench.rows import selection
-from specbench.storage import sources
 from specbench.tables import measure
 from specbench.tables.catalog import TABLES
 from specbench.training import recipes
@@ -224,7 +223,7 @@ def _fetched(arguments: list[str]) -> object:
     given = fetch._parse(arguments)
     if "model" in given:
         return fetch._chosen_parts(given)
-    return fetch._evaluators([given["metrics"]]) if "metrics" in given else sources.DATA[given["data"]]
+    return fetch._evaluators([given["metrics"]]) if "metrics" in given else registry.data_sources()[given["data"]]
 
 
 @pytest.mark.parametrize("line", sorted(SKIPPED))
@@ -308,7 +307,7 @@ def test_every_part_stands_in_its_table_with_its_defaults(group: str) -> None:
     documented = {row[0].strip("`"): yaml.safe_load(f"{{{', '.join(_pairs(row[2]))}}}") for row in rows}
     shipped = {}
     for name in parameters.choices(group):
-        values = yaml.safe_load((ROOT / f"conf/{group}/{name}.yaml").read_text())
+        values = parameters.content(group, name)
         left_out = (group, "drafter_weights", *parameters.METADATA)
         shipped[name] = {k: v for k, v in values.items() if k not in left_out}
     assert documented == shipped

@@ -29,8 +29,8 @@ NAMES = [*WORDS, *(f"word{i}" for i in range(22)), "<|t2i|>", "<|i2t|>", "<|soi|
 @pytest.mark.parametrize(("name", "size"), [("simplear_05b", "0.5B"), ("simplear_15b", "1.5B")])
 def test_the_official_sizes(name, size):
     config = manifest(f"SimpleAR-{size}")[0]["config"]
-    assert simplear.FULL[name] == from_hugging_face(config, 0, True)
-    assert simplear.FULL[name].block.head_dim == config["head_dim"]
+    assert simplear.full(name) == from_hugging_face(config, 0, True)
+    assert simplear.full(name).block.head_dim == config["head_dim"]
     assert (config["tokenizer_length"], config["grid"]) == (simplear.TEXT_IDS, simplear.SIDE)
 
 

@@ -112,7 +112,7 @@ class TabularModel:
         """As of `Subject`. The draft tables, in the shape of its drafts, replace a drafter that needs a network:
         sampled or, for Medusa and EAGLE-2, deterministic."""
         name = cfg["drafter"]
-        if not registry.entry("drafter", name).assets:
+        if not registry.drafter_network(name):
             return build_drafter(cfg, None)
         if name == "eagle_adaptive":
             return TabularAdaptive(self.q, cfg["nodes"], cfg["depth"], cfg["width"])

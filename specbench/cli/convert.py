@@ -65,7 +65,7 @@ def _read(given: dict[str, str]) -> tuple[EagleNetwork, torch.dtype]:
     known = ["reduced=true"] if given.get("reduced") == "true" else []
     arguments = [f"model={given['model']}", f"drafter_weights={command_line.quoted(given['drafter_weights'])}", *known]
     cfg = configuration.compose([*arguments, "weights=random", "method=eagle_chain", "device=cpu"])
-    shape_alone = bool(registry.entry("model", cfg["model"]).parts)
+    shape_alone = registry.source(cfg["model"]) is not None
     bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
     bundle.device = torch.device("cpu")
     head: EagleNetwork = bundle.drafter_network("eagle")

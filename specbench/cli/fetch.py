@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +14,17 @@ from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.storage import downloads, home, sources
 from specbench.storage.downloads import FetchRecord
 from specbench.storage.files import format_size, size
-from specbench.storage.sources import Part
+from specbench.storage.sources import Data, Part
 
 #: The arguments of the command, with their meanings.
 ARGUMENTS = {
-    "model": "the model whose weights to fetch: " + ", ".join(sources.MODELS),
+    "model": "the model whose weights to fetch: " + ", ".join(registry.model_sources()),
     "weights": "where to put them (default: the folder of weights=official in a run)",
     "drafter": "a drafter of a run whose published weights to fetch, too: " + ", ".join(registry.network_folders()),
     "size": "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each with its own checkpoint",
     "repository": "another Hugging Face repository for the target, as in OWNER/NAME",
     "revision": "branch or commit of the target's repository (default: as listed below)",
-    "data": "the data set to fetch: " + ", ".join(sources.DATA),
+    "data": "the data set to fetch: " + ", ".join(registry.data_sources()),
     "data_dir": "where to put it (default: where a run looks for it)",
     "metrics": "the metrics, or sets of them, whose networks to fetch, with commas: see specbench list metrics",
     "metrics_dir": "where to put them (default: where a run looks for them)",
@@ -36,9 +36,9 @@ _OF = {
 }
 
 _HELP = """\
-usage: specbench fetch model=NAME [drafter=NAME] [weights=DIR] [--yes]
-       specbench fetch metrics=NAME[,NAME...] [metrics_dir=DIR] [--yes]
-       specbench fetch data=NAME [data_dir=DIR] [--yes]
+usage: specbench fetch model=NAME [drafter=NAME] [weights=DIR] [--yes] [--dry-run]
+       specbench fetch metrics=NAME[,NAME...] [metrics_dir=DIR] [--yes] [--dry-run]
+       specbench fetch data=NAME [data_dir=DIR] [--yes] [--dry-run]
 
 Shows the files, their sizes and licences, asks, and fetches the missing ones. After an interruption, the same command
 continues where it stopped. Set HF_TOKEN, or run `hf auth login`, for repositories that require it.
@@ -47,18 +47,24 @@ continues where it stopped. Set HF_TOKEN, or run `hf auth login`, for repositori
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`specbench fetch model=NAME|metrics=NAMES|data=NAME [name=value ...] [--yes]`. Returns the exit status.
+    """`specbench fetch model=NAME|metrics=NAMES|data=NAME [name=value ...] [--yes] [--dry-run]`.
+
+    Returns the exit status.
 
     Raises:
         UsageError: bad arguments, no consent, no disk space, no server, or a file that is not the published one.
     """
-    line = parse_arguments("fetch", arguments, ["--yes"])
+    line = parse_arguments("fetch", arguments, ["--yes"], ["--dry-run"])
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<12} {line}" for name, line in ARGUMENTS.items()))
-        print(f"  {'--yes':<12} do not ask\n")
+        print(f"  {'--yes':<12} do not ask")
+        print(f"  {'--dry-run':<12} only show from where the files come; asks no server\n")
         print("\n".join(_revisions()))
         return 0
     given = _parse(line.arguments)
+    if line.dry_run:
+        print("\n".join(_origins(given)))
+        return 0
     try:
         if "model" in given:
             _fetch_model(given, line.yes)
@@ -71,11 +77,31 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _origins(given: Mapping[str, str]) -> Iterator[str]:
+    """From where the files come, and their folders below the one that they are for."""
+    if "data" in given:
+        data = _data(given["data"])
+        yield f"{given['data']} -> {home.expanded(given.get('data_dir', home.data_folder(given['data'])))}"
+        yield from (f"    {format_size(file.size):>9}  {file.address}" for file in data.files)
+        yield f"  licence: {data.licence}"
+        return
+    if "model" in given:
+        parts, folder = _chosen_parts(given)
+        folder = folder if given.get("weights", "official") == "official" else home.expanded(given["weights"])
+    else:
+        parts = {name: registry.evaluators()[name] for name in _evaluators(given["metrics"].split(","))}
+        folder = home.expanded(given.get("metrics_dir", home.metrics_folder()))
+    yield f"{given.get('model', given.get('metrics'))} -> {folder}"
+    for name, part in parts.items():
+        yield f"  {name}/: {part.repository}, {part.revision} ({part.licence})"
+        yield f"    {', '.join(part.files)}" + (f"; if there: {', '.join(part.also)}" if part.also else "")
+
+
 def _revisions() -> list[str]:
     """For the help: every repository, and the commit that it is pinned to."""
-    models = sources.MODELS.values()
+    models = registry.model_sources().values()
     parts = [p for m in models for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values(), *m.instead)]
-    at = {p.repository: p.revision if p.pinned else "main" for p in (*parts, *sources.EVALUATORS.values())}
+    at = {p.repository: p.revision if p.pinned else "main" for p in (*parts, *registry.evaluators().values())}
     width = max(map(len, at))
     head = "Repositories, pinned to a commit or a release; main: none is known, a fetch takes and records the latest"
     return [head, *(f"  {repository:<{width}}  {revision}" for repository, revision in sorted(at.items()))]
@@ -110,7 +136,7 @@ def _fetch_model(given: Mapping[str, str], yes: bool) -> None:
 def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
     names = given["metrics"]
     folder = home.expanded(given.get("metrics_dir", home.metrics_folder()))
-    parts = {name: sources.EVALUATORS[name] for name in _evaluators(names.split(","))}
+    parts = {name: registry.evaluators()[name] for name in _evaluators(names.split(","))}
     if not parts:
         print(f"{names}: nothing to fetch, these evaluators are part of specbench")
     elif _fetch_parts(names, parts, folder, None, yes, "metrics_dir=DIR"):
@@ -120,24 +146,21 @@ def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
 
 def _evaluators(names: Sequence[str]) -> list[str]:
     """The folders that metrics and sets of metrics read, each once."""
-    from specbench import metrics
-
-    context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())
     found: dict[str, None] = {}
     for name in names:
         if name not in parameters.choices("metrics"):
             raise unknown("metric", name, parameters.choices("metrics"))
         for one in sorted(parameters.declared("metrics", name)):
-            found |= dict.fromkeys(metrics.metric(one, context).parts)
+            found |= dict.fromkeys(registry.evaluator_folders(one))
     return list(found)
 
 
 def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
     """The parts that the arguments name, and their default folder."""
     model = given["model"]
-    if model not in sources.MODELS:
-        raise unknown("model", model, sources.MODELS)
-    entry, folder = sources.MODELS[model], home.model_folder(model)
+    if model not in registry.model_sources():
+        raise unknown("model", model, registry.model_sources())
+    entry, folder = registry.model_sources()[model], home.model_folder(model)
     parts, drafters = dict(entry.parts), entry.drafters
     if "size" in given:
         if not entry.sizes:
@@ -145,8 +168,8 @@ def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
         if given["size"] in entry.sizes:
             parts["target"], drafters = entry.sizes[given["size"]], {}
             folder = home.model_folder(f"{model}_{given['size']}")
-        elif given["size"] != "768":
-            raise unknown("size", given["size"], ["768", *entry.sizes])
+        elif given["size"] != (own := str(parameters.default("model", model, "size"))):
+            raise unknown("size", given["size"], [own, *entry.sizes])
     if "repository" in given:
         name = given["repository"]
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
@@ -211,15 +234,20 @@ def _fetch_parts(
     return True
 
 
-def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
-    name = given["data"]
-    if name in parameters.choices("data") and name not in sources.DATA:
+def _data(name: str) -> Data:
+    """The files of a data set. UsageError where it has none to fetch."""
+    if name in parameters.choices("data") and name not in registry.data_sources():
         own = parameters.declared("data", name) & {"prompts", "data_dir"}
         why = "its file comes from you" if own else "it needs no files"
-        raise UsageError(f"data={name} has nothing to fetch: {why} (fetched are: {', '.join(sources.DATA)})")
-    if name not in sources.DATA:
-        raise unknown("data", name, sources.DATA)
-    data = sources.DATA[name]
+        raise UsageError(f"data={name} has nothing to fetch: {why} (fetched are: {', '.join(registry.data_sources())})")
+    if name not in registry.data_sources():
+        raise unknown("data", name, registry.data_sources())
+    return registry.data_sources()[name]
+
+
+def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
+    name = given["data"]
+    data = _data(name)
     folder = home.expanded(given.get("data_dir", home.data_folder(name)))
     record = FetchRecord(folder)
     todo = [file for file in data.files if not downloads.is_unpacked(record, file, folder)]

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench.config import command_line, configuration
-from specbench.config.table import check_value
+from specbench.config import command_line, configuration, parameters
 from specbench.errors import UsageError, integer, parse_arguments, split_own
 from specbench.probe.rows import OFFSETS, ROUNDS, ROWS, rounds, row
 from specbench.rows.summary import with_error
@@ -96,7 +95,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _rounds(cfg: Mapping[str, Any], strengths: str, out: Path | None) -> int:
     try:
-        numbers = [check_value("strength", float(x)) for x in strengths.split(",")] if strengths != "none" else []
+        strength = parameters.declarations("rule", "band")["strength"]
+        numbers = [strength.checked("strength", float(x)) for x in strengths.split(",") if strengths != "none"]
     except ValueError:
         raise UsageError(
             f"probe.strengths must be numbers with commas, such as {STRENGTHS}, or none (got {strengths})"

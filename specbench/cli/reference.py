@@ -22,7 +22,6 @@ import numpy as np
 from specbench import metrics
 from specbench._version import __version__
 from specbench.config import parameters
-from specbench.config.table import check_value
 from specbench.data.base import Item, key
 from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.metrics import reference as references
@@ -108,8 +107,8 @@ def _metrics(given: Mapping[str, str]) -> list[ComparedMetric]:
     """A metric for each feature extractor of the named metrics. Metrics of a set without a reference are skipped."""
     from specbench.harness.pipeline import resolve_device
 
-    device = check_value("device", given.get("device", "auto"))
-    batch = check_value("batch", _integer(given.get("batch", "64")))
+    device = parameters.table()["device"].checked("device", given.get("device", "auto"))
+    batch = parameters.table()["batch"].checked("batch", _integer(given.get("batch", "64")))
     weights = home.expanded(given["metrics_dir"]) if "metrics_dir" in given else home.metrics_folder()
     context = ScoringContext(metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), batch)
     compared = {

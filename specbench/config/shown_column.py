@@ -18,16 +18,16 @@ class ShownColumn:
     decimals: int
 
 
-def shown(file: object, name: str, keys: Mapping[str, Any]) -> ShownColumn:
-    """The column `name` that a metric's file declares. UsageError, naming the file, for a wrong declaration."""
+def shown(name: str, keys: Mapping[str, Any]) -> ShownColumn:
+    """The column `name` that a metric's file declares. UsageError for a wrong declaration."""
     wanted = {"title": str, "better": str, "decimals": int}
     for key in {**wanted, **keys}:
         if key not in wanted or type(keys.get(key)) is not wanted[key]:
             raise UsageError(
-                f"{file}: column {name} needs title: TEXT, better: higher or lower, and decimals: INTEGER (got {key}:"
+                f"column {name} needs title: TEXT, better: higher or lower, and decimals: INTEGER (got {key}:"
                 f" {keys.get(key)!r})"
             )
     found = ShownColumn(**keys)
     if found.better not in ("higher", "lower"):
-        raise UsageError(f"{file}: better of {name} must be higher or lower (got {found.better!r})")
+        raise UsageError(f"better of {name} must be higher or lower (got {found.better!r})")
     return found

@@ -19,28 +19,12 @@ from collections.abc import Mapping
 from specbench.config import parameters
 from specbench.config.caches import cached
 from specbench.config.shown_column import ShownColumn as ShownColumn
-from specbench.config.shown_column import shown
 from specbench.errors import UsageError
 
 
-@cached
-def of_metrics() -> dict[str, ShownColumn]:
-    """Column -> how it is shown, for every metric. UsageError, naming the file, for a wrong or absent declaration."""
-    found: dict[str, ShownColumn] = {}
-    named: dict[str, str] = {}
-    for metric in parameters.single_metrics():
-        columns = parameters.default("metrics", metric, metric)["columns"]
-        named |= dict.fromkeys(columns, metric)
-        for name, keys in columns.items() if isinstance(columns, Mapping) else ():
-            if name in found:
-                raise UsageError(f"conf/metrics/{metric}.yaml: another metric declares the column {name}, too")
-            found[name] = shown(f"conf/metrics/{metric}.yaml", name, keys)
-    if undeclared := sorted(named.keys() - found):
-        raise UsageError(
-            f"conf/metrics/{named[undeclared[0]]}.yaml: no metric declares the column {undeclared[0]}; give its title:,"
-            " better: and decimals:"
-        )
-    return found
+def of_metrics() -> Mapping[str, ShownColumn]:
+    """Column -> how it is shown, for every metric."""
+    return parameters.found_choices().columns
 
 
 def features(metric: str) -> dict[str, int]:

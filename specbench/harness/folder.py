@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from specbench import data
-from specbench.config import parameters, variants
+from specbench.config import parameters, registry, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
@@ -262,13 +262,13 @@ def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
 def current_prompts(config: RunConfig) -> list[data.Item]:
     """The prompts in their files; none if they have no file, or it is gone."""
     try:
-        return [] if config["data"] in data.DRAWN else data.images_of(config)
+        return [] if registry.is_drawn(config["data"]) else data.images_of(config)
     except UsageError:
         return []
 
 
 def recorded_prompts(records: Sequence[Record], config: RunConfig) -> list[data.Item]:
     """The prompts from the records of a run, for a data set whose files are gone."""
-    if config["data"] in data.DRAWN:
+    if registry.is_drawn(config["data"]):
         return data.images_of(config)
     return [data.Item(r.index, r.prompt, None, r.id) for r in records]

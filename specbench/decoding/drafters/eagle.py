@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -392,4 +391,5 @@ def build(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter
     return Eagle(head, _paths(cfg), cfg.get("select_from") == "replacement")
 
 
-build_eagle3 = partial(build, network="eagle3")
+def build_eagle3(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return build(cfg, model, "eagle3")

@@ -16,15 +16,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specbench.config import registry
+from specbench.config import parameters, registry
 from specbench.errors import UsageError
 from specbench.models.language import Language
 from specbench.models.loading import checkpoints
 from specbench.models.loading.drafters import Drafters
 from specbench.models.loading.unified_official import read
 from specbench.models.unified import ImageTokens, Unified
+from specbench.storage import sources
 
 M = TypeVar("M", bound=nn.Module)
+C = TypeVar("C")
+
+
+def shape_of(model: str, kind: Callable[..., C], **others: Any) -> C:
+    """The network's configuration that a model's file declares with `shape`, and `others`. UsageError for wrong
+    fields."""
+    return sources.made(kind, {**others, **(parameters.default("model", model, "shape") or {})}, f"shape of {model}")
 
 
 class Bundle:

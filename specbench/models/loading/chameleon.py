@@ -47,7 +47,7 @@ class Chameleon(UnifiedModel):
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
-        self.lumina = self.name == "lumina_mgpt"
+        self.lumina = "instruction" in cfg
         size = cfg["size"] if self.lumina else ANOLE_SIZE
         if self.lumina and size not in LUMINA_SIZES:
             raise UsageError(f"size must be one of {', '.join(map(str, LUMINA_SIZES))} (got {size})")

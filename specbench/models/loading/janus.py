@@ -21,7 +21,7 @@ from specbench.engine.ops import gelu, linear
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading import image_tokenizers, naming, official
-from specbench.models.loading.bundle import UnifiedModel
+from specbench.models.loading.bundle import UnifiedModel, shape_of
 from specbench.models.loading.files import joined
 from specbench.models.loading.naming import Layout, ParameterSlice
 from specbench.models.loading.prompts import JanusIds, janus_prompt
@@ -35,10 +35,12 @@ _CODES = "inputs of the codes"  # no name of a file's
 SIDE, CODES = 24, 16384  # an image of 384 x 384 pixels: rows and columns of codes; the codes
 TEXT_IDS = 100000  # ids below are of text
 
-FULL = {
-    "janus_pro_1b": UnifiedConfig(2048, 24, 16, 16, 5632, 102400 + CODES, norm_eps=1e-6, head_hidden=2048),
-    "janus_pro_7b": UnifiedConfig(4096, 30, 32, 32, 11008, 102400 + CODES, norm_eps=1e-6, head_hidden=4096),
-}
+
+def full(model: str) -> UnifiedConfig:
+    """The network of a published size."""
+    return shape_of(model, UnifiedConfig, vocab_size=102400 + CODES, norm_eps=1e-6)
+
+
 REDUCED_CODES, REDUCED_SIDE = 64, 4
 REDUCED = UnifiedConfig(32, 2, 2, 2, 64, 100100 + REDUCED_CODES, norm_eps=1e-6, head_hidden=24)
 
@@ -152,7 +154,7 @@ class Janus(UnifiedModel):
         if self.folder is None:
             shape = vq.LLAMAGEN_16.reduced(REDUCED_CODES) if self.reduced else vq.LLAMAGEN_16
             self.tokenizer = self.random(lambda: vq.VQModel(shape), 2, torch.float32)
-            base = REDUCED if self.reduced else FULL[self.name]
+            base = REDUCED if self.reduced else full(self.name)
             self.image = image(base.vocab_size - shape.codebook_size, shape.codebook_size, self.side)
             self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
         else:

@@ -20,22 +20,11 @@ from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading import naming, official
-from specbench.models.loading.bundle import RealModel, class_number, only
+from specbench.models.loading.bundle import RealModel, class_number, only, shape_of
 from specbench.models.loading.files import TRAINER_TYPES, WRAPPERS
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import T5_XL, T5Features, hashed_features
 
-_TEXT = LlamaGenConfig()
-_CLASS = LlamaGenConfig(dim=1024, n_layer=24, n_head=16, ffn_hidden=2816, cls_token_num=1, block_size=576)
-_CLASS = replace(_CLASS, num_classes=1000)
-#: The published models.
-SIZES = {
-    "llamagen_xl": _TEXT,
-    "llamagen_xl_512": replace(_TEXT, block_size=1024),
-    "llamagen_l": _CLASS,
-    "llamagen_xl_c2i": replace(_CLASS, dim=1280, n_layer=36, n_head=20, ffn_hidden=3584),
-    "llamagen_3b": replace(_CLASS, dim=3200, n_layer=24, n_head=32, ffn_hidden=8704),
-}
 #: Width -> heads of LlamaGen's own files (B, L, XL, XXL, 3B), which do not contain them; of a reduced model too.
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32, 64: 2, 48: 2}
 
@@ -52,7 +41,8 @@ class LlamaGenModel(RealModel):
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
-        self.shape = reduced(SIZES[self.name]) if self.reduced else SIZES[self.name]
+        self.shape = shape_of(self.name, LlamaGenConfig)
+        self.shape = reduced(self.shape) if self.reduced else self.shape
         self.text: T5Features | None = None
         if self.folder is None:
             pixels = vq.LLAMAGEN_16.reduced(self.shape.vocab_size) if self.reduced else vq.LLAMAGEN_16
@@ -179,6 +169,6 @@ def from_lantern(c: Mapping[str, Any]) -> LlamaGenConfig:
     )
 
 
-def tokens_of_image(cfg: Mapping[str, Any]) -> int | None:
+def tokens_of_image(cfg: Mapping[str, Any]) -> int:
     """Tokens of an image; loads nothing."""
-    return SIZES[cfg["model"]].block_size if cfg["model"] in SIZES else None
+    return shape_of(cfg["model"], LlamaGenConfig).block_size

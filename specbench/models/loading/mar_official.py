@@ -19,7 +19,7 @@ from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading import official
-from specbench.models.loading.bundle import Bundle, class_number, only
+from specbench.models.loading.bundle import Bundle, class_number, only, shape_of
 from specbench.models.loading.files import TRAINER_TYPES
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.naming import ParameterSlice, Table
@@ -27,12 +27,6 @@ from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided, unpatchify
 
 _BASE = MARConfig()
-#: The published models.
-SIZES = {
-    "mar_b": _BASE,
-    "mar_l": MARConfig.even(1024, 16, 16, head_depth=8, head_width=1280),
-    "mar_h": MARConfig.even(1280, 20, 16, head_depth=12, head_width=1536),
-}
 #: Width -> heads of MAR's own files, which do not contain them; of a reduced model too.
 HEADS = {768: 12, 1024: 16, 1280: 16, 64: 2}
 WRAPPERS = ("model_ema", "model")  # images are made with the averaged weights (reference README (38))
@@ -65,8 +59,8 @@ class MARModel(Bundle):
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
         self._guidance = (cfg["cfg_scale"], cfg["cfg_schedule"])
-        shape = reduced(SIZES[self.name]) if self.reduced else SIZES[self.name]
-        self.shape = replace(shape, steps=cfg["diffusion_steps"])
+        shape = shape_of(self.name, MARConfig.even)
+        self.shape = replace(reduced(shape) if self.reduced else shape, steps=cfg["diffusion_steps"])
         if self.folder is None:
             pixels = vq.KL16.reduced(0) if self.reduced else vq.KL16
             self.target = self._guided(self.random(lambda: MAR(self.shape), 1, dtype))
@@ -137,7 +131,7 @@ class MARModel(Bundle):
         guidance."""
         if self.drafter_weights is None and self.folder is None:
             shape = reduced(_BASE) if self.reduced else _BASE
-            if self.name == "mar_b" and not self.reduced:
+            if self.shape.encoder_depth == _BASE.encoder_depth:
                 shape = replace(shape, encoder_depth=shape.encoder_depth // 4, decoder_depth=shape.decoder_depth // 4)
             return self._guided(self.random(lambda: MAR(replace(shape, steps=self.shape.steps)), 3, self.dtype))
         folder = self.drafter_weights or self.part("draft")

@@ -19,7 +19,7 @@ from torch import Tensor
 from specbench.data.scenes import to_uint8
 from specbench.models.cosmos import COSMOS, Cosmos
 from specbench.models.language import Grammar
-from specbench.models.loading.bundle import UnifiedModel
+from specbench.models.loading.bundle import UnifiedModel, shape_of
 from specbench.models.loading.image_tokenizers import load_cosmos
 from specbench.models.loading.prompts import SimpleARIds, simplear_prompt
 from specbench.models.loading.text_official import NamedText, find_file, hashed_ids, open_byte_level, open_tokenizer
@@ -30,14 +30,14 @@ SIDE = 64  # codes per side of an image of 1024 x 1024 pixels
 TEXT_IDS = 151672  # ids of the tokenizer; seven special ones are the last
 
 _QWEN = {"rope_base": 1e6, "norm_eps": 1e-6, "qkv_bias": True}
-_VOCABULARY = TEXT_IDS + COSMOS.codebook_size
-FULL = {
-    "simplear_05b": UnifiedConfig(896, 24, 14, 2, 4864, _VOCABULARY, **_QWEN),  # type: ignore[arg-type]
-    "simplear_15b": UnifiedConfig(1536, 28, 12, 2, 8960, _VOCABULARY, **_QWEN),  # type: ignore[arg-type]
-}
 REDUCED_SIDE, REDUCED_TEXT_IDS = 4, 40
 REDUCED_COSMOS = COSMOS.reduced([2] * 6)
 REDUCED = UnifiedConfig(32, 2, 2, 1, 64, REDUCED_TEXT_IDS + REDUCED_COSMOS.codebook_size, **_QWEN)  # type: ignore[arg-type]
+
+
+def full(model: str) -> UnifiedConfig:
+    """The network of a published size."""
+    return shape_of(model, UnifiedConfig, vocab_size=TEXT_IDS + COSMOS.codebook_size, **_QWEN)
 
 
 def image(text_ids: int, codes: int, side: int) -> ImageTokens:
@@ -82,7 +82,7 @@ class SimpleAR(UnifiedModel):
         shape = REDUCED_COSMOS if self.reduced else COSMOS
         side = REDUCED_SIDE if self.reduced else SIDE
         if self.folder is None:
-            base = REDUCED if self.reduced else FULL[self.name]
+            base = REDUCED if self.reduced else full(self.name)
             self.text_ids = base.vocab_size - shape.codebook_size
             self.ids = SimpleARIds(self.text_ids - 7, self.text_ids - 5)
             self.tokenizer = self.random(lambda: Cosmos(shape), 2, torch.float32)
