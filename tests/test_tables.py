@@ -321,11 +321,10 @@ def test_lists_of_rows_are_drawn(tables: Tables, tmp_path: Path, monkeypatch: py
 
 def test_an_interval_is_of_the_rows_own_error_or_of_what_older_rows_have() -> None:
     length = "accepted_length_mean"
-    quality = next(c for c in TABLE.columns if c.key == "clip_score")
     older = _row(accepted_length_std="0.2", n="64")
     for row, error in ((older, 0.2 / 8), (older | {"accepted_length_stderr": "0.5"}, 0.5)):
         expected = (1.11, 0.7101, layout.NORMAL95 * error, layout.NORMAL95 * 0.0123)
-        assert figures._point(row, length, quality) == pytest.approx(expected)
+        assert figures.point(row, length, "clip_score", layout.NORMAL95) == pytest.approx(expected)
     assert figures.stderr(_row(), "fid") == 0
 
 

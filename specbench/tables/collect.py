@@ -9,7 +9,7 @@ from typing import Any
 from specbench.harness.planned import PlannedRun, Row, execute
 from specbench.rows.csv_files import append_row, as_cells, read_rows
 from specbench.tables.definitions import Panel
-from specbench.tables.measure import ROW_FILES, TablePlan, comparisons, equal_file, store
+from specbench.tables.measure import ROW_FILES, TablePlan, store
 
 
 class Bench:
@@ -91,7 +91,7 @@ class _Collector:
                     self.say(f"{label}: {', '.join(left_out)} did not measure {y}, and is not compared")
                 curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
                 for row in self.bench.equal(curves, x, value, y):
-                    file = equal_file(self.plan.table, self.results)
+                    file = store(self.plan.table, self.results, "_pairs")
                     equal.ROWS.append(file, {**row, "panel": label, "runs": runs})
 
 
@@ -118,7 +118,7 @@ def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], N
 
         say(f"{todo.title}: {labels[b]} and {labels[a]}, image by image")
         for row in bench.compare(folders[a], folders[b]):
-            wording.ROWS.append(comparisons(todo.table, results), row)
+            wording.ROWS.append(store(todo.table, results, "_test"), row)
     return collector.plan.with_tests(results)
 
 

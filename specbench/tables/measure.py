@@ -82,11 +82,11 @@ class TablePlan(Plan[PlannedRun]):
         if self.table.tests:
             from specbench.compare import wording
 
-            compared = wording.ROWS.read(comparisons(self.table, results))
+            compared = wording.ROWS.read(store(self.table, results, "_test"))
         if matched is not None and matched.tested:
             from specbench.compare import equal
 
-            pairs = equal.ROWS.read(equal_file(self.table, results))
+            pairs = equal.ROWS.read(store(self.table, results, "_pairs"))
         return replace(self, compared=tuple(compared), pairs=tuple(pairs))
 
 
@@ -97,19 +97,10 @@ def compared(test: TableTest, rows: Mapping[str, Row | None], comparisons: Seque
     return next(same, None)
 
 
-def store(table: Table, results: Path) -> Path:
-    """The file with the rows of a table."""
-    return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}.csv"
-
-
-def comparisons(table: Table, results: Path) -> Path:
-    """The file with the rows of `specbench compare` for the tests of a table."""
-    return results / f"{table.id}_test.csv"
-
-
-def equal_file(table: Table, results: Path) -> Path:
-    """The file with the tests of a table's curves at equal values."""
-    return results / f"{table.id}_pairs.csv"
+def store(table: Table, results: Path, of: str = "") -> Path:
+    """The file with the rows of a table; of: "_test": with those of `specbench compare` for its tests, "_pairs": with
+    the tests of its curves at equal values."""
+    return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}{of}.csv"
 
 
 def plan(table: Table, model: str, n: int | None, results: Path, runs: Path = Path("runs")) -> TablePlan:

@@ -27,7 +27,7 @@ from specbench.rows.seconds import is_timed
 from specbench.storage.files import write_atomically
 from specbench.tables import reading, suite_files
 from specbench.tables.collect import Bench
-from specbench.tables.definitions import STANDARD, Line, Table, row_column
+from specbench.tables.definitions import STANDARD, Column, Line, Table, row_column
 from specbench.tables.suite_files import Source
 
 FILE, ROWS, COMPARED = "suite.yaml", "suite.csv", "compared.csv"  # in a suite's folder; the first is its definition
@@ -112,7 +112,7 @@ def read(source: Source, name: str) -> Suite:
     table = reading.table(name, source)
     if table.rows_of != "run":
         raise source.fault(f"it shows rows of specbench {table.rows_of}: draw it with specbench tables {name}")
-    shared = dict(override.split("=", 1) for override in table.protocol)
+    shared = _values(table.protocol)
     models = source.entries("models", ("model",)) or {table.model: {"model": table.model}}
     prompts = source.entries("prompts", ("data",)) or {"": {}}
     seeds = [source.integer("seeds", seed, 0) for seed in source.sequence("seeds", held.get("seeds"))]
@@ -126,7 +126,7 @@ def read(source: Source, name: str) -> Suite:
     if "metrics" in held:
         own["metrics"] = reading.overrides(source, "metrics", {"metrics": held["metrics"]})[0].partition("=")[2]
     if not table.columns:
-        table = replace(table, columns=_default_columns(source, held, own))
+        table = replace(table, columns=_default_columns(held, own))
     seconds = any(is_timed(column.key) for column in table.columns)
     timed = source.integer("timed", held.get("timed", min(table.n, TIMED) if seconds else 0), 0)
     baseline = source.mapping("baseline", held.get("baseline", {"method": "vanilla"}))
@@ -142,18 +142,15 @@ def read(source: Source, name: str) -> Suite:
     )
 
 
-def _default_columns(source: Source, held: Mapping[str, Any], shared: Mapping[str, str]) -> tuple[Any, ...]:
+def _default_columns(held: Mapping[str, Any], shared: Mapping[str, str]) -> tuple[Column, ...]:
     """Steps, seconds where they are measured, and what the metrics fill."""
     names = [name.strip() for name in shared.get("metrics", "scenes").strip("[]").split(",")]
-    single = [one for name in names if name in parameters.choices("metrics") for one in _single(name)]
+    declared = [parameters.declared("metrics", name) for name in names if name in parameters.choices("metrics")]
+    single = [one for some in declared for one in parameters.single_metrics() if one in some]
     keys = ["speedup_step", "accepted_length_mean"]
     keys += ["latency_s_mean", "speedup_latency"] if held.get("timed") else []
     keys += [column for name in single for column in parameters.metric_columns(name)]
     return tuple(STANDARD.get(key) or row_column(key) for key in dict.fromkeys(keys))
-
-
-def _single(metrics: str) -> list[str]:
-    return [name for name in parameters.single_metrics() if name in parameters.declared("metrics", metrics)]
 
 
 # --- which runs -------------------------------------------------------------------------------------------------------
@@ -225,12 +222,11 @@ def _planned(suite: Suite, cell: Cell, line: Line, out: Path, timed: bool) -> Su
 
 def _own(suite: Suite, line: Line, cell: Cell) -> tuple[str, ...] | str:
     """A line's overrides on a model, or why it has none."""
-    [*of_model] = suite.models[cell.model]
-    model = next((o.partition("=")[2] for o in of_model if o.startswith("model=")), suite.table.model)
+    model = _values(suite.models[cell.model]).get("model", suite.table.model)
     own = line.overrides if model == suite.table.model or line.elsewhere is None else line.elsewhere
     if own is None:
         return f"{line.label}: {line.without}"
-    given = {o.partition("=")[0]: o.partition("=")[2] for o in own}
+    given = _values(own)
     if suite.held.get("seeds") and "seed" in given:
         raise UsageError(f"line {line.key} has a seed of its own: leave seeds out")
     if foreign := [name for name in given if name in TABLE and name not in parameters.possible(model)]:
@@ -245,25 +241,26 @@ def _own(suite: Suite, line: Line, cell: Cell) -> tuple[str, ...] | str:
 
 def _without_method(own: Sequence[str], baseline: Sequence[str]) -> list[str]:
     """A line's parameters that vanilla AR has, too: sampling, prompts, sizes."""
-    of_methods = {*parameters.method_parameters(), *_PARTS_OF_METHODS, *(o.partition("=")[0] for o in baseline)}
+    of_methods = {*parameters.method_parameters(), *_PARTS_OF_METHODS, *_values(baseline)}
     return [override for override in own if override.partition("=")[0] not in of_methods]
 
 
 def _arguments(suite: Suite, cell: Cell, own: Sequence[str], timed: bool) -> tuple[str, ...]:
-    """The overrides of a run; what comes later replaces what comes before."""
-    layers: list[Sequence[str]] = [suite.models[cell.model], suite.shared, suite.prompts[cell.prompts]]
-    layers += [[] if cell.seed is None else [f"seed={cell.seed}"], [f"n={suite.table.n}"]]
-    shared = {o.partition("=")[0]: o for layer in layers for o in layer}
-    method = {o.partition("=")[0]: o for o in own}
-    for name in ("baseline", "timing"):
-        method.pop(name, None)
+    """The overrides of a run: the model, what the line has, and the rest of what runs share."""
+    seed = [] if cell.seed is None else [f"seed={cell.seed}"]
+    n = f"n={suite.timed if timed else suite.table.n}"
+    shared = _values([*suite.models[cell.model], *suite.shared, *suite.prompts[cell.prompts], *seed, n])
+    method = {name: text for name, text in _values(own).items() if name not in ("baseline", "timing")}
     if timed:
-        batch = {"batch": method["batch"]} if "batch" in method else {}
-        shared |= {"n": f"n={suite.timed}"}
-        method = {**method, **{o.partition("=")[0]: o for o in _SECONDS}, **batch}
+        method = {**method, **_values(_SECONDS), **({"batch": method["batch"]} if "batch" in method else {})}
         method.pop("n", None)
-    merged = {**{k: o for k, o in shared.items() if k == "model"}, **method}
-    return tuple((merged | {k: o for k, o in shared.items() if k not in merged}).values())
+    first = {name: text for name, text in shared.items() if name == "model"} | method
+    return tuple(f"{name}={text}" for name, text in (first | shared | first).items())
+
+
+def _values(overrides: Sequence[str]) -> dict[str, str]:
+    """Name -> value as text; the last one counts."""
+    return dict(override.split("=", 1) for override in overrides)
 
 
 def _file_name(text: str) -> str:
