@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import comb
@@ -207,7 +208,12 @@ class CurveBench(FakeBench):
 
     def row(self, run: PlannedRun) -> Mapping[str, Any]:
         run.folder.mkdir(parents=True)
-        row = {**super().row(run), "step_compression": 2 + len(self.ran) / 100, "emitted_kl": 0.01}
+        row = {
+            **super().row(run),
+            "run_id": str(run.folder) + str(self.cells),
+            "step_compression": 2 + len(self.ran) / 100,
+            "emitted_kl": 0.01,
+        }
         append_row(run.folder / "row.csv", row)
         return row
 
@@ -289,6 +295,25 @@ def test_a_curve_that_did_not_measure_the_column_is_left_out(tmp_path: Path) -> 
     done = collected(tmp_path, Partly(), said.append)
     assert len(done.pairs) == sum(PAIRS) - 5  # those of one curve of six
     assert any("typical did not measure emitted_kl" in text for text in said)
+
+
+def test_curves_whose_images_are_gone_are_decoded_and_tested_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests are those of the new runs."""
+    panel = replace(PANELS[0], curves=PANELS[0].curves[:2])
+    lines = tuple(line for line in TESTED.lines if line.key in panel.keys)
+    figure = replace(TESTED.figure, panels=(panel,))  # type: ignore[type-var]
+    monkeypatch.setitem(globals(), "TESTED", replace(TESTED, lines=lines, figure=figure))
+    collected(tmp_path, CurveBench())
+    shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "relaxed_equal_pairs.csv").unlink()
+    bench = CurveBench(commit="another")
+    done = collected(tmp_path, bench)
+    assert len(bench.ran) == len(lines)
+    assert len(done.pairs) == 1
+    assert not done.unequalled
+    assert not planned(tmp_path).unequalled
 
 
 def test_runs_of_other_rows_are_compared_anew(tmp_path: Path) -> None:

@@ -72,9 +72,12 @@ class _Collector:
         """Its own folder, or that of the table whose run its row is; None where both are gone."""
         if run.folder in self.made:
             return run.folder
-        shared = (run.folder.parents[2]).glob(f"*/{self.plan.model}/*-{run.folder.name.rpartition('-')[2]}")
+        shared = run.folder.parents[2].glob(f"*/{self.plan.model}/*-{run.folder.name.rpartition('-')[2]}")
         places = [run.folder] if run.folder.exists() else sorted(shared)
         return next((place for place in places if _is_of(place, run.row)), None)
+
+    def unequalled(self) -> dict[str, Panel]:
+        return self.plan.with_tests(self.results).unequalled
 
     def test_curves(self, panel: Panel, runs: str) -> None:
         """Tests every pair of curves of a panel, except those whose runs lack the column; runs: identifies them."""
@@ -107,7 +110,9 @@ def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], N
     # The curves of a panel are tested before another panel begins: what is stopped keeps its tests.
     for panel in todo.tested_panels:
         collector.execute([run for run in collector.plan.missing if run.key in panel.keys])
-        for runs, one in collector.plan.with_tests(results).unequalled.items():
+        for one in collector.unequalled().values():
+            collector.folders(one.keys)  # which may change their runs
+        for runs, one in collector.unequalled().items():
             collector.test_curves(one, runs)
     collector.execute(collector.plan.missing)
     tests = collector.plan.untested
