@@ -95,6 +95,11 @@ class Panel:
     curves: tuple[Curve, ...]
     baseline: str = ""
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of its lines, of one curve after the other."""
+        return tuple(key for curve in self.curves for key in curve.lines)
+
 
 @dataclass(frozen=True)
 class TableFigure:
@@ -235,72 +240,57 @@ def row_column(key: str, label: str = "", decimals: int | None = None, **more: A
     return Column(key, label or shown.title, shown.better, shown.decimals if decimals is None else decimals, **more)
 
 
-CLIP = row_column("clip_score", published_as="CLIP ViT-B/32, plain cosine")
-FID = row_column("fid", published_as="FID: Inception-V3 features, 5,000 images against real COCO images")
-REWARD = row_column("image_reward", published_as="ImageReward")
-QUALITY = (CLIP, FID, REWARD)
-ACCEPTED_LENGTH = row_column(
-    "accepted_length_mean",
-    measured_as="generated tokens per target forward pass, mean over images",
-    published_as="generated tokens per speculative round",
-    std_over="images",
-)
-LATENCY = row_column(
-    "latency_s_mean",
-    decimals=2,
-    measured_as="decoding one image alone, without text encoding and pixel decoding; each line in a run of its own, "
-    "so that lines are to be compared by their speed-ups",
-    published_as="seconds per image; the paper does not state what is timed",
-    std_over="images",
-)
-SPEEDUP = row_column(
-    "speedup_latency",
-    "Speed-up (×)",
-    measured_as="mean latency of vanilla decoding over this one's, prompt by prompt one directly after the other",
-    published_as="mean latency of the paper's vanilla line over this one's",
-)
-STEPS_SAVED = row_column(
-    "step_compression",
-    measured_as="tokens of an image over target passes",
-    published_as="decoding steps of the paper's vanilla line over this one's",
-    name="speedup_step",
-)
-#: Passes of an image, which newer papers print.
-PASSES = Column("steps", "Target passes of an image", "lower", 1, published_as="NFE, forward passes of an image")
-FIRST_ACCEPT = row_column(
-    "first_accept",
-    measured_as="probability with which the rule keeps a draft's first candidate, mean over steps",
-    published_as="mean acceptance probability of the first draft token",
-    name="acceptance_rate",
-)
-PERPLEXITY = row_column(
-    "perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
-)
-EMITTED_KL = row_column(
-    "emitted_kl",
-    "Emitted KL (nats)",
-    measured_as="KL divergence between what a token is emitted from and the target, mean over all tokens: "
-    "0 is lossless",
-    rounding=1e-6,  # of exact methods 1e-14, from sums of float32 probabilities
-)
-ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
-#: Of a probe.
-ENTROPY = Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens")
-#: Columns as tables show them, where that is more than `rows.columns.SHOWN` says.
+#: Columns as tables show them, where that is more than `rows.columns.SHOWN` says; the last one is of a probe.
 STANDARD = {
     column.key: column
     for column in (
-        *QUALITY,
-        ACCEPTED_LENGTH,
-        LATENCY,
-        SPEEDUP,
-        STEPS_SAVED,
-        PASSES,
-        FIRST_ACCEPT,
-        PERPLEXITY,
-        EMITTED_KL,
-        ACCEPTANCE,
-        ENTROPY,
+        row_column("clip_score", published_as="CLIP ViT-B/32, plain cosine"),
+        row_column("fid", published_as="FID: Inception-V3 features, 5,000 images against real COCO images"),
+        row_column("image_reward", published_as="ImageReward"),
+        row_column(
+            "accepted_length_mean",
+            measured_as="generated tokens per target forward pass, mean over images",
+            published_as="generated tokens per speculative round",
+            std_over="images",
+        ),
+        row_column(
+            "latency_s_mean",
+            decimals=2,
+            measured_as="decoding one image alone, without text encoding and pixel decoding; each line in a run of its"
+            " own, so that lines are to be compared by their speed-ups",
+            published_as="seconds per image; the paper does not state what is timed",
+            std_over="images",
+        ),
+        row_column(
+            "speedup_latency",
+            "Speed-up (×)",
+            measured_as="mean latency of vanilla decoding over this one's, prompt by prompt one directly after the"
+            " other",
+            published_as="mean latency of the paper's vanilla line over this one's",
+        ),
+        row_column(
+            "step_compression",
+            measured_as="tokens of an image over target passes",
+            published_as="decoding steps of the paper's vanilla line over this one's",
+            name="speedup_step",
+        ),
+        Column("steps", "Target passes of an image", "lower", 1, published_as="NFE, forward passes of an image"),
+        row_column(
+            "first_accept",
+            measured_as="probability with which the rule keeps a draft's first candidate, mean over steps",
+            published_as="mean acceptance probability of the first draft token",
+            name="acceptance_rate",
+        ),
+        row_column("perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"),
+        row_column(
+            "emitted_kl",
+            "Emitted KL (nats)",
+            measured_as="KL divergence between what a token is emitted from and the target, mean over all tokens: "
+            "0 is lossless",
+            rounding=1e-6,  # of exact methods 1e-14, from sums of float32 probabilities
+        ),
+        row_column("acceptance_rate", measured_as="accepted over verified draft tokens"),
+        Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens"),
     )
 }
 #: Parameters with which one image is decoded at a time, which another model's runs keep.

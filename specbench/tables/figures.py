@@ -94,7 +94,7 @@ def _finish(drawn: Figure, axes: Iterable[Axes], across: int) -> Figure:
 
 def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -> Figure:
     columns = {c.key: c for c in table.columns}
-    lines = {name for panel in figure.panels for curve in panel.curves for name in curve.lines}
+    lines = {name for panel in figure.panels for name in panel.keys}
     shown = [key for key in figure.y if any((rows.get(name) or {}).get(key) for name in lines)] or figure.y
     rows_of_axes = [(panel, x) for panel in figure.panels for x in figure.x]
     drawn, axes = _axes(len(rows_of_axes), len(shown), sharex="row")
@@ -107,7 +107,7 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
             seen = []
             for curve in panel.curves:
                 colour, marker = styles[curve.label]
-                points = [p for name in curve.lines if (p := _point(rows.get(name), x_key, columns[key]))]
+                points = [p for name in curve.lines if (p := point(rows.get(name), x_key, key, NORMAL95))]
                 if points:
                     seen += [(x, y) for x, y, _, _ in points]
                     x, y, dx, dy = zip(*points, strict=True)
@@ -138,8 +138,8 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
     grid = drawn.add_gridspec(2 * count, 1, height_ratios=(3.4, 1) * count, hspace=0, **margins)
     axes = [(drawn.add_subplot(grid[2 * i]), drawn.add_subplot(grid[2 * i + 1])) for i in range(count)]
     styles = _styles([[curve.label for curve in panel.curves if len(curve.lines) > 2] for panel in figure.panels])
-    found = {line.key: point for line in table.lines if (point := _point(rows.get(line.key), x, y))}
-    above = [point for point in found.values() if point[1] > y.rounding]
+    found = {line.key: p for line in table.lines if (p := point(rows.get(line.key), x, y.key, NORMAL95))}
+    above = [p for p in found.values() if p[1] > y.rounding]
     if not above:
         return drawn
     low, high = min(p[1] for p in above) / 1.5, max(p[1] + p[3] for p in above) * 1.5
@@ -170,7 +170,7 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
                 axis.plot([points[0][0], over[0][0]], [low, over[0][1]], color=colour, lw=0.8, ls=":")
             px, py, dx, dy = zip(*over, strict=True)
             axis.errorbar(px, py, dy, dx, color=colour, marker=marker, ms=4.5, lw=1.2, elinewidth=0.6)
-        keys = dict.fromkeys([panel.baseline or figure.baseline, *(k for c in panel.curves for k in c.lines)])
+        keys = dict.fromkeys([panel.baseline or figure.baseline, *panel.keys])
         exact = {key: found[key] for key in keys if key in found and found[key][1] <= y.rounding}
         names = {line.key: line.label.removesuffix(f", {panel.label}") for line in table.lines}
         for px, _, dx, _ in exact.values():
@@ -342,11 +342,11 @@ def _band(axis: Axes, row: Row, column: Column) -> None:
     axis.axhspan(value - NORMAL95 * spread, value + NORMAL95 * spread, color="0.85", zorder=0)
 
 
-def _point(row: Row | None, x: str, y: Column) -> tuple[float, float, float, float] | None:
-    """(x, y, half-width of x, half-width of y); None where the row does not have both."""
-    if row is None or not row.get(x) or not row.get(y.key):
+def point(row: Row | None, x: str, y: str, width: float = 1.0) -> tuple[float, float, float, float] | None:
+    """(x, y, `width` standard errors of x, of y); None where the row does not have both."""
+    if row is None or not row.get(x) or not row.get(y):
         return None
-    return float(row[x]), float(row[y.key]), NORMAL95 * stderr(row, x), NORMAL95 * stderr(row, y.key)
+    return float(row[x]), float(row[y]), width * stderr(row, x), width * stderr(row, y)
 
 
 def stderr(row: Row, key: str) -> float:

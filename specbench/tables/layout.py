@@ -91,19 +91,21 @@ class TableSheet:
 class Notes:
     """One mark per distinct text: a, b, ..., z, aa, ab, ..."""
 
-    texts: list[str] = field(default_factory=list)
+    marks: dict[str, str] = field(default_factory=dict)  # by text
 
     def mark(self, text: str) -> str:
-        if text not in self.texts:
-            self.texts.append(text)
-        return self._letter(self.texts.index(text))
+        return self.marks.setdefault(text, self._letter(len(self.marks)))
+
+    def gap(self, text: str) -> TableCell:
+        """A cell without a value, for this reason."""
+        return TableCell(marks=(self.mark(text),))
 
     @staticmethod
     def _letter(i: int) -> str:
         return ascii_lowercase[i] if i < 26 else Notes._letter(i // 26 - 1) + ascii_lowercase[i % 26]
 
     def all(self) -> tuple[tuple[str, str], ...]:
-        return tuple((self._letter(i), text) for i, text in enumerate(self.texts))
+        return tuple((mark, text) for text, mark in self.marks.items())
 
 
 def number(text: str, decimals: int) -> str:
@@ -163,16 +165,10 @@ def build(
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
         if len({tuple(r.get(k, "") for k in names) for r in present}) > 1:
             remarks.insert(0, f"The measured lines come from different {label}: compare them with care.")
+    about = (*facts(present), ("Command", command))
+    runs = tuple((line.label, commands[line.key]) for line in table.lines if line.key in commands)
     return TableSheet(
-        table.id,
-        table.title,
-        table.paper,
-        (*facts(present), ("Command", command)),
-        headers,
-        tuple(entries),
-        notes.all(),
-        tuple(remarks),
-        tuple((line.label, commands[line.key]) for line in table.lines if line.key in commands),
+        table.id, table.title, table.paper, about, headers, tuple(entries), notes.all(), tuple(remarks), runs
     )
 
 
@@ -263,8 +259,7 @@ def _measured(
 ) -> TableEntry:
     if row is None:
         why = line.without if line.overrides is None else f"Not measured yet; to measure it: {command}"
-        gap = TableCell(marks=(notes.mark(why),))
-        return TableEntry(line.label, "measured", model, (), (gap,) * len(table.columns))
+        return TableEntry(line.label, "measured", model, (), (notes.gap(why),) * len(table.columns))
     cells = tuple(
         _measured_cell(table, column, row, reasons.get((line.key, column.key), ""), notes) for column in table.columns
     )
@@ -277,7 +272,7 @@ def _measured(
 def _measured_cell(table: Table, column: Column, row: Row, reason: str, notes: Notes) -> TableCell:
     text = row.get(column.key, "")
     if not text:
-        return TableCell(marks=(notes.mark(reason or "The run did not measure this."),))
+        return notes.gap(reason or "The run did not measure this.")
     spread = row.get(column.spread, "") if column.spread else ""
     try:
         if spread and not math.isfinite(float(spread)):
@@ -302,15 +297,13 @@ def _printed(table: Table, line: Line, model: str, published: Sequence[Published
 
 def _published(table: Table, line: Line, model: str, row: PublishedRow | None, notes: Notes) -> TableEntry:
     if row is None:
-        gap = TableCell(marks=(notes.mark("Not in the paper's table."),))
-        return TableEntry(line.label, "published", model, (), (gap,) * len(table.columns))
+        gaps = (notes.gap("Not in the paper's table."),) * len(table.columns)
+        return TableEntry(line.label, "published", model, (), gaps)
     marks = () if row.trusted else (notes.mark(f"Evidence grade '{row.evidence}': a hint, not the paper's own table."),)
     cells = []
     for column in table.columns:
         text, spread = row.cells.get(column.printed, ""), row.cells.get(column.printed_spread, "")
-        cells.append(
-            TableCell(text, spread) if text else TableCell(marks=(notes.mark("The paper prints no value here."),))
-        )
+        cells.append(TableCell(text, spread) if text else notes.gap("The paper prints no value here."))
     return TableEntry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
 
 
@@ -320,9 +313,9 @@ def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes
     for column in table.columns:
         text, theirs = row.get(column.key, ""), printed.cells.get(column.printed, "")
         if not text or not theirs:
-            cells.append(TableCell(marks=(notes.mark("One of the two is not there."),)))
+            cells.append(notes.gap("One of the two is not there."))
         elif column.key == "clip_score" and printed.cells.get("clip_scale", "cosine") != "cosine":
-            cells.append(TableCell(marks=(notes.mark("The paper's values are on another scale."),)))
+            cells.append(notes.gap("The paper's values are on another scale."))
         else:
             error = row.get(stderr_of(column.key), "")
             spread = f"{NORMAL95 * float(error):.{column.decimals}f}" if error else ""

@@ -10,9 +10,9 @@ from statistics import median
 
 from specbench.compare.paired import LEVEL, POWER, holm
 from specbench.tables.definitions import Column, Curve, Matched, Panel, TableFigure
-from specbench.tables.figures import stderr
+from specbench.tables.figures import point
 from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, facts, number, printable
-from specbench.tables.measure import RunPlan
+from specbench.tables.measure import TablePlan
 
 GroupKey = tuple[str, str, str, str]  # panel, x, its value, y
 PairGroups = dict[GroupKey, list[tuple[Row, float]]]
@@ -22,7 +22,7 @@ HOW = (
 )
 
 
-def build(todo: RunPlan, command: str) -> TableSheet:
+def build(todo: TablePlan, command: str) -> TableSheet:
     """A cell for each curve, each column of `table.matched` and each value at which the curves are compared."""
     table, model, measured = todo.table, todo.model, todo.rows
     figure, matched = table.figure, table.matched
@@ -33,7 +33,7 @@ def build(todo: RunPlan, command: str) -> TableSheet:
     rows, _ = printable(table, {line.key: measured.get(line.key) for line in table.lines})
     headers = [
         _header(columns[y], columns[x], [(panel, dict(matched.at[panel.label])[x]) for panel in panels], notes)
-        for x in _against(matched)
+        for x, _ in next(iter(matched.at.values()))
         for y in matched.y
     ]
     entries = [
@@ -52,10 +52,10 @@ def build(todo: RunPlan, command: str) -> TableSheet:
     )
 
 
-def adjusted_pairs(todo: RunPlan) -> PairGroups:
+def adjusted_pairs(todo: TablePlan) -> PairGroups:
     """By panel, x, its value and y: the pairs of curves of these very runs, each with its p by Holm's adjustment over
     all of them (without a test 1)."""
-    runs = {panel.runs for panel in todo.equal}
+    runs = todo.equal
     rows = [row for row in todo.pairs if row["runs"] in runs]
     adjusted = iter(holm([float(row["p"]) for row in rows if row["p"]]))
     groups: PairGroups = {}
@@ -65,7 +65,7 @@ def adjusted_pairs(todo: RunPlan) -> PairGroups:
     return groups
 
 
-def _tested(todo: RunPlan, columns: Mapping[str, Column]) -> Iterator[str]:
+def _tested(todo: TablePlan, columns: Mapping[str, Column]) -> Iterator[str]:
     """For every panel and column a sentence with the pairs of curves that differ, and one on the adjustment."""
     groups = adjusted_pairs(todo)
     tests, finds = _tests(groups), detectable(groups)
@@ -116,10 +116,6 @@ def _ordered(row: Row, p: float, column: Column) -> str:
     return f"{a} below {b} by {by}"
 
 
-def _against(matched: Matched) -> list[str]:
-    return [x for x, _ in next(iter(matched.at.values()))]
-
-
 def _header(y: Column, x: Column, values: Sequence[tuple[Panel, float]], notes: Notes) -> Header:
     where = ", ".join(f"{value:g} with {panel.label}" for panel, value in values)
     name = x.label.partition(" (")[0].lower()
@@ -141,23 +137,16 @@ def _cells(
     cells = []
     for x, value in matched.at[panel.label]:
         for y in matched.y:
-            points = sorted(point for row in lines if (point := _point(row, x, y)))
+            points = sorted(p for row in lines if (p := point(row, x, y)))
             found = interpolated(points, value)
             if found is None:
                 reach = "The measured lines of the curve do not reach this value."
                 why = reach if points else "The runs did not measure this." if lines else "Not measured yet."
-                cells.append(TableCell(marks=(notes.mark(why),)))
+                cells.append(notes.gap(why))
             else:
                 decimals = max(columns[y].decimals, -math.floor(math.log10(found[1])) if found[1] > 0 else 0)
                 cells.append(TableCell(number(str(found[0]), decimals), f"{found[1]:.{decimals}f}", (notes.mark(HOW),)))
     return tuple(cells)
-
-
-def _point(row: Row, x: str, y: str) -> tuple[float, float, float, float] | None:
-    """(x, y, standard error of x, of y) of a row; None where it lacks a value."""
-    if not row.get(x) or not row.get(y):
-        return None
-    return float(row[x]), float(row[y]), stderr(row, x), stderr(row, y)
 
 
 def interpolated(points: Sequence[tuple[float, float, float, float]], x: float) -> tuple[float, float] | None:
