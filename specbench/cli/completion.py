@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 from specbench.cli import including
-from specbench.cli.commands import COMMANDS
+from specbench.cli.arguments import Command
+from specbench.cli.commands import COMMANDS, module
 from specbench.config import registry
 
 
 def complete(arguments: list[str]) -> int:
-    """The shell's query `specbench -sc query=bash`: completes the sub-command and the arguments of `_offered`; Hydra
-    completes the arguments of a run."""
+    """The shell's query `specbench -sc query=bash`: completes the sub-command and its own arguments; Hydra completes
+    those of a run."""
     folders, words = including.split(os.environ.get("COMP_LINE", "").split(" "))
     with including.included(folders):
         return _complete(arguments, " ".join(words))
@@ -26,7 +28,7 @@ def _complete(arguments: list[str], text: str) -> int:
     if len(line) == 3:
         if line[1] not in ("run", "bench", "probe", "audit"):
             last = line[2].rpartition(" ")[2]
-            print(" ".join(argument for argument in _offered(line[1]) if argument.startswith(last)))
+            print(" ".join(_offered(line[1], last)))
             return 0
         os.environ["COMP_LINE"] = f"{line[0]} {line[2]}"
     from specbench.cli.launch import by_hydra
@@ -34,8 +36,15 @@ def _complete(arguments: list[str], text: str) -> int:
     return by_hydra(arguments)
 
 
-def _offered(command: str) -> list[str]:
-    """The arguments of a sub-command, except file names, which the shell completes."""
+def _offered(command: str, last: str) -> list[str]:
+    """What completes the last word of a sub-command's line, except file names, which the shell completes."""
+    run = importlib.import_module(module(command)).main if command in COMMANDS else None
+    if isinstance(run, Command):
+        return run.offered(last)
+    return [argument for argument in _offered_by_hand(command) if argument.startswith(last)]
+
+
+def _offered_by_hand(command: str) -> list[str]:
     if command == "list":
         from specbench.cli.choices import GROUPS
 
