@@ -37,7 +37,7 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     import difflib
 
     known = sorted(choices)
-    near = difflib.get_close_matches(name[:100], known, 1)
+    near = difflib.get_close_matches(name[:100], known, 1, 0.75)
     meant = f"; did you mean {near[0]}?" if near else ""
     return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(known)}){meant}")
 

@@ -16,8 +16,7 @@ from specbench import cli, metrics
 from specbench.cli import reference
 from specbench.data.base import Item
 from specbench.errors import UsageError
-from specbench.metrics import inception
-from specbench.metrics import real_images
+from specbench.metrics import inception, real_images
 from specbench.metrics import reference as references
 from specbench.metrics.base import Scorer, ScoringContext, Unavailable
 from specbench.metrics.inception import InceptionMetric

@@ -105,6 +105,10 @@ class Command:
     def own(self) -> dict[str, Own]:
         return {_key(form): one for form, one in self.arguments.items() if isinstance(one, Own)}
 
+    @property
+    def _named(self) -> list[str]:
+        return [name for name in self.own if not name.startswith("-")]
+
     @cached_property
     def words(self) -> Words | None:
         return next((one for one in self.arguments.values() if isinstance(one, Words)), None)
@@ -123,13 +127,13 @@ class Command:
             return None
         mine, words, others = self._sorted_out(found.pop("words"))
         given = {name: text for name, text in found.items() if text not in (None, False)}
-        given |= values(mine, self.own, "parameter" if self.others else "argument")
+        given |= values(mine, self._named, "parameter" if self.others else "argument")
         see = f"(see specbench {self.name} --help)"
         for form, one in self.arguments.items():
             if isinstance(one, Own) and one.required and _key(form) not in given:
                 raise UsageError(f"give {form}, {one.line} {see}")
             if isinstance(one, Words) and not one.least <= len(words) <= (one.most or len(words)):
-                raise UsageError(f"specbench {self.name} takes {_shown(form, one)}, not {len(words)} of them {see}")
+                raise UsageError(f"{self.name} takes {_shown(form, one)} (got {len(words)}) {see}")
         texts = {name: one.default for name, one in self.own.items() if one.default is not None} | given
         absent = {name: False if one.kind == "flag" else None for name, one in self.own.items()}
         read = {name: _value(name, self.own[name], text) for name, text in texts.items()}
@@ -137,21 +141,21 @@ class Command:
 
     def _sorted_out(self, arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         """The command's own name=value, the words, and the others."""
-        names = [name for name in self.own if not name.startswith("-")]
+        names = self._named
         prefixes = tuple({name.partition(".")[0] + "." for name in names if "." in name})  # bench.steps: bench.
         mine: list[str] = []
         words: list[str] = []
         others: list[str] = []
         for argument in arguments:
-            name, equals, _ = argument.partition("=")
-            if (name in names and (equals or not self.words)) or name.startswith(prefixes or ("\0",)):
-                mine.append(argument)
+            name, equals, _ = argument.lstrip("+").partition("=")  # Hydra's users write +out=
+            if (name in names and (equals or not self.words)) or name.startswith(prefixes):
+                mine.append(argument.lstrip("+"))
             elif self.others:
                 others.append(argument)
             elif self.words and (not equals or "/" in name or home.expanded(argument).exists()):
                 words.append(argument)
             else:
-                raise unknown("argument", name, names)
+                raise unknown("file or argument" if self.words else "argument", name, names or ["--help"])
         return mine, words, others
 
     def help(self) -> str:

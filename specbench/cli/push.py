@@ -12,7 +12,7 @@ from specbench.storage.files import format_size
     {
         "PATH": Words("a folder of runs, a CSV of rows, or the folder of a drafter that specbench train wrote", 1),
         "repository=OWNER/NAME": Own(
-            "string", "it is made if it is not there", pattern=r"[\w.-]+/[\w.-]+", required=True
+            "string", "OWNER/NAME on the hub; it is made if it is not there", pattern=r"[\w.-]+/[\w.-]+", required=True
         ),
         "private=": Own("flag", "a new repository is private", default="false"),
         "images=": Own("flag", "the images of the runs are sent, too", default="false"),
