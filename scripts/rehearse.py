@@ -35,6 +35,7 @@ from rehearsal import processes
 from rehearsal.hub import Hub
 from rehearsal.processes import Measured
 
+from specbench.config import registry
 from specbench.rows import provenance
 from specbench.rows.csv_files import RowFile
 from specbench.storage import sources
@@ -95,13 +96,13 @@ _DRAFTERS = {"eagle": ("eagle", "eagle1"), "draft": ("draft_model", "sd")}
 
 def _is_whole(model: str) -> bool:
     """Whether all commands run on a model, or it is loaded and takes a step."""
-    return "text" in sources.MODELS[model].parts
+    return "text" in registry.model_sources()[model].parts
 
 
 def stages(model: str, small: bool) -> Iterator[Stage]:
     """The commands of docs/models.md and docs/metrics.md for a model, in their order, with their budgets."""
     reduced = ("reduced=true",) if small else ()
-    drafter, method = next((_DRAFTERS[part] for part in sources.MODELS[model].drafters), ("", "vanilla"))
+    drafter, method = next((_DRAFTERS[part] for part in registry.model_sources()[model].drafters), ("", "vanilla"))
     fetch = ("fetch", f"model={model}", *((f"drafter={drafter}",) if drafter else ()), "--yes")
     yield Stage("fetch model", fetch, 2, 1800)
     if not _is_whole(model):
@@ -133,7 +134,7 @@ def make_files(model: str, small: bool, photographs: int, folder: Path) -> tuple
     and the tables that `rehearsal.command` puts in the place of the pinned ones, without the addresses."""
     from rehearsal import command, evaluators, files
 
-    hub, entry = Hub(), sources.MODELS[model]
+    hub, entry = Hub(), registry.model_sources()[model]
     tables: dict[str, Any] = {"files": {}, "data": {}, "releases": "", "inception": "", "small": small}
     wanted = {**entry.parts, **entry.drafters}
     with ExitStack() as stack:
@@ -141,8 +142,8 @@ def make_files(model: str, small: bool, photographs: int, folder: Path) -> tuple
             stack.enter_context(command.small_evaluators())
         todo = [(wanted[name], build) for name, build in files.of_model(model, small).items() if name in wanted]
         if _is_whole(model):
-            todo += [(sources.EVALUATORS[name], evaluators.FILES[name]) for name in _evaluators(small)]
-            archives = {file.name: file.size for file in sources.DATA["coco2017"].files}
+            todo += [(registry.evaluators()[name], evaluators.FILES[name]) for name in _evaluators(small)]
+            archives = {file.name: file.size for file in registry.data_sources()["coco2017"].files}
             evaluators.coco2017(folder / "coco2017", photographs, {} if small else archives)
         for part, build in todo:
             place = folder / part.repository
@@ -174,7 +175,7 @@ def _checksums(hub: Hub, path: Path, part: sources.Part) -> dict[str, Any]:
 def addressed(hub: Hub, tables: Mapping[str, Any]) -> dict[str, Any]:
     """The tables with the addresses of a hub that is serving."""
     served = {}
-    for file in sources.DATA["coco2017"].files:
+    for file in registry.data_sources()["coco2017"].files:
         if path := hub.plain.get(f"/coco/{file.name}"):
             one = {"address": f"{hub.root}/coco/{file.name}", "size": path.stat().st_size, "sha256": hub.sha256(path)}
             served.setdefault("coco2017", []).append(one)

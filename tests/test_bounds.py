@@ -16,8 +16,8 @@ from commands import Call, row_of
 from fake_pipeline import FakePipeline, at, interrupt
 from PIL import Image
 
-from specbench.config import command_line, configuration
-from specbench.config.table import DEEP, DRAFT, LONGEST, PROMPTS, TABLE, check_value
+from specbench.config import command_line, configuration, parameters
+from specbench.config.parameter import DEEP, DRAFT, LONGEST, PROMPTS
 from specbench.data import base
 from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower
@@ -77,7 +77,7 @@ def test_a_count_has_a_bound_that_is_named(words: str, limit: int, call: Call) -
 
 
 def test_every_count_of_a_run_is_bounded() -> None:
-    assert [name for name, p in TABLE.items() if p.kind == "integer" and p.high is None] == []
+    assert [name for name, p in parameters.table().items() if p.kind == "integer" and p.high is None] == []
 
 
 def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:
@@ -144,7 +144,7 @@ def test_a_tree_of_a_million_paths_is_refused_as_a_word_and_as_a_list(call: Call
     word = f"tree=[{','.join(['[0]'] * 1_000_000)}]"
     assert f"at most {LONGEST}" in refused(call, "run", word)
     with pytest.raises(UsageError, match=f"at most {DRAFT}"):
-        check_value("tree", [[0]] * 1_000_000)
+        parameters.table()["tree"].checked("tree", [[0]] * 1_000_000)
 
 
 def test_windows_that_fit_are_as_before() -> None:

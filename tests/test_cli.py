@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 
 from specbench._version import __version__
 from specbench.config import composition, configuration, parameters, registry
-from specbench.config.table import TABLE
 from specbench.errors import UsageError
 from specbench.harness import run
 
@@ -53,7 +52,9 @@ def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: 
 
 def rows(help_: str) -> list[list[str]]:
     """The words of every line of the table that begins with a parameter's name."""
-    return [line.split() for line in help_.splitlines() if re.match(r"  \w", line) and line.split()[0] in TABLE]
+    return [
+        line.split() for line in help_.splitlines() if re.match(r"  \w", line) and line.split()[0] in parameters.table()
+    ]
 
 
 def test_help_of_every_method_and_model_has_every_parameter_and_fits(call: Call) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import specbench
 from specbench import data, metrics
-from specbench.config import configuration
+from specbench.config import configuration, parameters, registry
 from specbench.data import Item, base, coco, prompts
 from specbench.errors import UsageError
 from specbench.metrics import scenes_clip
@@ -363,7 +363,7 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
     assert provenance.config_hash(every) == provenance.config_hash(five)
     assert len(data.load(every)) == 5
     assert configuration.compose(words)["n"] == 16
-    for name in data.DRAWN:
+    for name in filter(registry.is_drawn, parameters.choices("data")):
         with pytest.raises(UsageError, match=f"data={name} .*n=all .*n=NUMBER"):
             configuration.compose([f"data={name}", "n=all"])
 

@@ -144,7 +144,7 @@ def test_the_cards_of_a_training_name_guidance_and_sampling(tmp_path):
 
 
 def test_embedded_drafters_are_chosen_by_name(capsys):
-    network = networks.NETWORKS["eagle"]
+    network = registry.drafter_networks()["eagle"]
     for name in network.variants:
         cfg = configuration.compose(["method=eagle1", f"drafter.weights=embedded:{name}"])
         assert cfg["drafter_weights"] == f"embedded:{name}"  # no path of this machine: rows and hashes name it

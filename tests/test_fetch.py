@@ -25,7 +25,7 @@ from reference import REFERENCE, needs_reference
 
 from specbench.cli import fetch
 from specbench.config import parameters, registry
-from specbench.storage import downloads, home, sources
+from specbench.storage import downloads, home
 from specbench.storage.downloads import HubFile
 from specbench.storage.sources import Data, File
 
@@ -77,9 +77,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     fake = FakeHub()
     monkeypatch.setattr(downloads, "hub_files", lambda *args: fake.files(*args))
     monkeypatch.setattr(downloads, "hub_download", lambda *args: fake.get(*args))
-    entry = sources.MODELS["llamagen_xl"]  # as if no commit of its target and tokenizer were known
+    entry = registry.model_sources()["llamagen_xl"]  # as if no commit of its target and tokenizer were known
     moving = {name: replace(part, revision="main") for name, part in entry.parts.items() if part.repository == T2I}
-    monkeypatch.setitem(sources.MODELS, "llamagen_xl", replace(entry, parts={**entry.parts, **moving}))
+    monkeypatch.setitem(registry.model_sources(), "llamagen_xl", replace(entry, parts={**entry.parts, **moving}))
     return fake
 
 
@@ -152,7 +152,7 @@ def test_a_mistake_costs_one_sentence(arguments: list[str], sentence: str, call:
 def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
     code, out, err = call("model=llamagen_xl", "--yes")
     assert (code, err) == (0, "")
-    pinned = sources.MODELS["llamagen_xl"].parts["text"].revision
+    pinned = registry.model_sources()["llamagen_xl"].parts["text"].revision
     folder = home.model_folder("llamagen_xl")
     texts = {f"text/{name}" for name in (*T5_TEXTS, *T5_WEIGHTS)}
     assert tree(folder) == {"SOURCE.json", "target/t2i_XL_stage1_256.pt", "tokenizer/vq_ds16_t2i.pt"} | texts
@@ -189,10 +189,10 @@ def test_the_licence_is_told_and_meta_s_checksums_are_kept(
     assert code == 2
     assert "text_tokenizer.json came damaged" in err  # its bytes are made up here
     assert not (tmp_path / "w/tokenizer").exists()
-    entry = sources.MODELS["lumina_mgpt"]
+    entry = registry.model_sources()["lumina_mgpt"]
     md5 = {name: hashlib.md5(f"tokenizer/{name}".encode()).hexdigest() for name in entry.parts["tokenizer"].files}
     honest = replace(entry, parts={**entry.parts, "tokenizer": replace(entry.parts["tokenizer"], md5=md5)})
-    monkeypatch.setitem(sources.MODELS, "lumina_mgpt", honest)
+    monkeypatch.setitem(registry.model_sources(), "lumina_mgpt", honest)
     out = fetched(call, "model=lumina_mgpt", "size=512", f"weights={tmp_path / 'w'}")
     assert f"specbench run model=lumina_mgpt size=512 weights={tmp_path / 'w'}" in out
     assert tree(tmp_path / "w/tokenizer") == {"text_tokenizer.json", "vqgan.ckpt", "vqgan.yaml"}
@@ -338,14 +338,15 @@ def test_offline_mode_is_honoured(
 
 
 def test_every_real_model_and_drafter_has_its_entry() -> None:
-    real = {name: registry.entry("model", name).parts for name in registry._LISTED["model"]}
-    assert {name: set(parts) for name, parts in real.items() if parts} == {
-        name: set(entry.parts) for name, entry in sources.MODELS.items()
-    }
-    drafters = {name: registry.entry("drafter", name) for name in parameters.choices("drafter")}
-    with_weights = {name: entry.parts[0] for name, entry in drafters.items() if entry.parts}
-    assert with_weights == registry.network_folders()
-    assert set(sources.DATA) < set(parameters.choices("data"))
+    official = {n for n in parameters.choices("model") if parameters.default("model", n, "weights") == "official"}
+    assert official == set(registry.model_sources())
+    for name, entry in registry.model_sources().items():
+        folders = ["target"] if name.startswith("janus") else ["target", "tokenizer"]
+        assert list(entry.parts) == [*folders, *(["text"] if name in ("llamagen_xl", "llamagen_xl_512") else [])]
+        assert set(entry.drafters) <= set(registry.network_folders().values())
+    with_weights = {n for n in parameters.choices("drafter") if "drafter_weights" in parameters.declared("drafter", n)}
+    assert with_weights == set(registry.network_folders())
+    assert set(registry.data_sources()) < set(parameters.choices("data"))
 
 
 #: Evaluators of which no public page shows the checksum: the hub gives it to a fetch.
@@ -355,17 +356,18 @@ UNPINNED = ("vqascore", "vqascore_xl")
 
 
 def test_every_evaluator_is_pinned_and_hashed() -> None:
-    for name, part in sources.EVALUATORS.items():
+    for name, part in registry.evaluators().items():
         assert part.licence in ("Apache 2.0", "MIT", "see its page"), name
         assert set(part.sha256) == (set() if name in COMMIT_ALONE + UNPINNED else set(part.files))
         assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in part.sha256.values())
         assert part.pinned == (name not in UNPINNED)
-    [(name, digest)] = sources.EVALUATORS["inception"].sha256.items()
+    [(name, digest)] = registry.evaluators()["inception"].sha256.items()
     assert name.endswith(f"-{digest[:8]}.pth")
 
 
 def test_the_help_lists_arguments_and_pinned_commits(call: Call) -> None:
-    parts = [p for m in sources.MODELS.values() for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values())]
+    models = registry.model_sources().values()
+    parts = [p for m in models for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values())]
     code, out, _ = call("--help")
     assert code == 0
     assert all(f"\n  {argument}= " in out for argument in fetch.ARGUMENTS)
@@ -377,12 +379,12 @@ def test_the_help_lists_arguments_and_pinned_commits(call: Call) -> None:
     assert {p.licence for p in parts} == {
         "MIT",
         "Apache 2.0",
-        sources.CHAMELEON,
-        sources.DEEPSEEK,
-        sources.NVIDIA,
+        "Chameleon Research License",
+        "DeepSeek Model License",
+        "NVIDIA Open Model License",
         "see its page",
     }
-    for file in itertools.chain.from_iterable(entry.files for entry in sources.DATA.values()):
+    for file in itertools.chain.from_iterable(entry.files for entry in registry.data_sources().values()):
         assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
         assert file.address.startswith(("https://raw.githubusercontent.com/", "http://images.cocodataset.org/"))
 
@@ -393,7 +395,7 @@ def test_the_tables_agree_with_the_facts_at_hand() -> None:
         return set(json.loads((REFERENCE / "manifests" / f"{manifest}.json").read_text())["files_on_disk"])
 
     parti = REFERENCE.parent / "data/PartiPrompts.tsv"
-    [file] = sources.DATA["parti"].files
+    [file] = registry.data_sources()["parti"].files
     assert (parti.stat().st_size, hashlib.sha256(parti.read_bytes()).hexdigest()) == (file.size, file.sha256)
     targets = {
         "llamagen_xl": "t2i_XL_stage1_256.pt",
@@ -403,15 +405,15 @@ def test_the_tables_agree_with_the_facts_at_hand() -> None:
         "llamagen_l": "c2i_L_384.pt",
     }
     for model, manifest in targets.items():
-        assert set(sources.MODELS[model].parts["target"].files) == on_disk(manifest)
-    assert set(sources.MODELS["anole"].parts["tokenizer"].files) == on_disk("chameleon_vqgan.ckpt")
+        assert set(registry.model_sources()[model].parts["target"].files) == on_disk(manifest)
+    assert set(registry.model_sources()["anole"].parts["tokenizer"].files) == on_disk("chameleon_vqgan.ckpt")
     for model in ("janus_pro_1b", "janus_pro_7b"):
         checkpoint = json.loads((REFERENCE / f"manifests/{model.title().replace('_', '-')}.json").read_text())
-        assert sources.MODELS[model].parts["target"].repository.endswith(checkpoint["checkpoint"])
-    lumina = sources.MODELS["lumina_mgpt"].drafters["eagle"]
+        assert registry.model_sources()[model].parts["target"].repository.endswith(checkpoint["checkpoint"])
+    lumina = registry.model_sources()["lumina_mgpt"].drafters["eagle"]
     assert (REFERENCE / f"manifests/{lumina.repository.split('/')[1]}_model.safetensors.json").is_file()
     facts = json.loads((REFERENCE / "manifests/Lumina-mGPT-7B-768.json").read_text())
-    assert sources.MODELS["lumina_mgpt"].parts["target"].repository.endswith(facts["checkpoint"])
+    assert registry.model_sources()["lumina_mgpt"].parts["target"].repository.endswith(facts["checkpoint"])
 
 
 def test_advice() -> None:
@@ -422,7 +424,7 @@ def test_advice() -> None:
     assert "`specbench train drafter=medusa model=anole`" in registry.advice("anole", ["medusa"])
     assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in registry.advice("anole")
     assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in registry.advice("anole")
-    assert all(registry.advice(name) for name in sources.MODELS)
+    assert all(registry.advice(name) for name in registry.model_sources())
 
 
 class Web:
@@ -491,7 +493,7 @@ def prompts_file() -> Path:
 
 @pytest.fixture
 def parti(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
-    monkeypatch.setitem(sources.DATA, "parti", Data((web.file("PartiPrompts.tsv", PROMPTS),), "Apache 2.0"))
+    monkeypatch.setitem(registry.data_sources(), "parti", Data((web.file("PartiPrompts.tsv", PROMPTS),), "Apache 2.0"))
     return web
 
 
@@ -587,7 +589,7 @@ def evaluators(hub: FakeHub, web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
     """A hub and a server of releases that have ImageReward's files and Inception's, with these few bytes."""
     known = {"image_reward": REWARD, "image_reward/text": VOCABULARY, "inception": INCEPTION}
     for name, content in known.items():
-        part = sources.EVALUATORS[name]
+        part = registry.evaluators()[name]
         [file] = part.files
         if part.sizes:
             web.content[f"/{part.repository}/releases/download/{part.revision}/{file}"] = content
@@ -595,7 +597,7 @@ def evaluators(hub: FakeHub, web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
             hub.repositories[part.repository] = {file: content, "README.md": b"", "test_images.zip": b"large"}
         sizes = {file: len(content)} if part.sizes else part.sizes
         changed = replace(part, sha256={file: hashlib.sha256(content).hexdigest()}, sizes=sizes)
-        monkeypatch.setitem(sources.EVALUATORS, name, changed)
+        monkeypatch.setitem(registry.evaluators(), name, changed)
     monkeypatch.setattr(downloads, "RELEASES", web.root)
     return web
 
@@ -607,7 +609,7 @@ def test_evaluators_arrive_where_metrics_look_for_them(call: Call, hub: FakeHub,
     assert tree(folder) == {"SOURCE.json", *files}
     assert all((folder / name).read_bytes() == content for name, content in files.items())
     assert "inception/: mseitzer/pytorch-fid, release fid_weights (Apache 2.0)" in out
-    commit = sources.EVALUATORS["image_reward"].revision
+    commit = registry.evaluators()["image_reward"].revision
     assert f"image_reward/: zai-org/ImageReward, commit {commit} (Apache 2.0)" in out
     assert "specbench run metrics=image_reward,kid ..." in out
     [found] = record_of(folder)["inception"]["files"].values()
@@ -623,11 +625,11 @@ def test_a_set_of_metrics_is_fetched_with_all_it_reads(
     call: Call, hub: FakeHub, evaluators: Web, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("clip_b32", "hpsv2"):
-        part = sources.EVALUATORS[name]
+        part = registry.evaluators()[name]
         content = {file: file.encode() for file in part.files}
         hub.repositories[part.repository] = content
         digests = {file: hashlib.sha256(b).hexdigest() for file, b in content.items()}
-        monkeypatch.setitem(sources.EVALUATORS, name, replace(part, sha256=digests))
+        monkeypatch.setitem(registry.evaluators(), name, replace(part, sha256=digests))
     out = fetched(call, "metrics=coco", f"metrics_dir={tmp_path / 'here'}")
     folders = {path.name for path in (tmp_path / "here").iterdir()} - {downloads.STAGING}
     assert folders == {"SOURCE.json", "clip_b32", "hpsv2", "image_reward", "inception"}
@@ -647,13 +649,13 @@ def test_an_interrupted_release_is_resumed(call: Call, evaluators: Web) -> None:
 
 def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """DINOv2's lies on Meta's server, in no repository."""
-    part = sources.EVALUATORS["dinov2"]
+    part = registry.evaluators()["dinov2"]
     [file] = part.files
     assert part.sizes == {file: 1_217_586_395}
     web.content[f"/models/{file}"] = INCEPTION
     changed = {"address": f"{web.root}/models", "sizes": {file: len(INCEPTION)}}
     digest = {file: hashlib.sha256(INCEPTION).hexdigest()}
-    monkeypatch.setitem(sources.EVALUATORS, "dinov2", replace(part, sha256=digest, **changed))
+    monkeypatch.setitem(registry.evaluators(), "dinov2", replace(part, sha256=digest, **changed))
     out = fetched(call, "metrics=fd_dinov2")
     assert (home.metrics_folder() / "dinov2" / file).read_bytes() == INCEPTION
     assert "dinov2/: facebookresearch/dinov2, the file of 2023-04-13 (Apache 2.0)" in out
@@ -694,7 +696,7 @@ def coco(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
         web.file("annotations.zip", archive(CAPTIONS), ("annotations/captions_val2017.json",)),
         web.file("val2017.zip", archive({"val2017/": b"", **PHOTOS}), ("val2017/*.jpg",)),
     )
-    monkeypatch.setitem(sources.DATA, "coco2017", Data(files, "CC BY 4.0"))
+    monkeypatch.setitem(registry.data_sources(), "coco2017", Data(files, "CC BY 4.0"))
     return web
 
 
@@ -713,7 +715,7 @@ def test_archives_are_unpacked_as_far_as_they_are_needed(call: Call, coco: Web) 
 
 
 def test_room_for_what_an_archive_holds_is_asked_for(call: Call, coco: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = sum(file.size for file in sources.DATA["coco2017"].files)
+    size = sum(file.size for file in registry.data_sources()["coco2017"].files)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size - 1))
     assert re.search("has .* of disk space, and .* data_dir=DIR", refused(call, "data=coco2017"))
     assert coco.asked == []
@@ -735,7 +737,7 @@ def test_an_archive_that_reaches_outside_or_is_another_is_refused(
     content: bytes, sentence: str, call: Call, web: Web, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = web.file("val2017.zip", content, ("*val2017/*.jpg",))
-    monkeypatch.setitem(sources.DATA, "coco2017", Data((file,), "CC BY 4.0"))
+    monkeypatch.setitem(registry.data_sources(), "coco2017", Data((file,), "CC BY 4.0"))
     assert sentence in refused(call, "data=coco2017")
     assert not list(tmp_path.rglob("evil.jpg"))
 
@@ -750,8 +752,9 @@ def test_the_hub_s_own_client_fetches_from_a_hub(web: Web, tmp_path: Path, monke
     web.content = {f"/o/m/resolve/{FIRST}/{name}": b for name, b in content.items()}
     web.content["/api/models/o/m/revision/main?blobs=true"] = listing
     code = (
-        "import sys; from specbench import cli; from specbench.storage import sources\n"
-        "sources.MODELS['anole'] = sources.ModelSource({'target': sources.hugging_face('o/m', 'MIT')})\n"
+        "import sys; from specbench import cli; from specbench.config import registry\n"
+        "from specbench.storage import sources\n"
+        "registry.model_sources()['anole'] = sources.ModelSource({'target': sources.hugging_face('o/m', 'MIT')})\n"
         "sys.exit(cli.main(['fetch', 'model=anole', '--yes']))"
     )
     monkeypatch.setenv("HF_ENDPOINT", web.root)

@@ -35,8 +35,7 @@ from specbench import cli
 from specbench.audit import models
 from specbench.cli import report
 from specbench.compare import passes
-from specbench.config import command_line, configuration
-from specbench.config.table import TABLE, check_value
+from specbench.config import command_line, configuration, parameters
 from specbench.data import prompts
 from specbench.errors import UsageError
 from specbench.harness import run
@@ -168,12 +167,12 @@ def test_a_path_is_literal_or_refused(name: str) -> None:
 
 
 @many
-@given(name=st.sampled_from([n for n, p in TABLE.items() if p.kind == "integer"]), above=st.integers(1))
+@given(name=st.sampled_from([n for n, p in parameters.table().items() if p.kind == "integer"]), above=st.integers(1))
 def test_a_count_above_its_bound_is_refused(name: str, above: int) -> None:
-    high = TABLE[name].high
+    high = parameters.table()[name].high
     assert high is not None
     with pytest.raises(UsageError, match=f"at most {high}"):
-        check_value(name, int(high) + above)
+        parameters.table()[name].checked(name, int(high) + above)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +212,7 @@ def test_commands_on_a_damaged_run(
     command=st.sampled_from(
         "run evaluate compare report audit bench probe tables reference list fetch train x".split()
     ),
-    arguments=st.lists(TEXT | st.builds("{}={}".format, st.sampled_from([*TABLE, "+x", "~n"]), TEXT)),
+    arguments=st.lists(TEXT | st.builds("{}={}".format, st.sampled_from([*parameters.table(), "+x", "~n"]), TEXT)),
 )
 def test_any_arguments(call: Call, tmp_path: Path, command: str, arguments: list[str]) -> None:
     assume(not any("\0" in argument for argument in arguments))  # no argument of a process has one

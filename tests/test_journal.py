@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from specbench.config import configuration
-from specbench.config.table import TABLE
+from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
@@ -133,7 +132,7 @@ def row(run_id: str, **values: object) -> dict[str, object]:
 def test_every_parameter_that_describes_a_measurement_is_a_column() -> None:
     hidden = "out data_dir metrics metrics_dir reference baseline workers ray_address url model_name".split()
     hidden += "log log_project log_dir".split()
-    assert {name for name in TABLE if name not in COLUMNS} == set(hidden)
+    assert {name for name in parameters.table() if name not in COLUMNS} == set(hidden)
     assert all(COLUMNS.values())
 
 

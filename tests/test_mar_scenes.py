@@ -387,13 +387,13 @@ def test_a_run_uses_the_drafter_that_it_names(tiny, tmp_path):
     torch.manual_seed(0)
     own, file = MAR(CONFIGS["mar_draft"]), tmp_path / "own" / networks.FILE
     file.parent.mkdir()
-    checkpoints.save(own, file, networks.NETWORKS["cspd"].kind, torch.float32)
+    checkpoints.save(own, file, registry.drafter_networks()["cspd"].kind, torch.float32)
     for path in (file, file.parent):
         named = drafter_of(f"drafter.weights={path}")
         torch.testing.assert_close(dict(named.model.state_dict()), dict(own.state_dict()), rtol=0, atol=0)
         assert (named.scale, named.steps) == (2.0, DIFFUSION_STEPS)
     assert not torch.equal(drafter_of().model.z_proj.weight, own.z_proj.weight)
-    checkpoints.save(MAR(replace(TINY, token_dim=4)), file, networks.NETWORKS["cspd"].kind)
+    checkpoints.save(MAR(replace(TINY, token_dim=4)), file, registry.drafter_networks()["cspd"].kind)
     with pytest.raises(UsageError, match="train one for this target"):
         drafter_of(f"drafter.weights={file}")
     with pytest.raises(UsageError, match=f"holds no {networks.FILE}"):

@@ -18,6 +18,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from specbench import cli, metrics
+from specbench.config import registry
 from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.metrics import clip, cmmd, dinov2, fd_dinov2, frechet
@@ -25,7 +26,6 @@ from specbench.metrics import reference as references
 from specbench.metrics.base import Metric, ScoringContext
 from specbench.metrics.reference import ReferenceStatistics
 from specbench.rows.csv_files import read_rows
-from specbench.storage import sources
 from specbench.storage.files import sha256_file
 
 SMALL = dinov2.ViTConfig(dim=32, layers=2, heads=2, positions=37)
@@ -70,7 +70,7 @@ def place(folder: Path, part: str, file: str, tensors: dict[str, Tensor], patch:
         save_file(tensors, path)
     else:
         torch.save(tensors, path)
-    patch.setitem(sources.EVALUATORS, part, replace(sources.EVALUATORS[part], sha256={file: sha256_file(path)}))
+    patch.setitem(registry.evaluators(), part, replace(registry.evaluators()[part], sha256={file: sha256_file(path)}))
     return path
 
 

@@ -24,13 +24,13 @@ from torch.nn import functional as F
 from torchvision import transforms
 
 from specbench import metrics
-from specbench.config import parameters
+from specbench.config import parameters, registry
 from specbench.data import Item
 from specbench.errors import UsageError, install
 from specbench.metrics import blip, clip_score, hpsv2, image_reward, towers, weights
 from specbench.metrics.base import ScoringContext, Unavailable
 from specbench.metrics.preparation import CLIP, normalised
-from specbench.storage import home, sources
+from specbench.storage import home
 from specbench.storage.image_files import read
 
 SIZES = ((64, 64), (90, 130), (300, 64), (224, 224))
@@ -262,9 +262,9 @@ def test_other_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     for name in ("clip_b32", "clip_b16", "hpsv2", "hpsv21", "image_reward"):
         one = metrics.metric(name, at(tmp_path))
-        for part in one.parts:
+        for part in registry.evaluator_folders(name):
             (tmp_path / part).mkdir()
-            for file in sources.EVALUATORS[part].files:
+            for file in registry.evaluators()[part].files:
                 (tmp_path / part / file).write_bytes(b"others")
         with pytest.raises(UsageError, match="is not the published file: its SHA-256 begins with .*; fetch it again"):
             one.scorer()
@@ -304,7 +304,7 @@ def test_absent_weights_are_reported_with_the_way_to_get_them(tmp_path: Path, mo
         part = name.removesuffix("_x100")
         told = f"no {file}: run `specbench fetch metrics={part}`, or put {file} into {tmp_path / 'metrics' / part}"
         assert metrics.missing(name, context) == told
-        assert file in {name for fill in sources.EVALUATORS[part].files for name in fill.split("|")}
+        assert file in {name for fill in registry.evaluators()[part].files for name in fill.split("|")}
     assert f"metrics=hpsv2 metrics_dir={tmp_path / 'w'}`" in metrics.missing("hpsv2", at(tmp_path / "w"))
     scores = metrics.score(["image_reward", "clip_b32"], pictures(), ITEMS, context)
     assert [s.value for s in scores.values()] == [None, None]
@@ -605,8 +605,8 @@ def test_the_package_takes_no_file_that_lacks_a_tensor(folder: Path, package: An
 
 
 def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:
-    read = {part for name in parameters.single_metrics() for part in metrics.metric(name, at(tmp_path)).parts}
-    assert read == set(sources.EVALUATORS)
+    read = {part for name in parameters.single_metrics() for part in registry.evaluator_folders(name)}
+    assert read == set(registry.evaluators())
     for name in parameters.single_metrics():
         one = metrics.metric(name, at(tmp_path))
         try:
@@ -614,7 +614,10 @@ def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:
             needs = False
         except Unavailable as e:
             needs = "specbench fetch" in str(e) or "not installed" in str(e)
-        assert bool(one.parts) == needs or name.startswith("scenes_")
+        folders = registry.evaluator_folders(name)
+        assert bool(folders) == needs or name.startswith("scenes_")
+        assert folders == list(getattr(one, "file_names", folders))
+        assert not folders or getattr(one, "part", folders[0]) == folders[0]
     sets = set(parameters.choices("metrics")) - set(parameters.single_metrics())
     for name in sets:
         parameters.check_metrics(sorted(parameters.declared("metrics", name)))  # no two of one column

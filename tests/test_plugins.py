@@ -19,7 +19,6 @@ from hatchling import build
 
 from specbench import data
 from specbench.config import composition, configuration, parameters, registry
-from specbench.config.table import TABLE, UNITS
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.folder import stored
@@ -185,7 +184,7 @@ def test_a_folder_is_included_as_hydra_users_know_it(folder: Path, call: Call, m
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     assert call("-sc", "query=bash")[1].split() == ["rule=mine"]
-    assert "warmth" not in TABLE
+    assert "warmth" not in parameters.table()
 
 
 def test_a_stopped_run_names_its_folders(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +207,7 @@ def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None
         cfg = configuration.compose(["method=mine"])
         assert registry.find("rule", "mine")(cfg, None) == (7, 0.5)
         assert registry.module("rule", "mine").__file__ == str(folder / "rule/mine.py")
-        assert UNITS["warmth"] == "degrees"
+        assert parameters.parameter("warmth", cfg).unit == "degrees"
         assert composition.compose({"method": "mine"}) == configuration._by_hydra(
             parameters.conf_dir(), ("method=mine",)
         )

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from commands import ROOT, Call, refused, row_of
 
-from specbench.config import configuration, parameters, protocols, registry, variants
-from specbench.config.table import TABLE, check_value
+from specbench.config import configuration, parameters, protocols, variants
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
@@ -61,7 +60,7 @@ def _all_of(protocol: protocols.Protocol) -> list[tuple[str, str, Any]]:
 def _options(name: str, value: Any) -> list[Any]:
     """A value of a file as the list of parameter values that it stands for."""
     found = value if isinstance(value, list) and name != "metrics" else [value]
-    return [None if option == TABLE[name].null else option for option in found]
+    return [None if option == parameters.table()[name].null else option for option in found]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,7 +80,7 @@ def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter(name: str
     for where, key, value in _all_of(protocol):
         if value is not None:
             options = _options(key, value)
-            assert [check_value(key, option) for option in options] == options
+            assert [parameters.table()[key].checked(key, option) for option in options] == options
         has = parameters.common() | parameters.declared("data", str(protocol.sets["data"])) | {"data"}
         if where in protocol.models:
             has |= parameters.declared("model", where)
@@ -272,17 +271,14 @@ def test_in_a_grid_the_values_are_those_of_each_job() -> None:
 def experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """Writes conf/experiment/mine.yaml into a copy of conf/, which is used instead."""
     conf = shutil.copytree(parameters.conf_dir(), tmp_path / "conf")
-    cached = (parameters.choices, parameters.content, parameters.declared)
     monkeypatch.setattr(parameters, "conf_dir", lambda: conf)
 
     def write(text: str) -> None:
         (conf / "experiment/mine.yaml").write_text(f"# @package _global_\n# Mine.\n{text}")
+        parameters.refresh()
 
-    for one in cached:
-        one.cache_clear()
     yield write
-    for one in cached:
-        one.cache_clear()
+    parameters.refresh()
 
 
 def test_an_experiment_stands_between_the_user_and_the_protocol(experiment: Callable[[str], None]) -> None:
@@ -346,7 +342,7 @@ def _runs() -> list[tuple[str, str, str]]:
         protocol = protocols.read(name)
         for model in protocol.models:
             for data in (protocol.sets["data"] or "", *protocol.also):
-                family = registry.entry("model", model).target
+                family = parameters.default("model", model, "implementation")
                 chosen.setdefault((data, protocol.sets.get("split", ""), family), (name, model, data))
     return list(chosen.values())
 

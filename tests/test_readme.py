@@ -31,9 +31,8 @@ from specbench import cli
 from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
 from specbench.cli import bench, collect, fetch, push, reference, report, show, suite
-from specbench.config import configuration, parameters, variants
+from specbench.config import configuration, parameters, registry, variants
 from specbench.rows import selection
-from specbench.storage import sources
 from specbench.tables import measure
 from specbench.tables.catalog import TABLES
 from specbench.training import recipes
@@ -225,7 +224,7 @@ def _fetched(arguments: list[str]) -> object:
     given = fetch._parse(arguments)
     if "model" in given:
         return fetch._chosen_parts(given)
-    return fetch._evaluators([given["metrics"]]) if "metrics" in given else sources.DATA[given["data"]]
+    return fetch._evaluators([given["metrics"]]) if "metrics" in given else registry.data_sources()[given["data"]]
 
 
 @pytest.mark.parametrize("line", sorted(SKIPPED))

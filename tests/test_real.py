@@ -29,7 +29,7 @@ from specbench.models.medusa import MedusaConfig, MedusaNetwork
 MODELS = [
     name
     for name in parameters.choices("model")
-    if registry.entry("model", name).parts and not parameters.is_continuous("model", name)
+    if registry.source(name) and not parameters.is_continuous("model", name)
 ]
 METHODS = [
     name

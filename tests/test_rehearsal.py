@@ -19,7 +19,6 @@ from rehearsal.processes import Measured
 from specbench.config import configuration, registry
 from specbench.models.loading import official
 from specbench.rows.csv_files import read_rows
-from specbench.storage import sources
 
 
 def in_process(work: Path, root: str) -> rehearse.Runner:
@@ -51,10 +50,10 @@ def test_a_small_rehearsal_passes(
         return in_process(folder, root)
 
     arguments = ["llamagen_xl", "--scale=small", f"--work={work}", "--keep", f"--out={out}"]
-    published = dict(sources.EVALUATORS)
+    published = dict(registry.evaluators())
     code = rehearse.main(arguments, runner)
     assert code == 0, capsys.readouterr().out
-    assert published == sources.EVALUATORS  # the checksums of others are back
+    assert published == registry.evaluators()  # the checksums of others are back
     rows = rehearse.ROWS.read(out)
     assert [row["stage"] for row in rows] == [stage.name for stage in rehearse.stages("llamagen_xl", True)]
     assert {(row["ok"], row["scale"], row["anonymous_gb"]) for row in rows} == {("true", "small", "1.00")}

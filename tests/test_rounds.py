@@ -11,8 +11,7 @@ import tiny
 import torch
 
 from specbench.cli import probe as cli
-from specbench.config import configuration
-from specbench.config.table import check_value
+from specbench.config import configuration, parameters
 from specbench.decoding.rules import Band, exact, uniform
 from specbench.decoding.rules.band import build_band, log_ratios
 from specbench.decoding.rules.base import Setting
@@ -107,11 +106,11 @@ def test_decays_by_depth_give_the_schedule_back(bands: Curves) -> None:
 
 
 def test_a_decay_is_a_number_or_a_list() -> None:
-    assert check_value("decay", [0.5, 0]) == [0.5, 0.0]
+    assert parameters.table()["decay"].checked("decay", [0.5, 0]) == [0.5, 0.0]
     assert configuration.compose(["method=band", "decay=[0.6,0.55,0.5,0.45]"])["decay"] == [0.6, 0.55, 0.5, 0.45]
     for wrong in ([0.5, 1.0], [[0.5]], "a", [True]):
         with pytest.raises(UsageError, match="decay must be a number of at least 0 and at most 0.999, or a list"):
-            check_value("decay", wrong)
+            parameters.table()["decay"].checked("decay", wrong)
 
 
 def test_the_statistics_of_images() -> None:

@@ -305,7 +305,7 @@ def test_the_embedded_drafters_come_from_this_very_command(tmp_path):
     first, drafters = ["tokenizer", "text", "target"], ["draft", "eagle", "eagle3", "medusa"]
     stages = ",".join([*first, *drafters, "eagle_steps", "eagle_guided", "drafters"])
     assert cli.main(["train", "scenes", "--budget", "smoke", "--only", stages, *folders]) == 0
-    drafters += [f"eagle_{name}" for name in networks.NETWORKS["eagle"].variants]
+    drafters += [f"eagle_{name}" for name in registry.drafter_networks()["eagle"].variants]
     assert {p.stem for p in (tmp_path / "assets").iterdir()} == {f"scenes_{name}" for name in [*first, *drafters]}
     assert len({registry.digest(p) for p in (tmp_path / "assets").iterdir()}) == len([*first, *drafters])
     for name in drafters:
@@ -326,7 +326,7 @@ def test_a_drafter_goes_to_lanterns_layout_and_back(tmp_path, model):
 
 
 @pytest.mark.parametrize("recipe", ["lantern", "coolsd", "scenes"])
-@pytest.mark.parametrize("kind", [name for name in networks.TRAINED if not recipes.is_continuous(name)])
+@pytest.mark.parametrize("kind", [name for name in registry.trained() if not recipes.is_continuous(name)])
 def test_every_recipe_is_complete(recipe, kind):
     chosen = recipes.settings(recipe, kind)
     assert chosen["drafter"] == kind

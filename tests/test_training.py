@@ -11,7 +11,7 @@ import tiny
 import torch
 from torch import nn
 
-from specbench.config import networks
+from specbench.config import registry
 from specbench.data import scenes
 from specbench.models import medusa
 from specbench.models.eagle import like_target
@@ -106,7 +106,7 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
     given, rows = target.dataset(model, tokens, features), np.arange(len(tokens))
 
     def learn(name, network, steps, lr, **terms):
-        training = resolve_name(networks.NETWORKS[name].training)(network, TargetHead(model))
+        training = resolve_name(registry.drafter_networks()[name].training)(network, TargetHead(model))
         before = drafter.evaluate(training, given, rows)["tv"]
         loss = drafter.loss_of(training, given, rows, recipe.batch, drafter.LossTerms(**terms))
         fit(name, network, loss, replace(recipe, steps=steps, lr=lr), tmp_path)

@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 from specbench import cli
+from specbench.config import registry
 from specbench.storage import downloads, sources
 
 
@@ -29,12 +30,12 @@ def replaced(tables: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
         put = lambda place, values: stack.enter_context(mock.patch.dict(place, values))  # noqa: E731
         files = tables["files"]
-        put(sources.EVALUATORS, {name: _part(part, files) for name, part in sources.EVALUATORS.items()})
-        put(sources.MODELS, {name: _model(entry, files) for name, entry in sources.MODELS.items()})
+        put(registry.evaluators(), {name: _part(part, files) for name, part in registry.evaluators().items()})
+        put(registry.model_sources(), {name: _model(entry, files) for name, entry in registry.model_sources().items()})
         for name, served in tables["data"].items():
-            data = sources.DATA[name]
+            data = registry.data_sources()[name]
             new = tuple(replace(file, **one) for file, one in zip(data.files, served, strict=True))
-            put(sources.DATA, {name: replace(data, files=new)})
+            put(registry.data_sources(), {name: replace(data, files=new)})
         stack.enter_context(mock.patch.object(downloads, "RELEASES", tables["releases"]))
         if tables["inception"]:
             from specbench.metrics import inception

@@ -25,14 +25,13 @@ from rehearsal.formats import (
     write_safetensors,
     write_shards,
 )
-from specbench.config import parameters
+from specbench.config import parameters, registry
 from specbench.data import scenes
 from specbench.models import eagle, emu3_vision, vq
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import chameleon, emu3, image_tokenizers, janus, llamagen_official, lumina2, naming
 from specbench.models.unified import Unified, UnifiedConfig
-from specbench.storage import sources
 
 #: Words of the captions that are made here, and of the embedded model's.
 WORDS = "a red blue cat dog car boat table street small large old on near under with the and two of".split()
@@ -98,7 +97,7 @@ def _llamagen_target(name: str, small: bool) -> tuple[LlamaGen, Build]:
     cfg = llamagen_official.SIZES[name]
     cfg = llamagen_official.reduced(cfg) if small else cfg
     target: LlamaGen = built(lambda: LlamaGen(cfg))
-    [file] = sources.MODELS[name].parts["target"].files
+    [file] = registry.model_sources()[name].parts["target"].files
 
     def write(folder: Path) -> None:
         table = naming.llamagen(cfg.n_layer, text=not cfg.num_classes)
@@ -110,7 +109,7 @@ def _llamagen_target(name: str, small: bool) -> tuple[LlamaGen, Build]:
 def _llamagen(name: str, small: bool) -> dict[str, Build]:
     target, write_target = _llamagen_target(name, small)
     pixels = vq.LLAMAGEN_16.reduced(target.cfg.vocab_size) if small else vq.LLAMAGEN_16
-    entry = sources.MODELS[name]
+    entry = registry.model_sources()[name]
     [file] = entry.parts["tokenizer"].files
 
     def write_pixels(folder: Path) -> None:

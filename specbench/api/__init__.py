@@ -140,7 +140,7 @@ def include(*folders: str | Path) -> None:
     paths = [str(Path(folder).expanduser().absolute()) for folder in folders]
     os.environ[plugins.INCLUDE] = os.pathsep.join(filter(None, [own, *paths]))
     parameters.refresh()
-    faults = list(parameters.found_plugins().faults_included)
+    faults = list(parameters.found_choices().faults_included)
     if "specbench.rows.columns" in sys.modules and before != {name: {*found} for name, found in _columns().items()}:
         faults.append("these folders add columns to rows, so include them before anything else: restart Python")
     if faults:
@@ -157,13 +157,13 @@ def choices(group: str) -> dict[str, str]:
 
 
 def _columns() -> dict[str, Any]:
-    found = parameters.found_plugins()
+    found = parameters.found_choices()
     return {"parameters": found.parameters, "metrics": found.choices.get("metrics", {})}
 
 
 def _check_plugins() -> None:
     """Warns of faults in installed plug-ins; UsageError for those in included folders."""
-    found = parameters.found_plugins()
+    found = parameters.found_choices()
     for text in found.faults:
         warnings.warn(text, stacklevel=3)
     if found.faults_included:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.api.results import RunResult
-from specbench.config import command_line
-from specbench.config.table import TABLE
+from specbench.config import command_line, parameters
 from specbench.errors import UsageError
 from specbench.storage import home
 
@@ -45,7 +44,8 @@ def text_of(name: str, value: Any) -> str:
         if name == "metrics" and not value:
             return "none"
         return f"[{','.join(text_of(name, one) for one in value)}]"
-    if isinstance(value, Mapping) and name in TABLE and TABLE[name].kind == "fields":
+    declared = parameters.table().get(name)
+    if isinstance(value, Mapping) and declared and declared.kind == "fields":
         return command_line.quoted(json.dumps(value))
     raise UsageError(f"{name} cannot be a {type(value).__name__}: give a number, text, True, False, None or a list")
 

@@ -113,7 +113,7 @@ class TabularModel:
 
     def _drafter(self, cfg: Mapping[str, Any]) -> Drafter:
         name = cfg["drafter"]
-        if not registry.entry("drafter", name).assets:
+        if not registry.drafter_network(name):
             built: Drafter = registry.find("drafter", name)(cfg, None)
             return built
         if name == "eagle_adaptive":

@@ -15,7 +15,6 @@ from specbench.audit.models import TabularModel
 from specbench.audit.printing import name_of
 from specbench.config import command_line, configuration, parameters, registry, variants
 from specbench.config.run_config import RunConfig
-from specbench.config.table import TABLE
 from specbench.errors import UsageError, integer, split_own, unknown
 from specbench.harness.log import say
 from specbench.rows.csv_files import csv_text
@@ -171,7 +170,7 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _of_a_run() -> set[str]:
     """The parameters and groups that are neither a method's nor the sampling's."""
-    every = {*TABLE, *parameters.groups()}
+    every = {*parameters.table(), *parameters.groups()}
     return every.difference(parameters.method_parameters(), audit.SAMPLING, densities.SAMPLING)
 
 
@@ -248,7 +247,7 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> RunConfig:
         base = configuration.compose(
             [argument for argument in arguments if _key(argument) in ("method", "rule", "verification")]
         )
-        if registry.entry("drafter", base["drafter"]).assets:
+        if registry.drafter_network(base["drafter"]):
             if "window" in given and "window" not in base:
                 return configuration.compose([*arguments, f"drafter={_CHAIN}"])
             if "tree" in given and "tree" not in base:

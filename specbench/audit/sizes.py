@@ -175,7 +175,7 @@ def _trees(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[
 
 def network(cfg: Mapping[str, Any]) -> bool:
     """Whether the drafter needs a network, which draft tables replace."""
-    return bool(registry.entry("drafter", cfg["drafter"]).assets)
+    return registry.drafter_network(cfg["drafter"]) is not None
 
 
 def same_drafts(cfg: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench.config import parameters, plugins
-from specbench.config.table import TABLE
 from specbench.rows import provenance
 from specbench.rows.csv_files import RowFile
 
@@ -90,7 +89,7 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
     """The row of a configuration, from the values of `measure.measure`."""
     from specbench.harness.pipeline import resolve_device
 
-    parts = [p for p in TABLE if p in cfg and p in _described()]
+    parts = [p for p in parameters.table() if p in cfg and p in _described()]
     parts = [p for p in parts if p != "drafter_weights" or cfg[p]]
     parts = [p for p in parts if p != "verification" or cfg[p] != "token"]
     by_nodes = {str(n): round(ms, 5) for n, ms in found["by_nodes"].items()}

@@ -22,10 +22,8 @@ from typing import Any
 
 from specbench.cli.commands import COMMANDS
 from specbench.config.parameter import Parameter
-from specbench.config.table import check_value
 from specbench.errors import Parser, UsageError, integer, unknown, values
 from specbench.storage import home
-from specbench.storage.files import writable
 
 _WIDTH = 120
 _LONGEST = 24  # characters of a name; a longer one has its meaning in the next line
@@ -255,5 +253,9 @@ def _value(name: str, one: Own, text: Any) -> Any:
         with suppress(ValueError):  # which the check tells
             numbers = [float(part) for part in text.split(",")]
             value = numbers if one.kind == "numbers" else numbers[0] if len(numbers) == 1 else text
-    value = check_value(name, value, {name: one})
-    return writable(value) if one.written else home.expanded(value) if one.kind == "path" else value
+    value = one.checked(name, value)
+    if one.written:
+        from specbench.storage.files import writable
+
+        return writable(value)
+    return home.expanded(value) if one.kind == "path" else value

@@ -76,15 +76,16 @@ def _entries(group: str) -> list[dict[str, Any]]:
                 lines[name] += f" {e}"
     elif group in ("model", "drafter"):
         for name in lines:
-            entry = registry.entry(group, name)
-            if entry.assets:  # a drafter's, for the embedded target
-                absent[name] = [f for f in entry.assets if not (registry.ASSETS / f).is_file()]
-                network = registry.drafter_network(name) if group == "drafter" else None
-                if network and network.variants:
-                    lines[name] += f" Also drafter.weights=embedded:{'|'.join(network.variants)}."
-            elif entry.parts:
-                absent[name] = [part for part in entry.parts if not (home.model_folder(name) / part).is_dir()]
-    plugins = {name: one.plugin for name in lines if (one := parameters.provided(group, name))}
+            network = registry.drafter_network(name) if group == "drafter" else None
+            if network and network.variants:
+                lines[name] += f" Also drafter.weights=embedded:{'|'.join(network.variants)}."
+            real = registry.source(name) if group == "model" else None
+            files = [network.asset] if network else registry.assets(name)  # a drafter's, for the embedded target
+            if files:
+                absent[name] = [f for f in files if not (registry.ASSETS / f).is_file()]
+            elif real:
+                absent[name] = [part for part in real.parts if not (home.model_folder(name) / part).is_dir()]
+    plugins = {name: plugin for name in lines if (plugin := parameters.plugin_of(group, name))}
     return [
         {
             "name": name,
@@ -100,12 +101,12 @@ def _plugins() -> list[dict[str, Any]]:
     """Every plug-in with its choices."""
     from specbench.config import parameters
 
-    found = parameters.found_plugins()
+    found = parameters.found_choices()
     entries = []
     for plugin in found.plugins:
         names = [
             f"{group}={name}"
-            for group, choices in found.choices.items()
+            for group, choices in sorted(found.choices.items())
             for name, one in choices.items()
             if one.plugin == plugin
         ]

@@ -59,9 +59,12 @@ def _offered_by_hand(command: str) -> list[str]:
         return [*TABLES, "--list", "--model", "--n", "--jobs", "--dry-run", "--no-run", "--format"]
     if command == "fetch":
         from specbench.config import parameters
-        from specbench.storage import sources
 
-        found = {"model": [*sources.MODELS], "drafter": [*registry.network_folders()], "data": [*sources.DATA]}
+        found = {
+            "model": [*registry.model_sources()],
+            "drafter": [*registry.network_folders()],
+            "data": [*registry.data_sources()],
+        }
         arguments = [f"{name}={choice}" for name, choices in found.items() for choice in choices]
         return [*arguments, *(f"metrics={name}" for name in parameters.choices("metrics")), "--yes"]
     return []

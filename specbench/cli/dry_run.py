@@ -282,14 +282,13 @@ def _of_model(cfg: Mapping[str, Any]) -> Iterator[str]:
     from specbench.storage import sources
 
     folder = None if parameters.is_served(cfg) else registry.weights_folder(cfg)
-    if folder is None or cfg["model"] not in sources.MODELS:
+    source = None if folder is None else registry.source(cfg["model"])
+    if folder is None or source is None:
         return
-    drafter = () if cfg.get("drafter_weights") else registry.entry("drafter", cfg["drafter"]).parts
-    needed = [*registry.entry("model", cfg["model"]).parts, *drafter]
-    for name in needed:
-        part = sources.part_of(sources.MODELS[cfg["model"]], name)
+    for name in registry.needed_folders(cfg):
+        part = sources.part_of(source, name)
         if part is not None and not (folder / name).is_dir():
-            more = "" if name in registry.entry("model", cfg["model"]).parts else f" drafter={cfg['drafter']}"
+            more = "" if name in source.parts else f" drafter={cfg['drafter']}"
             command = f"specbench fetch model={cfg['model']}{more}"
             yield f"{name}/ of {cfg['model']} from {part.repository} ({_sizes(part)}): {command}"
 
@@ -299,9 +298,10 @@ def _sizes(part: Any) -> str:
 
 
 def _of_data(cfg: Mapping[str, Any]) -> Iterator[str]:
-    from specbench.storage import downloads, home, sources
+    from specbench.config import registry
+    from specbench.storage import downloads, home
 
-    data = sources.DATA.get(cfg["data"])
+    data = registry.data_sources().get(cfg["data"])
     if data is None:
         return
     folder = home.expanded(cfg.get("data_dir") or home.data_folder(cfg["data"]))
@@ -312,15 +312,13 @@ def _of_data(cfg: Mapping[str, Any]) -> Iterator[str]:
 
 def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[str]:
     from specbench import metrics
+    from specbench.config import registry
     from specbench.harness.scoring import scoring_context
-    from specbench.storage import sources
 
     context = scoring_context(cfg)
     for name in cfg["metrics"]:
         if not metrics.missing(name, context):
             continue
-        parts = {
-            one: sources.EVALUATORS[one] for one in metrics.metric(name, context).parts if one in sources.EVALUATORS
-        }
-        sizes = ", ".join(f"{part.repository} ({_sizes(part)})" for part in parts.values())
+        parts = [registry.evaluators()[folder] for folder in registry.evaluator_folders(name)]
+        sizes = ", ".join(f"{part.repository} ({_sizes(part)})" for part in parts)
         yield f"{name}: {sizes or metrics.missing(name, context)}: specbench fetch metrics={name}"

@@ -18,13 +18,13 @@ from specbench.storage.sources import Part
 
 #: The arguments of the command, with their meanings.
 ARGUMENTS = {
-    "model": "the model whose weights to fetch: " + ", ".join(sources.MODELS),
+    "model": "the model whose weights to fetch: " + ", ".join(registry.model_sources()),
     "weights": "where to put them (default: the folder of weights=official in a run)",
     "drafter": "a drafter of a run whose published weights to fetch, too: " + ", ".join(registry.network_folders()),
     "size": "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each with its own checkpoint",
     "repository": "another Hugging Face repository for the target, as in OWNER/NAME",
     "revision": "branch or commit of the target's repository (default: as listed below)",
-    "data": "the data set to fetch: " + ", ".join(sources.DATA),
+    "data": "the data set to fetch: " + ", ".join(registry.data_sources()),
     "data_dir": "where to put it (default: where a run looks for it)",
     "metrics": "the metrics, or sets of them, whose networks to fetch, with commas: see specbench list metrics",
     "metrics_dir": "where to put them (default: where a run looks for them)",
@@ -73,9 +73,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _revisions() -> list[str]:
     """For the help: every repository, and the commit that it is pinned to."""
-    models = sources.MODELS.values()
+    models = registry.model_sources().values()
     parts = [p for m in models for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values(), *m.instead)]
-    at = {p.repository: p.revision if p.pinned else "main" for p in (*parts, *sources.EVALUATORS.values())}
+    at = {p.repository: p.revision if p.pinned else "main" for p in (*parts, *registry.evaluators().values())}
     width = max(map(len, at))
     head = "Repositories, pinned to a commit or a release; main: none is known, a fetch takes and records the latest"
     return [head, *(f"  {repository:<{width}}  {revision}" for repository, revision in sorted(at.items()))]
@@ -110,7 +110,7 @@ def _fetch_model(given: Mapping[str, str], yes: bool) -> None:
 def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
     names = given["metrics"]
     folder = home.expanded(given.get("metrics_dir", home.metrics_folder()))
-    parts = {name: sources.EVALUATORS[name] for name in _evaluators(names.split(","))}
+    parts = {name: registry.evaluators()[name] for name in _evaluators(names.split(","))}
     if not parts:
         print(f"{names}: nothing to fetch, these evaluators are part of specbench")
     elif _fetch_parts(names, parts, folder, None, yes, "metrics_dir=DIR"):
@@ -120,24 +120,21 @@ def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
 
 def _evaluators(names: Sequence[str]) -> list[str]:
     """The folders that metrics and sets of metrics read, each once."""
-    from specbench import metrics
-
-    context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())
     found: dict[str, None] = {}
     for name in names:
         if name not in parameters.choices("metrics"):
             raise unknown("metric", name, parameters.choices("metrics"))
         for one in sorted(parameters.declared("metrics", name)):
-            found |= dict.fromkeys(metrics.metric(one, context).parts)
+            found |= dict.fromkeys(registry.evaluator_folders(one))
     return list(found)
 
 
 def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
     """The parts that the arguments name, and their default folder."""
     model = given["model"]
-    if model not in sources.MODELS:
-        raise unknown("model", model, sources.MODELS)
-    entry, folder = sources.MODELS[model], home.model_folder(model)
+    if model not in registry.model_sources():
+        raise unknown("model", model, registry.model_sources())
+    entry, folder = registry.model_sources()[model], home.model_folder(model)
     parts, drafters = dict(entry.parts), entry.drafters
     if "size" in given:
         if not entry.sizes:
@@ -213,13 +210,13 @@ def _fetch_parts(
 
 def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
     name = given["data"]
-    if name in parameters.choices("data") and name not in sources.DATA:
+    if name in parameters.choices("data") and name not in registry.data_sources():
         own = parameters.declared("data", name) & {"prompts", "data_dir"}
         why = "its file comes from you" if own else "it needs no files"
-        raise UsageError(f"data={name} has nothing to fetch: {why} (fetched are: {', '.join(sources.DATA)})")
-    if name not in sources.DATA:
-        raise unknown("data", name, sources.DATA)
-    data = sources.DATA[name]
+        raise UsageError(f"data={name} has nothing to fetch: {why} (fetched are: {', '.join(registry.data_sources())})")
+    if name not in registry.data_sources():
+        raise unknown("data", name, registry.data_sources())
+    data = registry.data_sources()[name]
     folder = home.expanded(given.get("data_dir", home.data_folder(name)))
     record = FetchRecord(folder)
     todo = [file for file in data.files if not downloads.is_unpacked(record, file, folder)]

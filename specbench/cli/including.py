@@ -69,7 +69,7 @@ def report_faults() -> None:
     """Prints a sentence for each fault of an installed plug-in, to stderr. UsageError for one of an included folder."""
     from specbench.config import parameters
 
-    found = parameters.found_plugins()
+    found = parameters.found_choices()
     for text in found.faults:
         print(f"specbench: {text}", file=sys.stderr)
     if found.faults_included:

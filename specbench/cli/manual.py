@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench.config import parameters
-from specbench.config.table import TABLE, UNITS, Parameter
+from specbench.config.parameter import Parameter
 
 WIDTH = 100
 #: Widths of the columns name, value, and type with range; the meaning takes the rest.
@@ -60,13 +60,14 @@ _MODEL, _DATA = ("dtype",), ("protocol", "n", "seed")
 
 
 def run(cfg: Mapping[str, Any]) -> str:
-    """The help of a run with these parameters, which need not be valid. Raises UsageError for one that
-    `TABLE` lacks."""
-    if foreign := [name for name in cfg if name not in TABLE]:
+    """The help of a run with these parameters, which need not be valid. Raises UsageError for one that no file
+    declares."""
+    own = parameters.in_run(cfg)
+    if foreign := [name for name in cfg if name not in own]:
         raise parameters.no_parameter(foreign[0], cfg)
     lines = [_line("parameter", "value", "type and range", "meaning"), ""]
     for title, names in _sections(cfg).items():
-        lines += [title, *(_described(name, cfg[name]) for name in names), ""]
+        lines += [title, *(_described(name, own[name], cfg[name]) for name in names), ""]
     return "\n".join([_HEAD, *lines, _choices(), _FOOT])
 
 
@@ -74,7 +75,8 @@ def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
     """Title -> names of parameters, the choice of a file first."""
     titles = ("server", "data", "run") if parameters.is_served(cfg) else ("method", "sampling", "model", "data", "run")
     found: dict[str, list[str]] = {f"{title}:": [] for title in titles}
-    for name in sorted(cfg, key=lambda name: (name not in parameters.groups(), list(TABLE).index(name))):
+    order = list(parameters.table())
+    for name in sorted(cfg, key=lambda name: (name not in parameters.groups(), order.index(name))):
         if titles[0] == "method":
             found[f"{_section(name)}:"].append(name)
         elif name not in parameters.SERVED:
@@ -95,8 +97,7 @@ def _section(name: str) -> str:
     return "run"
 
 
-def _described(name: str, value: Any) -> str:
-    parameter = TABLE[name]
+def _described(name: str, parameter: Parameter, value: Any) -> str:
     shown, meaning = _shown(parameter, value), parameter.line
     if len(shown) > _LONG:
         shown, meaning = "(see right)", f"{meaning}; now: {shown}"
@@ -142,8 +143,8 @@ def _range(name: str, parameter: Parameter) -> str:
         elif parameter.low is not None:
             text += f" {'>' if parameter.above else '>='} {parameter.low:g}"
             text += f", <= {parameter.high:g}" if parameter.high is not None else ""
-    if name in UNITS:
-        text += f", {UNITS[name]}"
+    if parameter.unit:
+        text += f", {parameter.unit}"
     text += "".join(f"; {word}" for word in parameter.also)
     return text + (f"; null: {parameter.null}" if parameter.null else "")
 

@@ -21,7 +21,7 @@ from specbench.tables.measure import Bench, LocalBench, RunPlan, plan
 
 def by_default() -> list[Table]:
     """The tables that are drawn where none is named: all but those that take hours, and those of plug-ins."""
-    shipped = (table for name, table in TABLES.items() if parameters.provided("suite", name) is None)
+    shipped = (table for name, table in TABLES.items() if parameters.plugin_of("suite", name) is None)
     return [table for table in shipped if not table.on_request]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from specbench import data
 from specbench.compare.passes import ScoredPass
-from specbench.config import parameters
+from specbench.config import parameters, registry
 from specbench.errors import UsageError, plain
 from specbench.rows import indices
 from specbench.rows.journal import Record
@@ -89,7 +89,7 @@ def value_and_influences(one: Metric, outputs: np.ndarray, prompts: Sequence[dat
 
 def items(one: ScoredPass, mine: Sequence[Record]) -> list[data.Item]:
     """The prompts of these records; with their labels, where the code generates the data set."""
-    if one.cfg.get("data") not in data.DRAWN:
+    if not registry.is_drawn(str(one.cfg.get("data"))):
         return [data.Item(r.index, r.prompt, None, r.id) for r in mine]
     made = data.load({**one.cfg, "n": max(indices.prompt_of(r.index) for r in mine) + 1})
     found = [replace(made[indices.prompt_of(r.index)], index=r.index) for r in mine]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from specbench.config import protocols
-from specbench.config.table import LONGEST, TABLE
+from specbench.config import parameters, protocols
+from specbench.config.parameter import LONGEST
 from specbench.errors import UsageError
 
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
@@ -58,14 +58,19 @@ def quote_paths(arguments: Sequence[str], multirun: bool = False, own: Collectio
         if re.search(r"\d{400}", value):  # Python refuses to parse it
             raise UsageError(f"{name[:100]} has a number of hundreds of digits; give a smaller one")
         key = name.lstrip("+")
-        is_path = key in TABLE and TABLE[key].kind == "path" and key not in own
-        if is_path and equals and value not in ("", "null") and not _QUOTED.fullmatch(value):
+        if is_path(key) and key not in own and equals and value not in ("", "null") and not _QUOTED.fullmatch(value):
             several = multirun and key != "out" and "," in value
             plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", value)
             if not several and not (plain and value.isascii() and value.lower() not in NO_TEXT):
                 argument = f"{name}={quoted(value)}"
         found.append(argument)
     return found
+
+
+def is_path(key: str) -> bool:
+    """Whether an argument of this key is a path."""
+    found = parameters.table().get(key)
+    return found is not None and found.kind == "path"
 
 
 def is_hydras(key: str) -> bool:

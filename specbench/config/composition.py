@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from specbench.config import parameters
+from specbench.config import parameters, plugins, yaml_files
 from specbench.config.caches import cached
 
 #: Group -> chosen file (None: none), or, of metrics, several.
@@ -87,14 +87,11 @@ def _contents(group: str, name: str, seen: set[str]) -> Iterator[dict[str, Any]]
         raise _NeedsHydraError  # Hydra refuses it
     seen.add(name)
     defaults, own = _file(group, name)
-    others = [entry for entry in defaults if isinstance(entry, str)]
-    if "_self_" not in others:
-        others.insert(0, "_self_")
-    for entry in others:
+    for entry in plugins.built_on({"defaults": defaults}):
         if entry == "_self_":
             yield own
-        elif re.fullmatch(r"\w+", entry):
-            yield from _contents(group, entry, seen)
+        elif re.fullmatch(r"\w+(/\w+)*", entry):
+            yield from _contents(group, str(PurePosixPath(name).parent / entry), seen)
         else:
             raise _NeedsHydraError
 
@@ -108,11 +105,7 @@ def _file(group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
 def _read(path: Path, group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
     if not path.is_file():
         raise _NeedsHydraError
-    held = {
-        key: value
-        for key, value in parameters.content(group, name).items()
-        if key not in ("hydra", *parameters.METADATA)
-    }
+    held = {key: value for key, value in yaml_files.read(path).items() if key not in ("hydra", *parameters.METADATA)}
     defaults = held.pop("defaults", [])
     if _interpolates(held):
         raise _NeedsHydraError

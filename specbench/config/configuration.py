@@ -28,11 +28,9 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specbench import data
-from specbench.config import command_line, composition, parameters, protocols, variants
+from specbench.config import command_line, composition, parameters, protocols, registry, variants
 from specbench.config.caches import cached
 from specbench.config.run_config import RunConfig
-from specbench.config.table import TABLE, check_value
 from specbench.errors import UsageError, install, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour
@@ -45,7 +43,7 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
     Raises UsageError for what does not exist, does not fit or cannot be read.
     """
     with session():
-        return _compose(overrides)
+        return _compose(command_line.normalized(overrides))
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def values(arguments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
     """
     with session():
         found: dict[str, Any] = {}
-        for o in _parse(command_line.quote_paths(arguments)):
+        for o in _parse(command_line.normalized(command_line.quote_paths(arguments))):
             key = o.key_or_group
             if key not in known:
                 raise unknown("parameter", key, known)
@@ -89,8 +87,9 @@ def values(arguments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
             _check_form(o)
             if o.is_sweep_override():
                 raise UsageError(f"'{o.input_line}' names several values; give one")
-            value = parameters.settle(_chosen([o]))[key] if _is_choice(o) else o.value()
-            found[key] = check_value(key, value)
+            found[key] = parameters.settle(_chosen([o]))[key] if _is_choice(o) else o.value()
+        own = parameters.in_run(found)
+        found = {key: own[key].checked(key, value) for key, value in found.items()}
         parameters.check_metrics(found.get("metrics", ()))
         return found
 
@@ -113,7 +112,7 @@ class PluginFolders(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """As of Hydra."""
-        for plugin in parameters.found_plugins().plugins:
+        for plugin in parameters.found_choices().plugins:
             search_path.append("specbench-plugin", f"file://{plugin.conf}")
 
 
@@ -297,12 +296,14 @@ def described(overrides: Sequence[str]) -> dict[str, Any]:
     """The flat configuration of one run, for its help: neither complete nor checked. A parameter with several values
     has its default."""
     with session():
-        several = {o.key_or_group for o in _parse(command_line.normalized(overrides)) if o.is_sweep_override()}
-        return _flat([argument for argument in overrides if argument.lstrip("+").split("=", 1)[0] not in several])
+        arguments = command_line.normalized(overrides)
+        several = {o.key_or_group for o in _parse(arguments) if o.is_sweep_override()}
+        return _flat([argument for argument in arguments if argument.split("=", 1)[0] not in several])
 
 
-def _compose(overrides: Sequence[str]) -> RunConfig:
-    return completed(parameters.validate(_flat(overrides)))
+def _compose(arguments: Sequence[str]) -> RunConfig:
+    """The configuration of one job's normalized arguments."""
+    return completed(parameters.validate(_flat(arguments)))
 
 
 def completed(cfg: Mapping[str, Any]) -> RunConfig:
@@ -310,12 +311,13 @@ def completed(cfg: Mapping[str, Any]) -> RunConfig:
 
     Raises UsageError for missing weights and prompts.
     """
-    return RunConfig(data.counted(parameters.located(cfg)))
+    return RunConfig(registry.counted(registry.located(cfg)))
 
 
 def _flat(overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of one job by parameter. Raises UsageError for a parameter that the job does not have."""
-    arguments = _parse(complete(overrides))
+    """The values of one job's normalized arguments by parameter. Raises UsageError for a parameter that the job does
+    not have."""
+    arguments = _parse([*overrides, *_implied(overrides)])
     for o in arguments:
         _check_form(o)
     chosen = [o for o in arguments if _is_choice(o)]
@@ -337,7 +339,7 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
 def _is_choice(o: Override) -> bool:
     """Whether an argument chooses a file, is about Hydra itself, or refers to other values."""
     key = o.key_or_group
-    if key in TABLE and TABLE[key].kind == "path":
+    if command_line.is_path(key):
         return False  # a name may hold ${
     return key in parameters.groups() or command_line.is_hydras(key) or "${" in (o.input_line or "")
 

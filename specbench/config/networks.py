@@ -1,15 +1,13 @@
-"""The networks that drafters use: the weights, the loader and the training of each. Imports nothing heavy.
+"""The network that a drafter uses: its weights, its loader and its training. Imports nothing heavy.
 
-A drafter's file under conf/drafter/ names its network with `network: NAME`, a key of `NETWORKS`, or declares one of its
-own: `network: {folder: NAME, loader: "module:Class"}`. Several drafters may share a network.
+A drafter's file declares its network, `network: {folder: NAME, loader: "module:Class"}`, or names the drafter whose
+file declares it: `network: eagle`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specbench.errors import UsageError, unknown
 
@@ -63,32 +61,3 @@ class DrafterNetwork:
 def is_embedded(given: str) -> bool:
     """Whether drafter_weights= names the project's own weights."""
     return given.partition(":")[0] == "embedded"
-
-
-_LOADING, _TRAINING = "specbench.models.loading.drafters", "specbench.training.drafter"
-NETWORKS = {
-    "draft_model": DrafterNetwork("draft", f"{_LOADING}:DraftModelLoader", f"{_TRAINING}:DraftModelTraining", "sd"),
-    "eagle": DrafterNetwork(
-        "eagle",
-        f"{_LOADING}:EagleLoader",
-        f"{_TRAINING}:EagleTraining",
-        "eagle1",
-        variants=("steps100", "steps300", "steps1000", "guided"),
-    ),
-    "eagle3": DrafterNetwork("eagle3", f"{_LOADING}:Eagle3Loader", f"{_TRAINING}:EagleTraining", "eagle3"),
-    "medusa": DrafterNetwork("medusa", f"{_LOADING}:MedusaLoader", f"{_TRAINING}:MedusaTraining", "medusa"),
-    "cspd": DrafterNetwork(
-        "draft",
-        training="specbench.training.continuous:ContinuousTask",
-        method="cspd",
-        stem="mar_draft",
-        variants=("path_kl",),
-    ),
-}
-#: The networks that `specbench train drafter=` trains.
-TRAINED = tuple(name for name, network in NETWORKS.items() if network.training)
-
-
-def declared(network: str | Mapping[str, Any]) -> DrafterNetwork:
-    """The network that a drafter's file declares, by name or by its fields."""
-    return NETWORKS[network] if isinstance(network, str) else DrafterNetwork(**network)

@@ -5,14 +5,29 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
+
+from specbench.errors import UsageError
 
 Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path", "fields"]
 KINDS = get_args(Kind)
 
 #: Keys of the files under conf/ that describe a choice and are not parameters of a run.
-METADATA = ("kind", "preferred", "network", "variants", "raster", "parameters", "served")
+METADATA = (
+    "kind",
+    "preferred",
+    "network",
+    "variants",
+    "raster",
+    "parameters",
+    "served",
+    "drawn",
+    "implementation",
+    "assets",
+    "files",
+)
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
 PROMPTS = 1_000_000
@@ -35,6 +50,7 @@ class Parameter:
     null: str = ""  # the meaning of null; empty: null is an error
     also: tuple[str, ...] = ()  # words that are allowed instead of a number
     count: int = 0  # of numbers: a list of exactly so many
+    unit: str = ""
 
     def wanted(self) -> str:
         """What a value must be, as text."""
@@ -70,6 +86,22 @@ class Parameter:
             text += ", or a list of such numbers" if self.kind == "numbers" and not self.count else ""
         text += "".join(f", or {word}" for word in self.also)
         return text + (f", or null ({self.null})" if self.null else "")
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The value of parameter `name` in its canonical form. Raises UsageError with the allowed values."""
+        try:
+            return self.read(value)
+        except ValueError:
+            got = "null" if value is None else _short(value)
+            raise UsageError(f"{name} must be {self.wanted()} (got {got})") from None
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value is allowed."""
+        try:
+            self.read(value)
+        except ValueError:
+            return False
+        return True
 
     def read(self, value: Any) -> Any:
         """The value in its canonical form; raises ValueError for a value that is not allowed."""
@@ -126,6 +158,15 @@ class Parameter:
         return value
 
 
+def _short(value: Any) -> str:
+    """A value as a message displays it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to format integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]}..., {len(text)} characters"
+
+
 def _fields(value: Any) -> str:
     """The JSON text of a mapping, or of the JSON text of one, with sorted keys; ValueError for anything else."""
     try:
@@ -145,3 +186,20 @@ def _is_tree(value: Any) -> bool:
         and all(isinstance(path, list | tuple) and 0 < len(path) <= DEEP for path in value)
         and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= DEEP for path in value for i in path)
     )
+
+
+def declared(name: object, fields: Any) -> Parameter:
+    """The parameter that a file declares with these fields. UsageError for a wrong declaration."""
+    if not str(name).isidentifier() or not isinstance(fields, Mapping):
+        raise UsageError(f"parameters: {name} needs the form NAME: {{kind: number, line: its meaning}}")
+    if None in fields:
+        raise UsageError(f"parameters: {name}: write the field 'null' in quotes")
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    try:
+        parameter = Parameter(**given)
+        parameter.wanted()
+    except (TypeError, ValueError) as e:
+        raise UsageError(f"parameters: {name} is not declared well ({e})") from None
+    if parameter.kind not in KINDS:
+        raise UsageError(f"parameters: {name} has kind {parameter.kind}; choose from: {', '.join(KINDS)}")
+    return parameter

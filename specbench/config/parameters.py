@@ -1,9 +1,7 @@
 """The parameters of a run: which ones it has, and the check of their values.
 
-`table.TABLE` documents every parameter and checks its value. `conf/` defines which parameters a run *has*: the keys of
-config.yaml and of the chosen model, data, engine, drafter and rule files, and nothing else. A new drafter, rule or
-model declares its parameters in its own YAML; a parameter that is new to the project also gets a line in the table. The
-choices and the parameters of plug-ins stand next to them (see `plugins`).
+A run has the values in config.yaml and in the chosen model, data, engine, drafter, rule and verification files, and
+nothing else. Each of these files declares its own parameters (see `plugins`).
 
 Imports neither torch nor Hydra.
 """
@@ -18,15 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from specbench.config import caches, networks, plugins
+from specbench.config import caches, plugins, yaml_files
 from specbench.config.caches import cached
 from specbench.config.parameter import METADATA as METADATA
-from specbench.config.parameter import PROMPTS
-from specbench.config.table import BUILT_IN, TABLE, UNITS, check_value
+from specbench.config.parameter import PROMPTS, Parameter
 from specbench.errors import UsageError, unknown
-from specbench.storage import home
 
 #: The groups of conf/ whose chosen file declares parameters, in the order in which a row names them.
 PARAMETER_GROUPS = ("model", "data", "engine", "log", "drafter", "rule", "verification")
@@ -54,53 +48,52 @@ def conf_dir() -> Path:
 @cached
 def groups() -> tuple[str, ...]:
     """The groups of conf/ from which a run chooses. (Suites are of many runs.)"""
-    return tuple(
-        sorted(
-            p.name
-            for p in conf_dir().iterdir()
-            if p.is_dir() and p.name not in ("hydra", "suite") and any(p.glob("*.yaml"))
-        )
-    )
+    return tuple(sorted(found_choices().choices.keys() - {"suite"}))
 
 
 @cached
 def choices(group: str) -> dict[str, str]:
     """Name -> one-line description of every choice of a group: the file's first comment line, a full sentence."""
     found = {}
-    own = sorted((conf_dir() / group).glob("*.yaml"))
-    for path in [*own, *(one.path for one in found_plugins().choices.get(group, {}).values())]:
-        comments = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
-        found[path.stem] = next((c for c in comments if not c.startswith("@")), "")
+    for name, one in found_choices().choices.get(group, {}).items():
+        lines = one.path.read_text(encoding="utf-8").splitlines()
+        comments = (line[1:].strip() for line in lines if line.startswith("#"))
+        found[name] = next((c for c in comments if not c.startswith("@")), "")
     return found
 
 
-def file_of(group: str, name: str) -> Path:
-    """The file of a choice, which exists if the choice does."""
-    one = provided(group, name)
-    return one.path if one else conf_dir() / group / f"{name}.yaml"
-
-
-def found_plugins() -> plugins.FoundPlugins:
-    """The plug-ins that are installed and included."""
+def found_choices() -> plugins.FoundChoices:
+    """The choices of specbench and of the plug-ins that are installed and included."""
     return plugins.load(conf_dir())
 
 
-def provided(group: str, name: str) -> plugins.Provided | None:
-    """The choice of a plug-in; None for one of specbench's own, and for a name that does not exist."""
-    return found_plugins().choices.get(group, {}).get(name)
+def choice(group: str, name: str) -> plugins.Choice | None:
+    """A choice; None where the name does not exist."""
+    return found_choices().choices.get(group, {}).get(name)
+
+
+def plugin_of(group: str, name: str) -> plugins.Plugin | None:
+    """The plug-in that a choice is from; None for one of specbench's own, and for a name that does not exist."""
+    one = choice(group, name)
+    return one.plugin if one and not one.plugin.is_shipped else None
+
+
+def file_of(group: str, name: str) -> Path:
+    """The file of a choice, which exists if the choice does, or of one that choices build on."""
+    return plugins.file_of(found_choices().folders, group, name)
 
 
 def plugins_of(cfg: Mapping[str, Any]) -> list[str]:
     """The labels of the plug-ins whose choices a configuration names, as a row gives them."""
     names = [(group, name) for group, value in cfg.items() for name in (value if group == "metrics" else [value])]
-    found = (provided(group, str(name).partition("@")[0]) for group, name in names)
-    return sorted({one.plugin.label for one in found if one})
+    found = (plugin_of(group, str(name).partition("@")[0]) for group, name in names)
+    return sorted({plugin.label for plugin in found if plugin})
 
 
 def plugins_lacking(labels: Iterable[str]) -> str:
     """The end of a sentence about something that plug-ins with these labels made: those that are not here. Empty if
     all are."""
-    here = {str(plugin).removeprefix("plug-in ") for plugin in found_plugins().plugins}
+    here = {str(plugin).removeprefix("plug-in ") for plugin in found_choices().plugins}
     names = sorted({label.rpartition(":")[0] for label in labels if label} - here)
     if not names:
         return ""
@@ -127,31 +120,45 @@ def including(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def refresh() -> None:
-    """Searches for plug-ins again; their parameters join `TABLE`."""
+    """Searches for choices again."""
     caches.clear()
-    for name in [name for name in TABLE if name not in BUILT_IN]:
-        del TABLE[name]
-        UNITS.pop(name, None)
-    found = found_plugins()
-    TABLE.update(found.parameters)
-    UNITS.update(found.units)
 
 
-@cached
-def content(group: str, name: str) -> dict[str, Any]:
-    """The content of a choice's file; empty where there is no such file."""
-    path = file_of(group, name)
-    loaded = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
-    assert isinstance(loaded, dict)
-    return {str(key): value for key, value in loaded.items()}
+def content(group: str, name: str) -> Mapping[str, Any]:
+    """The values of a choice's file and of those that it builds on; empty where there is no such file. Callers do not
+    change it."""
+    return plugins.content(found_choices().folders, group, name)
+
+
+def declarations(group: str, name: str) -> Mapping[str, Parameter]:
+    """The parameters that a choice declares, or a file that it builds on; those of every run are of ("", "config")."""
+    return plugins.declarations(found_choices().folders, group, name)
+
+
+def table() -> Mapping[str, Parameter]:
+    """Every parameter by its first declaration, in the order in which a row lists them: the groups in the order of
+    config.yaml, then its own, then those of plug-ins."""
+    return found_choices().parameters
+
+
+def in_run(cfg: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Every parameter as it is declared for a run with these choices: by the choice that has it, else by its first
+    declaration."""
+    found = {**table(), **declarations("", "config")}
+    for group in PARAMETER_GROUPS:
+        found |= declarations(group, str(cfg.get(group)))
+    return found
+
+
+def parameter(name: str, cfg: Mapping[str, Any]) -> Parameter:
+    """One parameter of `in_run`. KeyError where no choice declares it."""
+    return in_run(cfg)[name]
 
 
 @cached
 def declared(group: str, name: str) -> frozenset[str]:
-    """The flat parameters that a choice of a group declares, including those of the files that it builds on."""
-    held = content(group, name)
-    inherited = [declared(group, d) for d in held.get("defaults", []) if isinstance(d, str) and d != "_self_"]
-    return frozenset(held).difference(("defaults", "hydra", *METADATA)).union(*inherited)
+    """The flat parameters that a choice of a group has, including those of the files that it builds on."""
+    return frozenset(content(group, name)).difference(("hydra", *METADATA))
 
 
 def preferred(model: str) -> dict[str, str]:
@@ -186,31 +193,35 @@ def method_parameters() -> frozenset[str]:
 def possible(model: str) -> frozenset[str]:
     """The parameters that a run of a model can have: all but those that only other models declare."""
     if model not in choices("model"):
-        return frozenset(TABLE)
+        return frozenset(table())
     others = frozenset().union(*(declared("model", name) for name in choices("model")))
-    return frozenset(TABLE) - (others - declared("model", model) - common())
+    return frozenset(table()) - (others - declared("model", model) - common())
 
 
 def method_choices(method: str) -> dict[str, str]:
     """Group -> choice in a method's preset: {"drafter": "eagle_tree", "rule": "cool"}."""
-    return _chosen(content("method", method))
+    return _chosen("method", method)
 
 
 def of_experiment(name: str) -> dict[str, Any]:
     """The choices and values of an experiment's file, by group and parameter; empty for one that does not exist."""
-    held = content("experiment", name) if name in choices("experiment") else {}
-    return _chosen(held) | {key: value for key, value in held.items() if key not in ("defaults", "hydra", *METADATA)}
+    if name not in choices("experiment"):
+        return {}
+    own = declared("experiment", name)
+    return _chosen("experiment", name) | {
+        key: value for key, value in content("experiment", name).items() if key in own
+    }
 
 
 @cached
 def default_choice(group: str) -> str:
     """The default choice of a group."""
-    return _chosen(content("", "config"))[group]
+    return _chosen("", "config")[group]
 
 
-def _chosen(held: Mapping[str, Any]) -> dict[str, str]:
+def _chosen(group: str, name: str) -> dict[str, str]:
     """Group -> choice of a file's list of defaults."""
-    entries = [d for d in held.get("defaults", []) if isinstance(d, dict)]
+    entries = [d for d in yaml_files.read(file_of(group, name)).get("defaults", []) if isinstance(d, dict)]
     return {key.split("/")[-1]: value for entry in entries for key, value in entry.items()}
 
 
@@ -220,13 +231,13 @@ def is_served(cfg: Mapping[str, Any]) -> bool:
 
 
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
-    """The parameters of a run with these choices, in the order of `TABLE`."""
+    """The parameters of a run with these choices, in the order of `table`."""
     if is_served(cfg):
         own = frozenset().union(*(declared(group, str(cfg.get(group))) for group in ("data", "engine", "log")))
-        return [name for name in TABLE if name in own or name in SERVED or name in _OF_SERVED]
+        return [name for name in table() if name in own or name in SERVED or name in _OF_SERVED]
     names = common().union(*(declared(group, str(cfg.get(group))) for group in PARAMETER_GROUPS))
     names |= declared("method", str(cfg.get("method"))) & {"variant"}
-    return sorted(names, key=lambda name: list(TABLE).index(name) if name in TABLE else len(TABLE))
+    return [name for name in table() if name in names]
 
 
 def owners(name: str) -> list[str]:
@@ -251,13 +262,14 @@ def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
         return UsageError(
             f"{who} has no parameter '{name}' (it belongs to {_and(owned)}); this choice has: {', '.join(has)}"
         )
-    near = difflib.get_close_matches(name, [*TABLE, *groups()], 1)
+    near = difflib.get_close_matches(name, [*table(), *groups()], 1)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
     return UsageError(f"unknown parameter '{name}'{hint}; {who} has: {', '.join(has)}")
 
 
 def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """A composed, flat configuration, checked and in canonical form and order; `located` checks its paths.
+    """A composed, flat configuration, checked and in canonical form and order; `registry.located` checks its
+    paths.
 
     Raises UsageError for an unknown or missing parameter, a wrong type and a value out of range. `delta=2` and
     `delta=2.0` become the same, so that equal runs have equal hashes.
@@ -268,11 +280,12 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
             raise unknown(group, str(cfg.get(group)), choices(group))
     wanted = parameters_of(cfg)
     for name in cfg:
-        if name not in wanted or name not in TABLE:
+        if name not in wanted:
             raise no_parameter(str(name), cfg)
     if missing := [name for name in wanted if name not in cfg]:
         raise UsageError(f"the configuration lacks {_and(missing)}: give {missing[0]}=...")
-    checked = {name: check_value(name, cfg[name]) for name in wanted}
+    own = in_run(cfg)
+    checked = {name: own[name].checked(name, cfg[name]) for name in wanted}
     check_metrics(checked["metrics"])
     each = checked.get("images_per_prompt", 1)
     if isinstance(checked["n"], int) and checked["n"] * each > PROMPTS:
@@ -287,42 +300,16 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def located(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked configuration with the full paths of its weights. Raises UsageError if one does not exist."""
-    found = dict(cfg)
-    if is_served(cfg):
-        return found
-    own = default("model", cfg["model"], "weights")
-    if cfg["weights"] not in (own, "random"):
-        folder = home.expanded(cfg["weights"])
-        if not folder.is_dir():
-            raise UsageError(f"weights must be {own}, random or an existing folder (there is no folder '{folder}')")
-        found["weights"] = str(folder)
-    if (given := cfg.get("drafter_weights")) and networks.is_embedded(given):
-        networks.declared(default("drafter", cfg["drafter"], "network")).path(given)  # or a UsageError
-    elif given:
-        path = home.expanded(given)
-        if not path.exists():
-            raise UsageError(
-                f"drafter_weights: there is no folder '{path}'; train one with `specbench train drafter=...`"
-            )
-        found["drafter_weights"] = str(path)
-    return found
-
-
 #: Values of `kind:` in the file of a model, drafter, rule or method: discrete tokens, continuous tokens, or either.
 TOKEN_KINDS = ("discrete", "continuous", "any")
 
 
 def kind(group: str, name: str) -> str:
-    """One of `TOKEN_KINDS`, from the file of a choice or one that it builds on; discrete if none declares it."""
-    held = content(group, name)
-    if "kind" not in held:
-        inherited = [kind(group, d) for d in held.get("defaults", []) if isinstance(d, str) and d != "_self_"]
-        return inherited[0] if inherited else "discrete"
-    if held["kind"] not in TOKEN_KINDS:
-        raise UsageError(f"conf/{group}/{name}.yaml: kind must be one of {', '.join(TOKEN_KINDS)} (got {held['kind']})")
-    return str(held["kind"])
+    """One of `TOKEN_KINDS`, from the file of a choice; discrete if it declares none."""
+    found = content(group, name).get("kind", "discrete")
+    if found not in TOKEN_KINDS:
+        raise UsageError(f"{file_of(group, name)}: kind must be one of {', '.join(TOKEN_KINDS)} (got {found})")
+    return str(found)
 
 
 def is_continuous(group: str, name: str) -> bool:
@@ -383,8 +370,8 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
     """A configuration as Hydra composed it -> the flat one that `validate` checks.
 
     The metrics, one switch per file in conf/metrics, become a list of names, and a protocol its name and version. The
-    values that a method's preset sets for a replaced part (`method=cool_sd rule=exact`) are dropped, except the names
-    `given` by the user: those stay, and `validate` raises that the run does not have them.
+    values that a method's preset sets for a replaced part (`method=cool_sd rule=exact`) are dropped where the new part
+    does not have or allow them, except the names `given` by the user: those stay for `validate` to refuse.
     """
     flat = dict(cfg)
     if isinstance(flat.get("protocol"), Mapping):
@@ -400,8 +387,14 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
         wanted = {*parameters_of(flat), *given}
         return {name: value for name, value in flat.items() if name in wanted} | SERVED
     run_names = set(parameters_of(flat)) | set(given)
-    preset = declared("method", str(flat.get("method")))
-    return {name: value for name, value in flat.items() if name in run_names or name not in preset}
+    preset, own = content("method", str(flat.get("method"))), in_run(flat)
+    found = {name: value for name, value in flat.items() if name in run_names or name not in preset}
+    for name in declared("method", str(flat.get("method"))) & found.keys() - set(given):
+        if found[name] == preset[name] and name in own and not own[name].allows(found[name]):
+            found[name] = _default(name, flat)
+    return found
 
 
-refresh()
+def _default(name: str, cfg: Mapping[str, Any]) -> Any:
+    """The value of a parameter in the file of the choice that has it."""
+    return next(held[name] for group in reversed(PARAMETER_GROUPS) if name in (held := content(group, cfg[group])))

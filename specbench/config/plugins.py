@@ -1,13 +1,15 @@
-"""Plug-ins: choices from outside the package.
+"""The choices of a run: specbench's own, in conf/, and those of plug-ins. One search finds, checks and declares both.
 
-A plug-in is an installed distribution with entry points, or a folder that the user includes. Both hold files
-GROUP/NAME.yaml as conf/ does: a distribution in the folder conf/ of its package, or in the package that its entry point
-`specbench.conf` names. The implementation of a choice is the object of an entry point of the same name, in one of the
-groups `ENTRY_POINTS`, or that of NAME.py next to NAME.yaml.
+A choice is a file GROUP/NAME.yaml. It may build on other files of its group, which it names in its list `defaults`. A
+parameter is declared in the file of the choice that has it, or in one that this builds on, under `parameters`, with
+the fields of `Parameter`; its value in the file is the default. The parameters of every run are those of config.yaml.
 
-A new parameter is declared in the file of the choice that has it, under `parameters`, with the fields of `Parameter`
-and its unit. Nothing of a plug-in is imported before it is used. What is wrong with one is a sentence in
-`FoundPlugins.faults`, and the choice is left out; a choice never replaces one of specbench's own.
+A plug-in is an installed distribution with entry points, or a folder that the user includes: a distribution holds its
+files in the folder conf/ of its package, or in the package that its entry point `specbench.conf` names. The
+implementation of a choice is the object of an entry point of the same name, in one of the groups `ENTRY_POINTS`, or the
+one that the file names with `implementation`, or that of NAME.py next to NAME.yaml (of specbench's own choices: in the
+group's package). Nothing of a plug-in is imported before it is used. What is wrong with one is a sentence in
+`FoundChoices.faults`, and the choice is left out; a choice never replaces one of specbench's own.
 """
 
 from __future__ import annotations
@@ -21,16 +23,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from specbench.config import yaml_files
 from specbench.config.caches import cached
-from specbench.config.parameter import KINDS, METADATA, Parameter
+from specbench.config.parameter import METADATA, Parameter, declared
 from specbench.config.shown_column import shown
-from specbench.config.table import BUILT_IN
 from specbench.errors import UsageError
 from specbench.storage.files import sha256, sha256_file
 
@@ -50,27 +50,33 @@ INCLUDE = "SPECBENCH_INCLUDE"
 #: The column of rows that names them.
 MEANING = "plug-ins whose choices were used: name, version and a hash of their files; empty: none"
 #: The groups whose files declare parameters.
-_OF_PARAMETERS = ("model", "data", "engine", "drafter", "rule", "verification")
+_OF_PARAMETERS = ("model", "data", "engine", "log", "drafter", "rule", "verification")
+#: Group -> the package of the modules of specbench's own choices.
+PACKAGES = {
+    "rule": "specbench.decoding.rules",
+    "drafter": "specbench.decoding.drafters",
+    "verification": "specbench.decoding.verify",
+    "model": "specbench.models",
+    "data": "specbench.data",
+    "metrics": "specbench.metrics",
+}
 
 
 @dataclass(frozen=True)
 class Plugin:
     """name, version: of the distribution, or the folder's name and nothing; conf: the folder of GROUP/NAME.yaml; code:
-    the folder of its package; targets: (group, name) -> "module:object" of its entry points."""
+    the folder of its package; targets: (group, name) -> "module:object" of its entry points; is_shipped: whether it is
+    specbench itself, whose choices are those of a plug-in that is always there."""
 
     name: str
     version: str
     conf: Path
     code: Path | None = None
     targets: Mapping[tuple[str, str], str] = field(default_factory=dict, hash=False)
+    is_shipped: bool = False
 
     def __str__(self) -> str:
-        return f"plug-in {self.name} {self.version}".rstrip()
-
-    @property
-    def is_included(self) -> bool:
-        """Whether it is a folder that the user named."""
-        return self.code is None
+        return "specbench" if self.is_shipped else f"plug-in {self.name} {self.version}".rstrip()
 
     @property
     def label(self) -> str:
@@ -79,20 +85,24 @@ class Plugin:
 
 
 @dataclass(frozen=True)
-class Provided:
-    """A choice of a plug-in and its file; target: the object of its entry point, empty without one."""
+class Choice:
+    """A choice and its file; target: the object of its entry point, empty without one."""
 
     plugin: Plugin
     group: str
     name: str
     path: Path
-    target: str
+    target: str = ""
 
-    def load(self, default: str) -> Any:
-        """The object behind the choice. default: "object" of NAME.py or "module:object", without an entry point; the
-        module is a file next to the choice's own, if there is one. UsageError where it cannot be imported."""
-        module, _, attribute = (self.target or default).rpartition(":")
+    def load(self, implementation: str) -> Any:
+        """The object behind the choice. implementation: "module:object", or the object of the module of the choice's
+        name; an entry point comes first. A module is the file next to the choice's own, if there is one, and of
+        specbench's own choices one of the group's package. UsageError where it cannot be imported."""
+        module, _, attribute = (self.target or implementation).rpartition(":")
         file = self.path.with_name(f"{module or self.name}.py")
+        if self.plugin.is_shipped:
+            package = "" if "." in module else f"{PACKAGES[self.group]}."
+            return pkgutil.resolve_name(f"{package}{module or self.name}:{attribute}")
         try:
             if self.target or (module and not file.is_file()):
                 return pkgutil.resolve_name(f"{module}:{attribute}")
@@ -108,57 +118,100 @@ class Provided:
 
 
 @dataclass(frozen=True)
-class FoundPlugins:
-    """Plug-ins, their choices by group and name, the parameters that they declare with their units, and one sentence
-    for each fault, of included folders apart."""
+class FoundChoices:
+    """The choices of specbench and of plug-ins by group and name, and the parameters that they declare, each by its
+    first declaration; the plug-ins, and one sentence for each fault of theirs, of included folders apart."""
 
-    plugins: tuple[Plugin, ...] = ()
-    choices: Mapping[str, Mapping[str, Provided]] = field(default_factory=dict)
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    units: Mapping[str, str] = field(default_factory=dict)
-    faults: tuple[str, ...] = ()
-    faults_included: tuple[str, ...] = ()
+    plugins: tuple[Plugin, ...]
+    choices: Mapping[str, Mapping[str, Choice]]
+    parameters: Mapping[str, Parameter]
+    faults: tuple[str, ...]
+    faults_included: tuple[str, ...]
+    folders: tuple[Path, ...]  # of GROUP/NAME.yaml, specbench's own first
 
 
 @cached
-def load(conf: Path) -> FoundPlugins:
-    """The plug-ins that are installed and included, next to the choices in `conf`, specbench's own."""
+def load(conf: Path) -> FoundChoices:
+    """The choices in `conf`, specbench's own, and those of the plug-ins that are installed and included. UsageError for
+    a fault in specbench's own."""
     search = _Search(conf)
+    if search.faults:
+        raise UsageError(search.faults[0])
     for plugin in _installed(search.faults):
         search.add(plugin)
     search.faults, faults = [], search.faults
     for plugin in _included(search.faults):
         search.add(plugin)
-    return FoundPlugins(
-        tuple(search.plugins),
-        {group: dict(sorted(names.items())) for group, names in search.choices.items()},
-        search.parameters,
-        search.units,
+    return FoundChoices(
+        tuple(search.plugins[1:]),
+        search.choices,
+        {name: parameter for name, (parameter, _) in search.parameters.items()},
         tuple(faults),
         tuple(search.faults),
+        search.folders,
     )
 
 
+def file_of(folders: tuple[Path, ...], group: str, name: str) -> Path:
+    """The file of a choice, or of a file that choices build on: the first in these folders."""
+    files = [folder / group / f"{name}.yaml" for folder in folders]
+    return next((file for file in files[:-1] if file.is_file()), files[-1])
+
+
+@cached
+def content(folders: tuple[Path, ...], group: str, name: str) -> Mapping[str, Any]:
+    """The content of a choice's file and of the files of its group that it builds on, without the list that names these
+    (`defaults`); its own values come first. Empty where there is no such file. Callers do not change it."""
+    held = yaml_files.read(file_of(folders, group, name))
+    found: dict[str, Any] = {}
+    for entry in built_on(held):
+        if entry == "_self_":
+            found = yaml_files.merged(found, {key: value for key, value in held.items() if key != "defaults"})
+        else:
+            path = PurePosixPath(group, name).parent / entry
+            found = yaml_files.merged(found, content(folders, group, str(path.relative_to(group))))
+    return found
+
+
+def built_on(held: Mapping[str, Any]) -> list[str]:
+    """The files of its group that a file builds on, and itself as _self_, in the order in which later values win."""
+    found = [entry for entry in held.get("defaults") or [] if isinstance(entry, str)]
+    return found if "_self_" in found else [*found, "_self_"]
+
+
+@cached
+def declarations(folders: tuple[Path, ...], group: str, name: str) -> Mapping[str, Parameter]:
+    """The parameters that a choice declares, or a file that it builds on. UsageError for a wrong declaration."""
+    held = content(folders, group, name).get("parameters") or {}
+    return {str(name): declared(name, fields) for name, fields in held.items()}
+
+
 class _Search:
-    """What was found so far."""
+    """What was found so far, first specbench's own."""
 
     def __init__(self, conf: Path) -> None:
-        self.groups = {p.name for p in conf.iterdir() if p.is_dir() and p.name != "hydra"}
+        self.groups = _groups(conf)
         self.plugins: list[Plugin] = []
-        self.choices: dict[str, dict[str, Provided]] = defaultdict(dict)
-        self.parameters: dict[str, Parameter] = {}
-        self.units: dict[str, str] = {}
-        self.columns: set[str] | None = None  # of metrics, read on demand
+        self.choices: dict[str, dict[str, Choice]] = {group: {} for group in self.groups}
+        self.parameters: dict[str, tuple[Parameter, Path]] = {}  # and the file that declares it first
+        self.columns: set[str] = set()  # of metrics
         self.faults: list[str] = []
-        self._conf = conf
+        self._common = declarations((conf,), "", "config")
+        self.add(Plugin("specbench", "", conf, is_shipped=True))
+        self._declare(conf / "config.yaml", self._common)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders of files, specbench's own first."""
+        return tuple(plugin.conf for plugin in self.plugins)
 
     def add(self, plugin: Plugin) -> None:
         """A plug-in with all its choices but those that have a fault."""
-        found: dict[tuple[str, str], Provided] = {}
-        for group in sorted(self.groups):
+        found: dict[tuple[str, str], Choice] = {}
+        for group in self.groups:
             for path in sorted((plugin.conf / group).glob("*.yaml")):
                 key = group, path.stem
-                found[key] = Provided(plugin, group, path.stem, path, plugin.targets.get(key, ""))
+                found[key] = Choice(plugin, group, path.stem, path, plugin.targets.get(key, ""))
         for group, name in plugin.targets.keys() - found:
             self.faults.append(f"{plugin} has an entry point for {group} {name}, but no {group}/{name}.yaml")
         if not found and not plugin.targets:
@@ -174,75 +227,59 @@ class _Search:
             else:
                 self.choices[group][name] = one
 
-    def _check(self, one: Provided) -> None:
+    def _check(self, one: Choice) -> None:
         """UsageError unless a choice can stand next to the others. Adds its parameters and columns."""
-        if (self._conf / one.group / one.path.name).is_file():
-            raise UsageError("specbench has a choice of this name; rename it")
         if other := self.choices[one.group].get(one.name):
+            if other.plugin.is_shipped:
+                raise UsageError("specbench has a choice of this name; rename it")
             raise UsageError(f"{other.plugin} has a choice of this name, too")
-        held = _content(one.path)
+        if one.plugin.is_shipped and one.group not in (*_OF_PARAMETERS, "metrics"):
+            return  # read when it is chosen
+        folders = self.folders
+        held = content(folders, one.group, one.name)
         if one.group == "metrics":
             self._check_metric(one, held)
         if one.group not in _OF_PARAMETERS:
             return
-        declared = {name: _parameter(name, given) for name, given in (held.get("parameters") or {}).items()}
-        for name, (parameter, _) in declared.items():
-            if name in BUILT_IN or self.parameters.get(name, parameter) != parameter:
-                raise UsageError(f"parameter {name} is declared already; leave it out of parameters:, or rename it")
-        known = {*BUILT_IN, *self.parameters, *declared, *METADATA, "defaults", "hydra"}
+        own = declarations(folders, one.group, one.name)
+        known = {*own, *self._common, *METADATA, "hydra", *(() if one.plugin.is_shipped else self.parameters)}
         if foreign := sorted(held.keys() - known):
             raise UsageError(f"{foreign[0]} is no parameter of specbench; declare it under parameters:")
-        self.parameters |= {name: parameter for name, (parameter, _) in declared.items()}
-        self.units |= {name: unit for name, (_, unit) in declared.items() if unit}
+        if missing := sorted(own.keys() - held.keys()):
+            raise UsageError(f"parameter {missing[0]} has no value; write {missing[0]}: VALUE, its default")
+        self._declare(one.path, own)
 
-    def _check_metric(self, one: Provided, held: Mapping[str, Any]) -> None:
+    def _declare(self, path: Path, declared: Mapping[str, Parameter]) -> None:
+        """Adds parameters. UsageError where another file declares one with another kind."""
+        for name, parameter in declared.items():
+            first, file = self.parameters.setdefault(name, (parameter, path))
+            if first.kind != parameter.kind:
+                raise UsageError(
+                    f"parameter {name} has kind {parameter.kind} in {path} and kind {first.kind} in {file}; rename one"
+                )
+
+    def _check_metric(self, one: Choice, held: Mapping[str, Any]) -> None:
         own = held.get(one.name)
         if own is None:
             return  # a set of metrics
         columns = own.get("columns") if isinstance(own, Mapping) else None
         if not columns or not (one.target or isinstance(own.get("metric"), str)):
             raise UsageError(f"{one.name}: needs metric: MODULE:CLASS (or an entry point) and columns:")
-        if self.columns is None:
-            files = sorted((self._conf / "metrics").glob("*.yaml"))
-            self.columns = {name for file in files for name in _columns(_content(file).get(file.stem))}
-        for name in columns if isinstance(columns, Mapping) else ():
-            if name in self.columns or name in BUILT_IN or not str(name).isidentifier():
+        declares = columns if isinstance(columns, Mapping) else {}
+        for name in declares:
+            if name in self.columns or name in self.parameters or not str(name).isidentifier():
                 raise UsageError(f"the column {name} exists, or is no name; choose another")
-            shown(one.path.name, name, columns[name])
-        if absent := sorted(set(columns) - self.columns - set(_columns(own))):
+            shown(one.path.name, name, declares[name])
+        if not one.plugin.is_shipped and (absent := sorted(set(columns) - self.columns - set(declares))):
             raise UsageError(f"no metric declares the column {absent[0]}; give its title:, better: and decimals:")
-        self.columns |= set(_columns(own))
+        self.columns |= set(declares)
 
 
-def _columns(held: Any) -> Iterator[str]:
-    """The columns that a metric's values declare, not only name."""
-    columns = held.get("columns") if isinstance(held, Mapping) else None
-    yield from columns if isinstance(columns, Mapping) else ()
-
-
-def _parameter(name: object, given: Any) -> tuple[Parameter, str]:
-    """A declared parameter and its unit."""
-    if not str(name).isidentifier() or not isinstance(given, Mapping):
-        raise UsageError(f"parameters: {name} needs the form NAME: {{kind: number, line: its meaning}}")
-    fields: dict[str, Any] = {
-        str(key): tuple(value) if isinstance(value, list) else value for key, value in given.items()
-    }
-    unit = fields.pop("unit", "")
-    try:
-        parameter = Parameter(**fields)
-        parameter.wanted()
-    except (TypeError, ValueError) as e:
-        raise UsageError(f"parameters: {name} is not declared well ({e})") from None
-    if parameter.kind not in KINDS:
-        raise UsageError(f"parameters: {name} has kind {parameter.kind}; choose from: {', '.join(KINDS)}")
-    return parameter, str(unit)
-
-
-def _content(path: Path) -> dict[str, Any]:
-    held = OmegaConf.to_container(OmegaConf.load(path))
-    if not isinstance(held, dict):
-        raise UsageError(f"{path.name} holds no NAME: VALUE lines")
-    return {str(key): value for key, value in held.items()}
+def _groups(conf: Path) -> list[str]:
+    """The folders of choices, in the order in which config.yaml names them, then the others."""
+    named = [next(iter(one)) for one in yaml_files.read(conf / "config.yaml")["defaults"] if isinstance(one, dict)]
+    others = sorted(p.name for p in conf.iterdir() if p.is_dir() and p.name != "hydra" and any(p.glob("*.yaml")))
+    return list(dict.fromkeys([*(name for name in named if name in others), *others]))
 
 
 def _installed(faults: list[str]) -> Iterator[Plugin]:

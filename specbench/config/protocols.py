@@ -13,7 +13,7 @@ A file conf/protocol/NAME.yaml has these keys:
     notes           everything that is not a parameter of a run: hardware, parts of a latency, the draft, ...
 
 The value null means that neither the paper nor its code states the parameter. The run then keeps its default, and the
-row reports this. The text that `TABLE` gives for a parameter's null, such as "off", is that null. If a
+row reports this. The text that the declaration gives for a parameter's null, such as "off", is that null. If a
 parameter has a list of values, the protocol includes all of them, and the first one is the default. Protocols do not
 set the draft and the rule: the preset of the method does, in the variant that the protocol chooses.
 
@@ -28,7 +28,6 @@ from typing import Any
 
 from specbench.config import parameters
 from specbench.config.caches import cached
-from specbench.config.table import TABLE
 from specbench.errors import UsageError
 
 #: Parameters that a protocol sets for its own data only.
@@ -149,8 +148,9 @@ def remarks(cfg: Mapping[str, Any]) -> list[str]:
 
 def _options(name: str, value: Any) -> list[Any]:
     """The values that a protocol has for a parameter."""
-    several = value if isinstance(value, list) and TABLE[name].kind != "names" else [value]
-    return [None if isinstance(one, str) and one == TABLE[name].null else one for one in several]
+    declared = parameters.table()[name]
+    several = value if isinstance(value, list) and declared.kind != "names" else [value]
+    return [None if isinstance(one, str) and one == declared.null else one for one in several]
 
 
 def _same(mine: Any, option: Any) -> bool:
@@ -159,7 +159,7 @@ def _same(mine: Any, option: Any) -> bool:
 
 def _shown(name: str, value: Any) -> str:
     if value is None:
-        return TABLE[name].null
+        return parameters.table()[name].null
     if isinstance(value, list):
         return " + ".join(value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

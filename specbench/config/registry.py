@@ -1,125 +1,100 @@
 """The implementation and the weight files behind each name that can be chosen. A look-up imports nothing heavy.
 
 A rule is the function `build` of specbench/decoding/rules/NAME.py, a drafter `build` of specbench/decoding/drafters/
-NAME.py, a verification `build` of specbench/decoding/verify/NAME.py, a model `load` of specbench/models/NAME.py. To add
-one, write the module and conf/GROUP/NAME.yaml. This file lists only names that share a module, and names that need
-weights. What a plug-in provides comes from there (see `plugins`).
+NAME.py, a verification `build` of specbench/decoding/verify/NAME.py, a model `load` of specbench/models/NAME.py, a data
+set `items` of specbench/data/NAME.py, a plug-in's that of NAME.py next to its NAME.yaml. The file of a choice names
+another one with `implementation: MODULE:NAME` (a metric's with `metric:`), and where its weights and data come from
+with `assets`, `network` and `files`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
-import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from specbench.config import networks, parameters
+from specbench.config.caches import cached
 from specbench.config.networks import ASSETS as ASSETS
 from specbench.config.networks import DrafterNetwork
 from specbench.errors import UsageError, unknown
 from specbench.storage import home, sources
 from specbench.storage.files import LARGE, cached_sha256, state
 
-
-@dataclass(frozen=True)
-class Entry:
-    """`target` is the function that builds it ("module:name"). `assets` are the weight files that it needs in the
-    weights folder, for embedded models; `parts` are the sub-folders that it reads there, for real models."""
-
-    target: str
-    assets: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
+#: The object of the module of a choice's name that is its implementation; of the other groups it is `build`.
+_OBJECTS = {"model": "load", "data": "items"}
 
 
-_BUILD = "specbench.decoding.drafters.build"
+def find(group: str, name: str) -> Any:
+    """The object behind a name. UsageError for a name that does not exist, and where it is a plug-in's and cannot be
+    loaded."""
+    one = parameters.choice(group, name)
+    if one is None:
+        raise unknown(group, name, parameters.choices(group))
+    held = parameters.content(group, name)
+    named = held[name].get("metric", "") if group == "metrics" else held.get("implementation")
+    return one.load(named or _OBJECTS.get(group, "build"))
 
 
-def _real(bundle: str, *parts: str) -> Entry:
-    return Entry(f"specbench.models.loading.{bundle}", parts=("target", "tokenizer", *parts))
+def module(group: str, name: str) -> ModuleType:
+    """The module of the object behind a name."""
+    return sys.modules[find(group, name).__module__]
 
 
-_FOLDERS = {
-    "model": "specbench.models",
-    "drafter": "specbench.decoding.drafters",
-    "rule": "specbench.decoding.rules",
-    "verification": "specbench.decoding.verify",
-}
+def counted(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat parameters of a run with n=all as the number of prompts that the data set has.
 
-_FUNCTIONS = {"model": "load"}  # of the other kinds it is `build`
-
-_LISTED: dict[str, dict[str, Entry]] = {
-    "model": {
-        "llamagen_scenes": Entry(
-            "specbench.models.loading.scenes:ScenesModel",
-            ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
-        ),
-        "mar_scenes": Entry(
-            "specbench.models.loading.mar_scenes:ScenesMAR", ("scenes_mar.safetensors", "scenes_kl.safetensors")
-        ),
-        "llamagen_xl": _real("llamagen_official:LlamaGenModel", "text"),
-        "llamagen_xl_512": _real("llamagen_official:LlamaGenModel", "text"),
-        "llamagen_l": _real("llamagen_official:LlamaGenModel"),
-        "llamagen_xl_c2i": _real("llamagen_official:LlamaGenModel"),
-        "llamagen_3b": _real("llamagen_official:LlamaGenModel"),
-        "lumina_mgpt": _real("chameleon:Chameleon"),
-        "anole": _real("chameleon:Chameleon"),
-        "lumina_mgpt2": _real("lumina2:Lumina2"),
-        "emu3": _real("emu3:Emu3"),
-        "janus_pro_1b": Entry("specbench.models.loading.janus:Janus", parts=("target",)),
-        "janus_pro_7b": Entry("specbench.models.loading.janus:Janus", parts=("target",)),
-        "simplear_05b": _real("simplear:SimpleAR"),
-        "simplear_15b": _real("simplear:SimpleAR"),
-        "mar_b": _real("mar_official:MARModel"),
-        "mar_l": _real("mar_official:MARModel"),
-        "mar_h": _real("mar_official:MARModel"),
-    },
-    "drafter": {
-        "none": Entry(f"{_BUILD}:none"),
-        "draft_model": Entry(f"{_BUILD}:draft_model"),
-        "eagle": Entry(f"{_BUILD}:eagle"),
-        "eagle_tree": Entry(f"{_BUILD}:eagle_tree"),
-        "eagle2": Entry(f"{_BUILD}:eagle2"),
-        "eagle3": Entry(f"{_BUILD}:eagle3"),
-        "eagle3_tree": Entry(f"{_BUILD}:eagle3_tree"),
-        "eagle3_dynamic": Entry(f"{_BUILD}:eagle3_dynamic"),
-        "medusa": Entry(f"{_BUILD}:medusa"),
-        "jacobi": Entry(f"{_BUILD}:jacobi"),
-        "sjd": Entry(f"{_BUILD}:sjd"),
-        "cspd": Entry("specbench.decoding.continuous:decode"),  # drafts in its own loop
-    },
-    "rule": {
-        "exact": Entry("specbench.decoding.rules.relaxed:build_exact"),
-        "uniform": Entry("specbench.decoding.rules.relaxed:build_uniform"),
-        "cool": Entry("specbench.decoding.rules.relaxed:build_cool"),
-        "band": Entry("specbench.decoding.rules.band:build_band"),
-        "mentored": Entry("specbench.decoding.rules.band:build_mentored"),
-        "lantern": Entry("specbench.decoding.rules.lantern:build_lantern"),
-        "lantern_pp": Entry("specbench.decoding.rules.lantern:build_lantern_pp"),
-        "density": Entry("specbench.harness.pipeline:continuous_rule"),
-    },
-}
+    Raises UsageError for absent or bad files, and for an endless data set.
+    """
+    if cfg["n"] != "all":
+        return dict(cfg)
+    if is_drawn(cfg["data"]):
+        raise UsageError(f"data={cfg['data']} has no last prompt, so n=all is not possible: give n=NUMBER")
+    return {**cfg, "n": len(find("data", cfg["data"])({**cfg, "n": None}))}
 
 
-def entry(kind: str, name: str) -> Entry:
-    """The entry of a model, drafter or rule. Raises UsageError with the valid names."""
-    if name not in parameters.choices(kind):
-        raise unknown(kind, name, parameters.choices(kind))
-    found = _LISTED.get(kind, {}).get(name) or Entry(f"{_FOLDERS[kind]}.{name}:{_FUNCTIONS.get(kind, 'build')}")
-    if kind == "drafter" and (network := drafter_network(name)):
-        found = replace(found, assets=(network.asset,), parts=(network.folder,))
-    return found
+def is_drawn(data: str) -> bool:
+    """Whether the code makes the prompts of a data set, without end; those of the others come from files, which may
+    change."""
+    return parameters.default("data", data, "drawn") is True
+
+
+@cached
+def drafter_networks() -> dict[str, DrafterNetwork]:
+    """The networks that drafters use, by the name of the drafter whose file declares it."""
+    found = {name: parameters.default("drafter", name, "network") for name in parameters.choices("drafter")}
+    return {name: _network(network) for name, network in found.items() if isinstance(network, Mapping)}
+
+
+def trained() -> tuple[str, ...]:
+    """The networks that `specbench train drafter=` trains."""
+    return tuple(name for name, network in drafter_networks().items() if network.training)
+
+
+def network(declared: str | Mapping[str, Any]) -> DrafterNetwork:
+    """The network of a drafter's file: the name of the drafter that declares it, or its fields. UsageError for another
+    name, and for wrong fields."""
+    if not isinstance(declared, str):
+        return _network(declared)
+    if declared not in drafter_networks():
+        raise unknown("network", declared, drafter_networks())
+    return drafter_networks()[declared]
+
+
+def _network(fields: Mapping[str, Any]) -> DrafterNetwork:
+    return sources.made(DrafterNetwork, fields, "network")
 
 
 def drafter_network(drafter: str) -> DrafterNetwork | None:
-    """The network that a drafter's file declares; None where the drafter needs none."""
-    network = parameters.default("drafter", drafter, "network")
-    return networks.declared(network) if network else None
+    """The network that a drafter needs; None where it needs none. UsageError for an unknown drafter."""
+    if drafter not in parameters.choices("drafter"):
+        raise unknown("drafter", drafter, parameters.choices("drafter"))
+    declared = parameters.default("drafter", drafter, "network")
+    return network(declared) if declared else None
 
 
 def network_folders() -> dict[str, str]:
@@ -128,18 +103,72 @@ def network_folders() -> dict[str, str]:
     return {name: network.folder for name, network in found.items() if network}
 
 
-def find(kind: str, name: str) -> Any:
-    """The object behind a name. UsageError where it is a plug-in's and cannot be loaded."""
-    own = entry(kind, name)
-    one = parameters.provided(kind, name)
-    return one.load(_FUNCTIONS.get(kind, "build")) if one else pkgutil.resolve_name(own.target)
+@cached
+def model_sources() -> dict[str, sources.ModelSource]:
+    """Every model whose file says where its weights come from -> these."""
+    found = {name: parameters.default("model", name, "files") for name in parameters.choices("model")}
+    return {name: sources.model_source(files, f"files of model {name}") for name, files in found.items() if files}
 
 
-def module(kind: str, name: str) -> ModuleType:
-    """The module of the object behind a name."""
-    if parameters.provided(kind, name):
-        return sys.modules[find(kind, name).__module__]
-    return importlib.import_module(entry(kind, name).target.partition(":")[0])
+@cached
+def data_sources() -> dict[str, sources.Data]:
+    """Every data set whose file says where its data come from -> these."""
+    found = {name: parameters.default("data", name, "files") for name in parameters.choices("data")}
+    return {name: sources.data(files, f"files of data {name}") for name, files in found.items() if files}
+
+
+@cached
+def evaluators() -> dict[str, sources.Part]:
+    """Folder below the one of metrics -> what fills it. One metric declares it; others that read it name it."""
+    files = {name: parameters.default("metrics", name, name).get("files") for name in parameters.single_metrics()}
+    return {
+        folder: sources.part(fields, f"files of metric {name}")
+        for name, held in files.items()
+        if isinstance(held, Mapping)
+        for folder, fields in held.items()
+        if fields is not None
+    }
+
+
+def evaluator_folders(metric: str) -> list[str]:
+    """The folders below the one of metrics that a metric reads, which `evaluators` fills."""
+    folders = list(parameters.default("metrics", metric, metric).get("files") or ())
+    if foreign := [folder for folder in folders if folder not in evaluators()]:
+        raise UsageError(f"metric {metric}: no metric declares the files of the folder {foreign[0]}")
+    return folders
+
+
+def source(model: str) -> sources.ModelSource | None:
+    """Where the weights of a model come from; None for a model whose file does not say it."""
+    return model_sources().get(model)
+
+
+def assets(model: str) -> list[str]:
+    """The files of weights that the project carries for a model."""
+    return parameters.default("model", model, "assets") or []
+
+
+def located(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked configuration with the full paths of its weights. Raises UsageError if one does not exist."""
+    found = dict(cfg)
+    if parameters.is_served(cfg):
+        return found
+    own = parameters.default("model", cfg["model"], "weights")
+    if cfg["weights"] not in (own, "random"):
+        folder = home.expanded(cfg["weights"])
+        if not folder.is_dir():
+            raise UsageError(f"weights must be {own}, random or an existing folder (there is no folder '{folder}')")
+        found["weights"] = str(folder)
+    if (given := cfg.get("drafter_weights")) and networks.is_embedded(given):
+        own_drafter(cfg)  # or a UsageError
+    elif given:
+        path = home.expanded(given)
+        if not path.exists():
+            raise UsageError(
+                f"drafter_weights: there is no folder '{path}'; train one with `specbench train drafter=...`"
+            )
+        found["drafter_weights"] = str(path)
+    return found
 
 
 def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
@@ -159,15 +188,22 @@ def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
 
 
 def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
-    """The files behind a configuration's target and behind its drafter, in the order in which they are hashed.
+    """The files behind a configuration's target and behind its drafter, in the order in which they are hashed. Those of
+    a model that names neither its assets nor its files are all that its folder holds.
 
     Raises FileNotFoundError if a folder is missing.
     """
-    folder, own = weights_folder(cfg), own_drafter(cfg)
-    entries = entry("model", cfg["model"]), entry("drafter", cfg["drafter"])
-    target, drafter = (_files(folder, e, bool(entries[0].parts)) if folder else [] for e in entries)
-    if folder and parameters.provided("model", cfg["model"]):
-        target = _held(folder)
+    folder, own, network = weights_folder(cfg), own_drafter(cfg), drafter_network(cfg["drafter"])
+    target: list[Path] = []
+    drafter: list[Path] = []
+    if folder:
+        real = source(cfg["model"])
+        if real:
+            target = [file for part in real.parts for file in _held(folder / part)]
+        else:
+            target = [folder / name for name in assets(cfg["model"])] or _held(folder)
+        if network:
+            drafter = _held(folder / network.folder) if real else [folder / network.asset]
     return target, drafter_files(own) if own else drafter
 
 
@@ -176,10 +212,6 @@ def own_drafter(cfg: Mapping[str, Any]) -> Path | None:
     given = cfg.get("drafter_weights")
     network = drafter_network(cfg["drafter"]) if given else None
     return network.path(given) if given and network else None
-
-
-def _files(folder: Path, e: Entry, real: bool) -> list[Path]:
-    return [file for part in e.parts for file in _held(folder / part)] if real else [folder / name for name in e.assets]
 
 
 def _held(folder: Path) -> list[Path]:
@@ -194,27 +226,28 @@ def drafter_files(path: Path) -> list[Path]:
     return [own] if own.is_file() else [path] if path.is_file() or path.parent == ASSETS else _held(path)
 
 
+def needed_folders(cfg: Mapping[str, Any]) -> list[str]:
+    """The folders of weights that a run of a model with `files` reads."""
+    real, network = source(cfg["model"]), drafter_network(cfg["drafter"])
+    return [*(real.parts if real else ()), *([network.folder] if network and not cfg.get("drafter_weights") else [])]
+
+
 def check_weights(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError if weights are missing; the message names the way to get them."""
     folder, model = weights_folder(cfg), cfg["model"]
     if folder is None:
         return
-    if parameters.provided("model", model):
+    if source(model):
+        if absent := [part for part in needed_folders(cfg) if not (folder / part).is_dir()]:
+            raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {advice(model, absent)}")
+    elif not assets(model):
         if not folder.is_dir():
             raise UsageError(f"{folder} does not exist: put the weights of {model} there, or try weights=random")
-        return
-    if not entry("model", model).parts:
-        files = [path for group in weight_files(cfg) for path in group]
-        if absent := [path.name for path in files if not path.is_file()]:
-            raise UsageError(
-                f"{folder} lacks {', '.join(absent)}: run `make train-scenes`, name a folder that has them with"
-                " weights=DIR, or try weights=random"
-            )
-        return
-    drafter_folders = () if cfg.get("drafter_weights") else entry("drafter", cfg["drafter"]).parts
-    needed = (*entry("model", model).parts, *drafter_folders)
-    if absent := [part for part in needed if not (folder / part).is_dir()]:
-        raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {advice(model, absent)}")
+    elif absent := [path.name for group in weight_files(cfg) for path in group if not path.is_file()]:
+        raise UsageError(
+            f"{folder} lacks {', '.join(absent)}: run `make train-scenes`, name a folder that has them with"
+            " weights=DIR, or try weights=random"
+        )
 
 
 def digest(*paths: Path) -> str:
@@ -245,18 +278,16 @@ def weights_label(cfg: Mapping[str, Any]) -> str:
 
 
 def advice(model: str, absent: Sequence[str] = ()) -> str:
-    """How to get missing weights of a model, in one sentence. absent: the missing folders; default: those that every
-    run needs."""
-    entry, vectors = sources.MODELS[model], parameters.is_continuous("model", model)
+    """How to get missing weights of a model with `files`, in one sentence. absent: the missing folders; default: those
+    that every run needs."""
+    entry, vectors = model_sources()[model], parameters.is_continuous("model", model)
     wanted = {name: sources.part_of(entry, name) for name in absent or entry.parts}
     drafters = [name for name in wanted if name not in entry.parts]
     if unpublished := [name for name, part in wanted.items() if part is None]:
-        trained = [
-            name for name in networks.TRAINED if networks.NETWORKS[name].folder == unpublished[0] and not vectors
-        ]
-        if trained:
+        names = [name for name in trained() if drafter_networks()[name].folder == unpublished[0] and not vectors]
+        if names:
             return (
-                f"no weights for {unpublished[0]}/ are published, train them with `specbench train drafter={trained[0]}"
+                f"no weights for {unpublished[0]}/ are published, train them with `specbench train drafter={names[0]}"
                 f" model={model}`, name a folder that has some with drafter_weights=DIR, or try weights=random"
             )
         return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"

@@ -1,31 +1,24 @@
 """The prompts that a run decodes. Importing this package imports no data set.
 
 A data set is one file conf/data/NAME.yaml, with the parameters that it has, and the function `items` of
-specbench/data/NAME.py, which takes the flat parameters of a run and gives its prompts in order, or that
-function in a plug-in.
+specbench/data/NAME.py, which takes the flat parameters of a run and gives its prompts in order (see
+`config.registry`). `drawn: true` in the file says that the code makes the prompts, without end.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specbench.config import parameters
-from specbench.config.table import TABLE
+from specbench.config import parameters, registry
 from specbench.data.base import Item
 from specbench.errors import UsageError, unknown
 from specbench.rows import indices
 from specbench.storage.files import sha256
 
-__all__ = ["DRAWN", "Item", "counted", "images_of", "load", "prompts_hash"]
-
-#: Data sets that the code makes; the prompts of the others come from files, which may change.
-DRAWN = ("scenes", "scenes_classes", "scenes_geneval", "imagenet")
-
-_MODULES = {"coco2014": "coco", "coco2017": "coco"}  # for data sets whose module has another name
+__all__ = ["Item", "images_of", "load", "prompts_hash"]
 
 
 def load(cfg: Mapping[str, Any]) -> list[Item]:
@@ -40,36 +33,7 @@ def load(cfg: Mapping[str, Any]) -> list[Item]:
         raise unknown("data", name, parameters.choices("data"))
     if n is not None and n < 1:
         raise UsageError(f"n must be an integer of at least 1 (got {n})")
-    if name == "scenes":
-        return _scenes(cfg["split"], n)
-    if plugin := parameters.provided("data", name):
-        return list(plugin.load("items")(cfg))
-    module = importlib.import_module(f"specbench.data.{_MODULES.get(name, name)}")
-    items: list[Item] = module.items(cfg)
-    return items
-
-
-def counted(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat parameters of a run with n=all as the number of prompts that the data set has.
-
-    Raises UsageError for absent or bad files, and for an endless data set.
-    """
-    if cfg["n"] != "all":
-        return dict(cfg)
-    if cfg["data"] in DRAWN:
-        raise UsageError(f"data={cfg['data']} has no last prompt, so n=all is not possible: give n=NUMBER")
-    return {**cfg, "n": len(load({**cfg, "n": None}))}
-
-
-def _scenes(split: str, n: int) -> list[Item]:
-    """The first `n` of a split, whatever the seed: a split is an endless random sequence already, and each of its
-    captions belongs to an image of the same index."""
-    if split not in (splits := TABLE["split"].choices):
-        raise unknown("split of scenes", split, splits)
-    from specbench.data import scenes  # draws with torch, which listing the choices must not import
-
-    samples = (scenes.sample(split, index) for index in range(n))
-    return [Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index), category=s.scene.layout) for s in samples]
+    return list(registry.find("data", name)(cfg))
 
 
 def images_of(cfg: Mapping[str, Any]) -> list[Item]:

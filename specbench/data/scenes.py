@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from specbench.data.base import Item
+from specbench.errors import unknown
+
 SIZE = 64  # pixels a side
 MAX_OBJECTS = 3
+SPLITS = ("train", "validation")
 VALIDATION_SHARE = 8  # one scene in eight belongs to the validation split
 
 SHAPES = ("circle", "square", "triangle", "diamond", "cross")
@@ -147,10 +152,19 @@ class Sample:
     rng: np.random.Generator
 
 
+def items(cfg: Mapping[str, Any]) -> list[Item]:
+    """The first `n` of a split, whatever the seed: a split is an endless random sequence already, and each of its
+    captions belongs to an image of the same index. UsageError for an unknown split."""
+    if cfg["split"] not in SPLITS:
+        raise unknown("split of scenes", cfg["split"], SPLITS)
+    samples = (sample(cfg["split"], index) for index in range(cfg["n"]))
+    return [Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index), category=s.scene.layout) for s in samples]
+
+
 def sample(split: str, index: int, seed: int = 0) -> Sample:
     """The `index`-th scene of `split` ("train" or "validation"). The same arguments always give the same scene."""
-    if split not in ("train", "validation"):
-        raise ValueError(f"scenes has no split '{split}' (it has: train, validation)")
+    if split not in SPLITS:
+        raise ValueError(f"scenes has no split '{split}' (it has: {', '.join(SPLITS)})")
     wanted = split == "validation"
     rng = np.random.Generator(np.random.Philox(key=[2 * seed + wanted, index]))
     scene = draw_scene(rng)

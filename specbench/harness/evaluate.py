@@ -20,7 +20,6 @@ from typing import Any
 from specbench import data, metrics
 from specbench._version import __version__
 from specbench.config import configuration, parameters
-from specbench.config.table import check_value
 from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
 from specbench.harness import merge
@@ -137,12 +136,12 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
         where = f"data={source}" if source else "a folder of images without data="
         raise UsageError(f"{where} has no parameter '{foreign[0]}'")
     sets = {"scenes": "scenes", "scenes_classes": "scenes", "imagenet": "imagenet", "scenes_geneval": "scenes_geneval"}
-    defaults = parameters.content("", "config") | (parameters.content("data", source) if source else {})
+    defaults = {**parameters.content("", "config"), **(parameters.content("data", source) if source else {})}
     defaults |= {"data": source, "batch": metrics.ScoringContext.batch}
     if "metrics" not in given:
         defaults |= configuration.values([f"metrics={sets.get(source, 'coco')}"], ["metrics"])
     cfg = {name: given[name] if name in given else defaults[name] for name in known}
-    return cfg | {name: check_value(name, cfg[name]) for name in own}
+    return cfg | {name: parameters.parameter(name, cfg).checked(name, cfg[name]) for name in own}
 
 
 def _default_out(folder: Path) -> Path:

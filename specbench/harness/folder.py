@@ -16,8 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from specbench import data
-from specbench.config import parameters, variants
-from specbench.config.table import TABLE
+from specbench.config import parameters, registry, variants
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
 from specbench.rows import indices
@@ -156,7 +155,7 @@ class RunFolder:
             theirs = variants.of_older(_read_yaml(self.config))
         except Exception:
             raise UsageError(f"cannot read {self.config}; choose another out=") from None
-        names = dict.fromkeys([*TABLE, *theirs])
+        names = dict.fromkeys([*parameters.table(), *theirs])
         different = [name for name in names if name not in MAY_CHANGE and mine.get(name) != theirs.get(name)]
         if different:
             shown = different[:3]
@@ -261,14 +260,14 @@ def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
 def current_prompts(cfg: Mapping[str, Any]) -> list[data.Item]:
     """The prompts in their files; none if they have no file, or it is gone."""
     try:
-        return [] if cfg["data"] in data.DRAWN else data.images_of(cfg)
+        return [] if registry.is_drawn(cfg["data"]) else data.images_of(cfg)
     except UsageError:
         return []
 
 
 def recorded_prompts(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Item]:
     """The prompts from the records of a run, for a data set whose files are gone."""
-    if cfg["data"] in data.DRAWN:
+    if registry.is_drawn(cfg["data"]):
         return data.images_of(cfg)
     records = journal.first(cfg["n"], indices.images_per_prompt(cfg))
     return [data.Item(r.index, r.prompt, None, r.id) for r in records]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import data
+from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.rows import indices
 
@@ -45,7 +46,7 @@ def pair(
                 " prompts.jsonl (.txt, .csv, ...) into the folder"
             )
         return Pairs(paths, unpaired)
-    n = cfg["n"] if "n" in given else len(paths) if source in data.DRAWN else None
+    n = cfg["n"] if "n" in given else len(paths) if registry.is_drawn(source) else None
     try:
         return _pair_by_name(paths, data.load({**cfg, "n": n}), partial)
     except UsageError as e:

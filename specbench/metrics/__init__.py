@@ -7,7 +7,6 @@ scored.
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from specbench import errors
-from specbench.config import parameters
+from specbench.config import parameters, registry
 from specbench.config.registry import ASSETS
 from specbench.metrics.base import Images, Metric, PromptItem, Score, Scorer, ScoringContext, Unavailable, over_prompts
 from specbench.metrics.outputs import OutputCache, Outputs, image_key
@@ -46,12 +45,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of conf/metrics: its name, its description in one line, its class "module:Class", and
-    its options."""
+    """A choice of conf/metrics: its name, its description in one line, and its options."""
 
     name: str
     line: str
-    target: str
     options: Mapping[str, Any]
 
 
@@ -61,17 +58,13 @@ def choice(name: str) -> Choice:
     if name not in known:
         raise errors.unknown("metric", name, known)
     options = dict(parameters.default("metrics", name, name))
-    for declared in ("columns", "features"):  # see config.shown_columns
+    for declared in ("metric", "columns", "features", "files"):  # see config.shown_columns and config.registry
         options.pop(declared, None)
-    return Choice(name, known[name], options.pop("metric", ""), options)
+    return Choice(name, known[name], options)
 
 
 def _metric_class(chosen: Choice) -> type[Metric]:
-    if plugin := parameters.provided("metrics", chosen.name):
-        own: type[Metric] = plugin.load(chosen.target)
-        return own
-    module, _, name = chosen.target.partition(":")
-    found: type[Metric] = getattr(importlib.import_module(f"specbench.metrics.{module}"), name)
+    found: type[Metric] = registry.find("metrics", chosen.name)
     return found
 
 

@@ -121,11 +121,6 @@ class Metric(ABC):
         self.context, self.options = context, dict(options)
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Folders below `context.weights` that it reads, which `specbench.storage.sources.EVALUATORS` fills."""
-        return ()
-
-    @property
     @abstractmethod
     def cache_key(self) -> str:
         """What the scorer's outputs depend on: its name, its weights' hash, its resize, such as

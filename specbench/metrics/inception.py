@@ -140,10 +140,6 @@ class InceptionMetric(Metric):
                 raise UsageError(f"{name} must be an integer of at least 1, not {value!r}")
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return ("inception",)
-
-    @property
     def cache_key(self) -> str:
         crop = f"{CROP}{self.options['crop']}" if self.options["crop"] else ""
         return f"inception-v3@{cached_sha256(self._weights())[:8]}, {self.options['resize']} resize{crop}"

@@ -122,10 +122,6 @@ class TowersMetric(MeanMetric):
             raise UsageError(f"scale must be 1 (the cosine) or 100, not {self.options['scale']!r}")
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.part,)
-
-    @property
     def file(self) -> Path:
         """The network's weights. Raises Unavailable."""
         return weights.find(self.context, self.part, self.part, *self.files)

@@ -79,10 +79,6 @@ class VQAScore(MeanMetric):
         self.part = MODELS[self.options["model"]]
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return self.part, TEXT, cmmd.PART
-
-    @property
     def files(self) -> list[Path]:
         """The files of tensors of Flan-T5 in their order, the tokenizer, and CLIP. Raises Unavailable."""
         folder = self.context.weights / self.part

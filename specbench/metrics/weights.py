@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from specbench.config import registry
 from specbench.errors import UsageError, install
 from specbench.metrics.base import Metric, ScoringContext, Unavailable, chosen
-from specbench.storage import home, sources
+from specbench.storage import home
 from specbench.storage.downloads import FetchRecord
 from specbench.storage.files import cached_sha256
 
@@ -36,10 +37,10 @@ def find(context: ScoringContext, choice: str, part: str, *names: str) -> Path:
 def published(context: ScoringContext, part: str, path: Path) -> Path:
     """The path of a file of `part`, where its content is the published one; UsageError where it is another.
 
-    A file is compared with the SHA-256 in `sources.EVALUATORS`; where none is known, with the one that the hub gave
+    A file is compared with the SHA-256 in `registry.evaluators()`; where none is known, with the one that the hub gave
     when the file was fetched. A file without either was put there by hand, and passes: its cache key names its hash.
     """
-    known, where = sources.EVALUATORS[part].sha256.get(path.name, ""), "the published file"
+    known, where = registry.evaluators()[part].sha256.get(path.name, ""), "the published file"
     if not known:
         recorded = FetchRecord(context.weights).parts.get(part, {"files": {}})["files"].get(path.name, {})
         known, where = str(recorded.get("sha256", "")), "the file that was fetched"
@@ -51,7 +52,7 @@ def published(context: ScoringContext, part: str, path: Path) -> Path:
 class PublishedMetric(Metric):
     """A metric without options of networks whose files others publish. Subclasses set:
 
-    fetched_by: the choice whose name fetches the files; file_names: the file in each folder of `parts`.
+    fetched_by: the choice whose name fetches the files; file_names: folder below the one of metrics -> the file there.
     """
 
     fetched_by: ClassVar[str]
@@ -61,10 +62,6 @@ class PublishedMetric(Metric):
         super().__init__(context, chosen(type(self), options, {}))
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(self.file_names)
-
-    @property
     def files(self) -> tuple[Path, ...]:
         """The file of each part. Raises Unavailable."""
         return tuple(find(self.context, self.fetched_by, part, name) for part, name in self.file_names.items())
@@ -72,7 +69,7 @@ class PublishedMetric(Metric):
     @property
     def published_files(self) -> tuple[Path, ...]:
         """`files`, where they are the published ones. Raises UsageError where they are not."""
-        return tuple(published(self.context, part, path) for part, path in zip(self.parts, self.files))
+        return tuple(published(self.context, part, path) for part, path in zip(self.file_names, self.files))
 
     @property
     def hashes(self) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from specbench.config import configuration, parameters, variants
 from specbench.config.run_config import RunConfig
-from specbench.config.table import TABLE
 from specbench.errors import UsageError, plain
 from specbench.rows import provenance, sample_size, sources
 from specbench.rows.breakdown import STATISTICS, breakdown
@@ -29,7 +28,7 @@ _ELSEWHERE = ("drafted_by_position", "acceptance_by_step")
 
 
 #: Columns that can distinguish two runs with the same label, in the order in which they are tried.
-APART = (*(name for name in TABLE if name in COLUMNS), "device_name", "time", "run_id")
+APART = (*(name for name in parameters.table() if name in COLUMNS), "device_name", "time", "run_id")
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ def command(row: Mapping[str, Any]) -> tuple[str, bool]:
                 arguments += more
                 break
     except UsageError:
-        named = [name for name in TABLE if row.get(name) is not None and name not in ("device", "weights")]
+        named = [name for name in parameters.table() if row.get(name) is not None and name not in ("device", "weights")]
         arguments, exact = [f"{name}={_text(row[name])}" for name in named], False
     return f"specbench run {shlex.join(arguments)}", exact
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbench.config import plugins, shown_columns
+from specbench.config import parameters, plugins, shown_columns
 from specbench.config.shown_columns import ShownColumn
-from specbench.config.table import TABLE
 
 # The order of the metrics' columns; those that conf/metrics declares and that are not named here follow.
 _ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall")
@@ -218,7 +217,7 @@ _STATISTICS = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED) | _with_errors(_S
 #: Every column of a row, in order, with its meaning. The only definition of the format.
 COLUMNS: dict[str, str] = {
     **_IDENTITY,
-    **{k: p.line for k, p in TABLE.items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
+    **{k: p.line for k, p in parameters.table().items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
     "prompts_hash": "hash of the chosen prompts and their ids, in order, see data.prompts_hash",
     "images": "number of images, n times images_per_prompt; their errors are over prompts",
     "resolution": "side of the images in pixels",
@@ -291,10 +290,10 @@ _NEEDED = ("run_id",)
 
 
 _NUMBERS = frozenset(
-    [k for k, p in TABLE.items() if p.kind in ("integer", "number")]
+    [k for k, p in parameters.table().items() if p.kind in ("integer", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
     + [k for k in _STATISTICS if k not in _STRINGS]
     + ["images", "resolution", "tokens", "threads"]
 )
 #: Words that may stand in the place of a number; of n a row has the number.
-_WORDS = {k: p.also for k, p in TABLE.items() if p.also and k != "n"}
+_WORDS = {k: p.also for k, p in parameters.table().items() if p.also and k != "n"}

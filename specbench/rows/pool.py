@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specbench.config.table import TABLE
+from specbench.config import parameters
 from specbench.rows.columns import _NUMBERS, COLUMNS, METRICS
 from specbench.rows.seconds import MACHINE
 
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 #: Columns in which rows that are pooled agree: every parameter but the seed, what was measured by what, and where.
 _SAME = (
-    *(name for name in TABLE if name in COLUMNS and name not in ("seed", "protocol", "variant")),
+    *(name for name in parameters.table() if name in COLUMNS and name not in ("seed", "protocol", "variant")),
     *(f"{name}_backend" for name in METRICS),
     *MACHINE,
     "commit",
@@ -62,9 +62,9 @@ def pooled(rows: Sequence[Row]) -> dict[str, Any]:
         cells = [row.get(name) for row in rows]
         if name == "note":
             found[name] = _common_note([_plain(cell) for cell in cells])
-        elif len({_plain(cell) for cell in cells}) == 1 and (name in TABLE or name in MACHINE):
+        elif len({_plain(cell) for cell in cells}) == 1 and (name in parameters.table() or name in MACHINE):
             found[name] = cells[0]
-        elif name not in _NUMBERS or name in (*_OWN, *MACHINE) or name in TABLE:
+        elif name not in _NUMBERS or name in (*_OWN, *MACHINE) or name in parameters.table():
             texts = dict.fromkeys(_plain(cell) for cell in cells if cell not in (None, ""))
             found[name] = " / ".join(texts) or None
         elif name.endswith(("_stderr", "_std")):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from specbench.config.table import TABLE
+from specbench.config import parameters
 from specbench.errors import UsageError, plain, unknown
 from specbench.rows import pool
 from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
@@ -124,8 +124,8 @@ def telling(rows: Sequence[Row], groups: Sequence[str]) -> list[str]:
     def differs(name: str) -> bool:
         return len({str(row.get(name)) for row in rows}) > 1
 
-    parameters = [name for name in TABLE if name in COLUMNS and name not in (*_QUIET, "model", "method", "n")]
-    named = list(groups) or ["model", "method", *(name for name in (*parameters, *_WHERE) if differs(name))]
+    mine = [name for name in parameters.table() if name in COLUMNS and name not in (*_QUIET, "model", "method", "n")]
+    named = list(groups) or ["model", "method", *(name for name in (*mine, *_WHERE) if differs(name))]
     results = [name for name in (*_RESULTS, *METRICS) if any(row.get(name) is not None for row in rows)]
     return list(dict.fromkeys([*named, *([] if groups else ["n"]), "seeds", *results]))
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from specbench.config import command_line, configuration
-from specbench.config.table import TABLE
+from specbench.config import command_line, configuration, parameters
 from specbench.errors import plain, unknown
 from specbench.rows.columns import SHOWN
 from specbench.tables.definitions import (
@@ -185,7 +184,8 @@ def _curves(
 def _sweeps(name: str, value: Any) -> bool:
     if name in _OF_LINE or not isinstance(value, list):
         return False
-    kind = TABLE[name].kind if name in TABLE else ""
+    declared = parameters.table().get(name)
+    kind = declared.kind if declared else ""
     if kind == "tree":  # a list of lists is a tree, a list of names is several
         return any(isinstance(one, str) for one in value)
     return kind not in ("names", "numbers") or (bool(value) and all(isinstance(one, list) for one in value))

@@ -19,7 +19,6 @@ from typing import Any
 import yaml
 
 from specbench.config import parameters
-from specbench.config.table import TABLE
 from specbench.errors import UsageError
 from specbench.rows.csv_files import has_runs, read_rows
 from specbench.rows.seconds import is_timed
@@ -224,7 +223,7 @@ def _own(suite: Suite, line: Line, cell: Cell) -> tuple[str, ...] | str:
     given = {o.partition("=")[0]: o.partition("=")[2] for o in own}
     if suite.held.get("seeds") and "seed" in given:
         raise UsageError(f"line {line.key} has a seed of its own: leave seeds out")
-    if foreign := [name for name in given if name in TABLE and name not in parameters.possible(model)]:
+    if foreign := [name for name in given if name in parameters.table() and name not in parameters.possible(model)]:
         return f"{line.label} has no run on {cell.model}, which has no {foreign[0]}"
     method = given.get("method", "")
     if method in parameters.choices("method") and model in parameters.choices("model"):

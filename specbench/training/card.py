@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from specbench.config import networks, registry
+from specbench.config import registry
 from specbench.data import Item, scenes, scenes_classes
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
@@ -53,7 +53,7 @@ def sample_statistics(assets: Path, device: torch.device) -> dict[str, float]:
 #: Name in the card -> network and weights of every drafter of discrete tokens, as drafter_weights= takes them.
 DRAFTERS = {
     f"tv_{network.folder}{variant and f'_{variant}'}": (name, f"embedded{variant and f':{variant}'}")
-    for name, network in networks.NETWORKS.items()
+    for name, network in registry.drafter_networks().items()
     if network.training and not recipes.is_continuous(name)
     for variant in ("", *network.variants)
 }
@@ -69,7 +69,8 @@ def drafter_statistics(assets: Path, device: torch.device, count: int) -> dict[s
         codes = torch.cat([model.codes(part) for part in scenes.to_float(images).split(BATCH)]).cpu().numpy()
     conditions, found = Encoded(pipeline, captions), {}
     for name, (kind, given) in DRAFTERS.items():
-        network, path = networks.NETWORKS[kind], assets / networks.NETWORKS[kind].path(given).name
+        network = registry.network(kind)
+        path = assets / network.path(given).name
         if not path.is_file():
             continue
         drafts = model.trained(kind, path)

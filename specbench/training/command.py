@@ -117,7 +117,7 @@ def train(chosen: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, togethe
     if together.is_main_process:
         write_atomically(out / NOTE, json.dumps(note, indent=1).encode())
 
-    in_file = networks.NETWORKS[kind].kind
+    in_file = registry.network(kind).kind
 
     def write(file: Path) -> None:
         half = torch.bfloat16 if pipeline.model.dtype == torch.bfloat16 else torch.float16
@@ -165,7 +165,7 @@ def _start(chosen: TrainingPlan) -> Path | None:
     if not (given := chosen["start"]):
         return None
     if networks.is_embedded(given):
-        return networks.NETWORKS[chosen["drafter"]].path(given)
+        return registry.network(chosen["drafter"]).path(given)
     path = home.expanded(given)
     if not path.exists():
         raise UsageError(f"start: there is no folder '{path}' of a drafter's weights")
@@ -208,7 +208,7 @@ def _use(chosen: TrainingPlan) -> str:
     model = chosen.cfg["model"]
     arguments = [f"model={model}"] if model != parameters.default_choice("model") else []
     return shlex.join(
-        [*arguments, f"method={networks.NETWORKS[chosen['drafter']].method}", f"drafter_weights={chosen.out}"]
+        [*arguments, f"method={registry.network(chosen['drafter']).method}", f"drafter_weights={chosen.out}"]
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from specbench.config import networks
+from specbench.config import registry
 from specbench.decoding.sampling import Sampling
 from specbench.harness.pipeline import Pipeline
 from specbench.training import drafter, examples
@@ -39,7 +39,7 @@ class DiscreteTask:
         self.found = examples.make(chosen, pipeline, aux_hidden_layers, together)
         self.rows, self.held = self.found.split(chosen["held_out"])
         self.dataset = self.found.dataset(self.target)
-        declared = networks.NETWORKS[kind]
+        declared = registry.network(kind)
         self.training: drafter.Training = pkgutil.resolve_name(declared.training)(network, TargetHead(self.target))
         if chosen["freeze"]:
             self.training.freeze()

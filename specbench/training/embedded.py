@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbench.config import networks, registry
+from specbench.config import registry
 from specbench.data import scenes, scenes_classes
 from specbench.errors import UsageError, unknown
 from specbench.harness.pipeline import Pipeline
@@ -40,9 +40,9 @@ class DrafterStage:
     start: str = ""
 
 
-_DISCRETE = [name for name in networks.TRAINED if not recipes.is_continuous(name)]
+_DISCRETE = [name for name in registry.trained() if not recipes.is_continuous(name)]
 _CODES = {
-    **{f: DrafterStage(name, (f,)) for name in _DISCRETE for f in [networks.NETWORKS[name].folder]},
+    **{f: DrafterStage(name, (f,)) for name in _DISCRETE for f in [registry.network(name).folder]},
     "eagle_steps": DrafterStage("eagle", ("eagle_steps100", "eagle_steps300", "eagle_steps1000"), "scenes_steps"),
     "eagle_guided": DrafterStage("eagle", ("eagle_guided",), "scenes_guided", start="eagle"),
 }

@@ -10,14 +10,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from specbench.config import command_line, configuration, networks, parameters
-from specbench.config.table import Parameter, check_value
+from specbench.config import command_line, configuration, parameters, registry
+from specbench.config.parameter import Parameter
 from specbench.errors import UsageError, unknown, values
 from specbench.storage import home
 
 #: Every argument of a training; the others are those of a run: model, weights, data, seed, temperature, ...
 TABLE: dict[str, Parameter] = {
-    "drafter": Parameter("string", "the network that is trained", choices=networks.TRAINED),
+    "drafter": Parameter("string", "the network that is trained", choices=registry.trained()),
     "recipe": Parameter("string", "the recipe in conf/recipes.yaml with the defaults of the other arguments"),
     "out": Parameter("path", "folder of the weights, their card, the curves, the examples and the state for resuming"),
     "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),
@@ -235,7 +235,7 @@ def _checked(name: str, value: Any) -> Any:
         value = _read(value)
     elif value == "null":
         value = None
-    return check_value(name, value, TABLE)
+    return TABLE[name].checked(name, value)
 
 
 def _read(text: Any) -> Any:

@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from specbench.config.table import TABLE
+from specbench.config import parameters
 from specbench.errors import RunError, UsageError, install
 from specbench.harness.log import LOG, say
 from specbench.rows.seconds import withheld
@@ -77,6 +77,6 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in row.items()
-        if name not in TABLE and isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in parameters.table() and isinstance(value, int | float) and not isinstance(value, bool)
         if not withheld(row, name)
     }

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from specbench.config import networks
+from specbench.config import networks, registry
 from specbench.errors import UsageError
 from specbench.models import eagle, medusa
 from specbench.models.eagle import EagleConfig, EagleNetwork
@@ -71,7 +71,7 @@ class Drafters:
         return network
 
     def _loader(self, name: str | Mapping[str, Any]) -> NetworkLoader[Any]:
-        network = networks.declared(name)
+        network = registry.network(name)
         loader: NetworkLoader[Any] = pkgutil.resolve_name(network.loader)(self, network.folder)
         return loader
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specbench.config import networks
+from specbench.config import networks, registry
 from specbench.data import scenes, scenes_classes
 from specbench.errors import UsageError
 from specbench.models.loading.bundle import Bundle
@@ -85,7 +85,7 @@ class ScenesMAR(Bundle):
         """The smaller MAR in a folder or file that `specbench train` wrote."""
         if (file := own_file(path)) is None:
             raise UsageError(f"{path} holds no {networks.FILE}, the file of a drafter that `specbench train` makes")
-        return self._fitting(self.stored(file, networks.NETWORKS[name].kind, self._mar, MARConfig, self.dtype))
+        return self._fitting(self.stored(file, registry.network(name).kind, self._mar, MARConfig, self.dtype))
 
     def untrained(self, name: str) -> MAR:
         """A smaller MAR at the start of training."""
