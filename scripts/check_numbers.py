@@ -141,21 +141,21 @@ class Rows:
 
     def panels(self, table: str) -> set[str]:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""
-        return {one.runs for one in self.plan(table).equal}
+        return set(self.plan(table).equal)
 
     def _read(self, name: str) -> pd.DataFrame:
         folder = PUBLISHED.parent if _is_published(name) else self.results
         return pd.read_csv(folder / f"{name}.csv", low_memory=False)
 
     def _lines(self, table: str) -> dict[str, dict[str, Any]]:
-        needs = self.plan(table).needs
-        return {need.line.key: {k: _number(v) for k, v in need.row.items()} for need in needs if need.row is not None}
+        rows = self.plan(table).rows.items()
+        return {key: {k: _number(v) for k, v in row.items()} for key, row in rows if row is not None}
 
-    def _plan(self, table: str) -> measure.RunPlan:
+    def _plan(self, table: str) -> measure.TablePlan:
         if table not in catalog.TABLES:
             raise UsageError(f"there is no table {table}")
         found = catalog.TABLES[table]
-        return measure.plan(found, found.model, None, self.results, measure.LocalBench())
+        return measure.plan(found, found.model, None, self.results)
 
 
 def check(

@@ -26,7 +26,6 @@ from check_kills import ITS_OWN, PATIENCE, ROOT, outcome
 
 from specbench.rows.csv_files import read_rows
 from specbench.tables import suites
-from specbench.tables.measure import LocalBench
 
 DISCRETE = {
     "sjd": {"method": "sjd"},
@@ -81,7 +80,7 @@ def main() -> int:
         print(log.read_text()[-3000:], f"the suite ended with {code}", sep="\n")
         return 1
     faults = []
-    plan = suites.plan(suites.in_folder(out), out, LocalBench())
+    plan = suites.plan(suites.in_folder(out), out)
     rows = {row["run_id"]: row for row in read_rows(out / "suite.csv")}
     if len(rows) != len(plan.runs) or plan.missing:
         faults.append(f"{len(rows)} rows of {len(plan.runs)} runs")
@@ -92,14 +91,14 @@ def main() -> int:
             faults.append(f"{count} times vanilla AR in {cell}")
     for number, run in enumerate(plan.runs):
         single = root / f"single{number}"
-        if start(["run", *run.need.overrides, f"out={single}"], log).wait(PATIENCE):
+        if start(["run", *run.overrides, f"out={single}"], log).wait(PATIENCE):
             print(log.read_text()[-3000:])
             return 1
-        mine, theirs = outcome(out / run.folder), outcome(single)
+        mine, theirs = outcome(run.folder), outcome(single)
         if mine != theirs:
             differing = sorted(name for name in mine[1] if mine[1][name] != theirs[1][name])
             faults.append(f"{run.folder} differs from its single run in {differing or 'its images'}")
-        [own] = read_rows(out / run.folder / "row.csv")
+        [own] = read_rows(run.folder / "row.csv")
         kept = rows[own["run_id"]]
         changed = {name for name in own if own[name] != kept[name]} - {"speedup_step", "speedup_step_stderr"} - ITS_OWN
         if changed or kept["speedup_step"] is None:

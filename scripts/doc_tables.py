@@ -28,7 +28,7 @@ from specbench.rows.columns import SHOWN, stderr_of
 from specbench.tables import matched
 from specbench.tables.definitions import Column, row_column
 from specbench.tables.layout import printable
-from specbench.tables.measure import RunPlan
+from specbench.tables.measure import TablePlan
 
 _MARK = re.compile(
     r"<!-- (?P<kind>table|pairs) (?P<table>\w+)(?: (?P<column>\w+))?: "
@@ -63,14 +63,14 @@ def tables(document: str) -> Iterator[DocTable]:
         yield DocTable(found["table"], names, lines, pairs, found["column"] or "", found.span("drawn"), found["drawn"])
 
 
-def draw(one: DocTable, plan: RunPlan) -> str:
+def draw(one: DocTable, plan: TablePlan) -> str:
     """Its text in Markdown. UsageError for a line or a pair without a row, and for a column that tables do not show."""
     head, *body = (_pairs if one.pairs else _lines)(one, plan)
     ruled = [f"|{'---|' * len(head)}\n", *(f"| {' | '.join(row)} |\n" for row in body)]
     return "".join([f"| {' | '.join(head)} |\n", *ruled])
 
 
-def _lines(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
+def _lines(one: DocTable, plan: TablePlan) -> Iterator[Sequence[str]]:
     table, rows = plan.table, plan.rows
     labels = {line.key: line.label for line in table.lines}
     chosen = one.lines or tuple(labels)
@@ -86,7 +86,7 @@ def _lines(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
         yield [labels[key], *(cell(column, shown[key] or {}) for column in columns)]
 
 
-def _pairs(one: DocTable, plan: RunPlan) -> Iterator[Sequence[str]]:
+def _pairs(one: DocTable, plan: TablePlan) -> Iterator[Sequence[str]]:
     groups = {key: some for key, some in matched.adjusted_pairs(plan).items() if one.column in ("", key[-1])}
     found = {row[end] for pairs in groups.values() for row, _ in pairs for end in ("a", "b")}
     if unknown := [name for name in one.names if name not in found]:

@@ -12,10 +12,12 @@ import pytest
 from check_numbers import Rows, as_printed, check
 from scipy.stats import norm
 
+from specbench.config import configuration
 from specbench.errors import UsageError
+from specbench.harness.planned import PlannedRun
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure, row_column
-from specbench.tables.measure import EqualPanel, Identity, Need, RunPlan
+from specbench.tables.measure import TablePlan
 
 SENTENCE = {"says": "SJD takes {} steps, {} of vanilla's", "of": ["rows('r', method='sjd').steps.item()", "-0.5"]}
 
@@ -105,9 +107,10 @@ def field(monkeypatch: pytest.MonkeyPatch) -> None:
     vanilla = {"step_compression": "1.0", "step_compression_stderr": "0.0", "emitted_kl": "3e-9"}
     measured = {"sjd": sjd, "vanilla": vanilla}
 
-    def plan(self: Rows, name: str) -> RunPlan:
-        needs = (Need(line, (), Identity("", None), measured.get(line.key)) for line in TABLES[name].lines)
-        return RunPlan(TABLES[name], "m", tuple(needs))
+    def plan(self: Rows, name: str) -> TablePlan:
+        config = configuration.compose([])
+        runs = (PlannedRun(Path(), config, line.key, row=measured.get(line.key)) for line in TABLES[name].lines)
+        return TablePlan(name, Path(), tuple(runs), TABLES[name], "m")
 
     monkeypatch.setattr(Rows, "_plan", plan)
 
@@ -153,9 +156,8 @@ def test_a_table_of_pairs_marks_what_differs_from_its_first_curve(rows: Rows, mo
         {**tree, "a": "band", "b": "uniform", "y_a": "7", "y_b": "7", "p": "0", "runs": "earlier"},
         {**tree, "a": "printed", "b": "released", "y_a": "7", "y_b": "7", "p": "1", "panel": "of neither"},
     )
-    equal = [EqualPanel(table.figure.panels[0], table.matched, runs) for runs in ("chain", "tree")]
-    monkeypatch.setattr(RunPlan, "equal", equal)
-    monkeypatch.setattr(Rows, "_plan", lambda self, name: RunPlan(table, "m", (), pairs=pairs))
+    monkeypatch.setattr(TablePlan, "equal", dict.fromkeys(("chain", "tree"), table.figure.panels[0]))
+    monkeypatch.setattr(Rows, "_plan", lambda self, name: TablePlan(name, Path(), (), table, "m", pairs=pairs))
     mark = "<!-- pairs relaxed_equal: uniform; cool; band -->\n"
     drawn = "| draft | prompts | step compression (×) | uniform | cool | band |\n|---|---|---|---|---|---|\n"
     drawn += "| EAGLE-1, chain of 5 | 24 | 2 | 0.0100 | **0.0400** | 0.0090 |\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import comb
 from pathlib import Path
@@ -20,6 +20,7 @@ from specbench.compare import equal
 from specbench.compare.paired import holm
 from specbench.compare.passes import ScoredPass, read
 from specbench.errors import UsageError
+from specbench.harness.planned import PlannedRun
 from specbench.metrics.outputs import image_key
 from specbench.rows.csv_files import append_row
 from specbench.rows.indices import STRIDE
@@ -204,10 +205,10 @@ def test_a_metric_of_all_images_together_has_the_error_of_its_row(tmp_path: Path
 class CurveBench(FakeBench):
     """Rows of a step compression; a pair of curves differs by 0.01, with p = 1e-6 for the first pair and 0.5 else."""
 
-    def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
-        out.mkdir(parents=True)
-        row = {**super().run(overrides, out), "step_compression": 2 + len(self.ran) / 100, "emitted_kl": 0.01}
-        append_row(out / "row.csv", row)
+    def row(self, run: PlannedRun) -> Mapping[str, Any]:
+        run.folder.mkdir(parents=True)
+        row = {**super().row(run), "step_compression": 2 + len(self.ran) / 100, "emitted_kl": 0.01}
+        append_row(run.folder / "row.csv", row)
         return row
 
     def equal(self, curves: Mapping[str, Sequence[Path]], x: str, value: float, y: str) -> Sequence[Mapping[str, Any]]:
@@ -218,6 +219,14 @@ class CurveBench(FakeBench):
         return [shown | held | {"a": a, "b": b, "p": 0.5 if i else 1e-6} for i, (a, b) in enumerate(pairs)]
 
 
+def planned(results: Path) -> measure.TablePlan:
+    return measure.plan(TESTED, TESTED.model, None, results, results / "runs")
+
+
+def collected(results: Path, bench: CurveBench, say: Callable[[str], None] = lambda text: None) -> measure.TablePlan:
+    return collect.collect(planned(results), results, bench, say)
+
+
 TESTED = TABLES["relaxed_equal"]
 assert TESTED.matched is not None
 assert isinstance(TESTED.figure, TableFigure)
@@ -226,20 +235,15 @@ PAIRS = [comb(len(panel.curves), 2) for panel in PANELS]
 
 
 def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
-    table, bench = TESTED, CurveBench()
-
-    def todo() -> measure.RunPlan:
-        return measure.plan(table, table.model, None, tmp_path, bench)
-
-    assert not todo().unequalled  # without runs there is nothing to test
-    done = collect.collect(todo(), tmp_path, tmp_path / "runs", bench, lambda text: None)
+    bench = CurveBench()
+    assert not planned(tmp_path).unequalled  # without runs there is nothing to test
+    done = collected(tmp_path, bench)
     assert not done.unequalled
-    assert not todo().unequalled
+    assert not planned(tmp_path).unequalled
     tests = len(done.pairs)
     assert tests == sum(PAIRS)
     assert PAIRS[:2] == [36, 15]
-    collect.collect(todo(), tmp_path, tmp_path / "runs", bench, lambda text: None)
-    assert len(todo().pairs) == tests
+    assert len(collected(tmp_path, bench).pairs) == tests
     adjusted = holm([float(row["p"]) for row in done.pairs])
     assert sorted(adjusted)[: len(PANELS) + 1] == pytest.approx([tests * 1e-6] * len(PANELS) + [1.0])
     remarks = " ".join(matched.build(done, "specbench tables relaxed_equal").remarks)
@@ -255,23 +259,20 @@ def test_a_table_tests_every_pair_of_its_curves_once(tmp_path: Path) -> None:
 
 def test_the_tests_of_a_panel_survive_a_stop(tmp_path: Path) -> None:
     class Stopped(CurveBench):
-        def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
-            if {"method=eagle1", "rule=cool"} <= set(overrides):  # after lines of the second panel
+        def row(self, run: PlannedRun) -> Mapping[str, Any]:
+            if {"method=eagle1", "rule=cool"} <= set(run.overrides):  # after lines of the second panel
                 raise KeyboardInterrupt
-            return super().run(overrides, out)
-
-    def todo() -> measure.RunPlan:
-        return measure.plan(TESTED, TESTED.model, None, tmp_path, bench)
+            return super().row(run)
 
     bench: CurveBench = Stopped()
     with pytest.raises(KeyboardInterrupt):
-        collect.collect(todo(), tmp_path, tmp_path / "runs", bench, lambda text: None)
-    assert len(todo().pairs) == 36
-    assert [one.panel.label for one in todo().equal] == ["EAGLE-1, chain of 5"]
+        collected(tmp_path, bench)
+    assert len(planned(tmp_path).pairs) == 36
+    assert [panel.label for panel in planned(tmp_path).equal.values()] == ["EAGLE-1, chain of 5"]
     ran = len(bench.ran)
     assert ran > 46  # the lines of nine curves, and some of the second panel
     bench = CurveBench()
-    assert len(collect.collect(todo(), tmp_path, tmp_path / "runs", bench, lambda text: None).pairs) == sum(PAIRS)
+    assert len(collected(tmp_path, bench).pairs) == sum(PAIRS)
     assert len(bench.ran) == len(TESTED.lines) - ran
 
 
@@ -279,27 +280,19 @@ def test_a_curve_that_did_not_measure_the_column_is_left_out(tmp_path: Path) -> 
     """What typical acceptance emits on a tree has no known distribution."""
 
     class Partly(CurveBench):
-        def identify(self, overrides: Sequence[str]) -> measure.Identity:
-            return replace(super().identify(overrides), emits=False)
+        def row(self, run: PlannedRun) -> Mapping[str, Any]:
+            row = super().row(run)
+            unknown = {"method=eagle1", "rule=typical"} <= set(run.overrides)
+            return {**row, "emitted_kl": None, "note": "emitted_kl: not computed"} if unknown else row
 
-        def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
-            row = super().run(overrides, out)
-            unknown = {"method=eagle1", "rule=typical"} <= set(overrides)
-            return {**row, "emitted_kl": None} if unknown else row
-
-    bench, said = Partly(), []  # type: ignore[var-annotated]
-    todo = measure.plan(TESTED, TESTED.model, None, tmp_path, bench)
-    done = collect.collect(todo, tmp_path, tmp_path / "runs", bench, said.append)
+    said: list[str] = []
+    done = collected(tmp_path, Partly(), said.append)
     assert len(done.pairs) == sum(PAIRS) - 5  # those of one curve of six
     assert any("typical did not measure emitted_kl" in text for text in said)
 
 
 def test_runs_of_other_rows_are_compared_anew(tmp_path: Path) -> None:
-    table, bench = TESTED, CurveBench()
-    done = collect.collect(
-        measure.plan(table, table.model, None, tmp_path, bench), tmp_path, tmp_path / "runs", bench, lambda text: None
-    )
-    first = next(need for need in done.needs if need.line.key in table.figure.panels[0].curves[0].lines)  # type: ignore[union-attr]
-    other = {**first.row, "run_id": "another"}  # type: ignore[dict-item]
-    needs = tuple(replace(need, row=other) if need is first else need for need in done.needs)
-    assert [one.panel.label for one in replace(done, needs=needs).unequalled] == ["EAGLE-1, chain of 5"]
+    done = collected(tmp_path, CurveBench())
+    first = next(run for run in done.runs if run.key in PANELS[0].keys)
+    changed = done.with_rows({first.folder: {**(first.row or {}), "run_id": "another"}})
+    assert [panel.label for panel in changed.unequalled.values()] == ["EAGLE-1, chain of 5"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from specbench.config import configuration, registry
+from specbench.harness.planned import EMITTED, PlannedRun
+from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row
 from specbench.rows.seconds import is_timed
 from specbench.tables import figures, layout, measure
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
-from specbench.tables.measure import Identity, LocalBench
 
 
 def test_seconds_stand_in_a_table_of_their_own() -> None:
@@ -24,35 +27,36 @@ def test_seconds_stand_in_a_table_of_their_own() -> None:
 
 
 def test_a_row_without_a_column_that_a_table_needs_is_measured_again() -> None:
-    row = {"config_hash": "h", "weights": "w", "fid": "1.0", "kid": ""}
-    assert Identity("h", "w").fits(row)
-    assert Identity("h", "w", needs=("fid",)).fits(row)
-    assert not Identity("h", "w", needs=("fid", "kid")).fits(row)
-    assert not Identity("h", "w", needs=("emitted_tv",)).fits(row)
+    run = PlannedRun(Path(), configuration.compose([]), weights="w")
+    row = {"config_hash": run.config_hash, "weights": "w", "fid": "1.0", "kid": ""}
+    assert run.fits(row)
+    assert replace(run, needs=("fid",)).fits(row)
+    assert not replace(run, needs=("fid", "kid")).fits(row)
+    assert not replace(run, needs=("emitted_tv",)).fits(row)
 
 
 def test_a_table_of_what_is_emitted_takes_no_row_that_did_not_measure_it() -> None:
     """Two tables share the hash of a run that one of them decodes with `emitted_draws=0`."""
-    needed = Identity("h", "w", emits=True)
-    row = {"config_hash": "h", "weights": "w", "emitted_kl": "", "note": ""}
+    needed, without = (
+        PlannedRun(Path(), configuration.compose(["method=sjd", f"emitted_draws={n}"]), weights="w", needs=(EMITTED,))
+        for n in (2, 0)
+    )
+    row = {"config_hash": needed.config_hash, "weights": "w", "emitted_kl": "", "note": ""}
     assert not needed.fits(row)
-    assert Identity("h", "w").fits(row)
+    assert replace(needed, needs=()).fits(row)
     assert needed.fits(row | {"emitted_kl": "0.0"})
     assert needed.fits(row | {"note": "emitted_kl: like emitted_tv not computed for drafter zipar"})
-    with_draws, without = (LocalBench().identify(["method=sjd", f"emitted_draws={n}"]) for n in (2, 0))
-    assert (with_draws.emits, without.emits) == (True, False)
-    assert with_draws.config_hash == without.config_hash
+    assert without.fits(row)  # it would not measure it either
 
 
-def test_a_table_that_shows_nothing_of_it_takes_such_a_row(tmp_path: Path) -> None:
-    class One(LocalBench):
-        def identify(self, overrides: Sequence[str]) -> Identity:
-            return Identity("h", "w", emits=True)
-
+def test_a_table_that_shows_nothing_of_it_takes_such_a_row(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(provenance, "config_hash", lambda cfg: "h")
+    monkeypatch.setattr(registry, "weights_label", lambda cfg: "w")
     append_row(tmp_path / "some.csv", dict.fromkeys(COLUMNS) | {"run_id": "1", "config_hash": "h", "weights": "w"})
     for name, missing in (("field", 8), ("field_seconds", 0)):
         table = TABLES[name]
-        assert len(measure.plan(table, table.model, None, tmp_path, One()).missing) == missing
+        table = replace(table, protocol=tuple(o for o in table.protocol if not o.startswith("emitted_draws=")))
+        assert len(measure.plan(table, table.model, None, tmp_path).missing) == missing
 
 
 def test_every_curve_of_a_figure_is_drawn() -> None:

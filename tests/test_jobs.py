@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,27 +16,24 @@ from specbench.cli import tables as cli
 from specbench.compare import wording
 from specbench.errors import RunError, UsageError
 from specbench.harness import processes
+from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
 from specbench.storage.files import sha256
 from specbench.tables import collect, measure
 from specbench.tables.catalog import TABLES
-from specbench.tables.measure import Identity
 
 TABLE, TESTED = TABLES["lantern_table4"], TABLES["coolsd_significance"]
 
 
-class Bench:
+class Bench(collect.Bench):
     """Decodes nothing: a row depends on its overrides alone, and a folder lists the processes that ran it."""
 
-    def __init__(self, fails: str = "", error: Callable[[], Exception] | None = None, timed: bool = False) -> None:
-        self.fails, self.error, self.timed = fails, error, timed
+    def __init__(self, fails: str = "", error: Callable[[], Exception] | None = None) -> None:
+        self.fails, self.error = fails, error
 
-    def identify(self, overrides: Sequence[str]) -> Identity:
-        return Identity(" ".join(overrides), "embedded:1", self.timed)
-
-    def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
-        key = " ".join(overrides)
+    def row(self, run: PlannedRun) -> Mapping[str, Any]:
+        key, out = " ".join(run.overrides), run.folder
         if self.fails and self.fails in key:
             if self.error is None:
                 os._exit(1)
@@ -45,11 +43,8 @@ class Bench:
             file.write(f"{os.getpid()}\n")
         number = int(sha256(key, 4), 16)
         values = {"accepted_length_mean": number / 1000, "clip_score": 0.5, "fid": 1.0, "image_reward": 0.1}
-        run = {"run_id": f"run{number}", "config_hash": key, "weights": "embedded:1", "n": 64}
-        return dict.fromkeys(COLUMNS) | {"model": "llamagen_scenes", "timing": str(self.timed).lower()} | run | values
-
-    def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
-        raise AssertionError
+        own = {"run_id": f"run{number}", "config_hash": run.config_hash, "weights": run.weights, "n": 64}
+        return dict.fromkeys(COLUMNS) | {"model": "llamagen_scenes", "timing": str(run.timed).lower()} | own | values
 
     def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
         ids = {"run_a": next(a.glob("ran")).parent.name, "run_b": b.name}
@@ -147,18 +142,22 @@ def test_what_was_done_before_an_interruption_stays(
     assert len(rows(tmp_path)) == len(TABLE.lines)
 
 
-def test_lines_whose_seconds_are_measured_run_alone(tables: Callable[..., int], tmp_path: Path) -> None:
+def test_lines_whose_seconds_are_measured_run_alone(
+    tables: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in a table that shows no seconds: another table may take them from its rows."""
-    assert tables(Bench(timed=True), "--jobs", "3") == 0
+    timed = replace(TABLE, protocol=(*TABLE.protocol, "timing=true"))
+    monkeypatch.setattr(cli, "TABLES", {**TABLES, TABLE.id: timed})
+    assert tables(Bench(), "--jobs", "3") == 0
     assert ran(tmp_path) == [str(os.getpid())] * len(TABLE.lines)
 
 
 def test_images_for_a_test_are_decoded_side_by_side(tables: Callable[..., int], tmp_path: Path) -> None:
-    bench, folders = Bench(), (tmp_path / "results", tmp_path / "runs")
+    results = tmp_path / "results"
     for runs in (1, 2):  # the second time the rows are there and their images are not
-        todo = measure.plan(TESTED, TESTED.model, None, folders[0], bench)
-        collect.collect(todo, *folders, bench, print, 2)
-        assert len(ran(tmp_path)) == runs * len(todo.needs)
+        todo = measure.plan(TESTED, TESTED.model, None, results, tmp_path / "runs")
+        collect.collect(todo, results, Bench(), print, 2)
+        assert len(ran(tmp_path)) == runs * len(todo.runs)
         assert str(os.getpid()) not in ran(tmp_path)
 
 

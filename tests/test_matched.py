@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import yaml
 
 from specbench.cli import tables as cli
+from specbench.config import configuration
+from specbench.harness.planned import PlannedRun
 from specbench.tables import matched, reading
 from specbench.tables.definitions import TableFigure
-from specbench.tables.measure import Identity, Need, RunPlan
+from specbench.tables.measure import TablePlan
 from specbench.tables.suite_files import Source
 
 SUITE = """
@@ -66,9 +69,10 @@ def _rows() -> dict[str, dict[str, str] | None]:
     return rows
 
 
-def plan(rows: dict[str, dict[str, str] | None], pairs: tuple[dict[str, str], ...] = ()) -> RunPlan:
-    needs = (Need(line, (), Identity("", None), rows.get(line.key)) for line in TABLE.lines)
-    return RunPlan(TABLE, "m", tuple(needs), pairs=pairs)
+def plan(rows: dict[str, dict[str, str] | None], pairs: tuple[dict[str, str], ...] = ()) -> TablePlan:
+    config = configuration.compose([])
+    runs = (PlannedRun(Path(line.key), config, line.key, line.label, row=rows.get(line.key)) for line in TABLE.lines)
+    return TablePlan(TABLE.id, Path(), tuple(runs), TABLE, "m", pairs=pairs)
 
 
 def test_every_interpolated_cell_says_so() -> None:
@@ -101,13 +105,7 @@ def test_every_interpolated_cell_says_so() -> None:
 
 
 def test_the_command_draws_the_curves_and_no_lines(tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
-    class Nothing:
-        def identify(self, overrides):  # type: ignore[no-untyped-def]
-            from specbench.tables.measure import Identity
-
-            return Identity(" ".join(overrides), None)
-
-    assert cli.main(["relaxed_equal", "--no-run"], Nothing(), tmp_path, tmp_path) == 0  # type: ignore[arg-type]
+    assert cli.main(["relaxed_equal", "--no-run"], None, tmp_path, tmp_path) == 0
     text = capsys.readouterr().out
     assert "| EAGLE-1, chain of 5: UniformRSD | **measured, llamagen\\_scenes** | —" in text
     assert "δ=1.1" not in text

@@ -22,12 +22,13 @@ from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 from specbench.harness import run, sheet, status
 from specbench.harness.folder import stored
+from specbench.harness.planned import PlannedRun
 from specbench.metrics import Score, base
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS, METRICS
 from specbench.rows.csv_files import csv_lines
 from specbench.rows.journal import _to_line, pixel_digest, read_records
-from specbench.tables.measure import LocalBench
+from specbench.tables.collect import Bench
 
 #: What a row may lose without a word: none of it was measured.
 NOT_MEASURED = {"note", "protocol", "commit"}
@@ -263,12 +264,11 @@ def test_a_stop_within_the_scoring_is_no_finished_run(call: Call, weights: dict[
 def test_a_table_gets_its_own_row_from_a_folder_that_has_more(
     call: Call, weights: dict[str, str], monkeypatch: Any
 ) -> None:
-    words = ["n=4", "metrics=fid", "baseline=false"]
-    bench = LocalBench()
-    first = bench.run(words, Path("first"))
+    planned = PlannedRun(Path("first"), configuration.compose(["n=4", "metrics=fid", "baseline=false"]))
+    first = Bench().row(planned)
     assert call("evaluate", "first", "metrics=clip_b32")[0] == 0
-    again = bench.run(words, Path("first"))
-    assert again["config_hash"] == bench.identify(words).config_hash
+    again = Bench().row(planned)
+    assert again["config_hash"] == planned.config_hash
     assert dict(again) | {"time": 0} == dict(first) | {"time": 0}
     assert row_of("first")["clip_score"] is not None
 

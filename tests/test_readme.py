@@ -164,11 +164,7 @@ def _missing(line: str) -> list[str]:
     _, command, *rest = shlex.split(line)
     if command != "tables" or "--list" in rest or "--model" in rest:
         return []
-    plans = (
-        measure.plan(TABLES[a], TABLES[a].model, None, Path("results"), measure.LocalBench())
-        for a in rest
-        if a in TABLES
-    )
+    plans = (measure.plan(TABLES[a], TABLES[a].model, None, Path("results")) for a in rest if a in TABLES)
     return [one.table.id for one in plans if one.missing]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,21 +128,16 @@ def test_every_speed_up_in_seconds_is_a_timed_column() -> None:
 def test_a_row_without_seconds_does_not_fill_a_table_of_seconds(table: str, runs: bool, tmp_path: Path) -> None:
     """Timed and untimed runs have one configuration hash; a table of seconds runs an untimed line again."""
 
-    class Bench(FakeBench):
-        def identify(self, overrides: Any) -> measure.Identity:
-            return replace(super().identify(overrides), timed=True)
-
-    first = Bench(timing="false", **dict.fromkeys(TIMED_COLUMNS & {"latency_s_mean", "speedup_latency"}))
+    first = FakeBench(timing="false", **dict.fromkeys(TIMED_COLUMNS & {"latency_s_mean", "speedup_latency"}))
     if not runs:
         assert cli.main([table], first, tmp_path / "results", tmp_path / "runs") == 0
     else:  # it cannot be filled with such rows
-        for line in TABLES[table].lines:
-            overrides = TABLES[table].overrides(line, "llamagen_scenes") or []
-            append_row(measure.store(TABLES[table], tmp_path / "results"), first.run(overrides, tmp_path))
-    again = Bench()
+        for run in measure.plan(TABLES[table], "llamagen_scenes", None, tmp_path / "results").runs:
+            append_row(measure.store(TABLES[table], tmp_path / "results"), first.row(run))
+    again = FakeBench()
     assert cli.main([table], again, tmp_path / "results", tmp_path / "runs") == 0
     assert bool(again.ran) is runs
-    third = Bench()
+    third = FakeBench()
     assert cli.main([table], third, tmp_path / "results", tmp_path / "runs") == 0
     assert third.ran == []
 

@@ -15,13 +15,14 @@ from specbench.cli import tables as cli
 from specbench.compare import wording
 from specbench.compare.comparison import STATISTICS, Comparison, Result
 from specbench.compare.paired import paired
+from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
+from specbench.tables import collect as collecting
 from specbench.tables import layout, literature, measure
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import collect
 from specbench.tables.definitions import TableTest
-from specbench.tables.measure import Identity
 
 TABLE = TABLES["coolsd_significance"]
 LINES = {line.key: line for line in TABLE.lines}
@@ -34,28 +35,23 @@ def lengths(seed: int) -> np.ndarray:
     return prompt + own + 0.02 * seed
 
 
-class Bench:
+class Bench(collecting.Bench):
     """Decodes nothing: a run leaves its number in its folder, and a comparison takes the lengths of these numbers."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
 
-    def identify(self, overrides: Sequence[str]) -> Identity:
-        return Identity(" ".join(overrides), "embedded:1")
-
-    def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+    def row(self, run: PlannedRun) -> Mapping[str, Any]:
+        out = run.folder
         out.mkdir(parents=True, exist_ok=True)
         name = out / "run_id"
         if not name.exists():
             self.ran.append(out.name)
             name.write_text(f"run{len(self.ran)}")
-        run = {"run_id": name.read_text(), "config_hash": " ".join(overrides), "weights": "embedded:1", "n": N}
+        own = {"run_id": name.read_text(), "config_hash": run.config_hash, "weights": run.weights, "n": N}
         values = lengths(int(name.read_text().removeprefix("run")))
         speed = {"accepted_length_mean": values.mean(), "accepted_length_std": values.std(ddof=1)}
-        return dict.fromkeys(COLUMNS) | {"model": "llamagen_scenes"} | run | speed
-
-    def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
-        raise AssertionError
+        return dict.fromkeys(COLUMNS) | {"model": "llamagen_scenes"} | own | speed
 
     def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
         names = [(one / "run_id").read_text() for one in (a, b)]
@@ -107,17 +103,19 @@ def test_a_table_compares_the_runs_of_another(drawn: Any, tmp_path: Path) -> Non
     """Its lines are runs of the other one, whose folders are there."""
 
     class Kept(Bench):
-        def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
-            row = super().run(overrides, out)
-            (out / "row.csv").unlink(missing_ok=True)
-            append_row(out / "row.csv", row)
+        def row(self, run: PlannedRun) -> Mapping[str, Any]:
+            row = super().row(run)
+            (run.folder / "row.csv").unlink(missing_ok=True)
+            append_row(run.folder / "row.csv", row)
             return row
+
+    def filled() -> measure.TablePlan:
+        return collect(measure.plan(other, TABLE.model, None, results, runs), results, bench, print)
 
     bench, other = Kept(), replace(TABLE, id="other")
     drawn(bench)
     results, runs = tmp_path / "results", tmp_path / "runs"
-    found = collect(measure.plan(other, TABLE.model, None, results, bench), results, runs, bench, print)
-    assert not found.untested
+    assert not filled().untested
     assert len(bench.ran) == 2
     (runs / f"tables/{TABLE.id}").rename(runs / "tables/elsewhere")
     for path in sorted((runs / "tables/elsewhere").rglob("row.csv")):  # the same lines, decoded another time
@@ -126,11 +124,11 @@ def test_a_table_compares_the_runs_of_another(drawn: Any, tmp_path: Path) -> Non
         (decoy / "run_id").write_text("run9")
         (decoy / "row.csv").write_text((decoy / "row.csv").read_text().replace("\nrun", "\nrun9"))
     (results / "other_test.csv").unlink()
-    assert not collect(measure.plan(other, TABLE.model, None, results, bench), results, runs, bench, print).untested
+    assert not filled().untested
     assert "run9" not in (results / "other_test.csv").read_text()
     shutil.rmtree(runs)
     (results / "other_test.csv").unlink()
-    assert not collect(measure.plan(other, TABLE.model, None, results, bench), results, runs, bench, print).untested
+    assert not filled().untested
     assert len(bench.ran) == 4  # without the folders they are decoded again
 
 
@@ -142,7 +140,7 @@ def test_rows_without_their_images_are_decoded_again(drawn: Any, tmp_path: Path)
     for path in (tmp_path / "runs").rglob("run_id"):
         path.unlink()
     comparisons.write_text(comparisons.read_text().replace("run2", "older"))
-    plan = measure.plan(TABLE, TABLE.model, None, tmp_path / "results", bench)
+    plan = measure.plan(TABLE, TABLE.model, None, tmp_path / "results")
     assert not plan.missing
     assert len(plan.untested) == 2
     assert "not measured yet" in drawn(bench, "--no-run")
@@ -155,7 +153,7 @@ def test_rows_without_their_images_are_decoded_again(drawn: Any, tmp_path: Path)
         "run3",
         "run4",
     }
-    assert not measure.plan(TABLE, TABLE.model, None, tmp_path / "results", bench).untested
+    assert not measure.plan(TABLE, TABLE.model, None, tmp_path / "results").untested
 
 
 def test_several_tests_of_a_table_are_adjusted() -> None:

@@ -18,7 +18,7 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import pool
 from specbench.rows.csv_files import read_rows
-from specbench.tables import measure, suite_files, suites
+from specbench.tables import suite_files, suites
 from specbench.tables.suite_files import Source
 
 SUITE = {
@@ -60,7 +60,7 @@ def suite(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(run, "_load_pipeline", Counting)
     monkeypatch.setattr(Counting, "decodes", [])
     monkeypatch.setattr(Counting, "stops", set())
-    monkeypatch.setattr(measure, "_weights", lambda cfg: None)
+    monkeypatch.setattr(suites, "weights_here", lambda cfg: None)
     path = tmp_path / "my.yaml"
     path.write_text(yaml.safe_dump(SUITE, sort_keys=False))
     return path
@@ -154,25 +154,13 @@ def test_timed_runs_alternate_with_vanilla(call: Call, suite: Path) -> None:
 
 
 def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> None:
-    held = {"n": 2, "lines": {"sjd": {"method": "sjd", "temperature": [1, 0.5]}, "top": {"method": "sjd", "window": 8}}}
-    found = suites.plan(suites.read(Source("x", held), "x"), tmp_path, _Keys()).runs
+    held = {"n": 2, "lines": {"sjd": {"method": "sjd", "temperature": [0.9, 0.5]}, "top": {"method": "sjd", "window": 8}}}
+    found = suites.plan(suites.read(Source("x", held), "x"), tmp_path).runs
     vanillas = [one for one in found if one.reference is None]
-    assert {one.line.label for one in vanillas} == {"vanilla", "vanilla, temperature=0.5", "vanilla, temperature=1"}
-    references = {one.line.key: one.reference for one in found}
-    assert references["sjd_0.5"] != references["sjd_1"]
+    assert {one.label for one in vanillas} == {"vanilla", "vanilla, temperature=0.5", "vanilla, temperature=0.9"}
+    references = {one.key: one.reference for one in found}
+    assert references["sjd_0.5"] != references["sjd_0.9"]
     assert references["top"] is not None
-
-
-class _Keys:
-    """Identifies runs by their overrides."""
-
-    def key(self, overrides: Any) -> str:
-        return "-".join(sorted(o for o in overrides if not o.startswith(("n=", "metrics=")))).replace("/", "")
-
-    def identify(self, overrides: Any) -> Any:
-        from specbench.tables.measure import Identity
-
-        return Identity(self.key(overrides), None)
 
 
 def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
@@ -180,8 +168,8 @@ def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
         "models": ["llamagen_scenes", "mar_scenes"],
         "lines": {"sjd": {"method": "sjd"}, "cspd": {"method": "cspd", "gamma": 2}},
     }
-    plan = suites.plan(suites.read(Source("x", held), "x"), tmp_path, _Keys())
-    assert {(one.line.key, one.cell.model) for one in plan.runs} == {
+    plan = suites.plan(suites.read(Source("x", held), "x"), tmp_path)
+    assert {(one.key, one.cell.model) for one in plan.runs} == {
         ("vanilla", "llamagen_scenes"),
         ("sjd", "llamagen_scenes"),
         ("vanilla", "mar_scenes"),

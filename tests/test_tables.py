@@ -8,7 +8,7 @@ import math
 import random
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from specbench.cli import tables as cli
 from specbench.compare.comparison import STATISTICS
 from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError
+from specbench.harness.planned import PlannedRun, weights_here
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
 from specbench.tables import (
@@ -35,38 +36,35 @@ from specbench.tables import (
     render,
 )
 from specbench.tables.catalog import TABLES
-from specbench.tables.measure import Identity
+from specbench.tables.collect import Bench
 
 TABLE = TABLES["coolsd_table1"]
 Tables = Callable[..., int]
 RUNS = [line for line in TABLE.lines if line.overrides is not None]
 
 
-class FakeBench:
+class FakeBench(Bench):
     """A harness that decodes nothing: every run returns a row that names it. `fail_at` breaks the n-th run."""
 
-    def __init__(self, weights: str | None = "embedded:1", **cells: Any) -> None:
-        self.weights = weights
+    def __init__(self, **cells: Any) -> None:
         self.cells = cells
         self.ran: list[tuple[list[str], Path]] = []
         self.fail_at = 0
 
-    def identify(self, overrides: Sequence[str]) -> Identity:
-        return Identity(" ".join(overrides), self.weights)
-
-    def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+    def row(self, run: PlannedRun) -> Mapping[str, Any]:
         if len(self.ran) + 1 == self.fail_at:
             raise KeyboardInterrupt
-        self.ran.append((list(overrides), out))
+        self.ran.append((list(run.overrides), run.folder))
+        if run.rows_of != "run":
+            return self._other_row(run)
         i = len(self.ran)
-        key = " ".join(overrides)
-        run = {
-            "run_id": f"run{i}-{self.weights}-{key}",
-            "config_hash": key,
+        own = {
+            "run_id": f"run{i}-{run.weights}-{' '.join(run.overrides)}",
+            "config_hash": run.config_hash,
             "n": 64,
             "time": "2026-11-20T10:00:00+00:00",
         }
-        origin = {"commit": "c0ffee", "weights": self.weights, "device": "cpu", "device_name": "A | processor_1"}
+        origin = {"commit": "c0ffee", "weights": run.weights, "device": "cpu", "device_name": "A | processor_1"}
         scores = {"clip_score": 0.7001 + i / 100, "clip_score_stderr": 0.0123, "fid": 7.5 + i, "image_reward": -0.25}
         scorers = {"clip_score": "two-tower", "fid": "classifier", "image_reward": "reader"}
         length = {"accepted_length_mean": 1.11 * i, "accepted_length_std": 0.2}
@@ -74,19 +72,19 @@ class FakeBench:
         speed |= {"timing": "true", "timed_pairs": 64, "drift": 0.01, "timing_valid": "true"}
         backends = {f"{name}_backend": f"scenes {scorer}" for name, scorer in scorers.items()}
         model = {"model": "llamagen_scenes"}
-        return dict.fromkeys(COLUMNS) | model | run | origin | scores | backends | length | speed | self.cells
+        return dict.fromkeys(COLUMNS) | model | own | origin | scores | backends | length | speed | self.cells
 
-    def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
+    def compare(self, a: Path, b: Path) -> tuple[()]:
         return ()
 
-    def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
-        self.ran.append((list(overrides), Path()))
-        values = {"config_hash": " ".join(overrides), "weights": self.weights, "model": "llamagen_scenes"}
+    @staticmethod
+    def _other_row(run: PlannedRun) -> Mapping[str, Any]:
+        values = {"config_hash": run.config_hash, "weights": run.weights, "model": "llamagen_scenes"}
         figures = {
             "bench": {"step_ms": 2.5, "forward_ms": 2.0, "draft_ms": 0.5},
             "probe": {"top_probabilities": "[0.3,0.5]", "entropy": 2.5},
-        }[command]
-        return dict.fromkeys(measure.ROW_FILES[command].columns) | values | figures
+        }[run.rows_of]
+        return dict.fromkeys(measure.ROW_FILES[run.rows_of].columns) | values | figures
 
 
 @pytest.fixture
@@ -107,7 +105,7 @@ def _sheet(
 
 
 def _row(**cells: str) -> dict[str, str]:
-    row = FakeBench().run([], Path())
+    row = FakeBench().row(PlannedRun(Path(), configuration.compose([]), weights="embedded:1"))
     return {k: "" if v is None else str(v) for k, v in row.items()} | cells
 
 
@@ -172,7 +170,7 @@ def test_two_printed_rows_for_one_line_are_an_error() -> None:
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda t: t.id)
 def test_every_run_of_a_table_composes(table: definitions.Table) -> None:
     runs = [o for line in table.lines if (o := table.overrides(line, table.model))]
-    hashes = {measure.LocalBench().identify(run).config_hash for run in runs}
+    hashes = {PlannedRun(Path(), configuration.compose(run)).config_hash for run in runs}
     assert len(hashes) == len(runs), "two lines of a table are the same run"
 
 
@@ -531,22 +529,37 @@ def test_the_first_call_runs_and_the_second_does_not(tables: Tables, tmp_path: P
     assert len(read_rows(tmp_path / "results/coolsd_table1.csv")) == len(RUNS)
 
 
-def test_a_run_that_stopped_goes_on_in_its_own_folder(tmp_path: Path) -> None:
-    def folders(n: int, bench: FakeBench) -> list[Path]:
-        return [need.folder for need in measure.plan(TABLE, "m", n, tmp_path, bench).needs]
+def test_a_run_that_stopped_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def folders(n: int) -> list[Path]:
+        return [run.folder for run in measure.plan(TABLE, TABLE.model, n, tmp_path).runs]
 
-    own = folders(8, FakeBench())
-    assert own == folders(8, FakeBench())
-    assert not {*own} & {*folders(9, FakeBench()), *folders(8, FakeBench("new"))}
+    own = folders(8)
+    assert own == folders(8)
+    assert not {*own} & {*folders(9)}
+    monkeypatch.setattr(registry, "weights_label", lambda cfg: "new")
+    assert not {*own} & {*folders(8)}
 
 
-def test_rows_of_another_configuration_or_of_other_weights_do_not_count(tables: Tables, tmp_path: Path) -> None:
+def test_the_folders_of_runs_stay() -> None:
+    """Those of earlier versions are continued."""
+    runs = measure.plan(TABLES["relaxed_equal"], "llamagen_scenes", 3, Path("absent")).runs
+    assert str(runs[0].folder) == "runs/tables/relaxed/llamagen_scenes/vanilla-4e1aceee"
+
+
+def test_rows_of_another_configuration_or_of_other_weights_do_not_count(
+    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(cfg: Mapping[str, Any]) -> str:
+        raise FileNotFoundError
+
     tables(TABLE.id)
-    for words, bench, runs in (
-        (("--n", "8"), FakeBench(), len(RUNS)),
-        ((), FakeBench("embedded:2"), len(RUNS)),
-        ((), FakeBench(None), 0),  # weights that cannot be told without loading do not matter
+    for words, weights, runs in (
+        (("--n", "8"), registry.weights_label, len(RUNS)),
+        ((), lambda cfg: "embedded:2", len(RUNS)),
+        ((), absent, 0),  # weights that cannot be told without loading do not matter
     ):
+        monkeypatch.setattr(registry, "weights_label", weights)
+        bench = FakeBench()
         tables(TABLE.id, *words, bench=bench)
         assert len(bench.ran) == runs
     assert len(read_rows(tmp_path / "results/coolsd_table1.csv")) == 3 * len(RUNS)
@@ -556,21 +569,23 @@ def test_the_weights_of_a_run_are_known_without_loading_them(tmp_path: Path, mon
     """Retrained weights make old rows stale; a wrong prediction would run every table again each time."""
     from specbench.harness.pipeline import Pipeline
 
-    bench = measure.LocalBench()
+    def weights(*overrides: str) -> str | None:
+        return weights_here(configuration.compose(overrides))
+
     overrides = ["method=cool_sd", f"weights={tmp_path}"]
-    assert bench.identify(overrides).weights is None
+    assert weights(*overrides) is None
     for path in registry.ASSETS.glob("scenes_*.safetensors"):
         shutil.copy(path, tmp_path)
-    label = bench.identify(overrides).weights
+    label = weights(*overrides)
     assert label is not None
     pipeline = Pipeline.load(configuration.compose(overrides))
     assert pipeline.weights == pipeline.vanilla().weights == label
-    assert bench.identify(["method=vanilla", f"weights={tmp_path}"]).weights == label.split("+")[0]
-    assert bench.identify(["method=cool_sd", "weights=random"]).weights == "random"
+    assert weights("method=vanilla", f"weights={tmp_path}") == label.split("+")[0]
+    assert weights("method=cool_sd", "weights=random") == "random"
     with (tmp_path / "scenes_eagle.safetensors").open("ab") as file:
         file.write(b"!")
-    assert bench.identify(overrides).weights not in (None, label)
-    assert bench.identify(["method=vanilla", f"weights={tmp_path}"]).weights == label.split("+")[0]
+    assert weights(*overrides) not in (None, label)
+    assert weights("method=vanilla", f"weights={tmp_path}") == label.split("+")[0]
 
 
 def test_a_row_of_another_run_is_refused(tables: Tables, tmp_path: Path) -> None:
@@ -607,9 +622,9 @@ def test_list_shows_the_state(tables: Tables, capsys: pytest.CaptureFixture[str]
     assert state()[:3] == ["coolsd_table1", "partial", "2/6"]
     tables(TABLE.id)
     assert state()[1:4] == ["complete", "6/6", "rows"]
-    tables("--list", "--model", "big", "--n", "9")
+    tables("--list", "--model", "llamagen_xl", "--n", "9")
     *listed, _, how = capsys.readouterr().out.splitlines()
-    assert how.endswith("specbench tables ID --model big --n 9")
+    assert how.endswith("specbench tables ID --model llamagen_xl --n 9")
     suited = [t for t in TABLES.values() if t.model == definitions.DEFAULT_MODEL]  # also what is drawn on request only
     assert [line.split()[0] for line in listed] == [table.id for table in suited]
     assert all(line.endswith(f"rows  {table.title}") for line, table in zip(listed, suited))
@@ -621,7 +636,7 @@ def test_the_list_asks_hydra_for_nothing(
     """Composing with Hydra made it take ten seconds."""
     monkeypatch.setattr(configuration.hydra, "compose", None)
     for model in (None, "llamagen_xl", "lumina_mgpt", "mar_b"):
-        tables("--list", *(["--model", model] if model else []), bench=measure.LocalBench())
+        tables("--list", *(["--model", model] if model else []))
     listed = [line.split()[0] for line in capsys.readouterr().out.split("\n\n")[0].splitlines()]
     assert listed == list(TABLES)
 
@@ -641,9 +656,9 @@ def test_a_table_without_runs_is_not_called_complete(
 
 
 def test_another_model_has_files_of_its_own(tables: Tables, tmp_path: Path) -> None:
-    tables(TABLE.id, "--model", "big", "--format", "csv,md")
+    tables(TABLE.id, "--model", "llamagen_xl", "--format", "csv,md")
     written = {p.name for p in (tmp_path / "results/tables").iterdir()}
-    assert written == {"coolsd_table1.big.csv", "coolsd_table1.big.md"}
+    assert written == {"coolsd_table1.llamagen_xl.csv", "coolsd_table1.llamagen_xl.md"}
 
 
 @pytest.mark.parametrize(
@@ -669,18 +684,7 @@ def test_an_unknown_model_is_told_before_anything_runs(tmp_path: Path) -> None:
 
 
 def test_a_complete_table_is_drawn_without_torch(tables: Tables, tmp_path: Path) -> None:
-    """The rows are those of the real configurations, so that the second process finds nothing to run."""
-    real = measure.LocalBench()
-
-    class Real(FakeBench):
-        def identify(self, overrides: Sequence[str]) -> Identity:
-            return real.identify(overrides)
-
-        def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
-            found = real.identify(overrides)
-            return {**super().run(overrides, out), "config_hash": found.config_hash, "weights": found.weights}
-
-    tables(TABLE.id, bench=Real())
+    tables(TABLE.id)  # the second process finds nothing to run
     code = (
         "import sys; from specbench.cli.tables import main; main(['coolsd_table1'])\n"
         "heavy = {'torch', 'transformers', 'specbench.harness.pipeline', 'specbench.harness.run'} & set(sys.modules)\n"

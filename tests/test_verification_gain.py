@@ -13,7 +13,7 @@ from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read
 from specbench.tables.catalog import TABLES
-from specbench.tables.measure import LocalBench
+from specbench.tables.measure import plan
 
 SHAPES, GAIN = TABLES["verification_shapes"], TABLES["verification_gain"]
 
@@ -45,9 +45,9 @@ def test_the_search_has_other_samples_than_the_comparison() -> None:
 
 @pytest.mark.parametrize("line", GAIN.lines[5:10], ids=lambda line: line.key)
 def test_the_lines_are_runs(line) -> None:  # type: ignore[no-untyped-def]
-    identity = LocalBench().identify(GAIN.overrides(line, GAIN.model) or ())
-    assert identity.weights is not None
-    assert not identity.timed
+    [run] = [one for one in plan(GAIN, GAIN.model, None, Path("absent")).runs if one.key == line.key]
+    assert run.weights is not None
+    assert not run.timed
 
 
 def test_the_figure_has_a_curve_for_each_way(tmp_path: Path) -> None:
@@ -63,6 +63,6 @@ def test_the_figure_has_a_curve_for_each_way(tmp_path: Path) -> None:
 
 def test_the_lines_of_continuous_tokens_are_runs() -> None:
     table = TABLES["verification_gain_mar"]
-    found = [LocalBench().identify(table.overrides(line, table.model) or ()) for line in table.lines]
-    assert len({identity.config_hash for identity in found}) == len(table.lines) == 4
+    found = plan(table, table.model, None, Path("absent")).runs
+    assert len({run.config_hash for run in found}) == len(table.lines) == 4
     assert {name for test in table.tests for name in (test.line, test.other)} == {line.key for line in table.lines}

@@ -14,10 +14,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from specbench.cli.plans import PlannedRun
 from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
+from specbench.harness.planned import PlannedRun
 from specbench.storage.files import format_size
 
 _MOST = 40  # runs that are listed one by one
@@ -75,7 +75,7 @@ def report(title: str, runs: Sequence[PlannedRun]) -> str:
 
 
 def _line(one: Forecast) -> str:
-    cfg = one.run.cfg
+    cfg = one.run.config
     state = "finished" if not one.left else f"{one.left} images" + (f", {one.there} are there" if one.there else "")
     time = "" if not one.left else ", time unknown" if one.seconds is None else f", {_duration(one.seconds)}"
     what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}"
@@ -89,28 +89,24 @@ def _line(one: Forecast) -> str:
 def _forecast(run: PlannedRun, known: _Known) -> Forecast:
     from specbench.harness.folder import wants_baseline
     from specbench.harness.run import check
-    from specbench.harness.status import not_started, of_run
     from specbench.rows import indices
 
     fault = ""
     try:
-        check(run.cfg)
+        check(run.config)
     except (UsageError, OSError) as e:
         fault = str(e)
-    status = not_started(run.folder, run.cfg)
-    if (run.folder / "config.yaml").is_file():
-        with suppress(UsageError):
-            status = of_run(run.folder)
+    status = run.status()
     passes = [one for one in (status.images, status.baseline) if one is not None]
-    count = run.cfg["n"] * indices.images_per_prompt(run.cfg)
+    count = run.config["n"] * indices.images_per_prompt(run.config)
     there = sum(min(one.done, count) for one in passes)
-    images = count * (2 if wants_baseline(run.cfg) else 1)
+    images = count * (2 if wants_baseline(run.config) else 1)
     seconds: float | None = 0.0
     exact = True
     for vanilla, progress in ((False, status.images), (True, status.baseline)):
         left = 0 if progress is None else max(0, count - progress.done)
         if left and seconds is not None:
-            rate = known.rate(run.cfg, vanilla)
+            rate = known.rate(run.config, vanilla)
             seconds = None if rate is None else seconds + left * rate.seconds
             exact = exact and rate is not None and rate.exact
     return Forecast(run, images, min(there, images), seconds, exact, fault)
@@ -232,9 +228,9 @@ def _duration(seconds: float) -> str:
 def _disk(found: Sequence[Forecast], known: _Known) -> str:
     total, unknown = 0.0, set()
     for one in found:
-        size = known.image_bytes(one.run.cfg["model"]) if one.left else 0
+        size = known.image_bytes(one.run.config["model"]) if one.left else 0
         if size is None:
-            unknown.add(one.run.cfg["model"])
+            unknown.add(one.run.config["model"])
         else:
             total += one.left * size
     text = f"about {format_size(total)}" if total or not unknown else ""
@@ -247,7 +243,7 @@ def _memory(found: Sequence[Forecast]) -> Iterator[str]:
     """Of each model's run with the most images at once: weights, caches and the estimated peak, from shapes alone."""
     largest: dict[str, RunConfig] = {}
     for one in found:
-        cfg = one.run.cfg
+        cfg = one.run.config
         before = largest.get(cfg["model"])
         if one.left and not parameters.is_served(cfg) and (before is None or cfg["batch"] >= before["batch"]):
             largest[cfg["model"]] = cfg
@@ -271,9 +267,9 @@ def _downloads(runs: Sequence[PlannedRun]) -> list[str]:
     """What must be fetched first, with sizes where they are known without asking."""
     found: dict[str, None] = {}
     for run in runs:
-        found |= dict.fromkeys(_of_model(run.cfg))
-        found |= dict.fromkeys(_of_data(run.cfg))
-        found |= dict.fromkeys(_of_metrics(run.cfg))
+        found |= dict.fromkeys(_of_model(run.config))
+        found |= dict.fromkeys(_of_data(run.config))
+        found |= dict.fromkeys(_of_metrics(run.config))
     return list(found)
 
 

@@ -5,28 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import UsageError
+from specbench.harness.planned import PlannedRun
 from specbench.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from specbench.config.configuration import Job
-    from specbench.config.run_config import RunConfig
-    from specbench.harness.status import Status
-    from specbench.tables.suites import SuitePlan
 
 GRID = "grid.json"  # in a grid's folder: the arguments of `specbench run -m`
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run: its folder and its checked configuration."""
-
-    folder: Path
-    cfg: RunConfig
 
 
 def write_grid(root: Path, arguments: Sequence[str]) -> None:
@@ -51,33 +40,18 @@ def is_suite(folder: Path) -> bool:
     return (folder / "suite.yaml").is_file()
 
 
-def runs(folder: Path) -> list[PlannedRun]:
+def runs(folder: Path) -> Sequence[PlannedRun]:
     """All runs of the suite or of the grid in a folder; none where it is neither."""
-    from specbench.config import configuration
-
     if is_suite(folder):
         from specbench.tables import suites
-        from specbench.tables.measure import LocalBench
 
-        return of_suite(suites.plan(suites.in_folder(folder), folder, LocalBench()))
-    arguments = grid(folder)
-    return [] if arguments is None else of_grid(folder, configuration.grid(arguments, multirun=True))
-
-
-def of_suite(plan: SuitePlan) -> list[PlannedRun]:
-    """The runs of a suite, each in its folder."""
+        return suites.plan(suites.in_folder(folder), folder).runs
     from specbench.config import configuration
 
-    return [PlannedRun(plan.out / one.folder, configuration.compose(one.need.overrides)) for one in plan.runs]
+    arguments = grid(folder)
+    return [] if arguments is None else of_grid(folder, configuration.grid(arguments, multirun=True))
 
 
 def of_grid(root: Path, jobs: Sequence[Job]) -> list[PlannedRun]:
     """The jobs of a grid, each in its folder."""
     return [PlannedRun(root / re.sub(r"[^\w.=,+-]+", "_", job.name), job.cfg) for job in jobs]
-
-
-def state(run: PlannedRun) -> Status:
-    """The state of a run that was not started."""
-    from specbench.harness.status import not_started
-
-    return not_started(run.folder, run.cfg)

@@ -68,7 +68,7 @@ def _all_runs(folder: Path, others: Sequence[str]) -> int:
         return run.grid(configuration.grid(arguments, multirun=True), arguments, hydras)
     from specbench.cli import suite
     from specbench.tables import suites
-    from specbench.tables.measure import LocalBench
+    from specbench.tables.collect import Bench
 
     jobs = integer("jobs", values(others, ["jobs"]).get("jobs", "1"), 1)
-    return suite.execute(suites.in_folder(folder), folder, LocalBench(), jobs)
+    return suite.execute(suites.in_folder(folder), folder, Bench(), jobs)

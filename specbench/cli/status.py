@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     if not there and not planned:
         raise UsageError(f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}")
     found = [of_run(run) for run in there]
-    found += [plans.state(run) for run in planned if run.folder not in there]
+    found += [run.status() for run in planned if run.folder not in there]
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=1, ensure_ascii=False))
     else:

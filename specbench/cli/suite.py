@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from tqdm import tqdm
 
-from specbench.cli.tables import add_drawing
+from specbench.cli.tables import add_drawing, draw, say
 from specbench.config import parameters
 from specbench.errors import Parser, UsageError
 from specbench.storage import home
-from specbench.storage.files import locked, write_atomically
-from specbench.tables import figures, render, suite_files, suite_runs, suite_sheet, suites
-from specbench.tables.measure import LocalBench, SuiteBench
+from specbench.storage.files import locked
+from specbench.tables import render, suite_files, suite_sheet, suites
+from specbench.tables.collect import Bench
 from specbench.tables.suite_files import Source
-from specbench.tables.suite_runs import SuiteRows
 from specbench.tables.suites import Suite
 
 #: Keys of a suite that the command line may give.
@@ -43,7 +40,7 @@ def _parser() -> Parser:
     return p
 
 
-def main(arguments: Sequence[str], bench: SuiteBench | None = None) -> int:
+def main(arguments: Sequence[str], bench: Bench | None = None) -> int:
     """The sub-command. `bench` runs what is missing (a test gives its own). Returns the exit status.
 
     Raises UsageError for bad arguments and a bad file, UsageError or RunError where runs failed.
@@ -63,39 +60,41 @@ def main(arguments: Sequence[str], bench: SuiteBench | None = None) -> int:
     formats = render.formats(args.format)
     suite, out = _read(args.suite, args.values)
     if args.dry_run:
-        from specbench.cli import dry_run, plans
+        from specbench.cli import dry_run
 
-        todo = suites.plan(suite, out, bench or LocalBench())
-        print(dry_run.report(f"{suite.table.id} in {out}", plans.of_suite(todo)))
+        print(dry_run.report(f"{suite.table.id} in {out}", suites.plan(suite, out).runs))
         return 0
-    return execute(suite, out, bench or LocalBench(), args.jobs, formats, args.no_run)
+    return execute(suite, out, bench or Bench(), args.jobs, formats, args.no_run)
 
 
 def execute(
     suite: Suite,
     out: Path,
-    bench: SuiteBench,
+    bench: Bench,
     jobs: int,
     formats: Sequence[str] = ("md", "latex"),
     no_run: bool = False,
 ) -> int:
     """Runs a suite, or the rest of it, in its folder, and draws its table."""
-    todo = suites.plan(suite, out, bench)
+    todo = suites.plan(suite, out)
     with locked(out, lambda: _check(out)):
         suites.write_definition(suite, out)
         for text in todo.left_out:
-            _say(f"{suite.table.id}: {text}")
+            say(f"{todo.title}: {text}")
         count = len(todo.runs)
-        _say(f"{suite.table.id}: {count} runs in {out}, {count - len(todo.missing)} of them finished")
+        say(f"{todo.title}: {count} runs in {out}, {count - len(todo.missing)} of them finished")
         failed: Exception | None = None
         try:
             if no_run:
-                found = suite_runs.gather(todo, bench)
+                done = suites.gather(todo, bench)
             else:
-                found, failed = suite_runs.run(todo, bench, _say, jobs)
+                done, failed = suites.run(todo, bench, say, jobs)
         except KeyboardInterrupt as e:
             raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {todo.command}") from None
-        _draw(found, out, formats)
+        sheet, table, rows = suite_sheet.build(done)
+        draw(sheet, table, rows, out, STEM, formats, cells=f"{STEM}_cells.csv")
+        if any(rows.values()):
+            print(f"wrote {out / suites.ROWS}")
     if failed is not None:
         raise failed
     return 0
@@ -142,24 +141,3 @@ def _scalar(text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-
-
-def _draw(found: SuiteRows, out: Path, formats: Sequence[str]) -> None:
-    """Prints the table and writes it, with its figure."""
-    drawn = suite_sheet.build(found)
-    print(render.markdown(drawn.sheet))
-    for name in formats:
-        ending, renderer = render.FORMATS[name]
-        path = out / f"{STEM}.{ending}" if ending != "csv" else out / f"{STEM}_cells.csv"
-        write_atomically(path, renderer(drawn.sheet).encode())
-        print(f"wrote {path}")
-    rows: Mapping[str, Any] = drawn.rows
-    if drawn.table.figure and any(rows.values()):
-        for path in figures.draw(drawn.table, rows, out, STEM):
-            print(f"wrote {path}")
-    if any(rows.values()):
-        print(f"wrote {out / suite_runs.ROWS}")
-
-
-def _say(text: str) -> None:
-    tqdm.write(text, file=sys.stderr)  # next to a progress bar

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
 from specbench.config import parameters
 from specbench.errors import Parser, UsageError, unknown
+from specbench.harness.planned import Row
 from specbench.storage.files import write_atomically
 from specbench.tables import figures, layout, literature, matched, render
 from specbench.tables.catalog import TABLES
-from specbench.tables.collect import collect
+from specbench.tables.collect import Bench, collect
 from specbench.tables.definitions import DEFAULT_MODEL, Table
-from specbench.tables.measure import Bench, LocalBench, RunPlan, plan
+from specbench.tables.measure import TablePlan, plan
 
 
 def by_default() -> list[Table]:
@@ -79,25 +80,24 @@ def main(
     for name, value in (("n", args.n), ("jobs", args.jobs)):
         if value is not None and value < 1:
             raise UsageError(f"--{name} must be an integer of at least 1 (got {value})")
-    bench = bench or LocalBench()
     for table in tables:
-        todo = plan(table, args.model or table.model, args.n, results, bench)
+        todo = plan(table, args.model or table.model, args.n, results, runs)
         if args.list:
-            print(_state(table, todo, args))
-            continue
-        if args.dry_run:
-            print(_foreseen(todo, runs))
-            continue
-        if not args.no_run:
-            todo = collect(todo, results, runs, bench, _say, args.jobs)
-        _draw(table, todo, args, formats, results)
+            print(_state(todo, args))
+        elif args.dry_run:
+            print(_foreseen(todo))
+        else:
+            if not args.no_run:
+                todo = collect(todo, results, bench or Bench(), say, args.jobs)
+            _draw(todo, _command(table, args), formats, results / "tables")
     if args.list:
         print(f"\nRun what a table lacks, and draw it: {_command(None, args)}")
     return 0
 
 
-def _say(text: str) -> None:
-    tqdm.write(text, file=sys.stderr)  # next to a progress bar
+def say(text: str) -> None:
+    """Prints a message next to a progress bar."""
+    tqdm.write(text, file=sys.stderr)
 
 
 def _command(table: Table | None, args: argparse.Namespace) -> str:
@@ -110,48 +110,54 @@ def _command(table: Table | None, args: argparse.Namespace) -> str:
     return " ".join(arguments)
 
 
-def _foreseen(todo: RunPlan, runs: Path) -> str:
+def _foreseen(todo: TablePlan) -> str:
     """What the lines without a row would do."""
-    from specbench.cli import dry_run, plans
-    from specbench.config import configuration
+    from specbench.cli import dry_run
 
     if todo.table.rows_of != "run":
         return f"dry run of {todo.table.id}: {len(todo.missing)} lines by specbench {todo.table.rows_of}, no images"
-    home = runs / "tables" / todo.table.id / todo.model
-    planned = [plans.PlannedRun(home / one.folder, configuration.compose(one.overrides)) for one in todo.missing]
-    return dry_run.report(f"{todo.table.id} in {home}", planned)
+    return dry_run.report(f"{todo.table.id} in {todo.home}", todo.missing)
 
 
-def _state(table: Table, todo: RunPlan, args: argparse.Namespace) -> str:
-    have, need = len(todo.rows) - len(todo.missing), len(todo.rows)
-    state = (
-        "complete" if have == need and not todo.untested and not todo.unequalled else "partial" if have else "no rows"
-    )
+def _state(todo: TablePlan, args: argparse.Namespace) -> str:
+    table, need = todo.table, len(todo.runs)
+    have = need - len(todo.missing)
+    whole = have == need and not todo.untested and not todo.unequalled
+    state = "complete" if whole else "partial" if have else "no rows"
     if not need:  # no line has a run on this model
-        state = (
-            "published only"
-            if table.id in literature.available()
-            else "other models"
-            if args.model
-            else "needs --model"
-        )
+        others = "other models" if args.model else "needs --model"
+        state = "published only" if table.id in literature.available() else others
     return f"{table.id:20} {state:14} {f'{have}/{need}':>5} rows  {table.title}"
 
 
-def _draw(table: Table, todo: RunPlan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:
+def _draw(todo: TablePlan, command: str, formats: Sequence[str], folder: Path) -> None:
+    table = todo.table
     printed = literature.load(table.id) if table.id in literature.available() else []
     if table.matched:
-        drawn = matched.build(todo, _command(table, args))
+        sheet = matched.build(todo, command)
     else:
-        drawn = layout.build(table, todo.model, todo.rows, printed, todo.commands, _command(table, args), todo.compared)
-    folder = results / "tables"
+        commands = {run.key: run.command for run in todo.runs}
+        sheet = layout.build(table, todo.model, todo.rows, printed, commands, command, todo.compared)
     stem = table.id if todo.model == table.model else f"{table.id}.{todo.model}"
-    print(render.markdown(drawn))
+    draw(sheet, table, {} if table.matched else todo.rows, folder, stem, formats)
+
+
+def draw(
+    sheet: layout.TableSheet,
+    table: Table,
+    rows: Mapping[str, Row | None],
+    folder: Path,
+    stem: str,
+    formats: Sequence[str],
+    cells: str = "",
+) -> None:
+    """Prints a sheet, and writes it in these formats, with the figure of its rows. cells: the name of its CSV file."""
+    print(render.markdown(sheet))
     for name in formats:
         ending, renderer = render.FORMATS[name]
-        path = folder / f"{stem}.{ending}"
-        write_atomically(path, renderer(drawn).encode())
+        path = folder / (cells if cells and name == "csv" else f"{stem}.{ending}")
+        write_atomically(path, renderer(sheet).encode())
         print(f"wrote {path}")
-    if table.figure and not table.matched and any(todo.rows.values()):
-        for path in figures.draw(table, todo.rows, folder, stem):
+    if table.figure and any(rows.values()):
+        for path in figures.draw(table, rows, folder, stem):
             print(f"wrote {path}")

@@ -95,6 +95,11 @@ class Panel:
     curves: tuple[Curve, ...]
     baseline: str = ""
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of its lines, of one curve after the other."""
+        return tuple(key for curve in self.curves for key in curve.lines)
+
 
 @dataclass(frozen=True)
 class TableFigure:

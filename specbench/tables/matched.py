@@ -12,7 +12,7 @@ from specbench.compare.paired import LEVEL, POWER, holm
 from specbench.tables.definitions import Column, Curve, Matched, Panel, TableFigure
 from specbench.tables.figures import stderr
 from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, facts, number, printable
-from specbench.tables.measure import RunPlan
+from specbench.tables.measure import TablePlan
 
 GroupKey = tuple[str, str, str, str]  # panel, x, its value, y
 PairGroups = dict[GroupKey, list[tuple[Row, float]]]
@@ -22,7 +22,7 @@ HOW = (
 )
 
 
-def build(todo: RunPlan, command: str) -> TableSheet:
+def build(todo: TablePlan, command: str) -> TableSheet:
     """A cell for each curve, each column of `table.matched` and each value at which the curves are compared."""
     table, model, measured = todo.table, todo.model, todo.rows
     figure, matched = table.figure, table.matched
@@ -52,10 +52,10 @@ def build(todo: RunPlan, command: str) -> TableSheet:
     )
 
 
-def adjusted_pairs(todo: RunPlan) -> PairGroups:
+def adjusted_pairs(todo: TablePlan) -> PairGroups:
     """By panel, x, its value and y: the pairs of curves of these very runs, each with its p by Holm's adjustment over
     all of them (without a test 1)."""
-    runs = {panel.runs for panel in todo.equal}
+    runs = todo.equal
     rows = [row for row in todo.pairs if row["runs"] in runs]
     adjusted = iter(holm([float(row["p"]) for row in rows if row["p"]]))
     groups: PairGroups = {}
@@ -65,7 +65,7 @@ def adjusted_pairs(todo: RunPlan) -> PairGroups:
     return groups
 
 
-def _tested(todo: RunPlan, columns: Mapping[str, Column]) -> Iterator[str]:
+def _tested(todo: TablePlan, columns: Mapping[str, Column]) -> Iterator[str]:
     """For every panel and column a sentence with the pairs of curves that differ, and one on the adjustment."""
     groups = adjusted_pairs(todo)
     tests, finds = _tests(groups), detectable(groups)

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import zip_longest
 
 from specbench.compare.paired import LEVEL, holm
 from specbench.config import parameters
+from specbench.harness.planned import Row
 from specbench.rows.columns import METRICS, TIMED_COLUMNS
+from specbench.rows.csv_files import as_cells
 from specbench.rows.pool import pooled
 from specbench.rows.seconds import MACHINE
 from specbench.tables import layout
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
-from specbench.tables.measure import Row
-from specbench.tables.suite_runs import COMPARED, SuiteRows
-from specbench.tables.suites import SuiteRun
+from specbench.tables.suites import COMPARED, SuitePlan, SuiteRun
 
 #: A column -> the statistic of `specbench compare` for it, where it is no metric's.
 _STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitted_tv": "emitted_tv"}
@@ -26,63 +27,46 @@ _FASTER = ("speedup_latency", "speedup_step", "step_compression", "accepted_leng
 _DIFFERS = "*"
 
 
-@dataclass(frozen=True)
-class SuiteTable:
-    """table: with a line for every (model, prompts, line); rows: pooled over seeds, by the lines' keys."""
-
-    sheet: TableSheet
-    table: Table
-    rows: Mapping[str, Row | None]
-
-
-def build(found: SuiteRows) -> SuiteTable:
-    """The table, from the rows that there are."""
-    suite = found.plan.suite
-    groups = dict.fromkeys(run.cell.group for run in found.plan.runs)
-    lines: list[Line] = []
-    rows: dict[str, Row | None] = {}
-    models: dict[str, str] = {}
-    commands: dict[str, str] = {}
-    members: dict[str, list[SuiteRun]] = {}
-    for number, group in enumerate(groups):
-        mine = [run for run in found.plan.runs if run.cell.group == group]
-        for own in {run.line.key: run.line for run in mine}.values():
-            key = f"{own.key}@{number}"
-            of_line = [run for run in mine if run.line.key == own.key]
-            lines.append(replace(own, key=key, published=None))
-            members[key] = [run for run in of_line if not run.timed]
-            rows[key] = _row(of_line)
-            models[key] = ", ".join(filter(None, group))
-            commands[key] = of_line[0].need.command
-    seeds = max((len([run for run in some if run.need.row is not None]) for some in members.values()), default=1)
-    columns = tuple(_spread_between(column, seeds) for column in suite.table.columns)
+def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
+    """The sheet of the rows that exist; its table, with a line for every (model, prompts, line); and the rows by the
+    keys of these lines, pooled over seeds."""
+    groups = list(dict.fromkeys(run.cell.group for run in plan.runs))
+    lines: dict[str, list[SuiteRun]] = {}  # the runs of every line of the sheet
+    for run in sorted(plan.runs, key=lambda run: groups.index(run.cell.group)):
+        lines.setdefault(f"{run.key}@{groups.index(run.cell.group)}", []).append(run)
+    members = {key: [run for run in runs if not run.timed] for key, runs in lines.items()}
+    seeds = max((sum(run.row is not None for run in some) for some in members.values()), default=1)
+    columns = tuple(_spread_between(column, seeds) for column in plan.suite.table.columns)
+    shown = [Line(key, runs[0].label, runs[0].overrides) for key, runs in lines.items()]
     table = replace(
-        suite.table,
+        plan.suite.table,
         columns=columns,
-        lines=tuple(lines),
-        tests=_tests(suite.table, lines) if seeds == 1 else (),
+        lines=tuple(shown),
+        tests=_tests(plan.suite.table, shown) if seeds == 1 else (),
         remarks=(),
-        figure=_figure(suite.table, lines, list(groups)),
+        figure=_figure(plan.suite.table, shown, groups),
     )
-    sheet = layout.build(table, models, rows, [], commands, found.plan.command, found.compared)
-    differing = dict(_differing(found, members, columns))
-    remarks = [*_remarks(found, members, seeds, differing), *suite.table.remarks]
+    rows = {key: _row(runs) for key, runs in lines.items()}
+    models = {key: ", ".join(filter(None, runs[0].cell.group)) for key, runs in lines.items()}
+    commands = {key: runs[0].command for key, runs in lines.items()}
+    sheet = layout.build(table, models, rows, [], commands, plan.command, plan.compared)
+    tests = _p_values(plan, members, columns)
+    adjusted = zip(tests, holm(list(tests.values())), strict=True)
+    differing = {place for place, p in adjusted if p < 1 - LEVEL}
     entries = tuple(
         replace(
             entry,
             cells=tuple(
-                replace(cell, marks=(*cell.marks, _DIFFERS))
-                if cell.value and (line.key, column.key) in differing
-                else cell
-                for column, cell in zip(columns, entry.cells, strict=False)
-            )
-            + entry.cells[len(columns) :],
+                replace(cell, marks=(*cell.marks, _DIFFERS)) if cell.value and (line.key, key) in differing else cell
+                for key, cell in zip_longest([column.key for column in columns], entry.cells)
+            ),
         )
         for line, entry in zip(table.lines, sheet.entries, strict=True)
     )
-    told = ((_DIFFERS, "Differs from vanilla AR of the same prompts and seeds, by the paired test below."),)
-    notes = (*sheet.notes, *(told if differing else ()))
-    return SuiteTable(replace(sheet, entries=entries, notes=notes, remarks=(*sheet.remarks, *remarks)), table, rows)
+    told = (_DIFFERS, "Differs from vanilla AR of the same prompts and seeds, by the paired test below.")
+    notes = (*sheet.notes, *([told] if differing else []))
+    remarks = (*sheet.remarks, *_remarks(plan, members, seeds, len(tests), len(differing)), *plan.suite.table.remarks)
+    return replace(sheet, entries=entries, notes=notes, remarks=remarks), table, rows
 
 
 def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:
@@ -99,8 +83,8 @@ def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:
 
 def _row(runs: Sequence[SuiteRun]) -> Row | None:
     """A line's pooled row: seconds from the timed runs, where there are some, all else from those of quality."""
-    quality = [run.need.row for run in runs if run.need.row is not None and not run.timed]
-    seconds = [run.need.row for run in runs if run.need.row is not None and run.timed]
+    quality = [run.row for run in runs if run.row is not None and not run.timed]
+    seconds = [run.row for run in runs if run.row is not None and run.timed]
     if not quality:
         return None
     found = pooled(quality)
@@ -112,7 +96,7 @@ def _row(runs: Sequence[SuiteRun]) -> Row | None:
         part for part in str(found.get("note") or "").split("; ") if not part.startswith("decoded in batches of")
     )
     found["note"] = "; ".join(remarks)
-    return {name: "" if value is None else str(value) for name, value in found.items()}
+    return as_cells(found)
 
 
 def _spread_between(column: Column, seeds: int) -> Column:
@@ -165,80 +149,55 @@ def _is_vanilla(line: Line) -> bool:
 # --- differences from vanilla -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Difference:
-    """Of a line and a statistic: line - vanilla, its two-sided p-value, and half its 95 % interval."""
-
-    value: float
-    p: float
-    half: float
-
-
-def _differing(
-    found: SuiteRows, members: Mapping[str, Sequence[SuiteRun]], columns: Sequence[Column]
-) -> Iterator[tuple[tuple[str, str], _Difference]]:
-    """(line, column) -> the difference from vanilla, where it is beyond chance after Holm's adjustment."""
-    tested = _differences(found, members, columns)
-    for (place, one), p in zip(tested.items(), holm([one.p for one in tested.values()]), strict=True):
-        if p < 1 - LEVEL:
-            yield place, one
-
-
-def _differences(
-    found: SuiteRows, members: Mapping[str, Sequence[SuiteRun]], columns: Sequence[Column]
-) -> dict[tuple[str, str], _Difference]:
-    by_pair = {(row["run_b"], row["statistic"]): row for row in found.compared}
-    tested: dict[tuple[str, str], _Difference] = {}
+def _p_values(
+    plan: SuitePlan, members: Mapping[str, Sequence[SuiteRun]], columns: Sequence[Column]
+) -> dict[tuple[str, str], float]:
+    """(line, column) -> the two-sided p-value of its difference from vanilla AR."""
+    by_pair = {(row["run_b"], row["statistic"]): row for row in plan.compared}
+    found: dict[tuple[str, str], float] = {}
     for key, runs in members.items():
-        shown = {(run.need.row or {}).get("run_id", "") for run in runs if run.reference is not None}
+        shown = {(run.row or {}).get("run_id", "") for run in runs if run.reference is not None}
         for column in columns:
-            names = [_STATISTICS[column.key]] if column.key in _STATISTICS else _metrics_of(found, column.key)
+            names = [_STATISTICS[column.key]] if column.key in _STATISTICS else _metrics_of(plan, column.key)
             rows = [by_pair[run_id, name] for name in names for run_id in sorted(shown) if (run_id, name) in by_pair]
-            if rows and (one := _pooled_difference(rows)):
-                tested[key, column.key] = one
-    return tested
+            if rows and (p := _pooled_p(rows)) is not None:
+                found[key, column.key] = p
+    return found
 
 
-def _metrics_of(found: SuiteRows, column: str) -> list[str]:
+def _metrics_of(plan: SuitePlan, column: str) -> list[str]:
     """The metrics of the comparisons whose first column this is."""
-    names = dict.fromkeys(row["statistic"] for row in found.compared)
+    names = dict.fromkeys(row["statistic"] for row in plan.compared)
     known = parameters.single_metrics()
     return [name for name in names if name in known and parameters.metric_columns(name)[0] == column]
 
 
-def _pooled_difference(rows: Sequence[Row]) -> _Difference | None:
-    """The mean difference over seeds, from each one's paired test: the standard errors of independent seeds add in
-    squares, and the degrees of freedom as well."""
+def _pooled_p(rows: Sequence[Row]) -> float | None:
+    """The two-sided p-value of the mean difference over seeds, from each one's paired test: the standard errors of
+    independent seeds add in squares, and the degrees of freedom as well."""
     from scipy import special
 
     if any(not row.get("p") or not float(row["test_statistic"]) for row in rows):
         return None
-    errors = [abs(float(row["difference"]) / float(row["test_statistic"])) for row in rows]
-    value = math.fsum(float(row["difference"]) for row in rows) / len(rows)
-    error = math.hypot(*errors) / len(rows)
-    free = math.fsum(float(row["df"]) for row in rows if row.get("df"))  # none: the normal distribution's
+    error = math.hypot(*(float(row["difference"]) / float(row["test_statistic"]) for row in rows))
     if not error:
         return None
-    t = value / error
-    p = float(2 * special.stdtr(free, -abs(t)) if free else 2 * special.ndtr(-abs(t)))
-    quantile = float(special.stdtrit(free, (1 + LEVEL) / 2) if free else special.ndtri((1 + LEVEL) / 2))
-    return _Difference(value, p, quantile * error)
+    t = math.fsum(float(row["difference"]) for row in rows) / error
+    free = math.fsum(float(row["df"]) for row in rows if row.get("df"))  # none: the normal distribution's
+    return float(2 * special.stdtr(free, -abs(t)) if free else 2 * special.ndtr(-abs(t)))
 
 
 def _remarks(
-    found: SuiteRows,
-    members: Mapping[str, Sequence[SuiteRun]],
-    seeds: int,
-    differing: Mapping[tuple[str, str], _Difference],
+    plan: SuitePlan, members: Mapping[str, Sequence[SuiteRun]], seeds: int, tests: int, beyond: int
 ) -> Iterator[str]:
-    suite = found.plan.suite
+    suite = plan.suite
     if seeds > 1:
         yield f"Each value is the mean over {seeds} seeds, ± the standard deviation between them."
     mixed = {
         name
         for runs in members.values()
         for name in ("commit", *MACHINE)
-        if len({(run.need.row or {}).get(name) for run in runs if run.need.row is not None}) > 1
+        if len({run.row.get(name) for run in runs if run.row is not None}) > 1
     }
     if mixed:
         yield f"Seeds of one line differ in {', '.join(sorted(mixed))}: compare them with care."
@@ -247,14 +206,13 @@ def _remarks(
             f"Columns in seconds are of runs over {suite.timed} prompts, one image at a time, each next to the same one"
             " of vanilla AR; all others are of runs in batches."
         )
-    tests = len(_differences(found, members, suite.table.columns))
     if tests:
-        beyond = f"{len(differing)} of {tests} are beyond chance" if differing else "none is beyond chance"
+        many = f"{beyond} of {tests} are beyond chance" if beyond else "none is beyond chance"
         yield (
-            f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {beyond} (p <"
+            f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {many} (p <"
             f" {1 - LEVEL:.2g} after Holm's adjustment). Every test, with intervals: {COMPARED}."
         )
     if seeds > 1 and suite.table.tests:
         yield f"The tests between lines are seed by seed: {COMPARED}."
-    yield from (f"Not compared with vanilla AR: {text}." for text in found.uncompared[:3])
-    yield from found.plan.left_out
+    yield from (f"Not compared with vanilla AR: {text}." for text in plan.uncompared[:3])
+    yield from plan.left_out

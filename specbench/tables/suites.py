@@ -11,25 +11,25 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from specbench.config import parameters
-from specbench.errors import UsageError
-from specbench.rows.csv_files import has_runs, read_rows
+from specbench.config import configuration, parameters
+from specbench.errors import RunError, UsageError
+from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest, execute, weights_here
+from specbench.rows.csv_files import as_cells, csv_text, has_runs, read_rows, to_csv
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import write_atomically
 from specbench.tables import reading, suite_files
-from specbench.tables.collect import as_text
+from specbench.tables.collect import Bench
 from specbench.tables.definitions import STANDARD, Line, Table, row_column
-from specbench.tables.measure import Need, Row, SuiteBench
 from specbench.tables.suite_files import Source
 
-FILE = "suite.yaml"  # in a suite's folder: its definition
+FILE, ROWS, COMPARED = "suite.yaml", "suite.csv", "compared.csv"  # in a suite's folder; the first is its definition
 BATCH, TIMED = 16, 24  # by default: images decoded together, prompts of a timed run
 #: Of timed runs: nothing is scored, and no statistic of what is emitted is computed.
 _SECONDS = ("batch=1", "baseline=true", "timing=true", "metrics=none", "emitted_draws=0")
@@ -49,26 +49,13 @@ class Cell:
         """What stays when seeds are pooled."""
         return self.model, self.prompts
 
+    def __str__(self) -> str:
+        return ", ".join(filter(None, [*self.group, "" if self.seed is None else f"seed {self.seed}"]))
+
     @property
     def path(self) -> Path:
         parts = [self.model, self.prompts, "" if self.seed is None else f"seed{self.seed}"]
         return Path(*(_file_name(part) for part in parts if part))
-
-
-@dataclass(frozen=True)
-class SuiteRun:
-    """A run of a suite. folder: inside the suite's; reference: the folder of the vanilla AR that it is compared with,
-    empty for vanilla itself; timed: one that measures seconds."""
-
-    need: Need
-    cell: Cell
-    folder: Path
-    reference: Path | None
-    timed: bool
-
-    @property
-    def line(self) -> Line:
-        return self.need.line
 
 
 @dataclass(frozen=True)
@@ -89,22 +76,33 @@ class Suite:
             yield Cell(model, prompts, seed)
 
 
-@dataclass(frozen=True)
-class SuitePlan:
-    """The runs of a suite in the folder `out`; left_out: why lines have none on some models."""
+@dataclass(frozen=True, kw_only=True)
+class SuiteRun(PlannedRun):
+    """A run of a suite. decodes: identifies what it decodes, whatever n, metrics and baseline are; reference: the
+    folder of the vanilla AR with which it is compared, None for vanilla itself."""
 
-    suite: Suite
-    out: Path
-    runs: tuple[SuiteRun, ...]
-    left_out: tuple[str, ...]
+    cell: Cell
+    decodes: str
+    reference: Path | None = None
 
     @property
-    def missing(self) -> list[SuiteRun]:
-        return [run for run in self.runs if run.need.row is None]
+    def name(self) -> str:
+        return f"{self.label} on {self.cell}" + (", timed" if self.timed else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuitePlan(Plan[SuiteRun]):
+    """The runs of a suite. left_out: why lines have none on some models; compared: the rows of `specbench compare` of
+    runs with their vanilla AR, after `gather`; uncompared: why some are missing."""
+
+    suite: Suite
+    left_out: tuple[str, ...]
+    compared: tuple[Row, ...] = ()
+    uncompared: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
-        return f"specbench resume {shlex.quote(str(self.out))}"
+        return f"specbench resume {shlex.quote(str(self.home))}"
 
 
 def read(source: Source, name: str) -> Suite:
@@ -160,57 +158,68 @@ def _single(metrics: str) -> list[str]:
 # --- which runs -------------------------------------------------------------------------------------------------------
 
 
-def plan(suite: Suite, out: Path, bench: SuiteBench) -> SuitePlan:
-    """The runs of a suite, and which of them are finished in the folder `out`. Loads no model, writes nothing.
+def plan(suite: Suite, out: Path) -> SuitePlan:
+    """The runs of a suite, and the rows of those that are finished in the folder `out`. Loads no model, writes nothing.
 
     UsageError for a line that has no run, with its name.
     """
     runs: list[SuiteRun] = []
-    left_out: list[str] = []
-    for cell in suite.cells():
-        for timed in (False, True) if suite.timed else (False,):
-            runs += _of_cell(suite, cell, timed, out, bench, left_out)
-    return SuitePlan(suite, out, tuple(runs), tuple(dict.fromkeys(left_out)))
+    left_out: dict[str, None] = {}
+    with configuration.session():  # one for all runs
+        for cell in suite.cells():
+            lines = {line.key: (line, _own(suite, line, cell)) for line in suite.table.lines}
+            left_out |= {why: None for _, why in lines.values() if isinstance(why, str)}
+            there = [replace(line, overrides=own) for line, own in lines.values() if not isinstance(own, str)]
+            for timed in (False, True) if suite.timed else (False,):
+                runs += _of_cell(suite, cell, there, out, timed)
+    return SuitePlan(title=suite.table.id, home=out, runs=tuple(runs), suite=suite, left_out=tuple(left_out))
 
 
-def _of_cell(
-    suite: Suite, cell: Cell, timed: bool, out: Path, bench: SuiteBench, left_out: list[str]
-) -> list[SuiteRun]:
-    found: dict[str, SuiteRun] = {}  # by key of what is decoded
-    references: dict[str, Line] = {}  # key of vanilla AR -> its line
-    waiting: list[tuple[Line, tuple[str, ...], str, str]] = []
-    for line in suite.table.lines:
-        own = _own(suite, line, cell)
-        if isinstance(own, str):
-            left_out.append(own)
-            continue
-        arguments = _arguments(suite, cell, own, timed)
-        vanilla = _arguments(suite, cell, [*suite.baseline, *_without_method(own, suite.baseline)], timed)
+def _of_cell(suite: Suite, cell: Cell, lines: Sequence[Line], out: Path, timed: bool) -> list[SuiteRun]:
+    """The runs of these lines, after the vanilla AR that they need."""
+    runs: list[tuple[SuiteRun, str]] = []  # each with what its vanilla AR decodes
+    vanillas: dict[str, SuiteRun] = {}  # by what they decode
+    for line in lines:
+        sampling = _without_method(line.overrides or (), suite.baseline)
+        differs = [override for override in sampling if override not in suite.shared]
+        reference = Line("vanilla", ", ".join(["vanilla", *differs]), (*suite.baseline, *sampling))
         try:
-            keys = bench.key(arguments), bench.key(vanilla)
+            run, vanilla = (_planned(suite, cell, one, out, timed) for one in (line, reference))
         except UsageError as e:
             raise UsageError(f"line {line.key} on {cell.model}: {e}") from None
-        if keys[0] == keys[1]:
-            references[keys[1]] = line
-        waiting.append((line, arguments, *keys))
-        if keys[1] not in references:
-            differs = [one for one in _without_method(own, suite.baseline) if one not in suite.shared]
-            label = ", ".join(["vanilla", *differs])
-            taken = differs or any(other.key == "vanilla" for other in suite.table.lines)
-            references[keys[1]] = Line(f"vanilla_{keys[1]}" if taken else "vanilla", label, vanilla)
-    lines = {line.key for line, *_ in waiting}
-    extra = [(line, line.overrides or (), key, key) for key, line in references.items() if line.key not in lines]
-    for line, arguments, key, vanilla_key in (*extra, *waiting):
-        if key in found:
-            raise UsageError(f"lines {found[key].line.key} and {line.key} of {suite.table.id} are the same run")
-        identity = replace(bench.identify(arguments), needs=() if timed else suite.table.needs)
-        folder = cell.path / ("seconds" if timed else "") / f"{_file_name(line.key)}-{key}"
-        reference = references[vanilla_key]
-        row = _finished(out / folder, identity)
-        need = Need(line, arguments, identity, row, alone=timed)
-        other = None if key == vanilla_key else folder.parent / f"{_file_name(reference.key)}-{vanilla_key}"
-        found[key] = SuiteRun(need, cell, folder, other, timed)
-    return sorted(found.values(), key=lambda run: run.reference is not None)  # vanilla first
+        if run.decodes == vanilla.decodes:
+            vanilla = vanillas[run.decodes] = run  # a line of the suite is vanilla AR itself
+        elif differs or any(other.key == "vanilla" for other in suite.table.lines):
+            key = f"vanilla_{vanilla.decodes}"
+            vanilla = replace(vanilla, key=key, folder=vanilla.folder.with_name(f"{key}-{vanilla.decodes}"))
+        vanillas.setdefault(vanilla.decodes, vanilla)
+        runs.append((run, vanilla.decodes))
+    keys = {line.key for line in lines}
+    found: dict[str, SuiteRun] = {}
+    for run, needed in (*((one, one.decodes) for one in vanillas.values() if one.key not in keys), *runs):
+        if run.decodes in found:
+            raise UsageError(f"lines {found[run.decodes].key} and {run.key} of {suite.table.id} are the same run")
+        other = None if run.decodes == needed else vanillas[needed].folder
+        found[run.decodes] = replace(run, reference=other).with_newest(_rows(run.folder / "row.csv"))
+    return sorted(found.values(), key=lambda run: run.reference is not None)
+
+
+def _planned(suite: Suite, cell: Cell, line: Line, out: Path, timed: bool) -> SuiteRun:
+    arguments = _arguments(suite, cell, line.overrides or (), timed)
+    config = configuration.compose(arguments)
+    weights = weights_here(config)
+    decodes = digest(config.changed(n=1, metrics=[], reference=None, baseline=False), weights)
+    return SuiteRun(
+        out / cell.path / ("seconds" if timed else "") / f"{_file_name(line.key)}-{decodes}",
+        config,
+        line.key,
+        line.label,
+        arguments,
+        weights=weights,
+        needs=(SECONDS, EMITTED, *(() if timed else suite.table.needs)),
+        cell=cell,
+        decodes=decodes,
+    )
 
 
 def _own(suite: Suite, line: Line, cell: Cell) -> tuple[str, ...] | str:
@@ -260,14 +269,88 @@ def _file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._=,+-" else "_" for c in text)
 
 
-def _finished(folder: Path, identity: Any) -> Row | None:
-    """The row in a run's folder, if it is this run's."""
-    path = folder / "row.csv"
+def _rows(path: Path) -> list[Row]:
     try:
-        rows = read_rows(path) if path.is_file() and has_runs(path) else []
+        return [as_cells(row) for row in read_rows(path)] if path.is_file() and has_runs(path) else []
     except UsageError:
-        return None  # the run itself says what is wrong
-    return next((text for row in rows if identity.fits(text := as_text(row))), None)
+        return []  # the run itself says what is wrong
+
+
+# --- running and comparing --------------------------------------------------------------------------------------------
+
+
+def run(
+    todo: SuitePlan, bench: Bench, say: Callable[[str], None], jobs: int = 1
+) -> tuple[SuitePlan, UsageError | RunError | None]:
+    """Executes the runs without a row; one that fails stops no other. Then as `gather`; and the error where some
+    failed."""
+    made: dict[Path, Row] = {}
+    failed: UsageError | RunError | None = None
+
+    def keep(one: SuiteRun, row: Mapping[str, Any]) -> None:
+        made[one.folder] = as_cells(row)
+
+    try:
+        execute(todo, todo.missing, bench.row, keep, say, jobs, patient=True)
+    except (UsageError, RunError) as e:
+        failed = e
+    return gather(todo.with_rows(made), bench, made, say), failed
+
+
+def gather(
+    plan: SuitePlan, bench: Bench, ran: Collection[Path] = (), say: Callable[[str], None] = lambda text: None
+) -> SuitePlan:
+    """With what each finished run is next to vanilla AR, kept in `ROWS` and `COMPARED`; ran: the folders of runs whose
+    comparisons are older than their rows."""
+    from specbench.compare import wording
+    from specbench.harness.row import against
+
+    there = {one.folder: one.row for one in plan.runs if one.row is not None}
+    pairs = {
+        one.folder: (one.reference, int(float(one.row["n"])))
+        for one in plan.runs
+        if one.row is not None and not one.timed and one.reference in there
+    }
+    plan = plan.with_rows({run: {**there[run], **as_cells(against(run, *other))} for run, other in pairs.items()})
+    finished = {one.folder: one for one in plan.runs if one.row is not None}
+    try:
+        kept = wording.ROWS.read(plan.home / COMPARED)
+    except UsageError:
+        kept = []  # computed again
+    compared: list[Row] = []
+    uncompared: dict[str, None] = {}
+    for other, one in _pairs(plan, finished):
+        ids = [(run.row or {}).get("run_id", "") for run in (other, one)]
+        same: list[dict[str, str]] = [row for row in kept if [row["run_a"], row["run_b"]] == ids]
+        if not same or one.folder in ran or other.folder in ran:
+            say(f"{plan.title}: {one.label} and {other.label}, image by image")
+            try:
+                found = bench.compare(other.folder, one.folder)
+                same = [as_cells({name: row.get(name) for name in wording.ROWS.columns}) for row in found]
+            except UsageError as e:
+                uncompared[str(e)] = None
+        compared += same
+    if finished:
+        from specbench.harness.run import keep
+
+        keep([(one.folder, one.row or {}) for one in finished.values() if not one.timed])
+        write_atomically(plan.home / ROWS, to_csv([one.row or {} for one in finished.values()]).encode())
+    if compared:
+        write_atomically(plan.home / COMPARED, csv_text(wording.ROWS.columns, compared).encode())
+    return replace(plan, compared=tuple(compared), uncompared=tuple(uncompared))
+
+
+def _pairs(plan: SuitePlan, finished: Mapping[Path, SuiteRun]) -> list[tuple[SuiteRun, SuiteRun]]:
+    """Every run after its vanilla AR, and the runs of the suite's own tests, in the order of `specbench compare`."""
+    quality = [one for one in finished.values() if not one.timed]
+    found = [(finished[one.reference], one) for one in quality if one.reference and one.reference in finished]
+    lines = {(one.cell, one.key): one for one in quality}
+    for cell in plan.suite.cells():
+        for test in plan.suite.table.tests:
+            pair = lines.get((cell, test.other)), lines.get((cell, test.line))
+            if pair[0] is not None and pair[1] is not None and pair not in found:
+                found.append((pair[0], pair[1]))
+    return found
 
 
 # --- the definition in the folder -------------------------------------------------------------------------------------

@@ -1,0 +1,224 @@
+"""Runs that are wanted, started or not, such as those of a grid, a suite or a table; and how they are executed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from specbench.config import registry
+from specbench.config.run_config import RunConfig
+from specbench.errors import RunError, UsageError, plain
+from specbench.rows import provenance
+from specbench.rows.csv_files import as_cells
+from specbench.storage.files import sha256
+
+if TYPE_CHECKING:
+    from specbench.harness.status import Status
+
+Row = Mapping[str, str]
+Work = Callable[[Any], Mapping[str, Any]]  # a run -> its row
+#: Of `PlannedRun.needs`: seconds, if the run measures them; what it emits, if it computes that.
+SECONDS, EMITTED = "timing", "emitted_kl"
+_DIED = "a process died, probably for lack of memory: use fewer --jobs; the same command goes on where it stopped"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run: its configuration, its folder, and its row where one exists.
+
+    key, label: of its line in a table. overrides: the arguments that compose the configuration. rows_of: the command
+    that makes its row, `run`, `bench` or `probe`. weights: the label of those that it would load now; None: not known
+    without loading them. needs: columns without which a row is not its row. row: its cells as text.
+    """
+
+    folder: Path
+    config: RunConfig
+    key: str = ""
+    label: str = ""
+    overrides: tuple[str, ...] = ()
+    rows_of: str = "run"
+    weights: str | None = None
+    needs: tuple[str, ...] = ()
+    row: Row | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.label
+
+    @property
+    def command(self) -> str:
+        """The command line of the run."""
+        more = ["bench.images=0"] if self.rows_of == "bench" else []
+        return f"specbench {self.rows_of} {shlex.join([*self.overrides, *more])}"
+
+    @cached_property
+    def config_hash(self) -> str:
+        return provenance.config_hash(self.config)
+
+    @property
+    def timed(self) -> bool:
+        """Whether it measures seconds, which other processes would change."""
+        from specbench.rows import timing
+
+        return self.rows_of == "bench" or (self.rows_of == "run" and timing.is_timed(self.config))
+
+    def fits(self, row: Row) -> bool:
+        """Whether `row` is of such a run, and has what is needed."""
+        same = row.get("config_hash") == self.config_hash and self.weights in (None, row.get("weights"))
+        return same and not any(self._lacks(row, name) for name in self.needs)
+
+    def _lacks(self, row: Row, name: str) -> bool:
+        if name == SECONDS:  # older rows do not say
+            return self.timed and row.get(name) == "false"
+        if name == EMITTED:
+            known = row.get(name) or name in (row.get("note") or "")
+            return bool(self.config.get("emitted_draws")) and not known
+        return not row.get(name)
+
+    def with_newest(self, rows: Sequence[Row]) -> Self:
+        """With the last of these rows that fits."""
+        return replace(self, row=next((row for row in reversed(rows) if self.fits(row)), None))
+
+    def status(self) -> Status:
+        """How far it is, as its folder says; not started where no run can be read there."""
+        from specbench.harness import status
+
+        if (self.folder / "config.yaml").is_file():
+            with suppress(UsageError):
+                return status.of_run(self.folder)
+        return status.not_started(self.folder, self.config)
+
+
+def weights_here(config: RunConfig) -> str | None:
+    """The label of the weights that a run would load; None where their files are absent."""
+    try:
+        return registry.weights_label(config)
+    except OSError:
+        return None
+
+
+def digest(config: RunConfig, weights: str | None) -> str:
+    """Identifies a configuration with its weights, in the name of a folder."""
+    return sha256(f"{provenance.config_hash(config)} {weights}", 8)
+
+
+R = TypeVar("R", bound=PlannedRun)
+
+
+@dataclass(frozen=True)
+class Plan(Generic[R]):
+    """Planned runs. title: what they belong to, for messages; home: the folder that contains theirs."""
+
+    title: str
+    home: Path
+    runs: tuple[R, ...]
+
+    @property
+    def missing(self) -> list[R]:
+        """The runs without a row."""
+        return [run for run in self.runs if run.row is None]
+
+    def with_rows(self, rows: Mapping[Path, Row]) -> Self:
+        """With these rows, by the folders of their runs."""
+        return replace(self, runs=tuple(replace(run, row=rows.get(run.folder, run.row)) for run in self.runs))
+
+
+def execute(
+    plan: Plan[R],
+    chosen: Sequence[R],
+    work: Work,
+    keep: Callable[[R, Mapping[str, Any]], None],
+    say: Callable[[str], None],
+    jobs: int = 1,
+    patient: bool = False,
+) -> None:
+    """Executes some runs of a plan by `work`, and gives each row to `keep` as soon as it is there.
+
+    With one job, the runs take turns in this process. With more, so many run at a time, in processes of one thread
+    each, except those that measure seconds: no run may change another's latency. patient: a run that fails does not
+    stop those after it.
+
+    Raises UsageError or RunError where runs failed; with several jobs, once the others are done.
+    """
+    places = {run.folder: f"{plan.title}: line {i} of {len(plan.runs)}" for i, run in enumerate(plan.runs, 1)}
+    failed: dict[str, Exception] = {}
+
+    def finish(run: R, row: Callable[[], Mapping[str, Any]], patient: bool = True) -> None:
+        try:
+            made = row()
+            if not run.fits(as_cells(made)):  # it would be run again by every later call
+                raise UsageError(
+                    f"the row in {run.folder} is not that of {run.command}: remove the folder and try again"
+                )
+            keep(run, made)
+        except Exception as e:
+            if not patient:
+                raise
+            failed[run.name] = e
+            known = isinstance(e, UsageError | RunError)
+            say(f"{places[run.folder]}, {run.name}: {plain(e if known else f'{type(e).__name__}: {e}')}")
+
+    together = [run for run in chosen if jobs > 1 and not run.timed]
+    if together:
+        side_by_side = f"{plan.title}: {len(together)} lines, {jobs} at a time"
+        say(f"{side_by_side}; specbench status {plan.home} shows how far they are")
+        _together(plan.title, together, work, finish, jobs)
+        if not patient:
+            _report(plan.title, failed, len(together))
+    for run in chosen:
+        if jobs == 1 or run.timed:
+            say(f"{places[run.folder]}, {run.name}: {run.command}")
+            finish(run, partial(work, run), patient)
+    _report(plan.title, failed, len(chosen))
+
+
+def _together(
+    title: str,
+    runs: Sequence[R],
+    work: Work,
+    finish: Callable[[R, Callable[[], Mapping[str, Any]]], None],
+    jobs: int,
+) -> None:
+    from concurrent.futures import as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
+    from tqdm import tqdm
+
+    from specbench.harness import processes
+
+    try:
+        with processes.pool(min(jobs, len(runs)), _DIED) as pool, tqdm(total=len(runs), desc=title, unit="line") as bar:
+            started = {pool.submit(_quietly, work, run): run for run in runs}
+            for future in as_completed(started):
+                if isinstance(error := future.exception(), BrokenProcessPool):
+                    raise error
+                finish(started[future], future.result)
+                bar.update()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; the same command goes on where it stopped") from None
+
+
+def _quietly(work: Work, run: R) -> Mapping[str, Any]:
+    """In a process of its own, without progress on the screen: a run has a log in its folder."""
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+        try:
+            return work(run)
+        except (UsageError, RunError):
+            raise
+        except Exception as e:  # which the other process may not be able to read
+            raise RunError(f"{type(e).__name__}: {e}") from None
+
+
+def _report(title: str, failed: Mapping[str, Exception], count: int) -> None:
+    if failed:
+        bad_input = all(isinstance(e, UsageError) for e in failed.values())
+        raise (UsageError if bad_input else RunError)(
+            f"{len(failed)} of {count} lines of {title} failed ({'; '.join(failed)}); the same command tries them again"
+        )
