@@ -217,7 +217,7 @@ def _listed(ids: list[str]) -> None:
 
 
 def _fetched(arguments: list[str]) -> object:
-    given = fetch._parse(arguments)
+    given = fetch._parse(fetch.main.read(arguments))
     if "model" in given:
         return fetch._chosen_parts(given)
     return fetch._evaluators([given["metrics"]]) if "metrics" in given else registry.data_sources()[given["data"]]

@@ -154,7 +154,10 @@ def test_timed_runs_alternate_with_vanilla(call: Call, suite: Path) -> None:
 
 
 def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> None:
-    held = {"n": 2, "lines": {"sjd": {"method": "sjd", "temperature": [0.9, 0.5]}, "top": {"method": "sjd", "window": 8}}}
+    held = {
+        "n": 2,
+        "lines": {"sjd": {"method": "sjd", "temperature": [0.9, 0.5]}, "top": {"method": "sjd", "window": 8}},
+    }
     found = suites.plan(suites.read(Source("x", held), "x"), tmp_path).runs
     vanillas = [one for one in found if one.reference is None]
     assert {one.label for one in vanillas} == {"vanilla", "vanilla, temperature=0.5", "vanilla, temperature=0.9"}

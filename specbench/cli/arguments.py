@@ -26,7 +26,6 @@ from specbench.errors import Parser, UsageError, integer, unknown, values
 from specbench.storage import home
 
 _WIDTH = 120
-_LONGEST = 24  # characters of a name; a longer one has its meaning in the next line
 Texts = Callable[[], Iterable[str]]
 
 
@@ -88,12 +87,12 @@ class Command:
     below: str = ""
     tables: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, arguments: Sequence[str], **more: Any) -> int:
+    def __call__(self, arguments: Sequence[str], *more: Any) -> int:
         line = self.read(arguments)
         if line is None:
             print(self.help())
             return 0
-        return self.run(line, **more)
+        return self.run(line, *more)
 
     @cached_property
     def arguments(self) -> Arguments:
@@ -148,10 +147,10 @@ class Command:
             name, equals, _ = argument.lstrip("+").partition("=")  # Hydra's users write +out=
             if (name in names and (equals or not self.words)) or name.startswith(prefixes):
                 mine.append(argument.lstrip("+"))
-            elif self.others:
-                others.append(argument)
             elif self.words and (not equals or "/" in name or home.expanded(argument).exists()):
                 words.append(argument)
+            elif self.others:
+                others.append(argument)
             else:
                 raise unknown("file or argument" if self.words else "argument", name, names or ["--help"])
         return mine, words, others
@@ -173,7 +172,7 @@ class Command:
         found = {"": arguments, **{title: pkgutil.resolve_name(where) for title, where in self.tables.items()}}
         for title, table in found.items():
             meanings = {name: _meaning(one) for name, one in (table() if callable(table) else table).items()}
-            width = min(_LONGEST, max(map(len, meanings), default=0))
+            width = max(map(len, meanings), default=0)
             lines += ["", *([title] if title else []), *(_entry(name, text, width) for name, text in meanings.items())]
         return "\n".join(lines)
 
@@ -230,8 +229,7 @@ def _meaning(one: Parameter | Words | str) -> str:
 
 def _entry(name: str, text: str, width: int) -> str:
     """A name and its meaning, in as many lines as that needs."""
-    filled = _filled(" ".join(text.split()), " " * (width + 4))
-    return f"  {name}\n{filled}" if len(name) > width else f"  {name:<{width}}{filled[width + 2 :]}"
+    return f"  {name:<{width}}{_filled(' '.join(text.split()), ' ' * (width + 4))[width + 2 :]}"
 
 
 def _filled(text: str, indent: str) -> str:

@@ -9,80 +9,82 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from specbench.cli.arguments import Arguments, Line, Own, command
 from specbench.config import parameters, registry
-from specbench.errors import UsageError, parse_arguments, unknown, values
+from specbench.errors import UsageError, unknown
 from specbench.storage import downloads, home, sources
 from specbench.storage.downloads import FetchRecord
 from specbench.storage.files import format_size, size
 from specbench.storage.sources import Part
 
-#: The arguments of the command, with their meanings.
-ARGUMENTS = {
-    "model": "the model whose weights to fetch: " + ", ".join(registry.model_sources()),
-    "weights": "where to put them (default: the folder of weights=official in a run)",
-    "drafter": "a drafter of a run whose published weights to fetch, too: " + ", ".join(registry.network_folders()),
-    "size": "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each with its own checkpoint",
-    "repository": "another Hugging Face repository for the target, as in OWNER/NAME",
-    "revision": "branch or commit of the target's repository (default: as listed below)",
-    "data": "the data set to fetch: " + ", ".join(registry.data_sources()),
-    "data_dir": "where to put it (default: where a run looks for it)",
-    "metrics": "the metrics, or sets of them, whose networks to fetch, with commas: see specbench list metrics",
-    "metrics_dir": "where to put them (default: where a run looks for them)",
-}
 _OF = {
     "model": {"weights", "drafter", "size", "repository", "revision"},
     "data": {"data_dir"},
     "metrics": {"metrics_dir"},
 }
 
-_HELP = """\
-usage: specbench fetch model=NAME [drafter=NAME] [weights=DIR] [--yes]
-       specbench fetch metrics=NAME[,NAME...] [metrics_dir=DIR] [--yes]
-       specbench fetch data=NAME [data_dir=DIR] [--yes]
 
-Shows the files, their sizes and licences, asks, and fetches the missing ones. After an interruption, the same command
-continues where it stopped. Set HF_TOKEN, or run `hf auth login`, for repositories that require it.
+def _arguments() -> Arguments:
+    models, drafters, data = registry.model_sources(), registry.network_folders(), registry.data_sources()
+    return {
+        "model=NAME": Own("string", f"the model whose weights to fetch: {', '.join(models)}", offers=lambda: models),
+        "weights=DIR": Own("string", "where to put them (default: the folder of weights=official in a run)"),
+        "drafter=NAME": Own(
+            "string",
+            f"a drafter of a run whose published weights to fetch, too: {', '.join(drafters)}",
+            offers=lambda: drafters,
+        ),
+        "size=": Own("string", "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each with its own checkpoint"),
+        "repository=OWNER/NAME": Own("string", "another Hugging Face repository for the target"),
+        "revision=": Own("string", "branch or commit of the target's repository (default: as listed below)"),
+        "data=NAME": Own("string", f"the data set to fetch: {', '.join(data)}", offers=lambda: data),
+        "data_dir=DIR": Own("string", "where to put it (default: where a run looks for it)"),
+        "metrics=NAME,NAME": Own(
+            "string",
+            "the metrics, or sets of them, whose networks to fetch: see specbench list metrics",
+            offers=lambda: parameters.choices("metrics"),
+        ),
+        "metrics_dir=DIR": Own("string", "where to put them (default: where a run looks for them)"),
+        "--yes": Own("flag", "do not ask"),
+    }
 
-"""
+
+_PINNED = "Repositories, pinned to a commit or a release; main: none is known, a fetch takes and records the latest"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """`specbench fetch model=NAME|metrics=NAMES|data=NAME [name=value ...] [--yes]`. Returns the exit status.
+@command("fetch", _arguments, tables={_PINNED: "specbench.cli.fetch:revisions"})
+def main(line: Line) -> int:
+    """Shows the files of a model, of metrics or of a data set, their sizes and licences, asks, and fetches the missing
+    ones. After an interruption, the same command continues where it stopped. Set HF_TOKEN, or run `hf auth login`, for
+    repositories that require it.
 
-    Raises:
-        UsageError: bad arguments, no consent, no disk space, no server, or a file that is not the published one.
+      specbench fetch model=NAME [drafter=NAME] [weights=DIR] [--yes]
+      specbench fetch metrics=NAME[,NAME...] [metrics_dir=DIR] [--yes]
+      specbench fetch data=NAME [data_dir=DIR] [--yes]
     """
-    line = parse_arguments("fetch", arguments, ["--yes"])
-    if line.help:
-        print(_HELP + "\n".join(f"  {name + '=':<12} {line}" for name, line in ARGUMENTS.items()))
-        print(f"  {'--yes':<12} do not ask\n")
-        print("\n".join(_revisions()))
-        return 0
-    given = _parse(line.arguments)
+    given = _parse(line)
     try:
         if "model" in given:
-            _fetch_model(given, line.yes)
+            _fetch_model(given, line["--yes"])
         elif "metrics" in given:
-            _fetch_metrics(given, line.yes)
+            _fetch_metrics(given, line["--yes"])
         else:
-            _fetch_data(given, line.yes)
+            _fetch_data(given, line["--yes"])
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command continues where it stopped") from None
     return 0
 
 
-def _revisions() -> list[str]:
-    """For the help: every repository, and the commit that it is pinned to."""
+def revisions() -> dict[str, str]:
+    """Every repository, and the commit that it is pinned to."""
     models = registry.model_sources().values()
     parts = [p for m in models for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values(), *m.instead)]
     at = {p.repository: p.revision if p.pinned else "main" for p in (*parts, *registry.evaluators().values())}
-    width = max(map(len, at))
-    head = "Repositories, pinned to a commit or a release; main: none is known, a fetch takes and records the latest"
-    return [head, *(f"  {repository:<{width}}  {revision}" for repository, revision in sorted(at.items()))]
+    return dict(sorted(at.items()))
 
 
-def _parse(arguments: Sequence[str]) -> dict[str, str]:
-    given = values(arguments, ARGUMENTS)
+def _parse(line: Line) -> dict[str, str]:
+    given = {name: line[name] for name in line.given if not name.startswith("-")}
     kinds = [kind for kind in _OF if kind in given]
     if len(kinds) != 1:
         raise UsageError(
