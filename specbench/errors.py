@@ -33,8 +33,13 @@ def plain(value: object) -> str:
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
-    """The error for a name that does not exist, with the names that do."""
-    return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(sorted(choices))})")
+    """The error for a name that does not exist, with the names that do, and the one that was probably meant."""
+    import difflib
+
+    known = sorted(choices)
+    near = difflib.get_close_matches(name[:100], known, 1, 0.75)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(known)}){meant}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str], owner: str = "") -> None:

@@ -348,11 +348,12 @@ def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> 
     assert len(lines) >= 10
     for name, *words in lines:
         assert name == "bench"
-        own, given = cli._sorted_out(words)
-        cfg = configuration.grid(given, multirun=False)[0].cfg
+        line = cli.main.read(words)
+        assert line is not None
+        cfg = configuration.grid(line.others, multirun=False)[0].cfg
         assert (cfg["weights"], cfg["device"]) == ("random", "cuda")
-        assert cli._plan(own).steps == 50
-        assert Path(own["out"]).parent == tmp_path / "rows"
+        assert line["bench.steps"] == 50
+        assert line["out"].parent == tmp_path / "rows"
 
 
 def test_a_numbered_device_becomes_the_current_one(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -370,7 +370,7 @@ def test_the_help_lists_arguments_and_pinned_commits(call: Call) -> None:
     parts = [p for m in models for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values())]
     code, out, _ = call("--help")
     assert code == 0
-    assert all(f"\n  {argument}= " in out for argument in fetch.ARGUMENTS)
+    assert all(f"\n  {form} " in out for form in fetch.main.arguments)
     message = dict(line.split() for line in out.splitlines() if re.fullmatch(r"  [\w.-]+/[\w.-]+ +\S+", line))
     for part in parts:
         assert message[part.repository] == part.revision

@@ -30,9 +30,8 @@ from PIL import Image
 from specbench import cli
 from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
-from specbench.cli import bench, fetch, push, reference, show, suite
+from specbench.cli import bench, collect, fetch, push, reference, report, show, suite
 from specbench.config import configuration, parameters, registry, variants
-from specbench.errors import values
 from specbench.rows import selection
 from specbench.tables import measure
 from specbench.tables.catalog import TABLES
@@ -186,19 +185,21 @@ def _checked(line: str) -> None:
     elif tool == "specbench":
         command, *rest = arguments
         overrides = [
-            argument for argument in rest if argument != "-m" and argument.partition("=")[0] not in bench.ARGUMENTS
+            argument for argument in rest if argument != "-m" and argument.partition("=")[0] not in bench.main.own
         ]
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetched(rest),
-            "reference": lambda: reference._read(rest),
+            "reference": lambda: reference.main.read(rest),
             "train": lambda: recipes.plan(rest),
             "bench": lambda: configuration.grid(overrides, "-m" in rest),
             "run": lambda: configuration.grid([o for o in overrides if o != "--dry-run"], "-m" in rest),
             "tables": lambda: _listed(rest),
-            "push": lambda: values([argument for argument in rest if "=" in argument], push.ARGUMENTS),
+            "push": lambda: push.main.read(rest),
             "suite": lambda: suite._read(rest[0], [argument for argument in rest[1:] if "=" in argument]),
-            "show": lambda: [selection.condition(a) for a in show._parser().parse_intermixed_args(rest).where],
-            **dict.fromkeys(("status", "resume", "report", "collect"), lambda: None),
+            "show": lambda: [selection.condition(a) for a in show.main.read(rest)["--where"] or ()],
+            "report": lambda: report.main.read(rest),
+            "collect": lambda: collect.main.read(rest),
+            **dict.fromkeys(("status", "resume"), lambda: None),
         }
         check[command]()
     elif tool == "pytest":
@@ -216,7 +217,7 @@ def _listed(ids: list[str]) -> None:
 
 
 def _fetched(arguments: list[str]) -> object:
-    given = fetch._parse(arguments)
+    given = fetch._parse(fetch.main.read(arguments))
     if "model" in given:
         return fetch._chosen_parts(given)
     return fetch._evaluators([given["metrics"]]) if "metrics" in given else registry.data_sources()[given["data"]]

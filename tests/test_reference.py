@@ -16,7 +16,7 @@ from specbench import cli, metrics
 from specbench.cli import reference
 from specbench.data.base import Item
 from specbench.errors import UsageError
-from specbench.metrics import inception
+from specbench.metrics import inception, real_images
 from specbench.metrics import reference as references
 from specbench.metrics.base import Scorer, ScoringContext, Unavailable
 from specbench.metrics.inception import InceptionMetric
@@ -75,7 +75,7 @@ def test_statistics_are_those_of_the_images(
     scorer: Fake, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(references, "KEPT", 5)
-    monkeypatch.setattr(reference, "BLOCK", 3)
+    monkeypatch.setattr(real_images, "BLOCK", 3)
     words = ["reference", "data=coco2017", f"images={folder}", "batch=2", "device=cpu"]
     assert cli.main(words) == 0
     assert scorer.calls == [2, 1, 2, 1, 1]
@@ -107,7 +107,7 @@ def test_statistics_are_those_of_the_images(
 
 
 def test_it_resumes(scorer: Fake, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "BLOCK", 3)
+    monkeypatch.setattr(real_images, "BLOCK", 3)
     words = ["reference", f"images={folder}", f"out={tmp_path / 'mine.npz'}", "batch=2", "device=cpu"]
     scorer.stop_after = 3
     assert cli.main(words) == cli.STOPPED
@@ -130,7 +130,7 @@ def test_metrics_of_one_scorer_share_a_file_and_a_crop_has_its_own(scorer: Fake,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data=coco2017"], "folder .*images=DIR"),
+        (["data=coco2017"], "images=DIR, folder"),
         (["images={folder}"], "data set .*data=NAME"),
         (["data=cocoa", "images={folder}"], "unknown data 'cocoa' .*coco2017"),
         (["data=coco2017", "images={folder}", "images={folder}"], "given twice"),
@@ -160,7 +160,7 @@ def test_mistakes_are_usage_errors(scorer: Fake, folder: Path, words: list[str],
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_images_come_from_adms_file_too(scorer: Fake, tmp_path: Path, monkeypatch: Any, save: Any) -> None:
     """Its mu and sigma are of more images than it contains, with TensorFlow's resize: those of others are computed."""
-    monkeypatch.setattr(reference, "_BYTES", 3 * 4 * 5 * 3)
+    monkeypatch.setattr(real_images, "_BYTES", 3 * 4 * 5 * 3)
     shown = np.random.default_rng(0).integers(0, 256, (7, 4, 5, 3), np.uint8)
     save(tmp_path / "adm.npz", arr_0=shown, mu=np.full(8, 0.5), sigma=np.eye(8))
     base = ["reference", "data=imagenet", f"images={tmp_path / 'adm.npz'}", "device=cpu"]

@@ -168,7 +168,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
         (["drafter=eagle_tree"], "sampled again in every step"),
         (["drafter=eagle", "probe.offsets=3"], "probe.offsets= is for a probe without drafter="),
         (["probe.strengths=1"], "probe.strengths= is for a probe with drafter="),
-        (["drafter=eagle", "probe.strengths=a"], "numbers with commas"),
+        (["drafter=eagle", "probe.strengths=a"], r"probe.strengths must be a number .*\(got 'a'\)"),
     ):
         with pytest.raises(UsageError, match=sentence):
             cli.main(["n=1", *wrong])

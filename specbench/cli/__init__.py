@@ -14,41 +14,23 @@ from pathlib import Path
 
 from specbench._version import __version__
 from specbench.cli import including
-from specbench.cli.commands import COMMANDS
+from specbench.cli.commands import COMMANDS, module
 from specbench.cli.exits import FAILED, STOPPED, USAGE, debug, fail
 from specbench.errors import RunError, UsageError, unknown
 
-_HELP = """\
+_HEAD = """\
 specbench: how much faster, and how much worse, an autoregressive image model becomes under a decoding method
 
 usage: specbench COMMAND ...
 
-  run        decode prompts, score the images, time them against vanilla AR, write one row  specbench run --help
-  status     how far the runs in a folder are: done, left, speed, time left, failures       specbench status DIR
-  resume     go on with the run in a folder                                                 specbench resume DIR
-  list       models, methods, drafters, rules, data, metrics, and whether their weights are here
-  fetch      weights of the real models and metrics, and data: sizes and licences first     specbench fetch --help
-  evaluate   score existing images from any source                                          specbench evaluate --help
-  compare    two runs, image by image: paired tests, intervals, effect sizes                specbench compare --help
-  breakdown  acceptance, steps and speed-up by category of prompt, caption length, position specbench breakdown --help
-  reference  statistics of real images, for FID and the like                                specbench reference --help
-  audit      is a method lossless? measured on models whose distribution is known           specbench audit --help
-  bench      milliseconds per step, part by part, next to the memory floor                  specbench bench --help
-  probe      a target's confidence in its tokens, and the earlier tokens it attends to      specbench probe --help
-  suite      several methods, models, prompts and seeds, as one YAML names them: one table  specbench suite --help
-  tables     the papers' tables, measured next to published                                 specbench tables --help
-  show       rows of runs on the screen: filter, sort, group; seeds pooled                  specbench show --help
-  collect    rows from folders, CSV, Parquet and stores in one file                         specbench collect --help
-  report     one page of results to read and share: leaderboard, plots, images, audits      specbench report --help
-  push       rows of runs, or a drafter, into a repository of a hub, with a card           specbench push --help
-  train      a drafter for a target; the embedded models                                    specbench train --help
-  convert    an EAGLE drafter to and from LANTERN's layout                                  specbench convert --help
+"""
+_FOOT = """
 
+  specbench COMMAND --help                   its arguments
   specbench run method=cool_sd delta=1.1 n=16 out=first
   specbench list methods
   specbench --include DIR list plugins       your own rules, drafters, models, data, metrics: DIR/GROUP/NAME.yaml
-  eval "$(specbench -sc install=bash)"       commands, parameters and choices on the tab key, in this shell
-"""
+  eval "$(specbench -sc install=bash)"       commands, parameters and choices on the tab key, in this shell"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +67,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         return complete(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_HELP, end="")
+        print(_HEAD + "\n".join(f"  {name:<10} {line}" for name, line in COMMANDS.items()) + _FOOT)
         return 0
     if arguments[0] in ("-V", "--version"):
         print(f"specbench {__version__}")
@@ -99,6 +81,5 @@ def command(name: str) -> Callable[[list[str]], int]:
     """The function of a sub-command: its arguments -> the exit code. UsageError for an unknown one."""
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
-    module, _, function = COMMANDS[name].partition(":")
-    found: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
+    found: Callable[[list[str]], int] = importlib.import_module(module(name)).main
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from specbench.errors import Parser, UsageError, unknown
+from specbench.cli.arguments import Line, Own, Words, command
+from specbench.errors import UsageError, unknown
 
 GROUPS = {
     "models": "model",
@@ -20,29 +21,25 @@ GROUPS = {
 }
 
 
-def main(arguments: list[str]) -> int:
-    """`specbench list [models|methods|drafters|rules|data|metrics|protocols|suites|plugins ...] [--json]`."""
-    parser = Parser(prog="specbench list", description="The choices for a run, and whether their weights are here.")
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="as JSON: name, line, weights (true, false, null: needs none), plugin (null: specbench's own)",
-    )
-    try:
-        options = parser.parse_args(arguments)
-    except SystemExit as e:  # --help
-        return int(e.code or 0)
-    wanted = [
-        next((name for name in GROUPS if given in (name, name.removesuffix("s"))), given) for given in options.groups
-    ]
+@command(
+    "list",
+    {
+        "GROUP": Words(f"any of {', '.join(GROUPS)} (default: all)", offers=lambda: GROUPS),
+        "--json": Own(
+            "flag", "as JSON: name, line, weights (true, false, null: needs none), plugin (null: specbench's own)"
+        ),
+    },
+)
+def main(line: Line) -> int:
+    """The choices for a run, and whether their weights are here."""
+    wanted = [next((name for name in GROUPS if given in (name, name.removesuffix("s"))), given) for given in line.words]
     for name in wanted:
         if name not in GROUPS:
             raise unknown("group", name, GROUPS)
     found = {
         name: _entries(group) if group else _plugins() for name, group in GROUPS.items() if not wanted or name in wanted
     }
-    if options.json:
+    if line["--json"]:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return 0
     for title, entries in found.items():

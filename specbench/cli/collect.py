@@ -6,41 +6,32 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specbench.errors import UsageError, parse_arguments, values
+from specbench.cli.arguments import Line, Own, Words, command
+from specbench.errors import UsageError
 from specbench.storage import home
-from specbench.storage.files import writable
 
-_HELP = """\
-usage: specbench collect [FILE or FOLDER ...] out=FILE
-
-Gathers rows of runs into one file: FILE.csv, FILE.parquet (needs pyarrow) or FILE.sqlite. The sources are CSV and
-Parquet files, stores, and folders: of a run, a grid or a suite, or any with runs below it. The default is the store of
-results, runs/results.sqlite, to which every run adds its row. A run has one row, its newest.
-
-  specbench collect out=all.csv
-  specbench collect runs/2026-11-21 other/results.sqlite more.csv out=all.parquet
-"""
-MOST_NOTES = 8
+#: Where commands read rows from.
+SOURCE = Words(
+    "a CSV or Parquet file, a store, or a folder: of a run, a grid or a suite, or any with runs below it (default: the"
+    " store of results, runs/results.sqlite, to which every run adds its row)"
+)
+_MOST_NOTES = 8
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status. UsageError for bad arguments, a source without rows, and a file that cannot be
-    written."""
-    line = parse_arguments("collect", arguments)
-    if line.help:
-        print(_HELP, end="")
-        return 0
-    own = [argument for argument in line.arguments if argument.startswith("out=")]
-    given = values(own, ["out"])
-    if "out" not in given:
-        raise UsageError("name the file: specbench collect ... out=all.csv")
+@command("collect", {"SOURCE": SOURCE, "out=FILE": Own("path", "the file of the rows", required=True, written=True)})
+def main(line: Line) -> int:
+    """Gathers rows of runs into one file: FILE.csv, FILE.parquet (needs pyarrow) or FILE.sqlite. A run has one row, its
+    newest.
+
+      specbench collect out=all.csv
+      specbench collect runs/2026-11-21 other/results.sqlite more.csv out=all.parquet
+    """
     from specbench.rows import sources
 
-    out = writable(given["out"])
-    rows, notes = sources.read(places([argument for argument in line.arguments if argument not in own]))
+    rows, notes = sources.read(places(line.words))
     say(notes)
-    sources.write(out, rows)
-    print(f"wrote {out}: {len(rows)} rows")
+    sources.write(line["out"], rows)
+    print(f"wrote {line['out']}: {len(rows)} rows")
     return 0
 
 
@@ -58,7 +49,7 @@ def places(names: Sequence[str]) -> list[Path]:
 
 def say(notes: Sequence[str]) -> None:
     """Prints what was left out, the first ones."""
-    for note in notes[:MOST_NOTES]:
+    for note in notes[:_MOST_NOTES]:
         print(f"specbench: {note}", file=sys.stderr)
-    if (more := len(notes) - MOST_NOTES) > 0:
+    if (more := len(notes) - _MOST_NOTES) > 0:
         print(f"specbench: {more} more of the same kind", file=sys.stderr)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 from specbench.cli import including
-from specbench.cli.commands import COMMANDS
-from specbench.config import registry
+from specbench.cli.arguments import Command
+from specbench.cli.commands import COMMANDS, module
 
 
 def complete(arguments: list[str]) -> int:
-    """The shell's query `specbench -sc query=bash`: completes the sub-command and the arguments of `_offered`; Hydra
-    completes the arguments of a run."""
+    """The shell's query `specbench -sc query=bash`: completes the sub-command and its own arguments; Hydra completes
+    those of a run."""
     folders, words = including.split(os.environ.get("COMP_LINE", "").split(" "))
     with including.included(folders):
         return _complete(arguments, " ".join(words))
@@ -25,37 +26,10 @@ def _complete(arguments: list[str], text: str) -> int:
         return 0
     if len(line) == 3:
         if line[1] not in ("run", "bench", "probe", "audit"):
-            last = line[2].rpartition(" ")[2]
-            print(" ".join(argument for argument in _offered(line[1]) if argument.startswith(last)))
+            run = importlib.import_module(module(line[1])).main if line[1] in COMMANDS else None
+            print(" ".join(run.offered(line[2].rpartition(" ")[2]) if isinstance(run, Command) else []))
             return 0
         os.environ["COMP_LINE"] = f"{line[0]} {line[2]}"
     from specbench.cli.launch import by_hydra
 
     return by_hydra(arguments)
-
-
-def _offered(command: str) -> list[str]:
-    """The arguments of a sub-command, except file names, which the shell completes."""
-    if command == "list":
-        from specbench.cli.choices import GROUPS
-
-        return [*GROUPS, "--json"]
-    if command == "suite":
-        from specbench.tables import suite_files
-
-        return [*suite_files.names(), "--list", "--jobs", "--dry-run", "--no-run", "--format"]
-    if command == "tables":
-        from specbench.tables.catalog import TABLES
-
-        return [*TABLES, "--list", "--model", "--n", "--jobs", "--dry-run", "--no-run", "--format"]
-    if command == "fetch":
-        from specbench.config import parameters
-
-        found = {
-            "model": [*registry.model_sources()],
-            "drafter": [*registry.network_folders()],
-            "data": [*registry.data_sources()],
-        }
-        arguments = [f"{name}={choice}" for name, choices in found.items() for choice in choices]
-        return [*arguments, *(f"metrics={name}" for name in parameters.choices("metrics")), "--yes"]
-    return []

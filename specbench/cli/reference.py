@@ -1,290 +1,91 @@
 """`specbench reference`: the features of real images, as statistics that Fréchet and kernel distances, precision and
-recall compare generated images with (see `metrics.reference` for the file).
-
-Images are read one block at a time, so that memory does not grow with their number. The features are cached next to the
-file until it is complete: after an interruption, the same command resumes.
-"""
+recall compare generated images with (see `metrics.reference` for the file)."""
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from specbench import metrics
-from specbench._version import __version__
+from specbench.cli.arguments import Line, Own, command
 from specbench.config import parameters
-from specbench.data.base import Item, key
-from specbench.errors import UsageError, parse_arguments, unknown, values
-from specbench.metrics import reference as references
-from specbench.metrics.base import Images, ScoringContext, Unavailable
-from specbench.metrics.compared import ComparedMetric
-from specbench.rows import provenance
-from specbench.storage import home, image_files
-from specbench.storage.files import sha256
+from specbench.errors import UsageError, unknown
+from specbench.storage import home
 
 if TYPE_CHECKING:
-    from specbench.metrics.reference import ReferenceStatistics
-
-BLOCK = 4096  # images whose outputs are in memory at once
-_BYTES = 1 << 28  # of images that are read together from one file
-
-#: The arguments of the command, with their meanings.
-ARGUMENTS = {
-    "data": "the data set that the images belong to: where runs with it look for the statistics",
-    "images": "folder of the real images, its sub-folders included, or ADM's .npz",
-    "metrics": "metrics that will compare with them (default: fid); one file for each network and resize",
-    "crop": "instead of the metrics' own crop: side of the centre square, by Lanczos, or null for whole images",
-    "out": "the file to write, .npz, for reference=FILE of a run (default: where runs with data= look)",
-    "metrics_dir": "folder of the evaluators' weights (default: where `specbench fetch` puts them)",
-    "device": "auto, cpu, cuda or cuda:N (default: auto)",
-    "batch": "images in a forward pass (default: 64)",
-}
-
-_HELP = """\
-usage: specbench reference data=NAME images=DIR [metrics=NAME,NAME] [crop=SIDE] [out=FILE.npz] [device=] [batch=]
-
-Computes the statistics of real images once. Generated images are compared with them by FID, KID, precision, recall,
-FD-DINOv2 and CMMD.
-After an interruption, the same command resumes.
-
-  specbench reference data=coco2017 images=val2017
-  specbench reference data=coco2017 images=val2017 metrics=fid_clean_256
-  specbench reference data=coco2017 images=val2017 metrics=fd_dinov2,cmmd
-  specbench reference data=imagenet images=VIRTUAL_imagenet256_labeled.npz
-
-"""
+    from specbench.metrics.compared import ComparedMetric
 
 
-def main(arguments: Sequence[str]) -> int:
-    """`specbench reference data=NAME images=DIR [name=value ...]`. Returns the exit status.
+@command(
+    "reference",
+    {
+        "data=NAME": Own(
+            "string", "the data set that the images belong to: where runs with it look for the statistics"
+        ),
+        "images=DIR": Own("path", "folder of the real images, its sub-folders included, or ADM's .npz", required=True),
+        "metrics=NAME,NAME": Own(
+            "string", "metrics that will compare with them; one file for each network and resize", default="fid"
+        ),
+        "crop=SIDE": Own(
+            "string",
+            "instead of the metrics' own crop: side of the centre square, by Lanczos, or null for whole images",
+        ),
+        "out=FILE.npz": Own("path", "for reference=FILE of a run (default: where runs with data= look)"),
+        "metrics_dir=DIR": Own(
+            "path", "folder of the evaluators' weights (default: where `specbench fetch` puts them)"
+        ),
+        "device=": Own("string", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?", default="auto"),
+        "batch=": Own("integer", "images in a forward pass", low=1, high=4096, default="64"),
+    },
+)
+def main(line: Line) -> int:
+    """Computes the statistics of real images once. Generated images are compared with them by FID, KID, precision,
+    recall, FD-DINOv2 and CMMD. After an interruption, the same command resumes.
 
-    Raises:
-        UsageError: bad arguments, absent or wrong weights, no images, an unreadable image.
+      specbench reference data=coco2017 images=val2017
+      specbench reference data=coco2017 images=val2017 metrics=fid_clean_256
+      specbench reference data=coco2017 images=val2017 metrics=fd_dinov2,cmmd
+      specbench reference data=imagenet images=VIRTUAL_imagenet256_labeled.npz
     """
-    line = parse_arguments("reference", arguments)
-    if line.help:
-        print(_HELP + "\n".join(f"  {name + '=':<13} {line}" for name, line in ARGUMENTS.items()))
-        return 0
-    given = _read(line.arguments)
-    chosen = _metrics(given)
-    real = source(home.expanded(given["images"]))
+    data, out = line["data"], line["out"]
+    if data is None and out is None:
+        raise UsageError("name the data set of these images, data=NAME, or a file to write, out=FILE.npz")
+    if data is not None and data not in parameters.choices("data"):
+        raise unknown("data", data, parameters.choices("data"))
+    if out is not None and out.suffix != ".npz":
+        raise UsageError(f"out={out} must end with .npz")
+    from specbench.harness.pipeline import resolve_device
+    from specbench.metrics import ASSETS, ScoringContext, real_images
+
+    weights = line["metrics_dir"] or home.metrics_folder()
+    context = ScoringContext(ASSETS, weights, None, data or "", str(resolve_device(line["device"])), line["batch"])
+    names = [name.strip() for name in line["metrics"].strip("[]").split(",")]
+    chosen = real_images.extractors(names, context, _crop(line["crop"]))
+    if out is not None and len(chosen) > 1:
+        raise UsageError(f"out= is one file, but these metrics need {len(chosen)}: name one of them")
+    real = real_images.source(line["images"])
     try:
         for one in chosen:
-            path = _destination(given, one)
-            if made := _kept(path, one, real):
-                print(f"{made.label}: already there, of these {made.count} images: {path}")
-                continue
-            made = make(one, real, given.get("data", ""), path)
-            print(f"{made.label}: {made.count} images by {made.cache_key} in {path}")
+            path = _destination(data, out, one)
+            if there := real_images.kept(path, one, real):
+                print(f"{there.label}: already there, of these {there.count} images: {path}")
+            else:
+                made = real_images.made(one, real, data or "", path)
+                print(f"{made.label}: {made.count} images by {made.cache_key} in {path}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command resumes") from None
     return 0
 
 
-def _read(arguments: Sequence[str]) -> dict[str, str]:
-    given = values(arguments, ARGUMENTS)
-    if "images" not in given:
-        raise UsageError("name the folder of real images: images=DIR (see specbench reference --help)")
-    if "data" not in given and "out" not in given:
-        raise UsageError("name the data set of these images, data=NAME, or a file to write, out=FILE.npz")
-    if "data" in given and given["data"] not in parameters.choices("data"):
-        raise unknown("data", given["data"], parameters.choices("data"))
-    if "out" in given and not given["out"].endswith(".npz"):
-        raise UsageError(f"out={given['out']} must end with .npz")
-    return given
+def _crop(text: str | None) -> int | str | None:
+    """crop= as a metric's option, which checks it; empty where it is not given."""
+    return "" if text is None else None if text == "null" else int(text) if text.isdecimal() else text
 
 
-def _metrics(given: Mapping[str, str]) -> list[ComparedMetric]:
-    """A metric for each feature extractor of the named metrics. Metrics of a set without a reference are skipped."""
-    from specbench.harness.pipeline import resolve_device
+def _destination(data: str, out: Path | None, one: ComparedMetric) -> Path:
+    from specbench.metrics import reference
 
-    device = parameters.table()["device"].checked("device", given.get("device", "auto"))
-    batch = parameters.table()["batch"].checked("batch", _integer(given.get("batch", "64")))
-    weights = home.expanded(given["metrics_dir"]) if "metrics_dir" in given else home.metrics_folder()
-    context = ScoringContext(metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), batch)
-    compared = {
-        name: one
-        for name in parameters.single_metrics()
-        if isinstance(one := metrics.metric(name, context), ComparedMetric)
-    }
-    found: dict[str, ComparedMetric] = {}
-    for name in given.get("metrics", "fid").strip("[]").split(","):
-        if name.strip() in compared:
-            group = [compared[name.strip()]]
-        else:
-            members = parameters.declared("metrics", name.strip())
-            group = [one for member, one in compared.items() if member in members]
-        if not group:
-            raise unknown("metric that compares with real images", name.strip(), compared)
-        for one in group:
-            if "crop" in given:
-                one = type(one)(context, one.options | {"crop": _integer(given["crop"])})
-            try:
-                found.setdefault(one.cache_key, one)
-            except Unavailable as e:
-                raise UsageError(str(e)) from None
-    if "out" in given and len(found) > 1:
-        raise UsageError(f"out= is one file, but these metrics need {len(found)}: name one of them")
-    return list(found.values())
-
-
-def _integer(text: str) -> int | str | None:
-    """An integer, or None for null; other texts stay as they are."""
-    return None if text == "null" else int(text) if text.isdecimal() else text
-
-
-def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
-    if "out" not in given:
-        return references.default_path(given["data"], one.cache_key)
-    path = home.expanded(given["out"])
-    if path.exists():
-        references.read(path, one.width)  # nothing else is written over
-    return path
-
-
-class Folder:
-    """The images of a folder and its sub-folders, by name; hidden ones are skipped."""
-
-    def __init__(self, folder: Path) -> None:
-        self.name = _text(folder.resolve().name)
-        self._paths: dict[str, Path] = {}
-        for path in image_files.find(folder):
-            self._paths[_text(path.relative_to(folder).as_posix())] = path
-        self.names = sorted(self._paths)
-        if len(self.names) < 2:
-            what = f"are fewer than two images in {folder}" if folder.is_dir() else f"is no folder {folder}"
-            raise UsageError(f"there {what}: give images= a folder with {', '.join(image_files.ENDINGS)} files")
-        lines = [f"{self._paths[name].stat().st_size} {name}\n" for name in self.names]
-        self.files = sha256("".join(lines))
-
-    def blocks(self) -> Iterator[Images]:
-        for start in range(0, len(self.names), BLOCK):
-            yield image_files.ImageFiles([self._paths[name] for name in self.names[start : start + BLOCK]])
-
-    def moments(self, one: ComparedMetric) -> None:
-        return None
-
-
-class Archive:
-    """The images arr_0 (N, H, W, 3) uint8 of an .npz, such as ADM's VIRTUAL_imagenet256_labeled.npz. Where it has mu
-    and sigma, too, they are kept: ADM's are of all of ImageNet's training images, of which it shows 10,000."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, _text(path.name)
-        with references.opened(path) as arrays:
-            shape, dtype = arrays.header("arr_0")
-        right = len(shape) == 4 and dtype == np.uint8 and 1 < shape[0] <= 10**6 and shape[3] == 3
-        if not right or not 1 <= min(shape[1:3]) <= max(shape[1:3]) <= 4096:
-            raise UsageError(f"{path}: 'arr_0' is {dtype} {list(shape)}, not images uint8 [N, H, W, 3]")
-        self.shape = shape
-        self.names = [f"{i:09d}" for i in range(shape[0])]
-        self.files = sha256(f"{path.stat().st_size} {self.name}\n")
-
-    def blocks(self) -> Iterator[Images]:
-        n, one = self.shape[0], self.shape[1:]
-        size = min(BLOCK, max(1, _BYTES // math.prod(one)))
-        with references.opened(self.path) as arrays, arrays.open("arr_0") as f:
-            _, columns, _ = arrays.parsed("arr_0", references.header, f)
-            if columns:
-                raise UsageError(f"{self.path}: 'arr_0' is in Fortran order; save it in C order")
-            for start in range(0, n, size):
-                count = min(size, n - start)
-                read = partial(_read_images, shape=(count, *one))  # raises where the file ends early
-                yield image_files.ImageArray(arrays.parsed("arr_0", read, f))
-
-    def moments(self, one: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
-        with references.opened(self.path) as arrays:
-            there = "mu" in arrays and "sigma" in arrays
-        side = one.options.get("crop")
-        if not there or one.options.get("resize") != "tf" or not (side is None or self.shape[1:3] == (side, side)):
-            return None
-        found = references.read(self.path, one.width)
-        return found.mean, found.covariance
-
-
-def _read_images(f: IO[bytes], shape: tuple[int, ...]) -> np.ndarray:
-    return np.frombuffer(f.read(math.prod(shape)), np.uint8).reshape(shape)
-
-
-def _text(name: str) -> str:
-    """A file's name as text, whatever its bytes."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-#: Real images. name: of their folder or file; names: of each image; files: a hash that identifies them; blocks(): the
-#: images in the order of their names, some at a time; moments(one): mean (d,) and covariance (d, d) that come with the
-#: images, where the features of the metric `one` fit them, else None.
-ReferenceSource = Folder | Archive
-
-
-def source(path: Path) -> ReferenceSource:
-    """The images of images=; UsageError for fewer than two."""
-    return Archive(path) if path.is_file() else Folder(path)
-
-
-def make(one: ComparedMetric, real: ReferenceSource, data: str, path: Path) -> ReferenceStatistics:
-    """Writes the statistics of these images, by the feature extractor of `one`, to `path`.
-
-    The features that are kept are those of the `KEPT` images that come first by a hash of their names.
-    """
-    import torch
-
-    from specbench.metrics.frechet import Moments
-
-    n, given = len(real.names), real.moments(one)
-    chosen = sorted(range(n), key=lambda i: key("reference", real.names[i]))[: references.KEPT]
-    row = {i: row for row, i in enumerate(sorted(chosen))}
-    kept = np.zeros((len(chosen), one.width), np.float32)
-    moments = Moments(one.width)
-    staging = path.with_name(f".{path.stem}.outputs")
-    start = 0
-    for block in real.blocks():
-        stop = start + len(block)
-        if len(block) < n:
-            print(f"specbench: images {start + 1} to {stop} of {n}", file=sys.stderr)
-        items = [Item(i, "", None, real.names[i]) for i in range(start, stop)]
-        outputs = metrics.scorer_outputs(one, block, items, metrics.Outputs(staging / f"{start}-{stop}"))[
-            :, : one.width
-        ]
-        moments.add(torch.from_numpy(outputs))
-        mine = [i for i in range(start, stop) if i in row]
-        kept[[row[i] for i in mine]] = outputs[[i - start for i in mine]]
-        start = stop
-    mean, covariance = given or (moments.mean.numpy(), moments.covariance.numpy())
-    origin = {
-        "data": data,
-        "folder": real.name,
-        "images": n,
-        "files": real.files,
-        "moments": real.name if given else "",
-        "cache_key": one.cache_key,
-        "crop": one.options.get("crop"),
-        "specbench": __version__,
-        "commit": provenance.commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    made = references.ReferenceStatistics(mean, covariance, data or path.stem, kept, n, origin)
-    references.write(path, made)
-    shutil.rmtree(staging, ignore_errors=True)
-    return made
-
-
-def _kept(path: Path, one: ComparedMetric, real: ReferenceSource) -> ReferenceStatistics | None:
-    """The statistics in `path` where they are of these images and this feature extractor."""
-    if not path.exists():
-        return None
-    try:
-        found = references.read(path, one.width)
-    except UsageError:
-        return None  # damaged: made again
-    mine = (one.cache_key, real.files)
-    return found if (found.cache_key, found.provenance.get("files")) == mine else None
+    if out is None:
+        return reference.default_path(data, one.cache_key)
+    if out.exists():
+        reference.read(out, one.width)  # nothing else is written over
+    return out

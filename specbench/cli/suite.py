@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
-from specbench.cli.tables import add_drawing, draw, say
+from specbench.cli.arguments import Line, Own, Words, command
+from specbench.cli.tables import draw, drawing, say
 from specbench.config import parameters
-from specbench.errors import Parser, UsageError
+from specbench.errors import UsageError
 from specbench.storage import home
 from specbench.storage.files import locked
 from specbench.tables import render, suite_files, suite_sheet, suites
@@ -23,48 +24,34 @@ _OWN = ("n", "models", "prompts", "seeds", "metrics", "batch", "timed")
 STEM = "suite"
 
 
-def _parser() -> Parser:
-    p = Parser(prog="specbench suite", description=__doc__, allow_abbrev=False)
-    p.add_argument(
-        "suite", nargs="?", metavar="NAME|FILE.yaml", help="a suite that --list names, or a file of your own"
-    )
-    p.add_argument(
-        "values",
-        nargs="*",
-        metavar="name=value",
-        help=f"in the place of what the file says: {', '.join(_OWN)}, a parameter of all runs such as device=cuda, and"
-        " out=DIR, the suite's folder (default: runs/suites/NAME)",
-    )
-    p.add_argument("--list", action="store_true", help="show every suite that is shipped, and stop")
-    add_drawing(p, "runs")
-    return p
-
-
-def main(arguments: Sequence[str], bench: Bench | None = None) -> int:
-    """The sub-command. `bench` runs what is missing (a test gives its own). Returns the exit status.
-
-    Raises UsageError for bad arguments and a bad file, UsageError or RunError where runs failed.
+@command(
+    "suite",
+    lambda: {
+        "NAME|FILE.yaml": Words("a suite that --list names, or a file of your own", most=1, offers=suite_files.names),
+        "--list": Own("flag", "show every suite that is shipped, and stop"),
+        **drawing("runs"),
+    },
+    others=True,
+)
+def main(line: Line, bench: Bench | None = None) -> int:
+    """Runs several methods on several models, prompts and seeds, as one YAML names them, and draws their table.
+    name=value stands in the place of what the file says: n, models, prompts, seeds, metrics, batch, timed, a parameter
+    of all runs such as device=cuda, and out=DIR, the suite's folder (default: runs/suites/NAME).
     """
-    try:
-        args = _parser().parse_intermixed_args(list(arguments))
-    except SystemExit as e:  # --help
-        return int(e.code or 0)
-    if args.list:
-        for name, line in parameters.choices(suite_files.GROUP).items():
-            print(f"{name:22} {line}")
+    if line["--list"]:
+        for name, told in parameters.choices(suite_files.GROUP).items():
+            print(f"{name:22} {told}")
         return 0
-    if args.suite is None:
+    if not line.words:
         raise UsageError("name a suite: specbench suite NAME, or FILE.yaml (specbench suite --list)")
-    if args.jobs < 1:
-        raise UsageError(f"--jobs must be an integer of at least 1 (got {args.jobs})")
-    formats = render.formats(args.format)
-    suite, out = _read(args.suite, args.values)
-    if args.dry_run:
+    formats = render.formats(line["--format"])
+    suite, out = _read(line.words[0], line.others)
+    if line["--dry-run"]:
         from specbench.cli import dry_run
 
         print(dry_run.report(f"{suite.table.id} in {out}", suites.plan(suite, out).runs))
         return 0
-    return execute(suite, out, bench or Bench(), args.jobs, formats, args.no_run)
+    return execute(suite, out, bench or Bench(), line["--jobs"], formats, line["--no-run"])
 
 
 def execute(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
+from specbench.cli.arguments import Arguments, Line, Own, Words, command
 from specbench.config import parameters
-from specbench.errors import Parser, UsageError, unknown
+from specbench.errors import unknown
 from specbench.harness.planned import Row
 from specbench.storage.files import write_atomically
 from specbench.tables import figures, layout, literature, matched, render
@@ -32,66 +32,54 @@ def _of_kind(tables: Iterable[Table], model: str | None) -> list[Table]:
     return [table for table in tables if model is None or parameters.is_continuous("model", table.model) == continuous]
 
 
-def _parser() -> argparse.ArgumentParser:
-    hours = set(TABLES) - {table.id for table in by_default()}
-    p = Parser(prog="specbench tables", description=__doc__)
-    p.add_argument(
-        "tables",
-        nargs="*",
-        metavar="ID",
-        help=f"which tables, as --list names them (default: all but {', '.join(sorted(hours))})",
-    )
-    p.add_argument("--list", action="store_true", help="show each table's state, rows and title, and stop")
-    p.add_argument("--model", help=f"the target model to measure (default: each table's own, mostly {DEFAULT_MODEL})")
-    p.add_argument("--n", type=int, help="prompts per run (default: each table's own)")
-    add_drawing(p, "lines")
-    return p
-
-
-def add_drawing(p: argparse.ArgumentParser, what: str) -> None:
+def drawing(what: str) -> Arguments:
     """How the runs of a table or a suite (`what`: its lines, or runs) are made and drawn."""
-    p.add_argument(
-        "--jobs",
-        type=int,
-        default=1,
-        help=f"how many {what} at a time, each in a process of one thread; those whose seconds are measured run one"
-        " after the other (default: %(default)s, in this process)",
-    )
-    p.add_argument("--no-run", action="store_true", help="draw from the rows there are; what is missing stays marked")
-    p.add_argument("--dry-run", action="store_true", help="say what would run: images, time, disk, memory, downloads")
-    p.add_argument("--format", default="md,latex", help=f"any of {','.join(render.FORMATS)} (default: %(default)s)")
+    return {
+        "--jobs N": Own(
+            "integer",
+            f"how many {what} at a time, each in a process of one thread, or 1, in this process; those whose seconds"
+            " are measured run one after the other",
+            low=1,
+            default="1",
+        ),
+        "--no-run": Own("flag", "draw from the rows there are; what is missing stays marked"),
+        "--dry-run": Own("flag", "say what would run: images, time, disk, memory, downloads"),
+        "--format NAME,NAME": Own("string", f"any of {','.join(render.FORMATS)}", default="md,latex"),
+    }
 
 
-def main(
-    argv: Sequence[str], bench: Bench | None = None, results: Path = Path("results"), runs: Path = Path("runs")
-) -> int:
-    """The sub-command. `bench` runs what is missing (a test gives its own). Returns the exit status.
+def _arguments() -> Arguments:
+    hours = sorted(set(TABLES) - {table.id for table in by_default()})
+    return {
+        "ID": Words(f"which tables, as --list names them (default: all but {', '.join(hours)})", offers=lambda: TABLES),
+        "--list": Own("flag", "show each table's state, rows and title, and stop"),
+        "--model NAME": Own("string", f"the target to measure (default: each table's own, mostly {DEFAULT_MODEL})"),
+        "--n N": Own("integer", "prompts per run (default: each table's own)", low=1),
+        **drawing("lines"),
+    }
 
-    Raises:
-        UsageError: an unknown table, model or format, a bad `--n`, or a row that cannot be read.
-    """
-    args = _parser().parse_args(list(argv))
-    for name in args.tables:
+
+@command("tables", _arguments)
+def main(line: Line, bench: Bench | None = None, results: Path = Path("results"), runs: Path = Path("runs")) -> int:
+    """Runs what the tables still need, then draws them from their rows."""
+    for name in line.words:
         if name not in TABLES:
             raise unknown("table", name, TABLES)
-    tables = [TABLES[name] for name in dict.fromkeys(args.tables)]
-    tables = tables or _of_kind(TABLES.values() if args.list else by_default(), args.model)
-    formats = render.formats(args.format)
-    for name, value in (("n", args.n), ("jobs", args.jobs)):
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} must be an integer of at least 1 (got {value})")
+    tables = [TABLES[name] for name in dict.fromkeys(line.words)]
+    tables = tables or _of_kind(TABLES.values() if line["--list"] else by_default(), line["--model"])
+    formats = render.formats(line["--format"])
     for table in tables:
-        todo = plan(table, args.model or table.model, args.n, results, runs)
-        if args.list:
-            print(_state(todo, args))
-        elif args.dry_run:
+        todo = plan(table, line["--model"] or table.model, line["--n"], results, runs)
+        if line["--list"]:
+            print(_state(todo, line))
+        elif line["--dry-run"]:
             print(_foreseen(todo))
         else:
-            if not args.no_run:
-                todo = collect(todo, results, bench or Bench(), say, args.jobs)
-            _draw(todo, _command(table, args), formats, results / "tables")
-    if args.list:
-        print(f"\nRun what a table lacks, and draw it: {_command(None, args)}")
+            if not line["--no-run"]:
+                todo = collect(todo, results, bench or Bench(), say, line["--jobs"])
+            _draw(todo, _command(table, line), formats, results / "tables")
+    if line["--list"]:
+        print(f"\nRun what a table lacks, and draw it: {_command(None, line)}")
     return 0
 
 
@@ -100,13 +88,13 @@ def say(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def _command(table: Table | None, args: argparse.Namespace) -> str:
+def _command(table: Table | None, line: Line) -> str:
     """What fills a table; None: any of them."""
     arguments = ["specbench tables", table.id if table else "ID"]
-    if args.model not in (None, table and table.model):
-        arguments += ["--model", args.model]
-    if args.n not in (None, table and table.n):
-        arguments += ["--n", str(args.n)]
+    if line["--model"] not in (None, table and table.model):
+        arguments += ["--model", line["--model"]]
+    if line["--n"] not in (None, table and table.n):
+        arguments += ["--n", str(line["--n"])]
     return " ".join(arguments)
 
 
@@ -119,13 +107,13 @@ def _foreseen(todo: TablePlan) -> str:
     return dry_run.report(f"{todo.table.id} in {todo.home}", todo.missing)
 
 
-def _state(todo: TablePlan, args: argparse.Namespace) -> str:
+def _state(todo: TablePlan, line: Line) -> str:
     table, need = todo.table, len(todo.runs)
     have = need - len(todo.missing)
     whole = have == need and not todo.untested and not todo.unequalled
     state = "complete" if whole else "partial" if have else "no rows"
     if not need:  # no line has a run on this model
-        others = "other models" if args.model else "needs --model"
+        others = "other models" if line["--model"] else "needs --model"
         state = "published only" if table.id in literature.available() else others
     return f"{table.id:20} {state:14} {f'{have}/{need}':>5} rows  {table.title}"
 

@@ -10,6 +10,7 @@ from typing import Any
 from specbench.config import parameters, plugins
 from specbench.rows import provenance
 from specbench.rows.csv_files import RowFile
+from specbench.rows.summary import with_error
 
 OFFSETS = 16
 
@@ -72,6 +73,14 @@ ROUND_COLUMNS = {
     **_WHERE,
 }
 
+#: Columns of a replayed rule that are printed, with labels and decimals.
+_SHOWN = (
+    ("tokens_per_round", "tokens per round", 3),
+    ("tokens_over_token", "over token-wise", 3),
+    ("kl", "KL", 4),
+    ("kl_over_uniform", "over UniformRSD's", 3),
+)
+
 ROWS = RowFile(COLUMNS, "probes")
 ROUNDS = RowFile(ROUND_COLUMNS, "replayed rounds")
 
@@ -108,3 +117,30 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list):
         return json.dumps([None if v is None else round(v, 5) for v in value], separators=(",", ":"))
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """A probe as text."""
+    top, moved = json.loads(row["top_probabilities"]), json.loads(row["tv_by_distance"])
+    lines = [
+        f"{row['model']}, {row['images']} images: the most probable token has {top[0]:.3f} on average,",
+        f"the ten most probable {top[min(9, len(top) - 1)]:.3f}; entropy {row['entropy']:.2f} nats",
+    ]
+    if moved:
+        lines.append("total variation by distance: " + ", ".join(f"{i}: {tv:.3f}" for i, tv in enumerate(moved, 1)))
+    return "\n".join(lines)
+
+
+def describe_rounds(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Replayed rounds as text, a line for each rule."""
+    first = rows[0]
+    lines = [f"{first['model']}, {first['drafter']}, chains of {first['window']}, {first['images']} images"]
+    for row in rows:
+        cells = [
+            f"{label} {with_error(row[name], row[f'{name}_stderr'], digits)}"
+            for name, label, digits in _SHOWN
+            if row[name] is not None and not (name == "kl" and row["rule"] == "exact")
+        ]
+        decay = [f"decay={row['decay']}"] if row["decay"] else []
+        lines.append(f"{row['rule']} {row['parameters']:27} " + ", ".join([*cells, *decay]))
+    return "\n".join(lines)

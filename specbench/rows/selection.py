@@ -1,4 +1,4 @@
-"""Choosing among rows: conditions, an order, columns, and how a value is printed."""
+"""Choosing among rows: conditions, an order, groups, columns, and how they are printed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from specbench.config import parameters
 from specbench.errors import UsageError, plain, unknown
-from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
-from specbench.rows.pool import spread_of
+from specbench.rows import pool
+from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
 
 Row = Mapping[str, Any]
 
@@ -20,6 +21,18 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": lambda a, b: a > b,
 }
 _CONDITION = re.compile(r"(\w+)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
+#: Columns that are shown where none are named and some row has them, after those in which the rows differ.
+_RESULTS = (
+    "accepted_length_mean",
+    "speedup_step",
+    "speedup_latency",
+    "latency_s_mean",
+    "emitted_kl",
+    "perplexity",
+)
+#: Parameters that every configuration has and that tell no two methods apart.
+_QUIET = ("seed", "warmup", "protocol", "timing", "drafter", "rule", "verification")
+_WHERE = ("device_name", "dtype", "engine", "torch", "commit")
 _DIGITS = 4  # significant digits of a number that no column says how to print
 
 
@@ -78,7 +91,7 @@ def shown(row: Row, name: str) -> str:
         return ""
     if not isinstance(cell, int | float) or isinstance(cell, bool):
         return plain(cell)
-    spread = row.get(spread_of(name)) if row.get("seeds", 1) > 1 else row.get(stderr_of(name))
+    spread = row.get(pool.spread_of(name)) if row.get("seeds", 1) > 1 else row.get(stderr_of(name))
     if not isinstance(cell, float) and name not in SHOWN:
         return str(cell)
     decimals = SHOWN[name].decimals if name in SHOWN else None
@@ -87,3 +100,42 @@ def shown(row: Row, name: str) -> str:
     if decimals is None:
         decimals = max(0, min(9, 1 - math.floor(math.log10(spread)))) if spread > 0 else 2
     return f"{cell:.{decimals}f} ± {spread:.{decimals}f}"
+
+
+def grouped(rows: Sequence[Row], names: Sequence[str], pool_seeds: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for the rows that agree in these columns, or, without columns, for the seeds of a configuration; each
+    with the number of its rows as `seeds`. And a note on each group whose rows differ in device, code or arithmetic."""
+    if not names:
+        some = pool.groups(rows) if pool_seeds else [[row] for row in rows]
+        return [{**pool.pooled(one), "seeds": len(one)} for one in some], []
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(str(row.get(column(name)) or "") for name in names), []).append(row)
+    mixed = {key: [name for name in _WHERE if len({row.get(name) for row in some}) > 1] for key, some in found.items()}
+    notes = [
+        f"the group {' '.join(key)} mixes rows that differ in {', '.join(odd)}" for key, odd in mixed.items() if odd
+    ]
+    return [{**pool.pooled(some), "seeds": len(some)} for some in found.values()], notes
+
+
+def telling(rows: Sequence[Row], groups: Sequence[str]) -> list[str]:
+    """The columns that tell the rows apart, and the results that there are."""
+
+    def differs(name: str) -> bool:
+        return len({str(row.get(name)) for row in rows}) > 1
+
+    mine = [name for name in parameters.table() if name in COLUMNS and name not in (*_QUIET, "model", "method", "n")]
+    named = list(groups) or ["model", "method", *(name for name in (*mine, *_WHERE) if differs(name))]
+    results = [name for name in (*_RESULTS, *METRICS) if any(row.get(name) is not None for row in rows)]
+    return list(dict.fromkeys([*named, *([] if groups else ["n"]), "seeds", *results]))
+
+
+def as_table(rows: Iterable[Row], columns: Sequence[str], markdown: bool = False) -> str:
+    """Rows as an aligned text, whose cells are cut at 40 characters, or as a table in Markdown."""
+    lines = [[shown(row, name) for name in columns] for row in rows]
+    if markdown:
+        lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+        return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *lines))
+    cut = [[cell if len(cell) <= 40 else f"{cell[:37]}..." for cell in line] for line in lines]
+    widths = [max(map(len, cells)) for cells in zip(columns, *cut, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in (columns, *cut))

@@ -23,26 +23,9 @@ from specbench.storage import home
 from specbench.storage.files import sha256_file, write_atomically
 from specbench.training.continuous import ContinuousTask
 from specbench.training.discrete import DiscreteTask
-from specbench.training.recipes import TABLE, WHERE, TrainingPlan, is_continuous, plan
+from specbench.training.recipes import WHERE, TrainingPlan, is_continuous, plan
 from specbench.training.trainer import Alone, Checkpoints, Loss, Processes, Recipe, Validation, fit, processes
 
-_HELP = """\
-usage: specbench train drafter=KIND [model=NAME] [name=value ...]
-       specbench train scenes [--only STAGE,...]     the embedded models, from scratch
-
-Trains a drafter for a target: makes its examples, trains, and writes weights with their card. After an interruption,
-the same command resumes. Several GPUs: accelerate launch --module specbench.cli train drafter=...
-
-  specbench train drafter=eagle                                                      the embedded target's, in minutes
-  specbench train drafter=eagle model=llamagen_xl images=laion_coco                  LANTERN's recipe
-  specbench train drafter=eagle model=lumina_mgpt                                    Cool-SD's: images by the target
-  specbench train drafter=eagle recipe=scenes_guided start=embedded                  labels under guidance
-  specbench train drafter=cspd model=mar_scenes objective=path_kl                    of continuous tokens
-  specbench run method=eagle1 drafter_weights=drafters/llamagen_scenes/eagle         use the result
-
-Arguments (defaults: conf/recipes.yaml; others are those of a run: model, weights, data, seed, temperature, ...)
-
-"""
 SAMPLING = (
     "cfg_scale",
     "cfg_schedule",
@@ -69,10 +52,8 @@ class Trained:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status. Raises UsageError for bad arguments, absent weights or data."""
-    if {"-h", "--help"} & set(arguments) or not arguments:
-        print(_HELP + "\n".join(f"  {name + '=':<16} {p.line}" for name, p in TABLE.items()))
-        return 0
+    """`specbench train drafter=...`. Returns the exit status. Raises UsageError for bad arguments, absent weights or
+    data."""
     chosen = plan(arguments)
     together, device = processes()
     cfg = {**chosen.cfg, "device": str(device)} if device else chosen.cfg

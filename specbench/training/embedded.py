@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from specbench.config import registry
-from specbench.config.registry import ASSETS
 from specbench.data import scenes, scenes_classes
-from specbench.errors import Parser, UsageError, unknown
+from specbench.errors import UsageError, unknown
 from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
@@ -298,7 +297,7 @@ class Scenes:
         self.statistics["mar_samples"] |= card.draft_statistics(self.assets, self.device, trial)
 
 
-def _chosen(only: str, until: str) -> list[str]:
+def _chosen(only: str | None, until: str) -> list[str]:
     """The requested stages, in their order."""
     if not only:
         return list(STAGES[: STAGES.index(until) + 1])
@@ -309,45 +308,30 @@ def _chosen(only: str, until: str) -> list[str]:
     return [stage for stage in STAGES if stage in names]
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="specbench train", description="Train the embedded models from scratch.")
-    parser.add_argument("world", choices=["scenes"])
-    parser.add_argument(
-        "--work", type=Path, default=Path(".train"), help="checkpoints, rendered scenes, loss curves (resumed from)"
-    )
-    parser.add_argument("--assets", type=Path, default=ASSETS, help="folder of the finished weights")
-    parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
-    parser.add_argument(
-        "--only",
-        default="",
-        metavar="STAGE,...",
-        help=f"these stages, and the stages they need; {','.join(CONTINUOUS)} are those of mar_scenes",
-    )
-    parser.add_argument(
-        "--no-distil", action="store_true", help="the smaller MAR learns from the data alone, not from the target too"
-    )
-    parser.add_argument("--card", type=Path, default=Path("results/embedded_models.md"), help="file of the model card")
-    parser.add_argument("--budget", choices=sorted(BUDGETS), default="gpu" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args(list(arguments))
-    if args.budget == "gpu" and not torch.cuda.is_available():
+def main(
+    work: Path, assets: Path, until: str, only: str | None, undistilled: bool, card_file: Path, budget: str
+) -> int:
+    """`specbench train scenes`: trains the stages `only`, or all up to `until`, and adds their results to the model
+    card. work: folder of what is resumed from; assets: of the finished weights; undistilled: the smaller MAR learns
+    from the data alone; budget: a name in `BUDGETS`. Returns the exit status."""
+    if budget == "gpu" and not torch.cuda.is_available():
         raise UsageError("--budget gpu needs a CUDA device and none is visible; use --budget cpu")
-    budget, chosen = BUDGETS[args.budget], _chosen(args.only, args.until)
-    if absent := [stage for stage in chosen if stage not in (*budget.recipes, *budget.measured)]:
-        known = [stage for stage in STAGES if stage in (*budget.recipes, *budget.measured)]
-        raise UsageError(
-            f"--budget {args.budget} has no recipe for {', '.join(absent)}: add --only, of {','.join(known)}"
-        )
+    recipes_of, chosen = BUDGETS[budget], _chosen(only, until)
+    possible = (*recipes_of.recipes, *recipes_of.measured)
+    if absent := [stage for stage in chosen if stage not in possible]:
+        known = [stage for stage in STAGES if stage in possible]
+        raise UsageError(f"--budget {budget} has no recipe for {', '.join(absent)}: add --only, of {','.join(known)}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     began = time.time()
-    stages = Scenes(args.work, args.assets, budget, device, not args.no_distil)
+    stages = Scenes(work, assets, recipes_of, device, not undistilled)
     for stage in chosen:
         stages.make(stage)
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    found = card.Card.read(args.card)
-    found.add(stages.statistics, card.origin(device, args.budget, date), [*STAGES, *card.DRAFTERS])
-    args.card.parent.mkdir(parents=True, exist_ok=True)
-    args.card.write_text(found.render())
+    found = card.Card.read(card_file)
+    found.add(stages.statistics, card.origin(device, budget, date), [*STAGES, *card.DRAFTERS])
+    card_file.parent.mkdir(parents=True, exist_ok=True)
+    card_file.write_text(found.render())
     for stage, statistics in stages.statistics.items():
         print(f"{stage:10s} " + "  ".join(f"{k} {v:.4g}" for k, v in statistics.items()))
-    print(f"weights in {args.assets}, model card in {args.card}, {time.time() - began:.0f} s")
+    print(f"weights in {assets}, model card in {card_file}, {time.time() - began:.0f} s")
     return 0
