@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     if any(argument.partition("=")[0] == "method" and argument != "method=vanilla" for argument in rest):
         raise UsageError("in a probe the target draws alone: leave method= out")
     arguments = [argument for argument in rest if argument != "method=vanilla"]
-    cfg = configuration.compose(configuration.complete([*arguments, "method=vanilla"]))
+    cfg = configuration.compose([*arguments, "method=vanilla"])
     if replays:
         return _rounds(cfg, own.get("probe.strengths", STRENGTHS), out)
     found = row(cfg, offsets)
