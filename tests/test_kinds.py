@@ -56,6 +56,8 @@ def build(cfg, model):
 network: {folder: twig, loader: "specbench.decoding.drafters.twig:Loader"}
 drafter: twig
 window: 2
+parameters:
+  window: {kind: integer, line: length of the chain, low: 1, high: 9}
 """,
     "specbench/decoding/drafters/steady.py": """
 from specbench.decoding.drafters.window import Window, window_shape
@@ -74,6 +76,8 @@ def build(cfg, model):
 kind: discrete
 drafter: steady
 gamma: 4
+parameters:
+  gamma: {kind: integer, line: length of the window, low: 1, high: 9}
 """,
     "specbench/decoding/rules/strict.py": """
 from specbench.decoding.rules.relaxed import Relaxed
@@ -87,6 +91,8 @@ def build(cfg, setting):
 # Half the acceptance of the exact rule with criterion=paper.
 rule: strict
 criterion: paper
+parameters:
+  criterion: {kind: string, line: whose acceptance, choices: [exact, paper]}
 """,
 }
 

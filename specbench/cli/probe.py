@@ -62,7 +62,7 @@ def main(line: Line) -> int:
     if out is not None:
         file.read(out)
     others = [argument for argument in given if argument != "method=vanilla"]
-    cfg = configuration.compose(configuration.complete([*others, "method=vanilla"]))
+    cfg = configuration.compose([*others, "method=vanilla"])
     if replays:
         strengths = line["probe.strengths"]
         found = rows.rounds(cfg, [] if strengths == "none" else strengths)

@@ -252,7 +252,8 @@ class _Search:
         own = declarations(folders, one.group, one.name)
         known = {*own, *self._common, *METADATA, "hydra", *(() if one.plugin.is_shipped else self.parameters)}
         if foreign := sorted(held.keys() - known):
-            raise UsageError(f"{foreign[0]} is no parameter of specbench; declare it under parameters:")
+            what = "not declared" if one.plugin.is_shipped else "no parameter of specbench"
+            raise UsageError(f"{foreign[0]} is {what}; declare it under parameters:")
         if missing := sorted(own.keys() - held.keys()):
             raise UsageError(f"parameter {missing[0]} has no value; write {missing[0]}: VALUE, its default")
         self._declare(one.path, own)
