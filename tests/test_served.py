@@ -24,10 +24,10 @@ from specbench.config import configuration
 from specbench.errors import RunError, UsageError
 from specbench.harness import run
 from specbench.harness.served import executor
-from specbench.harness.served.client import ImagesClient, RequestError
 from specbench.report import gather
 from specbench.rows import serving as columns
 from specbench.rows.journal import read_records
+from specbench.storage.images_server import ImagesClient, RequestError
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from fake_pipeline import FakePipeline
 
 from specbench.config import configuration
 from specbench.errors import RunError, UsageError
-from specbench.harness import run, trackers
+from specbench.harness import run
 from specbench.harness.folder import RunFolder, stored
+from specbench.rows import trackers
 from specbench.rows.provenance import config_hash
 
 SMALL = ("metrics=none", "n=2", "warmup=0")
@@ -138,7 +139,7 @@ def test_tensorboard_gets_scalars_over_the_prompts(
 def test_a_run_is_logged_once_and_again_when_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[dict[str, Any]] = []
     stub(monkeypatch, "wandb")
-    stub(monkeypatch, "specbench.harness.trackers.wandb", write=lambda cfg, row, folder: (rows.append(row), "x")[1])
+    stub(monkeypatch, "specbench.rows.trackers.wandb", write=lambda cfg, row, folder: (rows.append(row), "x")[1])
     for n in (2, 2, 3, 2):  # the last one only shows the first two
         logged(tmp_path / "run", "log=wandb", f"n={n}")
     assert [row["n"] for row in rows] == [2, 3, 2]
@@ -152,7 +153,7 @@ def test_a_tracker_that_fails_costs_no_image(tmp_path: Path, monkeypatch: pytest
         raise ConnectionError("no route\nto host")
 
     stub(monkeypatch, "mlflow")
-    stub(monkeypatch, "specbench.harness.trackers.mlflow", write=fail)
+    stub(monkeypatch, "specbench.rows.trackers.mlflow", write=fail)
     with pytest.raises(RunError, match=r"not written to log=mlflow \(no route to host\); the row is in .*row.csv"):
         logged(tmp_path / "run", "log=mlflow")
     assert row_of(tmp_path / "run")["n"] == 2

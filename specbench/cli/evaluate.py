@@ -10,7 +10,7 @@ from specbench.errors import UsageError, plain
 from specbench.storage import home
 
 if TYPE_CHECKING:
-    from specbench.harness.evaluate import Evaluation
+    from specbench.evaluate.images import Evaluation
 
 _HELP = """\
 usage: specbench evaluate DIR [name=value ...]
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         print(_HELP, end="")
         return 0
     from specbench.config import configuration
-    from specbench.harness.evaluate import OF_IMAGES, evaluate
+    from specbench.evaluate.images import OF_IMAGES, evaluate
 
     folder, given = _parse(arguments, (*OF_IMAGES, "partial"))
     partial = given.pop("partial", "false")

@@ -79,14 +79,15 @@ def _show(what: str, jobs: Sequence[Job], hydras: Sequence[str]) -> int:
 
 def _foresee(jobs: Sequence[Job], multirun: bool) -> int:
     """Prints what the jobs would do."""
-    from specbench.cli import dry_run, plans
+    from specbench.bench import forecast
+    from specbench.cli import plans
     from specbench.harness.planned import PlannedRun
     from specbench.storage import home
 
     out = jobs[0].cfg["out"]
     root = home.expanded(out) if out else Path("runs", "NEW")
     planned = plans.of_grid(root, jobs) if multirun else [PlannedRun(root, jobs[0].cfg)]
-    print(dry_run.report(f"{len(jobs)} jobs in {root}" if multirun else str(root), planned))
+    print(forecast.report(f"{len(jobs)} jobs in {root}" if multirun else str(root), planned))
     return 0
 
 

@@ -47,9 +47,9 @@ def main(line: Line, bench: Bench | None = None) -> int:
     formats = render.formats(line["--format"])
     suite, out = _read(line.words[0], line.others)
     if line["--dry-run"]:
-        from specbench.cli import dry_run
+        from specbench.bench import forecast
 
-        print(dry_run.report(f"{suite.table.id} in {out}", suites.plan(suite, out).runs))
+        print(forecast.report(f"{suite.table.id} in {out}", suites.plan(suite, out).runs))
         return 0
     return execute(suite, out, bench or Bench(), line["--jobs"], formats, line["--no-run"])
 

@@ -100,11 +100,11 @@ def _command(table: Table | None, line: Line) -> str:
 
 def _foreseen(todo: TablePlan) -> str:
     """What the lines without a row would do."""
-    from specbench.cli import dry_run
+    from specbench.bench import forecast
 
     if todo.table.rows_of != "run":
         return f"dry run of {todo.table.id}: {len(todo.missing)} lines by specbench {todo.table.rows_of}, no images"
-    return dry_run.report(f"{todo.table.id} in {todo.home}", todo.missing)
+    return forecast.report(f"{todo.table.id} in {todo.home}", todo.missing)
 
 
 def _state(todo: TablePlan, line: Line) -> str:

@@ -26,7 +26,7 @@ from specbench import data
 from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
-from specbench.harness import older, row, scoring, sheet, trackers
+from specbench.harness import older, row, scoring, sheet
 from specbench.harness.execution import Execution
 from specbench.harness.folder import (
     RunFolder,
@@ -39,10 +39,11 @@ from specbench.harness.folder import (
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader, PromptDecoder
-from specbench.rows import sample_size, store
+from specbench.rows import sample_size, store, trackers
 from specbench.rows.csv_files import as_read
 from specbench.rows.scores import ScoreLine
 from specbench.storage import home
+from specbench.storage.files import sha256_file
 
 
 class Stopped(KeyboardInterrupt):
@@ -91,7 +92,7 @@ def run(config: RunConfig, out: str | Path | None = None, *, loader: Loader | No
         records = folder.open_records(config)
         try:
             outcome = _run(config, folder, records, loader or _load_pipeline)
-            trackers.write(config, outcome.row, folder)
+            _track(outcome)
             return outcome
         except KeyboardInterrupt:
             done = records.progress(config.n)
@@ -201,6 +202,17 @@ def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords
     if n < config.n:
         found["note"] = "; ".join(filter(None, [f"stopped after {n} of {config.n} images", found["note"]]))
     return n if folder.write_row(found) else 0
+
+
+def _track(outcome: RunOutcome) -> None:
+    """Writes the row to the tracker of the configuration, unless it was written there before."""
+    name, folder = outcome.config.get("log", "none"), outcome.folder
+    done, content = folder.memory().logged, sha256_file(folder.row)[:16]
+    if name == "none" or done.get(name) == content:
+        return
+    where = trackers.write(name, outcome.config, outcome.row, folder)
+    folder.remember(logged={**done, name: content})
+    say(f"log={name}: {where}")
 
 
 def _announce_unmeasured(config: RunConfig, requests: Mapping[str, str]) -> None:

@@ -28,10 +28,10 @@ from specbench._version import __version__
 from specbench.config import parameters
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import say, warn
-from specbench.harness.served.client import ImagesClient, RequestError
 from specbench.harness.worker import Event, Failure, Image, Joined, never
 from specbench.rows import indices, provenance
 from specbench.rows.journal import Record, pixel_digest
+from specbench.storage.images_server import ImagesClient, RequestError
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a second attempt, which double; and at most
 GIVE_UP = 10  # images in a row that failed, after which a run stops asking

@@ -10,16 +10,24 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from specbench.config import parameters
 from specbench.errors import RunError, UsageError, install
-from specbench.harness.log import LOG, say
 from specbench.rows.seconds import withheld
-from specbench.storage.files import sha256_file
 
-if TYPE_CHECKING:
-    from specbench.harness.folder import RunFolder
+
+class TrackedRun(Protocol):
+    """A run's folder, its row.csv and its contact sheet."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def row(self) -> Path: ...
+    @property
+    def sheet(self) -> Path: ...
+
 
 #: Tracker -> the module that it needs, which the extra of its name installs.
 _NEEDS = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboard"}
@@ -44,25 +52,16 @@ def check(cfg: Mapping[str, Any]) -> None:
         raise UsageError(f"log={name} needs {_NEEDS[name]}: {install(name)}")
 
 
-def write(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: RunFolder) -> None:
-    """Writes a finished row to the tracker of a configuration, unless it was written there before. RunError where that
-    fails."""
-    name = cfg.get("log", "none")
-    if name == "none":
-        return
-    done, content = folder.memory().logged, sha256_file(folder.row)[:16]
-    if done.get(name) == content:
-        return
+def write(name: str, cfg: Mapping[str, Any], row: Mapping[str, Any], run: TrackedRun) -> str:
+    """Writes a finished row to a tracker; returns where. RunError where its library fails."""
     try:
-        where = importlib.import_module(f"specbench.harness.trackers.{name}").write(cfg, row, folder)
+        found: str = importlib.import_module(f"specbench.rows.trackers.{name}").write(cfg, row, run)
+        return found
     except Exception as e:  # each library has its own errors
-        LOG.exception("log=%s failed", name)
         why = " ".join(str(e).split())[:300] or type(e).__name__
         raise RunError(
-            f"not written to log={name} ({why}); the row is in {folder.row}, the same command tries again"
+            f"not written to log={name} ({why}); the row is in {run.row}, the same command tries again"
         ) from e
-    folder.remember(logged={**done, name: content})
-    say(f"log={name}: {where}")
 
 
 def settings(cfg: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from specbench import data, metrics
 from specbench.config import configuration, parameters
 from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
-from specbench.harness.digests import StoredDigests
+from specbench.evaluate.digests import StoredDigests
+from specbench.evaluate.pairing import Pairs, listed, pair
 from specbench.harness.folder import stored
 from specbench.harness.log import say
-from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.row import notes, score_columns
 from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specbench.harness import trackers
-
-if TYPE_CHECKING:
-    from specbench.harness.folder import RunFolder
+from specbench.rows import trackers
 
 _LONGEST = 500  # characters of a parameter; MLflow's servers accept no more
 
 
-def write(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: RunFolder) -> str:
+def write(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: trackers.TrackedRun) -> str:
     """Writes a row as a new run, whose tag specbench.run_id is that of the row; returns where."""
     import mlflow
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specbench.harness import trackers
-
-if TYPE_CHECKING:
-    from specbench.harness.folder import RunFolder
+from specbench.rows import trackers
 
 
-def write(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: RunFolder) -> str:
+def write(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: trackers.TrackedRun) -> str:
     """Writes a row; returns where. The same run_id continues the same run, as when it gets more prompts."""
     import wandb
 

@@ -6,16 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specbench.harness import trackers
+from specbench.rows import trackers
 from specbench.storage import home, image_files
 
-if TYPE_CHECKING:
-    from specbench.harness.folder import RunFolder
 
-
-def write(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: RunFolder) -> str:
+def write(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: trackers.TrackedRun) -> str:
     """Writes a row; returns the folder of the event file: log_dir/run_id, or tensorboard/ in the run's folder."""
     from torch.utils.tensorboard import SummaryWriter
 
