@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from commands import row_of
 from fake_pipeline import FakePipeline, at, interrupt
-from test_scores import light_metrics as light_metrics  # a fixture
+from light_metrics import light_metrics as light_metrics  # a fixture
 
 from specbench.config import configuration
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
-from specbench.harness import run
+from specbench.harness import row, run
+from specbench.harness.folder import RunFolder, stored
 from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import as_read
 
 #: Columns that depend on when and by which process an image was decoded.
 _OF_PROCESSES = {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib"}
@@ -79,14 +81,14 @@ def test_damage_changes_no_number(begun: Callable[..., Path], tmp_path: Path, li
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(whole, copy)
             dict(damages(copy / file, other / file))[what]()
-            said, row = outcome(copy)
+            said, made = outcome(copy)
             assert not said or file.name in said, (file, what, said)
             if said:
                 names.add(file.name)
                 continue
-            differ = {c: (row[c], wanted[c]) for c in SAME if row[c] != wanted[c]}
+            differ = {c: (made[c], wanted[c]) for c in SAME if made[c] != wanted[c]}
             assert differ == {}, (file, what)
-            assert row_of(copy) == row
+            assert row_of(copy) == made
     assert {"config.yaml", "run.json", "records.jsonl"} <= names
     assert {file.name for file in files} >= {"records.jsonl", "config.yaml", "row.csv", "00000.png"}
 
@@ -125,3 +127,31 @@ def test_records_of_another_configuration_are_refused(tmp_path: Path, light_metr
     shutil.copy(finished(tmp_path / "third", "nu=0.5") / "baseline.jsonl", one / "baseline.jsonl")
     with pytest.raises(UsageError, match=r"baseline.jsonl: image 0 was decoded with configuration .*config.yaml"):
         run.run(config("delta=2"), one, loader=FakePipeline)
+
+
+def test_a_row_needs_no_file_and_no_clock(tmp_path: Path, light_metrics: dict[str, str], monkeypatch: Any) -> None:
+    one = finished(tmp_path / "one")
+    known, folder = row_of(one), RunFolder(one)
+    records = folder.open_records(config())
+    given = config(), folder.memory(), *records.first(3), list(folder.open_scores())
+    shutil.rmtree(one)
+    monkeypatch.setattr("time.time", None)
+    monkeypatch.setattr(Path, "open", None)
+    lines = [line for line in given[4] if line.side != "vanilla"]
+    assert as_read(row.row(*given[:4], lines)) == as_read(row.row(*given[:4], lines)) == known
+
+
+def test_a_kill_between_the_two_files_of_a_configuration_costs_nothing(
+    tmp_path: Path, light_metrics: dict[str, str], monkeypatch: Any
+) -> None:
+    one = finished(tmp_path / "one")
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("specbench.harness.folder.write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.run(config("metrics=kid"), one, loader=FakePipeline)
+    assert stored(one)["metrics"] == ["clip_b32", "kid"]
+    assert run.run(config("metrics=kid"), one, loader=FakePipeline).row["clip_score"] is None

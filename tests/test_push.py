@@ -15,6 +15,7 @@ import yaml
 from commands import Call
 from fake_pipeline import FakePipeline
 
+import specbench
 from specbench.config import configuration
 from specbench.harness import run
 from specbench.rows.csv_files import read_rows
@@ -122,6 +123,7 @@ def test_rows_become_a_data_set_that_can_be_read(hub: Hub, finished: Path, call:
     assert yaml.safe_load((folder / "config.yaml").read_text())["metrics_dir"] is None
     assert b"/secret/place" not in b"".join(hub.files.values())
     assert not (folder / "images").exists()
+    assert specbench.result(folder).row == read_rows(finished / "row.csv")[0]
     for command in (("compare", f"{folder}/baseline", str(folder)), ("breakdown", str(folder))):
         code, _, err = call(*command)
         assert code == 0, err

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,76 +13,29 @@ import numpy as np
 import pytest
 from commands import Call, older, row_of
 from fake_pipeline import FakePipeline, at, interrupt
+from light_metrics import Light
+from light_metrics import light_metrics as light_metrics  # a fixture
 from PIL import Image
 
-from specbench import metrics
 from specbench.compare import comparison, passes
-from specbench.config import configuration, parameters
+from specbench.config import configuration
 from specbench.errors import UsageError
-from specbench.harness import run, sheet, status
+from specbench.harness import run, status
 from specbench.harness.folder import stored
-from specbench.metrics import Score, base
+from specbench.harness.planned import PlannedRun
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import csv_lines
+from specbench.rows.csv_files import as_cells, csv_lines
 from specbench.rows.journal import pixel_digest, read_records, to_line
 from specbench.rows.scores import ScoreJournal
-from specbench.tables.measure import LocalBench
+from specbench.tables.collect import Bench
 
 SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_step", "baseline_latency_s", "baseline_run_id")
-
-
-class Light(base.Metric):
-    """The mean of a picture, moved by the metric's name, its weights and its reference."""
-
-    def __init__(self, name: str, context: base.ScoringContext, weights: dict[str, str]) -> None:
-        super().__init__(context, {})
-        self.name, self.weights = name, weights
-        self.columns = real_columns(name)  # type: ignore[misc]
-
-    @property
-    def reads_prompt(self) -> bool:  # type: ignore[override]
-        return self.name.startswith("clip")
-
-    @property
-    def cache_key(self) -> str:
-        if self.name not in self.weights or "nowhere" in str(self.context.weights):
-            raise base.Unavailable(f"no weights of {self.name}")
-        return f"{self.name}@{self.weights[self.name]}"
-
-    def basis(self) -> str:
-        return f"{self.cache_key} {self.context.reference}"
-
-    def scorer(self) -> Any:
-        return lambda pictures, items: np.array([[float(p.mean())] for p in pictures])
-
-    def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[Score, ...]:
-        if self.weights[self.name] == "broken":
-            return tuple(Score.unmeasured("these pictures are too small", "") for _ in self.columns)
-        move = float(len(self.basis())) + self.name.count("2")
-        return tuple(Score(outputs.mean() + move + i, 0.5, self.basis(), "few") for i in range(len(self.columns)))
-
-    def per_image(self, outputs: np.ndarray) -> np.ndarray | None:
-        return outputs[:, 0]
-
-
-real_columns = parameters.metric_columns
 
 
 @pytest.fixture
 def weights(light_metrics: dict[str, str]) -> dict[str, str]:
     return light_metrics
-
-
-@pytest.fixture
-def light_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Metric -> version of its weights, of those that are here."""
-    here = dict.fromkeys(("fid", "fid_clean", "clip_b16", "clip_b32", "image_reward", "kid"), "1")
-    monkeypatch.setattr(metrics, "metric", lambda name, context: Light(name, context, here))
-    monkeypatch.setattr(sheet, "save", lambda path, title, cells: path.touch())
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(provenance, "_output", lambda *command: "")  # of git, some hundred times
-    return here
 
 
 def files_of(folder: str) -> dict[Path, bytes]:
@@ -267,13 +218,12 @@ def test_a_stop_within_the_scoring_is_no_finished_run(call: Call, weights: dict[
 
 
 def test_a_table_gets_its_own_row_from_a_folder_that_has_more(call: Call, weights: dict[str, str]) -> None:
-    words = ["n=4", "metrics=fid", "baseline=false"]
-    bench = LocalBench()
-    first = bench.run(words, Path("first"))
+    planned = PlannedRun(Path("first"), configuration.compose(["n=4", "metrics=fid", "baseline=false"]))
+    first = Bench().row(planned)
     assert call("evaluate", "first", "metrics=clip_b32")[0] == 0
     assert row_of("first")["clip_score"] is not None
-    again = bench.run(words, Path("first"))
-    assert again["config_hash"] == bench.identify(words).config_hash
+    again = Bench().row(planned)
+    assert planned.fits(as_cells(again))
     assert dict(again) == dict(first)
 
 

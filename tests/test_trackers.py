@@ -76,7 +76,8 @@ def folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 def write(folder: RunFolder, *arguments: str) -> dict[str, Any]:
     row = row_of(folder.path)
-    trackers.write(configuration.compose([*SMALL, *arguments]), row, folder)
+    cfg = configuration.compose([*SMALL, *arguments])
+    trackers.write(cfg["log"], cfg, row, folder)
     return row
 
 

@@ -39,8 +39,9 @@ from specbench.harness.folder import (
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader, PromptDecoder
-from specbench.rows import sample_size, store, trackers
+from specbench.rows import indices, sample_size, store, trackers
 from specbench.rows.csv_files import as_read
+from specbench.rows.journal import Record, read_records
 from specbench.rows.scores import ScoreLine
 from specbench.storage import home
 from specbench.storage.files import sha256_file
@@ -158,14 +159,21 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
 
 def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """The configuration of a finished run in a folder, and its row: from the journals, and the newest scores in them.
-    UsageError if images are missing."""
+    The images themselves are not read. UsageError if records are missing."""
     config, folder = stored(path), RunFolder(path)
-    records = folder.open_records(config)
-    if not records.complete(config.n):
-        raise UsageError(f"{path} holds no row: finish its run with `specbench resume {path}`")
-    mine, vanilla = records.first(config.n)
+    mine = _recorded(folder.records, config)
+    vanilla = _recorded(folder.baseline_records, config) if config.wants_baseline else None
     lines = scoring.stored_lines(config.metrics, folder.open_scores(), mine, vanilla)
     return config, as_read(row.row(config, folder.memory(), older.with_sizes(mine, path), vanilla, lines))
+
+
+def _recorded(path: Path, config: RunConfig) -> list[Record]:
+    """The records of the images of a configuration. UsageError if some are missing."""
+    held = {record.index: record for record in read_records(path)} if path.is_file() else {}
+    wanted = indices.of_prompts(config.n, indices.images_per_prompt(config))
+    if not held.keys() >= set(wanted):
+        raise UsageError(f"{path.parent} holds no row: finish its run with `specbench resume {path.parent}`")
+    return [held[i] for i in wanted]
 
 
 def _finish(

@@ -22,10 +22,12 @@ from specbench.report import gather
 from specbench.rows import sample_size, summary
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import to_csv
+from specbench.rows.memory import Memory
 from specbench.rows.seconds import withheld
+from specbench.storage.files import sha256
 
 #: Files of a run that a data set gets; images are extra.
-_OF_RUN = ("row.csv", "run.json", "records.jsonl", "baseline.jsonl", "contact_sheet.png")
+_OF_RUN = ("row.csv", "run.json", "records.jsonl", "baseline.jsonl", "scores.jsonl", "contact_sheet.png")
 #: Parameters that name places of this machine.
 _PLACES = ("out", "data_dir", "metrics_dir", "reference", "url", "ray_address", "log_dir", "drafter_weights")
 #: Columns of the card's table, where some row has them.
@@ -113,7 +115,9 @@ def _of_run(folder: Path, images: bool) -> dict[str, bytes | Path]:
         own = {name: None if name in _PLACES else value for name, value in cfg.items()}
         if str(own.get("weights", "")).startswith(("/", ".", "~")):
             own["weights"] = "folder"
-        files["config.yaml"] = yaml.safe_dump(own, sort_keys=False, allow_unicode=True).encode()
+        text = yaml.safe_dump(own, sort_keys=False, allow_unicode=True).encode()
+        files["config.yaml"] = text
+        files["run.json"] = Memory.read(folder / "run.json").changed(config=(sha256(text, 16),)).content()
     return files
 
 

@@ -55,9 +55,13 @@ class Memory:
             pass
         raise UsageError(f"{path} is not as specbench run wrote it; restore the file, or name another folder")
 
+    def content(self) -> bytes:
+        """The file."""
+        return checked_lines.encode(asdict(self))
+
     def write(self, path: Path) -> None:
         """Replaces the file."""
-        write_atomically(path, checked_lines.encode(asdict(self)))
+        write_atomically(path, self.content())
 
     def changed(self, **values: Any) -> Self:
         """With other values."""
