@@ -55,13 +55,13 @@ def main(line: Line) -> int:
 def _entries(group: str) -> list[dict[str, Any]]:
     """Name, line and presence of weights (None: needs none) of every choice of a group."""
     from specbench import metrics
-    from specbench.config import parameters, registry, shown_columns
+    from specbench.config import parameters, registry
     from specbench.storage import home
 
     lines = dict(parameters.choices(group))
     absent: dict[str, list[str]] = {}  # only for choices that need weights
     if group == "metrics":
-        shown = shown_columns.of_metrics()
+        shown = parameters.found_choices().columns
         for name in parameters.single_metrics():
             columns = parameters.metric_columns(name)
             lines[name] += f" Column {', '.join(columns)}: {shown[columns[0]].better} is better."

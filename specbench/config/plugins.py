@@ -30,7 +30,7 @@ from typing import Any
 from specbench.config import yaml_files
 from specbench.config.caches import cached
 from specbench.config.parameter import METADATA, Parameter, declared
-from specbench.config.shown_column import ShownColumn, shown
+from specbench.config.shown_columns import ShownColumn, shown
 from specbench.errors import UsageError
 from specbench.storage.files import sha256, sha256_file
 
@@ -49,8 +49,8 @@ CONF = ("specbench.conf", "specbench.suites", "specbench.methods")
 INCLUDE = "SPECBENCH_INCLUDE"
 #: The column of rows that names them.
 MEANING = "plug-ins whose choices were used: name, version and a hash of their files; empty: none"
-#: The groups whose files declare parameters.
-_OF_PARAMETERS = ("model", "data", "engine", "log", "drafter", "rule", "verification")
+#: The groups whose chosen file declares parameters, in the order in which a row names them.
+PARAMETER_GROUPS = ("model", "data", "engine", "log", "drafter", "rule", "verification")
 #: Group -> the package of the modules of specbench's own choices.
 PACKAGES = {
     "rule": "specbench.decoding.rules",
@@ -241,16 +241,16 @@ class _Search:
             if other.plugin.is_shipped:
                 raise UsageError("specbench has a choice of this name; rename it")
             raise UsageError(f"{other.plugin} has a choice of this name, too")
-        if one.plugin.is_shipped and one.group not in (*_OF_PARAMETERS, "metrics"):
+        if one.plugin.is_shipped and one.group not in (*PARAMETER_GROUPS, "metrics"):
             return  # read when it is chosen
         folders = self.folders
         held = content(folders, one.group, one.name)
         if one.group == "metrics":
             self._check_metric(one, held)
-        if one.group not in _OF_PARAMETERS:
+        if one.group not in PARAMETER_GROUPS:
             return
         own = declarations(folders, one.group, one.name)
-        known = {*own, *self._common, *METADATA, "hydra", *(() if one.plugin.is_shipped else self.parameters)}
+        known = {*own, *self._common, *METADATA, *(() if one.plugin.is_shipped else self.parameters)}
         if foreign := sorted(held.keys() - known):
             what = "not declared" if one.plugin.is_shipped else "no parameter of specbench"
             raise UsageError(f"{foreign[0]} is {what}; declare it under parameters:")
