@@ -76,7 +76,7 @@ def _entries(group: str) -> list[dict[str, Any]]:
             network = registry.drafter_network(name) if group == "drafter" else None
             if network and network.variants:
                 lines[name] += f" Also drafter.weights=embedded:{'|'.join(network.variants)}."
-            real = registry.source(name) if group == "model" else None
+            real = registry.model_sources().get(name) if group == "model" else None
             files = [network.asset] if network else registry.assets(name)  # a drafter's, for the embedded target
             if files:
                 absent[name] = [f for f in files if not (registry.ASSETS / f).is_file()]

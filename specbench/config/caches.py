@@ -12,9 +12,8 @@ _CACHES: list[Any] = []
 
 def cached(function: _F) -> _F:
     """`functools.cache`, which `clear` empties."""
-    found: Any = cache(function)
-    _CACHES.append(found)
-    return found  # type: ignore[no-any-return]
+    _CACHES.append(found := cache(function))
+    return found  # type: ignore[return-value]
 
 
 def clear() -> None:

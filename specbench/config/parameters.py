@@ -18,19 +18,16 @@ from typing import Any
 
 from specbench.config import caches, plugins, yaml_files
 from specbench.config.caches import cached
-from specbench.config.parameter import METADATA as METADATA
-from specbench.config.parameter import PROMPTS, Parameter
+from specbench.config.parameter import METADATA, PROMPTS, Parameter
+from specbench.config.plugins import PARAMETER_GROUPS as PARAMETER_GROUPS
 from specbench.errors import UsageError, unknown
-
-#: The groups of conf/ whose chosen file declares parameters, in the order in which a row names them.
-PARAMETER_GROUPS = ("model", "data", "engine", "log", "drafter", "rule", "verification")
 
 #: The groups of which a method consists.
 PARTS = ("drafter", "rule", "verification")
 
-
 #: What a run has whose images a server decodes, besides the parameters of its data and its engine: names that stand for
 #: the server's own model and method, and the parameters of every run that concern prompts, scoring and the folder.
+_GROUPS_OF_SERVED = ("data", "engine", "log")
 SERVED = dict.fromkeys(("model", "method", "drafter", "rule"), "served")
 _OF_SERVED = ("seed", "n", "images_per_prompt", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
 
@@ -67,14 +64,17 @@ def found_choices() -> plugins.FoundChoices:
     return plugins.load(conf_dir())
 
 
-def choice(group: str, name: str) -> plugins.Choice | None:
-    """A choice; None where the name does not exist."""
-    return found_choices().choices.get(group, {}).get(name)
+def choice(group: str, name: str) -> plugins.Choice:
+    """A choice. UsageError for a name that does not exist."""
+    known = found_choices().choices.get(group, {})
+    if name not in known:
+        raise unknown("metric" if group == "metrics" else group, name, known)
+    return known[name]
 
 
 def plugin_of(group: str, name: str) -> plugins.Plugin | None:
     """The plug-in that a choice is from; None for one of specbench's own, and for a name that does not exist."""
-    one = choice(group, name)
+    one = found_choices().choices.get(group, {}).get(name)
     return one.plugin if one and not one.plugin.is_shipped else None
 
 
@@ -103,25 +103,20 @@ def plugins_lacking(labels: Iterable[str]) -> str:
 @contextmanager
 def including(folders: Sequence[Path]) -> Iterator[None]:
     """Inside, these folders are plug-ins, too, here and in child processes. UsageError for a fault in one."""
+    if not folders:
+        yield
+        return
     before = os.environ.get(plugins.INCLUDE)
     texts = [*([before] if before else []), *(str(folder.expanduser().absolute()) for folder in folders)]
-    if folders:
-        os.environ[plugins.INCLUDE] = os.pathsep.join(texts)
-        refresh()
+    os.environ[plugins.INCLUDE] = os.pathsep.join(texts)
+    caches.clear()
     try:
         yield
     finally:
-        if folders:
-            if before is None:
-                del os.environ[plugins.INCLUDE]
-            else:
-                os.environ[plugins.INCLUDE] = before
-            refresh()
-
-
-def refresh() -> None:
-    """Searches for choices again."""
-    caches.clear()
+        del os.environ[plugins.INCLUDE]
+        if before is not None:
+            os.environ[plugins.INCLUDE] = before
+        caches.clear()
 
 
 def content(group: str, name: str) -> Mapping[str, Any]:
@@ -150,15 +145,10 @@ def in_run(cfg: Mapping[str, Any]) -> dict[str, Parameter]:
     return found
 
 
-def parameter(name: str, cfg: Mapping[str, Any]) -> Parameter:
-    """One parameter of `in_run`. KeyError where no choice declares it."""
-    return in_run(cfg)[name]
-
-
 @cached
 def declared(group: str, name: str) -> frozenset[str]:
     """The flat parameters that a choice of a group has, including those of the files that it builds on."""
-    return frozenset(content(group, name)).difference(("hydra", *METADATA))
+    return frozenset(content(group, name)) - METADATA
 
 
 def preferred(model: str) -> dict[str, str]:
@@ -207,10 +197,8 @@ def of_experiment(name: str) -> dict[str, Any]:
     """The choices and values of an experiment's file, by group and parameter; empty for one that does not exist."""
     if name not in choices("experiment"):
         return {}
-    own = declared("experiment", name)
-    return _chosen("experiment", name) | {
-        key: value for key, value in content("experiment", name).items() if key in own
-    }
+    held = content("experiment", name)
+    return _chosen("experiment", name) | {key: held[key] for key in held if key not in METADATA}
 
 
 @cached
@@ -232,11 +220,12 @@ def is_served(cfg: Mapping[str, Any]) -> bool:
 
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a run with these choices, in the order of `table`."""
+    groups: tuple[str, ...]
     if is_served(cfg):
-        own = frozenset().union(*(declared(group, str(cfg.get(group))) for group in ("data", "engine", "log")))
-        return [name for name in table() if name in own or name in SERVED or name in _OF_SERVED]
-    names = common().union(*(declared(group, str(cfg.get(group))) for group in PARAMETER_GROUPS))
-    names |= declared("method", str(cfg.get("method"))) & {"variant"}
+        groups, names = _GROUPS_OF_SERVED, {*SERVED, *_OF_SERVED}
+    else:
+        groups, names = PARAMETER_GROUPS, {*common(), *(declared("method", str(cfg.get("method"))) & {"variant"})}
+    names = names.union(*(declared(group, str(cfg.get(group))) for group in groups))
     return [name for name in table() if name in names]
 
 
@@ -268,16 +257,14 @@ def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
 
 
 def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """A composed, flat configuration, checked and in canonical form and order; `registry.located` checks its
-    paths.
+    """A composed, flat configuration, checked and in canonical form and order; `registry.completed` checks its paths.
 
     Raises UsageError for an unknown or missing parameter, a wrong type and a value out of range. `delta=2` and
     `delta=2.0` become the same, so that equal runs have equal hashes.
     """
     served = is_served(cfg)
-    for group in ("data", "engine", "log") if served else PARAMETER_GROUPS:
-        if cfg.get(group) not in choices(group):
-            raise unknown(group, str(cfg.get(group)), choices(group))
+    for group in _GROUPS_OF_SERVED if served else PARAMETER_GROUPS:
+        choice(group, str(cfg.get(group)))
     wanted = parameters_of(cfg)
     for name in cfg:
         if name not in wanted:
@@ -287,7 +274,7 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     own = in_run(cfg)
     checked = {name: own[name].checked(name, cfg[name]) for name in wanted}
     check_metrics(checked["metrics"])
-    each = checked.get("images_per_prompt", 1)
+    each = checked["images_per_prompt"]
     if isinstance(checked["n"], int) and checked["n"] * each > PROMPTS:
         raise UsageError(
             f"n times images_per_prompt must be at most {PROMPTS:,} images (got {checked['n']:,} times {each:,})"
@@ -391,10 +378,6 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
     found = {name: value for name, value in flat.items() if name in run_names or name not in preset}
     for name in declared("method", str(flat.get("method"))) & found.keys() - set(given):
         if found[name] == preset[name] and name in own and not own[name].allows(found[name]):
-            found[name] = _default(name, flat)
+            parts = (content(group, flat[group]) for group in reversed(PARAMETER_GROUPS))
+            found[name] = next(held[name] for held in parts if name in held)
     return found
-
-
-def _default(name: str, cfg: Mapping[str, Any]) -> Any:
-    """The value of a parameter in the file of the choice that has it."""
-    return next(held[name] for group in reversed(PARAMETER_GROUPS) if name in (held := content(group, cfg[group])))
