@@ -32,7 +32,7 @@ from specbench.config import command_line, composition, parameters, protocols, r
 from specbench.config.caches import cached
 from specbench.config.parameter import METADATA
 from specbench.config.run_config import RunConfig
-from specbench.errors import UsageError, install, unknown
+from specbench.errors import UsageError, install, one_line, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour
 CONFIG = "config"
@@ -127,12 +127,6 @@ def session() -> Iterator[None]:
         raise UsageError(one_line(e)) from e
 
 
-def one_line(error: BaseException) -> str:
-    """The first line of an error's text."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].strip()
-
-
 def implied(arguments: Sequence[str]) -> list[str]:
     """What the normalized arguments of one run imply: `prompts=FILE` implies `data=prompts` and n=all, a protocol
     implies its values, and a model of classes implies its own data and method."""
@@ -201,9 +195,6 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[st
     if not multirun:
         if sweeps:
             raise UsageError(f"this experiment is a grid over {', '.join(sweeps)}: add -m")
-        for o in own:
-            if o.is_sweep_override():
-                raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
         return [("", [o.input_line or "" for o in own])]
     # The command line overrides the experiment, as in Hydra's own sweeper.
     swept_keys = {k for k in sweeps if k not in keys} | {o.key_or_group for o in own if o.is_sweep_override()}
@@ -300,6 +291,8 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
     arguments = _parse([*overrides, *implied(overrides)])
     for o in arguments:
         _check_form(o)
+        if o.is_sweep_override():
+            raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
     chosen = [o for o in arguments if _is_choice(o)]
     cfg = _chosen(chosen)
     for o in arguments:
@@ -307,8 +300,6 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
             continue
         if o.key_or_group not in cfg:
             raise parameters.no_parameter(o.key_or_group, cfg)
-        if o.is_sweep_override():
-            raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
         cfg[o.key_or_group] = deepcopy(o.value())
     given = {o.key_or_group for o in arguments}
     experiment = next((o.value() for o in chosen if o.key_or_group == "experiment"), None)
@@ -335,8 +326,7 @@ def _chosen(arguments: Sequence[Override]) -> dict[str, Any]:
 
 @cached
 def _by_hydra(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
-    found = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments)), resolve=True, throw_on_missing=True)
-    assert isinstance(found, dict)
+    found: Any = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments)), resolve=True, throw_on_missing=True)
     return {str(key): value for key, value in found.items() if key not in METADATA}
 
 
@@ -344,6 +334,5 @@ def _by_hydra(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
 def _sweeper(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     """The parameters over which an experiment or Hydra's own arguments sweep, with their lists of values."""
     composed = hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper
-    found = OmegaConf.to_container(composed)
-    assert isinstance(found, dict)
+    found: Any = OmegaConf.to_container(composed)
     return {str(key): value for key, value in (found.get("params") or {}).items()}

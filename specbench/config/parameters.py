@@ -1,9 +1,7 @@
 """The parameters of a run: which ones it has, and the check of their values.
 
-A run has the values in config.yaml and in the chosen model, data, engine, drafter, rule and verification files, and
-nothing else. Each of these files declares its own parameters (see `plugins`).
-
-Imports neither torch nor Hydra.
+A run has the values in config.yaml and in the chosen files of `PARAMETER_GROUPS`, and nothing else. Each of these files
+declares its own parameters (see `plugins`). Imports neither torch nor Hydra.
 """
 
 from __future__ import annotations
@@ -95,17 +93,13 @@ def plugins_lacking(labels: Iterable[str]) -> str:
     all are."""
     here = {str(plugin).removeprefix("plug-in ") for plugin in found_choices().plugins}
     names = sorted({label.rpartition(":")[0] for label in labels if label} - here)
-    if not names:
-        return ""
-    return f"; it is from plug-in {_and(names)}, which is not here: install it, or name its folder with --include"
+    away = "which is not here: install it, or name its folder with --include"
+    return f"; it is from plug-in {_and(names)}, {away}" if names else ""
 
 
 @contextmanager
 def including(folders: Sequence[Path]) -> Iterator[None]:
-    """Inside, these folders are plug-ins, too, here and in child processes. UsageError for a fault in one."""
-    if not folders:
-        yield
-        return
+    """Inside, these folders are plug-ins, too, here and in child processes."""
     before = os.environ.get(plugins.INCLUDE)
     texts = [*([before] if before else []), *(str(folder.expanduser().absolute()) for folder in folders)]
     os.environ[plugins.INCLUDE] = os.pathsep.join(texts)
@@ -156,12 +150,6 @@ def preferred(model: str) -> dict[str, str]:
     return dict(default("model", model, "preferred") or {}) if model in choices("model") else {}
 
 
-def own_data(model: str) -> str:
-    """The data set of a model that needs its own prompts (an embedded one, or one of classes); else empty."""
-    embedded = default("model", model, "weights") == "embedded"
-    return preferred(model).get("data", default_choice("data") if embedded else "")
-
-
 def default(group: str, name: str, parameter: str) -> Any:
     """The value of a parameter in a choice's file; None where it is not set."""
     return content(group, name).get(parameter)
@@ -201,7 +189,6 @@ def of_experiment(name: str) -> dict[str, Any]:
     return _chosen("experiment", name) | {key: held[key] for key in held if key not in METADATA}
 
 
-@cached
 def default_choice(group: str) -> str:
     """The default choice of a group."""
     return _chosen("", "config")[group]
@@ -287,15 +274,12 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-#: Values of `kind:` in the file of a model, drafter, rule or method: discrete tokens, continuous tokens, or either.
-TOKEN_KINDS = ("discrete", "continuous", "any")
-
-
 def kind(group: str, name: str) -> str:
-    """One of `TOKEN_KINDS`, from the file of a choice; discrete if it declares none."""
-    found = content(group, name).get("kind", "discrete")
-    if found not in TOKEN_KINDS:
-        raise UsageError(f"{file_of(group, name)}: kind must be one of {', '.join(TOKEN_KINDS)} (got {found})")
+    """The tokens for which a model, drafter, rule or method is, from `kind:` in its file: discrete, which is the
+    default, continuous, or any."""
+    found, kinds = content(group, name).get("kind", "discrete"), ("discrete", "continuous", "any")
+    if found not in kinds:
+        raise UsageError(f"{file_of(group, name)}: kind must be one of {', '.join(kinds)} (got {found})")
     return str(found)
 
 

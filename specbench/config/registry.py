@@ -26,16 +26,13 @@ from specbench.errors import UsageError, unknown
 from specbench.storage import home, sources
 from specbench.storage.files import LARGE, cached_sha256, state
 
-#: The object of the module of a choice's name that is its implementation; of the other groups it is `build`.
-_OBJECTS = {"model": "load", "data": "items"}
-
 
 def find(group: str, name: str) -> Any:
     """The object behind a name. UsageError for a name that does not exist, and where it is a plug-in's and cannot be
     loaded."""
     one, held = parameters.choice(group, name), parameters.content(group, name)
     named = held[name].get("metric", "") if group == "metrics" else held.get("implementation")
-    return one.load(named or _OBJECTS.get(group, "build"))
+    return one.load(named or {"model": "load", "data": "items"}.get(group, "build"))
 
 
 def module(group: str, name: str) -> ModuleType:
@@ -123,11 +120,6 @@ def evaluator_folders(metric: str) -> list[str]:
     return folders
 
 
-def assets(model: str) -> list[str]:
-    """The files of weights that the project carries for a model."""
-    return parameters.default("model", model, "assets") or []
-
-
 def completed(cfg: Mapping[str, Any]) -> RunConfig:
     """A checked configuration with the full paths of its weights and, for n=all, the number of prompts that the data
     set has.
@@ -193,7 +185,9 @@ def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
         if real:
             target = [file for part in real.parts for file in _held(folder / part)]
         else:
-            target = [folder / name for name in assets(cfg["model"])] or _held(folder)
+            target = [folder / name for name in parameters.default("model", cfg["model"], "assets") or ()] or _held(
+                folder
+            )
         if network:
             drafter = _held(folder / network.folder) if real else [folder / network.asset]
     return target, drafter_files(own) if own else drafter
@@ -232,7 +226,7 @@ def check_weights(cfg: Mapping[str, Any]) -> None:
     if model in model_sources():
         if absent := [part for part in needed_folders(cfg) if not (folder / part).is_dir()]:
             raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {advice(model, absent)}")
-    elif not assets(model):
+    elif not parameters.default("model", model, "assets"):
         if not folder.is_dir():
             raise UsageError(f"{folder} does not exist: put the weights of {model} there, or try weights=random")
     elif absent := [path.name for group in weight_files(cfg) for path in group if not path.is_file()]:
