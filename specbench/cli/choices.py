@@ -77,9 +77,8 @@ def _entries(group: str) -> list[dict[str, Any]]:
             if network and network.variants:
                 lines[name] += f" Also drafter.weights=embedded:{'|'.join(network.variants)}."
             real = registry.model_sources().get(name) if group == "model" else None
-            files = (
-                [network.asset] if network else parameters.default(group, name, "assets")
-            )  # a drafter's, for the embedded target
+            # A drafter's are for the embedded target.
+            files = [network.asset] if network else parameters.default(group, name, "assets")
             if files:
                 absent[name] = [f for f in files if not (registry.ASSETS / f).is_file()]
             elif real:

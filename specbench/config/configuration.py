@@ -333,6 +333,5 @@ def _by_hydra(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
 @cached
 def _sweeper(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     """The parameters over which an experiment or Hydra's own arguments sweep, with their lists of values."""
-    composed = hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper
-    found: Any = OmegaConf.to_container(composed)
+    found: Any = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper)
     return {str(key): value for key, value in (found.get("params") or {}).items()}

@@ -40,7 +40,6 @@ def conf_dir() -> Path:
     raise UsageError(f"the configurations are missing: no conf/config.yaml in or next to {package}; install again")
 
 
-@cached
 def groups() -> tuple[str, ...]:
     """The groups of conf/ from which a run chooses. (Suites are of many runs.)"""
     return tuple(sorted(found_choices().choices.keys() - {"suite"}))
@@ -51,8 +50,7 @@ def choices(group: str) -> dict[str, str]:
     """Name -> one-line description of every choice of a group: the file's first comment line, a full sentence."""
     found = {}
     for name, one in found_choices().choices.get(group, {}).items():
-        lines = one.path.read_text(encoding="utf-8").splitlines()
-        comments = (line[1:].strip() for line in lines if line.startswith("#"))
+        comments = (line[1:].strip() for line in one.path.read_text("utf-8").splitlines() if line.startswith("#"))
         found[name] = next((c for c in comments if not c.startswith("@")), "")
     return found
 
@@ -304,9 +302,8 @@ def _check_kinds(cfg: Mapping[str, Any]) -> None:
     suited = [method for method in choices("method") if kind("method", method) in (mine, "any")]
     shown = " and ".join(f"{group} {name}" for group, name in parts.items())
     does = "do" if len(parts) > 1 else "does"
-    raise UsageError(
-        f"{cfg['model']} has {mine} tokens, which {shown} {does} not support; use method={', '.join(suited)}"
-    )
+    text = f"{cfg['model']} has {mine} tokens, which {shown} {does} not support"
+    raise UsageError(f"{text}; use method={', '.join(suited)}")
 
 
 def single_metrics() -> dict[str, str]:

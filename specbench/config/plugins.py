@@ -231,13 +231,12 @@ class _Search:
             raise UsageError(f"{other.plugin} has a choice of this name, too")
         if one.plugin.is_shipped and one.group not in (*PARAMETER_GROUPS, "metrics"):
             return  # read when it is chosen
-        folders = self.folders
-        held = content(folders, one.group, one.name)
+        held = content(self.folders, one.group, one.name)
         if one.group == "metrics":
             self._check_metric(one, held)
         if one.group not in PARAMETER_GROUPS:
             return
-        own = declarations(folders, one.group, one.name)
+        own = declarations(self.folders, one.group, one.name)
         known = {*own, *self._common, *METADATA, *(() if one.plugin.is_shipped else self.parameters)}
         if foreign := sorted(held.keys() - known):
             what = "not declared" if one.plugin.is_shipped else "no parameter of specbench"

@@ -15,9 +15,8 @@ A file conf/protocol/NAME.yaml has these keys:
 The value null means that neither the paper nor its code states the parameter. The run then keeps its default, and the
 row reports this. The text that the declaration gives for a parameter's null, such as "off", is that null. If a
 parameter has a list of values, the protocol includes all of them, and the first one is the default. Protocols do not
-set the draft and the rule: the preset of the method does, in the variant that the protocol chooses.
-
-Imports neither torch nor Hydra.
+set the draft and the rule: the preset of the method does, in the variant that the protocol chooses. Imports neither
+torch nor Hydra.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The implementation and the weight files behind each name that can be chosen. A look-up imports nothing heavy.
 
-A rule is the function `build` of specbench/decoding/rules/NAME.py, a drafter `build` of specbench/decoding/drafters/
-NAME.py, a verification `build` of specbench/decoding/verify/NAME.py, a model `load` of specbench/models/NAME.py, a data
-set `items` of specbench/data/NAME.py, a plug-in's that of NAME.py next to its NAME.yaml. The file of a choice names
-another one with `implementation: MODULE:NAME` (a metric's with `metric:`), and where its weights and data come from
-with `assets`, `network` and `files`.
+A model is the function `load`, a data set `items`, a rule, a drafter and a verification `build` of the module NAME.py:
+in the group's package (`plugins.IMPLEMENTED`), a plug-in's next to its NAME.yaml. The file of a choice names another
+one with `implementation: MODULE:NAME` (a metric's with `metric:`), and where its weights and data come from with
+`assets`, `network` and `files`.
 """
 
 from __future__ import annotations
@@ -185,9 +184,8 @@ def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
         if real:
             target = [file for part in real.parts for file in _held(folder / part)]
         else:
-            target = [folder / name for name in parameters.default("model", cfg["model"], "assets") or ()] or _held(
-                folder
-            )
+            names = parameters.default("model", cfg["model"], "assets")
+            target = [folder / name for name in names] if names else _held(folder)
         if network:
             drafter = _held(folder / network.folder) if real else [folder / network.asset]
     return target, drafter_files(own) if own else drafter

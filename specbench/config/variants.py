@@ -19,7 +19,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from specbench.config import parameters
-from specbench.config.caches import cached
 from specbench.errors import unknown
 
 #: Parameters that older configurations lack, and the values of what those did. A hash leaves these values out.
@@ -38,7 +37,6 @@ ADDED: dict[str, Any] = {
 }
 
 
-@cached
 def of(method: str) -> tuple[str, ...]:
     """The variants of a method; none where it has one version alone."""
     return tuple(parameters.default("method", method, "variants") or ())
