@@ -27,6 +27,11 @@ def install(extra: str) -> str:
     return f"uv pip install -e '.[{extra}]' in the checkout"
 
 
+def one_line(error: BaseException) -> str:
+    """The first line of an error's text, or the error's class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+
+
 def plain(value: object) -> str:
     """Text of a file, safe to print: control characters are replaced, so that none reaches the terminal."""
     return "".join(c if c.isprintable() else "?" for c in str(value))

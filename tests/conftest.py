@@ -12,6 +12,7 @@ import torch
 from fake_pipeline import FakePipeline
 
 from specbench import cli
+from specbench.config import registry
 from specbench.harness import run
 
 os.environ.setdefault("SPECBENCH_STORE", "none")  # runs of tests add no row to the store of the checkout
@@ -42,7 +43,7 @@ def call(
     monkeypatch.setenv("SPECBENCH_HOME", "/not/there")
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     monkeypatch.setattr(run, "check", lambda cfg: None)
-    monkeypatch.setattr(run, "_weights_here", lambda cfg: None)
+    monkeypatch.setattr(registry, "weights_here", lambda cfg: None)
 
     def run_it(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -225,8 +225,8 @@ def test_a_name_means_itself(name: str) -> None:
     """The shell has taken its own quotes away, and Hydra's grammar used to read what is in them."""
     words = [f"prompts={name}.txt", f"out={name}", f"metrics_dir={name}/a", "n=1"]
     for found in (
-        configuration.compose(command_line.quote_paths(words)),
-        configuration.grid(command_line.quote_paths(words), False)[0].cfg,
+        configuration.compose(command_line.read(words)),
+        configuration.grid(command_line.read(words), False)[0].cfg,
     ):
         assert (found["prompts"], found["out"], found["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a")
 
@@ -269,8 +269,8 @@ def test_a_run_of_any_name_can_be_gone_on_with(
     ],
 )
 def test_quotes_that_are_there_stay(word: str, value: str | None) -> None:
-    assert configuration.compose(command_line.quote_paths([word]))["out"] == value
-    assert command_line.quote_paths(command_line.quote_paths([word])) == command_line.quote_paths([word])
+    assert configuration.compose(command_line.read([word]))["out"] == value
+    assert command_line.read(command_line.read([word])) == command_line.read([word])
 
 
 @pytest.mark.parametrize("name", [*NAMES, "a\\", "\\'", "a\\\\b", "a\\\\", " x "])

@@ -12,7 +12,7 @@ import yaml
 from commands import ROOT, copy_package, python, run_copy
 
 from specbench._version import __version__
-from specbench.config import parameters, shown_columns
+from specbench.config import parameters
 
 INDEX = ROOT / "docs/index.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -83,7 +83,7 @@ def test_the_page_of_metrics_lists_every_metric_and_column() -> None:
     table = (ROOT / "docs/metrics.md").read_text().partition("## Quality metrics")[2].partition("\n- ")[0]
     named = set(re.findall(r"`((?:\.\.\.)?[a-z0-9_]+)`", table))
     ends = tuple(name.removeprefix("...") for name in named if name.startswith("..."))  # `..._x100`
-    everything = {*parameters.single_metrics(), *shown_columns.of_metrics()}
+    everything = {*parameters.single_metrics(), *parameters.found_choices().columns}
     assert [name for name in sorted(everything - named) if not name.endswith(ends)] == []
 
 

@@ -164,7 +164,7 @@ def test_text_stays_text(text: str) -> None:
 def test_a_path_is_literal_or_refused(name: str) -> None:
     """Whatever the shell leaves of its quotes."""
     assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
-    cfg = or_usage_error(lambda: configuration.compose(command_line.quote_paths([f"out={name}"])))
+    cfg = or_usage_error(lambda: configuration.compose(command_line.read([f"out={name}"])))
     assert cfg is None or cfg["out"] == name
 
 

@@ -32,7 +32,7 @@ from specbench.harness.pipeline import Pipeline
 pytest.importorskip("triton")
 from specbench.engine.kernels import FusedKernels
 
-REAL = [name for name in parameters.choices("model") if registry.source(name)]
+REAL = [name for name in parameters.choices("model") if name in registry.model_sources()]
 HERE = torch.cuda.is_available()
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="no CUDA device")]
 CUDA = pytest.param("cuda", marks=GPU)

@@ -9,6 +9,7 @@ import pytest
 from commands import copy_package, run_copy
 
 from specbench.config import configuration, parameters
+from specbench.config.parameter import METADATA
 from specbench.errors import UsageError
 
 #: A drafter that uses a network of the target's, a discrete drafter with a parameter that continuous drafters have, and
@@ -107,7 +108,7 @@ def test_every_preset_has_the_kind_of_its_parts() -> None:
 
 def test_metadata_is_no_parameter() -> None:
     cfg = configuration.compose(["model=mar_scenes"])
-    assert not {*parameters.METADATA} & {*cfg}
+    assert not {*METADATA} & {*cfg}
     assert (cfg["method"], cfg["data"]) == ("cspd", "scenes_classes")  # as its file prefers
     with pytest.raises(UsageError, match="kind"):
         configuration.compose(["kind=continuous"])

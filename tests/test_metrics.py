@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional as F
 
 from specbench import metrics
-from specbench.config import parameters, shown_columns
+from specbench.config import parameters
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
@@ -290,7 +290,7 @@ def test_a_column_is_declared_once(columns: Any, message: str, tmp_path: Path, m
     (conf / "metrics/light.yaml").write_text(json.dumps({"light": {"metric": "fid:FID", "columns": columns}}))
     monkeypatch.setattr(parameters, "conf_dir", lambda: conf)
     with pytest.raises(UsageError, match=rf"conf/metrics/light\.yaml: .*{message}"):
-        shown_columns.of_metrics()
+        parameters.found_choices()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from fake_pipeline import at, interrupt
 from hatchling import build
 
 from specbench import data
-from specbench.config import composition, configuration, parameters, registry
+from specbench.config import caches, composition, configuration, parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.folder import stored
@@ -40,11 +40,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         for name, text in {**files, **written}.items():
             (site / name).parent.mkdir(parents=True, exist_ok=True)
             (site / name).write_text(text)
-        parameters.refresh()
+        caches.clear()
 
     yield install
     monkeypatch.undo()
-    parameters.refresh()
+    caches.clear()
 
 
 @pytest.fixture
@@ -207,13 +207,13 @@ def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None
         cfg = configuration.compose(["method=mine"])
         assert registry.find("rule", "mine")(cfg, None) == (7, 0.5)
         assert registry.module("rule", "mine").__file__ == str(folder / "rule/mine.py")
-        assert parameters.parameter("warmth", cfg).unit == "degrees"
+        assert parameters.in_run(cfg)["warmth"].unit == "degrees"
         assert composition.compose({"method": "mine"}) == configuration._by_hydra(
             parameters.conf_dir(), ("method=mine",)
         )
         [label] = parameters.plugins_of(cfg)
         (folder / "helper.py").write_text("VALUE = 8\n")
-        parameters.refresh()
+        caches.clear()
         [other] = parameters.plugins_of(cfg)
         assert label != other
         assert {label[:5], other[:5]} == {"mine:"}
@@ -270,7 +270,7 @@ def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: C
         (folder / "model/toy.yaml").write_text(
             "# @package _global_\n# Mine.\nmodel: toy\nfiles: {target: {licence: MIT}}\n"
         )
-        parameters.refresh()
+        caches.clear()
         with pytest.raises(UsageError, match="files of model toy is not declared well .*'repository'"):
             registry.model_sources()
 
@@ -282,7 +282,7 @@ def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytes
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path, str(example)])
-    parameters.refresh()
+    caches.clear()
     smaller = {"run": ["n=2", "metrics=none"], "audit": ["audit.samples=1000", "audit.model=v3t5"]}
     done = []
     try:
@@ -293,7 +293,7 @@ def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytes
             done.append(out)
     finally:
         monkeypatch.undo()
-        parameters.refresh()
+        caches.clear()
     assert len(done) == 7
     assert "lazy " in done[0]
     assert "not lossless" in done[2]  # the audit of the rule

@@ -32,6 +32,7 @@ from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
 from specbench.cli import bench, collect, fetch, push, reference, report, show, suite
 from specbench.config import configuration, parameters, registry, variants
+from specbench.config.parameter import METADATA
 from specbench.rows import selection
 from specbench.tables import measure
 from specbench.tables.catalog import TABLES
@@ -305,7 +306,7 @@ def test_every_part_stands_in_its_table_with_its_defaults(group: str) -> None:
     shipped = {}
     for name in parameters.choices(group):
         values = parameters.content(group, name)
-        left_out = (group, "drafter_weights", *parameters.METADATA)
+        left_out = (group, "drafter_weights", *METADATA)
         shipped[name] = {k: v for k, v in values.items() if k not in left_out}
     assert documented == shipped
 

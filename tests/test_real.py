@@ -29,7 +29,7 @@ from specbench.models.medusa import MedusaConfig, MedusaNetwork
 MODELS = [
     name
     for name in parameters.choices("model")
-    if registry.source(name) and not parameters.is_continuous("model", name)
+    if name in registry.model_sources() and not parameters.is_continuous("model", name)
 ]
 METHODS = [
     name

@@ -19,7 +19,7 @@ from fake_pipeline import TOKENS, FakePipeline
 from PIL import Image
 
 from specbench import data, metrics
-from specbench.config import configuration
+from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.harness import run, sheet
 from specbench.metrics import Score
@@ -244,7 +244,7 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
             bench.run("n=3")
     with monkeypatch.context() as patch:  # trained again: a finished run does not stand for the new weights
         patch.setattr(run, "_load_pipeline", FakePipeline)
-        patch.setattr(run, "_weights_here", lambda cfg: "embedded:2")
+        patch.setattr(registry, "weights_here", lambda cfg: "embedded:2")
         with pytest.raises(UsageError, match="started with weights fake:0, not embedded:2"):
             run.run(bench.outcome.config, bench.out)
     same = data.load(bench.outcome.config.changed(n=3))

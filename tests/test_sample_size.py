@@ -11,7 +11,7 @@ from scipy import stats
 
 from specbench import metrics
 from specbench.compare.paired import by_influence, paired, pairs_needed
-from specbench.config import parameters, shown_columns
+from specbench.config import parameters
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes
 from specbench.errors import UsageError
@@ -43,7 +43,7 @@ def test_there_is_no_frechet_distance_of_few_images() -> None:
 
 def test_metrics_declare_the_features_of_their_networks() -> None:
     """Tables and the warning before a run read the declaration; a metric, the width of its network's output."""
-    declared = {name: d for name in parameters.single_metrics() if (d := shown_columns.features(name))}
+    declared = {name: d for name in parameters.single_metrics() if (d := sample_size.features(name))}
     inceptions = ("fid", "fid_clean", "fid_clean_256", "fid_pytorch")
     classifier = ev.load(ASSETS / ev.CLASSIFIER, ev.Classifier)
     assert declared == {
@@ -59,7 +59,7 @@ def test_metrics_declare_the_features_of_their_networks() -> None:
 def test_a_wrong_declaration_is_named(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "default", lambda *_: {"columns": ["fid"], "features": wrong})
     with pytest.raises(UsageError, match="conf/metrics/any.yaml: features needs EXTRACTOR: INTEGER"):
-        shown_columns.features("any")
+        sample_size.features("any")
 
 
 def test_older_rows_keep_values_that_are_not_printed() -> None:

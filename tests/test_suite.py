@@ -13,7 +13,7 @@ import yaml
 from commands import Call, refused, row_of
 from fake_pipeline import FakePipeline
 
-from specbench.config import parameters
+from specbench.config import parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import pool
@@ -60,7 +60,7 @@ def suite(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(run, "_load_pipeline", Counting)
     monkeypatch.setattr(Counting, "decodes", [])
     monkeypatch.setattr(Counting, "stops", set())
-    monkeypatch.setattr(suites, "weights_here", lambda cfg: None)
+    monkeypatch.setattr(registry, "weights_here", lambda cfg: None)
     path = tmp_path / "my.yaml"
     path.write_text(yaml.safe_dump(SUITE, sort_keys=False))
     return path

@@ -24,7 +24,7 @@ from specbench.cli import tables as cli
 from specbench.compare.comparison import STATISTICS
 from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError
-from specbench.harness.planned import PlannedRun, weights_here
+from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
 from specbench.tables import (
@@ -569,7 +569,7 @@ def test_the_weights_of_a_run_are_known_without_loading_them(tmp_path: Path, mon
     from specbench.harness.pipeline import Pipeline
 
     def weights(*overrides: str) -> str | None:
-        return weights_here(configuration.compose(overrides))
+        return registry.weights_here(configuration.compose(overrides))
 
     overrides = ["method=cool_sd", f"weights={tmp_path}"]
     assert weights(*overrides) is None

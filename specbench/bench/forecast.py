@@ -277,7 +277,7 @@ def _of_model(cfg: Mapping[str, Any]) -> Iterator[str]:
     from specbench.storage import sources
 
     folder = None if parameters.is_served(cfg) else registry.weights_folder(cfg)
-    source = None if folder is None else registry.source(cfg["model"])
+    source = None if folder is None else registry.model_sources().get(cfg["model"])
     if folder is None or source is None:
         return
     for name in registry.needed_folders(cfg):

@@ -77,7 +77,7 @@ def main(line: Line) -> int:
 
       specbench bench --plan model=emu3 method=sjd engine=triton bench.bandwidth=h200
     """
-    given = command_line.normalized(command_line.quote_paths(line.others, line["--multirun"]))
+    given = command_line.read(line.others, line["--multirun"])
     for key in (argument.partition("=")[0] for argument in given):
         if key in _UNUSED or command_line.is_hydras(key):
             raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")

@@ -55,13 +55,13 @@ def main(line: Line) -> int:
 def _entries(group: str) -> list[dict[str, Any]]:
     """Name, line and presence of weights (None: needs none) of every choice of a group."""
     from specbench import metrics
-    from specbench.config import parameters, registry, shown_columns
+    from specbench.config import parameters, registry
     from specbench.storage import home
 
     lines = dict(parameters.choices(group))
     absent: dict[str, list[str]] = {}  # only for choices that need weights
     if group == "metrics":
-        shown = shown_columns.of_metrics()
+        shown = parameters.found_choices().columns
         for name in parameters.single_metrics():
             columns = parameters.metric_columns(name)
             lines[name] += f" Column {', '.join(columns)}: {shown[columns[0]].better} is better."
@@ -76,8 +76,9 @@ def _entries(group: str) -> list[dict[str, Any]]:
             network = registry.drafter_network(name) if group == "drafter" else None
             if network and network.variants:
                 lines[name] += f" Also drafter.weights=embedded:{'|'.join(network.variants)}."
-            real = registry.source(name) if group == "model" else None
-            files = [network.asset] if network else registry.assets(name)  # a drafter's, for the embedded target
+            real = registry.model_sources().get(name) if group == "model" else None
+            # A drafter's are for the embedded target.
+            files = [network.asset] if network else parameters.default(group, name, "assets")
             if files:
                 absent[name] = [f for f in files if not (registry.ASSETS / f).is_file()]
             elif real:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.cli.exits import FAILED, USAGE, fail
-from specbench.errors import RunError, UsageError
+from specbench.errors import RunError, UsageError, one_line
 
 if TYPE_CHECKING:
     from specbench.config.run_config import RunConfig
@@ -113,7 +113,7 @@ def by_hydra(arguments: Sequence[str]) -> int:
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 0 if e.code is None else FAILED
     except hydra.errors.HydraException as e:
-        raise UsageError(configuration.one_line(e)) from e
+        raise UsageError(one_line(e)) from e
     finally:
         sys.argv = before[0]
         if before[1] is None:

@@ -46,7 +46,7 @@ def main(line: Line) -> int:
       specbench probe n=32 drafter=eagle window=5
       specbench probe model=llamagen_xl data=coco2017 n=100 out=results/probe/mine.csv
     """
-    given = command_line.normalized(command_line.quote_paths(line.others))
+    given = command_line.read(line.others)
     for name, _, value in (argument.partition("=") for argument in given):
         if name not in _ACCEPTED:
             raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(_ACCEPTED | set(main.own)))}")

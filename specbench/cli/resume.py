@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
         raise UsageError("name one folder of a run: specbench resume DIR")
 
     from specbench.cli import plans
-    from specbench.config import configuration
+    from specbench.config import configuration, registry
     from specbench.harness.folder import stored
     from specbench.harness.run import Stopped
     from specbench.rows.provenance import MAY_CHANGE
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
             " started them"
         )
     try:
-        Task(configuration.completed({**stored(folder), **given}), folder).run()
+        Task(registry.completed({**stored(folder), **given}), folder).run()
     except Stopped as e:
         raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join(parsed.arguments)}") from e
     return 0

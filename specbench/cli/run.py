@@ -39,13 +39,12 @@ def main(arguments: list[str]) -> int:
 
     from specbench.config import command_line, configuration
 
-    given = command_line.quote_paths(options.overrides, options.multirun)
+    overrides = command_line.read(options.overrides, options.multirun)
     if options.help:
         from specbench.cli import manual
 
-        print(manual.run(configuration.described(given)), end="")
+        print(manual.run(configuration.described(overrides)), end="")
         return 0
-    overrides = command_line.normalized(given)
     jobs = configuration.grid(overrides, options.multirun)
     hydras = [argument for argument in overrides if command_line.is_hydras(argument)]
     if options.info:

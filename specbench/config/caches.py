@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R", covariant=True)
-
-
-class CachedFunction(Protocol[_P, _R]):
-    """A function that remembers its results."""
-
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
-
-    def cache_clear(self) -> None: ...
+_F = TypeVar("_F", bound=Callable[..., Any])
+_CACHES: list[Any] = []
 
 
-_CACHES: list[CachedFunction[..., Any]] = []
-
-
-def cached(function: Callable[_P, _R]) -> CachedFunction[_P, _R]:
+def cached(function: _F) -> _F:
     """`functools.cache`, which `clear` empties."""
-    found: Any = cache(function)
-    _CACHES.append(found)
-    return found
+    _CACHES.append(found := cache(function))
+    return found  # type: ignore[return-value]
 
 
 def clear() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -30,8 +30,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specbench.config import command_line, composition, parameters, protocols, registry, variants
 from specbench.config.caches import cached
+from specbench.config.parameter import METADATA
 from specbench.config.run_config import RunConfig
-from specbench.errors import UsageError, install, unknown
+from specbench.errors import UsageError, install, one_line, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour
 CONFIG = "config"
@@ -78,7 +79,7 @@ def values(arguments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
     """
     with session():
         found: dict[str, Any] = {}
-        for o in _parse(command_line.normalized(command_line.quote_paths(arguments))):
+        for o in _parse(command_line.read(arguments)):
             key = o.key_or_group
             if key not in known:
                 raise unknown("parameter", key, known)
@@ -94,15 +95,8 @@ def values(arguments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
         return found
 
 
-def complete(overrides: Sequence[str]) -> list[str]:
-    """The normalized overrides of one run and the arguments that they imply: `prompts=FILE` implies `data=prompts` and
-    n=all, a protocol implies its values, and a model of classes implies its own data and method."""
-    arguments = command_line.normalized(overrides)
-    return [*arguments, *_implied(arguments)]
-
-
 def swept(overrides: Sequence[str]) -> set[str]:
-    """The keys of a command line that take several values."""
+    """The keys of normalized arguments that take several values."""
     with session():
         return {o.key_or_group for o in _parse(overrides) if o.is_sweep_override()}
 
@@ -133,14 +127,9 @@ def session() -> Iterator[None]:
         raise UsageError(one_line(e)) from e
 
 
-def one_line(error: BaseException) -> str:
-    """The first line of an error's text."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].strip()
-
-
-def _implied(arguments: Sequence[str]) -> list[str]:
-    """The implied arguments of one job, see `complete`."""
+def implied(arguments: Sequence[str]) -> list[str]:
+    """What the normalized arguments of one run imply: `prompts=FILE` implies `data=prompts` and n=all, a protocol
+    implies its values, and a model of classes implies its own data and method."""
     pairs = (argument.split("=", 1) for argument in arguments if "=" in argument)
     given: dict[str, Any] = {key: value.strip(" '\"") for key, value in pairs}
     chosen = parameters.of_experiment(given.get("experiment", "")) | given
@@ -187,18 +176,15 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[st
     for key in keys:
         if keys.count(key) > 1:
             raise UsageError(f"'{key}' is given {keys.count(key)} times; give it once")
+    first = [o for o in arguments if o.key_or_group == "experiment" or command_line.is_hydras(o.key_or_group)]
     for o in arguments:
         _check_form(o)
-        if o.is_sweep_override() and (o.key_or_group == "experiment" or command_line.is_hydras(o.key_or_group)):
+        if o in first and o.is_sweep_override():
             raise UsageError(f"'{o.key_or_group}' takes one value at a time: run {o.input_line} one by one")
     for o in arguments:
         _check_plugin(o)
-    chosen = [
-        o.input_line or ""
-        for o in arguments
-        if o.key_or_group == "experiment" or command_line.is_hydras(o.key_or_group)
-    ]
-    sweeps = {f"{k}": f"{k}={v}" for k, v in (_sweeper(parameters.conf_dir(), tuple(chosen)) if chosen else {}).items()}
+    chosen = tuple(o.input_line or "" for o in first)
+    sweeps = {key: f"{key}={v}" for key, v in (_sweeper(parameters.conf_dir(), chosen) if chosen else {}).items()}
     own = [o for o in arguments if not command_line.is_hydras(o.key_or_group)]
     if multirun and _runs_side_by_side(arguments):
         timed = next((o for o in own if o.key_or_group == "timing"), None)
@@ -209,9 +195,6 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[st
     if not multirun:
         if sweeps:
             raise UsageError(f"this experiment is a grid over {', '.join(sweeps)}: add -m")
-        for o in own:
-            if o.is_sweep_override():
-                raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
         return [("", [o.input_line or "" for o in own])]
     # The command line overrides the experiment, as in Hydra's own sweeper.
     swept_keys = {k for k in sweeps if k not in keys} | {o.key_or_group for o in own if o.is_sweep_override()}
@@ -223,37 +206,37 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[st
     ]
 
 
-#: Launcher -> its package, and the extra with that package.
-_PLUGINS = {
-    **dict.fromkeys(("hydra/launcher=local", "hydra/launcher=joblib"), ("hydra_joblib_launcher", "joblib")),
-    **dict.fromkeys(
-        [f"hydra/launcher={name}" for name in ("slurm", "submitit", "submitit_slurm", "submitit_local")],
-        ("hydra_submitit_launcher", "slurm"),
-    ),
+#: Launcher -> the extra with its package.
+_EXTRAS = {
+    **dict.fromkeys(("local", "joblib"), "joblib"),
+    **dict.fromkeys(("slurm", "submitit", "submitit_slurm", "submitit_local"), "slurm"),
+    "ray": "ray",
 }
+_PACKAGES = {"joblib": "hydra_joblib_launcher", "slurm": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}
 
 
 def _runs_side_by_side(arguments: Iterable[Override]) -> bool:
     """Whether the jobs of a grid share a machine at the same time. (A Slurm job has its own processors.)"""
-    chosen = {
-        f"{o.key_or_group}={o.get_value_element_as_str()}" for o in arguments if command_line.is_hydras(o.key_or_group)
-    }
-    return not chosen.isdisjoint(f"hydra/launcher={name}" for name in ("local", "joblib", "submitit_local"))
+    launchers = [o.get_value_element_as_str() for o in arguments if o.key_or_group == "hydra/launcher"]
+    return not {"local", "joblib", "submitit_local"}.isdisjoint(launchers)
 
 
 def _check_plugin(o: Override) -> None:
     """Raises UsageError for a sweeper (a run has no objective), and for a launcher that is not installed."""
-    argument = f"{o.key_or_group}={o.get_value_element_as_str()}" if command_line.is_hydras(o.key_or_group) else ""
-    if o.key_or_group == "hydra/sweeper" and argument != "hydra/sweeper=basic":
-        raise UsageError(f"{argument}: a grid decodes every combination of its lists; leave hydra/sweeper out")
-    module, extra = _PLUGINS.get(argument, ("", ""))
-    if module and not _installed(f"hydra_plugins.{module}"):
-        raise UsageError(f"{argument} needs {module.replace('_', '-')}: {install(extra)}")
-    if argument == "hydra/launcher=ray" and not _installed("hydra_plugins.hydra_ray_launcher"):
-        raise UsageError(
-            f"{argument} is in no extra: run one job after the other on many GPUs with workers=N, which needs Ray:"
-            f" {install('ray')}"
-        )
+    if o.key_or_group not in ("hydra/sweeper", "hydra/launcher"):
+        return
+    name = o.get_value_element_as_str()
+    argument = f"{o.key_or_group}={name}"
+    if o.key_or_group == "hydra/sweeper":
+        if name != "basic":
+            raise UsageError(f"{argument}: a grid decodes every combination of its lists; leave hydra/sweeper out")
+    elif (extra := _EXTRAS.get(name)) and not _installed(f"hydra_plugins.{_PACKAGES[extra]}"):
+        if extra == "ray":
+            raise UsageError(
+                f"{argument} is in no extra: run one job after the other on many GPUs with workers=N, which needs Ray:"
+                f" {install(extra)}"
+            )
+        raise UsageError(f"{argument} needs {_PACKAGES[extra].replace('_', '-')}: {install(extra)}")
 
 
 def _installed(module: str) -> bool:
@@ -284,42 +267,32 @@ def _check_form(o: Override) -> None:
     if key not in parameters.groups() or o.is_sweep_override():
         return
     value = o.value()
-    names = value if isinstance(value, list) and key == "metrics" else [value]
-    for name in names:
-        if not (name is None and key == "experiment") and str(name) not in parameters.choices(key):
-            raise unknown(
-                "metric" if key == "metrics" else key, "null" if name is None else str(name), parameters.choices(key)
-            )
+    for name in value if isinstance(value, list) and key == "metrics" else [value]:
+        if name is not None or key != "experiment":
+            parameters.choice(key, "null" if name is None else str(name))
 
 
 def described(overrides: Sequence[str]) -> dict[str, Any]:
-    """The flat configuration of one run, for its help: neither complete nor checked. A parameter with several values
-    has its default."""
+    """The flat configuration of normalized arguments, for their help: neither complete nor checked. A parameter with
+    several values has its default."""
     with session():
-        arguments = command_line.normalized(overrides)
-        several = {o.key_or_group for o in _parse(arguments) if o.is_sweep_override()}
-        return _flat([argument for argument in arguments if argument.split("=", 1)[0] not in several])
+        several = swept(overrides)
+        return _flat([argument for argument in overrides if argument.split("=", 1)[0] not in several])
 
 
 def _compose(arguments: Sequence[str]) -> RunConfig:
     """The configuration of one job's normalized arguments."""
-    return completed(parameters.validate(_flat(arguments)))
-
-
-def completed(cfg: Mapping[str, Any]) -> RunConfig:
-    """A checked configuration with the number of prompts for n=all and the full paths of its weights.
-
-    Raises UsageError for missing weights and prompts.
-    """
-    return RunConfig(registry.counted(registry.located(cfg)))
+    return registry.completed(parameters.validate(_flat(arguments)))
 
 
 def _flat(overrides: Sequence[str]) -> dict[str, Any]:
     """The values of one job's normalized arguments by parameter. Raises UsageError for a parameter that the job does
     not have."""
-    arguments = _parse([*overrides, *_implied(overrides)])
+    arguments = _parse([*overrides, *implied(overrides)])
     for o in arguments:
         _check_form(o)
+        if o.is_sweep_override():
+            raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
     chosen = [o for o in arguments if _is_choice(o)]
     cfg = _chosen(chosen)
     for o in arguments:
@@ -327,8 +300,6 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
             continue
         if o.key_or_group not in cfg:
             raise parameters.no_parameter(o.key_or_group, cfg)
-        if o.is_sweep_override():
-            raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
         cfg[o.key_or_group] = deepcopy(o.value())
     given = {o.key_or_group for o in arguments}
     experiment = next((o.value() for o in chosen if o.key_or_group == "experiment"), None)
@@ -355,15 +326,12 @@ def _chosen(arguments: Sequence[Override]) -> dict[str, Any]:
 
 @cached
 def _by_hydra(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
-    found = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments)), resolve=True, throw_on_missing=True)
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items() if key not in ("hydra", *parameters.METADATA)}
+    found: Any = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments)), resolve=True, throw_on_missing=True)
+    return {str(key): value for key, value in found.items() if key not in METADATA}
 
 
 @cached
 def _sweeper(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     """The parameters over which an experiment or Hydra's own arguments sweep, with their lists of values."""
-    composed = hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper
-    found = OmegaConf.to_container(composed)
-    assert isinstance(found, dict)
+    found: Any = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper)
     return {str(key): value for key, value in (found.get("params") or {}).items()}

@@ -14,20 +14,9 @@ from specbench.errors import UsageError
 Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path", "fields"]
 KINDS = get_args(Kind)
 
-#: Keys of the files under conf/ that describe a choice and are not parameters of a run.
-METADATA = (
-    "kind",
-    "preferred",
-    "network",
-    "variants",
-    "raster",
-    "parameters",
-    "served",
-    "drawn",
-    "implementation",
-    "assets",
-    "shape",
-    "files",
+#: Keys of the files under conf/ that are not parameters of a run: Hydra's own, and those that describe a choice.
+METADATA = frozenset(
+    "hydra kind preferred network variants raster parameters served drawn implementation assets shape files".split()
 )
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
@@ -35,6 +24,16 @@ PROMPTS = 1_000_000
 DRAFT = 2000  # tokens of a draft: a depth takes up to two of the purposes of a step's random numbers (`PURPOSES`)
 DEEP = 1000  # levels of a drafted tree, candidates of a node
 LONGEST = 10_000  # characters of an argument: Hydra's grammar takes seconds for more
+
+
+#: Kind -> what a value must be.
+_WANTED = {
+    "flag": "true or false",
+    "names": "a list of names",
+    "tree": "a tree's name, its children by depth such as 4-2-1, or a list of paths such as [[0],[1],[0,0]], at"
+    f" most {DRAFT} of at most {DEEP} each",
+    "fields": "fields of a JSON object, such as {guidance_scale:5,num_inference_steps:30}",
+}
 
 
 @dataclass(frozen=True)
@@ -57,29 +56,15 @@ class Parameter:
         """What a value must be, as text."""
         if self.choices:
             text = "one of " + ", ".join(self.choices)
-        elif self.kind == "flag":
-            text = "true or false"
-        elif self.kind == "names":
-            text = "a list of names"
         elif self.kind == "integers":
             text = f"a list of rising integers of at least {self.low:g}, such as [100,400]"
-        elif self.kind == "tree":
-            text = (
-                "a tree's name, its children by depth such as 4-2-1, or a list of paths such as [[0],[1],[0,0]], at"
-                f" most {DRAFT} of at most {DEEP} each"
-            )
-        elif self.kind == "fields":
-            text = "fields of a JSON object, such as {guidance_scale:5,num_inference_steps:30}"
+        elif self.kind in _WANTED:
+            text = _WANTED[self.kind]
         elif self.kind in ("string", "text", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
-            text = (
-                "an integer"
-                if self.kind == "integer"
-                else f"a list of {self.count} numbers"
-                if self.count
-                else "a number"
-            )
+            several = f"a list of {self.count} numbers" if self.count else "a number"
+            text = "an integer" if self.kind == "integer" else several
             if self.low is not None:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
             if self.high is not None:  # every parameter with an upper end has a lower one
@@ -119,44 +104,41 @@ class Parameter:
         if self.kind == "flag":
             ok = isinstance(value, bool)
         elif self.kind == "integer":
-            ok = isinstance(value, int) and not isinstance(value, bool)
+            ok = _is_integer(value) and self._holds(value)
         elif self.kind in ("number", "numbers"):
-            ok = (
-                not self.count
-                and isinstance(value, int | float)
-                and not isinstance(value, bool)
-                and abs(value) <= sys.float_info.max
-            )
-            value = float(value) if ok else value
+            ok = not self.count and (_is_integer(value) or isinstance(value, float))
+            ok = ok and abs(value) <= sys.float_info.max and self._holds(value := float(value))
         elif self.kind == "names":
             ok = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
             value = list(value) if ok else value
         elif self.kind == "integers":
             ok = isinstance(value, list) and all(type(v) is int for v in value) and value == sorted(set(value))
-            ok = ok and bool(value) and (self.low or 0) <= value[0] and value[-1] <= (self.high or sys.maxsize)
+            ok = ok and bool(value) and self._holds(value[0]) and self._holds(value[-1])
         elif self.kind == "tree":
             ok = (isinstance(value, str) and bool(value)) or _is_tree(value)
         elif self.kind == "path":
-            ok = isinstance(value, str | int) and not isinstance(value, bool) and str(value) != ""
+            ok = (isinstance(value, str) or _is_integer(value)) and str(value) != ""
             value = str(value)  # out=1 is a folder too
         elif self.kind == "fields":
-            value = _fields(value)
-            ok = True
-        elif self.kind == "text":  # may be empty
-            ok = isinstance(value, str)
+            value, ok = _fields(value), True
         else:
-            ok = isinstance(value, str) and bool(value)
-        if ok and self.kind in ("integer", "number", "numbers"):
-            ok = (self.low is None or value > self.low or (value == self.low and not self.above)) and (
-                self.high is None or value <= self.high
-            )
-        if ok and self.choices:
-            ok = value in self.choices
-        if ok and self.pattern:
-            ok = re.fullmatch(self.pattern, value) is not None
-        if not ok:
-            raise ValueError
-        return value
+            ok = isinstance(value, str) and (bool(value) or self.kind == "text")
+        if (
+            ok
+            and (not self.choices or value in self.choices)
+            and (not self.pattern or re.fullmatch(self.pattern, value))
+        ):
+            return value
+        raise ValueError
+
+    def _holds(self, value: float) -> bool:
+        """Whether a number is in the range."""
+        above = self.low is None or value > self.low or (value == self.low and not self.above)
+        return above and (self.high is None or value <= self.high)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _short(value: Any) -> str:
@@ -185,7 +167,7 @@ def _is_tree(value: Any) -> bool:
         isinstance(value, list | tuple)
         and 0 < len(value) <= DRAFT
         and all(isinstance(path, list | tuple) and 0 < len(path) <= DEEP for path in value)
-        and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= DEEP for path in value for i in path)
+        and all(_is_integer(i) and 0 <= i <= DEEP for path in value for i in path)
     )
 
 

@@ -1,9 +1,7 @@
 """The parameters of a run: which ones it has, and the check of their values.
 
-A run has the values in config.yaml and in the chosen model, data, engine, drafter, rule and verification files, and
-nothing else. Each of these files declares its own parameters (see `plugins`).
-
-Imports neither torch nor Hydra.
+A run has the values in config.yaml and in the chosen files of `PARAMETER_GROUPS`, and nothing else. Each of these files
+declares its own parameters (see `plugins`). Imports neither torch nor Hydra.
 """
 
 from __future__ import annotations
@@ -18,19 +16,16 @@ from typing import Any
 
 from specbench.config import caches, plugins, yaml_files
 from specbench.config.caches import cached
-from specbench.config.parameter import METADATA as METADATA
-from specbench.config.parameter import PROMPTS, Parameter
+from specbench.config.parameter import METADATA, PROMPTS, Parameter
+from specbench.config.plugins import PARAMETER_GROUPS as PARAMETER_GROUPS
 from specbench.errors import UsageError, unknown
-
-#: The groups of conf/ whose chosen file declares parameters, in the order in which a row names them.
-PARAMETER_GROUPS = ("model", "data", "engine", "log", "drafter", "rule", "verification")
 
 #: The groups of which a method consists.
 PARTS = ("drafter", "rule", "verification")
 
-
 #: What a run has whose images a server decodes, besides the parameters of its data and its engine: names that stand for
 #: the server's own model and method, and the parameters of every run that concern prompts, scoring and the folder.
+_GROUPS_OF_SERVED = ("data", "engine", "log")
 SERVED = dict.fromkeys(("model", "method", "drafter", "rule"), "served")
 _OF_SERVED = ("seed", "n", "images_per_prompt", "device", "warmup", "metrics", "metrics_dir", "reference", "out")
 
@@ -45,7 +40,6 @@ def conf_dir() -> Path:
     raise UsageError(f"the configurations are missing: no conf/config.yaml in or next to {package}; install again")
 
 
-@cached
 def groups() -> tuple[str, ...]:
     """The groups of conf/ from which a run chooses. (Suites are of many runs.)"""
     return tuple(sorted(found_choices().choices.keys() - {"suite"}))
@@ -56,8 +50,7 @@ def choices(group: str) -> dict[str, str]:
     """Name -> one-line description of every choice of a group: the file's first comment line, a full sentence."""
     found = {}
     for name, one in found_choices().choices.get(group, {}).items():
-        lines = one.path.read_text(encoding="utf-8").splitlines()
-        comments = (line[1:].strip() for line in lines if line.startswith("#"))
+        comments = (line[1:].strip() for line in one.path.read_text("utf-8").splitlines() if line.startswith("#"))
         found[name] = next((c for c in comments if not c.startswith("@")), "")
     return found
 
@@ -67,14 +60,17 @@ def found_choices() -> plugins.FoundChoices:
     return plugins.load(conf_dir())
 
 
-def choice(group: str, name: str) -> plugins.Choice | None:
-    """A choice; None where the name does not exist."""
-    return found_choices().choices.get(group, {}).get(name)
+def choice(group: str, name: str) -> plugins.Choice:
+    """A choice. UsageError for a name that does not exist."""
+    known = found_choices().choices.get(group, {})
+    if name not in known:
+        raise unknown("metric" if group == "metrics" else group, name, known)
+    return known[name]
 
 
 def plugin_of(group: str, name: str) -> plugins.Plugin | None:
     """The plug-in that a choice is from; None for one of specbench's own, and for a name that does not exist."""
-    one = choice(group, name)
+    one = found_choices().choices.get(group, {}).get(name)
     return one.plugin if one and not one.plugin.is_shipped else None
 
 
@@ -95,33 +91,24 @@ def plugins_lacking(labels: Iterable[str]) -> str:
     all are."""
     here = {str(plugin).removeprefix("plug-in ") for plugin in found_choices().plugins}
     names = sorted({label.rpartition(":")[0] for label in labels if label} - here)
-    if not names:
-        return ""
-    return f"; it is from plug-in {_and(names)}, which is not here: install it, or name its folder with --include"
+    away = "which is not here: install it, or name its folder with --include"
+    return f"; it is from plug-in {_and(names)}, {away}" if names else ""
 
 
 @contextmanager
 def including(folders: Sequence[Path]) -> Iterator[None]:
-    """Inside, these folders are plug-ins, too, here and in child processes. UsageError for a fault in one."""
+    """Inside, these folders are plug-ins, too, here and in child processes."""
     before = os.environ.get(plugins.INCLUDE)
     texts = [*([before] if before else []), *(str(folder.expanduser().absolute()) for folder in folders)]
-    if folders:
-        os.environ[plugins.INCLUDE] = os.pathsep.join(texts)
-        refresh()
+    os.environ[plugins.INCLUDE] = os.pathsep.join(texts)
+    caches.clear()
     try:
         yield
     finally:
-        if folders:
-            if before is None:
-                del os.environ[plugins.INCLUDE]
-            else:
-                os.environ[plugins.INCLUDE] = before
-            refresh()
-
-
-def refresh() -> None:
-    """Searches for choices again."""
-    caches.clear()
+        del os.environ[plugins.INCLUDE]
+        if before is not None:
+            os.environ[plugins.INCLUDE] = before
+        caches.clear()
 
 
 def content(group: str, name: str) -> Mapping[str, Any]:
@@ -150,26 +137,15 @@ def in_run(cfg: Mapping[str, Any]) -> dict[str, Parameter]:
     return found
 
 
-def parameter(name: str, cfg: Mapping[str, Any]) -> Parameter:
-    """One parameter of `in_run`. KeyError where no choice declares it."""
-    return in_run(cfg)[name]
-
-
 @cached
 def declared(group: str, name: str) -> frozenset[str]:
     """The flat parameters that a choice of a group has, including those of the files that it builds on."""
-    return frozenset(content(group, name)).difference(("hydra", *METADATA))
+    return frozenset(content(group, name)) - METADATA
 
 
 def preferred(model: str) -> dict[str, str]:
     """The data and the method of a model for which the general defaults do not fit, from its file."""
     return dict(default("model", model, "preferred") or {}) if model in choices("model") else {}
-
-
-def own_data(model: str) -> str:
-    """The data set of a model that needs its own prompts (an embedded one, or one of classes); else empty."""
-    embedded = default("model", model, "weights") == "embedded"
-    return preferred(model).get("data", default_choice("data") if embedded else "")
 
 
 def default(group: str, name: str, parameter: str) -> Any:
@@ -207,13 +183,10 @@ def of_experiment(name: str) -> dict[str, Any]:
     """The choices and values of an experiment's file, by group and parameter; empty for one that does not exist."""
     if name not in choices("experiment"):
         return {}
-    own = declared("experiment", name)
-    return _chosen("experiment", name) | {
-        key: value for key, value in content("experiment", name).items() if key in own
-    }
+    held = content("experiment", name)
+    return _chosen("experiment", name) | {key: held[key] for key in held if key not in METADATA}
 
 
-@cached
 def default_choice(group: str) -> str:
     """The default choice of a group."""
     return _chosen("", "config")[group]
@@ -232,11 +205,12 @@ def is_served(cfg: Mapping[str, Any]) -> bool:
 
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a run with these choices, in the order of `table`."""
+    groups: tuple[str, ...]
     if is_served(cfg):
-        own = frozenset().union(*(declared(group, str(cfg.get(group))) for group in ("data", "engine", "log")))
-        return [name for name in table() if name in own or name in SERVED or name in _OF_SERVED]
-    names = common().union(*(declared(group, str(cfg.get(group))) for group in PARAMETER_GROUPS))
-    names |= declared("method", str(cfg.get("method"))) & {"variant"}
+        groups, names = _GROUPS_OF_SERVED, {*SERVED, *_OF_SERVED}
+    else:
+        groups, names = PARAMETER_GROUPS, {*common(), *(declared("method", str(cfg.get("method"))) & {"variant"})}
+    names = names.union(*(declared(group, str(cfg.get(group))) for group in groups))
     return [name for name in table() if name in names]
 
 
@@ -268,16 +242,14 @@ def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
 
 
 def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """A composed, flat configuration, checked and in canonical form and order; `registry.located` checks its
-    paths.
+    """A composed, flat configuration, checked and in canonical form and order; `registry.completed` checks its paths.
 
     Raises UsageError for an unknown or missing parameter, a wrong type and a value out of range. `delta=2` and
     `delta=2.0` become the same, so that equal runs have equal hashes.
     """
     served = is_served(cfg)
-    for group in ("data", "engine", "log") if served else PARAMETER_GROUPS:
-        if cfg.get(group) not in choices(group):
-            raise unknown(group, str(cfg.get(group)), choices(group))
+    for group in _GROUPS_OF_SERVED if served else PARAMETER_GROUPS:
+        choice(group, str(cfg.get(group)))
     wanted = parameters_of(cfg)
     for name in cfg:
         if name not in wanted:
@@ -287,7 +259,7 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     own = in_run(cfg)
     checked = {name: own[name].checked(name, cfg[name]) for name in wanted}
     check_metrics(checked["metrics"])
-    each = checked.get("images_per_prompt", 1)
+    each = checked["images_per_prompt"]
     if isinstance(checked["n"], int) and checked["n"] * each > PROMPTS:
         raise UsageError(
             f"n times images_per_prompt must be at most {PROMPTS:,} images (got {checked['n']:,} times {each:,})"
@@ -300,15 +272,12 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-#: Values of `kind:` in the file of a model, drafter, rule or method: discrete tokens, continuous tokens, or either.
-TOKEN_KINDS = ("discrete", "continuous", "any")
-
-
 def kind(group: str, name: str) -> str:
-    """One of `TOKEN_KINDS`, from the file of a choice; discrete if it declares none."""
-    found = content(group, name).get("kind", "discrete")
-    if found not in TOKEN_KINDS:
-        raise UsageError(f"{file_of(group, name)}: kind must be one of {', '.join(TOKEN_KINDS)} (got {found})")
+    """The tokens for which a model, drafter, rule or method is, from `kind:` in its file: discrete, which is the
+    default, continuous, or any."""
+    found, kinds = content(group, name).get("kind", "discrete"), ("discrete", "continuous", "any")
+    if found not in kinds:
+        raise UsageError(f"{file_of(group, name)}: kind must be one of {', '.join(kinds)} (got {found})")
     return str(found)
 
 
@@ -333,9 +302,8 @@ def _check_kinds(cfg: Mapping[str, Any]) -> None:
     suited = [method for method in choices("method") if kind("method", method) in (mine, "any")]
     shown = " and ".join(f"{group} {name}" for group, name in parts.items())
     does = "do" if len(parts) > 1 else "does"
-    raise UsageError(
-        f"{cfg['model']} has {mine} tokens, which {shown} {does} not support; use method={', '.join(suited)}"
-    )
+    text = f"{cfg['model']} has {mine} tokens, which {shown} {does} not support"
+    raise UsageError(f"{text}; use method={', '.join(suited)}")
 
 
 def single_metrics() -> dict[str, str]:
@@ -391,10 +359,6 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
     found = {name: value for name, value in flat.items() if name in run_names or name not in preset}
     for name in declared("method", str(flat.get("method"))) & found.keys() - set(given):
         if found[name] == preset[name] and name in own and not own[name].allows(found[name]):
-            found[name] = _default(name, flat)
+            parts = (content(group, flat[group]) for group in reversed(PARAMETER_GROUPS))
+            found[name] = next(held[name] for held in parts if name in held)
     return found
-
-
-def _default(name: str, cfg: Mapping[str, Any]) -> Any:
-    """The value of a parameter in the file of the choice that has it."""
-    return next(held[name] for group in reversed(PARAMETER_GROUPS) if name in (held := content(group, cfg[group])))

@@ -20,7 +20,7 @@ import os
 import pkgutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path, PurePosixPath
@@ -30,36 +30,29 @@ from typing import Any
 from specbench.config import yaml_files
 from specbench.config.caches import cached
 from specbench.config.parameter import METADATA, Parameter, declared
-from specbench.config.shown_column import ShownColumn, shown
-from specbench.errors import UsageError
+from specbench.config.shown_columns import ShownColumn, shown
+from specbench.errors import UsageError, one_line
 from specbench.storage.files import sha256, sha256_file
 
-#: Group of entry points -> group of conf/.
-ENTRY_POINTS = {
-    "specbench.rules": "rule",
-    "specbench.drafters": "drafter",
-    "specbench.verifications": "verification",
-    "specbench.models": "model",
-    "specbench.data": "data",
-    "specbench.metrics": "metrics",
+#: Group of conf/ -> its group of entry points, and the package of the modules of specbench's own choices.
+IMPLEMENTED = {
+    "rule": ("specbench.rules", "specbench.decoding.rules"),
+    "drafter": ("specbench.drafters", "specbench.decoding.drafters"),
+    "verification": ("specbench.verifications", "specbench.decoding.verify"),
+    "model": ("specbench.models", "specbench.models"),
+    "data": ("specbench.data", "specbench.data"),
+    "metrics": ("specbench.metrics", "specbench.metrics"),
 }
+#: Group of entry points -> group of conf/.
+ENTRY_POINTS = {points: group for group, (points, _) in IMPLEMENTED.items()}
 #: The groups of entry points that name the package of files; what they have needs no module.
 CONF = ("specbench.conf", "specbench.suites", "specbench.methods")
 #: The environment variable with the folders that the user includes, separated as in PATH.
 INCLUDE = "SPECBENCH_INCLUDE"
 #: The column of rows that names them.
 MEANING = "plug-ins whose choices were used: name, version and a hash of their files; empty: none"
-#: The groups whose files declare parameters.
-_OF_PARAMETERS = ("model", "data", "engine", "log", "drafter", "rule", "verification")
-#: Group -> the package of the modules of specbench's own choices.
-PACKAGES = {
-    "rule": "specbench.decoding.rules",
-    "drafter": "specbench.decoding.drafters",
-    "verification": "specbench.decoding.verify",
-    "model": "specbench.models",
-    "data": "specbench.data",
-    "metrics": "specbench.metrics",
-}
+#: The groups whose chosen file declares parameters, in the order in which a row names them.
+PARAMETER_GROUPS = ("model", "data", "engine", "log", "drafter", "rule", "verification")
 
 
 @dataclass(frozen=True)
@@ -101,14 +94,14 @@ class Choice:
         module, _, attribute = (self.target or implementation).rpartition(":")
         file = self.path.with_name(f"{module or self.name}.py")
         if self.plugin.is_shipped:
-            package = "" if "." in module else f"{PACKAGES[self.group]}."
+            package = "" if "." in module else f"{IMPLEMENTED[self.group][1]}."
             return pkgutil.resolve_name(f"{package}{module or self.name}:{attribute}")
         try:
             if self.target or (module and not file.is_file()):
                 return pkgutil.resolve_name(f"{module}:{attribute}")
             if not file.is_file():
-                wanted = next(key for key, group in ENTRY_POINTS.items() if group == self.group)
-                raise FileNotFoundError(f"there is neither {file} nor an entry point {self.name!r} in {wanted}")
+                points = IMPLEMENTED[self.group][0]
+                raise FileNotFoundError(f"there is neither {file} nor an entry point {self.name!r} in {points}")
             return getattr(_module(file, self.plugin.conf), attribute)
         except (Exception, SystemExit) as e:
             text = " ".join(str(e).split())[:300]
@@ -142,14 +135,10 @@ def load(conf: Path) -> FoundChoices:
     search.faults, faults = [], search.faults
     for plugin in _included(search.faults):
         search.add(plugin)
+    parameters = {name: parameter for name, (parameter, _) in search.parameters.items()}
+    installed, included = tuple(faults), tuple(search.faults)
     return FoundChoices(
-        tuple(search.plugins[1:]),
-        search.choices,
-        {name: parameter for name, (parameter, _) in search.parameters.items()},
-        search.columns,
-        tuple(faults),
-        tuple(search.faults),
-        search.folders,
+        tuple(search.plugins[1:]), search.choices, parameters, search.columns, installed, included, search.folders
     )
 
 
@@ -202,9 +191,6 @@ class _Search:
         self._declare(conf / "config.yaml", {name: p for name, p in self._common.items() if name in chosen})
         self.add(Plugin("specbench", "", conf, is_shipped=True))
         self._declare(conf / "config.yaml", self._common)
-        for name, one in self.choices["metrics"].items():
-            if own := content(self.folders, "metrics", name).get(name):
-                self._check_named(own["columns"], one)
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -224,16 +210,18 @@ class _Search:
             groups = ", ".join(sorted(self.groups))
             self.faults.append(f"{plugin} has no choice: {plugin.conf} holds no GROUP/NAME.yaml (groups: {groups})")
         self.plugins.append(plugin)
+        for check in (self._check, self._check_columns):  # a metric may name a column that a later file declares
+            for (group, name), one in list(found.items()):
+                try:
+                    check(one)
+                except (Exception, SystemExit) as e:  # whatever a file of others holds
+                    text = one_line(e)
+                    if plugin.is_shipped:
+                        raise UsageError(f"conf/{group}/{name}.yaml: {text}") from e
+                    self.faults.append(f"{group} {name} of {plugin} is left out: {text}")
+                    del found[group, name]
         for (group, name), one in found.items():
-            try:
-                self._check(one)
-            except (Exception, SystemExit) as e:  # whatever a file of others holds
-                text = str(e).strip() or type(e).__name__
-                if plugin.is_shipped:
-                    raise UsageError(f"conf/{group}/{name}.yaml: {text.splitlines()[0]}") from e
-                self.faults.append(f"{group} {name} of {plugin} is left out: {text.splitlines()[0]}")
-            else:
-                self.choices[group][name] = one
+            self.choices[group][name] = one
 
     def _check(self, one: Choice) -> None:
         """UsageError unless a choice can stand next to the others. Adds its parameters and columns."""
@@ -241,16 +229,15 @@ class _Search:
             if other.plugin.is_shipped:
                 raise UsageError("specbench has a choice of this name; rename it")
             raise UsageError(f"{other.plugin} has a choice of this name, too")
-        if one.plugin.is_shipped and one.group not in (*_OF_PARAMETERS, "metrics"):
+        if one.plugin.is_shipped and one.group not in (*PARAMETER_GROUPS, "metrics"):
             return  # read when it is chosen
-        folders = self.folders
-        held = content(folders, one.group, one.name)
+        held = content(self.folders, one.group, one.name)
         if one.group == "metrics":
             self._check_metric(one, held)
-        if one.group not in _OF_PARAMETERS:
+        if one.group not in PARAMETER_GROUPS:
             return
-        own = declarations(folders, one.group, one.name)
-        known = {*own, *self._common, *METADATA, "hydra", *(() if one.plugin.is_shipped else self.parameters)}
+        own = declarations(self.folders, one.group, one.name)
+        known = {*own, *self._common, *METADATA, *(() if one.plugin.is_shipped else self.parameters)}
         if foreign := sorted(held.keys() - known):
             what = "not declared" if one.plugin.is_shipped else "no parameter of specbench"
             raise UsageError(f"{foreign[0]} is {what}; declare it under parameters:")
@@ -280,18 +267,13 @@ class _Search:
                 raise UsageError(f"another metric declares the column {name}, too")
             if name in self.parameters or not str(name).isidentifier():
                 raise UsageError(f"the column {name} exists, or is no name; choose another")
-        found = {str(name): shown(name, fields) for name, fields in declares.items()}
-        if not one.plugin.is_shipped:
-            self._check_named(columns.keys() - found.keys() if declares else columns, one)
-        self.columns |= found
+        self.columns |= {str(name): shown(name, fields) for name, fields in declares.items()}
 
-    def _check_named(self, columns: Iterable[str], one: Choice) -> None:
-        """UsageError unless a metric declares each of these columns."""
-        if absent := sorted(set(columns) - self.columns.keys()):
-            start = f"conf/metrics/{one.name}.yaml: " if one.plugin.is_shipped else ""
-            raise UsageError(
-                f"{start}no metric declares the column {absent[0]}; give its title:, better: and decimals:"
-            )
+    def _check_columns(self, one: Choice) -> None:
+        """UsageError unless a metric declares each of the columns that a metric fills."""
+        own = content(self.folders, one.group, one.name).get(one.name) if one.group == "metrics" else None
+        if absent := sorted(set(own["columns"]) - self.columns.keys() if own else ()):
+            raise UsageError(f"no metric declares the column {absent[0]}; give its title:, better: and decimals:")
 
 
 def _groups(conf: Path) -> list[str]:
@@ -303,24 +285,21 @@ def _groups(conf: Path) -> list[str]:
 
 def _installed(faults: list[str]) -> Iterator[Plugin]:
     """The distributions with entry points of specbench; those that cannot be used become faults."""
-    found = defaultdict(list)
-    every = entry_points()
+    found, every, known = defaultdict(list), entry_points(), (*ENTRY_POINTS, *CONF)
     for group in sorted(name for name in every.groups if name.startswith("specbench.")):
         for point in every.select(group=group):
             if point.dist is not None:
                 found[point.dist.name, point.dist.version].append(point)
     for (name, version), points in sorted(found.items()):
         title = f"plug-in {name} {version}"
-        if unknown := next((point for point in points if point.group not in (*ENTRY_POINTS, *CONF)), None):
-            known = ", ".join((*ENTRY_POINTS, *CONF))
-            faults.append(f"{title} has entry points of an unknown group {unknown.group} (choose from: {known})")
-        points = [point for point in points if point.group in (*ENTRY_POINTS, *CONF)]
+        if foreign := [point.group for point in points if point.group not in known]:
+            names = ", ".join(known)
+            faults.append(f"{title} has entry points of an unknown group {foreign[0]} (choose from: {names})")
+        points = [point for point in points if point.group in known]
         if not points:
             continue
-        named = next((point.module for point in points if point.group in CONF), "")
-        own = named or f"{points[0].module.split('.')[0]}.conf"
-        conf = folder_of(own)
-        if conf is None:
+        own = next((point.module for point in points if point.group in CONF), f"{points[0].module.split('.')[0]}.conf")
+        if (conf := folder_of(own)) is None:
             faults.append(f"{title} is left out: there is no folder for {own}; install it again")
             continue
         targets = {(ENTRY_POINTS[p.group], p.name): f"{p.module}:{p.attr}" for p in points if p.group not in CONF}

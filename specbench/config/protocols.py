@@ -15,9 +15,8 @@ A file conf/protocol/NAME.yaml has these keys:
 The value null means that neither the paper nor its code states the parameter. The run then keeps its default, and the
 row reports this. The text that the declaration gives for a parameter's null, such as "off", is that null. If a
 parameter has a list of values, the protocol includes all of them, and the first one is the default. Protocols do not
-set the draft and the rule: the preset of the method does, in the variant that the protocol chooses.
-
-Imports neither torch nor Hydra.
+set the draft and the rule: the preset of the method does, in the variant that the protocol chooses. Imports neither
+torch nor Hydra.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from typing import Any
 from specbench.config import parameters
 from specbench.config.caches import cached
 from specbench.errors import UsageError
+from specbench.storage import sources
 
 #: Parameters that a protocol sets for its own data only.
 OF_DATA = ("split", "caption", "metrics")
@@ -68,7 +68,7 @@ class Protocol:
 @cached
 def read(name: str) -> Protocol:
     """The protocol of a name in `parameters.choices("protocol")`."""
-    return Protocol(**parameters.content("protocol", name))
+    return sources.made(Protocol, parameters.content("protocol", name), f"protocol {name}")
 
 
 def name_of(argument: str) -> str:
@@ -94,8 +94,10 @@ def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if name not in parameters.choices("protocol") or model not in parameters.choices("model"):
         return {}
     protocol = read(name)
-    own = "" if model in protocol.models else parameters.own_data(model)
-    data = given.get("data") or own or protocol.sets["data"]
+    own = parameters.preferred(model).get("data")
+    if parameters.default("model", model, "weights") == "embedded":
+        own = own or parameters.default_choice("data")
+    data = given.get("data") or (model not in protocol.models and own) or protocol.sets["data"]
     has = parameters.common() | parameters.declared("model", model) | {"data"}
     if data in parameters.choices("data"):
         has |= parameters.declared("data", data)
@@ -116,34 +118,31 @@ def remarks(cfg: Mapping[str, Any]) -> list[str]:
     if not cfg["protocol"]:
         return []
     protocol = read(name_of(cfg["protocol"]))
-    departs, open_, several, code = [], [], [], []
+    departs, open_, several, code = sentences = (
+        f"departs from protocol {protocol.label}",
+        f"not stated by protocol {protocol.label}, so the run's own",
+        f"one of the values of protocol {protocol.label}",
+        f"by the released code of protocol {protocol.label}, not by its paper",
+    )
+    parts: dict[str, list[str]] = {sentence: [] for sentence in sentences}
     chosen = {"variant": protocol.variant[cfg["method"]]} if cfg["method"] in protocol.variant else {}
     for key, value in (protocol.values_for(cfg["model"], cfg["data"]) | chosen).items():
         if key not in cfg:
             continue
         mine = f"{key} {_shown(key, cfg[key])}"
         options = _options(key, value)
+        shown = [_shown(key, option) for option in options]
         if value is None:
-            open_.append(mine)
+            parts[open_].append(mine)
         elif not any(_same(cfg[key], option) for option in options):
-            departs.append(f"{mine} (not {' or '.join(_shown(key, option) for option in options)})")
+            parts[departs].append(f"{mine} (not {' or '.join(shown)})")
         elif len(options) > 1:
-            several.append(f"{mine} (of {', '.join(_shown(key, option) for option in options)})")
+            parts[several].append(f"{mine} (of {', '.join(shown)})")
         elif key in protocol.from_code:
-            code.append(mine)
-    found = []
-    if cfg["model"] not in protocol.models:
-        others = f"{', '.join(protocol.models)}, not {cfg['model']}" if protocol.models else "no model"
-        found.append(f"protocol {protocol.label} names {others}")
-    for sentence, parts in (
-        (f"departs from protocol {protocol.label}", departs),
-        (f"not stated by protocol {protocol.label}, so the run's own", open_),
-        (f"one of the values of protocol {protocol.label}", several),
-        (f"by the released code of protocol {protocol.label}, not by its paper", code),
-    ):
-        if parts:
-            found.append(f"{sentence}: {', '.join(parts)}")
-    return found
+            parts[code].append(mine)
+    others = f"{', '.join(protocol.models)}, not {cfg['model']}" if protocol.models else "no model"
+    found = [] if cfg["model"] in protocol.models else [f"protocol {protocol.label} names {others}"]
+    return found + [f"{sentence}: {', '.join(held)}" for sentence, held in parts.items() if held]
 
 
 def _options(name: str, value: Any) -> list[Any]:

@@ -1,10 +1,9 @@
 """The implementation and the weight files behind each name that can be chosen. A look-up imports nothing heavy.
 
-A rule is the function `build` of specbench/decoding/rules/NAME.py, a drafter `build` of specbench/decoding/drafters/
-NAME.py, a verification `build` of specbench/decoding/verify/NAME.py, a model `load` of specbench/models/NAME.py, a data
-set `items` of specbench/data/NAME.py, a plug-in's that of NAME.py next to its NAME.yaml. The file of a choice names
-another one with `implementation: MODULE:NAME` (a metric's with `metric:`), and where its weights and data come from
-with `assets`, `network` and `files`.
+A model is the function `load`, a data set `items`, a rule, a drafter and a verification `build` of the module NAME.py:
+in the group's package (`plugins.IMPLEMENTED`), a plug-in's next to its NAME.yaml. The file of a choice names another
+one with `implementation: MODULE:NAME` (a metric's with `metric:`), and where its weights and data come from with
+`assets`, `network` and `files`.
 """
 
 from __future__ import annotations
@@ -21,40 +20,23 @@ from specbench.config import networks, parameters
 from specbench.config.caches import cached
 from specbench.config.networks import ASSETS as ASSETS
 from specbench.config.networks import DrafterNetwork
+from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, unknown
 from specbench.storage import home, sources
 from specbench.storage.files import LARGE, cached_sha256, state
-
-#: The object of the module of a choice's name that is its implementation; of the other groups it is `build`.
-_OBJECTS = {"model": "load", "data": "items"}
 
 
 def find(group: str, name: str) -> Any:
     """The object behind a name. UsageError for a name that does not exist, and where it is a plug-in's and cannot be
     loaded."""
-    one = parameters.choice(group, name)
-    if one is None:
-        raise unknown(group, name, parameters.choices(group))
-    held = parameters.content(group, name)
+    one, held = parameters.choice(group, name), parameters.content(group, name)
     named = held[name].get("metric", "") if group == "metrics" else held.get("implementation")
-    return one.load(named or _OBJECTS.get(group, "build"))
+    return one.load(named or {"model": "load", "data": "items"}.get(group, "build"))
 
 
 def module(group: str, name: str) -> ModuleType:
     """The module of the object behind a name."""
     return sys.modules[find(group, name).__module__]
-
-
-def counted(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat parameters of a run with n=all as the number of prompts that the data set has.
-
-    Raises UsageError for absent or bad files, and for an endless data set.
-    """
-    if cfg["n"] != "all":
-        return dict(cfg)
-    if is_drawn(cfg["data"]):
-        raise UsageError(f"data={cfg['data']} has no last prompt, so n=all is not possible: give n=NUMBER")
-    return {**cfg, "n": len(find("data", cfg["data"])({**cfg, "n": None}))}
 
 
 def is_drawn(data: str) -> bool:
@@ -63,11 +45,17 @@ def is_drawn(data: str) -> bool:
     return parameters.default("data", data, "drawn") is True
 
 
+def _declared(group: str, key: str) -> dict[str, Any]:
+    """Every choice of a group whose file has a value of a key -> this value."""
+    found = {name: parameters.default(group, name, key) for name in parameters.choices(group)}
+    return {name: value for name, value in found.items() if value}
+
+
 @cached
 def drafter_networks() -> dict[str, DrafterNetwork]:
     """The networks that drafters use, by the name of the drafter whose file declares it."""
-    found = {name: parameters.default("drafter", name, "network") for name in parameters.choices("drafter")}
-    return {name: _network(network) for name, network in found.items() if isinstance(network, Mapping)}
+    held = _declared("drafter", "network").items()
+    return {name: network(fields) for name, fields in held if isinstance(fields, Mapping)}
 
 
 def trained() -> tuple[str, ...]:
@@ -79,42 +67,35 @@ def network(declared: str | Mapping[str, Any]) -> DrafterNetwork:
     """The network of a drafter's file: the name of the drafter that declares it, or its fields. UsageError for another
     name, and for wrong fields."""
     if not isinstance(declared, str):
-        return _network(declared)
+        return sources.made(DrafterNetwork, declared, "network")
     if declared not in drafter_networks():
         raise unknown("network", declared, drafter_networks())
     return drafter_networks()[declared]
 
 
-def _network(fields: Mapping[str, Any]) -> DrafterNetwork:
-    return sources.made(DrafterNetwork, fields, "network")
-
-
 def drafter_network(drafter: str) -> DrafterNetwork | None:
     """The network that a drafter needs; None where it needs none. UsageError for an unknown drafter."""
-    if drafter not in parameters.choices("drafter"):
-        raise unknown("drafter", drafter, parameters.choices("drafter"))
+    parameters.choice("drafter", drafter)
     declared = parameters.default("drafter", drafter, "network")
     return network(declared) if declared else None
 
 
 def network_folders() -> dict[str, str]:
     """Every drafter that needs a network -> the folder of its weights."""
-    found = {name: drafter_network(name) for name in parameters.choices("drafter")}
-    return {name: network.folder for name, network in found.items() if network}
+    return {name: network(declared).folder for name, declared in _declared("drafter", "network").items()}
 
 
 @cached
 def model_sources() -> dict[str, sources.ModelSource]:
     """Every model whose file says where its weights come from -> these."""
-    found = {name: parameters.default("model", name, "files") for name in parameters.choices("model")}
-    return {name: sources.model_source(files, f"files of model {name}") for name, files in found.items() if files}
+    held = _declared("model", "files").items()
+    return {name: sources.model_source(files, f"files of model {name}") for name, files in held}
 
 
 @cached
 def data_sources() -> dict[str, sources.Data]:
     """Every data set whose file says where its data come from -> these."""
-    found = {name: parameters.default("data", name, "files") for name in parameters.choices("data")}
-    return {name: sources.data(files, f"files of data {name}") for name, files in found.items() if files}
+    return {name: sources.data(files, f"files of data {name}") for name, files in _declared("data", "files").items()}
 
 
 @cached
@@ -138,21 +119,23 @@ def evaluator_folders(metric: str) -> list[str]:
     return folders
 
 
-def source(model: str) -> sources.ModelSource | None:
-    """Where the weights of a model come from; None for a model whose file does not say it."""
-    return model_sources().get(model)
+def completed(cfg: Mapping[str, Any]) -> RunConfig:
+    """A checked configuration with the full paths of its weights and, for n=all, the number of prompts that the data
+    set has.
+
+    Raises UsageError for absent weights, absent or bad files of prompts, and n=all of an endless data set.
+    """
+    found = {**cfg} if parameters.is_served(cfg) else {**cfg, **_paths(cfg)}
+    if cfg["n"] != "all":
+        return RunConfig(found)
+    if is_drawn(cfg["data"]):
+        raise UsageError(f"data={cfg['data']} has no last prompt, so n=all is not possible: give n=NUMBER")
+    return RunConfig({**found, "n": len(find("data", cfg["data"])({**found, "n": None}))})
 
 
-def assets(model: str) -> list[str]:
-    """The files of weights that the project carries for a model."""
-    return parameters.default("model", model, "assets") or []
-
-
-def located(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked configuration with the full paths of its weights. Raises UsageError if one does not exist."""
-    found = dict(cfg)
-    if parameters.is_served(cfg):
-        return found
+def _paths(cfg: Mapping[str, Any]) -> dict[str, str]:
+    """The full paths of the weights of a configuration, by parameter."""
+    found = {}
     own = parameters.default("model", cfg["model"], "weights")
     if cfg["weights"] not in (own, "random"):
         folder = home.expanded(cfg["weights"])
@@ -197,11 +180,12 @@ def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
     target: list[Path] = []
     drafter: list[Path] = []
     if folder:
-        real = source(cfg["model"])
+        real = model_sources().get(cfg["model"])
         if real:
             target = [file for part in real.parts for file in _held(folder / part)]
         else:
-            target = [folder / name for name in assets(cfg["model"])] or _held(folder)
+            names = parameters.default("model", cfg["model"], "assets")
+            target = [folder / name for name in names] if names else _held(folder)
         if network:
             drafter = _held(folder / network.folder) if real else [folder / network.asset]
     return target, drafter_files(own) if own else drafter
@@ -228,7 +212,7 @@ def drafter_files(path: Path) -> list[Path]:
 
 def needed_folders(cfg: Mapping[str, Any]) -> list[str]:
     """The folders of weights that a run of a model with `files` reads."""
-    real, network = source(cfg["model"]), drafter_network(cfg["drafter"])
+    real, network = model_sources().get(cfg["model"]), drafter_network(cfg["drafter"])
     return [*(real.parts if real else ()), *([network.folder] if network and not cfg.get("drafter_weights") else [])]
 
 
@@ -237,10 +221,10 @@ def check_weights(cfg: Mapping[str, Any]) -> None:
     folder, model = weights_folder(cfg), cfg["model"]
     if folder is None:
         return
-    if source(model):
+    if model in model_sources():
         if absent := [part for part in needed_folders(cfg) if not (folder / part).is_dir()]:
             raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {advice(model, absent)}")
-    elif not assets(model):
+    elif not parameters.default("model", model, "assets"):
         if not folder.is_dir():
             raise UsageError(f"{folder} does not exist: put the weights of {model} there, or try weights=random")
     elif absent := [path.name for group in weight_files(cfg) for path in group if not path.is_file()]:
@@ -262,6 +246,15 @@ def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
     for path, _ in files:
         h.update(path.read_bytes() if path.stat().st_size < LARGE else bytes.fromhex(cached_sha256(path)))
     return h.hexdigest()[:8]
+
+
+def weights_here(cfg: Mapping[str, Any]) -> str | None:
+    """The label of the weights that a run would load; None where their files are absent, or a server has them. Loads
+    nothing."""
+    try:
+        return None if parameters.is_served(cfg) else weights_label(cfg)
+    except OSError:
+        return None
 
 
 def weights_label(cfg: Mapping[str, Any]) -> str:

@@ -19,7 +19,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from specbench.config import parameters
-from specbench.config.caches import cached
 from specbench.errors import unknown
 
 #: Parameters that older configurations lack, and the values of what those did. A hash leaves these values out.
@@ -37,19 +36,15 @@ ADDED: dict[str, Any] = {
     "unconditional": "header",
 }
 
-#: The parameter that names the variant; the key of a preset's table.
-NAME, TABLE = "variant", "variants"
 
-
-@cached
 def of(method: str) -> tuple[str, ...]:
     """The variants of a method; none where it has one version alone."""
-    return tuple(parameters.default("method", method, TABLE) or ())
+    return tuple(parameters.default("method", method, "variants") or ())
 
 
 def settings(method: str, variant: str, model: str) -> dict[str, Any]:
     """Parameter -> value of a variant on a model. UsageError for an unknown variant."""
-    table = parameters.default("method", method, TABLE) or {}
+    table = parameters.default("method", method, "variants") or {}
     if variant not in table:
         raise unknown(f"variant of {method}", str(variant), table)
     own = dict(table[variant])
@@ -62,7 +57,7 @@ def resolved(cfg: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     method = str(cfg.get("method"))
     if not of(method):
         return dict(cfg)
-    found = settings(method, cfg[NAME], str(cfg.get("model")))
+    found = settings(method, cfg["variant"], str(cfg.get("model")))
     return {name: found[name] if name in found and name not in given and _owned(cfg, name) else value
             for name, value in cfg.items()}  # fmt: skip
 
@@ -70,7 +65,7 @@ def resolved(cfg: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
 def departures(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a configuration that differ from its variant: "window 16 (not 15)"."""
     method = cfg["method"]
-    found = settings(method, cfg[NAME], cfg["model"]) if cfg.get(NAME) else {}
+    found = settings(method, cfg["variant"], cfg["model"]) if cfg.get("variant") else {}
     return [
         f"{name} {cfg[name]} (not {value})"
         for name, value in found.items()
@@ -85,7 +80,7 @@ def of_older(held: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("rule") == "gsd" and "distance" not in found:
         found["rule"] = "neighbourhood"
     wanted = parameters.parameters_of(found)
-    absent = ADDED | {NAME: parameters.default("method", str(found.get("method")), NAME)}
+    absent = ADDED | {"variant": parameters.default("method", str(found.get("method")), "variant")}
     return found | {name: value for name, value in absent.items() if name in wanted and name not in found}
 
 

@@ -42,9 +42,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOA
 def read(path: Path) -> Mapping[str, Any]:
     """The content of a file, which callers do not change; empty where there is no such file. UsageError for a file that
     does not hold a mapping, yaml.YAMLError for one that is not YAML."""
-    if not path.is_file():
-        return {}
-    held = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (a safe loader)
+    held = yaml.load(path.read_text(encoding="utf-8"), _Loader) if path.is_file() else None  # noqa: S506 (a safe loader)
     if held is None:
         return {}
     if not isinstance(held, dict):

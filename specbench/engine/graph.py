@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specbench.engine.ops import Kernels
 from specbench.engine.state import DecodeState
-from specbench.errors import RunError
+from specbench.errors import RunError, one_line
 
 
 class Steps(Protocol):
@@ -191,7 +191,7 @@ def _captured(name: str, function: Action, pool: Any, stream: torch.cuda.Stream)
             _abandon(graph)
             if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, Exception):
                 raise
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            first = one_line(error)
             raise RunError(f"recording {name} as a CUDA graph failed ({first}); use engine=eager") from error
     if reason:
         graph.reset()

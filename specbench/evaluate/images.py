@@ -140,7 +140,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     if "metrics" not in given:
         defaults |= configuration.values([f"metrics={sets.get(source, 'coco')}"], ["metrics"])
     cfg = {name: given[name] if name in given else defaults[name] for name in known}
-    return cfg | {name: parameters.parameter(name, cfg).checked(name, cfg[name]) for name in own}
+    return cfg | {name: parameters.in_run(cfg)[name].checked(name, cfg[name]) for name in own}
 
 
 def _default_out(folder: Path) -> Path:

@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from specbench.config import registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError, plain
 from specbench.rows import provenance
@@ -94,14 +93,6 @@ class PlannedRun:
             with suppress(UsageError):
                 return status.of_run(self.folder)
         return status.not_started(self.folder, self.config)
-
-
-def weights_here(config: RunConfig) -> str | None:
-    """The label of the weights that a run would load; None where their files are absent."""
-    try:
-        return registry.weights_label(config)
-    except OSError:
-        return None
 
 
 def digest(config: RunConfig, weights: str | None) -> str:

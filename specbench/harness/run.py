@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import data
-from specbench.config import parameters
+from specbench.config import parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness import older, row, scoring, sheet
@@ -113,7 +113,7 @@ def run(config: RunConfig, out: str | Path | None = None, *, loader: Loader | No
 
 def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Loader) -> RunOutcome:
     # A finished run does not belong to weights that were trained later. (A custom loader has its own weights.)
-    if loader is _load_pipeline and (here := _weights_here(config)) is not None:
+    if loader is _load_pipeline and (here := registry.weights_here(config)) is not None:
         folder.check_same("weights", here)
     complete, requests = records.complete(config.n), scoring.requests(config)
     items = current_prompts(config) if complete else data.images_of(config)
@@ -249,25 +249,11 @@ def _load_pipeline(cfg: Mapping[str, Any]) -> PromptDecoder:
     return Pipeline.load(cfg)
 
 
-def _weights_here(config: RunConfig) -> str | None:
-    """The label in a row of the weights that exist now; None if they are absent, or a server has them. Loads
-    nothing."""
-    from specbench.config import registry
-
-    if config.is_served:
-        return None
-    try:
-        return registry.weights_label(config)
-    except OSError:
-        return None
-
-
 def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for faults that show before a model is loaded: absent weights, a bad tree, an absent device."""
     trackers.check(cfg)
     if parameters.is_served(cfg):
         return
-    from specbench.config import registry
     from specbench.harness import method
     from specbench.harness.pipeline import engine_of, resolve_device
 

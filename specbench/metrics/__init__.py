@@ -58,7 +58,12 @@ def choice(name: str) -> Choice:
     if name not in known:
         raise errors.unknown("metric", name, known)
     options = dict(parameters.default("metrics", name, name))
-    for declared in ("metric", "columns", "features", "files"):  # see config.shown_columns and config.registry
+    for declared in (
+        "metric",
+        "columns",
+        "features",
+        "files",
+    ):  # read by others
         options.pop(declared, None)
     return Choice(name, known[name], options)
 

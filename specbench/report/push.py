@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from specbench._version import __version__
-from specbench.config import networks, shown_columns
+from specbench.config import networks, parameters
 from specbench.errors import RunError, UsageError, plain
 from specbench.report import gather
 from specbench.rows import sample_size, summary
@@ -37,7 +37,7 @@ _COLUMNS = (
     "speedup_latency",
     "request_s_p50",
     "goodput",
-    *shown_columns.of_metrics(),
+    *parameters.found_choices().columns,
 )
 
 

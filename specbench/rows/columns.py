@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbench.config import parameters, plugins, shown_columns
+from specbench.config import parameters, plugins
 from specbench.config.shown_columns import ShownColumn
 
 # The order of the metrics' columns; those that conf/metrics declares and that are not named here follow.
@@ -13,7 +13,7 @@ _ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid"
 OF_RECORDS = ("perplexity", "emitted_tv", "emitted_kl")
 
 #: Columns of every metric; each also has the columns `_stderr` and `_backend`.
-METRICS = tuple(dict.fromkeys((*_ORDER, *OF_RECORDS, *shown_columns.of_metrics())))
+METRICS = tuple(dict.fromkeys((*_ORDER, *OF_RECORDS, *parameters.found_choices().columns)))
 
 #: Column -> how tables and the report show it, in the report's order. conf/metrics declares those of metrics.
 SHOWN: dict[str, ShownColumn] = {
@@ -41,7 +41,7 @@ SHOWN: dict[str, ShownColumn] = {
     "emitted_kl_ratio": ShownColumn("KL(emitted, target) / the least possible", "lower", 3),
     "emitted_ratio_max": ShownColumn("Largest emitted / target probability", "lower", 2),
     "perplexity": ShownColumn("Perplexity", "lower", 2),
-    **shown_columns.of_metrics(),
+    **parameters.found_choices().columns,
     "residual_tries": ShownColumn("Tries of a residual", "lower", 2),
     "peak_memory_mib": ShownColumn("Peak memory (MiB)", "lower", 0),
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 
 from specbench.compare.paired import holm
-from specbench.config import shown_columns
+from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows import sample_size
 from specbench.rows.columns import COLUMNS, stderr_of
@@ -177,7 +177,7 @@ def _new_metrics(rows: Mapping[str, Row | None]) -> list[Column]:
     A paper's metric is shown only in the tables where the paper prints it."""
     papers = {column.key for table in TABLES.values() for column in table.columns}
     present = {name for row in rows.values() if row is not None for name, text in row.items() if text}
-    return [row_column(name) for name in shown_columns.of_metrics() if name in present - papers]
+    return [row_column(name) for name in parameters.found_choices().columns if name in present - papers]
 
 
 def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes: Notes, printed: bool) -> Header:

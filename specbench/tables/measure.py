@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Self
 
 from specbench.bench import rows as benchmarks
-from specbench.config import configuration
-from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest, weights_here
+from specbench.config import configuration, registry
+from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
 from specbench.probe import rows as probes
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
 from specbench.rows.seconds import is_timed
@@ -121,7 +121,7 @@ def plan(table: Table, model: str, n: int | None, results: Path, runs: Path = Pa
             if overrides is None:
                 continue
             config = configuration.compose(overrides)
-            weights = weights_here(config)
+            weights = registry.weights_here(config)
             run = PlannedRun(
                 home / f"{line.key}-{digest(config, weights)}",
                 config,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from specbench.config import command_line, configuration, parameters
-from specbench.errors import plain, unknown
+from specbench.config import command_line, parameters
+from specbench.errors import one_line, plain, unknown
 from specbench.rows.columns import SHOWN
 from specbench.tables.definitions import (
     DEFAULT_MODEL,
@@ -230,7 +230,7 @@ def _figure(source: Source, panels: Sequence[Panel]) -> TableFigure | Series | M
             try:
                 return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
             except TypeError as e:
-                raise source.fault(f"figure: {name}: {configuration.one_line(e)}") from None
+                raise source.fault(f"figure: {name}: {one_line(e)}") from None
     if foreign := set(held) - {"x", "y", "baseline", "panel", "curves", "log"}:
         raise source.fault(f"figure has no '{plain(min(foreign))}' (choose from: x, y, baseline, panel, curves, log)")
     if "curves" in held:

@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
-from specbench.config import configuration, parameters
+from specbench.config import configuration, parameters, registry
 from specbench.errors import RunError, UsageError
-from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest, execute, weights_here
+from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest, execute
 from specbench.rows.csv_files import as_cells, csv_text, has_runs, read_rows, to_csv
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import write_atomically
@@ -204,7 +204,7 @@ def _of_cell(suite: Suite, cell: Cell, lines: Sequence[Line], out: Path, timed: 
 def _planned(suite: Suite, cell: Cell, line: Line, out: Path, timed: bool) -> SuiteRun:
     arguments = _arguments(suite, cell, line.overrides or (), timed)
     config = configuration.compose(arguments)
-    weights = weights_here(config)
+    weights = registry.weights_here(config)
     decodes = digest(config.changed(n=1, metrics=[], reference=None, baseline=False), weights)
     return SuiteRun(
         out / cell.path / ("seconds" if timed else "") / f"{_file_name(line.key)}-{decodes}",

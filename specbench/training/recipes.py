@@ -128,7 +128,7 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
 
     Raises UsageError for what does not exist, does not fit or is missing.
     """
-    mine, theirs = _sorted_out(command_line.quote_paths(arguments, own=TABLE))
+    mine, theirs = _sorted_out(command_line.read(arguments, own=TABLE))
     kind = mine.get("drafter")
     if kind is None:
         raise UsageError(

@@ -37,7 +37,7 @@ def converted(cfg: Mapping[str, Any], out: Path) -> list[Path]:
 
 def _read(cfg: Mapping[str, Any]) -> tuple[EagleNetwork, torch.dtype]:
     """The drafter in float32, and the number format it was stored in."""
-    shape_alone = registry.source(cfg["model"]) is not None
+    shape_alone = cfg["model"] in registry.model_sources()
     bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
     bundle.device = torch.device("cpu")
     head: EagleNetwork = bundle.drafter_network("eagle")
