@@ -130,11 +130,11 @@ class Command:
             if isinstance(one, Own) and one.required and _key(form) not in given:
                 raise UsageError(f"give {form}, {one.line} {see}")
             if isinstance(one, Words) and not one.least <= len(words) <= (one.most or len(words)):
-                raise UsageError(f"{self.name} takes {_shown(form, one)} (got {len(words)}) {see}")
+                raise UsageError(f"{self.name} takes {_shown(form, one)}, {one.line} (got {len(words)}) {see}")
         texts = {name: one.default for name, one in self.own.items() if one.default is not None} | given
         absent = {name: False if one.kind == "flag" else None for name, one in self.own.items()}
         read = {name: _value(name, self.own[name], text) for name, text in texts.items()}
-        return Line(words, others, absent | read, set(given))
+        return Line(words, others, absent | read, list(given))
 
     def _sorted_out(self, arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         """The command's own name=value, the words, and the others."""
