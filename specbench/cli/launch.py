@@ -8,7 +8,6 @@ Importing this module imports neither torch nor Hydra.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -91,32 +90,20 @@ def _same_logging() -> Iterator[None]:
 def by_hydra(arguments: Sequence[str]) -> int:
     """Hydra's own command line over conf/: prints its help, its configuration or completions."""
     import hydra
+    from hydra.core.utils import env_override
 
     from specbench.config import configuration, parameters
 
-    decorated = hydra.main(
-        version_base=configuration.VERSION_BASE,
-        config_path=str(parameters.conf_dir()),
-        config_name=configuration.CONFIG,
-    )(_nothing)
-    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [sys.argv[0], *arguments]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise to `cli.main`, which prints one sentence
+    conf, version = str(parameters.conf_dir()), configuration.VERSION_BASE
+    nothing = hydra.main(version_base=version, config_path=conf, config_name=configuration.CONFIG)(lambda _: None)
+    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
     try:
-        with _same_logging():
-            decorated()
+        with _same_logging(), env_override({"HYDRA_FULL_ERROR": "1"}):  # raise to `cli.main`, which prints one sentence
+            nothing()
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 0 if e.code is None else FAILED
     except hydra.errors.HydraException as e:
         raise UsageError(configuration.one_line(e)) from e
     finally:
-        sys.argv = before[0]
-        if before[1] is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before[1]
+        sys.argv = before
     return 0
-
-
-def _nothing(_: Any) -> None:
-    """Hydra's application: only its own options are used."""
