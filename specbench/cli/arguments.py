@@ -141,9 +141,8 @@ class Command:
         """The command's own name=value, the words, and the others."""
         names = self._named
         prefixes = tuple({name.partition(".")[0] + "." for name in names if "." in name})  # bench.steps: bench.
-        mine: list[str] = []
-        words: list[str] = []
-        others: list[str] = []
+        found: tuple[list[str], list[str], list[str]] = [], [], []
+        mine, words, others = found
         for argument in arguments:
             name, equals, _ = argument.lstrip("+").partition("=")  # Hydra's users write +out=
             if (name in names and (equals or not self.words)) or name.startswith(prefixes):
@@ -154,7 +153,7 @@ class Command:
                 others.append(argument)
             else:
                 raise unknown("file or argument" if self.words else "argument", name, names or ["--help"])
-        return mine, words, others
+        return found
 
     def help(self) -> str:
         """How it is called, the text of its function, its arguments with their defaults, and its tables."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ _OF = {
     "data": {"data_dir"},
     "metrics": {"metrics_dir"},
 }
+_REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
 
 def _arguments() -> Arguments:
@@ -33,7 +33,7 @@ def _arguments() -> Arguments:
             offers=lambda: drafters,
         ),
         "size=": Own("string", "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each with its own checkpoint"),
-        "repository=OWNER/NAME": Own("string", "another Hugging Face repository for the target"),
+        "repository=OWNER/NAME": Own("string", "OWNER/NAME on Hugging Face, for the target", pattern=_REPOSITORY),
         "revision=": Own("string", "branch or commit of the target's repository (default: as listed below)"),
         "data=NAME": Own("string", f"the data set to fetch: {', '.join(data)}", offers=lambda: data),
         "data_dir=DIR": Own("path", "where to put it (default: where a run looks for it)"),
@@ -154,8 +154,6 @@ def _of_model(given: Mapping[str, Any]) -> tuple[dict[str, Part], Path]:
             raise unknown("size", given["size"], [own, *entry.sizes])
     if "repository" in given:
         name = given["repository"]
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
-            raise UsageError(f"'{name}' is not a repository of the Hugging Face hub: write OWNER/NAME")
         known = {part.repository: part for part in (*entry.instead, parts["target"], *entry.sizes.values())}
         parts["target"] = known.get(name) or sources.hugging_face(name, "see its page")
     if "revision" in given:

@@ -60,12 +60,12 @@ def _summary(folder: Path, found: Sequence[Status]) -> str:
 def _text(one: Status) -> str:
     """A run's status as text."""
     lines = [f"{one.folder}: {one.method} on {one.model}, n={one.n}: {one.state}"]
+    if one.state == "not started":
+        return lines[0]
     for name, some in (("images", one.images), ("baseline", one.baseline)):
         if some is not None:
             speed = f", {some.per_s:.3g} a second" if some.per_s and one.state == "running" else ""
             lines.append(f"  {name:<10} {some.done} done, {some.left} left{speed}")
-    if one.state == "not started":
-        return lines[0]
     if one.state != "finished":
         left = "not known yet"
         if one.time_left_s is not None:
