@@ -73,7 +73,7 @@ def _of_metric(name: str) -> tuple[str, bool | None]:
 
 def _of_model(name: str) -> tuple[str, bool | None]:
     real = registry.model_sources().get(name)
-    parts = [registry.ASSETS / file for file in registry.assets(name)]
+    parts = [registry.ASSETS / file for file in (parameters.default("model", name, "assets") or ())]
     parts = parts or [home.model_folder(name) / part for part in (real.parts if real else ())]
     return "", all(part.exists() for part in parts) if parts else None
 
