@@ -60,15 +60,6 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def parse_arguments(command: str, arguments: Sequence[str], *flags: Sequence[str]) -> argparse.Namespace:
-    """Parse the `arguments` of a command line in any order: values, `help`, and which flags are given."""
-    parser = Parser(prog=f"specbench {command}", add_help=False, allow_abbrev=False)
-    for flag in (("-h", "--help"), *flags):
-        parser.add_argument(*flag, action="store_true")
-    parser.add_argument("arguments", nargs="*")
-    return parser.parse_intermixed_args(list(arguments))
-
-
 def values(arguments: Iterable[str], known: Collection[str], kind: str = "argument") -> dict[str, str]:
     """The arguments `name=value` of a command line. UsageError for a name that is unknown, given twice or without its
     value; kind: the noun for an unknown one."""

@@ -42,8 +42,9 @@ def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: 
     code, out, _ = call("run", "method=sd", "window=3", "--help")
     assert code == 0
     [window] = [row for row in rows(out) if row[0] == "window"]
-    assert window[1:6] == ["3", "integer", "1", "to", "2,000,"]
+    assert window[1:3] == ["3", "integer"]
     assert "length" in window
+    assert re.search(r"1 and at most 2,000;\n +tokens\n", out)
     assert ["window", "5"] in [row[:2] for row in rows(call("run", "-m", "method=sd", "window=3,4", "--help")[1])]
     assert ["prompts", "(required)"] in [row[:2] for row in rows(call("run", "data=prompts", "--help")[1])]
     assert call("run", "--hydra-help")[0] == 0

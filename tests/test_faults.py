@@ -337,10 +337,10 @@ def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["status"], "the following arguments are required: DIR"),
+        (["status"], "status takes DIR"),
         (["status", "absent"], "there is no folder absent"),
         (["status", "."], ". holds no run"),
-        (["resume"], "name one folder of a run"),
+        (["resume"], "resume takes DIR"),
         (["resume", "absent"], "absent holds no run"),
         (["resume", "here", "delta=2"], "unknown parameter 'delta' (choose from: "),
         (["resume", "here", "n=0"], "n must be an integer of at least 1"),

@@ -138,7 +138,7 @@ def tree(folder: Path) -> set[str]:
             ["model=lumina_mgpt", "size=512", "drafter=eagle"],
             "no eagle weights are published for lumina_mgpt of size 512: put your own into",
         ),
-        (["model=anole", "repository=../x"], "'../x' is not a repository of the Hugging Face hub"),
+        (["model=anole", "repository=../x"], "repository must be OWNER/NAME on Hugging Face"),
     ],
 )
 def test_a_mistake_costs_one_sentence(arguments: list[str], sentence: str, call: Call, hub: FakeHub) -> None:

@@ -12,6 +12,7 @@ neither torch nor Hydra.
 from __future__ import annotations
 
 import inspect
+import itertools
 import pkgutil
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -130,19 +131,18 @@ class Command:
             if isinstance(one, Own) and one.required and _key(form) not in given:
                 raise UsageError(f"give {form}, {one.line} {see}")
             if isinstance(one, Words) and not one.least <= len(words) <= (one.most or len(words)):
-                raise UsageError(f"{self.name} takes {_shown(form, one)} (got {len(words)}) {see}")
+                raise UsageError(f"{self.name} takes {_shown(form, one)}, {one.line} (got {len(words)}) {see}")
         texts = {name: one.default for name, one in self.own.items() if one.default is not None} | given
         absent = {name: False if one.kind == "flag" else None for name, one in self.own.items()}
         read = {name: _value(name, self.own[name], text) for name, text in texts.items()}
-        return Line(words, others, absent | read, set(given))
+        return Line(words, others, absent | read, list(given))
 
     def _sorted_out(self, arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         """The command's own name=value, the words, and the others."""
         names = self._named
         prefixes = tuple({name.partition(".")[0] + "." for name in names if "." in name})  # bench.steps: bench.
-        mine: list[str] = []
-        words: list[str] = []
-        others: list[str] = []
+        found: tuple[list[str], list[str], list[str]] = [], [], []
+        mine, words, others = found
         for argument in arguments:
             name, equals, _ = argument.lstrip("+").partition("=")  # Hydra's users write +out=
             if (name in names and (equals or not self.words)) or name.startswith(prefixes):
@@ -153,7 +153,7 @@ class Command:
                 others.append(argument)
             else:
                 raise unknown("file or argument" if self.words else "argument", name, names or ["--help"])
-        return mine, words, others
+        return found
 
     def help(self) -> str:
         """How it is called, the text of its function, its arguments with their defaults, and its tables."""
@@ -161,19 +161,18 @@ class Command:
         usage += [_shown(form, one) for form, one in self.arguments.items() if not _is_value(form, one)]
         if self.others or any(_is_value(form, one) for form, one in self.arguments.items()):
             usage.append("[name=value ...]")
-        lines = [f"specbench {self.name}: {COMMANDS[self.name.partition(' ')[0]]}", ""]
-        lines += [
-            _filled(" ".join(part.replace(" ", "\0") for part in usage), " " * 9)[9:].replace("\0", " "),
-            "",
-            inspect.cleandoc(self.run.__doc__ or ""),
-        ]
+        text = " ".join(part.replace(" ", "\0") for part in usage)
+        text = textwrap.fill(text, _WIDTH, subsequent_indent=" " * 9).replace("\0", " ")
+        title = f"specbench {self.name}: {COMMANDS[self.name.partition(' ')[0]]}"
+        lines = [title, "", text, "", inspect.cleandoc(self.run.__doc__ or "")]
         below = pkgutil.resolve_name(self.below) if self.below else {}
         arguments = {**self.arguments, **{f"{name}=": one for name, one in below.items()}}
         found = {"": arguments, **{title: pkgutil.resolve_name(where) for title, where in self.tables.items()}}
         for title, table in found.items():
             meanings = {name: _meaning(one) for name, one in (table() if callable(table) else table).items()}
             width = max(map(len, meanings), default=0)
-            lines += ["", *([title] if title else []), *(_entry(name, text, width) for name, text in meanings.items())]
+            lines += ["", *([title] if title else [])]
+            lines += [columns(entry, (width, _WIDTH - width - 4)) for entry in meanings.items()]
         return "\n".join(lines)
 
     def offered(self, last: str) -> list[str]:
@@ -227,13 +226,12 @@ def _meaning(one: Parameter | Words | str) -> str:
     return f"{one.line}{choices}{default}"
 
 
-def _entry(name: str, text: str, width: int) -> str:
-    """A name and its meaning, in as many lines as that needs."""
-    return f"  {name:<{width}}{_filled(' '.join(text.split()), ' ' * (width + 4))[width + 2 :]}"
-
-
-def _filled(text: str, indent: str) -> str:
-    return textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+def columns(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """One row of a table, over as many lines as its longest cell needs."""
+    texts = (" ".join(cell.split()) for cell in cells)
+    wrapped = [textwrap.wrap(text, width, break_on_hyphens=False) for text, width in zip(texts, widths)]
+    rows = itertools.zip_longest(*wrapped, fillvalue="")
+    return "\n".join("".join(f"  {one:<{width}}" for one, width in zip(row, widths)).rstrip() for row in rows)
 
 
 def _value(name: str, one: Own, text: Any) -> Any:

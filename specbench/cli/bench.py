@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from specbench.cli.arguments import Line, Own, command
 from specbench.config import command_line, configuration
+from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 
 _MOST = 10**6
@@ -83,19 +84,19 @@ def main(line: Line) -> int:
             raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
     if line["bench.bandwidth"] and not line["--plan"]:
         raise UsageError("bench.bandwidth= goes with --plan; a benchmark measures the bandwidth")
-    found = _plans(line, given) if line["--plan"] else _measured(line, given)
+    found = _planned(line, given) if line["--plan"] else _measured(line, given)
     print(json.dumps(found[0] if len(found) == 1 else found))
     return 0
 
 
-def _jobs(line: Line, given: Sequence[str]) -> list[Any]:
-    """The checked configurations of the jobs."""
+def _jobs(line: Line, given: Sequence[str], title: str) -> Iterator[RunConfig]:
+    """The configurations of the jobs, all of them checked before the first one."""
     from specbench.harness.method import check
 
     jobs = [job.cfg for job in configuration.grid(given, line["--multirun"])]
     for cfg in jobs:
         check(cfg)
-    return jobs
+    yield from tqdm(jobs, desc=title, unit="job", disable=len(jobs) == 1)
 
 
 def _measured(line: Line, given: Sequence[str]) -> list[dict[str, Any]]:
@@ -103,13 +104,12 @@ def _measured(line: Line, given: Sequence[str]) -> list[dict[str, Any]]:
     from specbench.bench import measure, roofline
     from specbench.bench.rows import ROWS, describe, row
 
-    chosen = {name: line[f"bench.{name}"] for name in ("steps", "context", "nodes", "images")}
-    out = line["out"]
+    out, rows = line["out"], []
     if out is not None:
         ROWS.read(out)  # a file of something else is refused before anything is measured
+    chosen = {name: line[f"bench.{name}"] for name in ("steps", "context", "nodes", "images")}
     plan = measure.BenchPlan(forced=line["forced_accept"], **chosen)
-    jobs, rows = _jobs(line, given), []
-    for cfg in tqdm(jobs, desc="bench", unit="job", disable=len(jobs) == 1):
+    for cfg in _jobs(line, given, "bench"):
         rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
         print(describe(rows[-1]))
         if out is not None:
@@ -120,13 +120,12 @@ def _measured(line: Line, given: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _plans(line: Line, given: Sequence[str]) -> list[dict[str, Any]]:
+def _planned(line: Line, given: Sequence[str]) -> list[dict[str, Any]]:
     """`--plan`: nothing is measured or written."""
     from specbench.bench import plan
 
-    chosen = plan.devices(line["bench.bandwidth"])
-    jobs, plans = _jobs(line, given), []
-    for cfg in tqdm(jobs, desc="plan", unit="job", disable=len(jobs) == 1):
+    chosen, plans = plan.devices(line["bench.bandwidth"]), []
+    for cfg in _jobs(line, given, "plan"):
         planned = plan.plan(cfg, line["bench.context"])
         plans.append({**planned, "devices": plan.on_devices(planned, chosen)})
         print(plan.describe(plans[-1]))

@@ -6,19 +6,11 @@ import json
 from typing import Any
 
 from specbench.cli.arguments import Line, Own, Words, command
+from specbench.config import parameters, registry
 from specbench.errors import UsageError, unknown
+from specbench.storage import home
 
-GROUPS = {
-    "models": "model",
-    "methods": "method",
-    "drafters": "drafter",
-    "rules": "rule",
-    "data": "data",
-    "metrics": "metrics",
-    "protocols": "protocol",
-    "suites": "suite",
-    "plugins": "",
-}
+GROUPS = "models methods drafters rules data metrics protocols suites plugins".split()
 
 
 @command(
@@ -32,13 +24,11 @@ GROUPS = {
 )
 def main(line: Line) -> int:
     """The choices for a run, and whether their weights are here."""
-    wanted = [next((name for name in GROUPS if given in (name, name.removesuffix("s"))), given) for given in line.words]
-    for name in wanted:
-        if name not in GROUPS:
-            raise unknown("group", name, GROUPS)
-    found = {
-        name: _entries(group) if group else _plugins() for name, group in GROUPS.items() if not wanted or name in wanted
-    }
+    for given in line.words:
+        if given not in GROUPS and f"{given}s" not in GROUPS:
+            raise unknown("group", given, GROUPS)
+    wanted = [name for name in GROUPS if not line.words or {name, name.removesuffix("s")} & set(line.words)]
+    found = {name: _plugins() if name == "plugins" else _entries(name) for name in wanted}
     if line["--json"]:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return 0
@@ -52,62 +42,57 @@ def main(line: Line) -> int:
     return 0
 
 
-def _entries(group: str) -> list[dict[str, Any]]:
+def _entries(title: str) -> list[dict[str, Any]]:
     """Name, line and presence of weights (None: needs none) of every choice of a group."""
-    from specbench import metrics
-    from specbench.config import parameters, registry
-    from specbench.storage import home
+    group = title if title == "metrics" else title.removesuffix("s")
+    about = {"metrics": _of_metric, "model": _of_model, "drafter": _of_drafter}.get(group, lambda _: ("", None))
+    entries = []
+    for name, line in parameters.choices(group).items():
+        more, here = about(name)
+        entries.append(_entry(name, line + more, here, parameters.plugin_of(group, name)))
+    return entries
 
-    lines = dict(parameters.choices(group))
-    absent: dict[str, list[str]] = {}  # only for choices that need weights
-    if group == "metrics":
-        shown = parameters.found_choices().columns
-        for name in parameters.single_metrics():
-            columns = parameters.metric_columns(name)
-            lines[name] += f" Column {', '.join(columns)}: {shown[columns[0]].better} is better."
-        context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())
-        for name in parameters.single_metrics():
-            try:
-                absent[name] = [text] if (text := metrics.missing(name, context)) else []
-            except UsageError as e:  # of a plug-in
-                lines[name] += f" {e}"
-    elif group in ("model", "drafter"):
-        for name in lines:
-            network = registry.drafter_network(name) if group == "drafter" else None
-            if network and network.variants:
-                lines[name] += f" Also drafter.weights=embedded:{'|'.join(network.variants)}."
-            real = registry.model_sources().get(name) if group == "model" else None
-            # A drafter's are for the embedded target.
-            files = [network.asset] if network else parameters.default(group, name, "assets")
-            if files:
-                absent[name] = [f for f in files if not (registry.ASSETS / f).is_file()]
-            elif real:
-                absent[name] = [part for part in real.parts if not (home.model_folder(name) / part).is_dir()]
-    plugins = {name: plugin for name in lines if (plugin := parameters.plugin_of(group, name))}
-    return [
-        {
-            "name": name,
-            "line": line,
-            "weights": not absent[name] if name in absent else None,
-            "plugin": str(plugins[name]).removeprefix("plug-in ") if name in plugins else None,
-        }
-        for name, line in lines.items()
-    ]
+
+def _entry(name: str, line: str, weights: bool | None = None, plugin: object = None) -> dict[str, Any]:
+    label = str(plugin).removeprefix("plug-in ") if plugin else None
+    return {"name": name, "line": line, "weights": weights, "plugin": label}
+
+
+def _of_metric(name: str) -> tuple[str, bool | None]:
+    from specbench import metrics
+
+    if name not in parameters.single_metrics():
+        return "", None
+    columns = parameters.metric_columns(name)
+    more = f" Column {', '.join(columns)}: {parameters.found_choices().columns[columns[0]].better} is better."
+    try:
+        return more, not metrics.missing(name, metrics.ScoringContext(metrics.ASSETS, home.metrics_folder()))
+    except UsageError as e:  # of a plug-in
+        return f"{more} {e}", None
+
+
+def _of_model(name: str) -> tuple[str, bool | None]:
+    real = registry.model_sources().get(name)
+    parts = [registry.ASSETS / file for file in (parameters.default("model", name, "assets") or ())]
+    parts = parts or [home.model_folder(name) / part for part in (real.parts if real else ())]
+    return "", all(part.exists() for part in parts) if parts else None
+
+
+def _of_drafter(name: str) -> tuple[str, bool | None]:
+    """As of a model; the weights are those for the embedded target."""
+    network = registry.drafter_network(name)
+    if network is None:
+        return "", None
+    more = f" Also drafter.weights=embedded:{'|'.join(network.variants)}." if network.variants else ""
+    return more, (registry.ASSETS / network.asset).is_file()
 
 
 def _plugins() -> list[dict[str, Any]]:
     """Every plug-in with its choices."""
-    from specbench.config import parameters
-
     found = parameters.found_choices()
     entries = []
     for plugin in found.plugins:
-        names = [
-            f"{group}={name}"
-            for group, choices in sorted(found.choices.items())
-            for name, one in choices.items()
-            if one.plugin == plugin
-        ]
-        line = f"{', '.join(names) or 'no choice'}, from {plugin.conf}"
-        entries.append({"name": plugin.label, "line": line, "weights": None, "plugin": None})
+        every = ((group, *one) for group, choices in sorted(found.choices.items()) for one in choices.items())
+        names = [f"{group}={name}" for group, name, one in every if one.plugin == plugin]
+        entries.append(_entry(plugin.label, f"{', '.join(names) or 'no choice'}, from {plugin.conf}"))
     return entries

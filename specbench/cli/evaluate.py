@@ -2,81 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbench.cli.arguments import Line, Own, Words, command
 from specbench.errors import UsageError, plain
 from specbench.storage import home
 
 if TYPE_CHECKING:
     from specbench.evaluate.images import Evaluation
 
-_HELP = """\
-usage: specbench evaluate DIR [name=value ...]
 
-Scores existing images. DIR is the folder of a run, or any folder of images (including its subfolders).
-
-For the folder of a run, its records pair images and prompts, and the scores go into its row.csv.
-Any other folder needs prompts, unless no chosen metric reads them: in a file prompts.*, captions.* or metadata.* in
-it, or as below. An image's file name, with or without its extension, is the id of its prompt (0007.png: 0007.png, 0007
-or 7; of several images 0007-1.png, or as GenEval's code 0007/samples/0001.png). out= holds its row, the scores of each
-image and the cached scorer outputs, by image and network: a further metric of the same network, or the same command
-after a stop, computes none again.
-Existing scores of other metrics stay while the images are the same; changes are printed.
-
-  prompts=FILE        .txt, .tsv, .csv, .json or .jsonl with ids (or file_name) and prompts (see the README); or
-  data=NAME           a data set: scenes, coco2017, ... with data_dir=, split=, caption=; n= and seed= choose n of it
-                      (default, and n=all: every prompt; of scenes, scenes_classes, scenes_geneval and imagenet one for
-                      each image)
-  partial=true        score the existing images although other prompts have none
-  metrics=NAME|[..]   what to measure (specbench list metrics); default: for a run its metrics, for scenes scenes,
-                      for scenes_geneval and imagenet those of their name, else coco
-  metrics_dir=DIR     weights of the evaluators (default: where `specbench fetch` puts them)
-  reference=FILE|NAME statistics of real images: a file, or the data set that `specbench reference` made them for
-                      (default: data=)
-  device=, batch=     where the networks run (auto), and the number of images per batch (64)
-  out=DIR             a folder for the results (runs/evaluate/...); an existing one continues where it stopped
-"""
-
-
-def main(arguments: Sequence[str]) -> int:
-    """`specbench evaluate DIR [name=value ...]`; returns the exit code."""
-    if {"-h", "--help"} & set(arguments):
-        print(_HELP, end="")
-        return 0
+@command(
+    "evaluate",
+    {
+        "DIR": Words("the folder of a run, or any folder of images (including its subfolders)", 1, 1),
+        "prompts=FILE": Own("text", ".txt, .tsv, .csv, .json or .jsonl with ids (or file_name) and prompts"),
+        "data=NAME": Own("text", "instead of a file, a data set: scenes, coco2017, ..."),
+        **{name: Own("text", "of the data set, as of specbench run") for name in ("data_dir=", "split=", "caption=")},
+        "n=": Own(
+            "text",
+            "so many prompts of the data set (default, and n=all: every prompt; of scenes, scenes_classes,"
+            " scenes_geneval and imagenet one for each image)",
+        ),
+        "seed=": Own("text", "which of them, as of specbench run"),
+        "partial=": Own("flag", "true: score the existing images although other prompts have none", default="false"),
+        "metrics=NAME|[..]": Own(
+            "text",
+            "what to measure, see specbench list metrics (default: for a run its metrics, for scenes scenes, for"
+            " scenes_geneval and imagenet those of their name, else coco)",
+        ),
+        "metrics_dir=DIR": Own("text", "weights of the evaluators (default: where `specbench fetch` puts them)"),
+        "reference=FILE|NAME": Own(
+            "text",
+            "statistics of real images: a file, or the data set that `specbench reference` made them for (default:"
+            " data=)",
+        ),
+        "device=": Own("text", "where the networks run (default: auto)"),
+        "batch=": Own("text", "images per batch (default: 64)"),
+        "out=DIR": Own(
+            "text", "a folder for the results (default: in runs/evaluate); an existing one continues where it stopped"
+        ),
+    },
+)
+def main(line: Line) -> int:
+    """Scores existing images. Of the folder of a run, its records pair images and prompts, and the scores go into its
+    row.csv. Any other folder needs prompts, unless no chosen metric reads them: in a file prompts.*, captions.* or
+    metadata.* in it, or as below. An image's file name, with or without its extension, is the id of its prompt
+    (0007.png: 0007.png, 0007 or 7; of several images 0007-1.png, or as GenEval's code 0007/samples/0001.png). out=
+    holds its row, the scores of each image and the cached scorer outputs, by image and network: a further metric of the
+    same network, or the same command after a stop, computes none again. Existing scores of other metrics stay while the
+    images are the same; changes are printed.
+    """
     from specbench.config import configuration
-    from specbench.evaluate.images import OF_IMAGES, evaluate
+    from specbench.evaluate.images import evaluate
 
-    folder, given = _parse(arguments, (*OF_IMAGES, "partial"))
-    partial = given.pop("partial", "false")
-    if partial not in ("true", "false"):
-        raise UsageError(f"partial must be true or false (got {partial!r})")
-    values = configuration.values([f"{name}={value}" for name, value in given.items()], OF_IMAGES)
-    print(_text(evaluate(folder, values, partial == "true")), flush=True)
-    return 0
-
-
-def _parse(arguments: Sequence[str], known: Sequence[str]) -> tuple[Path, dict[str, str]]:
-    """The folder, and the text of the other arguments by name."""
-    folders = []
-    given: dict[str, str] = {}
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name in known and equals:
-            if name in given:
-                raise UsageError(f"'{name}' is given twice; give it once")
-            given[name] = value
-        elif home.expanded(argument).is_dir() or not equals:
-            folders.append(argument)
-        else:
-            raise UsageError(f"evaluate has no '{name}'; after the folder it takes {', '.join(f'{w}=' for w in known)}")
-    if len(folders) != 1:
-        raise UsageError("name one folder: specbench evaluate DIR [name=value ...] (see specbench evaluate --help)")
-    folder = home.expanded(folders[0])
+    folder = home.expanded(line.words[0])
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; name one with images, or the folder of a run")
-    return folder, given
+    given = [name for name in line.given if name != "partial"]
+    found = configuration.values([f"{name}={line[name]}" for name in given], given)
+    print(_text(evaluate(folder, found, line["partial"])), flush=True)
+    return 0
 
 
 def _text(found: Evaluation) -> str:

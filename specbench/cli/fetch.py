@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from specbench.cli.arguments import Arguments, Line, Own, command
 from specbench.config import parameters, registry
@@ -19,6 +19,7 @@ _OF = {
     "data": {"data_dir"},
     "metrics": {"metrics_dir"},
 }
+_REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
 
 def _arguments() -> Arguments:
@@ -32,16 +33,16 @@ def _arguments() -> Arguments:
             offers=lambda: drafters,
         ),
         "size=": Own("string", "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each with its own checkpoint"),
-        "repository=OWNER/NAME": Own("string", "another Hugging Face repository for the target"),
+        "repository=OWNER/NAME": Own("string", "OWNER/NAME on Hugging Face, for the target", pattern=_REPOSITORY),
         "revision=": Own("string", "branch or commit of the target's repository (default: as listed below)"),
         "data=NAME": Own("string", f"the data set to fetch: {', '.join(data)}", offers=lambda: data),
-        "data_dir=DIR": Own("string", "where to put it (default: where a run looks for it)"),
+        "data_dir=DIR": Own("path", "where to put it (default: where a run looks for it)"),
         "metrics=NAME,NAME": Own(
             "string",
             "the metrics, or sets of them, whose networks to fetch: see specbench list metrics",
             offers=lambda: parameters.choices("metrics"),
         ),
-        "metrics_dir=DIR": Own("string", "where to put them (default: where a run looks for them)"),
+        "metrics_dir=DIR": Own("path", "where to put them (default: where a run looks for them)"),
         "--yes": Own("flag", "do not ask"),
         "--dry-run": Own("flag", "only show from where the files come; asks no server"),
     }
@@ -61,35 +62,27 @@ def main(line: Line) -> int:
       specbench fetch data=NAME [data_dir=DIR] [--yes] [--dry-run]
     """
     given = _parse(line)
-    if line["--dry-run"]:
-        print("\n".join(_origins(given)))
-        return 0
     try:
-        if "model" in given:
-            _fetch_model(given, line["--yes"])
-        elif "metrics" in given:
-            _fetch_metrics(given, line["--yes"])
+        if line["--dry-run"]:
+            print("\n".join(_origins(given)))
+        elif "data" in given:
+            fetching.data_set(given["data"], *_data(given), line["--yes"])
         else:
-            _fetch_data(given, line["--yes"])
+            _fetch_parts(given, line["--yes"])
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command continues where it stopped") from None
     return 0
 
 
-def _origins(given: Mapping[str, str]) -> Iterator[str]:
+def _origins(given: Mapping[str, Any]) -> Iterator[str]:
     """From where the files come, and their folders below the one that they are for."""
     if "data" in given:
-        data = _data(given["data"])
-        yield f"{given['data']} -> {home.expanded(given.get('data_dir', home.data_folder(given['data'])))}"
+        data, folder = _data(given)
+        yield f"{given['data']} -> {folder}"
         yield from (f"    {format_size(file.size):>9}  {file.address}" for file in data.files)
         yield f"  licence: {data.licence}"
         return
-    if "model" in given:
-        parts, folder = _chosen_parts(given)
-        folder = folder if given.get("weights", "official") == "official" else home.expanded(given["weights"])
-    else:
-        parts = {name: registry.evaluators()[name] for name in _evaluators(given["metrics"].split(","))}
-        folder = home.expanded(given.get("metrics_dir", home.metrics_folder()))
+    parts, folder = _parts(given)
     yield f"{given.get('model', given.get('metrics'))} -> {folder}"
     for name, part in parts.items():
         yield f"  {name}/: {part.repository}, {part.revision} ({part.licence})"
@@ -104,7 +97,7 @@ def revisions() -> dict[str, str]:
     return dict(sorted(at.items()))
 
 
-def _parse(line: Line) -> dict[str, str]:
+def _parse(line: Line) -> dict[str, Any]:
     given = {name: line[name] for name in line.given if not name.startswith("-")}
     kinds = [kind for kind in _OF if kind in given]
     if len(kinds) != 1:
@@ -117,43 +110,35 @@ def _parse(line: Line) -> dict[str, str]:
     return given
 
 
-def _fetch_model(given: Mapping[str, str], yes: bool) -> None:
-    model = given["model"]
-    parts, default = _chosen_parts(given)
-    asked = given.get("weights", "official")
-    folder = default if asked == "official" else home.expanded(asked)
-    if not fetching.parts(model, parts, folder, given.get("revision"), yes, "weights=DIR"):
-        return
-    arguments = f"model={model}" + (f" size={given['size']}" if "size" in given else "")
-    if folder != home.model_folder(model):
-        arguments += f" weights={folder}"
-    print(f"{model} is in {folder}: specbench run {arguments} ...")
-
-
-def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
-    names = given["metrics"]
-    folder = home.expanded(given.get("metrics_dir", home.metrics_folder()))
-    parts = {name: registry.evaluators()[name] for name in _evaluators(names.split(","))}
+def _fetch_parts(given: Mapping[str, Any], yes: bool) -> None:
+    kind, option = ("model", "weights") if "model" in given else ("metrics", "metrics_dir")
+    names, default = given[kind], home.model_folder(given[kind]) if kind == "model" else home.metrics_folder()
+    parts, folder = _parts(given)
     if not parts:
         print(f"{names}: nothing to fetch, these evaluators are part of specbench")
-    elif fetching.parts(names, parts, folder, None, yes, "metrics_dir=DIR"):
-        arguments = f"metrics={names}" + (f" metrics_dir={folder}" if folder != home.metrics_folder() else "")
-        print(f"{names}: the weights are in {folder}: specbench run {arguments} ...")
+    elif fetching.parts(names, parts, folder, given.get("revision"), yes, f"{option}=DIR"):
+        arguments = [f"{key}={given[key]}" for key in (kind, "size") if key in given]
+        arguments += [f"{option}={folder}"] if folder != default else []
+        print(f"{names} is in {folder}: specbench run {' '.join(arguments)} ...")
 
 
-def _evaluators(names: Sequence[str]) -> list[str]:
-    """The folders that metrics and sets of metrics read, each once."""
-    found: dict[str, None] = {}
-    for name in names:
+def _parts(given: Mapping[str, Any]) -> tuple[dict[str, Part], Path]:
+    """The parts that the arguments name, each once, and the folder for them."""
+    if "model" in given:
+        parts, folder = _of_model(given)
+        asked = given.get("weights", "official")
+        return parts, folder if asked == "official" else home.expanded(asked)
+    folders: list[str] = []
+    for name in given["metrics"].split(","):
         if name not in parameters.choices("metrics"):
             raise unknown("metric", name, parameters.choices("metrics"))
         for one in sorted(parameters.declared("metrics", name)):
-            found |= dict.fromkeys(registry.evaluator_folders(one))
-    return list(found)
+            folders += registry.evaluator_folders(one)
+    return {name: registry.evaluators()[name] for name in folders}, given.get("metrics_dir", home.metrics_folder())
 
 
-def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
-    """The parts that the arguments name, and their default folder."""
+def _of_model(given: Mapping[str, Any]) -> tuple[dict[str, Part], Path]:
+    """The parts of a model, and their default folder."""
     model = given["model"]
     if model not in registry.model_sources():
         raise unknown("model", model, registry.model_sources())
@@ -169,8 +154,6 @@ def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
             raise unknown("size", given["size"], [own, *entry.sizes])
     if "repository" in given:
         name = given["repository"]
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
-            raise UsageError(f"'{name}' is not a repository of the Hugging Face hub: write OWNER/NAME")
         known = {part.repository: part for part in (*entry.instead, parts["target"], *entry.sizes.values())}
         parts["target"] = known.get(name) or sources.hugging_face(name, "see its page")
     if "revision" in given:
@@ -186,18 +169,13 @@ def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
     return parts, folder
 
 
-def _data(name: str) -> Data:
-    """The files of a data set. UsageError where it has none to fetch."""
-    if name in parameters.choices("data") and name not in registry.data_sources():
+def _data(given: Mapping[str, Any]) -> tuple[Data, Path]:
+    """The files of a data set, and the folder for them. UsageError where it has none to fetch."""
+    name, known = given["data"], registry.data_sources()
+    if name not in parameters.choices("data"):
+        raise unknown("data", name, known)
+    if name not in known:
         own = parameters.declared("data", name) & {"prompts", "data_dir"}
         why = "its file comes from you" if own else "it needs no files"
-        raise UsageError(f"data={name} has nothing to fetch: {why} (fetched are: {', '.join(registry.data_sources())})")
-    if name not in registry.data_sources():
-        raise unknown("data", name, registry.data_sources())
-    return registry.data_sources()[name]
-
-
-def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
-    name = given["data"]
-    folder = home.expanded(given.get("data_dir", home.data_folder(name)))
-    fetching.data_set(name, _data(name), folder, yes)
+        raise UsageError(f"data={name} has nothing to fetch: {why} (fetched are: {', '.join(known)})")
+    return known[name], given.get("data_dir", home.data_folder(name))

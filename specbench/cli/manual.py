@@ -3,18 +3,17 @@ torch."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from typing import Any
 
+from specbench.cli.arguments import columns
 from specbench.config import parameters
 from specbench.config.parameter import Parameter
 
-WIDTH = 100
-#: Widths of the columns name, value, and type with range; the meaning takes the rest.
-_NAME, _VALUE, _RANGE, _GAP = 19, 16, 20, 2
-_MEANING = WIDTH - _NAME - _VALUE - _RANGE - 4 * _GAP
-_LONG = 3 * _VALUE  # characters; a longer value is shown with the meaning
+#: Of the columns: name, value, what it must be, and meaning.
+_WIDTHS = (19, 16, 20, 37)
+_LONG = 3 * _WIDTHS[1]  # characters; a longer value is shown with the meaning
 
 _HEAD = """\
 specbench run: decode prompts, score the images, time them against vanilla decoding, write one row
@@ -65,10 +64,12 @@ def run(cfg: Mapping[str, Any]) -> str:
     own = parameters.in_run(cfg)
     if foreign := [name for name in cfg if name not in own]:
         raise parameters.no_parameter(foreign[0], cfg)
-    lines = [_line("parameter", "value", "type and range", "meaning"), ""]
+    lines = [columns(("parameter", "value", "type and range", "meaning"), _WIDTHS), ""]
     for title, names in _sections(cfg).items():
         lines += [title, *(_described(name, own[name], cfg[name]) for name in names), ""]
-    return "\n".join([_HEAD, *lines, _choices(), _FOOT])
+    choices = {f"{group}=": ", ".join(parameters.choices(group)) for group in parameters.groups()}
+    lines += ["names:", *(columns(entry, (13, 81)) for entry in choices.items()), ""]
+    return "\n".join([_HEAD, *lines, _FOOT])
 
 
 def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -101,7 +102,7 @@ def _described(name: str, parameter: Parameter, value: Any) -> str:
     shown, meaning = _shown(parameter, value), parameter.line
     if len(shown) > _LONG:
         shown, meaning = "(see right)", f"{meaning}; now: {shown}"
-    return _line(name, shown, _range(name, parameter), meaning)
+    return columns((name, shown, _wanted(name, parameter), meaning), _WIDTHS)
 
 
 def _shown(parameter: Parameter, value: Any) -> str:
@@ -115,59 +116,13 @@ def _shown(parameter: Parameter, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or '""'
 
 
-def _end(high: float) -> str:
-    """An upper bound: 1,000,000, or 2**63 - 1 for numbers that are hard to read."""
-    if not isinstance(high, int):
-        return f"{high:g}"
-    return f"2**{(high + 1).bit_length() - 1} - 1" if high > 2**40 and not high & (high + 1) else f"{high:,}"
-
-
-def _range(name: str, parameter: Parameter) -> str:
+def _wanted(name: str, parameter: Parameter) -> str:
     """The allowed values, with their unit."""
+    text = parameter.wanted().removeprefix("a ").removeprefix("an ")
     if name in parameters.groups():
-        text = "names below" if name == "metrics" else "a name below"
-    elif parameter.choices:
-        text = ", ".join(parameter.choices)
-    else:
-        kinds = {
-            "integer": "integer",
-            "numbers": "number or list",
-            "flag": "true, false",
-            "names": "names",
-            "tree": "a name, or paths",
-            "string": "text",
-        }
-        text = kinds.get(parameter.kind, parameter.kind)
-        if parameter.low is not None and parameter.high is not None and not parameter.above:
-            text += f" {parameter.low:g} to {_end(parameter.high)}"
-        elif parameter.low is not None:
-            text += f" {'>' if parameter.above else '>='} {parameter.low:g}"
-            text += f", <= {parameter.high:g}" if parameter.high is not None else ""
-    if parameter.unit:
-        text += f", {parameter.unit}"
-    text += "".join(f"; {word}" for word in parameter.also)
-    return text + (f"; null: {parameter.null}" if parameter.null else "")
-
-
-def _line(*cells: str) -> str:
-    """One row of the table, over as many lines as its longest cell needs."""
-    widths = (_NAME, _VALUE, _RANGE, _MEANING)
-    wrapped = [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
-    rows = []
-    for i in range(max(map(len, wrapped))):
-        parts = (f"{cell[i] if i < len(cell) else '':<{width}}" for cell, width in zip(wrapped, widths, strict=True))
-        rows.append(" " * _GAP + (" " * _GAP).join(parts).rstrip())
-    return "\n".join(rows)
-
-
-def _wrapped(text: str, width: int) -> Sequence[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
-
-
-def _choices() -> str:
-    """The names behind every choice of a file."""
-    lines = []
-    for group in parameters.groups():
-        names = ", ".join(parameters.choices(group))
-        lines.append(textwrap.fill(f"{group + '=':<12}{names}", WIDTH, initial_indent="  ", subsequent_indent=" " * 14))
-    return "names:\n" + "\n".join(lines) + "\n"
+        null = f", or null ({parameter.null})" if parameter.null else ""
+        text = ("names below" if name == "metrics" else "a name below") + null
+    elif parameter.pattern:
+        text = "text"  # its meaning tells the form
+    text = re.sub(r"\d{4,15}", lambda number: f"{int(number[0]):,}", text)
+    return f"{text}; {parameter.unit}" if parameter.unit else text

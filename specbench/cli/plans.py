@@ -1,4 +1,4 @@
-"""The runs that a suite or a grid will have in its folder, whether they were started or not."""
+"""The runs of a command line, and those that a suite or a grid will have in its folder, started or not."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from specbench.config import command_line
 from specbench.errors import UsageError
-from specbench.harness.planned import PlannedRun
+from specbench.harness.planned import Plan, PlannedRun
+from specbench.storage import home
 from specbench.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -18,21 +20,37 @@ if TYPE_CHECKING:
 GRID = "grid.json"  # in a grid's folder: the arguments of `specbench run -m`
 
 
+def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
+    """The run of a command line, or those of its grid, each in its folder inside one folder. new: the folder where out=
+    names none. UsageError for a grid that names several, or one that Hydra cannot read."""
+    outs = {job.cfg["out"] for job in jobs}
+    if len(outs) > 1:
+        raise UsageError("out= names the folder of the grid: give one")
+    root = home.expanded(outs.pop() or new)
+    if not multirun:
+        return Plan(str(root), root, (PlannedRun(root, jobs[0].cfg),))
+    if "${" in str(root):
+        raise UsageError(f"the folder of a grid cannot hold ${{ (out={root}); choose another out=")
+    runs = [
+        PlannedRun(root / re.sub(r"[^\w.=,+-]+", "_", job.name), job.cfg, label=f"job {i}: {job.name}")
+        for i, job in enumerate(jobs)
+    ]
+    return Plan(f"{len(jobs)} jobs in {root}", root, tuple(runs))
+
+
 def write_grid(root: Path, arguments: Sequence[str]) -> None:
     """Keeps the arguments of a grid in its folder, from which `status` and `resume` read them."""
     write_atomically(root / GRID, (json.dumps(list(arguments)) + "\n").encode())
 
 
-def grid(root: Path) -> list[str] | None:
-    """The arguments of the grid in a folder; None where there is none."""
+def arguments(root: Path) -> list[str]:
+    """The arguments of the grid in a folder. UsageError where they cannot be read."""
     try:
         found = json.loads((root / GRID).read_text(encoding="utf-8"))
-    except OSError:
-        return None
-    except (ValueError, RecursionError):
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            raise ValueError
+    except (OSError, ValueError, RecursionError):
         raise UsageError(f"cannot read {root / GRID}; give the `specbench run -m` that started the grid") from None
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise UsageError(f"{root / GRID} holds no arguments; give the `specbench run -m` that started the grid")
     return found
 
 
@@ -40,18 +58,17 @@ def is_suite(folder: Path) -> bool:
     return (folder / "suite.yaml").is_file()
 
 
-def runs(folder: Path) -> Sequence[PlannedRun]:
-    """All runs of the suite or of the grid in a folder; none where it is neither."""
+def is_grid(folder: Path) -> bool:
+    return (folder / GRID).is_file()
+
+
+def in_folder(folder: Path) -> Plan[Any]:
+    """The runs of the suite or of the grid in a folder."""
     if is_suite(folder):
         from specbench.tables import suites
 
-        return suites.plan(suites.in_folder(folder), folder).runs
+        return suites.plan(suites.in_folder(folder), folder)
     from specbench.config import configuration
 
-    arguments = grid(folder)
-    return [] if arguments is None else of_grid(folder, configuration.grid(arguments, multirun=True))
-
-
-def of_grid(root: Path, jobs: Sequence[Job]) -> list[PlannedRun]:
-    """The jobs of a grid, each in its folder."""
-    return [PlannedRun(root / re.sub(r"[^\w.=,+-]+", "_", job.name), job.cfg) for job in jobs]
+    given = [*arguments(folder), f"out={command_line.quoted(str(folder))}"]
+    return of_jobs(configuration.grid(given, multirun=True), True, folder)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.cli.exits import FAILED, USAGE
-from specbench.cli.launch import Task, by_hydra, launch
+from specbench.cli.launch import by_hydra, hydras_own, launch
 from specbench.errors import Parser, UsageError
 
 if TYPE_CHECKING:
     from specbench.config.configuration import Job
+    from specbench.harness.planned import Plan, PlannedRun
 
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # of Hydra
 
@@ -46,19 +47,25 @@ def main(arguments: list[str]) -> int:
         print(manual.run(configuration.described(overrides)), end="")
         return 0
     jobs = configuration.grid(overrides, options.multirun)
-    hydras = [argument for argument in overrides if command_line.is_hydras(argument)]
     if options.info:
         return by_hydra(["--info", options.info, *overrides])
     if options.hydra_help:
-        return by_hydra(["--hydra-help", *hydras])
+        return by_hydra(["--hydra-help", *hydras_own(overrides)])
     if options.cfg:
-        return _show(options.cfg, jobs, hydras)
+        return _show(options.cfg, jobs, overrides)
+    from specbench.cli import plans
+    from specbench.harness.folder import new_folder
+
+    plan = plans.of_jobs(jobs, options.multirun, Path("runs", "NEW") if options.dry_run else new_folder())
     if options.dry_run:
-        return _foresee(jobs, options.multirun)
+        from specbench.bench import forecast
+
+        print(forecast.report(plan.title, plan.runs))
+        return 0
     if options.multirun:
-        return grid(jobs, overrides, hydras)
+        return grid(plan, overrides)
     try:
-        for error in launch([Task(jobs[0].cfg)], hydras):
+        for error in launch(plan, overrides):
             raise error
     except KeyboardInterrupt as e:
         folder = getattr(e, "folder", None)  # of run.Stopped
@@ -66,69 +73,40 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _show(what: str, jobs: Sequence[Job], hydras: Sequence[str]) -> int:
+def _show(what: str, jobs: Sequence[Job], overrides: Sequence[str]) -> int:
     """Prints the configurations of the jobs, that of Hydra, or both."""
     import yaml
 
     if what != "hydra":
         texts = (yaml.safe_dump(job.cfg.plain(), sort_keys=False, allow_unicode=True) for job in jobs)
         print("---\n".join(texts), end="", flush=True)
-    return 0 if what == "job" else by_hydra(["--cfg", "hydra", *hydras])
+    return 0 if what == "job" else by_hydra(["--cfg", "hydra", *hydras_own(overrides)])
 
 
-def _foresee(jobs: Sequence[Job], multirun: bool) -> int:
-    """Prints what the jobs would do."""
-    from specbench.bench import forecast
+def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
+    """Runs the jobs of a grid. One that fails does not stop the others."""
     from specbench.cli import plans
-    from specbench.harness.planned import PlannedRun
-    from specbench.storage import home
-
-    out = jobs[0].cfg["out"]
-    root = home.expanded(out) if out else Path("runs", "NEW")
-    planned = plans.of_grid(root, jobs) if multirun else [PlannedRun(root, jobs[0].cfg)]
-    print(forecast.report(f"{len(jobs)} jobs in {root}" if multirun else str(root), planned))
-    return 0
-
-
-def grid(jobs: Sequence[Job], overrides: Sequence[str], hydras: Sequence[str]) -> int:
-    """Runs the jobs of a grid, each in its folder inside one folder. A job that fails does not stop the others."""
-    from specbench.cli import plans
-    from specbench.harness.folder import new_folder
     from specbench.harness.run import check
-    from specbench.storage import home
 
-    outs = {job.cfg["out"] for job in jobs}
-    if len(outs) > 1:
-        raise UsageError("out= names the folder of the grid: give one")
-    root = home.expanded(outs.pop() or new_folder())
-    if "${" in str(root):
-        raise UsageError(f"the folder of a grid cannot hold ${{ (out={root}); choose another out=")
-    for job in jobs:
-        check(job.cfg)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UsageError(f"cannot write into {root} ({e.strerror}); choose another out=") from None
+    root, again = plan.home, _command(["-m", *overrides], plan.home)
+    for run in plan.runs:
+        check(run.config)
     if (root / "config.yaml").exists():
         raise UsageError(f"{root} holds a single run; choose another out= for the grid")
     try:
+        root.mkdir(parents=True, exist_ok=True)
         plans.write_grid(root, [argument for argument in overrides if not argument.startswith("out=")])
     except OSError as e:
         raise UsageError(f"cannot write into {root} ({e.strerror}); choose another out=") from None
-    planned = plans.of_grid(root, jobs)
-    tasks = [
-        Task(job.cfg, run.folder, f"job {i}: {job.name}")
-        for i, (job, run) in enumerate(zip(jobs, planned, strict=True))
-    ]
-    again = _command(["-m", *overrides], root)
-    print(f"specbench: {len(jobs)} jobs in {root}", file=sys.stderr)
+    print(f"specbench: {plan.title}", file=sys.stderr)
     try:
-        failed = launch(tasks, hydras, root)
+        failed = launch(plan, overrides)
     except KeyboardInterrupt as e:
         raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {again}") from e
     if not failed:
         return 0
-    print(f"specbench: {len(failed)} of {len(jobs)} jobs failed; only they run again with {again}", file=sys.stderr)
+    count = f"{len(failed)} of {len(plan.runs)}"
+    print(f"specbench: {count} jobs failed; only they run again with {again}", file=sys.stderr)
     return USAGE if all(isinstance(error, UsageError) for error in failed) else FAILED
 
 

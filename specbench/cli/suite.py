@@ -11,10 +11,10 @@ import yaml
 from specbench.cli.arguments import Line, Own, Words, command
 from specbench.cli.tables import draw, drawing, say
 from specbench.config import parameters
-from specbench.errors import UsageError
+from specbench.errors import UsageError, values
 from specbench.storage import home
 from specbench.storage.files import locked
-from specbench.tables import render, suite_files, suite_sheet, suites
+from specbench.tables import render, sheets, suite_files, suite_sheet, suites
 from specbench.tables.collect import Bench
 from specbench.tables.suite_files import Source
 from specbench.tables.suites import Suite
@@ -55,16 +55,11 @@ def main(line: Line, bench: Bench | None = None) -> int:
 
 
 def execute(
-    suite: Suite,
-    out: Path,
-    bench: Bench,
-    jobs: int,
-    formats: Sequence[str] = ("md", "latex"),
-    no_run: bool = False,
+    suite: Suite, out: Path, bench: Bench, jobs: int, formats: Sequence[str] = ("md", "latex"), no_run: bool = False
 ) -> int:
     """Runs a suite, or the rest of it, in its folder, and draws its table."""
     todo = suites.plan(suite, out)
-    with locked(out, lambda: _check(out)):
+    with locked(out, lambda: suites.check_folder(out)):
         suites.write_definition(suite, out)
         for text in todo.left_out:
             say(f"{todo.title}: {text}")
@@ -79,7 +74,7 @@ def execute(
         except KeyboardInterrupt as e:
             raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {todo.command}") from None
         sheet, table, rows = suite_sheet.build(done)
-        draw(sheet, table, rows, out, STEM, formats, cells=f"{STEM}_cells.csv")
+        draw(sheet, sheets.files(sheet, table, rows, out, STEM, formats, cells=f"{STEM}_cells.csv"))
         if any(rows.values()):
             print(f"wrote {out / suites.ROWS}")
     if failed is not None:
@@ -87,21 +82,13 @@ def execute(
     return 0
 
 
-def _check(out: Path) -> None:
-    """UsageError for a folder that holds a run, or other things."""
-    if (out / suites.FILE).is_file():
-        return
-    if any(path.name not in (".lock",) for path in out.iterdir()):
-        raise UsageError(f"{out} is not empty and holds no suite; choose another out=")
-
-
-def _read(name: str, values: Sequence[str]) -> tuple[Suite, Path]:
+def _read(name: str, arguments: Sequence[str]) -> tuple[Suite, Path]:
     """The suite of a name or a file, changed by the arguments, and its folder."""
     path = home.expanded(name)
     is_file = path.suffix in (".yaml", ".yml")
     source = suite_files.of_file(path) if is_file else suite_files.named(name)
     held: dict[str, Any] = dict(source.held)
-    given = _given(values)
+    given = _given(arguments)
     called = str(held.get("name", path.stem if is_file else name))
     out = home.expanded(given.pop("out", Path("runs", "suites", called)))
     held |= {key: given.pop(key) for key in _OWN if key in given}
@@ -110,17 +97,11 @@ def _read(name: str, values: Sequence[str]) -> tuple[Suite, Path]:
     return suites.read(Source(source.name, held), called), out
 
 
-def _given(values: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for argument in values:
-        name, equals, text = argument.partition("=")
-        if not equals or not name or not text:
-            raise UsageError(f"cannot read '{argument[:100]}': write name=value")
-        if name in found:
-            raise UsageError(f"'{name}' is given twice; give it once")
-        several = name in ("models", "prompts", "seeds")
-        found[name] = [_scalar(one) for one in text.split(",")] if several else text if name == "out" else _scalar(text)
-    return found
+def _given(arguments: Sequence[str]) -> dict[str, Any]:
+    texts = values(arguments, {argument.partition("=")[0] for argument in arguments})
+    found: dict[str, Any] = {name: text if name == "out" else _scalar(text) for name, text in texts.items()}
+    lists = texts.keys() & {"models", "prompts", "seeds"}
+    return found | {name: [_scalar(one) for one in texts[name].split(",")] for name in lists}
 
 
 def _scalar(text: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from tqdm import tqdm
@@ -11,12 +11,11 @@ from tqdm import tqdm
 from specbench.cli.arguments import Arguments, Line, Own, Words, command
 from specbench.config import parameters
 from specbench.errors import unknown
-from specbench.harness.planned import Row
-from specbench.storage.files import write_atomically
-from specbench.tables import figures, layout, literature, matched, render
+from specbench.tables import literature, render, sheets
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import Bench, collect
 from specbench.tables.definitions import DEFAULT_MODEL, Table
+from specbench.tables.layout import TableSheet
 from specbench.tables.measure import TablePlan, plan
 
 
@@ -24,12 +23,6 @@ def by_default() -> list[Table]:
     """The tables that are drawn where none is named: all but those that take hours, and those of plug-ins."""
     shipped = (table for name, table in TABLES.items() if parameters.plugin_of("suite", name) is None)
     return [table for table in shipped if not table.on_request]
-
-
-def _of_kind(tables: Iterable[Table], model: str | None) -> list[Table]:
-    """The tables whose methods a model can have: those of discrete or those of continuous tokens. None: all."""
-    continuous = model and parameters.is_continuous("model", model)
-    return [table for table in tables if model is None or parameters.is_continuous("model", table.model) == continuous]
 
 
 def drawing(what: str) -> Arguments:
@@ -66,7 +59,10 @@ def main(line: Line, bench: Bench | None = None, results: Path = Path("results")
         if name not in TABLES:
             raise unknown("table", name, TABLES)
     tables = [TABLES[name] for name in dict.fromkeys(line.words)]
-    tables = tables or _of_kind(TABLES.values() if line["--list"] else by_default(), line["--model"])
+    tables = tables or [table for table in TABLES.values() if line["--list"]] or by_default()
+    if (model := line["--model"]) and not line.words:  # those whose methods the model can have
+        continuous = parameters.is_continuous("model", model)
+        tables = [table for table in tables if parameters.is_continuous("model", table.model) == continuous]
     formats = render.formats(line["--format"])
     for table in tables:
         todo = plan(table, line["--model"] or table.model, line["--n"], results, runs)
@@ -77,7 +73,7 @@ def main(line: Line, bench: Bench | None = None, results: Path = Path("results")
         else:
             if not line["--no-run"]:
                 todo = collect(todo, results, bench or Bench(), say, line["--jobs"])
-            _draw(todo, _command(table, line), formats, results / "tables")
+            draw(*sheets.of_table(todo, _command(table, line), results / "tables", formats))
     if line["--list"]:
         print(f"\nRun what a table lacks, and draw it: {_command(None, line)}")
     return 0
@@ -118,34 +114,8 @@ def _state(todo: TablePlan, line: Line) -> str:
     return f"{table.id:20} {state:14} {f'{have}/{need}':>5} rows  {table.title}"
 
 
-def _draw(todo: TablePlan, command: str, formats: Sequence[str], folder: Path) -> None:
-    table = todo.table
-    printed = literature.load(table.id) if table.id in literature.available() else []
-    if table.matched:
-        sheet = matched.build(todo, command)
-    else:
-        commands = {run.key: run.command for run in todo.runs}
-        sheet = layout.build(table, todo.model, todo.rows, printed, commands, command, todo.compared)
-    stem = table.id if todo.model == table.model else f"{table.id}.{todo.model}"
-    draw(sheet, table, {} if table.matched else todo.rows, folder, stem, formats)
-
-
-def draw(
-    sheet: layout.TableSheet,
-    table: Table,
-    rows: Mapping[str, Row | None],
-    folder: Path,
-    stem: str,
-    formats: Sequence[str],
-    cells: str = "",
-) -> None:
-    """Prints a sheet, and writes it in these formats, with the figure of its rows. cells: the name of its CSV file."""
+def draw(sheet: TableSheet, files: Iterable[Path]) -> None:
+    """Prints a sheet, and the paths of its files."""
     print(render.markdown(sheet))
-    for name in formats:
-        ending, renderer = render.FORMATS[name]
-        path = folder / (cells if cells and name == "csv" else f"{stem}.{ending}")
-        write_atomically(path, renderer(sheet).encode())
+    for path in files:
         print(f"wrote {path}")
-    if table.figure and any(rows.values()):
-        for path in figures.draw(table, rows, folder, stem):
-            print(f"wrote {path}")

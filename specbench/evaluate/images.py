@@ -36,9 +36,8 @@ from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint
 from specbench.storage import home, image_files
 from specbench.storage.files import is_temporary, locked, sha256, write_atomically
 
-#: Parameters of the scoring of a run, and of a folder of images.
+#: Parameters of the scoring of a run.
 OF_RUN = ("metrics", "metrics_dir", "reference", "device", "batch")
-OF_IMAGES = (*OF_RUN, "prompts", "data", "data_dir", "split", "caption", "seed", "n", "out")
 
 #: Columns of a row that identify its prompts.
 _OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
@@ -64,7 +63,7 @@ def evaluate(folder: Path, given: Mapping[str, Any], partial: bool = False) -> E
 
     Args:
         folder: a run's folder, or one with images.
-        given: checked values of parameters in `OF_IMAGES` (for a run: in `OF_RUN`); others have their defaults.
+        given: checked values of parameters (for a run: in `OF_RUN`); others have their defaults.
         partial: prompts without an image are allowed.
 
     Raises UsageError for images and prompts that do not fit together.

@@ -353,6 +353,12 @@ def _pairs(plan: SuitePlan, finished: Mapping[Path, SuiteRun]) -> list[tuple[Sui
 # --- the definition in the folder -------------------------------------------------------------------------------------
 
 
+def check_folder(out: Path) -> None:
+    """UsageError for a folder that holds a run, or other things, and no suite."""
+    if not (out / FILE).is_file() and any(path.name != ".lock" for path in out.iterdir()):
+        raise UsageError(f"{out} is not empty and holds no suite; choose another out=")
+
+
 def write_definition(suite: Suite, out: Path) -> None:
     """Keeps the definition in the suite's folder, from which `status` and `resume` read it."""
     text = yaml.safe_dump({"name": suite.table.id, **suite.held}, sort_keys=False, allow_unicode=True, width=120)
