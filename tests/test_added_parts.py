@@ -56,6 +56,10 @@ parameters:
 from specbench.decoding.drafters.window import Window
 
 
+def shape(cfg):
+    return Window(cfg["reach"]).shape
+
+
 def build(cfg, model):
     return Window(cfg["reach"])
 ''',
@@ -89,9 +93,9 @@ def test_added_parts_are_known_to_every_command(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     out = run_copy(tmp_path, [line.split() for line in LINES])
     helps, _, listed = out.partition("\nmodels\n")
-    for text in ("laziness             0.7               number 0 to 1", "least probability of acceptance"):
+    for text in ("laziness             0.7               number of at least 0", "least probability of acceptance"):
         assert text in helps
-    assert "reach                3                 integer 1 to" in helps
+    assert "reach                3                 integer of at least" in helps
     assert "model                llamagen_b" in helps
     for text in ("lazy +Lazy: every token", "reaching +A Jacobi window of", "llamagen_b +LlamaGen-B .* absent"):
         assert re.search(f"^  {text}", listed, re.MULTILINE)

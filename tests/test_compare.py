@@ -644,8 +644,8 @@ def test_words_that_name_no_run(
 ) -> None:
     a, b = two
     for words, sentence in (
-        ([a], "compare takes two runs"),
-        ([a, b, a], "compare takes two runs"),
+        ([a], "compare takes A B"),
+        ([a, b, a], "compare takes A B"),
         ([a, b, "out="], "at most one out=FILE.csv"),
         ([a, b, "out=x.csv", "out=y.csv"], "at most one out=FILE.csv"),
         ([a, b, "--what"], "unrecognized arguments: --what"),

@@ -34,7 +34,6 @@ from torch import nn
 
 from specbench import cli
 from specbench.audit import models
-from specbench.cli import report
 from specbench.compare import passes
 from specbench.config import command_line, configuration, parameters
 from specbench.data import prompts
@@ -42,11 +41,11 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.metrics import reference
 from specbench.models.loading import checkpoints
-from specbench.report import gather
+from specbench.report import gather, page
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.rows.journal import Journal, to_line
-from specbench.rows.memory import Memory
+from specbench.rows.memory import RunMemory
 from specbench.storage import image_files
 from specbench.tables import render
 
@@ -107,7 +106,7 @@ def test_files_of_any_bytes(tmp_path: Path, data: bytes) -> None:
     path = content(tmp_path / "file", data)
     assert or_usage_error(lambda: reference.read(path, 4)) is None
     assert or_usage_error(lambda: models.load(str(path))) is None
-    for read in (image_files.read, read_rows, csv_lines, Journal, Memory.read):
+    for read in (image_files.read, read_rows, csv_lines, Journal, RunMemory.read):
         or_usage_error(lambda read=read: read(path))
 
 
@@ -152,8 +151,8 @@ def test_text_stays_text(text: str) -> None:
     assert not re.search(r"(?<!\\)[<>`|]", render.markdown_text(text))
     one = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
     shots = {"x": {0: gather.Shot(b"", text)}}
-    page = report.page(gather.Found([one], [{"verdict": text}], shots))
-    message = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    written = page.page(gather.Found([one], [{"verdict": text}], shots))
+    message = re.search(r'id="data">(.*?)</script>', written, re.DOTALL)
     assert message is not None
     assert not set("<>&") & set(message[1])
     assert json.loads(message[1])["rows"][0]["images"]["0"]["prompt"] == text
@@ -333,7 +332,7 @@ def test_a_damaged_run_json_costs_a_sentence(tmp_path: Path, text: str) -> None:
     """It was a JSONDecodeError, an AssertionError or a KeyError, whichever command came upon it."""
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UsageError, match=r"run\.json is not as specbench run wrote it"):
-        Memory.read(tmp_path / "run.json")
+        RunMemory.read(tmp_path / "run.json")
     (tmp_path / "config.yaml").write_text("method: a\ndrafter: b\nrule: c\n")
     (tmp_path / "records.jsonl").write_text("")
     with pytest.raises(UsageError, match=r"run\.json is not as specbench run wrote it"):

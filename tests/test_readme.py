@@ -31,7 +31,7 @@ from specbench import cli
 from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
 from specbench.cli import bench, collect, fetch, push, reference, report, show, suite
-from specbench.config import configuration, parameters, registry, variants
+from specbench.config import configuration, parameters, variants
 from specbench.config.parameter import METADATA
 from specbench.rows import selection
 from specbench.tables import measure
@@ -219,9 +219,7 @@ def _listed(ids: list[str]) -> None:
 
 def _fetched(arguments: list[str]) -> object:
     given = fetch._parse(fetch.main.read(arguments))
-    if "model" in given:
-        return fetch._chosen_parts(given)
-    return fetch._evaluators([given["metrics"]]) if "metrics" in given else registry.data_sources()[given["data"]]
+    return fetch._data(given) if "data" in given else fetch._parts(given)
 
 
 @pytest.mark.parametrize("line", sorted(SKIPPED))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -118,28 +117,17 @@ def test_a_check_builds_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
         method.check(cfg)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_check_takes_no_time(name: str) -> None:
-    """Below a millisecond; the bound is for a busy machine."""
-    cfg, seconds = composed(name), []
-    for _ in range(5):
-        before = time.perf_counter()
-        method.check(cfg)
-        seconds.append(time.perf_counter() - before)
-    assert min(seconds) < 0.02
-
-
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
         ("method=band decay=[0.5]", "decays"),
         ("method=cool_sd drafter=eagle window=9 schedule=linear", "shorter than 8"),
-        ("method=cool_sd resample=paper", "resample=paper"),
-        ("method=lantern bound=total", "bound=total"),
-        ("method=lantern_pp bound=tvd", "bound=tvd"),
-        ("method=gsd resample=paper", "resample=paper"),
-        ("method=sjd rule=neighbourhood resample=paper", "resample=paper"),
-        ("method=sjd rule=redraw resample=optimal", "resample=optimal"),
+        ("method=cool_sd resample=paper", "resample must be one of .*paper"),
+        ("method=lantern bound=total", "bound must be one of .*total"),
+        ("method=lantern_pp bound=tvd", "bound must be one of .*tvd"),
+        ("method=gsd resample=paper", "resample must be one of .*paper"),
+        ("method=sjd rule=neighbourhood resample=paper", "resample must be one of .*paper"),
+        ("method=sjd rule=redraw resample=optimal", "resample must be one of .*optimal"),
         ("method=eagle2 nodes=3", "nodes=3"),
         ("method=eagle2 depth=900 width=900", "depth=900"),
         ("method=eagle_adaptive nodes=5", "nodes=5"),

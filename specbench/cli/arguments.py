@@ -1,7 +1,7 @@
 """The arguments of a command, declared once: its help, the reading of a command line and the shell's completion follow.
 
     @command("collect", {"SOURCE": Words("files and folders"), "out=FILE": Own("path", "the file", required=True)})
-    def main(line: Line) -> int:
+    def main(line: CommandLine) -> int:
         '''What help says first, with examples.'''
 
 The form of an argument says how it is typed: `out=FILE` as name=value, `--limit N` as an option with a value,
@@ -58,7 +58,7 @@ Arguments = Mapping[str, Own | Words]  # by form
 
 
 @dataclass(frozen=True)
-class Line:
+class CommandLine:
     """A command line that was read: words; others: arguments that are not the command's own; values of its own ones by
     name (`line["out"]`, `line["--limit"]`): the default, or None, where it is not given; given: names of those that
     are."""
@@ -111,7 +111,7 @@ class Command:
     def words(self) -> Words | None:
         return next((one for one in self.arguments.values() if isinstance(one, Words)), None)
 
-    def read(self, arguments: Sequence[str]) -> Line | None:
+    def read(self, arguments: Sequence[str]) -> CommandLine | None:
         """The command line; None where it asks for help. Raises UsageError."""
         parser = Parser(prog=f"specbench {self.name}", add_help=False, allow_abbrev=False)
         parser.add_argument("-h", "--help", action="store_true")
@@ -135,7 +135,7 @@ class Command:
         texts = {name: one.default for name, one in self.own.items() if one.default is not None} | given
         absent = {name: False if one.kind == "flag" else None for name, one in self.own.items()}
         read = {name: _value(name, self.own[name], text) for name, text in texts.items()}
-        return Line(words, others, absent | read, list(given))
+        return CommandLine(words, others, absent | read, list(given))
 
     def _sorted_out(self, arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         """The command's own name=value, the words, and the others."""
@@ -193,7 +193,7 @@ class Command:
 def command(
     name: str, declared: Arguments | Callable[[], Arguments], **more: Any
 ) -> Callable[[Callable[..., int]], Command]:
-    """Makes a function of a `Line` the command `name`; more: as of `Command`."""
+    """Makes a function of a `CommandLine` the command `name`; more: as of `Command`."""
     return lambda run: Command(run, name, declared, **more)
 
 

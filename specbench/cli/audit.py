@@ -3,7 +3,7 @@ continuous tokens on models that can be sampled without limit."""
 
 from __future__ import annotations
 
-from specbench.cli.arguments import Line, Own, command
+from specbench.cli.arguments import CommandLine, Own, command
 
 
 @command(
@@ -16,7 +16,7 @@ from specbench.cli.arguments import Line, Own, command
     below="specbench.audit.plan:ARGUMENTS",
     tables={"columns:": "specbench.audit.audit:COLUMNS"},
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Decodes many sequences of small models of known distribution, with the method's real loop, rule and drafter, and
     tests whether the sequences have the target's distribution. Takes the parameters of specbench run that belong to the
     method, its drafter, its rule and the sampling (temperature, top_k, top_p). Drafts have several sizes below the

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from specbench.cli.arguments import Line, Own, command
+from specbench.cli.arguments import CommandLine, Own, command
 from specbench.config import command_line, configuration
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
@@ -66,7 +66,7 @@ _UNUSED = frozenset(
     others=True,
     tables={"columns:": "specbench.bench.rows:COLUMNS"},
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Times decoding steps of any model, method and batch size, with the real loop: drafting, the target's pass,
     verification, commit and rest, at one position of the image; each next to its floor, the bytes that it must read
     over the measured bandwidth of this device. Time does not depend on weights: weights=random needs none. Takes the
@@ -89,7 +89,7 @@ def main(line: Line) -> int:
     return 0
 
 
-def _jobs(line: Line, given: Sequence[str], title: str) -> Iterator[RunConfig]:
+def _jobs(line: CommandLine, given: Sequence[str], title: str) -> Iterator[RunConfig]:
     """The configurations of the jobs, all of them checked before the first one."""
     from specbench.harness.method import check
 
@@ -99,7 +99,7 @@ def _jobs(line: Line, given: Sequence[str], title: str) -> Iterator[RunConfig]:
     yield from tqdm(jobs, desc=title, unit="job", disable=len(jobs) == 1)
 
 
-def _measured(line: Line, given: Sequence[str]) -> list[dict[str, Any]]:
+def _measured(line: CommandLine, given: Sequence[str]) -> list[dict[str, Any]]:
     """A row of each job, printed and added to the file."""
     from specbench.bench import measure, roofline
     from specbench.bench.rows import ROWS, describe, row
@@ -120,7 +120,7 @@ def _measured(line: Line, given: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _planned(line: Line, given: Sequence[str]) -> list[dict[str, Any]]:
+def _planned(line: CommandLine, given: Sequence[str]) -> list[dict[str, Any]]:
     """`--plan`: nothing is measured or written."""
     from specbench.bench import plan
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbench.cli.arguments import Line, Own, Words, command
+from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.storage.files import write_atomically
 
 
@@ -14,7 +14,7 @@ from specbench.storage.files import write_atomically
     },
     tables={"columns of out=:": "specbench.rows.breakdown:COLUMNS"},
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Acceptance, step compression and speed-up of runs by category of prompt (where the data set has categories: those
     of PartiPrompts, tasks of GenEval, layouts of scenes, a column `category` of your own file), by caption length
     (thirds of the prompts) and by position in the image. Decodes nothing. Speed-ups are against the vanilla images of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from specbench.cli.arguments import Line, Own, Words, command
+from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.config import parameters, registry
 from specbench.errors import UsageError, unknown
 from specbench.storage import home
@@ -22,7 +22,7 @@ GROUPS = "models methods drafters rules data metrics protocols suites plugins".s
         ),
     },
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """The choices for a run, and whether their weights are here."""
     for given in line.words:
         if given not in GROUPS and f"{given}s" not in GROUPS:

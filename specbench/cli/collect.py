@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specbench.cli.arguments import Line, Own, Words, command
+from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.errors import UsageError
 from specbench.storage import home
 
@@ -19,7 +19,7 @@ _MOST_NOTES = 8
 
 
 @command("collect", {"SOURCE": SOURCE, "out=FILE": Own("path", "the file of the rows", required=True, written=True)})
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Gathers rows of runs into one file: FILE.csv, FILE.parquet (needs pyarrow) or FILE.sqlite. A run has one row, its
     newest.
 

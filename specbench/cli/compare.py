@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbench.cli.arguments import Line, Own, Words, command
+from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.storage.files import write_atomically
 
 
@@ -14,7 +14,7 @@ from specbench.storage.files import write_atomically
     },
     tables={"columns of out=:": "specbench.compare.wording:COLUMNS"},
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Compares two runs over the prompts that both decoded, image by image: the difference of B from A, its 95 %
     interval, the paired t-test (Cool-SD, C.4), the Wilcoxon signed-rank test, Holm's adjustment for several tests,
     Cohen's d_z, and a sentence for each statistic. A pair has the same index, prompt and id; an image without a partner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbench.cli.arguments import Line, Own, command
+from specbench.cli.arguments import CommandLine, Own, command
 from specbench.config import command_line, configuration
 
 
@@ -23,7 +23,7 @@ from specbench.config import command_line, configuration
         "reduced=": Own("flag", "true for the reduced model of that name", default="false"),
     },
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Writes an EAGLE drafter that is in LANTERN's layout in this project's own format, and one that is in this format
     in LANTERN's layout, which its code reads. (Runs read both.)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbench.cli.arguments import Line, Own, Words, command
+from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.errors import UsageError, plain
 from specbench.storage import home
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         ),
     },
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Scores existing images. Of the folder of a run, its records pair images and prompts, and the scores go into its
     row.csv. Any other folder needs prompts, unless no chosen metric reads them: in a file prompts.*, captions.* or
     metadata.* in it, or as below. An image's file name, with or without its extension, is the id of its prompt

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specbench.cli.arguments import Arguments, Line, Own, command
+from specbench.cli.arguments import Arguments, CommandLine, Own, command
 from specbench.config import parameters, registry
 from specbench.errors import UsageError, unknown
 from specbench.storage import fetching, home, sources
@@ -52,7 +52,7 @@ _PINNED = "Repositories, pinned to a commit or a release; main: none is known, a
 
 
 @command("fetch", _arguments, tables={_PINNED: "specbench.cli.fetch:revisions"})
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Shows the files of a model, of metrics or of a data set, their sizes and licences, asks, and fetches the missing
     ones. After an interruption, the same command continues where it stopped. Set HF_TOKEN, or run `hf auth login`, for
     repositories that require it.
@@ -97,7 +97,7 @@ def revisions() -> dict[str, str]:
     return dict(sorted(at.items()))
 
 
-def _parse(line: Line) -> dict[str, Any]:
+def _parse(line: CommandLine) -> dict[str, Any]:
     given = {name: line[name] for name in line.given if not name.startswith("-")}
     kinds = [kind for kind in _OF if kind in given]
     if len(kinds) != 1:

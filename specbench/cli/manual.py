@@ -76,7 +76,7 @@ def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
     """Title -> names of parameters, the choice of a file first."""
     titles = ("server", "data", "run") if parameters.is_served(cfg) else ("method", "sampling", "model", "data", "run")
     found: dict[str, list[str]] = {f"{title}:": [] for title in titles}
-    order = list(parameters.table())
+    order = [*parameters.parameters_of(cfg), *cfg]
     for name in sorted(cfg, key=lambda name: (name not in parameters.groups(), order.index(name))):
         if titles[0] == "method":
             found[f"{_section(name)}:"].append(name)
@@ -89,7 +89,7 @@ def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
 def _section(name: str) -> str:
     if name in _SAMPLING:
         return "sampling"
-    if name == "method" or name in parameters.method_parameters():
+    if name in ("method", "variant") or name in parameters.method_parameters():
         return "method"
     for group, others in (("model", _MODEL), ("data", _DATA)):
         declared = (parameters.declared(group, choice) for choice in parameters.choices(group))

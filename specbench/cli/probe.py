@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from specbench.cli.arguments import Line, Own, command
+from specbench.cli.arguments import CommandLine, Own, command
 from specbench.config import command_line, configuration
 from specbench.errors import UsageError
 
@@ -33,7 +33,7 @@ _ACCEPTED = frozenset(
     },
     others=True,
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Draws images with the target alone and measures the distribution of each of their tokens: the mass of its most
     probable tokens, its entropy, and how far it moves where an earlier token is hidden from the position that gives it.
     Takes the parameters of specbench run that belong to the model, the prompts and the sampling. The last line is JSON.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbench.cli.arguments import Line, Own, Words, command
+from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.storage import home
 from specbench.storage.files import format_size
 
@@ -19,7 +19,7 @@ from specbench.storage.files import format_size
         "--dry-run": Own("flag", "print the card and the files, and send nothing"),
     },
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Sends rows or a drafter to a repository of the Hugging Face hub (or of HF_ENDPOINT), with a card. It uses the
     login of `hf auth login`, or HF_TOKEN. Rows become a data set: rows.csv, and of every run its records, its
     configuration without folders and addresses of this machine, and its contact sheet. A drafter becomes a model.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.cli.arguments import Line, Own, command
+from specbench.cli.arguments import CommandLine, Own, command
 from specbench.config import parameters
 from specbench.errors import UsageError, unknown
 from specbench.storage import home
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         "batch=": Own("integer", "images in a forward pass", low=1, high=4096, default="64"),
     },
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Computes the statistics of real images once. Generated images are compared with them by FID, KID, precision,
     recall, FD-DINOv2 and CMMD. After an interruption, the same command resumes.
 

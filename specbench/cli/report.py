@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbench.cli.arguments import Line, Own, Words, command
+from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.cli.collect import say
 from specbench.errors import UsageError
 from specbench.storage import home
@@ -33,7 +33,7 @@ _GALLERY = Path("results/gallery")
         ),
     },
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Draws one page from rows: a leaderboard, a trade-off plot, the images of the same prompt under several methods,
     maps of acceptance, audit verdicts, and the command for every number. The page is one file and fetches nothing.
 

@@ -9,14 +9,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from specbench.cli.arguments import Line, Words, command
+from specbench.cli.arguments import CommandLine, Words, command
 from specbench.cli.launch import start
 from specbench.errors import UsageError, integer, values
 from specbench.storage import home
 
 
 @command("resume", {"DIR": Words("the folder of a run, a suite or a grid", 1, 1)}, others=True)
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Continues the run, the suite or the grid in a folder, with the configuration in it; jobs=N of a suite: runs at a
     time. Of a run, parameters that do not change an image may be given again: n (a number, or all), metrics,
     metrics_dir, reference, baseline, data_dir, workers, ray_address, url.

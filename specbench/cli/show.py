@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from specbench.cli.arguments import Line, Own, command
+from specbench.cli.arguments import CommandLine, Own, command
 from specbench.cli.collect import SOURCE, places, say
 from specbench.errors import UsageError
 
@@ -24,7 +24,7 @@ from specbench.errors import UsageError
         "--format NAME": Own("string", "how", choices=("table", "md", "csv", "json"), default="table"),
     },
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """Shows rows of runs, a line for each configuration: seeds are pooled,
     and the columns are those in which the rows differ, and the results.
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.cli.arguments import Line, Own, Words, command
+from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.errors import UsageError
 from specbench.rows.indices import label
 from specbench.storage import home
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         "--json": Own("flag", "as JSON, a list with an entry a run"),
     },
 )
-def main(line: Line) -> int:
+def main(line: CommandLine) -> int:
     """How far the runs in a folder are."""
     from specbench.cli import plans
     from specbench.harness.status import of_run

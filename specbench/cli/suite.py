@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from specbench.cli.arguments import Line, Own, Words, command
+from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.cli.tables import draw, drawing, say
 from specbench.config import parameters
 from specbench.errors import UsageError, values
@@ -33,7 +33,7 @@ STEM = "suite"
     },
     others=True,
 )
-def main(line: Line, bench: Bench | None = None) -> int:
+def main(line: CommandLine, bench: Bench | None = None) -> int:
     """Runs several methods on several models, prompts and seeds, as one YAML names them, and draws their table.
     name=value stands in the place of what the file says: n, models, prompts, seeds, metrics, batch, timed, a parameter
     of all runs such as device=cuda, and out=DIR, the suite's folder (default: runs/suites/NAME).

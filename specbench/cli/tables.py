@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from specbench.cli.arguments import Arguments, Line, Own, Words, command
+from specbench.cli.arguments import Arguments, CommandLine, Own, Words, command
 from specbench.config import parameters
 from specbench.errors import unknown
 from specbench.tables import literature, render, sheets
@@ -53,7 +53,9 @@ def _arguments() -> Arguments:
 
 
 @command("tables", _arguments)
-def main(line: Line, bench: Bench | None = None, results: Path = Path("results"), runs: Path = Path("runs")) -> int:
+def main(
+    line: CommandLine, bench: Bench | None = None, results: Path = Path("results"), runs: Path = Path("runs")
+) -> int:
     """Runs what the tables still need, then draws them from their rows."""
     for name in line.words:
         if name not in TABLES:
@@ -84,7 +86,7 @@ def say(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def _command(table: Table | None, line: Line) -> str:
+def _command(table: Table | None, line: CommandLine) -> str:
     """What fills a table; None: any of them."""
     arguments = ["specbench tables", table.id if table else "ID"]
     if line["--model"] not in (None, table and table.model):
@@ -103,7 +105,7 @@ def _foreseen(todo: TablePlan) -> str:
     return forecast.report(f"{todo.table.id} in {todo.home}", todo.missing)
 
 
-def _state(todo: TablePlan, line: Line) -> str:
+def _state(todo: TablePlan, line: CommandLine) -> str:
     table, need = todo.table, len(todo.runs)
     have = need - len(todo.missing)
     whole = have == need and not todo.untested and not todo.unequalled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbench.cli.arguments import Arguments, Line, Own, command
+from specbench.cli.arguments import Arguments, CommandLine, Own, command
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -13,7 +13,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 @command("train", {}, others=True, below="specbench.training.recipes:TABLE")
-def drafter(line: Line) -> int:
+def drafter(line: CommandLine) -> int:
     """Trains a drafter for a target: makes its examples, trains, and writes weights with their card. After an
     interruption, the same command resumes. Several GPUs: accelerate launch --module specbench.cli train drafter=...
     Defaults: conf/recipes.yaml; further arguments are those of a run: model, weights, data, seed, temperature, ...
@@ -52,7 +52,7 @@ def _of_scenes() -> Arguments:
 
 
 @command("train scenes", _of_scenes)
-def scenes(line: Line) -> int:
+def scenes(line: CommandLine) -> int:
     """Trains the embedded models from scratch; resumes where it was stopped."""
     from specbench.training import embedded
 

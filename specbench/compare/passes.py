@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
 from specbench.rows.journal import Record, fault, read_records
-from specbench.rows.memory import Memory
+from specbench.rows.memory import RunMemory
 from specbench.rows.provenance import MAY_CHANGE
 from specbench.storage import home
 
@@ -52,7 +52,7 @@ def read(argument: str) -> ScoredPass:
     journal = next((p for p, meant in candidates.items() if meant and p.is_file()), None)
     if journal is None:
         raise UsageError(_no_run(path))
-    cfg, memory = _config(journal.with_name("config.yaml")), Memory.read(journal.with_name("run.json"))
+    cfg, memory = _config(journal.with_name("config.yaml")), RunMemory.read(journal.with_name("run.json"))
     baseline = journal.name == "baseline.jsonl"
     return ScoredPass(argument, journal.parent, baseline, cfg, plain(memory.run_id), memory.sessions, _records(journal))
 

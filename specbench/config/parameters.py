@@ -204,14 +204,18 @@ def is_served(cfg: Mapping[str, Any]) -> bool:
 
 
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
-    """The parameters of a run with these choices, in the order of `table`."""
+    """The parameters of a run with these choices: the names of choices, then the parameters of each in the order of its
+    file, in the order of `PARAMETER_GROUPS`, then those of every run."""
     groups: tuple[str, ...]
     if is_served(cfg):
         groups, names = _GROUPS_OF_SERVED, {*SERVED, *_OF_SERVED}
     else:
         groups, names = PARAMETER_GROUPS, {*common(), *(declared("method", str(cfg.get("method"))) & {"variant"})}
-    names = names.union(*(declared(group, str(cfg.get(group))) for group in groups))
-    return [name for name in table() if name in names]
+    chosen = [(group, str(cfg.get(group))) for group in groups]
+    own = [name for one in chosen for name in (*declarations(*one), *content(*one)) if name not in METADATA]
+    every = content("", "config")
+    first = [name for name in declarations("", "config") if name not in every]
+    return [name for name in dict.fromkeys([*first, *own, *table()]) if name in names or name in own]
 
 
 def owners(name: str) -> list[str]:

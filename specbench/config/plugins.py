@@ -52,7 +52,7 @@ INCLUDE = "SPECBENCH_INCLUDE"
 #: The column of rows that names them.
 MEANING = "plug-ins whose choices were used: name, version and a hash of their files; empty: none"
 #: The groups whose chosen file declares parameters, in the order in which a row names them.
-PARAMETER_GROUPS = ("model", "data", "engine", "log", "drafter", "rule", "verification")
+PARAMETER_GROUPS = ("verification", "drafter", "rule", "model", "data", "engine", "log")
 
 
 @dataclass(frozen=True)

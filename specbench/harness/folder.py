@@ -23,7 +23,7 @@ from specbench.harness.log import logging_to
 from specbench.rows import indices
 from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import Journal, Record
-from specbench.rows.memory import Memory
+from specbench.rows.memory import RunMemory
 from specbench.rows.provenance import MAY_CHANGE, decoding_hash
 from specbench.rows.scores import ScoreJournal
 from specbench.storage.files import is_temporary, locked, sha256, write_atomically
@@ -178,9 +178,9 @@ class RunFolder:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def memory(self) -> Memory:
+    def memory(self) -> RunMemory:
         """The content of run.json, or that of a new run."""
-        return Memory.read(self.memory_file) if self.memory_file.exists() else Memory.new()
+        return RunMemory.read(self.memory_file) if self.memory_file.exists() else RunMemory.new()
 
     def remember(self, **values: Any) -> None:
         """Writes values into run.json."""

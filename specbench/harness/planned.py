@@ -132,9 +132,9 @@ def execute(
 ) -> None:
     """Executes some runs of a plan by `work`, and gives each row to `keep` as soon as it is there.
 
-    With one job, the runs take turns in this process. With more, so many run at a time, in processes of one thread
-    each, except those that measure seconds: no run may change another's latency. patient: a run that fails does not
-    stop those after it.
+    With one job, the runs are done one after the other in this process. With more, so many run at a time, in processes
+    of one thread each, except those that measure seconds: no run may change another's latency. patient: a run that
+    fails does not stop those after it.
 
     Raises UsageError or RunError where runs failed; with several jobs, once the others are done.
     """

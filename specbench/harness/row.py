@@ -16,13 +16,13 @@ from specbench.harness.served import row as served
 from specbench.rows import indices, provenance, summary, timing
 from specbench.rows.columns import COLUMNS, DRIFT_BOUND, METRICS, stderr_of
 from specbench.rows.journal import Journal, Record
-from specbench.rows.memory import Memory
+from specbench.rows.memory import RunMemory
 from specbench.rows.scores import ScoreLine
 
 
 def row(
     config: RunConfig,
-    memory: Memory,
+    memory: RunMemory,
     records: Sequence[Record],
     baseline: Sequence[Record] | None,
     scores: Iterable[ScoreLine],
@@ -96,7 +96,7 @@ def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
         raise UsageError(f"{run} and {vanilla} have different prompts; remove one of the folders")
     found = summary.versus(mine, theirs)
     kept = {name: found[name] for name in ("speedup_step", stderr_of("speedup_step"))}
-    return {**kept, "baseline_run_id": Memory.read(vanilla / "run.json").run_id}
+    return {**kept, "baseline_run_id": RunMemory.read(vanilla / "run.json").run_id}
 
 
 def _measured(

@@ -28,7 +28,7 @@ from specbench.storage.progress import tqdm
 
 __all__ = [
     "ASSETS",
-    "Choice",
+    "MetricChoice",
     "OutputCache",
     "Outputs",
     "Score",
@@ -44,7 +44,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Choice:
+class MetricChoice:
     """A choice of conf/metrics: its name, its description in one line, and its options."""
 
     name: str
@@ -52,7 +52,7 @@ class Choice:
     options: Mapping[str, Any]
 
 
-def choice(name: str) -> Choice:
+def choice(name: str) -> MetricChoice:
     """The choice with this name. UsageError for a name that does not exist."""
     known = parameters.single_metrics()
     if name not in known:
@@ -65,10 +65,10 @@ def choice(name: str) -> Choice:
         "files",
     ):  # read by others
         options.pop(declared, None)
-    return Choice(name, known[name], options)
+    return MetricChoice(name, known[name], options)
 
 
-def _metric_class(chosen: Choice) -> type[Metric]:
+def _metric_class(chosen: MetricChoice) -> type[Metric]:
     found: type[Metric] = registry.find("metrics", chosen.name)
     return found
 

@@ -22,7 +22,7 @@ from specbench.report import gather
 from specbench.rows import sample_size, summary
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import to_csv
-from specbench.rows.memory import Memory
+from specbench.rows.memory import RunMemory
 from specbench.rows.seconds import withheld
 from specbench.storage.files import sha256
 
@@ -117,7 +117,7 @@ def _of_run(folder: Path, images: bool) -> dict[str, bytes | Path]:
             own["weights"] = "folder"
         text = yaml.safe_dump(own, sort_keys=False, allow_unicode=True).encode()
         files["config.yaml"] = text
-        files["run.json"] = Memory.read(folder / "run.json").changed(config=(sha256(text, 16),)).content()
+        files["run.json"] = RunMemory.read(folder / "run.json").changed(config=(sha256(text, 16),)).content()
     return files
 
 

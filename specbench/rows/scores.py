@@ -114,7 +114,7 @@ def _line(values: Mapping[str, Any]) -> ScoreLine:
     return ScoreLine(**{**values, "columns": columns})
 
 
-class _Image(Protocol):
+class _Prompted(Protocol):
     @property
     def prompt(self) -> str: ...
     @property
@@ -126,6 +126,6 @@ def fingerprint(digests: Iterable[str | None]) -> str:
     return sha256(" ".join(digest or "" for digest in digests), 16)
 
 
-def prompts_fingerprint(items: Iterable[_Image]) -> str:
+def prompts_fingerprint(items: Iterable[_Prompted]) -> str:
     """Identifies the prompts of images with their ids, in order."""
     return sha256("\n".join(f"{item.id}\t{item.prompt}" for item in items), 16)
