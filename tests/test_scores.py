@@ -273,6 +273,8 @@ def test_a_folder_of_an_older_version_keeps_its_scores(call: Call, weights: dict
     images = provenance.sha256("".join(r.sha256 for r in made), 16)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"metrics": held, "images": images}))
     weights.clear()
+    assert status.of_run(Path("first")).state == "finished"
+    assert specbench.result("first").row["clip_score"] == before["clip_score"]
     after, _ = start(call, "metrics=[fid,clip_b32]", "baseline=false")
     assert of(after, "fid", "clip") == of(before, "fid", "clip")
     assert "config" in json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""Folders of runs that were written before scores had a journal. To be deleted after 2027-11, with its three calls."""
+"""Folders of runs that were written before scores had a journal. To be deleted after 2027-11, with its calls."""
 
 from __future__ import annotations
 
@@ -10,34 +10,43 @@ from pathlib import Path
 from PIL import Image
 
 from specbench.config import parameters
-from specbench.harness.folder import RunFolder, RunRecords
+from specbench.harness.folder import RunFolder
+from specbench.rows import indices
 from specbench.rows.csv_files import read_rows
-from specbench.rows.journal import Record
+from specbench.rows.journal import Record, read_records
 from specbench.rows.scores import Score, ScoreLine, fingerprint, prompts_fingerprint
 from specbench.storage.files import sha256
 
 
-def adopt_scores(folder: RunFolder, records: RunRecords) -> None:
-    """Appends the scores in the row of such a folder to its new journal, without their notes, if the row covers the
-    images that are there."""
+def scores(folder: RunFolder) -> list[ScoreLine]:
+    """The scores in the row of such a folder, without their notes; none in another folder, and where the row is of
+    other images."""
     if folder.scores.exists() or not folder.row.is_file() or not folder.memory_file.is_file() or folder.memory().config:
-        return
+        return []
     held, [row, *_] = json.loads(folder.memory_file.read_bytes()), read_rows(folder.row)
-    n, bases = row["n"], held.get("metrics", {})
-    if not n or records.method.missing(n, records.each):
-        return
-    mine = records.method.first(n, records.each)
-    if held.get("images") != sha256("".join(record.sha256 for record in mine), 16):
-        return
-    images, prompts, journal = fingerprint(r.sha256 for r in mine), prompts_fingerprint(mine), folder.open_scores()
+    records = {record.index: record for record in read_records(folder.records)}
+    mine = [records.get(i) for i in indices.of_prompts(row["n"] or 0, row["images_per_prompt"] or 1)]
+    images = [record for record in mine if record is not None]
+    if len(images) < len(mine) or held.get("images") != sha256("".join(r.sha256 for r in images), 16):
+        return []
+    of = len(images), fingerprint(r.sha256 for r in images), prompts_fingerprint(images)
+    by = [], row["specbench"] or "", row["commit"] or "", row["time"]
+    found = []
     for name in parameters.single_metrics():
         columns = {
             c: Score(row[c], row[f"{c}_stderr"], row[f"{c}_backend"] or "", "") for c in parameters.metric_columns(name)
         }
-        if name in bases and any(one.value is not None for one in columns.values()):
-            plugins = parameters.plugins_of({"metrics": [name]})
-            by = plugins, row["specbench"] or "", row["commit"] or "", row["time"]
-            journal.add(ScoreLine(name, "method", len(mine), images, prompts, bases[name], columns, *by))
+        if name in held.get("metrics", {}):
+            found.append(ScoreLine(name, "method", *of, held["metrics"][name], columns, *by))
+    return found
+
+
+def adopt_scores(folder: RunFolder) -> None:
+    """Appends the values of `scores` to the new journal of such a folder."""
+    lines, journal = scores(folder), folder.open_scores()
+    for line in lines:
+        if line.is_measured:
+            journal.add(line)
 
 
 def with_sizes(images: Sequence[Record], folder: Path) -> list[Record]:

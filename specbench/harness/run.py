@@ -118,7 +118,7 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     complete, requests = records.complete(config.n), scoring.requests(config)
     items = current_prompts(config) if complete else data.images_of(config)
     records.check_prompts(items)
-    older.adopt_scores(folder, records)
+    older.adopt_scores(folder)
     folder.write_config(config)
     if not complete:
         _announce_unmeasured(config, requests)
@@ -151,7 +151,7 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
                 )
         items = current_prompts(config) or recorded_prompts(records.first(config.n)[0], config)
         records.check_prompts(items)
-        older.adopt_scores(folder, records)
+        older.adopt_scores(folder)
         folder.write_config(config)
         found = Scoring(config, scoring.requests(config), folder.path, device, batch)
         return _finish(config, folder, records, found.lines(records, lambda: items), not found.added)
@@ -163,7 +163,9 @@ def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     config, folder = stored(path), RunFolder(path)
     mine = _recorded(folder.records, config)
     vanilla = _recorded(folder.baseline_records, config) if config.wants_baseline else None
-    lines = scoring.stored_lines(config.metrics, folder.open_scores(), mine, vanilla)
+    journal = folder.open_scores()
+    journal.lines += older.scores(folder)
+    lines = scoring.stored_lines(config.metrics, journal, mine, vanilla)
     return config, as_read(row.row(config, folder.memory(), older.with_sizes(mine, path), vanilla, lines))
 
 

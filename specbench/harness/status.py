@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.config.run_config import RunConfig
+from specbench.harness import older
 from specbench.harness.folder import RunFolder, stored
 from specbench.rows import indices, timing
 from specbench.rows.journal import read_records
@@ -118,7 +119,7 @@ def _has_row(folder: RunFolder, config: RunConfig) -> bool:
     records = {record.index: record for record in read_records(folder.records)}
     mine = [records[i] for i in indices.of_prompts(config.n, indices.images_per_prompt(config))]
     images = fingerprint(record.sha256 for record in mine)
-    tried = {line.metric for line in folder.open_scores() if line.images == images}
+    tried = {line.metric for line in [*folder.open_scores(), *older.scores(folder)] if line.images == images}
     return tried.issuperset(config.metrics)
 
 
