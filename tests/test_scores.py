@@ -17,6 +17,7 @@ from light_metrics import Light
 from light_metrics import light_metrics as light_metrics  # a fixture
 from PIL import Image
 
+import specbench
 from specbench.compare import comparison, passes
 from specbench.config import configuration
 from specbench.errors import UsageError

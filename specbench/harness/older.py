@@ -30,14 +30,12 @@ def scores(folder: RunFolder) -> list[ScoreLine]:
     if len(images) < len(mine) or held.get("images") != sha256("".join(r.sha256 for r in images), 16):
         return []
     of = len(images), fingerprint(r.sha256 for r in images), prompts_fingerprint(images)
-    by = [], row["specbench"] or "", row["commit"] or "", row["time"]
+    by = row["specbench"] or "", row["commit"] or "", row["time"]
     found = []
-    for name in parameters.single_metrics():
-        columns = {
-            c: Score(row[c], row[f"{c}_stderr"], row[f"{c}_backend"] or "", "") for c in parameters.metric_columns(name)
-        }
-        if name in held.get("metrics", {}):
-            found.append(ScoreLine(name, "method", *of, held["metrics"][name], columns, *by))
+    for name in set(held.get("metrics", {})).intersection(parameters.single_metrics()):
+        cells = {c: [row[f"{c}{end}"] for end in ("", "_stderr")] for c in parameters.metric_columns(name)}
+        columns = {c: Score(*two, row[f"{c}_backend"] or "", "") for c, two in cells.items()}
+        found.append(ScoreLine(name, "method", *of, held["metrics"][name], columns, [], *by))
     return found
 
 
