@@ -33,8 +33,10 @@ def scores(folder: RunFolder) -> list[ScoreLine]:
     by = row["specbench"] or "", row["commit"] or "", row["time"]
     found = []
     for name in set(held.get("metrics", {})).intersection(parameters.single_metrics()):
-        cells = {c: [row[f"{c}{end}"] for end in ("", "_stderr")] for c in parameters.metric_columns(name)}
-        columns = {c: Score(*two, row[f"{c}_backend"] or "", "") for c, two in cells.items()}
+        columns = {
+            column: Score(row[column], row[f"{column}_stderr"], row[f"{column}_backend"] or "", "")
+            for column in parameters.metric_columns(name)
+        }
         found.append(ScoreLine(name, "method", *of, held["metrics"][name], columns, [], *by))
     return found
 
