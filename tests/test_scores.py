@@ -167,6 +167,16 @@ def test_other_weights_and_references_have_lines_of_their_own(call: Call, weight
     assert [metric for metric, *_ in lines()[len(known) :]] == ["fid"] * 3  # its two sides, and their difference
 
 
+def test_a_result_is_the_row_of_the_last_request(call: Call, weights: dict[str, str]) -> None:
+    """Also where a later request had another reference, and where a metric has a note instead of a value."""
+    weights["fid"] = "broken"
+    first, _ = start(call, "metrics=[fid,kid]")
+    start(call, "metrics=kid", "reference=other.npz")
+    assert start(call, "metrics=[fid,kid]")[0] == first
+    assert (first["fid"], "these pictures are too small" in first["note"]) == (None, True)
+    assert dict(specbench.result("first").row) == first
+
+
 def test_scores_of_other_images_do_not_count(call: Call, weights: dict[str, str]) -> None:
     before, _ = start(call, "metrics=[fid,clip_b32]", "baseline=false")
     journal = Path("first/records.jsonl")

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from specbench.errors import UsageError
+
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
@@ -101,11 +103,13 @@ class RunResult:
 
     @cached_property
     def _records(self) -> list[Record]:
-        from specbench.rows import indices
-        from specbench.rows.journal import read_records
+        from specbench.rows.indices import images_per_prompt
+        from specbench.rows.journal import read_first
 
-        held = {record.index: record for record in read_records(self.folder / "records.jsonl")}
-        return [held[i] for i in indices.of_prompts(self.row["n"], indices.images_per_prompt(self.config))]
+        found = read_first(self.folder / "records.jsonl", self.row["n"], images_per_prompt(self.config))
+        if found is None:
+            raise UsageError(f"{self.folder} has lost records of its row: run it again with `specbench resume`")
+        return found
 
     def __repr__(self) -> str:
         from specbench.harness import row

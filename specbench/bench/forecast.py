@@ -88,7 +88,6 @@ def _line(one: Forecast) -> str:
 
 def _forecast(run: PlannedRun, known: _Known) -> Forecast:
     from specbench.harness.run import check
-    from specbench.rows import indices
 
     fault = ""
     try:
@@ -97,7 +96,7 @@ def _forecast(run: PlannedRun, known: _Known) -> Forecast:
         fault = str(e)
     status = run.status()
     passes = [one for one in (status.images, status.baseline) if one is not None]
-    count = run.config["n"] * indices.images_per_prompt(run.config)
+    count = run.config.images
     there = sum(min(one.done, count) for one in passes)
     images = count * (2 if run.config.wants_baseline else 1)
     seconds: float | None = 0.0

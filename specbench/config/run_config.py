@@ -7,6 +7,8 @@ from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
+from specbench.config import parameters
+
 
 class RunConfig(Mapping[str, Any]):
     """The checked, flat parameters of one run, in their canonical form and order. `configuration.compose` makes it.
@@ -72,7 +74,7 @@ class RunConfig(Mapping[str, Any]):
     @property
     def is_served(self) -> bool:
         """Whether a server decodes the images."""
-        return self._values["model"] == "served"
+        return parameters.is_served(self)
 
     @property
     def is_vanilla(self) -> bool:

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,6 +45,8 @@ class Execution:
         self.cfg, self.folder, self.loader = cfg, folder, loader
         self._announced = False
         self._failed = 0  # images
+        self._hashes = decoding_hash(cfg), decoding_hash(cfg, baseline=True)
+        self._failed_before = Counter((entry["pass"], entry["index"]) for entry in folder.read_failures())
 
     def decode_missing(self, records: RunRecords, items: Sequence[data.Item]) -> None:
         """Decodes the missing images of both passes; items: one for each image.
@@ -131,11 +134,10 @@ class Execution:
                         self._note(event)
 
     def _known(self, image: Image) -> dict[str, Any]:
-        """What this process knows of an image: the configuration, and failures of earlier starts."""
-        found: dict[str, Any] = {"config": decoding_hash(self.cfg, image.baseline)}
+        """What this process knows of an image: the configuration, and how often earlier starts failed at it."""
+        found: dict[str, Any] = {"config": self._hashes[image.baseline]}
         if image.record.request_s is not None:
-            failed = (image.record.index, self._label(image.baseline))
-            found["failed"] = sum((one["index"], one["pass"]) == failed for one in self.folder.read_failures())
+            found["failed"] = self._failed_before[self._label(image.baseline), image.record.index]
         return found
 
     def _label(self, baseline: bool) -> str:

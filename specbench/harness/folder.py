@@ -201,7 +201,7 @@ class RunFolder:
         if config.wants_baseline:
             vanilla = Journal(self.baseline_records)
             _check_fit(vanilla, decoding_hash(config, baseline=True))
-        return RunRecords(method, vanilla, indices.images_per_prompt(config))
+        return RunRecords(method, vanilla, config.images_per_prompt)
 
     def open_scores(self) -> ScoreJournal:
         return ScoreJournal(self.scores)

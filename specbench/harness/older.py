@@ -11,9 +11,8 @@ from PIL import Image
 
 from specbench.config import parameters
 from specbench.harness.folder import RunFolder
-from specbench.rows import indices
 from specbench.rows.csv_files import read_rows
-from specbench.rows.journal import Record, read_records
+from specbench.rows.journal import Record, read_first
 from specbench.rows.scores import Score, ScoreLine, fingerprint, prompts_fingerprint
 from specbench.storage.files import sha256
 
@@ -24,10 +23,8 @@ def scores(folder: RunFolder) -> list[ScoreLine]:
     if folder.scores.exists() or not folder.row.is_file() or not folder.memory_file.is_file() or folder.memory().config:
         return []
     held, [row, *_] = json.loads(folder.memory_file.read_bytes()), read_rows(folder.row)
-    records = {record.index: record for record in read_records(folder.records)}
-    mine = [records.get(i) for i in indices.of_prompts(row["n"] or 0, row["images_per_prompt"] or 1)]
-    images = [record for record in mine if record is not None]
-    if len(images) < len(mine) or held.get("images") != sha256("".join(r.sha256 for r in images), 16):
+    images = read_first(folder.records, row["n"] or 0, row["images_per_prompt"] or 1)
+    if images is None or held.get("images") != sha256("".join(r.sha256 for r in images), 16):
         return []
     of = len(images), fingerprint(r.sha256 for r in images), prompts_fingerprint(images)
     by = row["specbench"] or "", row["commit"] or "", row["time"]

@@ -39,9 +39,9 @@ from specbench.harness.folder import (
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader, PromptDecoder
-from specbench.rows import indices, sample_size, store, trackers
+from specbench.rows import sample_size, store, trackers
 from specbench.rows.csv_files import as_read
-from specbench.rows.journal import Record, read_records
+from specbench.rows.journal import Record, read_first
 from specbench.rows.scores import ScoreLine
 from specbench.storage import home
 from specbench.storage.files import sha256_file
@@ -165,17 +165,16 @@ def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     vanilla = _recorded(folder.baseline_records, config) if config.wants_baseline else None
     journal = folder.open_scores()
     journal.lines += older.scores(folder)
-    lines = scoring.stored_lines(config.metrics, journal, mine, vanilla)
+    lines = scoring.stored_lines(scoring.requests(config), journal, mine, vanilla)
     return config, as_read(row.row(config, folder.memory(), older.with_sizes(mine, path), vanilla, lines))
 
 
 def _recorded(path: Path, config: RunConfig) -> list[Record]:
     """The records of the images of a configuration. UsageError if some are missing."""
-    held = {record.index: record for record in read_records(path)} if path.is_file() else {}
-    wanted = indices.of_prompts(config.n, indices.images_per_prompt(config))
-    if not held.keys() >= set(wanted):
+    found = read_first(path, config.n, config.images_per_prompt)
+    if found is None:
         raise UsageError(f"{path.parent} holds no row: finish its run with `specbench resume {path.parent}`")
-    return [held[i] for i in wanted]
+    return found
 
 
 def _finish(
@@ -183,7 +182,8 @@ def _finish(
 ) -> RunOutcome:
     """Builds the row, and writes it and the sheet. unchanged: whether nothing was decoded or scored."""
     mine, vanilla = records.first(config.n)
-    found = row.row(config, folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines)
+    # The values that a later call would return.
+    found = as_read(row.row(config, folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines))
     is_other = folder.write_row(found)
     unchanged = unchanged and not is_other and folder.sheet.exists()
     if unchanged:
@@ -191,8 +191,8 @@ def _finish(
     else:
         sheet.save(folder.sheet, row.title(found, config), sheet.cells(config["method"], records, config.n))
         LOG.info("row written to %s", folder.row)
-        keep([(folder.path, as_read(found))])
-    return RunOutcome(as_read(found), config, folder, unchanged)
+        keep([(folder.path, found)])
+    return RunOutcome(found, config, folder, unchanged)
 
 
 def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords) -> int:
@@ -206,7 +206,7 @@ def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords
     if records.vanilla is not None and records.vanilla.missing(n, records.each):
         part, records = config.changed(n=n, baseline=False), RunRecords(records.method, None, records.each)
     mine, vanilla = records.first(n)
-    lines = scoring.stored_lines(config.metrics, folder.open_scores(), mine, vanilla)
+    lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
     scored = [name for name in config.metrics if any(line.metric == name for line in lines)]
     found = row.row(part.changed(metrics=scored), folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines)
     if n < config.n:
@@ -217,8 +217,10 @@ def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords
 def _track(outcome: RunOutcome) -> None:
     """Writes the row to the tracker of the configuration, unless it was written there before."""
     name, folder = outcome.config.get("log", "none"), outcome.folder
+    if name == "none":
+        return
     done, content = folder.memory().logged, sha256_file(folder.row)[:16]
-    if name == "none" or done.get(name) == content:
+    if done.get(name) == content:
         return
     where = trackers.write(name, outcome.config, outcome.row, folder)
     folder.remember(logged={**done, name: content})

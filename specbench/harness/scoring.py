@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ class Scoring:
         if not self._requests:
             return []
         mine, vanilla = records.first(self._cfg["n"])
+        load = cache(load)  # which may draw or read the prompts
         method = of_records("method", records.method, mine, load)
         lines = self.score(method)
         if records.vanilla is None or vanilla is None:
@@ -157,9 +159,7 @@ class Scoring:
         metric cannot be measured here, it is the newest one with a value."""
         found = {}
         for name, text in self._requests.items():
-            line = self.journal.newest(name, of.side, of.fingerprint, of.prompts) if is_unmeasured(text) else None
-            line = line or self.journal.exact(name, of.side, of.fingerprint, of.prompts, text)
-            if line is not None:
+            if (line := _known(self.journal, name, text, (of.side, of.fingerprint, of.prompts))) is not None:
                 found[name] = line
         if todo := [name for name in self._requests if name not in found]:
             say(f"scoring{' the baseline' if of.side == 'vanilla' else ''}: {', '.join(todo)}")
@@ -178,7 +178,7 @@ class Scoring:
             other = vanilla[name]
             if not (line.is_measured and other.is_measured) or line.basis != other.basis:
                 continue
-            known = self.journal.exact(name, "difference", both, mine.prompts, line.basis)
+            known = self.journal.newest(name, "difference", both, mine.prompts, line.basis)
             if known is None and self._requests[name] == line.basis:
                 stderr = difference_stderr(name, mine, theirs, self._context(), self.cache)
                 columns = _minus(line.columns, other.columns, stderr)
@@ -190,12 +190,16 @@ class Scoring:
         device, batch = self._where
         return scoring_context(self._cfg, scoring_device(device), batch)
 
+    @cached_property
+    def _commit(self) -> str:
+        return provenance.commit()
+
     def _append(self, name: str, side: Side, of: ImageSet, images: str, columns: Mapping[str, Score]) -> ScoreLine:
         """A new line of the journal."""
         plugins = parameters.plugins_of({"metrics": [name]})
         basis, count = self._requests[name], len(of.images)
-        code = __version__, provenance.commit()
-        line = ScoreLine(name, side, count, images, of.prompts, basis, columns, plugins, *code, provenance.utc())
+        by = plugins, __version__, self._commit
+        line = ScoreLine(name, side, count, images, of.prompts, basis, columns, *by, provenance.utc())
         self.journal.add(line)
         self.added += 1
         return line
@@ -212,15 +216,25 @@ def _minus(mine: Mapping[str, Score], theirs: Mapping[str, Score], stderr: float
     return found
 
 
+def _known(journal: ScoreJournal, name: str, basis: str, of: tuple[Side, str, str]) -> ScoreLine | None:
+    """The line that a request takes: with today's basis or, where the metric cannot be measured here, the newest one
+    with a value. of: side and fingerprints of images and prompts."""
+    measured = journal.newest(name, *of) if is_unmeasured(basis) else None
+    return measured or journal.newest(name, *of, basis)
+
+
 def stored_lines(
-    names: Sequence[str], journal: ScoreJournal, records: Sequence[Record], vanilla: Sequence[Record] | None
+    requests: Mapping[str, str], journal: ScoreJournal, records: Sequence[Record], vanilla: Sequence[Record] | None
 ) -> list[ScoreLine]:
-    """The newest lines of these metrics for the images of some records and their differences from vanilla AR, whatever
-    their basis."""
+    """The lines that a request takes without computing any, of the images of some records and of their differences from
+    vanilla AR. Where no line has today's basis, it is the newest one with a value."""
     mine, prompts = fingerprint(r.sha256 for r in records), prompts_fingerprint(records)
-    sets: list[tuple[Side, str]] = [("method", mine)]
-    if vanilla is not None:
-        both = fingerprint([mine, fingerprint(r.sha256 for r in vanilla)])
-        sets.append(("difference", both))
-    found = (journal.newest(name, side, images, prompts) for name in names for side, images in sets)
-    return [line for line in found if line is not None]
+    both = None if vanilla is None else fingerprint([mine, fingerprint(r.sha256 for r in vanilla)])
+    found = []
+    for name, text in requests.items():
+        line = _known(journal, name, text, ("method", mine, prompts)) or journal.newest(name, "method", mine, prompts)
+        if line is not None:
+            found.append(line)
+            other = both and journal.newest(name, "difference", both, prompts, line.basis)
+            found += [other] if other else []
+    return found

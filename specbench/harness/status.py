@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from specbench.config.run_config import RunConfig
 from specbench.harness import older
 from specbench.harness.folder import RunFolder, stored
 from specbench.rows import indices, timing
-from specbench.rows.journal import read_records
+from specbench.rows.journal import read_first, read_records
 from specbench.rows.scores import fingerprint
 
 _RECENT = 200  # images over which the speed is computed
@@ -48,9 +47,7 @@ class Status:
 def of_run(path: Path) -> Status:
     """The state of the run in a folder. UsageError if it holds none that can be read."""
     cfg, folder = stored(path), RunFolder(path)
-    memory = _memory(folder.memory_file)
-    started = memory.get("begun")
-    count = cfg.n, indices.images_per_prompt(cfg)
+    started, count = folder.memory().begun, (cfg.n, cfg.images_per_prompt)
     images = _pass(folder.records, *count, started)
     baseline = _pass(folder.baseline_records, *count, started) if cfg.wants_baseline else None
     passes = [one for one in (images, baseline) if one is not None and one.left]
@@ -64,7 +61,7 @@ def of_run(path: Path) -> Status:
         state,
         cfg["method"],
         cfg["model"],
-        cfg["n"],
+        cfg.n,
         images,
         baseline,
         None if None in times else together([0.0, *(time for time in times if time)]),
@@ -77,15 +74,7 @@ def not_started(path: Path, cfg: RunConfig) -> Status:
     """The state of a run of a suite or of a grid that has no folder yet."""
     left = PassProgress(0, cfg.images, None)
     baseline = left if cfg.wants_baseline else None
-    return Status(str(path), "not started", cfg["method"], cfg["model"], cfg["n"], left, baseline, None, [], 0)
-
-
-def _memory(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return Status(str(path), "not started", cfg["method"], cfg["model"], cfg.n, left, baseline, None, [], 0)
 
 
 def _pass(path: Path, n: int, each: int, started: float | None) -> PassProgress:
@@ -116,9 +105,7 @@ def _has_row(folder: RunFolder, config: RunConfig) -> bool:
     """Whether there is a row, and all metrics were tried on all images."""
     if not folder.row.is_file():
         return False
-    records = {record.index: record for record in read_records(folder.records)}
-    mine = [records[i] for i in indices.of_prompts(config.n, indices.images_per_prompt(config))]
-    images = fingerprint(record.sha256 for record in mine)
+    images = fingerprint(r.sha256 for r in read_first(folder.records, config.n, config.images_per_prompt) or ())
     tried = {line.metric for line in [*folder.open_scores(), *older.scores(folder)] if line.images == images}
     return tried.issuperset(config.metrics)
 

@@ -210,6 +210,14 @@ def read_records(path: Path) -> list[Record]:
     return sorted(records, key=lambda r: r.index)
 
 
+def read_first(path: Path, n: int, each: int) -> list[Record] | None:
+    """The records of the images of the first `n` prompts, in order, without touching the file; None where some are
+    missing."""
+    held = {record.index: record for record in read_records(path)} if path.is_file() else {}
+    found = [held.get(i) for i in indices.of_prompts(n, each)]
+    return None if None in found else [record for record in found if record is not None]
+
+
 def pixel_digest(pixels: np.ndarray) -> str:
     """SHA-256 of an image's pixels: independent of the compression of the file."""
     return sha256(np.ascontiguousarray(pixels).tobytes())

@@ -77,8 +77,9 @@ class ScoreJournal:
         self.path = path
         self.lines: list[ScoreLine] = []
         text = path.read_bytes() if path.exists() else b""
-        self._whole = text.rfind(b"\n") + 1  # bytes of whole lines; behind them what a killed process began
-        for number, line, _ in checked_lines.split(text[: self._whole]):
+        whole = text.rfind(b"\n") + 1  # a killed process may have begun another line
+        self._cut = whole if whole < len(text) else None
+        for number, line, _ in checked_lines.split(text[:whole]):
             try:
                 self.lines.append(_line(checked_lines.decode(line)))
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
@@ -91,22 +92,19 @@ class ScoreJournal:
 
     def add(self, line: ScoreLine) -> None:
         """Appends a line; it is on disk when this returns."""
-        if self.path.exists():
-            os.truncate(self.path, self._whole)
+        if self._cut is not None:
+            os.truncate(self.path, self._cut)
+            self._cut = None
         append_line(self.path, checked_lines.encode(asdict(line)))
-        self._whole = self.path.stat().st_size
         self.lines.append(line)
 
-    def newest(self, metric: str, side: Side, images: str, prompts: str) -> ScoreLine | None:
-        """The newest line with a value for these images, whatever its basis."""
-        fits = (one for one in reversed(self.lines) if one.is_measured and one.metric == metric and one.side == side)
-        return next((one for one in fits if (one.images, one.prompts) == (images, prompts)), None)
-
-    def exact(self, metric: str, side: Side, images: str, prompts: str, basis: str) -> ScoreLine | None:
-        """The newest line of these images and this basis."""
-        wanted = (metric, side, images, prompts, basis)
-        lines = reversed(self.lines)
-        return next((o for o in lines if (o.metric, o.side, o.images, o.prompts, o.basis) == wanted), None)
+    def newest(self, metric: str, side: Side, images: str, prompts: str, basis: str | None = None) -> ScoreLine | None:
+        """The newest line of a metric for these images: with this basis or, without one, with a value."""
+        for line in reversed(self.lines):
+            of_images = (line.metric, line.side, line.images, line.prompts) == (metric, side, images, prompts)
+            if of_images and (line.is_measured if basis is None else line.basis == basis):
+                return line
+        return None
 
 
 def _line(values: Mapping[str, Any]) -> ScoreLine:
