@@ -77,8 +77,8 @@ class Command:
     """A sub-command: takes the arguments of a command line and returns the exit code.
 
     run: what it does, whose docstring is the text of help; declared: its own arguments, or a function for them where
-    that takes imports; others: it hands on other arguments, such as those of a run; below: "module:NAME" of those that
-    the work itself reads, names with `Parameter`s or meanings; tables: at the end of help, title -> "module:NAME".
+    that takes imports; others: it hands on other arguments, such as parameters of a run; below: "module:NAME" of those
+    that the work itself reads, names with `Parameter`s or meanings; tables: at the end of help, title -> "module:NAME".
     """
 
     run: Callable[..., int]
@@ -193,7 +193,7 @@ class Command:
 def command(
     name: str, declared: Arguments | Callable[[], Arguments], **more: Any
 ) -> Callable[[Callable[..., int]], Command]:
-    """Makes a function of a `CommandLine` the command `name`; more: as of `Command`."""
+    """Makes a function of a `CommandLine` the command `name`; more: see `Command`."""
     return lambda run: Command(run, name, declared, **more)
 
 

@@ -45,7 +45,7 @@ def _outcome(planned: PlannedRun) -> Exception | None:
 
 
 def launch(plan: Plan[PlannedRun], overrides: Sequence[str]) -> list[Exception]:
-    """Starts a single run, or those of a grid; returns the errors of those that failed."""
+    """Starts a single run, or the runs of a grid; returns the errors of the runs that failed."""
     runs, hydras = plan.runs, hydras_own(overrides)
     if not hydras:
         outcomes = [_outcome(run) for run in runs]

@@ -21,8 +21,8 @@ GRID = "grid.json"  # in a grid's folder: the arguments of `specbench run -m`
 
 
 def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
-    """The run of a command line, or those of its grid, each in its folder inside one folder. new: the folder where out=
-    names none. UsageError for a grid that names several, or one that Hydra cannot read."""
+    """The run of a command line, or the runs of its grid, each in its folder inside one folder. new: the folder where
+    out= names none. UsageError for a grid that names several, or one that Hydra cannot read."""
     outs = {job.cfg["out"] for job in jobs}
     if len(outs) > 1:
         raise UsageError("out= names the folder of the grid: give one")

@@ -118,13 +118,13 @@ def content(group: str, name: str) -> Mapping[str, Any]:
 
 
 def declarations(group: str, name: str) -> Mapping[str, Parameter]:
-    """The parameters that a choice declares, or a file that it builds on; those of every run are of ("", "config")."""
+    """The parameters that a choice declares, or a file that it builds on; ("", "config") declares what every run has."""
     return plugins.declarations(found_choices().folders, group, name)
 
 
 def table() -> Mapping[str, Parameter]:
     """Every parameter by its first declaration, in the order in which a row lists them: the names of choices, the
-    parameters of these in the order of config.yaml's groups, those of every run, then those of plug-ins."""
+    parameters of these in the order of config.yaml's groups, what every run has, then what plug-ins add."""
     return found_choices().parameters
 
 
@@ -139,7 +139,7 @@ def in_run(cfg: Mapping[str, Any]) -> dict[str, Parameter]:
 
 @cached
 def declared(group: str, name: str) -> frozenset[str]:
-    """The flat parameters that a choice of a group has, including those of the files that it builds on."""
+    """The flat parameters that a choice of a group has, including what the files have that it builds on."""
     return frozenset(content(group, name)) - METADATA
 
 
@@ -205,7 +205,7 @@ def is_served(cfg: Mapping[str, Any]) -> bool:
 
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a run with these choices: the names of choices, then the parameters of each in the order of its
-    file, in the order of `PARAMETER_GROUPS`, then those of every run."""
+    file, in the order of `PARAMETER_GROUPS`, then what every run has."""
     groups: tuple[str, ...]
     if is_served(cfg):
         groups, names = _GROUPS_OF_SERVED, {*SERVED, *_OF_SERVED}

@@ -1,8 +1,8 @@
-"""The choices of a run: specbench's own, in conf/, and those of plug-ins. One search finds, checks and declares both.
+"""The choices of a run: specbench's own, in conf/, and the choices of plug-ins. One search finds, checks and declares both.
 
 A choice is a file GROUP/NAME.yaml. It may build on other files of its group, which it names in its list `defaults`. A
 parameter is declared in the file of the choice that has it, or in one that this builds on, under `parameters`, with
-the fields of `Parameter`; its value in the file is the default. The parameters of every run are those of config.yaml.
+the fields of `Parameter`; its value in the file is the default. config.yaml declares the parameters of every run.
 
 A plug-in is an installed distribution with entry points, or a folder that the user includes: a distribution holds its
 files in the folder conf/ of its package, or in the package that its entry point `specbench.conf` names. The
@@ -59,7 +59,7 @@ PARAMETER_GROUPS = ("verification", "drafter", "rule", "model", "data", "engine"
 class Plugin:
     """name, version: of the distribution, or the folder's name and nothing; conf: the folder of GROUP/NAME.yaml; code:
     the folder of its package; targets: (group, name) -> "module:object" of its entry points; is_shipped: whether it is
-    specbench itself, whose choices are those of a plug-in that is always there."""
+    specbench itself, which counts as a plug-in that is always there."""
 
     name: str
     version: str
@@ -127,7 +127,7 @@ class FoundChoices:
 
 @cached
 def load(conf: Path) -> FoundChoices:
-    """The choices in `conf`, specbench's own, and those of the plug-ins that are installed and included. UsageError for
+    """The choices in `conf`, specbench's own, and the choices of the plug-ins that are installed and included. UsageError for
     a fault in specbench's own."""
     search = _Search(conf)
     for plugin in _installed(search.faults):

@@ -171,8 +171,8 @@ def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
 
 
 def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
-    """The files behind a configuration's target and behind its drafter, in the order in which they are hashed. Those of
-    a model that names neither its assets nor its files are all that its folder holds.
+    """The files behind a configuration's target and behind its drafter, in the order in which they are hashed. A
+    model that names neither its assets nor its files has all files of its folder.
 
     Raises FileNotFoundError if a folder is missing.
     """

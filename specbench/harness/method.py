@@ -113,7 +113,7 @@ def build_rule(
     target: Any = None,
 ) -> Rule:
     """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.Setting`);
-    near: as of `build_method`."""
+    near: see `build_method`."""
     embeddings = getattr(target, "embeddings", None)  # tables have none
     setting = Setting(height, codebook, cfg["temperature"] == 0, near or cached_neighbours, embeddings)
     built: Rule = registry.find("rule", cfg["rule"])(cfg, setting)

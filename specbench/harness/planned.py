@@ -1,4 +1,4 @@
-"""Runs that are wanted, started or not, such as those of a grid, a suite or a table; and how they are executed."""
+"""Runs that are wanted, started or not, such as the runs of a grid, a suite or a table; and how they are executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Row = Mapping[str, str]
 Work = Callable[[Any], Mapping[str, Any]]  # a run -> its row
 #: Of `PlannedRun.needs`: seconds, if the run measures them; what it emits, if it computes that.
 SECONDS, EMITTED = "timing", "emitted_kl"
-_DIED = "a process died, probably for lack of memory: use fewer --jobs; the same command goes on where it stopped"
+_DIED = "a process died, probably for lack of memory: use fewer --jobs; the same command continues where it stopped"
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _together(
                 finish(started[future], future.result)
                 bar.update()
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped; the same command goes on where it stopped") from None
+        raise KeyboardInterrupt("stopped; the same command continues where it stopped") from None
 
 
 def _quietly(work: Work, run: R) -> Mapping[str, Any]:

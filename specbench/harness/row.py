@@ -32,8 +32,8 @@ def row(
     Args:
         memory: the run's id, and the processes that decoded the records.
         records: of the images of the first n prompts, in order.
-        baseline: those of vanilla AR on the same prompts; None without.
-        scores: a line for each metric, and one for its difference from the baseline where there is one.
+        baseline: of vanilla AR on the same prompts; None where the run has no baseline.
+        scores: a line for each metric and, with a baseline, one for its difference from it.
 
     Raises UsageError if `memory` lacks a process of the records.
     """
@@ -83,7 +83,7 @@ def notes(scores: Iterable[ScoreLine]) -> list[str]:
 
 
 def _newest(records: Sequence[Record], scores: Sequence[ScoreLine]) -> str:
-    """When the newest of the records and scores was made, as of `provenance.utc`."""
+    """When the newest of the records and scores was made, in the form of `provenance.utc`."""
     done = datetime.fromtimestamp(max(record.done for record in records), UTC).isoformat(timespec="seconds")
     return max([done, *(line.time for line in scores)])
 

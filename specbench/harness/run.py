@@ -133,7 +133,7 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
     metrics alone.
 
     Args:
-        given: values of `metrics`, which join those of the run, `metrics_dir` and `reference`.
+        given: values of `metrics`, which join the run's own, `metrics_dir` and `reference`.
         device, batch: where the networks run, and how many images at a time.
 
     Raises UsageError if images are missing.

@@ -122,7 +122,7 @@ class Scoring:
 
     Args:
         cfg: the parameters of the scoring context, and `device`.
-        requests: as of the function `requests`.
+        requests: see the function `requests`.
         folder: whose scores.jsonl and whose cached outputs of scorers are used.
         device, batch: where the networks run, and how many images at a time.
     """
@@ -141,7 +141,7 @@ class Scoring:
         self.added = 0
 
     def lines(self, records: RunRecords, load: Callable[[], Sequence[Item]]) -> list[ScoreLine]:
-        """The lines of the images of a run, and those of their differences from the baseline, which is scored, too.
+        """The score lines of a run's images and of their differences from the baseline, which is scored, too.
         load: gives the item of each image."""
         if not self._requests:
             return []

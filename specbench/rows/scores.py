@@ -1,6 +1,6 @@
 """Scores: lines of an append-only journal, scores.jsonl. Nothing in it is replaced; a request chooses.
 
-A line is what one metric gave for one set of images: its columns, and fingerprints of all that determines them. A score
+A line is what one metric gave for one set of images: its columns, and fingerprints of everything that determines them. A score
 that is computed again with other images, weights or settings is another line.
 """
 
@@ -16,7 +16,7 @@ from specbench.errors import UsageError
 from specbench.rows import checked_lines
 from specbench.storage.files import append_line, sha256
 
-#: What a line is of: a method's images, those of vanilla AR next to it, or the difference of the two.
+#: What a line is of: a method's images, the vanilla AR images of the same prompts, or the difference of the two.
 Side = Literal["method", "vanilla", "difference"]
 
 
@@ -47,7 +47,7 @@ class ScoreLine:
     """A metric's scores of one side.
 
     n: images. images, prompts: their fingerprints (`fingerprint`). basis: all else that determines the values, as text
-    (`Metric.basis`), or why there are none. plugins: labels of the plug-ins that scored; specbench, commit: of the code
+    (`Metric.basis`), or why the metric has no values. plugins: labels of the plug-ins that scored; specbench, commit: of the code
     that did. time: UTC.
     """
 

@@ -80,7 +80,7 @@ def made(kind: Callable[..., T], fields: Any, where: str) -> T:
 
 
 def part(fields: Any, where: str) -> Part:
-    """A folder's files as a file under conf/ declares them; without `files` those of `hugging_face`. UsageError, naming
+    """A folder's files as a file under conf/ declares them; without `files` it has the ones of `hugging_face`. UsageError, naming
     `where`, for wrong fields."""
     found = made(Part, {"files": (), **fields} if isinstance(fields, Mapping) else fields, where)
     if wrong := [name for name in ("repository", "licence", "revision") if not isinstance(getattr(found, name), str)]:
@@ -91,7 +91,7 @@ def part(fields: Any, where: str) -> Part:
 
 
 def model_source(fields: Any, where: str) -> ModelSource:
-    """The files of a model: of its folders, and under `drafters`, `sizes` and `instead` those of `ModelSource`.
+    """The files of a model: of its folders, and, under `drafters`, `sizes` and `instead`, the further ones of `ModelSource`.
     UsageError, naming `where`, for wrong fields."""
     try:
         others = {name: fields[name] for name in ("drafters", "sizes") if name in fields}

@@ -30,8 +30,8 @@ ROW_FILES = {"bench": benchmarks.ROWS, "probe": probes.ROWS}
 
 @dataclass(frozen=True)
 class TablePlan(Plan[PlannedRun]):
-    """The runs of one table for one model. compared: the rows of `specbench compare` for its tests; pairs: those of
-    `compare.equal` for pairs of its curves."""
+    """The runs of one table for one model. compared: the rows of `specbench compare` for its tests; pairs: the
+    rows of `compare.equal` for pairs of its curves."""
 
     table: Table
     model: str
@@ -70,7 +70,7 @@ class TablePlan(Plan[PlannedRun]):
 
     @property
     def unequalled(self) -> dict[str, Panel]:
-        """Those of `equal` whose very runs are not tested."""
+        """The panels of `equal` whose very runs are not tested."""
         known = {row["runs"] for row in self.pairs}
         return {runs: panel for runs, panel in self.equal.items() if runs not in known}
 
