@@ -1,8 +1,8 @@
 """Scores of existing images from any source: a run's, or any folder of images. Decodes nothing.
 
-The scores of a run go into its row. The scores of other images go into a folder with a row, the scores of each image, and
-the cached outputs of the scorers, so that a scoring that was stopped or killed continues there. The metrics that are
-asked for join the metrics of earlier requests.
+The scores of a run go into its row. The scores of other images go into a folder with a row, the scores of each image,
+and the cached outputs of the scorers, so that a scoring that was stopped or killed continues there. The requested
+metrics join the metrics of earlier requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scores: lines of an append-only journal, scores.jsonl. Nothing in it is replaced; a request chooses.
 
-A line is what one metric gave for one set of images: its columns, and fingerprints of everything that determines them. A score
-that is computed again with other images, weights or settings is another line.
+A line is what one metric gave for one set of images: its columns, and fingerprints of everything that determines them.
+A score that is computed again with other images, weights or settings is another line.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Score:
 class ScoreLine:
     """A metric's scores of one side.
 
-    n: images. images, prompts: their fingerprints (`fingerprint`). basis: all else that determines the values, as text
-    (`Metric.basis`), or why the metric has no values. plugins: labels of the plug-ins that scored; specbench, commit: of the code
-    that did. time: UTC.
+    n: number of images. images, prompts: their fingerprints (`fingerprint`). basis: everything else that determines the
+    values, as text (`Metric.basis`), or why the metric has no values. plugins: labels of the plug-ins that scored;
+    specbench, commit: version and commit of the code. time: UTC.
     """
 
     metric: str

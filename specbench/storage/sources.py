@@ -80,8 +80,10 @@ def made(kind: Callable[..., T], fields: Any, where: str) -> T:
 
 
 def part(fields: Any, where: str) -> Part:
-    """A folder's files as a file under conf/ declares them; without `files` it has the ones of `hugging_face`. UsageError, naming
-    `where`, for wrong fields."""
+    """A folder's files as a file under conf/ declares them; the default is those of `hugging_face`.
+
+    Raises UsageError, naming `where`, for wrong fields.
+    """
     found = made(Part, {"files": (), **fields} if isinstance(fields, Mapping) else fields, where)
     if wrong := [name for name in ("repository", "licence", "revision") if not isinstance(getattr(found, name), str)]:
         raise UsageError(f"{where}: {wrong[0]} must be text")
@@ -91,8 +93,10 @@ def part(fields: Any, where: str) -> Part:
 
 
 def model_source(fields: Any, where: str) -> ModelSource:
-    """The files of a model: of its folders, and, under `drafters`, `sizes` and `instead`, the further ones of `ModelSource`.
-    UsageError, naming `where`, for wrong fields."""
+    """The files of a model: its folders, and, under `drafters`, `sizes` and `instead`, the others of `ModelSource`.
+
+    Raises UsageError, naming `where`, for wrong fields.
+    """
     try:
         others = {name: fields[name] for name in ("drafters", "sizes") if name in fields}
         order = [name for name in _ORDER if name in fields] + [name for name in fields if name not in _ORDER]
