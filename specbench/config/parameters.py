@@ -118,7 +118,7 @@ def content(group: str, name: str) -> Mapping[str, Any]:
 
 
 def declarations(group: str, name: str) -> Mapping[str, Parameter]:
-    """The parameters that a choice declares, or a file that it builds on; ("", "config") declares those of every run."""
+    """The parameters of a choice, or of a file that it builds on; those of every run are under ("", "config")."""
     return plugins.declarations(found_choices().folders, group, name)
 
 
