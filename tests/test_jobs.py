@@ -133,7 +133,7 @@ def test_what_was_done_before_an_interruption_stays(
 
     with monkeypatch.context() as patch:
         patch.setattr(collect, "append_row", stopped)
-        with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+        with pytest.raises(KeyboardInterrupt, match="the same command"):
             tables(Bench(), "--jobs", "2")
     for process in multiprocessing.active_children():  # which have been told to end
         process.join(10)
