@@ -815,12 +815,10 @@ def test_the_hub_s_own_client_fetches_from_a_hub(web: Web, tmp_path: Path, monke
         monkeypatch.setenv(name, str(tmp_path / folder))
     model = tmp_path / "home/models/anole"
     config = f"/o/m/resolve/{FIRST}/config.json"
-    for wrong, sentence in ((b'{"a": 2}', "config.json came damaged"), (b"?" * 99_999, "has more than 8 bytes")):
-        web.content[config] = wrong
-        done = python(code)
-        assert (done.returncode, sentence in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
-        assert not [path for path in model.rglob("config.json*") if path.stat().st_size > 8]
-        shutil.rmtree(model)
+    web.content[config] = b'{"a": 2}'  # of the same size
+    done = python(code)
+    assert (done.returncode, "config.json came damaged" in done.stderr) == (2, True), done.stderr
+    shutil.rmtree(model)
     web.content[config] = content["config.json"]
     done = python(code)
     assert done.returncode == 0, done.stderr

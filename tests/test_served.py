@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from commands import Call
 from PIL import Image
-from stub_server import SIDE, StubServer, png, serving
+from stub_server import SIDE, Handler, StubServer, png, serving
 
 import specbench
 from specbench.compare import comparison, passes
@@ -25,8 +25,10 @@ from specbench.errors import RunError, UsageError
 from specbench.harness import run
 from specbench.harness.served import executor
 from specbench.report import gather
+from specbench.rows import degenerate
 from specbench.rows import serving as columns
 from specbench.rows.journal import read_records
+from specbench.storage import image_files
 from specbench.storage.images_server import ImagesClient, RequestError
 
 
@@ -304,3 +306,137 @@ def test_a_dry_run_asks_nobody(server: StubServer, call: Call) -> None:
     assert code == 0, err
     assert "served on served, seed 0, n=4: 4 images, time unknown" in out
     assert (server.seen, server.headers) == ([], [])
+
+
+def as_png(pixels: np.ndarray) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+def b64(content: bytes) -> dict[str, Any]:
+    return {"data": [{"b64_json": base64.b64encode(content).decode()}]}
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("image", "arguments", "remark"),
+    [
+        (lambda fields: NOISE, "", "4 of 4 images equal the image of another prompt to the pixel"),
+        (lambda fields: NOISE * 0, "", "4 of 4 images are of one flat colour"),
+        (lambda fields: NOISE[:1, :1], "", "4 of 4 images have a side below 16 pixels (the smallest is 1x1)"),
+        (None, "image_size=256x64", "4 of 4 images are not 256x64 as requested (the smallest is 64x64)"),
+    ],
+    ids=["one_image", "black", "one_pixel", "another_size"],
+)
+def test_degenerate_images_are_reported(
+    server: StubServer, tmp_path: Path, call: Call, image: Any, arguments: str, remark: str
+) -> None:
+    if image is not None:
+        server.trouble = lambda h, f, n: h.send(b64(as_png(image(f))))  # type: ignore[method-assign]
+    words = ["engine=http", f"url={server.url}", "n=4", "metrics=none", "warmup=0", *arguments.split()]
+    code, out, err = call("run", *words, "out=run")
+    assert code == 0, err
+    assert remark in out
+    [row] = gather.gather([tmp_path / "run"], [], 1).rows
+    assert remark in row["note"]
+
+
+def test_what_is_not_degenerate(server: StubServer, tmp_path: Path) -> None:
+    """A server that decodes greedily ignores the seed: the images of a prompt are equal, those of two prompts are not.
+    Nor is one image a finding."""
+
+    def greedy(handler: Any, fields: dict[str, Any], number: int) -> bool:
+        return bool(handler.send(b64(png({"prompt": fields["prompt"]}))))
+
+    server.trouble = greedy  # type: ignore[method-assign]
+    row = run.run(configured(server, "n=2", "images_per_prompt=3"), tmp_path / "greedy").row
+    alone = run.run(configured(server, "n=1"), tmp_path / "alone").row
+    assert not row["note"]
+    assert not alone["note"]
+
+
+def test_the_rules_of_degenerate_images() -> None:
+    def remarks(prompts: list[str], digests: list[str | None], contrast: int | None = 99, **more: Any) -> list[str]:
+        return degenerate.remarks(prompts, digests, [contrast] * len(digests), [(64, 64)] * len(digests), **more)
+
+    assert remarks(["a cat", "A  cat ", "a dog"], ["x", "x", "y"]) == []  # one prompt for every text encoder
+    assert remarks(["a", "b", "b", "c"], ["x", "x", "x", "y"]) == [
+        "3 of 4 images equal the image of another prompt to the pixel"
+    ]
+    assert remarks(["a", "b"], [None, None], None) == []  # unknown
+    assert remarks(["a", "b"], ["x", "x"], degenerate.FLAT) == ["2 of 2 images are of one flat colour"]
+    assert remarks(["a", "b"], ["x", "y"], degenerate.FLAT + 1) == []
+    assert remarks(["", ""], ["x", "x"]) == ["all 2 images are equal to the pixel"]
+    assert remarks(["", "", ""], ["x", "x", "y"]) == remarks([""], ["x"]) == []  # a folder may hold copies
+    assert remarks(["a"], ["x"], requested="64x64") == []
+    assert image_files.contrast(np.full((4, 5, 3), 7, np.uint8)) == 0
+    assert image_files.contrast(np.stack([np.array([[0, 9], [4, 3]], np.uint8)] * 3, -1) + np.uint8(1)) == 9
+
+
+def drip_headers(handler: Any) -> bool:
+    """Sends a header byte by byte, for ever as far as a client can tell."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Padding: ")
+    while True:
+        handler.wfile.write(b"x")
+        time.sleep(0.02)
+
+
+def drip_chunk(handler: Any) -> bool:
+    """The same inside the length of a chunk."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        handler.wfile.write(b"0")
+        time.sleep(0.02)
+
+
+def drip_redirections(handler: Any) -> bool:
+    time.sleep(0.1)
+    handler.send_response(302)
+    handler.send_header("Location", f"{handler.server.url}/hop{time.monotonic()}")
+    handler.end_headers()
+    return True
+
+
+def drip_body(handler: Any) -> bool:
+    return bool(handler.drip(60))
+
+
+def drip_continue(handler: Any) -> bool:
+    while True:
+        handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("trouble", [drip_headers, drip_chunk, drip_redirections, drip_body, drip_continue])
+def test_a_server_that_drips_is_bounded_by_the_timeout(server: StubServer, trouble: Any, monkeypatch: Any) -> None:
+    """The server sends until the client has gone, so that without a bound the request never ends: the test has no
+    limit of its own but the machine's. A timeout counts for the request and not for each wait."""
+    monkeypatch.setattr(Handler, "do_GET", trouble)
+    gone = threading.Event()
+
+    def until_gone(handler: Any, fields: dict[str, Any], number: int) -> bool:
+        try:
+            return bool(trouble(handler))
+        finally:
+            gone.set()
+
+    server.trouble = until_gone  # type: ignore[method-assign]
+    caught: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client(server, 0.3).generate({"prompt": "x"})
+        except BaseException as e:
+            caught.append(e)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(30)  # a hundred times the timeout
+    [error] = caught
+    assert isinstance(error, RequestError)
+    assert error.again
+    assert "no answer within 0.3 s" in str(error)
+    assert gone.wait(30)  # the connection was closed: no thread of the client reads on

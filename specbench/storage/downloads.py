@@ -110,7 +110,7 @@ def hub_files(repository: str, revision: str) -> tuple[str, list[HubFile]]:
 def hub_download(repository: str, commit: str, name: str, count: int, folder: Path) -> Path:
     """Download a file of `count` bytes of a Hugging Face repository to below `folder`."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     return _transfer(hf_hub_url(repository, name, revision=commit), folder / name, count, build_hf_headers())
 
@@ -364,12 +364,12 @@ def _check(path: Path, count: int, digests: Mapping[str, str | None], staging: P
     """
     found = sha256_file(path)
     good = size(path) == count and found == (digests.get("sha256") or found)
-    for name, start in (("md5", b""), ("git", b"blob %d\0" % count)):
+    md5 = hashlib.md5(usedforsecurity=False)
+    git = hashlib.sha1(b"blob %d\0" % count, usedforsecurity=False)
+    for name, start in (("md5", md5), ("git", git)):
         if good and digests.get(name):
             with path.open("rb") as f:
-                kind = "md5" if name == "md5" else "sha1"
-                digest = hashlib.file_digest(f, lambda k=kind, s=start: hashlib.new(k, s, usedforsecurity=False))
-                good = digest.hexdigest() == digests[name]
+                good = hashlib.file_digest(f, start.copy).hexdigest() == digests[name]
     if good:
         return found
     if path.is_relative_to(staging):
