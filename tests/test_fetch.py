@@ -347,6 +347,15 @@ def test_what_the_hub_answers_is_told(kind: str, sentence: str, call: Call, hub:
         assert str(home.model_folder("llamagen_xl")) in err
 
 
+def test_a_listing_that_never_ends_costs_one_sentence(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that sends a byte now and then is never silent for as long as the client's own timeout."""
+    monkeypatch.setattr(downloads, "LONGEST", 0.1)
+    never = threading.Event()
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: never.wait(60))
+    assert f"cannot get {T2I} from the Hugging Face hub (TimeoutError" in refused(call, "model=llamagen_xl")
+    never.set()
+
+
 def test_offline_mode_is_honoured(
     call: Call, hub: FakeHub, parti: Web, evaluators: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,10 +25,10 @@ def remarks(
 ) -> list[str]:
     """Remarks on degenerate images; none where nothing is wrong.
 
-    Two images of different prompts that are equal to the pixel are a finding, however few images there are: one token of
-    an image already has several bits, so that two samples never coincide, and an image that the prompt does not change
-    is no answer to it. Equal images of one prompt are none: a server may decode greedily. Prompts that differ in case
-    and white space alone count as one prompt.
+    Two images of different prompts that are equal to the pixel are a finding, however few images there are: the tokens
+    of an image have hundreds of bits, so that no two samples coincide, and a model that decodes greedily still depends
+    on its prompt. Equal images of one prompt are not a finding, since a server may decode greedily and ignore the seed.
+    Prompts that differ only in case and white space count as one, as text encoders read them.
 
     Args:
         prompts: of each image; all empty where unknown. Then only a set of equal images is a finding.

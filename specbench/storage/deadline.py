@@ -27,7 +27,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     try:
         result, error = results.get(timeout=max(0.0, seconds))
     except queue.Empty:
-        raise TimeoutError from None
+        raise TimeoutError(f"no result within {seconds:.3g} s") from None
     if error is not None:
         raise error
     return result  # type: ignore[return-value]

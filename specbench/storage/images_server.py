@@ -59,9 +59,9 @@ class ImagesClient:
 
     def __init__(self, url: str, timeout: float) -> None:
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
-        self._key = os.environ.get(KEY, "")
-        if not (self._key.isascii() and self._key.isprintable()):  # would be shown by the error of the request
-            raise UsageError(f"{KEY} holds more than a line of ASCII characters: set it to the server's key alone")
+        self._key = os.environ.get(KEY, "").strip()
+        if not (self._key.isascii() and self._key.isprintable()):  # the request's error would show the key
+            raise UsageError(f"{KEY} must be one line of ASCII characters: set it to the server's key alone")
         try:
             address = urllib.parse.urlsplit(self.url)
             self._host, _ = address.netloc, address.port
@@ -73,7 +73,7 @@ class ImagesClient:
         """The image (H, W, 3) uint8 of one request; `fields` that are None are left out. Raises RequestError."""
         body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
         deadline = time.monotonic() + self.timeout
-        answer = _parsed(self._read("/v1/images/generations", deadline, body))
+        answer = _parsed(self._read("/v1/images/generations", deadline, LARGEST, body))
         data = answer.get("data")
         first = data[0] if isinstance(data, list) and data else None
         if not isinstance(data, list) or not isinstance(first, dict):
@@ -88,7 +88,7 @@ class ImagesClient:
             except (binascii.Error, ValueError):
                 raise RequestError("the answer's b64_json is not base64") from None
         elif isinstance(first.get("url"), str):
-            content = self._read(first["url"], deadline)
+            content = self._read(first["url"], deadline, LARGEST)
         else:
             raise RequestError("the answer has neither b64_json nor url")
         try:
@@ -116,17 +116,17 @@ class ImagesClient:
     def _object(self, path: str, deadline: float) -> dict[str, Any] | None:
         """The JSON object at a path; None where the server has none there. RequestError where nothing answers."""
         try:
-            return _parsed(self._read(path, deadline, largest=_SMALL))
+            return _parsed(self._read(path, deadline, _SMALL))
         except RequestError as e:
             if isinstance(e.__cause__, OSError) and not isinstance(e.__cause__, urllib.error.HTTPError):
                 raise
             return None
 
-    def _read(self, path: str, deadline: float, body: bytes | None = None, largest: int = LARGEST) -> bytes:
+    def _read(self, path: str, deadline: float, largest: int, body: bytes | None = None) -> bytes:
         """The bytes behind a path of the server, or behind another address. Raises RequestError."""
         sockets: list[socket.socket] = []
         try:
-            return within(_left(deadline), lambda: self._fetched(path, deadline, body, largest, sockets))
+            return within(_left(deadline), lambda: self._fetched(path, deadline, largest, body, sockets))
         except urllib.error.HTTPError as e:
             raise _refused(e) from e
         except http.client.InvalidURL as e:
@@ -134,9 +134,10 @@ class ImagesClient:
         except http.client.HTTPException as e:
             raise RequestError(f"no complete answer ({type(e).__name__})") from e
         except (OSError, ValueError) as e:  # unreachable, reset, too late; an address that is none
-            reason = getattr(e, "reason", None) or e
+            reason = e.reason if isinstance(e, urllib.error.URLError) else e
             late = isinstance(e, TimeoutError) or isinstance(reason, TimeoutError)
-            text = f"no answer within {self.timeout:g} s" if late else f"{type(reason).__name__}: {reason}"
+            kind = "" if isinstance(reason, str) else f"{type(reason).__name__}: "
+            text = f"no answer within {self.timeout:g} s" if late else f"{kind}{reason}"
             raise RequestError(text, again=isinstance(e, OSError)) from e
         finally:
             for each in sockets:
@@ -144,7 +145,7 @@ class ImagesClient:
                     socket.socket.shutdown(each, socket.SHUT_RDWR)
 
     def _fetched(
-        self, path: str, deadline: float, body: bytes | None, largest: int, sockets: list[socket.socket]
+        self, path: str, deadline: float, largest: int, body: bytes | None, sockets: list[socket.socket]
     ) -> bytes:
         """The work of `_read`; `sockets` gets each socket that an answer is read from."""
         url = path if "://" in path else f"{self.url}/{path.lstrip('/')}"
