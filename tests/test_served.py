@@ -472,6 +472,15 @@ def test_a_body_is_read_up_to_a_size(server: StubServer, monkeypatch: pytest.Mon
     assert gone.wait(60)
 
 
+def test_a_small_answer_cannot_become_a_large_one(server: StubServer) -> None:
+    """Neither by decompression nor as objects, which take 20 times the memory of their text."""
+    for lie, words in (("compressed", "compressed"), ("many_values", f"more than {images_server.MOST_VALUES} values")):
+        server.trouble = lambda h, f, n, lie=lie: LIES[lie](h) or True  # type: ignore[misc]
+        with pytest.raises(RequestError, match=words) as raised:
+            client(server).generate({"prompt": "x"})
+        assert not raised.value.again
+
+
 def test_an_address_that_is_none_fails_its_request_alone(server: StubServer, tmp_path: Path) -> None:
     bad = executor.seed_of(0, 1)
     server.trouble = lambda h, f, n: f["seed"] == bad and address("http://[::1")(h)  # type: ignore[method-assign]

@@ -55,7 +55,7 @@ class RequestError(Exception):
 
 
 class ImagesClient:
-    """A server. url: its address, with or without /v1; timeout: longest wait for an answer, in seconds."""
+    """A server. url: its address, with or without /v1; timeout: seconds until a request must be complete."""
 
     def __init__(self, url: str, timeout: float) -> None:
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
@@ -177,7 +177,7 @@ class ImagesClient:
                 raise
 
 
-class _Watched(urllib.request.AbstractHTTPHandler):
+class _SocketCollector(urllib.request.AbstractHTTPHandler):
     """Collects the sockets of all answers, so that reading them can be ended from another thread."""
 
     def __init__(self, sockets: list[socket.socket], deadline: float, tls: ssl.SSLContext | None = None) -> None:
@@ -195,14 +195,14 @@ class _Watched(urllib.request.AbstractHTTPHandler):
         return made
 
 
-class _Http(_Watched):
+class _Http(_SocketCollector):
     http_request = urllib.request.AbstractHTTPHandler.do_request_
 
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(partial(self._connection, http.client.HTTPConnection), request)
 
 
-class _Https(_Watched):
+class _Https(_SocketCollector):
     https_request = urllib.request.AbstractHTTPHandler.do_request_
 
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
