@@ -405,3 +405,21 @@ def test_an_unfinished_or_damaged_run_is_named(call: Call, finished: Path) -> No
     assert len(records_file.read_text().splitlines()) == 3  # the journal repaired itself
     (finished / "config.yaml").write_text("{")
     assert "cannot read run/config.yaml" in call("run")[2]
+
+
+def test_degenerate_images_are_noted(call: Call, folder: Path) -> None:
+    """Also where the scores are cached. Copies of a few images are no finding in a folder without prompts."""
+    assert call(*WORDS, "out=fine")[0] == 0
+    assert not any(word in row_of("fine")["note"] for word in ("equal", "flat", "below"))
+    for i in (1, 2):
+        shutil.copy(folder / "0.png", folder / f"{i}.png")
+    for i, size in ((4, (64, 64)), (5, (8, 8))):
+        Image.new("RGB", size, (9, 9, 9)).save(folder / f"{i}.png")
+    for _ in range(2):
+        assert call(*WORDS, "out=bad")[0] == 0
+        for remark in (
+            f"2 of {N} images are of one flat colour",
+            f"1 of {N} images have a side below 16 pixels (the smallest is 8x8)",
+            f"3 of {N} images equal the image of another prompt to the pixel",
+        ):
+            assert remark in row_of("bad")["note"]

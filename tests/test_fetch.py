@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import itertools
@@ -40,6 +41,11 @@ NOT_NEEDED = ["pytorch_model-00001-of-00002.bin", "modeling.py", "sub/config.jso
 HF_FILES = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"pickle", "README.md": b""}
 
 
+def blob_id(content: bytes) -> str:
+    """What git calls a file: `git hash-object`."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
 class FakeHub:
     """Repositories as dictionaries; `asked` lists what was asked for. `before` is called ahead of every download."""
 
@@ -59,11 +65,15 @@ class FakeHub:
     def files(self, repository: str, revision: str) -> tuple[str, list[HubFile]]:
         self.asked.append((repository, revision))
         content = self.repositories[repository]
-        large = {name: hashlib.sha256(b).hexdigest() for name, b in content.items() if not name.endswith(".json")}
         commit = self.main if revision == "main" else revision
-        return commit, [HubFile(name, len(b), large.get(name)) for name, b in content.items()]
+        return commit, [
+            HubFile(name, len(b), None, blob_id(b))
+            if name.endswith(".json")
+            else HubFile(name, len(b), hashlib.sha256(b).hexdigest())
+            for name, b in content.items()
+        ]
 
-    def get(self, repository: str, commit: str, name: str, folder: Path) -> Path:
+    def get(self, repository: str, commit: str, name: str, count: int, folder: Path) -> Path:
         self.before(name)
         self.got.append(name)
         path = folder / name
@@ -242,6 +252,17 @@ def test_a_repository_without_the_files_is_refused(call: Call, hub: FakeHub) -> 
     assert f"{T2I} at {FIRST} has no t2i_XL_stage1_256.pt" in refused(call, "model=llamagen_xl")
 
 
+def test_a_file_of_the_same_size_is_checked_by_its_blob_id(call: Call, hub: FakeHub) -> None:
+    """The hub has no SHA-256 of a small file, but git's name of its content."""
+    assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"  # echo hello | git hash-object --stdin
+    hub.repositories[T5] = {name: b for name, b in hub.repositories[T5].items() if name != "spiece.model"}
+    hub.arrives = lambda content: content.replace(b"tokenizer.json", b"tokenizer.nosj")
+    assert "tokenizer.json came damaged" in refused(call, "model=llamagen_xl")
+    hub.arrives = lambda content: content
+    hub.repositories[T5]["spiece.model"] = b"spiece.model"
+    fetched(call, "model=llamagen_xl")
+
+
 def test_a_file_that_came_damaged_is_removed(call: Call, hub: FakeHub) -> None:
     hub.arrives = lambda content: content[:-1] + b"?"
     assert "t2i_XL_stage1_256.pt came damaged" in refused(call, "model=llamagen_xl")
@@ -326,6 +347,15 @@ def test_what_the_hub_answers_is_told(kind: str, sentence: str, call: Call, hub:
         assert str(home.model_folder("llamagen_xl")) in err
 
 
+def test_a_listing_that_never_ends_costs_one_sentence(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that sends a byte now and then is never silent for as long as the client's own timeout."""
+    monkeypatch.setattr(downloads, "LONGEST", 0.1)
+    never = threading.Event()
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: never.wait(60))
+    assert f"cannot get {T2I} from the Hugging Face hub (TimeoutError" in refused(call, "model=llamagen_xl")
+    never.set()
+
+
 def test_offline_mode_is_honoured(
     call: Call, hub: FakeHub, parti: Web, evaluators: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +416,10 @@ def test_the_help_lists_arguments_and_pinned_commits(call: Call) -> None:
     }
     for file in itertools.chain.from_iterable(entry.files for entry in registry.data_sources().values()):
         assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
-        assert file.address.startswith(("https://raw.githubusercontent.com/", "http://images.cocodataset.org/"))
+        known = "https://raw.githubusercontent.com/", "https://s3.amazonaws.com/images.cocodataset.org/"
+        assert file.address.startswith(known)
+    addresses = [downloads.RELEASES, *(part.address for part in registry.evaluators().values() if part.address)]
+    assert all(address.startswith("https://") for address in addresses)
 
 
 @needs_reference
@@ -433,6 +466,8 @@ class Web:
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
         self.ranges = True
+        self.sends: bytes | None = None  # instead of a file's content, with these headers and no length
+        self.headers: dict[str, str] = {}
         self.breaks: list[int] = []
         self.asked: list[tuple[str, str | None]] = []
         web = self
@@ -451,6 +486,13 @@ class Web:
                     self.send_error(404)
                     return
                 content = web.content[self.path]
+                if web.sends is not None:
+                    self.send_response(200)
+                    for name, value in web.headers.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(web.sends)
+                    return
                 start = int(given[6:-1]) if given and web.ranges else None
                 if start is not None and start >= len(content):
                     self.send_error(416)
@@ -559,6 +601,23 @@ def test_a_file_of_another_size_or_content_is_refused(content: bytes, call: Call
         assert re.search(message, refused(call, "data=parti"))
         assert not prompts_file().exists()
     parti.content["/PartiPrompts.tsv"] = PROMPTS
+    fetched(call, "data=parti")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [(b"?" * 3_000_000, {}), (gzip.compress(bytes(3_000_000)), {"Content-Encoding": "gzip"})],
+    ids=["without_a_length", "compressed"],
+)
+def test_no_file_grows_beyond_its_published_size(
+    body: bytes, headers: dict[str, str], call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    parti.sends, parti.headers = body, headers
+    for _ in range(2):
+        assert f"has more than {len(PROMPTS)} bytes" in refused(call, "data=parti")
+        assert all(path.stat().st_size <= len(PROMPTS) for path in home.data_folder("parti").rglob("*"))
+    parti.sends = None
     fetched(call, "data=parti")
 
 
@@ -745,7 +804,9 @@ def test_an_archive_that_reaches_outside_or_is_another_is_refused(
 def test_the_hub_s_own_client_fetches_from_a_hub(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """huggingface_hub against a hub on this machine: listing, commit, download, and only the files that are needed."""
     content = {"config.json": b'{"a": 1}', "model.safetensors": b"w" * 300_000, "modeling_x.py": b"never"}
-    files: list[dict[str, Any]] = [{"rfilename": name, "size": len(b)} for name, b in content.items()]
+    files: list[dict[str, Any]] = [
+        {"rfilename": name, "size": len(b), "blobId": blob_id(b)} for name, b in content.items()
+    ]
     files[1]["lfs"] = {"sha256": hashlib.sha256(content["model.safetensors"]).hexdigest(), "size": 300_000}
     files[1]["lfs"]["pointerSize"] = 130
     listing = json.dumps({"id": "o/m", "sha": FIRST, "siblings": files}).encode()
@@ -761,9 +822,15 @@ def test_the_hub_s_own_client_fetches_from_a_hub(web: Web, tmp_path: Path, monke
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     for name, folder in (("HF_HOME", "hf"), ("SPECBENCH_HOME", "home"), ("HOME", "")):
         monkeypatch.setenv(name, str(tmp_path / folder))
+    model = tmp_path / "home/models/anole"
+    config = f"/o/m/resolve/{FIRST}/config.json"
+    web.content[config] = b'{"a": 2}'  # of the same size
+    done = python(code)
+    assert (done.returncode, "config.json came damaged" in done.stderr) == (2, True), done.stderr
+    shutil.rmtree(model)
+    web.content[config] = content["config.json"]
     done = python(code)
     assert done.returncode == 0, done.stderr
-    model = tmp_path / "home/models/anole"
     assert tree(model) == {"SOURCE.json", "target/config.json", "target/model.safetensors"}
     assert (model / "target/model.safetensors").read_bytes() == content["model.safetensors"]
     part = record_of(model)["target"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +19,7 @@ import numpy as np
 import pytest
 from commands import Call
 from PIL import Image
-from stub_server import SIDE, StubServer, png, serving
+from stub_server import SIDE, Handler, StubServer, png, serving
 
 import specbench
 from specbench.compare import comparison, passes
@@ -25,8 +28,10 @@ from specbench.errors import RunError, UsageError
 from specbench.harness import run
 from specbench.harness.served import executor
 from specbench.report import gather
+from specbench.rows import degenerate
 from specbench.rows import serving as columns
 from specbench.rows.journal import read_records
+from specbench.storage import image_files, images_server
 from specbench.storage.images_server import ImagesClient, RequestError
 
 
@@ -304,3 +309,262 @@ def test_a_dry_run_asks_nobody(server: StubServer, call: Call) -> None:
     assert code == 0, err
     assert "served on served, seed 0, n=4: 4 images, time unknown" in out
     assert (server.seen, server.headers) == ([], [])
+
+
+def as_png(pixels: np.ndarray) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+def b64(content: bytes) -> dict[str, Any]:
+    return {"data": [{"b64_json": base64.b64encode(content).decode()}]}
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("image", "arguments", "remark"),
+    [
+        (lambda fields: NOISE, "", "4 of 4 images equal the image of another prompt to the pixel"),
+        (lambda fields: NOISE * 0, "", "4 of 4 images are of one flat colour"),
+        (lambda fields: NOISE[:1, :1], "", "4 of 4 images have a side below 16 pixels (the smallest is 1x1)"),
+        (None, "image_size=256x64", "4 of 4 images are not 256x64 as requested (the smallest is 64x64)"),
+    ],
+    ids=["one_image", "black", "one_pixel", "another_size"],
+)
+def test_degenerate_images_are_reported(
+    server: StubServer, tmp_path: Path, call: Call, image: Any, arguments: str, remark: str
+) -> None:
+    if image is not None:
+        server.trouble = lambda h, f, n: h.send(b64(as_png(image(f))))  # type: ignore[method-assign]
+    words = ["engine=http", f"url={server.url}", "n=4", "metrics=none", "warmup=0", *arguments.split()]
+    code, out, err = call("run", *words, "out=run")
+    assert code == 0, err
+    assert remark in out
+    [row] = gather.gather([tmp_path / "run"], [], 1).rows
+    assert remark in row["note"]
+
+
+def test_what_is_not_degenerate(server: StubServer, tmp_path: Path) -> None:
+    """A server that decodes greedily ignores the seed: the images of a prompt are equal, those of two prompts are not.
+    Nor is one image a finding."""
+
+    def greedy(handler: Any, fields: dict[str, Any], number: int) -> bool:
+        return bool(handler.send(b64(png({"prompt": fields["prompt"]}))))
+
+    server.trouble = greedy  # type: ignore[method-assign]
+    row = run.run(configured(server, "n=2", "images_per_prompt=3"), tmp_path / "greedy").row
+    alone = run.run(configured(server, "n=1"), tmp_path / "alone").row
+    assert not row["note"]
+    assert not alone["note"]
+
+
+def test_the_rules_of_degenerate_images() -> None:
+    def remarks(prompts: list[str], digests: list[str | None], contrast: int | None = 99, **more: Any) -> list[str]:
+        return degenerate.remarks(prompts, digests, [contrast] * len(digests), [(64, 64)] * len(digests), **more)
+
+    assert remarks(["a cat", "A  cat ", "a dog"], ["x", "x", "y"]) == []  # one prompt for every text encoder
+    assert remarks(["a", "b", "b", "c"], ["x", "x", "x", "y"]) == [
+        "3 of 4 images equal the image of another prompt to the pixel"
+    ]
+    assert remarks(["a", "b"], [None, None], None) == []  # unknown
+    assert remarks(["a", "b"], ["x", "x"], degenerate.FLAT) == ["2 of 2 images are of one flat colour"]
+    assert remarks(["a", "b"], ["x", "y"], degenerate.FLAT + 1) == []
+    assert remarks(["", ""], ["x", "x"]) == ["all 2 images are equal to the pixel"]
+    assert remarks(["", "", ""], ["x", "x", "y"]) == remarks([""], ["x"]) == []  # a folder may hold copies
+    assert remarks(["a"], ["x"], requested="64x64") == []
+    assert image_files.contrast(np.full((4, 5, 3), 7, np.uint8)) == 0
+    assert image_files.contrast(np.stack([np.array([[0, 9], [4, 3]], np.uint8)] * 3, -1) + np.uint8(1)) == 9
+
+
+def png_of(width: int, height: int, *extra: bytes) -> bytes:
+    """A PNG whose header names a size, with few pixels, and with `extra` chunks."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    rest = chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(chunk(b"zTXt", data) for data in extra) + rest
+
+
+def raw(text: bytes) -> Any:
+    def answer(handler: Any) -> None:
+        handler.wfile.write(text)
+        handler.close_connection = True
+
+    return answer
+
+
+def address(url: str) -> Any:
+    return lambda h: h.send({"data": [{"url": url}]})
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+LIES = {
+    "address_of_no_host": address("http://[::1"),
+    "address_of_no_port": address("http://x:port/"),
+    "address_without_host": address("http://"),
+    "address_with_space": address("http://127.0.0.1/a b"),
+    "address_with_newline": address("http://127.0.0.1:1/\r\nX: y"),
+    "address_in_no_code": address("http://127.0.0.1/\ud800"),
+    "address_of_long_label": address(f"http://{'a' * 70}.example/"),
+    "address_of_dots": address("http://..../"),
+    "redirected_to_no_host": lambda h: h.send(b"", 302, Location="http://[::1"),
+    "redirected_to_a_file": lambda h: h.send(b"", 302, Location="file:///etc/passwd"),
+    "redirected_by_ftp": lambda h: h.send(b"", 302, Location="ftp://127.0.0.1:1/x"),
+    "redirected_for_ever": lambda h: h.send(b"", 302, Location="/loop"),
+    "page": lambda h: h.send(b"<html>hello</html>", Content_Type="text/html"),
+    "no_content": lambda h: h.send(b"", 204),
+    "two_images": lambda h: h.send({"data": b64(as_png(NOISE))["data"] * 2}),
+    "names_twice": lambda h: h.send(b'{"data": [], "data": []}'),
+    "deep": lambda h: h.send(b"[" * 9_000),
+    "many_values": lambda h: h.send(b'{"data": [' + b"{}," * 100_000 + b"{}]}"),
+    "long_number": lambda h: h.send(b'{"data": ' + b"1" * 5000 + b"}"),
+    "wrong_checksum": lambda h: h.send(b64(as_png(NOISE)[:60] + b"x" + as_png(NOISE)[61:])),
+    "huge_header": lambda h: h.send(b64(png_of(60_000, 60_000))),
+    "largest_header": lambda h: h.send(b64(png_of(2**31 - 1, 2**31 - 1))),
+    "line": lambda h: h.send(b64(png_of(60_000, 1))),
+    "text_that_grows": lambda h: h.send(b64(png_of(64, 64, b"a\0\0" + zlib.compress(bytes(2**24))))),
+    "drawing": lambda h: h.send(b64(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")),
+    "compressed": lambda h: h.send(gzip.compress(bytes(10**6)), Content_Encoding="gzip"),
+    "no_length": raw(HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n{}"),
+    "negative_chunk": raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n{}"),
+    "endless_chunk": raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n{}"),
+    "endless_header": raw(HEAD + b"X: " + b"y" * 100_000),
+    "many_headers": raw(HEAD + b"X: y\r\n" * 200),
+    "no_status": raw(b"SSH-2.0-OpenSSH\r\n"),
+    "wait_for_ever": lambda h: h.send({}, 503, Retry_After="9" * 400),
+    "wait_until_no_date": lambda h: h.send({}, 503, Retry_After="Mon, 01 Jan 2020 00:00:00 +999999999999"),
+    "control_characters": lambda h: h.send({"error": {"message": "\x1b[2J\r\n"}}, 400),
+    "endless_error": lambda h: h.send(b" " * 3_000_000, 400),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_whatever_a_server_sends_is_one_failure(server: StubServer, monkeypatch: pytest.MonkeyPatch, lie: Any) -> None:
+    monkeypatch.setattr(Handler, "do_GET", lie)
+    server.trouble = lambda h, f, n: lie(h) or True  # type: ignore[method-assign]
+    with pytest.raises(RequestError) as raised:
+        client(server).generate({"prompt": "x"})
+    assert str(raised.value).isprintable()
+
+
+def test_a_body_is_read_up_to_a_size(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server sends until the client has gone."""
+    monkeypatch.setattr(images_server, "LARGEST", 1 << 20)
+    gone = threading.Event()
+
+    def endless(handler: Any, fields: dict[str, Any], number: int) -> bool:
+        handler.send_response(200)
+        handler.end_headers()
+        try:
+            while True:
+                handler.wfile.write(b" " * 65536)
+        finally:
+            gone.set()
+
+    server.trouble = endless  # type: ignore[method-assign]
+    with pytest.raises(RequestError, match="larger than 1 MiB"):
+        client(server, 60).generate({"prompt": "x"})
+    assert gone.wait(60)
+
+
+def test_a_small_answer_cannot_become_a_large_one(server: StubServer) -> None:
+    """Neither by decompression nor as objects, which take 20 times the memory of their text."""
+    for lie, words in (("compressed", "compressed"), ("many_values", f"more than {images_server.MOST_VALUES} values")):
+        server.trouble = lambda h, f, n, lie=lie: LIES[lie](h) or True  # type: ignore[misc]
+        with pytest.raises(RequestError, match=words) as raised:
+            client(server).generate({"prompt": "x"})
+        assert not raised.value.again
+
+
+def test_an_address_that_is_none_fails_its_request_alone(server: StubServer, tmp_path: Path) -> None:
+    bad = executor.seed_of(0, 1)
+    server.trouble = lambda h, f, n: f["seed"] == bad and address("http://[::1")(h)  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="1 images could not be decoded"):
+        run.run(configured(server), tmp_path / "run")
+    assert [r.index for r in read_records(tmp_path / "run/records.jsonl")] == [0, 2, 3]
+    [failure] = map(json.loads, (tmp_path / "run/failures.jsonl").read_text().splitlines())
+    assert failure["index"] == 1
+
+
+def test_a_key_is_not_shown_by_an_error(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("secr\net", "secr\u00e9t"):
+        monkeypatch.setenv("SPECBENCH_API_KEY", key)
+        with pytest.raises(UsageError, match="SPECBENCH_API_KEY") as raised:
+            client(server)
+        assert "secr" not in str(raised.value).replace("SPECBENCH_API_KEY", "")
+    monkeypatch.setenv("SPECBENCH_API_KEY", "secret\n")  # of a file
+    client(server).generate({"prompt": "x"})
+    assert server.headers[-1]["Authorization"] == "Bearer secret"
+    with pytest.raises(UsageError, match="is not an address"):
+        ImagesClient("http://[::1", 5)
+
+
+def drip_headers(handler: Any) -> bool:
+    """Sends a header byte by byte, for ever as far as a client can tell."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Padding: ")
+    while True:
+        handler.wfile.write(b"x")
+        time.sleep(0.02)
+
+
+def drip_chunk(handler: Any) -> bool:
+    """The same inside the length of a chunk."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        handler.wfile.write(b"0")
+        time.sleep(0.02)
+
+
+def drip_redirections(handler: Any) -> bool:
+    time.sleep(0.1)
+    handler.send_response(302)
+    handler.send_header("Location", f"{handler.server.url}/hop{time.monotonic()}")
+    handler.end_headers()
+    return True
+
+
+def drip_body(handler: Any) -> bool:
+    return bool(handler.drip(60))
+
+
+def drip_continue(handler: Any) -> bool:
+    while True:
+        handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("trouble", [drip_headers, drip_chunk, drip_redirections, drip_body, drip_continue])
+def test_a_server_that_drips_is_bounded_by_the_timeout(server: StubServer, trouble: Any, monkeypatch: Any) -> None:
+    """The server sends until the client has gone, so that without a bound the request never ends: the test has no
+    limit of its own but the machine's. A timeout counts for the request and not for each wait."""
+    monkeypatch.setattr(Handler, "do_GET", trouble)
+    gone = threading.Event()
+
+    def until_gone(handler: Any, fields: dict[str, Any], number: int) -> bool:
+        try:
+            return bool(trouble(handler))
+        finally:
+            gone.set()
+
+    server.trouble = until_gone  # type: ignore[method-assign]
+    caught: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client(server, 0.3).generate({"prompt": "x"})
+        except BaseException as e:
+            caught.append(e)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(30)  # a hundred times the timeout
+    [error] = caught
+    assert isinstance(error, RequestError)
+    assert error.again
+    assert "no answer within 0.3 s" in str(error)
+    assert gone.wait(30)  # the connection was closed: no thread of the client reads on

@@ -12,7 +12,7 @@ from specbench.storage.image_files import ImageFiles
 
 
 class StoredDigests:
-    """The digests and sizes of `ImageFiles` in a file: SHA-256 of a file's bytes -> [digest, height, width].
+    """What `ImageFiles` remembers, in a file: SHA-256 of a file's bytes -> [digest, height, width, contrast].
 
     contents: that SHA-256 of each image; None where it cannot be read, which is reported when it is scored.
     """
@@ -26,13 +26,14 @@ class StoredDigests:
             known = json.loads(path.read_text(encoding="utf-8"))
         for i, content in enumerate(self.contents):
             match known.get(content) if isinstance(known, dict) else None:
-                case [str(digest), int(height), int(width)]:
-                    files.digests[i], files.sizes[i] = digest, (height, width)
+                case [str(digest), int(height), int(width), int(contrast)]:
+                    files.digests[i], files.sizes[i], files.contrasts[i] = digest, (height, width), contrast
 
     def write(self) -> None:
         """Writes those of these images alone, so that the file does not grow beyond the folder."""
-        rows = zip(self.contents, self._files.digests, self._files.sizes, strict=True)
-        found = {content: [digest, *size] for content, digest, size in rows if content and digest and size}
+        files = self._files
+        rows = zip(self.contents, files.digests, files.sizes, files.contrasts, strict=True)
+        found = {content: [digest, *size, most] for content, digest, size, most in rows if content and digest and size}
         write_atomically(self._path, json.dumps(found).encode())
 
 

@@ -28,7 +28,7 @@ from specbench.harness.log import say
 from specbench.harness.row import notes, score_columns
 from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context
-from specbench.rows import indices
+from specbench.rows import degenerate, indices
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import to_csv
 from specbench.rows.memory import new_run_id
@@ -270,7 +270,10 @@ def _row(
     sides = {side for size in files.sizes for side in (size or (None,))}
     row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
     row |= score_columns(lines)
-    return row | {"note": "; ".join(filter(None, [f"pictures from {folder.resolve()}", pairs.remark, *notes(lines)]))}
+    sizes = [size and (size[1], size[0]) for size in files.sizes]
+    remarks = degenerate.remarks([item.prompt for item in pairs.items], files.digests, files.contrasts, sizes)
+    where = f"pictures from {folder.resolve()}"
+    return row | {"note": "; ".join(filter(None, [where, pairs.remark, *remarks, *notes(lines)]))}
 
 
 def _per_image(

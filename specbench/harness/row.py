@@ -54,7 +54,7 @@ def row(
     found |= score_columns(scores)
     if config.is_served:
         found |= served.columns(config, records)
-        remarks = served.remarks(config, sessions, found)
+        remarks = served.remarks(config, sessions, found, records)
     else:
         found |= _measured(config, found, records, reference, memory.run_id)
         remarks = _remarks(config, sessions, found) + emitted_remarks(config, records)

@@ -82,6 +82,7 @@ class Record:
     attempts: int | None = None
     failed: int | None = None  # requests for it that an earlier start gave up
     size: list[int] | None = None  # width and height in pixels, which the server chose
+    contrast: int | None = None  # the largest difference of two pixels in a channel
     id: str  # name of the prompt in its data set, by which metrics pair
     category: str | None = None  # of the prompt, as its data set names it
     done: float  # when it was decoded, seconds since 1970

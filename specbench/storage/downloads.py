@@ -1,14 +1,16 @@
 """Downloads of published files: listed at a pinned revision, resumed, checked against published digests, recorded.
 
 huggingface_hub transfers the files, those of its repositories and those at plain addresses: it continues partial files
-and tries again. Unfinished files are in .fetch/ of the destination and are moved when a folder is complete, so that an
-existing folder is complete. SOURCE.json next to it records the origin of every file.
+and tries again. No file grows beyond its published size, whatever a server sends. Unfinished files are in .fetch/ of
+the destination and are moved when a folder is complete, so that an existing folder is complete. SOURCE.json next to it
+records the origin of every file.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -25,13 +27,14 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from specbench._version import __version__
-from specbench.errors import UsageError
+from specbench.errors import UsageError, plain
+from specbench.storage.deadline import within
 from specbench.storage.files import format_size, remove_temporary, sha256_file, size, write_atomically
 from specbench.storage.sources import Data, File, Part
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
 RELEASES = "https://github.com"  # the server of GitHub's releases
-TIMEOUT = 10.0  # seconds without an answer to a listing
+TIMEOUT, LONGEST = 10.0, 60.0  # seconds without a byte of a listing; seconds until it is complete
 
 
 class FetchRecord:
@@ -69,11 +72,13 @@ class FetchRecord:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository: its path there, its bytes, and its SHA-256 if the hub provides it."""
+    """A file of a repository: its path there, its bytes, and what the hub provides of its SHA-256 (large files) and of
+    its git blob id (the others)."""
 
     name: str
     size: int
     sha256: str | None = None
+    blob: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,16 +95,24 @@ def hub_files(repository: str, revision: str) -> tuple[str, list[HubFile]]:
     from huggingface_hub import HfApi
 
     print(f"asking the Hugging Face hub for {repository} at {revision}", file=sys.stderr, flush=True)
-    info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
-    listed = [HubFile(f.rfilename, f.size or 0, f.lfs.sha256 if f.lfs else None) for f in info.siblings or ()]
-    return str(info.sha), listed
+    info = within(
+        LONGEST, lambda: HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
+    )
+    listed = [
+        # The blob of a large file is the pointer to it.
+        HubFile(f.rfilename, int(f.size or 0), f.lfs.sha256 if f.lfs else None, None if f.lfs else f.blob_id)
+        for f in info.siblings or ()
+        if f.rfilename.isprintable()
+    ]
+    return plain(info.sha), listed
 
 
-def hub_download(repository: str, commit: str, name: str, folder: Path) -> Path:
-    """Download a file of a Hugging Face repository to below `folder`."""
-    from huggingface_hub import hf_hub_download
+def hub_download(repository: str, commit: str, name: str, count: int, folder: Path) -> Path:
+    """Download a file of `count` bytes of a Hugging Face repository to below `folder`."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    return Path(hf_hub_download(repository, name, revision=commit, local_dir=folder))
+    return _transfer(hf_hub_url(repository, name, revision=commit), folder / name, count, build_hf_headers())
 
 
 @contextmanager
@@ -108,6 +121,8 @@ def _hub_errors(part: Part, revision: str, otherwise: str) -> Iterator[None]:
     _check_online(part.repository, otherwise)
     try:
         yield
+    except UsageError:
+        raise
     except Exception as e:  # the client's exceptions differ from version to version
         kinds = {kind.__name__ for kind in type(e).__mro__}
         if "GatedRepoError" in kinds:
@@ -196,9 +211,9 @@ def fetch_part(record: FetchRecord, folder: Path, staging: Path, name: str, list
             path = download(f"{folder_of}/{published.name}", loose / published.name, published.size)
         elif path is None:
             with _hub_errors(part, listing.commit, f"put {file} into {folder / name}"):
-                path = hub_download(part.repository, listing.commit, published.name, loose)
-        known = part.sha256.get(file, published.sha256)
-        sha256 = _check(path, published.size, known, part.md5.get(file), staging)
+                path = hub_download(part.repository, listing.commit, published.name, published.size, loose)
+        digests = {"sha256": part.sha256.get(file, published.sha256), "md5": part.md5.get(file), "git": published.blob}
+        sha256 = _check(path, published.size, digests, staging)
         if path not in finals:
             checked.mkdir(parents=True, exist_ok=True)
             os.replace(path, checked / file)
@@ -215,31 +230,61 @@ def download(address: str, path: Path, count: int) -> Path:
 
     UsageError where the server does not answer or has another file.
     """
-    from huggingface_hub.file_download import http_get
-
     if size(path) == count:  # put there by the user, as the error advises
         return path
     _check_online(address, f"put it at {path}")
+    try:
+        return _transfer(address, path, count, {})
+    except UsageError:
+        raise
+    except Exception as e:  # the client's exceptions differ from version to version
+        raise UsageError(
+            f"cannot fetch {address} ({_first_line(e)}); {format_size(size(_partial(path)) or 0)} of"
+            f" {format_size(count)} are there: run the same command again, or put it at {path}"
+        ) from e
+
+
+class _Bounded(io.BufferedWriter):
+    """A file that is appended to, and that does not grow beyond `limit` bytes: an endless or compressed answer would
+    fill the disk before its size is checked. Raises OSError."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        super().__init__(io.FileIO(path, "ab"))
+        self._limit, self.is_exceeded = limit, False
+
+    def write(self, content: Any) -> int:
+        if self.tell() + len(content) > self._limit:
+            self.is_exceeded = True
+            raise OSError(f"more than {self._limit} bytes")
+        return super().write(content)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
+def _transfer(address: str, path: Path, count: int, headers: Mapping[str, str]) -> Path:
+    """Download a file of `count` bytes to `path`, through `path`.part. UsageError where the server sends more; the
+    client's exceptions for everything else."""
+    from huggingface_hub.file_download import http_get
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
+    partial = _partial(path)
     if (size(partial) or 0) > count:
         partial.unlink()
-    try:
-        with partial.open("ab") as f:
-            identity = {"Accept-Encoding": "identity"}  # a range of a compressed answer is not one of the file
+    headers = {**headers, "Accept-Encoding": "identity"}  # a range of a compressed answer is not one of the file
+    with _Bounded(partial, count) as f:
+        try:
             http_get(
-                address, f, resume_size=f.tell(), headers=identity, expected_size=count, displayed_filename=path.name
+                address, f, resume_size=f.tell(), headers=headers, expected_size=count, displayed_filename=path.name
             )
-    except Exception as e:  # the client's exceptions differ from version to version
-        there = size(partial) or 0
-        if there > count:
-            raise UsageError(f"{address} has more than {count} bytes: it is not the published file any more") from e
-        if getattr(getattr(e, "response", None), "status_code", None) == 416:
-            partial.unlink()  # the server's file is shorter than the partial one
-        raise UsageError(
-            f"cannot fetch {address} ({_first_line(e)}); {format_size(there)} of {format_size(count)} are there: run"
-            f" the same command again, or put it at {path}"
-        ) from e
+        except Exception as e:
+            if f.is_exceeded:
+                partial.unlink()
+                raise UsageError(f"{address} has more than {count} bytes: it is not the published file any more") from e
+            if getattr(getattr(e, "response", None), "status_code", None) == 416:
+                partial.unlink()  # the server's file is shorter than the partial one
+            raise
     os.replace(partial, path)
     return path
 
@@ -259,7 +304,7 @@ def fetch_file(record: FetchRecord, folder: Path, staging: Path, file: File, dat
     path = folder / file.name
     if file.unpack or not path.exists():
         path = download(file.address, staging / file.name, file.size)
-    _check(path, file.size, file.sha256, None, staging)
+    _check(path, file.size, {"sha256": file.sha256}, staging)
     if file.unpack:
         found = _unpack(path, file.unpack, staging / "checked")
         _move(staging / "checked", folder)
@@ -312,13 +357,19 @@ def staged(folder: Path) -> Iterator[Path]:
     shutil.rmtree(staging, ignore_errors=True)
 
 
-def _check(path: Path, count: int, sha256: str | None, md5: str | None, staging: Path) -> str:
-    """The SHA-256 of a file. UsageError where it is not the published file; one in `staging` is then removed."""
+def _check(path: Path, count: int, digests: Mapping[str, str | None], staging: Path) -> str:
+    """The SHA-256 of a file. UsageError where it is not the published file; one in `staging` is then removed.
+
+    digests: the published ones that are known, by name: "sha256", "md5", and "git", the SHA-1 that git calls a file.
+    """
     found = sha256_file(path)
-    good = size(path) == count and found == (sha256 or found)
-    if good and md5:
-        with path.open("rb") as f:
-            good = hashlib.file_digest(f, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == md5
+    good = size(path) == count and found == (digests.get("sha256") or found)
+    md5 = hashlib.md5(usedforsecurity=False)
+    git = hashlib.sha1(b"blob %d\0" % count, usedforsecurity=False)
+    for name, start in (("md5", md5), ("git", git)):
+        if good and digests.get(name):
+            with path.open("rb") as f:
+                good = hashlib.file_digest(f, start.copy).hexdigest() == digests[name]
     if good:
         return found
     if path.is_relative_to(staging):

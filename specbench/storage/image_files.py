@@ -131,6 +131,12 @@ def digest(image: np.ndarray) -> str:
     return found.hexdigest()
 
 
+def contrast(image: np.ndarray) -> int:
+    """The largest difference of two pixels of an image (H, W, 3) uint8 in a channel: 0 for a single colour, at most
+    255."""
+    return max(int(np.ptp(image[..., channel])) for channel in range(3))
+
+
 class ImageArray:
     """Images in memory: (N, H, W, 3) uint8."""
 
@@ -147,11 +153,13 @@ class ImageArray:
 
 
 class ImageFiles:
-    """Images in files, each read on demand. Remembers the digest and (H, W) of every image that was read."""
+    """Images in files, each read on demand. Remembers the digest, contrast and (H, W) of every image that was
+    read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
         self.digests: list[str | None] = [None] * len(self.paths)
+        self.contrasts: list[int | None] = [None] * len(self.paths)
         self.sizes: list[tuple[int, int] | None] = [None] * len(self.paths)
 
     def __len__(self) -> int:
@@ -160,5 +168,6 @@ class ImageFiles:
     def __getitem__(self, index: int) -> np.ndarray:
         image = read(self.paths[index])
         self.digests[index] = self.digests[index] or digest(image)
+        self.contrasts[index] = contrast(image)
         self.sizes[index] = image.shape[0], image.shape[1]
         return image

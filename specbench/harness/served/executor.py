@@ -31,6 +31,7 @@ from specbench.harness.log import say, warn
 from specbench.harness.worker import Event, Failure, Image, Joined, never
 from specbench.rows import indices, provenance
 from specbench.rows.journal import Record, pixel_digest
+from specbench.storage import image_files
 from specbench.storage.images_server import ImagesClient, RequestError
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a second attempt, which double; and at most
@@ -215,6 +216,7 @@ class ServerExecutor:
             id=answer.item.id,
             category=answer.item.kind,
             size=[pixels.shape[1], pixels.shape[0]],
+            contrast=image_files.contrast(pixels),
             done=time.time(),
         )
         return Image(record, pixels)

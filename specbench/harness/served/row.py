@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specbench.rows import serving
+from specbench.rows import degenerate, serving
 from specbench.rows.journal import Record
 
 #: Columns that describe what decoded here.
@@ -20,8 +20,13 @@ def columns(cfg: Mapping[str, Any], images: Sequence[Record]) -> dict[str, Any]:
     return found | dict.fromkeys(_UNKNOWN) | serving.columns(images, cfg["latency_bound"])
 
 
-def remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:
-    """Remarks on how the row was measured."""
+def remarks(
+    cfg: Mapping[str, Any],
+    sessions: Mapping[str, Mapping[str, Any]],
+    row: Mapping[str, Any],
+    images: Sequence[Record],
+) -> list[str]:
+    """Remarks on how the row was measured, and on what the server returned."""
     found = []
     if not row["server"]:
         found.append("the server does not tell its version, and server= is not given")
@@ -31,7 +36,9 @@ def remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], r
         found.append(f"requested by {len(sessions)} processes: their latencies are mixed")
     if row["resolution"] is None:
         found.append("the images are not squares of one size")
-    return found
+    sizes = [(r.size[0], r.size[1]) if r.size and len(r.size) == 2 else None for r in images]
+    digests, contrasts = [r.sha256 for r in images], [r.contrast for r in images]
+    return found + degenerate.remarks([r.prompt for r in images], digests, contrasts, sizes, cfg["image_size"])
 
 
 def describe(cfg: Mapping[str, Any]) -> str:
