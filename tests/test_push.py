@@ -167,6 +167,8 @@ def test_a_hub_that_refuses(hub: Hub, finished: Path, call: Call, status: int, c
         ["nowhere", "repository=me/x"],
         [".", "repository=x"],
         [".", "repository=a/b", "images=1"],
+        [".", "repository=a/b", "to=new"],
+        [".", "to=."],
     ],
 )
 def test_a_mistake_costs_one_sentence(call: Call, arguments: list[str]) -> None:

@@ -55,10 +55,12 @@ WEIGHTS = "needs a real model's weights"
 NETWORK = "fetches gigabytes"
 #: The beginning of a command -> why it does not run here.
 NOT_RUN = {
+    "git clone": NETWORK,
     "make": "sets up an environment first",
     "pytest -m gpu": "needs a GPU",
     'eval "$(specbench -sc install=bash)"': "changes the shell; test_cli has it",
     "uv pip install": NETWORK,
+    "python scripts/check_submission.py": "test_submission",
     "specbench fetch": NETWORK,
     "specbench reference": WEIGHTS,
     "specbench train": WEIGHTS,

@@ -24,7 +24,7 @@ from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import to_csv
 from specbench.rows.memory import RunMemory
 from specbench.rows.seconds import withheld
-from specbench.storage.files import sha256
+from specbench.storage.files import sha256, write_atomically
 
 #: Files of a run that a data set gets; images are extra.
 _OF_RUN = ("row.csv", "run.json", "records.jsonl", "baseline.jsonl", "scores.jsonl", "contact_sheet.png")
@@ -62,6 +62,17 @@ def prepare(paths: Sequence[Path], images: bool) -> Upload:
     if drafters and len(paths) > 1:
         raise UsageError(f"{drafters[0]} is a drafter, which has a repository of its own: push it alone")
     return _of_drafter(drafters[0]) if drafters else _of_rows(paths, images)
+
+
+def write(upload: Upload, folder: Path) -> None:
+    """Writes the files into a new or an empty folder. UsageError where it has files or cannot be written."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not an empty folder; choose another to=")
+    try:
+        for name, content in {"README.md": upload.card.encode(), **upload.files}.items():
+            write_atomically(folder / name, content if isinstance(content, bytes) else content.read_bytes())
+    except OSError as e:
+        raise UsageError(f"cannot write into {folder} ({e.strerror}); choose another to=") from None
 
 
 def send(upload: Upload, repository: str, private: bool) -> str:
@@ -112,13 +123,18 @@ def _of_run(folder: Path, images: bool) -> dict[str, bytes | Path]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return files
     if isinstance(cfg, dict):
-        own = {name: None if name in _PLACES else value for name, value in cfg.items()}
+        own = {name: None if name in _PLACES and not _is_shipped(value) else value for name, value in cfg.items()}
         if str(own.get("weights", "")).startswith(("/", ".", "~")):
             own["weights"] = "folder"
         text = yaml.safe_dump(own, sort_keys=False, allow_unicode=True).encode()
         files["config.yaml"] = text
         files["run.json"] = RunMemory.read(folder / "run.json").changed(config=(sha256(text, 16),)).content()
     return files
+
+
+def _is_shipped(value: object) -> bool:
+    """Whether a location is that of shipped weights, such as "embedded:guided"."""
+    return isinstance(value, str) and value.startswith("embedded:")
 
 
 def _rows_card(rows: Sequence[Mapping[str, Any]]) -> str:

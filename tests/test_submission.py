@@ -1,0 +1,119 @@
+"""Submitted rows: written by `specbench push to=DIR`, and computed again by scripts/check_submission.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import check_submission
+import pytest
+from commands import ROOT
+from fake_pipeline import FakePipeline
+
+from specbench import cli
+from specbench.config import configuration
+from specbench.harness import run
+from specbench.report import submission
+from specbench.rows import checked_lines, provenance
+
+COMMIT = "a" * 40
+
+
+def submit(folder: Path, commit: str) -> Path:
+    """A folder of one run of a commit, with the seconds and images of a fake pipeline."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "commit", lambda: commit)
+        run.run(configuration.compose(["method=sjd", "n=3", "metrics=none"]), folder / "run", loader=FakePipeline)
+    assert cli.main(["push", str(folder / "run"), f"to={folder}/submitted"]) == 0
+    return folder / "submitted"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return submit(tmp_path_factory.mktemp("submission"), COMMIT)
+
+
+@pytest.fixture
+def submitted(original: Path, tmp_path: Path) -> Path:
+    """A copy of a good folder."""
+    return Path(shutil.copytree(original, tmp_path / "submitted"))
+
+
+def knows(commit: str) -> bool:
+    return commit == COMMIT
+
+
+def the(folder: Path, pattern: str) -> Path:
+    [path] = folder.glob(pattern)
+    return path
+
+
+def test_a_row_is_computed_again(submitted: Path) -> None:
+    assert submission.faults(submitted, knows) == []
+    assert submission.faults(submitted) == []  # without a history
+
+
+def edit_row(folder: Path) -> None:
+    path = folder / "rows.csv"
+    path.write_text(path.read_text().replace(",3,", ",4,", 1))
+
+
+def edit_record(folder: Path) -> None:
+    """A smaller number of steps, with a checksum that fits."""
+    path = the(folder, "runs/*/records.jsonl")
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    values = checked_lines.decode(first)
+    values["steps"] -= 1
+    path.write_bytes(checked_lines.encode(values).rstrip(b"\n") + b"\n" + b"".join(rest))
+
+
+def add_row(folder: Path) -> None:
+    path = folder / "rows.csv"
+    head, row = path.read_text().splitlines()
+    run_id = json.loads(the(folder, "runs/*/run.json").read_text())["run_id"]
+    path.write_text("\n".join([head, row, row.replace(run_id, "another")]) + "\n")
+
+
+def remove_run(folder: Path) -> None:
+    the(folder, "runs/*/records.jsonl").unlink()
+
+
+def edit_config(folder: Path) -> None:
+    path = the(folder, "runs/*/config.yaml")
+    path.write_text(path.read_text().replace("window: 16", "window: 8"))
+
+
+def link(folder: Path) -> None:
+    (folder / "runs" / "link").symlink_to("/etc")
+
+
+def fill(folder: Path) -> None:
+    (folder / "images.bin").write_bytes(bytes(submission.LARGEST))
+
+
+@pytest.mark.parametrize("damage", [edit_row, edit_record, add_row, remove_run, edit_config, link, fill])
+def test_what_does_not_belong_together_is_named(submitted: Path, damage: Callable[[Path], None]) -> None:
+    damage(submitted)
+    problems = submission.faults(submitted, knows)
+    assert problems
+    assert all(problem.count("\n") == 0 for problem in problems)
+
+
+@pytest.mark.parametrize("commit", [COMMIT + "-dirty", "b" * 40, "abc", ""])
+def test_code_that_nobody_can_read_is_refused(commit: str, tmp_path: Path) -> None:
+    assert len(submission.faults(submit(tmp_path, commit), knows)) == 1
+
+
+def test_the_script_checks_every_folder(submitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_submission.main([]) == 2
+    assert check_submission.main([str(submitted), str(submitted / "runs")]) == 1
+    assert "has no rows.csv" in capsys.readouterr().out
+
+
+def test_the_submitted_rows_of_this_repository_hold() -> None:
+    folders = [path for path in sorted((ROOT / "results/submitted").glob("*")) if path.is_dir()]
+    assert {path: submission.faults(path, check_submission.known_commits()) for path in folders} == {
+        path: [] for path in folders
+    }
