@@ -62,7 +62,11 @@ def test_older_rows_keep_their_hash(words: str, hashed: str) -> None:
 
 def test_rows_of_cool_sd_keep_their_hash() -> None:
     """From before it had variants."""
-    for words, hashed in (("", "018141e88317"), ("variant=printed", "c50e83753276"), ("resample=vanilla", "c50e83753276")):
+    for words, hashed in (
+        ("", "018141e88317"),
+        ("variant=printed", "c50e83753276"),
+        ("resample=vanilla", "c50e83753276"),
+    ):
         assert config_hash(configuration.compose(["method=cool_sd", *words.split()])) == hashed
 
 
