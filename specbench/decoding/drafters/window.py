@@ -117,8 +117,10 @@ class Window:
 
     branch: when the first positions have further candidates (width > 1): at every step ("always"), or only in a step
     after a rejection ("rejected", SJD-PAC's Algorithm 1), which is a step whose accepted path does not end at a leaf.
-    A step without them has the tree's first path as its chain. match: a token is a deterministic proposal, kept with p(x), as if the target's draw had
-    to match it (Jacobi's prefix match).
+    A step without them has the tree's first path as its chain.
+
+    match: a token is a deterministic proposal, kept with p(x), as if the target's draw had to match it (Jacobi's prefix
+    match).
     """
 
     constants = ("tree", "main", "on_main", "offsets", "choice", "of_inner", "first_child", "ahead")
