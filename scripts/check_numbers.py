@@ -12,15 +12,16 @@ outside of all this is an error, save in code, links, dates and names.
 
 Of other documents, and of those that its entry `rows` calls `partly` covered, other numbers are left alone.
 
-`rows` names the `commit` that all rows under results/ are from, and by file, with a reason, what is excepted
-(`except`); without a commit, any will do. `least`, there and of a sentence: the least `n`, or `samples`, of the rows
-that a sentence rests on.
+`rows` names the `commit` that all rows under results/ are from, and by file what is excepted (`except`): a reason, or
+{commit, reason} where the file also has rows of a later commit; without a commit, any will do. `least`, there and of a
+sentence: the least `n`, or `samples`, of the rows that a sentence rests on.
 
 Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
 `line(TABLE, KEY)`, the row that a line of a table shows, `pairs(TABLE, column=value, ...)`, the tests of its curves
 at equal values, each also with `adjusted`, its p by Holm's adjustment over all of the table, `detectable(TABLE, Y)`,
-by panel, the relative difference of y that its prompts find (`matched.detectable`), and `between(TABLE, X, VALUE, Y,
-LEFT, RIGHT)`, y on the straight line between two lines of a table where x has this value.
+by panel, the relative difference of y that its prompts find (`matched.detectable`), `between(TABLE, X, VALUE, Y, LEFT,
+RIGHT)`, y on the straight line between two lines of a table where x has this value, and `apart(TABLE, Y, LEFT, RIGHT)`,
+the ends of the 95 % interval of what the line RIGHT has more than LEFT, from both standard errors and not paired.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -94,6 +95,7 @@ class Rows:
             "pairs": self.pairs,
             "detectable": self.detectable,
             "between": self.between,
+            "apart": self.apart,
             "loads": json.loads,
             "exp": math.exp,
             "mean": fmean,
@@ -134,6 +136,12 @@ class Rows:
         if found is None:
             raise UsageError(f"{x}={value:g} is not between the lines {left} and {right} of {table}")
         return found[0]
+
+    def apart(self, table: str, y: str, left: str, right: str) -> tuple[float, float]:
+        """The 95 % interval of what `right` has more of y than `left`, of images as if they were not paired."""
+        a, b = self.line(table, left), self.line(table, right)
+        difference, wide = b[y] - a[y], 1.96 * math.hypot(a[f"{y}_stderr"], b[f"{y}_stderr"])
+        return difference - wide, difference + wide
 
     def detectable(self, table: str, y: str) -> dict[str, float]:
         found = matched.detectable(matched.adjusted_pairs(self.plan(table)))
@@ -210,24 +218,27 @@ def check(
     return problems, document
 
 
-def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str]) -> list[Problem]:
+def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str | Mapping[str, str]]) -> list[Problem]:
     """What under results/ is not of `commit`, or was made of rows that are not there: rows by their own commit, tests
-    by the runs that they compare, drawn tables by the commits that they print. `exceptions`: files -> why not."""
+    by the runs that they compare, drawn tables by the commits that they print. `exceptions`: files -> why not, or the
+    `commit` that some of their rows have instead."""
     results = rows.results
     files = {path.relative_to(results) for kind in ("*.csv", "tables/*.md") for path in results.rglob(kind)}
     excepted = {pattern: {path for path in files if path.match(pattern)} for pattern in exceptions}
     unused = [pattern for pattern, some in excepted.items() if not some]
     problems = [Problem("results/numbers.yaml", f"excepts {pattern}, and there is no such file") for pattern in unused]
-    checked = sorted(files - set().union(*excepted.values()))
+    later = {name: str(of["commit"]) for name, of in exceptions.items() if isinstance(of, Mapping)}
+    checked = sorted(files - set().union(*(some for name, some in excepted.items() if name not in later)))
     as_text = {"dtype": str, "keep_default_na": False}
     tables = {path: pd.read_csv(results / path, **as_text) for path in checked if path.suffix == ".csv"}
     runs = {run for table in tables.values() if "run_id" in table for run in table["run_id"]}
     for path in checked:
+        also = [other for name, other in later.items() if path in excepted[name]]
         if path.suffix == ".md":
             found = re.findall(r"\b[0-9a-f]{40}(?:-dirty)?", (results / path).read_text(encoding="utf-8"))
-            foreign = {one for one in found if not _is(one, commit)}
+            foreign = _foreign(found, commit, also)
         elif "commit" in tables[path]:
-            foreign = {one for one in tables[path]["commit"] if not _is(one, commit)}
+            foreign = _foreign(tables[path]["commit"], commit, also)
         elif {"run_a", "run_b"} <= set(tables[path]):
             foreign = {*tables[path]["run_a"], *tables[path]["run_b"]} - runs
         elif "runs" in tables[path]:
@@ -238,6 +249,13 @@ def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str]) -> list
             others = ", ".join(sorted(one or "none" for one in foreign)[:3])
             problems.append(Problem(f"results/{path}", f"is not of commit {commit} alone: {others}"))
     return problems
+
+
+def _foreign(found: Iterable[str], commit: str, also: Sequence[str]) -> set[str]:
+    """Those of neither `commit` nor a later one; and each later one that none is of."""
+    found = set(found)
+    unused = {f"{one}, of which it has no row" for one in also if not any(map(partial(_is, commit=one), found))}
+    return {one for one in found if not any(_is(one, allowed) for allowed in (commit, *also))} | unused
 
 
 def _is(found: str, commit: str) -> bool:

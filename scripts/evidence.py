@@ -125,6 +125,13 @@ STEPS = (
                 ),
             ),
             (
+                "audit_printed.csv",
+                tuple(
+                    f"audit method=sjd_pac variant=printed audit.model={model}"
+                    for model in ("v2t10", "v3t5", "v4t8", "v8t4")
+                ),
+            ),
+            (
                 "audit_continuous.csv",
                 (
                     "audit method=cspd gamma=8 audit.samples=200000",

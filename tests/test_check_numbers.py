@@ -83,6 +83,14 @@ def test_one_expression_has_the_cells_of_a_table(rows: Rows) -> None:
     assert len(check(text, [claim | {"of": "[31]"}], rows, "d.md")[0]) == 5  # and four numbers have no row
 
 
+def test_the_interval_between_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 3 ± 0.3 and 3.5 ± 0.4 are 0.5 apart, with a standard error of 0.5."""
+    lines = {"a": {"x": 3.0, "x_stderr": 0.3}, "b": {"x": 3.5, "x_stderr": 0.4}}
+    rows = Rows(Path())
+    monkeypatch.setattr(rows, "lines", lambda table: lines)
+    assert rows.apart("any", "x", "a", "b") == pytest.approx((0.5 - 0.98, 0.5 + 0.98))
+
+
 @pytest.mark.usefixtures("field")
 def test_a_value_between_two_lines(rows: Rows) -> None:
     claim = {
@@ -268,6 +276,24 @@ def test_rows_of_another_commit_than_the_named_one_are_found(results: Path, name
     (results / name).write_text(text)
     found = [p.where for p in check_numbers.check_commit(rows, NAMED[:9], {**machine, "absent/*.csv": "none"})]
     assert found == ["results/numbers.yaml"] + [f"results/{name}"] * (name != "field.yaml")
+
+
+def test_a_file_may_have_rows_of_a_later_commit(results: Path) -> None:
+    """Of the one that its exception names; the rest of them, and every other file, are of the commit of all."""
+    later, machine = "c" * 40, {"gpu.csv": "no such GPU here"}
+    (results / "r.csv").write_text(f"run_id,commit\nr1,{NAMED}\nr2,{later}\n")
+    (results / "tables/r.md").write_text(f"- Commit: {NAMED} / {later}\n")
+
+    def found(**exceptions: Any) -> list[str]:
+        named = {name.replace("_", "."): {"commit": one, "reason": "new"} for name, one in exceptions.items()}
+        tables = {f"tables/{name}" if name.endswith(".md") else name: of for name, of in named.items()}
+        return [p.where for p in check_numbers.check_commit(Rows(results), NAMED[:9], machine | tables)]
+
+    assert found(r_csv=later[:7], r_md=later[:7]) == []
+    assert found(r_csv=later[:7]) == ["results/tables/r.md"]
+    assert found(r_csv="ddddddd", r_md=later[:7]) == ["results/r.csv"]
+    (results / "r.csv").write_text(f"run_id,commit\nr1,{NAMED}\nr2,{NAMED}\n")
+    assert found(r_csv=later[:7], r_md=later[:7]) == ["results/r.csv"]  # it needs no exception any more
 
 
 def test_any_commit_will_do_while_none_is_named(

@@ -41,6 +41,12 @@ def test_a_variant_is_a_bundle_of_settings() -> None:
     assert settings(f"method=gsd {lumina}") == [15, 1, "point", "new", "stored", 0, -14]
     assert settings("method=sjd_pac variant=released") == [63, 3, "uniform", "new", "residual", 0, None]
     assert settings("method=sjd_pac variant=released width=4")[1] == 4
+    for method, name, default, printed in (
+        ("sjd_pac", "branch", "always", "rejected"),
+        ("cool_sd", "resample", "optimal", "vanilla"),
+    ):
+        chosen = [configuration.compose([f"method={method}", *more])[name] for more in ([], ["variant=printed"])]
+        assert chosen == [default, printed]
 
 
 @pytest.mark.parametrize(("words", "hashed"), [
@@ -52,6 +58,16 @@ def test_a_variant_is_a_bundle_of_settings() -> None:
 def test_older_rows_keep_their_hash(words: str, hashed: str) -> None:
     assert config_hash(configuration.compose(words.split())) == hashed
     assert config_hash(configuration.compose([*words.split(), "fresh=point"])) != hashed
+
+
+def test_rows_of_cool_sd_keep_their_hash() -> None:
+    """From before it had variants."""
+    for words, hashed in (
+        ("", "018141e88317"),
+        ("variant=printed", "c50e83753276"),
+        ("resample=vanilla", "c50e83753276"),
+    ):
+        assert config_hash(configuration.compose(["method=cool_sd", *words.split()])) == hashed
 
 
 class Session:
@@ -223,6 +239,41 @@ def test_plain_positions_have_no_draft() -> None:
         steps.observe()
     assert torch.stack(seen).any(0).all()
     assert (steps.count == SIDE * SIDE).all()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("tree", ["full", "comb"])
+def test_siblings_after_a_rejection_alone(tree: str) -> None:
+    """SJD-PAC's Algorithm 1: a step whose accepted path ends at a leaf rejected nothing, and the first one has no step
+    before it. Their next draft is the tree's first path."""
+    drafter = Window(8, width=2, depth=3, tree=tree, coupling="maximal", branch="rejected")
+    parents = drafter.tree.parent[0, 1:].tolist()
+    first = [0]
+    while first[-1] in parents:  # a node's first child has the smallest number
+        first.append(parents.index(first[-1]) + 1)
+    chain = torch.isin(torch.arange(drafter.tree.nodes), torch.tensor(first))
+    steps = Decoding(
+        DecoderConfig(tiny.llamagen(side=SIDE), drafter, exact(), Sampling()), tiny.prompts(40), tiny.rng(40)
+    )
+    rejected, seen = torch.zeros(40, dtype=torch.bool), []
+    for _ in range(8):
+        steps.step()
+        assert steps.taken is not None
+        draft, path = steps.taken.draft, steps.taken.verdict.path_with_root
+        assert torch.equal(draft.valid, chain | rejected[:, None])
+        assert (draft.valid[:, 1:].sum(1) == torch.where(rejected, 8, len(first) - 1)).all()
+        rejected = torch.tensor([int(node) in parents for node in path[:, -1]])
+        seen.append(rejected)
+        steps.observe()
+    some = torch.stack(seen)
+    assert some.any()
+    assert (~some).any()
+
+
+def test_the_audit_does_not_refute_siblings_after_a_rejection_alone() -> None:
+    """Whether a position has siblings depends on the tokens before it."""
+    for words in ("window=3 width=2 depth=2", "window=6 width=2 depth=3", "window=4 width=2 depth=2 tree=comb"):
+        assert verdict(f"method=sjd_pac variant=printed {words}", 5000) == "lossless", words
 
 
 def test_what_is_emitted_is_not_computed_from_distributions_that_are_not_the_drafts() -> None:

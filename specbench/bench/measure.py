@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specbench import data
 from specbench.bench import floor
+from specbench.bench.bases import ATTEMPTS, Bases
 from specbench.decoding.batch import Decoded
 from specbench.decoding.loop import Decoding
 from specbench.decoding.rng import RandomStreams
@@ -68,7 +69,7 @@ class ForcedLength:
 
 def measure(cfg: Mapping[str, Any], plan: BenchPlan) -> dict[str, Any]:
     """Values of a checked configuration, by the names of `rows.COLUMNS`; times are medians over steps, in
-    milliseconds."""
+    milliseconds. RunError: other work disturbed every attempt."""
     pipeline = Pipeline.load({**cfg, "emitted_draws": 0})  # a bench looks at no image
     rows = int(cfg["batch"])
     conditioning = pipeline.encode([item.prompt for item in data.load({**cfg, "n": rows})])
@@ -105,19 +106,17 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         with Passes(device, floor.passes(pipeline.config.target, drafter)) as passes:
             _take(again, plan, context, passes)
         del again
-        plain_clock = Clock(device)
-        plain = _steps(vanilla.images(conditioning, rng, plain_clock), plain_clock, plan, context)
+        single = _single_nodes(pipeline, vanilla, conditioning, rng, rows, context, plan)
+        plain, by_nodes = single.plain, single.by_nodes
         recorded = {
             name: _recorded(one.engine, one.images(conditioning, rng), plan, context)
             for name, one in (("", pipeline), ("vanilla_", vanilla))
             if isinstance(one.engine, Graphs)
         }
-        chains = {n: build(chain_paths(n - 1)) for n in plan.nodes}
-        by_nodes = {n: _pass(pipeline, conditioning, rows, tree, context, plan) for n, tree in chains.items()}
         tree, fronts = drafter.shape.tree, drafter.shape.fronts(target.width)
         if fronts > 1:  # as many nodes as the fronts have
             tree = build(chain_paths(fronts * tree.nodes - 1))
-        own = _pass(pipeline, conditioning, rows, tree, context, plan) if recorded else None
+        own = statistics.median(_pass(pipeline, conditioning, rows, tree, context, plan)) if recorded else None
     speed = floor.bandwidth(device)
     both = 2 * rows if guided else rows
     weights, drafts, cache = (
@@ -146,7 +145,10 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         "draft_floor_ms": 1e3 * drafts / speed,
         "by_nodes": {n: 1e3 * value for n, value in by_nodes.items()},
         "by_nodes_executed": "recorded" if recorded else "eager",
+        "attempts": single.attempts,
     }
+    if single.bases is not None:
+        found |= {"bases_difference": single.bases.difference, "bases_noise": single.bases.noise}
     found["step_ms"] = sum(found[f"{name}_ms"] for name in parts)
     found["step_floor_ms"] = found["forward_floor_ms"] + found["draft_floor_ms"]
     found["passes_share"] = found["passes_ms"] / found["step_ms"]
@@ -158,6 +160,44 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         found["token_floor_ms"] = found["step_floor_ms"] / found["accepted_length"]
         found["vanilla_token_floor_ms"] = found["forward_floor_ms"]
     return found
+
+
+@dataclass(frozen=True)
+class _SingleNodes:
+    """What costs relative to one node rest on: the median seconds of the parts of vanilla AR's steps, and of the
+    target's pass alone by number of nodes; how often it was measured, and the two measurements of one node where they
+    can be compared."""
+
+    plain: dict[str, float]
+    by_nodes: dict[int, float]
+    attempts: int
+    bases: Bases | None
+
+
+def _single_nodes(
+    pipeline: Pipeline,
+    vanilla: Pipeline,
+    conditioning: Any,
+    rng: RandomStreams,
+    rows: int,
+    context: int,
+    plan: BenchPlan,
+) -> _SingleNodes:
+    """Measures until both agree on a single node; RunError where they never do. (A recorded pass is no measurement of
+    the same thing as that of a step, which is timed kernel by kernel.)"""
+    recorded = isinstance(pipeline.engine, Graphs)
+    chains = {n: build(chain_paths(n - 1)) for n in plan.nodes}
+    for attempt in range(1, ATTEMPTS + 1):
+        clock = Clock(pipeline.device)
+        _take(vanilla.images(conditioning, rng, clock), plan, context)
+        steps = clock.seconds()[plan.warmup :]
+        alone = {n: _pass(pipeline, conditioning, rows, tree, context, plan) for n, tree in chains.items()}
+        bases = Bases([step["forward"] for step in steps], alone[1]) if 1 in alone and not recorded else None
+        if bases is None or bases.agree:
+            medians = {n: statistics.median(samples) for n, samples in alone.items()}
+            return _SingleNodes(_medians(steps), medians, attempt, bases)
+    assert bases is not None
+    raise bases.refusal()
 
 
 def _against_floors(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,9 +285,9 @@ def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {part: statistics.median(times) for part, times in parts.items() if times}
 
 
-def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context: int, plan: BenchPlan) -> float:
-    """Median seconds of the target's pass over a draft's nodes, including the root: recorded where the engine records
-    the steps, since the host takes longer to start a pass than the device to execute it."""
+def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context: int, plan: BenchPlan) -> list[float]:
+    """Seconds, several times, of the target's pass over a draft's nodes, including the root: recorded where the engine
+    records the steps, since the host takes longer to start a pass than the device to execute it."""
     device, tree = pipeline.device, tree.to(pipeline.device)
     target: Any = pipeline.config.target
     session = target.open(conditioning, rows, pipeline.config.sampling.guided, tree.nodes)
@@ -261,7 +301,7 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
         session.forward(tokens, tree, history, count)
 
     repeated = pipeline.engine.repeated(forward, device)
-    return statistics.median(floor.seconds(repeated, device, samples=max(3, plan.steps // 5)))
+    return floor.seconds(repeated, device, samples=max(3, plan.steps // 5))
 
 
 def _continuous(pipeline: ContinuousPipeline, conditioning: Any, plan: BenchPlan, rows: int) -> dict[str, Any]:

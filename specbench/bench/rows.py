@@ -62,6 +62,9 @@ COLUMNS = {
     "by_nodes": "JSON: the target's pass in ms by number of nodes, alone",
     "by_nodes_executed": "how: recorded (replayed as a graph) or eager (kernel by kernel)",
     "node_cost": "JSON: the same relative to one node",
+    "bases_difference": "relative difference of the two measurements of one node: by_nodes, vanilla_forward_ms (eager)",
+    "bases_noise": "the largest one that their noise allows; empty below 5 steps, and nothing is refused",
+    "attempts": "measurements of vanilla AR and of the passes by number of nodes, until both agreed on one node",
     "tokens": "tokens of an image",
     "accepted_length": "tokens of an image / target passes",
     "latency_s": "whole images at once, from prefill to the last token, seconds, mean",
@@ -110,6 +113,14 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
     return {name: rounded.get(name) for name in COLUMNS}
 
 
+def _costs(row: Mapping[str, Any]) -> dict[str, str]:
+    """The target's pass by number of nodes, relative to one: from both measurements of one node where there are two."""
+    by_nodes = json.loads(row["by_nodes"])
+    bases = [by_nodes["1"], *([row["vanilla_forward_ms"]] if row["by_nodes_executed"] == "eager" else [])]
+    ends = {n: [f"{ms / base:.2f}" for base in (max(bases), min(bases))] for n, ms in by_nodes.items() if n != "1"}
+    return {n: low if low == high else f"{low} to {high}" for n, (low, high) in ends.items()}
+
+
 def _described() -> set[str]:
     sampling = ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma", "cfg_scale", "cfg_schedule")
     return {*parameters.method_parameters(), *sampling, "size"}
@@ -147,7 +158,7 @@ def describe(row: Mapping[str, Any]) -> str:
         least = row["diffusion_floor_ms"]
         lines.append(f"  a diffusion step takes {row['diffusion_step_ms']:.3f} ms, floor {least:.4f} ms")
     if row["node_cost"]:
-        cost = ", ".join(f"{n}: {c:.2f}" for n, c in json.loads(row["node_cost"]).items())
+        cost = ", ".join(f"{n}: {text}" for n, text in _costs(row).items())
         lines.append(f"  target's pass by nodes, relative to one ({row['by_nodes_executed']}): {cost}")
     if row["latency_s"]:
         lines.append(

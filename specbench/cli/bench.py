@@ -9,9 +9,10 @@ from typing import Any
 from tqdm import tqdm
 
 from specbench.cli.arguments import CommandLine, Own, command
+from specbench.cli.exits import FAILED, fail
 from specbench.config import command_line, configuration
 from specbench.config.run_config import RunConfig
-from specbench.errors import UsageError
+from specbench.errors import RunError, UsageError
 
 _MOST = 10**6
 #: Parameters of a run that a benchmark does not use.
@@ -71,6 +72,8 @@ def main(line: CommandLine) -> int:
     verification, commit and rest, at one position of the image; each next to its floor, the bytes that it must read
     over the measured bandwidth of this device. Time does not depend on weights: weights=random needs none. Takes the
     parameters of specbench run that belong to model, method, drafter, rule, batch and device. The last line is JSON.
+    The target's pass over one token is measured twice. Where the two differ by more than their noise they are measured
+    again, three times at most; where they never agree there is no row, and the exit code is 1.
 
       specbench bench
       specbench bench model=lumina_mgpt weights=random method=sjd_pac forced_accept=4.51 bench.context=2400
@@ -84,9 +87,9 @@ def main(line: CommandLine) -> int:
             raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
     if line["bench.bandwidth"] and not line["--plan"]:
         raise UsageError("bench.bandwidth= goes with --plan; a benchmark measures the bandwidth")
-    found = _planned(line, given) if line["--plan"] else _measured(line, given)
+    found, code = (_planned(line, given), 0) if line["--plan"] else _measured(line, given)
     print(json.dumps(found[0] if len(found) == 1 else found))
-    return 0
+    return code
 
 
 def _jobs(line: CommandLine, given: Sequence[str], title: str) -> Iterator[RunConfig]:
@@ -99,25 +102,31 @@ def _jobs(line: CommandLine, given: Sequence[str], title: str) -> Iterator[RunCo
     yield from tqdm(jobs, desc=title, unit="job", disable=len(jobs) == 1)
 
 
-def _measured(line: CommandLine, given: Sequence[str]) -> list[dict[str, Any]]:
-    """A row of each job, printed and added to the file."""
+def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+    """A row of each job, printed and added to the file, and the exit code: a job that other work disturbed has no row,
+    and stops no other one."""
     from specbench.bench import measure, roofline
     from specbench.bench.rows import ROWS, describe, row
 
-    out, rows = line["out"], []
+    out, rows, code = line["out"], [], 0
     if out is not None:
         ROWS.read(out)  # a file of something else is refused before anything is measured
     chosen = {name: line[f"bench.{name}"] for name in ("steps", "context", "nodes", "images")}
     plan = measure.BenchPlan(forced=line["forced_accept"], **chosen)
     for cfg in _jobs(line, given, "bench"):
-        rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
+        try:
+            rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
+        except RunError as error:
+            with tqdm.external_write_mode():
+                code = fail(f"{cfg['method']} on {cfg['model']}, batch {cfg['batch']}: {error}", FAILED)
+            continue
         print(describe(rows[-1]))
         if out is not None:
             ROWS.append(out, rows[-1])
-    if out is not None:
+    if out is not None and rows:
         drawn = roofline.draw(ROWS.read(out), out.with_suffix(""))
         print(f"wrote {', '.join(str(path) for path in (out, *drawn))}")
-    return rows
+    return rows, code
 
 
 def _planned(line: CommandLine, given: Sequence[str]) -> list[dict[str, Any]]:

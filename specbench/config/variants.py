@@ -26,6 +26,7 @@ ADDED: dict[str, Any] = {
     "fresh": "uniform",
     "stored": "new",
     "siblings": "stored",
+    "branch": "always",
     "plain_until": 0,
     "plain_from": None,
     "tau": 0.5,

@@ -113,11 +113,17 @@ class Window:
     coupling keeps, that of this step ("new") or the one that it was drawn from ("old", SCD). siblings: what a
     position's further candidates are drawn from, its distribution ("stored") or, where it had a token before, the
     residual distribution [p - q]_+ of this step ("residual", SJD-PAC); verification takes them as drawn from the
-    distribution in both cases. match: a token is a deterministic proposal, kept with p(x), as if the target's draw had
-    to match it (Jacobi's prefix match).
+    distribution in both cases.
+
+    branch: when the first positions have further candidates (width > 1): at every step ("always"), or only in a step
+    after a rejection ("rejected", SJD-PAC's Algorithm 1), which is a step whose accepted path does not end at a leaf.
+    A step without them has the tree's first path as its chain.
+
+    match: a token is a deterministic proposal, kept with p(x), as if the target's draw had to match it (Jacobi's prefix
+    match).
     """
 
-    constants = ("tree", "main", "offsets", "choice", "of_inner", "first_child", "ahead")
+    constants = ("tree", "main", "on_main", "offsets", "choice", "of_inner", "first_child", "ahead")
 
     def __init__(
         self,
@@ -135,16 +141,19 @@ class Window:
         plain_from: int | None = None,
         match: bool = False,
         tau: float = 0.5,
+        branch: str = "always",
     ) -> None:
         check_choice("init", init, INITS)
         check_choice("coupling", coupling, COUPLINGS)
         check_choice("fresh", fresh, ("uniform", "point"))
         check_choice("stored", stored, ("new", "old"))
         check_choice("siblings", siblings, ("stored", "residual"))
+        check_choice("branch", branch, ("always", "rejected"))
         self.init, self.refine, self.coupling, self.width, self.match = init, refine, coupling, width, match
         self.fresh, self.siblings, self.tau = fresh, siblings, tau
         self.keeps_old = stored == "old" and coupling == "maximal"
         self.plain_until, self.plain_from = plain_until, plain_from
+        self.after_rejection = branch == "rejected" and width > 1
         self.shape = window_shape(window, refine, coupling, width, depth, tree, stored, siblings)
         self.tree = self.shape.tree
         paths = window_paths(window, width, depth, tree)
@@ -152,6 +161,7 @@ class Window:
         number = {p: i + 1 for i, p in enumerate(ordered)}
         self.ahead = torch.arange(self.tree.height)  # of every position of the window: its offset
         self.main = torch.tensor([number[(0,) * d] for d in range(1, self.tree.height + 1)])
+        self.on_main = torch.tensor([True, *(not any(p) for p in ordered)])  # whether a node is on the first path
         self.offsets = torch.tensor([len(p) - 1 for p in ordered])  # of every draft node: its offset in the window,
         self.choice = torch.tensor([p[-1] for p in ordered])  # and which of that offset's candidates it holds
         self.of_inner = self.tree.depth[0, self.tree.inner[0]]  # the offset of an inner node's children
@@ -234,9 +244,14 @@ class Window:
 
     def _valid(self, state: WindowState, count: Tensor) -> Tensor:
         """Which nodes (B, M) there are."""
-        if self.always:
-            return state.valid
-        return F.pad(self._drafts(state, count)[:, None].expand(-1, self.tree.nodes - 1), (1, 0), value=True)
+        valid = state.valid
+        if not self.always:
+            valid = F.pad(self._drafts(state, count)[:, None].expand(-1, self.tree.nodes - 1), (1, 0), value=True)
+        if self.after_rejection:
+            end = torch.where(state.length > 0, state.path[:, -1], 0)
+            rejected = state.started & (self.first_child[end] >= 0)
+            valid = valid & (self.on_main | rejected[:, None])
+        return valid
 
     def replaced(self, state: WindowState) -> tuple[Tensor, Tensor] | None:
         """Where siblings are drawn from a residual distribution: of the first positions, the distributions (B, n, V)
@@ -406,7 +421,7 @@ def window_shape(
 
 
 _SHAPE = ("window", "refine", "coupling", "width", "depth", "tree", "stored", "siblings")
-_ALL = (*_SHAPE, "init", "tau", "fresh", "plain_until", "plain_from")
+_ALL = (*_SHAPE, "init", "tau", "fresh", "plain_until", "plain_from", "branch")
 
 
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
