@@ -17,10 +17,10 @@ Of other documents, and of those that its entry `rows` calls `partly` covered, o
 that a sentence rests on.
 
 Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
-`line(TABLE, KEY)`, the row that a line of a table shows, `pairs(TABLE, column=value, ...)`, the tests of its curves
-at equal values, each also with `adjusted`, its p by Holm's adjustment over all of the table, `detectable(TABLE, Y)`,
-by panel, the relative difference of y that its prompts find (`matched.detectable`), and `between(TABLE, X, VALUE, Y,
-LEFT, RIGHT)`, y on the straight line between two lines of a table where x has this value.
+`line(TABLE, KEY)`, the row that a line of a table shows, `pairs(TABLE, column=value, ...)`, the pairs of its curves,
+each also with `adjusted`, its p by Holm's adjustment over all of the table, and `above` and `below`, where the band of
+the pair excludes 0 (`matched.stretches`), and `curve(TABLE, KEYS, X, Y, VALUE)`, y on the straight lines between these
+lines of a table where x has this value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -92,8 +92,7 @@ class Rows:
             "rows": self.rows,
             "line": self.line,
             "pairs": self.pairs,
-            "detectable": self.detectable,
-            "between": self.between,
+            "curve": self.curve,
             "loads": json.loads,
             "exp": math.exp,
             "mean": fmean,
@@ -120,24 +119,19 @@ class Rows:
 
     def pairs(self, table: str, **where: Any) -> list[SimpleNamespace]:
         found = chain.from_iterable(matched.adjusted_pairs(self.plan(table)).values())
-        some = [SimpleNamespace(**{k: _number(v) for k, v in row.items()}, adjusted=p) for row, p in found]
+        some = [_pair(row, p) for row, p in found]
         some = [one for one in some if all(getattr(one, k) == v for k, v in where.items())]
         if not some:
             raise UsageError(f"results/{table}_pairs.csv has no pair with {where}")
         self.sizes += [(f"{table}, {one.panel}", "n", one.prompts) for one in some]
         return some
 
-    def between(self, table: str, x: str, value: float, y: str, left: str, right: str) -> float:
-        found = matched.interpolated(
-            [(self.line(table, key)[x], self.line(table, key)[y], 0, 0) for key in (left, right)], value
-        )
-        if found is None:
-            raise UsageError(f"{x}={value:g} is not between the lines {left} and {right} of {table}")
-        return found[0]
-
-    def detectable(self, table: str, y: str) -> dict[str, float]:
-        found = matched.detectable(matched.adjusted_pairs(self.plan(table)))
-        return {panel: share for (panel, _, _, column), share in found.items() if column == y}
+    def curve(self, table: str, keys: Sequence[str], x: str, y: str, value: float) -> float:
+        points = sorted((self.line(table, key)[x], self.line(table, key)[y]) for key in keys)
+        for (x0, y0), (x1, y1) in pairwise(points):
+            if x0 <= value <= x1:
+                return float(y0 + (value - x0) / (x1 - x0) * (y1 - y0))
+        raise UsageError(f"{x}={value:g} is not between lines {', '.join(keys)} of {table}")
 
     def panels(self, table: str) -> set[str]:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""
@@ -294,6 +288,14 @@ def read_claims(file: Path) -> dict[str, Any]:
 
 def _is_published(name: str) -> bool:
     return name.startswith(PUBLISHED.name)
+
+
+def _pair(row: Mapping[str, str], adjusted: float) -> SimpleNamespace:
+    spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for low, high, above in matched.stretches(row):
+        spans[above].append((low, high))
+    known = {k: _number(v) for k, v in row.items()}
+    return SimpleNamespace(**known, adjusted=adjusted, above=spans[True], below=spans[False])
 
 
 def _number(text: str) -> Any:

@@ -4,13 +4,13 @@ A comment names the table, the columns and, if not all, the lines; the table fol
 
     <!-- table field: step_compression, emitted_kl; lines: vanilla, sjd -->
 
-± is the standard error. Another comment names a table whose pairs of curves are tested at equal values, and curves;
-there is a line for each panel with one of them. Bold is what differs from the first curve by Holm's adjustment over all
-pairs:
+± is the standard error. Another comment names a table whose pairs of curves are compared, and curves; there is a line
+for each panel that has pairs of the first one, with the ratio of every other curve to it and its interval. Bold is what
+differs from the first curve by Holm's adjustment over all pairs:
 
     <!-- pairs relaxed_equal: UniformRSD; Cool-SD, exponential; band -->
 
-Where several columns are tested, it names one behind the table: `pairs relaxed_images image_reward: ...`.
+Where several columns are compared, it names one behind the table: `pairs relaxed_images image_reward: ...`.
 
 `scripts/check_numbers.py` compares what stands there with the rows; `--write` draws it again.
 """
@@ -43,8 +43,8 @@ _PROPER = ("Fréchet", "Inception")
 
 @dataclass(frozen=True)
 class DocTable:
-    """A table in a document. names: its columns, or the curves of which pairs are tested. column: which of those that
-    are tested, where there are several. span: of the text that is drawn."""
+    """A table in a document. names: its columns, or the curves of which pairs are compared. column: which of those that
+    are compared, where there are several. span: of the text that is drawn."""
 
     table: str
     names: tuple[str, ...]
@@ -93,19 +93,18 @@ def _pairs(one: DocTable, plan: TablePlan) -> Iterator[Sequence[str]]:
         raise UsageError(
             f"results/{plan.table.id}_pairs.csv has no pair with {unknown[0]} (curves: {', '.join(found)})"
         )
-    if len(columns := {(x, y) for _, x, _, y in groups}) > 1:
-        raise UsageError(f"{plan.table.id} tests {len(columns)} pairs of columns: name one behind the table")
-    [(x, _)] = columns
+    if len(columns := {(x, y) for _, x, y in groups}) > 1:
+        raise UsageError(f"{plan.table.id} compares {len(columns)} pairs of columns: name one behind the table")
     first, *others = one.names
-    yield ["draft", "prompts", heading(row_column(x).label), first, *others]
-    for (panel, _, value, _), pairs in groups.items():
-        cells = {row[end]: f"{float(row[f'y_{end}']):.4f}" for row, _ in pairs for end in ("a", "b")}
-        if cells.keys().isdisjoint(one.names):
-            continue
-        differ = {frozenset((row["a"], row["b"])) for row, p in pairs if p < 1 - LEVEL}
-        bold = {name: f"**{cells[name]}**" for name in others if {first, name} in differ}
-        prompts = pairs[0][0]["prompts"]
-        yield [panel, prompts, f"{float(value):g}", *({**cells, **bold}.get(name, "—") for name in one.names)]
+    yield ["draft", "prompts", *others]
+    for (panel, _, _), pairs in groups.items():
+        cells = {}
+        for row, p in pairs:
+            if row["a"] == first:
+                text = matched.ratio(row) or matched.signed(row, 2)
+                cells[row["b"]] = f"**{text}**" if p < 1 - LEVEL else text
+        if not cells.keys().isdisjoint(others):
+            yield [panel, pairs[0][0]["prompts"], *(cells.get(name, "—") for name in others)]
 
 
 def _listed(text: str, separator: str) -> tuple[str, ...]:
