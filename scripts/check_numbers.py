@@ -19,8 +19,8 @@ that a sentence rests on.
 Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
 `line(TABLE, KEY)`, the row that a line of a table shows, `pairs(TABLE, column=value, ...)`, the pairs of its curves,
 each also with `adjusted`, its p by Holm's adjustment over all of the table, and `above` and `below`, where the band of
-the pair excludes 0 (`matched.stretches`), and `curve(TABLE, KEYS, X, Y, VALUE)`, y on the straight lines between these
-lines of a table where x has this value.
+the pair excludes 0 (`matched.stretches`), and `curves(TABLE, PANEL, Y, VALUE)`, by label, y of the curves of a panel
+where the figure's x has this value (`doc_tables.curves_at`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -92,7 +92,7 @@ class Rows:
             "rows": self.rows,
             "line": self.line,
             "pairs": self.pairs,
-            "curve": self.curve,
+            "curves": self.curves,
             "loads": json.loads,
             "exp": math.exp,
             "mean": fmean,
@@ -126,12 +126,9 @@ class Rows:
         self.sizes += [(f"{table}, {one.panel}", "n", one.prompts) for one in some]
         return some
 
-    def curve(self, table: str, keys: Sequence[str], x: str, y: str, value: float) -> float:
-        points = sorted((self.line(table, key)[x], self.line(table, key)[y]) for key in keys)
-        for (x0, y0), (x1, y1) in pairwise(points):
-            if x0 <= value <= x1:
-                return float(y0 + (value - x0) / (x1 - x0) * (y1 - y0))
-        raise UsageError(f"{x}={value:g} is not between lines {', '.join(keys)} of {table}")
+    def curves(self, table: str, panel: str, y: str, value: float) -> dict[str, float]:
+        found = doc_tables.curves_at(self.plan(table), panel, y, value)
+        return {label: at for label, at in found.items() if at is not None}
 
     def panels(self, table: str) -> set[str]:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""

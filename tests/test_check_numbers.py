@@ -83,16 +83,31 @@ def test_one_expression_has_the_cells_of_a_table(rows: Rows) -> None:
     assert len(check(text, [claim | {"of": "[31]"}], rows, "d.md")[0]) == 5  # and four numbers have no row
 
 
-@pytest.mark.usefixtures("field")
-def test_a_value_on_the_curve_of_some_lines(rows: Rows) -> None:
-    claim = {
-        "says": "At 1.98 it emits {}",
-        "of": ["curve('field', ('sjd', 'vanilla'), 'step_compression', 'emitted_kl', {})"],
+def test_curves_are_printed_where_x_has_a_value(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the straight lines between rows, and nothing outside of them."""
+    table = TABLES["relaxed"]
+    assert isinstance(table.figure, TableFigure)
+    panel = table.figure.panels[0]
+    values = {
+        key: {"step_compression": str(2 + i), "emitted_kl": str(0.1 * i * (1 + j)), "n": "24"}
+        for j, curve in enumerate(panel.curves[:2])
+        for i, key in enumerate(curve.lines[:3])
     }
-    halfway = {**claim, "of": [claim["of"][0].format(1.9805)]}
-    assert check("At 1.98 it emits 0.000615", [halfway], rows, "d.md")[0] == []
-    with pytest.raises(UsageError, match="not between"):
-        check("At 1.98 it emits 0.1", [{**claim, "of": [claim["of"][0].format(3)]}], rows, "d.md")
+    monkeypatch.setattr(TablePlan, "rows", values)
+    monkeypatch.setattr(Rows, "_plan", lambda self, name: TablePlan(name, Path(), (), table, "m"))
+    mark = "<!-- curves relaxed emitted_kl: EAGLE-1, chain of 5; 2.5; 9 -->\n"
+    text = check(mark, [], rows, "d.md")[1]
+    first, second, *others = [curve.label for curve in panel.curves]
+    assert text.splitlines()[1] == f"| step compression (×) | {first} | {second} | {' | '.join(others)} |"
+    missing = " | ".join("—" for _ in others)
+    assert text.splitlines()[3:] == [f"| 2.5 | 0.0500 | 0.1000 | {missing} |", f"| 9 | — | — | {missing} |"]
+    claim = {
+        "says": "It emits {}",
+        "of": ["curves('relaxed', 'EAGLE-1, chain of 5', 'emitted_kl', 2.25)['UniformRSD']"],
+    }
+    assert check("It emits 0.025", [claim], rows, "d.md")[0] == []
+    with pytest.raises(UsageError, match="has no panel chain"):
+        check(mark.replace("EAGLE-1, chain of 5", "chain"), [], rows, "d.md")
 
 
 MARK = "<!-- table field: step_compression, emitted_kl, speedup_latency; lines: vanilla, sjd -->\n"
