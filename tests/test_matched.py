@@ -83,6 +83,7 @@ def test_numbers_of_a_pair_have_the_digits_of_their_interval() -> None:
     assert matched.ratio({**row, "ratio_low": ""}) == ""
     row = {"difference": "0.0211", "low": "0.0171", "high": "0.0251"}
     assert matched.signed(row, 2) == "+0.0211 (0.0171 to 0.0251)"
+    assert matched.signed({**row, "difference": "-0.00001"}, 2).startswith("+0.0000 ")  # no minus before nothing
     assert matched.signed({"difference": "-2", "low": "-4", "high": "0"}, 1) == "-2.0 (-4.0 to 0.0)"
 
 

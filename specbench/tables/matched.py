@@ -95,7 +95,15 @@ def _headers(y: Column, x: str, notes: Notes) -> Iterator[Header]:
     yield Header(
         f"{y.label}, difference", y.better, (notes.mark(f"{text}, less that of the other curve; {interval}."),)
     )
-    yield Header("p", "", (notes.mark("Of the mean difference, by Holm's adjustment over all pairs of the table."),))
+    yield Header(
+        "p",
+        "",
+        (
+            notes.mark(
+                "Of the mean difference, at least 0.0001, then by Holm's adjustment over all pairs of the table."
+            ),
+        ),
+    )
     where = (
         f"Where the band around all differences of the pair, which has a coverage of {LEVEL:.0%}, excludes 0. The"
         " band is of this pair alone, not adjusted for the other ones."
@@ -144,7 +152,7 @@ def signed(row: Row, decimals: int) -> str:
     value, low, high = (float(row[name]) for name in ("difference", "low", "high"))
     width = (high - low) / 2
     shown = max(decimals, 1 - math.floor(math.log10(width))) if width > 0 else decimals
-    return f"{value:+.{shown}f} ({low:.{shown}f} to {high:.{shown}f})"
+    return f"{round(value, shown) + 0.0:+.{shown}f} ({low:.{shown}f} to {high:.{shown}f})"
 
 
 def _summary(todo: TablePlan, groups: PairGroups) -> Iterator[str]:
