@@ -17,11 +17,11 @@ Of other documents, and of those that its entry `rows` calls `partly` covered, o
 sentence: the least `n`, or `samples`, of the rows that a sentence rests on.
 
 Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
-`line(TABLE, KEY)`, the row that a line of a table shows, `pairs(TABLE, column=value, ...)`, the tests of its curves
-at equal values, each also with `adjusted`, its p by Holm's adjustment over all of the table, `detectable(TABLE, Y)`,
-by panel, the relative difference of y that its prompts find (`matched.detectable`), `between(TABLE, X, VALUE, Y, LEFT,
-RIGHT)`, y on the straight line between two lines of a table where x has this value, and `apart(TABLE, Y, LEFT, RIGHT)`,
-the ends of the 95 % interval of what the line RIGHT has more than LEFT, from both standard errors and not paired.
+`line(TABLE, KEY)`, the row that a line of a table shows, `apart(TABLE, Y, LEFT, RIGHT)`, the ends of the 95 % interval
+of what the line RIGHT has more than LEFT, from both standard errors and not paired, `pairs(TABLE, column=value, ...)`,
+the pairs of its curves, each also with `adjusted`, its p by Holm's adjustment over all of the table, and `above` and
+`below`, where the band of the pair excludes 0 (`matched.stretches`), and `curves(TABLE, PANEL, Y, VALUE)`, by label, y
+of the curves of a panel where the figure's x has this value (`doc_tables.curves_at`).
 """
 
 from __future__ import annotations
@@ -93,9 +93,8 @@ class Rows:
             "rows": self.rows,
             "line": self.line,
             "pairs": self.pairs,
-            "detectable": self.detectable,
-            "between": self.between,
             "apart": self.apart,
+            "curves": self.curves,
             "loads": json.loads,
             "exp": math.exp,
             "mean": fmean,
@@ -122,20 +121,12 @@ class Rows:
 
     def pairs(self, table: str, **where: Any) -> list[SimpleNamespace]:
         found = chain.from_iterable(matched.adjusted_pairs(self.plan(table)).values())
-        some = [SimpleNamespace(**{k: _number(v) for k, v in row.items()}, adjusted=p) for row, p in found]
+        some = [_pair(row, p) for row, p in found]
         some = [one for one in some if all(getattr(one, k) == v for k, v in where.items())]
         if not some:
             raise UsageError(f"results/{table}_pairs.csv has no pair with {where}")
         self.sizes += [(f"{table}, {one.panel}", "n", one.prompts) for one in some]
         return some
-
-    def between(self, table: str, x: str, value: float, y: str, left: str, right: str) -> float:
-        found = matched.interpolated(
-            [(self.line(table, key)[x], self.line(table, key)[y], 0, 0) for key in (left, right)], value
-        )
-        if found is None:
-            raise UsageError(f"{x}={value:g} is not between the lines {left} and {right} of {table}")
-        return found[0]
 
     def apart(self, table: str, y: str, left: str, right: str) -> tuple[float, float]:
         """The 95 % interval of what `right` has more of y than `left`, of images as if they were not paired."""
@@ -143,9 +134,9 @@ class Rows:
         difference, wide = b[y] - a[y], 1.96 * math.hypot(a[f"{y}_stderr"], b[f"{y}_stderr"])
         return difference - wide, difference + wide
 
-    def detectable(self, table: str, y: str) -> dict[str, float]:
-        found = matched.detectable(matched.adjusted_pairs(self.plan(table)))
-        return {panel: share for (panel, _, _, column), share in found.items() if column == y}
+    def curves(self, table: str, panel: str, y: str, value: float) -> dict[str, float]:
+        found = doc_tables.curves_at(self.plan(table), panel, y, value)
+        return {label: at for label, at in found.items() if at is not None}
 
     def panels(self, table: str) -> set[str]:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""
@@ -312,6 +303,14 @@ def read_claims(file: Path) -> dict[str, Any]:
 
 def _is_published(name: str) -> bool:
     return name.startswith(PUBLISHED.name)
+
+
+def _pair(row: Mapping[str, str], adjusted: float) -> SimpleNamespace:
+    spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for low, high, above in matched.stretches(row):
+        spans[above].append((low, high))
+    known = {k: _number(v) for k, v in row.items()}
+    return SimpleNamespace(**known, adjusted=adjusted, above=spans[True], below=spans[False])
 
 
 def _number(text: str) -> Any:

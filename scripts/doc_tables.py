@@ -4,13 +4,17 @@ A comment names the table, the columns and, if not all, the lines; the table fol
 
     <!-- table field: step_compression, emitted_kl; lines: vanilla, sjd -->
 
-± is the standard error. Another comment names a table whose pairs of curves are tested at equal values, and curves;
-there is a line for each panel with one of them. Bold is what differs from the first curve by Holm's adjustment over all
-pairs:
+± is the standard error. Another comment names a table whose pairs of curves are compared, and curves; there is a line
+for each panel that has pairs of the first one, with the ratio of every other curve to it and its interval. Bold is what
+differs from the first curve by Holm's adjustment over all pairs:
 
     <!-- pairs relaxed_equal: UniformRSD; Cool-SD, exponential; band -->
 
-Where several columns are tested, it names one behind the table: `pairs relaxed_images image_reward: ...`.
+Where several columns are compared, it names one behind the table: `pairs relaxed_images image_reward: ...`. A third
+comment names a table with a figure of curves, a column, a panel and values of the figure's x, at which the curves are
+printed:
+
+    <!-- curves relaxed emitted_kl: EAGLE-1, chain of 5; 2.0; 2.2 -->
 
 `scripts/check_numbers.py` compares what stands there with the rows; `--write` draws it again.
 """
@@ -21,17 +25,19 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from specbench.compare.paired import LEVEL
 from specbench.errors import UsageError
 from specbench.rows.columns import SHOWN, stderr_of
 from specbench.tables import matched
-from specbench.tables.definitions import Column, row_column
+from specbench.tables.definitions import Column, TableFigure, row_column
+from specbench.tables.figures import point
 from specbench.tables.layout import printable
 from specbench.tables.measure import TablePlan
 
 _MARK = re.compile(
-    r"<!-- (?P<kind>table|pairs) (?P<table>\w+)(?: (?P<column>\w+))?: "
+    r"<!-- (?P<kind>table|pairs|curves) (?P<table>\w+)(?: (?P<column>\w+))?: "
     r"(?P<names>[^>]+?)(?:; lines: (?P<lines>[^>]+?))? -->\n"
     r"(?P<drawn>(?:\|.*\n)*)"
 )
@@ -43,13 +49,14 @@ _PROPER = ("Fréchet", "Inception")
 
 @dataclass(frozen=True)
 class DocTable:
-    """A table in a document. names: its columns, or the curves of which pairs are tested. column: which of those that
-    are tested, where there are several. span: of the text that is drawn."""
+    """A table in a document. kind: "table", "pairs" or "curves". names: its columns, or the curves of which pairs are
+    compared, or the panel of the curves and values of x. column: of pairs, where there are several, and of curves.
+    span: of the text that is drawn."""
 
     table: str
     names: tuple[str, ...]
     lines: tuple[str, ...]
-    pairs: bool
+    kind: str
     column: str
     span: tuple[int, int]
     drawn: str
@@ -58,14 +65,14 @@ class DocTable:
 def tables(document: str) -> Iterator[DocTable]:
     """The tables that comments of a document name."""
     for found in _MARK.finditer(document):
-        pairs = found["kind"] == "pairs"
-        names, lines = _listed(found["names"], ";" if pairs else ","), _listed(found["lines"] or "", ",")
-        yield DocTable(found["table"], names, lines, pairs, found["column"] or "", found.span("drawn"), found["drawn"])
+        kind = found["kind"]
+        names, lines = _listed(found["names"], "," if kind == "table" else ";"), _listed(found["lines"] or "", ",")
+        yield DocTable(found["table"], names, lines, kind, found["column"] or "", found.span("drawn"), found["drawn"])
 
 
 def draw(one: DocTable, plan: TablePlan) -> str:
     """Its text in Markdown. UsageError for a line or a pair without a row, and for a column that tables do not show."""
-    head, *body = (_pairs if one.pairs else _lines)(one, plan)
+    head, *body = {"table": _lines, "pairs": _pairs, "curves": _curves}[one.kind](one, plan)
     ruled = [f"|{'---|' * len(head)}\n", *(f"| {' | '.join(row)} |\n" for row in body)]
     return "".join([f"| {' | '.join(head)} |\n", *ruled])
 
@@ -93,19 +100,46 @@ def _pairs(one: DocTable, plan: TablePlan) -> Iterator[Sequence[str]]:
         raise UsageError(
             f"results/{plan.table.id}_pairs.csv has no pair with {unknown[0]} (curves: {', '.join(found)})"
         )
-    if len(columns := {(x, y) for _, x, _, y in groups}) > 1:
-        raise UsageError(f"{plan.table.id} tests {len(columns)} pairs of columns: name one behind the table")
-    [(x, _)] = columns
+    if len(columns := {(x, y) for _, x, y in groups}) > 1:
+        raise UsageError(f"{plan.table.id} compares {len(columns)} pairs of columns: name one behind the table")
     first, *others = one.names
-    yield ["draft", "prompts", heading(row_column(x).label), first, *others]
-    for (panel, _, value, _), pairs in groups.items():
-        cells = {row[end]: f"{float(row[f'y_{end}']):.4f}" for row, _ in pairs for end in ("a", "b")}
-        if cells.keys().isdisjoint(one.names):
-            continue
-        differ = {frozenset((row["a"], row["b"])) for row, p in pairs if p < 1 - LEVEL}
-        bold = {name: f"**{cells[name]}**" for name in others if {first, name} in differ}
-        prompts = pairs[0][0]["prompts"]
-        yield [panel, prompts, f"{float(value):g}", *({**cells, **bold}.get(name, "—") for name in one.names)]
+    yield ["draft", "prompts", *others]
+    for (panel, _, _), pairs in groups.items():
+        cells = {}
+        for row, p in pairs:
+            if row["a"] == first:
+                text = matched.ratio(row) or matched.signed(row, 2)
+                cells[row["b"]] = f"**{text}**" if p < 1 - LEVEL else text
+        if not cells.keys().isdisjoint(others):
+            yield [panel, pairs[0][0]["prompts"], *(cells.get(name, "—") for name in others)]
+
+
+def _curves(one: DocTable, plan: TablePlan) -> Iterator[Sequence[str]]:
+    (panel, *values), decimals = one.names, row_column(one.column).decimals
+    found = {value: curves_at(plan, panel, one.column, float(value)) for value in values}
+    assert isinstance(plan.table.figure, TableFigure)
+    yield [heading(row_column(plan.table.figure.x[0]).label), *next(iter(found.values()))]
+    for value, curves in found.items():
+        yield [value, *("—" if y is None else f"{y:.{decimals}f}" for y in curves.values())]
+
+
+def curves_at(plan: TablePlan, panel: str, y: str, value: float) -> dict[str, float | None]:
+    """By label, y of the curves of a panel where the figure's x has this value, on the straight lines between their
+    rows; None where a curve does not reach it. UsageError without such a panel."""
+    figure, rows = plan.table.figure, plan.rows
+    panels = {one.label: one for one in figure.panels} if isinstance(figure, TableFigure) else {}
+    if not isinstance(figure, TableFigure) or panel not in panels:
+        raise UsageError(f"table {plan.table.id} has no panel {panel} (panels: {', '.join(panels)})")
+    points = {c.label: [point(rows.get(key), figure.x[0], y) for key in c.lines] for c in panels[panel].curves}
+    return {label: interpolated([p[:2] for p in some if p], value) for label, some in points.items()}
+
+
+def interpolated(points: Sequence[tuple[float, float]], x: float) -> float | None:
+    """y at x on the straight lines between points (x, y); None outside of them."""
+    for (x0, y0), (x1, y1) in pairwise(sorted(points)):
+        if x0 <= x <= x1 and x1 > x0:
+            return y0 + (x - x0) / (x1 - x0) * (y1 - y0)
+    return None
 
 
 def _listed(text: str, separator: str) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ import check_numbers
 import doc_tables
 import pytest
 from check_numbers import Rows, as_printed, check
-from scipy.stats import norm
 
 from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
+from specbench.tables import matched
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure, row_column
 from specbench.tables.measure import TablePlan
@@ -91,16 +91,31 @@ def test_the_interval_between_two_lines(monkeypatch: pytest.MonkeyPatch) -> None
     assert rows.apart("any", "x", "a", "b") == pytest.approx((0.5 - 0.98, 0.5 + 0.98))
 
 
-@pytest.mark.usefixtures("field")
-def test_a_value_between_two_lines(rows: Rows) -> None:
-    claim = {
-        "says": "At 1.98 it emits {}",
-        "of": ["between('field', 'step_compression', {}, 'emitted_kl', 'vanilla', 'sjd')"],
+def test_curves_are_printed_where_x_has_a_value(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the straight lines between rows, and nothing outside of them."""
+    table = TABLES["relaxed"]
+    assert isinstance(table.figure, TableFigure)
+    panel = table.figure.panels[0]
+    values = {
+        key: {"step_compression": str(2 + i), "emitted_kl": str(0.1 * i * (1 + j)), "n": "24"}
+        for j, curve in enumerate(panel.curves[:2])
+        for i, key in enumerate(curve.lines[:3])
     }
-    halfway = {**claim, "of": [claim["of"][0].format(1.9805)]}
-    assert check("At 1.98 it emits 0.000615", [halfway], rows, "d.md")[0] == []
-    with pytest.raises(UsageError, match="not between"):
-        check("At 1.98 it emits 0.1", [{**claim, "of": [claim["of"][0].format(3)]}], rows, "d.md")
+    monkeypatch.setattr(TablePlan, "rows", values)
+    monkeypatch.setattr(Rows, "_plan", lambda self, name: TablePlan(name, Path(), (), table, "m"))
+    mark = "<!-- curves relaxed emitted_kl: EAGLE-1, chain of 5; 2.5; 9 -->\n"
+    text = check(mark, [], rows, "d.md")[1]
+    first, second, *others = [curve.label for curve in panel.curves]
+    assert text.splitlines()[1] == f"| step compression (×) | {first} | {second} | {' | '.join(others)} |"
+    missing = " | ".join("—" for _ in others)
+    assert text.splitlines()[3:] == [f"| 2.5 | 0.0500 | 0.1000 | {missing} |", f"| 9 | — | — | {missing} |"]
+    claim = {
+        "says": "It emits {}",
+        "of": ["curves('relaxed', 'EAGLE-1, chain of 5', 'emitted_kl', 2.25)['UniformRSD']"],
+    }
+    assert check("It emits 0.025", [claim], rows, "d.md")[0] == []
+    with pytest.raises(UsageError, match="has no panel chain"):
+        check(mark.replace("EAGLE-1, chain of 5", "chain"), [], rows, "d.md")
 
 
 MARK = "<!-- table field: step_compression, emitted_kl, speedup_latency; lines: vanilla, sjd -->\n"
@@ -151,36 +166,43 @@ def test_a_table_of_pairs_marks_what_differs_from_its_first_curve(rows: Rows, mo
     table = TABLES["relaxed_equal"]
     assert isinstance(table.figure, TableFigure)
     assert table.matched is not None
-    at = {"x": "step_compression", "y": "emitted_kl", "prompts": "24", "difference": "0", "z": "0"}
-    chain = {**at, "panel": "EAGLE-1, chain of 5", "value": "2.0", "runs": "chain"}
-    tree = {**at, "panel": "EAGLE-1, tree of 25", "value": "2.70", "runs": "tree"}
+    at = {"x": "step_compression", "y": "emitted_kl", "prompts": "24", "difference": "0.1", "low": "0", "high": "0.2"}
+    at |= {"ratio_low": "0.5", "ratio_high": "4.5", "at": "[1,2,3]", "differences": "[1,-2,-2]", "margins": "[2,1,1]"}
+    chain = {**at, "panel": "EAGLE-1, chain of 5", "runs": "chain", "a": "uniform"}
+    tree = {**at, "panel": "EAGLE-1, tree of 25", "runs": "tree", "a": "uniform"}
+    planned = matched.planned_pairs(TablePlan("relaxed_equal", Path(), (), table, "m"))
+    assert planned > 80
     pairs = (
-        {**chain, "a": "uniform", "b": "cool", "y_a": "0.01", "y_b": "0.04", "p": "0.001"}
-        | {"difference": "0.03", "z": "2"},
-        # 0.09 by the adjustment: three tests are left
-        {**chain, "a": "uniform", "b": "band", "y_a": "0.01", "y_b": "0.009", "p": "0.03"},
-        {**chain, "a": "cool", "b": "band", "y_a": "0.04", "y_b": "0.009", "p": ""},
-        {**tree, "a": "band", "b": "uniform", "y_a": "0.03", "y_b": "0.02", "p": "0.04"},
-        {**tree, "a": "band", "b": "uniform", "y_a": "7", "y_b": "7", "p": "0", "runs": "earlier"},
-        {**tree, "a": "printed", "b": "released", "y_a": "7", "y_b": "7", "p": "1", "panel": "of neither"},
+        {**chain, "b": "cool", "ratio": "4", "p": f"{0.04 / planned}"},
+        {**chain, "b": "band", "ratio": "0.9", "p": f"{0.06 / planned}"},  # above 0.05 by the adjustment
+        {**chain, "a": "cool", "b": "band", "ratio": "7", "p": ""},
+        {**tree, "b": "band", "ratio": "", "p": "0.04"},
+        {**tree, "b": "band", "ratio": "7", "p": "0", "runs": "earlier"},
+        {**tree, "a": "printed", "b": "released", "ratio": "7", "p": "1", "panel": "of neither"},
     )
     monkeypatch.setattr(TablePlan, "equal", dict.fromkeys(("chain", "tree"), table.figure.panels[0]))
     monkeypatch.setattr(Rows, "_plan", lambda self, name: TablePlan(name, Path(), (), table, "m", pairs=pairs))
     mark = "<!-- pairs relaxed_equal: uniform; cool; band -->\n"
-    drawn = "| draft | prompts | step compression (×) | uniform | cool | band |\n|---|---|---|---|---|---|\n"
-    drawn += "| EAGLE-1, chain of 5 | 24 | 2 | 0.0100 | **0.0400** | 0.0090 |\n"
-    drawn += "| EAGLE-1, tree of 25 | 24 | 2.7 | 0.0200 | — | 0.0300 |\n"
+    drawn = "| draft | prompts | cool | band |\n|---|---|---|---|\n"
+    drawn += "| EAGLE-1, chain of 5 | 24 | **4.00 (0.50 to 4.50)** | 0.90 (0.50 to 4.50) |\n"
+    drawn += "| EAGLE-1, tree of 25 | 24 | — | +0.10 (0.00 to 0.20) |\n"
     assert check(mark, [], Rows(rows.results), "d.md")[1] == mark + drawn
     with pytest.raises(UsageError, match="typical"):
         check(mark.replace("band", "typical"), [], Rows(rows.results), "d.md")
-    claim = {"says": "Cool emits {}", "of": ["pairs('relaxed_equal', b='cool')[0].y_b"]}
-    # The strictest of four tests, and the spread of a pair with z = 2 and a difference of 0.03 around 0.025.
-    share = (norm.ppf(1 - 0.05 / 8) + norm.ppf(0.95)) * (0.03 / 2) * 2 / 0.05
-    assert Rows(rows.results).detectable("relaxed_equal", "emitted_kl")["EAGLE-1, chain of 5"] == pytest.approx(share)
-    assert Rows(rows.results).detectable("relaxed_equal", "geneval") == {}
-    few = [check("Cool emits 0.04", [claim], Rows(rows.results), "d.md", {"n": n})[0] for n in (24, 25)]
+    claim = {
+        "says": "Cool emits {} times as much, and less from {} to {}",
+        "of": "[(r.ratio, *r.below[0]) for r in pairs('relaxed_equal', b='cool')][0]",
+        "holds": [
+            "pairs('relaxed_equal', b='cool')[0].adjusted < 0.05",
+            "not pairs('relaxed_equal', b='cool')[0].above",
+        ],
+    }
+    few = [
+        check("Cool emits 4 times as much, and less from 2 to 3", [claim], Rows(rows.results), "d.md", {"n": n})[0]
+        for n in (24, 25)
+    ]
     assert [len(problems) for problems in few] == [0, 1]
-    pairs += ({**tree, "y": "other", "a": "band", "b": "uniform", "y_a": "7", "y_b": "7", "p": "1"},)
+    pairs += ({**tree, "y": "other", "b": "band", "ratio": "7", "p": "1"},)
     with pytest.raises(UsageError, match="2 pairs of columns"):
         check(mark, [], Rows(rows.results), "d.md")
     named = mark.replace("_equal:", "_equal emitted_kl:")

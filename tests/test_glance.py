@@ -83,7 +83,7 @@ def test_zeros_stand_on_their_line_and_what_is_relaxed_above_it(drawn: Figure) -
 
 def test_a_curve_looks_the_same_in_all_panels_and_unlike_its_neighbours() -> None:
     labels = [["a", "b", "c"], ["a", "d"], ["e", "b", "f", "g", "h"]]
-    styles = figures._styles(labels)
+    styles = figures.styles_of(labels)
     assert len(set(styles.values())) == 8
     assert all(len({styles[label][0] for label in some}) == len(some) for some in labels)
 

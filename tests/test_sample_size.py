@@ -95,8 +95,10 @@ def test_a_figure_leaves_the_axis_out(tmp_path: Path, monkeypatch: pytest.Monkey
     table = TABLES["coolsd_fig4"]
     assert isinstance(table.figure, TableFigure)
     drawn: list[int] = []
-    axes = figures._axes
-    monkeypatch.setattr(figures, "_axes", lambda down, across, **shared: (drawn.append(across), axes(down, across))[1])
+    axes = figures.new_axes
+    monkeypatch.setattr(
+        figures, "new_axes", lambda down, across, **shared: (drawn.append(across), axes(down, across))[1]
+    )
     for n in (500, 1024):
         figures.draw(table, _rows(n), tmp_path, "any")
     assert drawn[1] - drawn[0] == 1

@@ -1,22 +1,26 @@
-"""Curves of runs, such as rules at several strengths, at an equal value of a statistic: every pair of curves, paired
-prompt by prompt.
+"""Curves of runs, such as rules at several strengths: every pair of curves at equal x, over the range of x that both
+reach, paired prompt by prompt.
 
-Between two neighbouring runs of a curve y is interpolated linearly in x. To first order a prompt moves the interpolated
-value by its influences on x and y of both runs, so that the difference of two curves has a standard error in which the
-prompts that all runs share are paired.
+A curve joins its runs by straight lines; left of its first run it has the y of that run, which reaches as much. Prompts
+are resampled, the same for all curves, and both curves are computed again from every sample: what the prompts share
+cancels. The mean difference over the range is the area between the curves over its width. The band around the
+differences is simultaneous: with a probability of 95 % it has the true difference at all values of x. It is the
+quantile of the largest deviation, each in units of its standard error (Montiel Olea and Plagborg-Møller 2019, sup-t).
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 
 from specbench.compare import scores
 from specbench.compare.comparison import STATISTICS
-from specbench.compare.paired import Paired, by_influence
+from specbench.compare.paired import LEVEL
 from specbench.compare.passes import ScoredPass
 from specbench.errors import UsageError, plain, unknown
 from specbench.rows import indices
@@ -25,41 +29,87 @@ from specbench.rows.journal import Record
 
 COLUMNS = {
     "panel": "the panel of the figure, in which the curves are",
-    "x": "the column at whose equal value they are compared",
-    "value": "that value",
+    "x": "the column at whose equal values they are compared",
     "y": "the column that is compared",
     "a": "the first curve",
     "b": "the second curve",
     "prompts": "prompts that all runs share",
-    "y_a": "y of the first curve at this value, interpolated",
-    "y_b": "that of the second curve",
-    "difference": "y_b - y_a",
+    "from_x": "lower end of the range of x: the first point of the curve that begins later",
+    "to_x": "upper end of the range: both curves reach it in 97.5 % of the samples",
+    "y_a": "mean of the first curve over the range",
+    "y_b": "mean of the second curve",
+    "ratio": "y_b / y_a, where both are above 0 in every sample",
+    "ratio_low": "lower end of its interval of 95 %",
+    "ratio_high": "upper end",
+    "difference": "y_b - y_a: the area between the curves over the width of the range",
     "low": "lower end of its interval of 95 %",
     "high": "upper end",
-    "z": "the difference over its standard error",
-    "p": "two-sided, without adjustment",
+    "p": "of the difference, two-sided, without adjustment",
+    "at": "values of x, equally spaced over the range",
+    "values": "y of the first curve at each of them",
+    "differences": "y of the second curve less that of the first one at each of them",
+    "margins": "half widths of the band: it has all true differences with a probability of 95 %",
     "runs": "identifies the runs of the panel",
 }
 ROWS = RowFile(COLUMNS, "pairs of curves")
+RESAMPLES = 9_999
+_VALUES = 21  # of x, at which curves are compared
+_REACHED = 0.975  # of the samples reach the upper end of the range
+_NEGLIGIBLE = 1e-12  # relative, of an error that is rounding
 _Y = {statistic.name: statistic.of for statistic in STATISTICS}
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A run: x, y, and the influences (n,) of its n prompts on each, whose means are zero.
-    scorer: of y, where it is a metric."""
+    """A run. x: the sum of `over` by that of `under`, (n,) each, of n prompts. y: at this run, and `dy` (n,): how each
+    prompt moves it, of mean zero. scorer: of y, where it is a metric."""
 
-    x: float
+    over: np.ndarray
+    under: np.ndarray
     y: float
-    dx: np.ndarray
     dy: np.ndarray
     scorer: str = ""
 
+    @property
+    def x(self) -> float:
+        return float(self.over.sum() / self.under.sum())
 
-def rows(
-    curves: Mapping[str, Sequence[ScoredPass]], x: str, value: float, y: str
-) -> Iterator[dict[str, str | float | int | None]]:
-    """The rows, less panel and runs, of every pair of curves that both reach `value` of x.
+
+@dataclass(frozen=True)
+class SampledCurve:
+    """x and y (1 + samples, points) of a curve: of all prompts, then of each sample of them."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+    def at(self, values: np.ndarray) -> np.ndarray:
+        """y (1 + samples, n) at n values of x, on the straight lines between points, constant beyond the outer ones."""
+        left, width = self.x[:, :-1, None], np.diff(self.x, axis=1)[:, :, None]
+        share = np.clip((values - left) / np.maximum(width, np.finfo(float).tiny), 0, 1)
+        return np.asarray(self.y[:, :1] + np.einsum("spv,sp->sv", share, np.diff(self.y, axis=1)))
+
+
+@dataclass(frozen=True)
+class CurveDifference:
+    """y of a curve B minus y of a curve A at equal x.
+
+    at (V,): values of x over the common range; values, differences, margins (V,): y of A, the difference and half the
+    width of the band at each. mean_a, mean_b: over the range. interval: of their difference, ratio_interval: of their
+    ratio, None where a sample has a mean of at most 0. p: of the difference, None where every sample has the same."""
+
+    at: np.ndarray
+    values: np.ndarray
+    differences: np.ndarray
+    margins: np.ndarray
+    mean_a: float
+    mean_b: float
+    interval: tuple[float, float]
+    ratio_interval: tuple[float, float] | None
+    p: float | None
+
+
+def rows(curves: Mapping[str, Sequence[ScoredPass]], x: str, y: str) -> Iterator[dict[str, str | float | int | None]]:
+    """The rows, less panel and runs, of every pair of curves that have a common range of x.
 
     Raises UsageError where x or y is no statistic of these runs, and where their prompts or scorers differ.
     """
@@ -67,38 +117,103 @@ def rows(
     points = {label: [point(one, x, y) for one in some] for label, some in curves.items()}
     if len(scorers := sorted({one.scorer for some in points.values() for one in some})) > 1:
         raise UsageError(f"{y} was scored by {' and by '.join(map(plain, scorers))}: score all runs by one")
-    for a, b, found in pairs(points, value):
-        test = found.test
+    for a, b, found in pairs(points):
+        ratio = found.ratio_interval
         yield {
             "x": x,
-            "value": value,
             "y": y,
             "a": a,
             "b": b,
             "prompts": len(prompts),
+            "from_x": float(found.at[0]),
+            "to_x": float(found.at[-1]),
             "y_a": found.mean_a,
             "y_b": found.mean_b,
-            "difference": found.difference,
-            **({"low": test.low, "high": test.high, "z": test.statistic, "p": test.p} if test else {}),
+            **({"ratio": found.mean_b / found.mean_a, "ratio_low": ratio[0], "ratio_high": ratio[1]} if ratio else {}),
+            "difference": found.mean_b - found.mean_a,
+            "low": found.interval[0],
+            "high": found.interval[1],
+            "p": found.p,
+            **{name: _listed(getattr(found, name)) for name in ("at", "values", "differences", "margins")},
         }
 
 
-def pairs(curves: Mapping[str, Sequence[CurvePoint]], value: float) -> Iterator[tuple[str, str, Paired]]:
-    """Every pair of curves that reach x = `value`: their labels, and the comparison of y there."""
-    found = {label: interpolated(some, value) for label, some in curves.items()}
-    for (a, at_a), (b, at_b) in combinations(found.items(), 2):
-        if at_a is not None and at_b is not None:
-            yield a, b, by_influence(at_a[0], at_b[0], at_a[1], at_b[1])
+def _listed(values: np.ndarray) -> str:
+    return json.dumps([float(f"{value:.6g}") for value in values], separators=(",", ":"))
 
 
-def interpolated(points: Sequence[CurvePoint], x: float) -> tuple[float, np.ndarray] | None:
-    """y at x between the two neighbours of x, and the influences (n,) of the prompts on it; None outside of all."""
-    for left, right in pairwise(sorted(points, key=lambda point: point.x)):
-        if left.x <= x <= right.x and right.x > left.x:
-            share, slope = (x - left.x) / (right.x - left.x), (right.y - left.y) / (right.x - left.x)
-            moved = (1 - share) * (left.dy - slope * left.dx) + share * (right.dy - slope * right.dx)
-            return left.y + share * (right.y - left.y), moved
-    return None
+def pairs(
+    curves: Mapping[str, Sequence[CurvePoint]], samples: int = RESAMPLES
+) -> Iterator[tuple[str, str, CurveDifference]]:
+    """Every pair of curves with a common range: their labels, and the comparison. samples: how often the prompts are
+    resampled, at random, but always the same for as many prompts."""
+    n = len(next(iter(curves.values()))[0].dy)
+    counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), samples)
+    weights = np.concatenate([np.ones((1, n)), counts])
+    sampled = {label: curve(some, weights) for label, some in curves.items()}
+    for (a, one), (b, other) in combinations(sampled.items(), 2):
+        if (found := difference(one, other, n)) is not None:
+            yield a, b, found
+
+
+def curve(points: Sequence[CurvePoint], weights: np.ndarray) -> SampledCurve:
+    """A curve of points, in the order of their x, with weights (1 + samples, n) of the prompts, the first all 1.
+
+    In a sample neighbours may change their order in x. The x are sorted then, and y keeps its order: both belong to a
+    strength, with which x grows.
+    """
+    points = sorted(points, key=lambda one: one.x)
+    over, under, moved = (np.stack([getattr(p, name) for p in points], 1) for name in ("over", "under", "dy"))
+    y = np.array([one.y for one in points]) + weights @ moved / len(moved)
+    return SampledCurve(np.sort((weights @ over) / (weights @ under), axis=1), y)
+
+
+def difference(a: SampledCurve, b: SampledCurve, n: int) -> CurveDifference | None:
+    """B minus A over the common range, from the same samples of n prompts; None where they have none."""
+    low = max(a.x[0, 0], b.x[0, 0])
+    high = np.quantile(np.minimum(a.x[:, -1], b.x[:, -1]), 1 - _REACHED)
+    if not low < high:
+        return None
+    at = np.linspace(low, high, _VALUES)
+    of_a, of_b = a.at(at), b.at(at)
+    means = [np.trapezoid(of, at, axis=1)[:, None] / (high - low) for of in (of_a, of_b)]
+    differences, mean = of_b - of_a, means[1] - means[0]
+    negligible = _NEGLIGIBLE * max(np.abs(of_a).max(), np.abs(of_b).max())
+    (half,), p = _margins(mean, n, negligible)
+    ratios: tuple[float, float] | None = None
+    if min(means[0].min(), means[1].min()) > 0:
+        logs = np.log(means[1] / means[0])
+        (wide,), _ = _margins(logs, n, _NEGLIGIBLE)
+        ratios = math.exp(logs[0, 0] - wide), math.exp(logs[0, 0] + wide)
+    return CurveDifference(
+        at,
+        of_a[0],
+        differences[0],
+        _margins(differences, n, negligible)[0],
+        float(means[0][0, 0]),
+        float(means[1][0, 0]),
+        (float(mean[0, 0] - half), float(mean[0, 0] + half)),
+        ratios,
+        p,
+    )
+
+
+def _margins(found: np.ndarray, n: int, negligible: float) -> tuple[np.ndarray, float | None]:
+    """Half widths (k,) of simultaneous intervals of k statistics (1 + samples, k), the measured ones and those of
+    samples of n prompts; and the p-value of "all are 0", None where no standard error is above `negligible`.
+
+    Deviations are in units of the standard error, with n / (n - 1). They are multiplied by the quantile of Student's t
+    over the normal one, because samples do not show how uncertain the spread of few prompts is.
+    """
+    from scipy import stats
+
+    error = found[1:].std(0) * math.sqrt(n / (n - 1))
+    some = error > negligible
+    unit = np.where(some, error, np.inf)
+    wider = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) / stats.norm.ppf((1 + LEVEL) / 2))
+    largest = wider * (np.abs(found[1:] - found[0]) / unit).max(1)
+    p = (1 + int((largest >= (np.abs(found[0]) / unit).max()).sum())) / len(found)
+    return np.quantile(largest, LEVEL) * error, p if some.any() else None
 
 
 def point(run: ScoredPass, x: str, y: str) -> CurvePoint:
@@ -109,27 +224,19 @@ def point(run: ScoredPass, x: str, y: str) -> CurvePoint:
         by_prompt.setdefault(indices.prompt_of(index), []).append(record)
     some = list(by_prompt.values())
     if x == "step_compression":
-        tokens, steps = (np.array([sum(getattr(r, k) for r in of) for of in some], float) for k in ("tokens", "steps"))
-        ratio = tokens.sum() / steps.sum()
-        at, dx = float(ratio), ratio * (tokens / tokens.mean() - steps / steps.mean())
+        over, under = (np.array([sum(getattr(r, k) for r in of) for of in some], float) for k in ("tokens", "steps"))
     elif x == "accepted_length_mean":
-        at, dx = _mean([[r.accepted_length for r in of] for of in some])
+        over, under = np.array([np.mean([r.accepted_length for r in of]) for of in some]), np.ones(len(some))
     else:
         raise unknown("statistic of equal curves", x, ("step_compression", "accepted_length_mean"))
     if y not in _Y:
         metric = scores.of_column(run, y)
-        return CurvePoint(at, metric.value, dx, metric.influences, metric.scorer)
+        return CurvePoint(over, under, metric.value, metric.influences, metric.scorer)
     values = [[_Y[y](r) for r in of] for of in some]
     if any(v is None for of in values for v in of):
         raise UsageError(f"{plain(run.argument)} did not measure {y}: compare runs that did")
-    height, dy = _mean([[float(v) for v in of if v is not None] for of in values])
-    return CurvePoint(at, height, dx, dy)
-
-
-def _mean(values: Sequence[Sequence[float]]) -> tuple[float, np.ndarray]:
-    """The mean of the prompts' means, and the influences of the prompts on it."""
-    means = np.array([np.mean(of) for of in values], float)
-    return float(means.mean()), means - means.mean()
+    means = np.array([np.mean([float(v) for v in of if v is not None]) for of in values])
+    return CurvePoint(over, under, float(means.mean()), means - means.mean())
 
 
 def _prompts(runs: Sequence[ScoredPass]) -> set[int]:

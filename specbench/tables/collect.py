@@ -8,7 +8,7 @@ from typing import Any
 
 from specbench.harness.planned import PlannedRun, Row, execute
 from specbench.rows.csv_files import append_row, as_cells, read_rows
-from specbench.tables.definitions import Panel
+from specbench.tables.definitions import Panel, TableFigure
 from specbench.tables.measure import ROW_FILES, TablePlan, store
 
 
@@ -35,12 +35,12 @@ class Bench:
 
         return wording.rows(comparison.compare(passes.read(str(a)), passes.read(str(b))))
 
-    def equal(self, curves: Mapping[str, Sequence[Path]], x: str, value: float, y: str) -> Sequence[Mapping[str, Any]]:
-        """The rows of every pair of curves of folders of runs where x has this value: `compare.equal`."""
+    def equal(self, curves: Mapping[str, Sequence[Path]], x: str, y: str) -> Sequence[Mapping[str, Any]]:
+        """The rows of every pair of curves of folders of runs at equal x: `compare.equal`."""
         from specbench.compare import equal, passes
 
         some = {label: [passes.read(str(path)) for path in paths] for label, paths in curves.items()}
-        return list(equal.rows(some, x, value, y))
+        return list(equal.rows(some, x, y))
 
 
 class _Collector:
@@ -79,20 +79,22 @@ class _Collector:
         return self.plan.with_tests(self.results).unequalled
 
     def test_curves(self, panel: Panel, runs: str) -> None:
-        """Tests every pair of curves of a panel, except those whose runs lack the column; runs: identifies them."""
+        """Compares every pair of curves of a panel, except curves that did not measure the column; runs: identifies the
+        panel's runs."""
         from specbench.compare import equal
 
-        matched, rows, label = self.plan.table.matched, self.plan.rows, panel.label
+        matched, figure, rows, label = self.plan.table.matched, self.plan.table.figure, self.plan.rows, panel.label
         assert matched is not None
+        assert isinstance(figure, TableFigure)
         folders = self.folders(panel.keys)
         self.say(f"{label}: every pair of curves, image by image")
-        for x, value in matched.at[label]:
-            for y in matched.tested:
+        for x in figure.x:
+            for y in matched.y:
                 whole = [curve for curve in panel.curves if all((rows[key] or {}).get(y) for key in curve.lines)]
                 if left_out := [curve.label for curve in panel.curves if curve not in whole]:
                     self.say(f"{label}: {', '.join(left_out)} did not measure {y}, and is not compared")
                 curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
-                for row in self.bench.equal(curves, x, value, y):
+                for row in self.bench.equal(curves, x, y):
                     file = store(self.plan.table, self.results, "_pairs")
                     equal.ROWS.append(file, {**row, "panel": label, "runs": runs})
 

@@ -115,13 +115,10 @@ class TableFigure:
 
 @dataclass(frozen=True)
 class Matched:
-    """Columns `y` of a figure's curves at equal values of other columns, interpolated between a curve's lines: `at` has
-    (column, value) pairs by the label of a panel, the same columns in every panel. `tested`: those of `y` of which
-    every pair of a panel's curves is tested, prompt by prompt. `lines_of`: the table whose lines and runs these are."""
+    """Columns `y`: every pair of a panel's curves is compared by them, prompt by prompt, at equal x of the figure.
+    `lines_of`: the table whose lines and runs these are."""
 
     y: tuple[str, ...]
-    at: Mapping[str, tuple[tuple[str, float], ...]]
-    tested: tuple[str, ...] = ()
     lines_of: str = ""
 
 
@@ -196,7 +193,7 @@ class Table:
     remarks: tuple[str, ...] = ()
     figure: TableFigure | Series | Maps | Stack | None = None
     panels: tuple[Panel, ...] = ()  # the curves of its sweeps, of which a suite draws a figure of its own
-    matched: Matched | None = None  # what is printed of the figure's curves, instead of the lines
+    matched: Matched | None = None  # pairs of the figure's curves, which are printed instead of the lines
     tests: tuple[TableTest, ...] = ()
     needs: tuple[str, ...] = ()  # columns without which a row of an older version is measured again
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows

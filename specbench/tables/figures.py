@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -46,25 +46,27 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
 
     Bars are 95 % intervals.
     """
+    figure, (rows, _) = table.figure, printable(table, rows)
+    if isinstance(figure, TableFigure):
+        kind = _log_curves if figure.log else _curves
+        return save(lambda: kind(figure, table, rows), folder, stem)
+    if isinstance(figure, Series):
+        return save(lambda: _series(figure, table, rows), folder, stem)
+    if isinstance(figure, Stack):
+        return save(lambda: _stack(figure, table, rows), folder, stem)
+    assert isinstance(figure, Maps)
+    return save(lambda: _maps(figure, table, rows), folder, stem)
+
+
+def save(make: Callable[[], Figure], folder: Path, stem: str) -> list[Path]:
+    """Makes a figure and saves it, the same files from the same rows; returns the files written."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams |= {
-        "svg.hashsalt": "specbench",
-        "svg.fonttype": "none",
-    }  # the same file from the same rows
+    mpl.rcParams |= {"svg.hashsalt": "specbench", "svg.fonttype": "none"}
     import matplotlib.pyplot as plt
 
-    figure, (rows, _) = table.figure, printable(table, rows)
-    if isinstance(figure, TableFigure):
-        drawn = (_log_curves if figure.log else _curves)(figure, table, rows)
-    elif isinstance(figure, Series):
-        drawn = _series(figure, table, rows)
-    elif isinstance(figure, Stack):
-        drawn = _stack(figure, table, rows)
-    else:
-        assert isinstance(figure, Maps)
-        drawn = _maps(figure, table, rows)
+    drawn = make()
     written = []
     for ending in ("svg", "png"):
         path = folder / f"{stem}.{ending}"
@@ -75,14 +77,15 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
     return written
 
 
-def _axes(down: int, across: int, **shared: Any) -> tuple[Figure, Any]:
+def new_axes(down: int, across: int, **shared: Any) -> tuple[Figure, Any]:
+    """A figure and its axes (down, across)."""
     import matplotlib.pyplot as plt
 
     size = (4.1 * across, 3.4 * down)
     return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained", **shared)
 
 
-def _finish(drawn: Figure, axes: Iterable[Axes], across: int) -> Figure:
+def finish(drawn: Figure, axes: Iterable[Axes], across: int) -> Figure:
     """With one legend of what any of these axes shows."""
     found: dict[str, Any] = {}
     for axis in axes:
@@ -97,8 +100,8 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
     lines = {name for panel in figure.panels for name in panel.keys}
     shown = [key for key in figure.y if any((rows.get(name) or {}).get(key) for name in lines)] or figure.y
     rows_of_axes = [(panel, x) for panel in figure.panels for x in figure.x]
-    drawn, axes = _axes(len(rows_of_axes), len(shown), sharex="row")
-    styles = _styles(sorted(([curve.label for curve in panel.curves] for panel in figure.panels), key=len))
+    drawn, axes = new_axes(len(rows_of_axes), len(shown), sharex="row")
+    styles = styles_of(sorted(([curve.label for curve in panel.curves] for panel in figure.panels), key=len))
     for (panel, x_key), line in zip(rows_of_axes, axes, strict=True):
         for key, axis in zip(shown, line, strict=True):
             base = rows.get(panel.baseline or figure.baseline)
@@ -123,7 +126,7 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
             axis.set_ylabel(f"{columns[key].label}\n({columns[key].better} is better)")
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
-    return _finish(drawn, axes.flat, len(shown))
+    return finish(drawn, axes.flat, len(shown))
 
 
 def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -> Figure:
@@ -137,7 +140,7 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
     margins = {"left": 0.09, "right": 0.99, "bottom": 0.55 / drawn.get_figheight(), "top": 1 - 0.05 / count}
     grid = drawn.add_gridspec(2 * count, 1, height_ratios=(3.4, 1) * count, hspace=0, **margins)
     axes = [(drawn.add_subplot(grid[2 * i]), drawn.add_subplot(grid[2 * i + 1])) for i in range(count)]
-    styles = _styles([[curve.label for curve in panel.curves if len(curve.lines) > 2] for panel in figure.panels])
+    styles = styles_of([[curve.label for curve in panel.curves if len(curve.lines) > 2] for panel in figure.panels])
     found = {line.key: p for line in table.lines if (p := point(rows.get(line.key), x, y.key, NORMAL95))}
     above = [p for p in found.values() if p[1] > y.rounding]
     if not above:
@@ -183,7 +186,7 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
     return drawn
 
 
-def _styles(panels: Sequence[Sequence[str]]) -> dict[str, tuple[str, str]]:
+def styles_of(panels: Sequence[Sequence[str]]) -> dict[str, tuple[str, str]]:
     """A curve looks the same in all panels; two of one panel differ in colour."""
     styles: dict[str, tuple[str, str]] = {}
     for labels in panels:
@@ -263,7 +266,7 @@ def _front(axis: Axes, points: list[tuple[float, float]]) -> None:
 def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Figure:
     lists = {line.label: _list(rows.get(line.key), figure.key) for line in table.lines}
     lists = {label: values for label, values in lists.items() if values}
-    drawn, axes = _axes(1, 2 if figure.shares else 1)
+    drawn, axes = new_axes(1, 2 if figure.shares else 1)
     for axis, gains in zip(axes[0], (False, True), strict=False):
         for i, ((label, values), (colour, marker)) in enumerate(zip(lists.items(), _STYLES, strict=False)):
             positions = [figure.first + n for n in range(len(values))]
@@ -280,13 +283,13 @@ def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Fig
         axis.set_xlabel(figure.x)
         axis.set_ylabel("share of the tokens gained\nover one a step" if gains else figure.y)
         axis.grid(alpha=0.25)
-    return _finish(drawn, axes.flat, 2 if figure.shares else 1)
+    return finish(drawn, axes.flat, 2 if figure.shares else 1)
 
 
 def _stack(figure: Stack, table: Table, rows: Mapping[str, Row | None]) -> Figure:
     labels = {c.key: c.label.partition(" (")[0] for c in table.columns}
     measured = [(line.label, row) for line in table.lines if (row := rows.get(line.key)) is not None][::-1]
-    drawn, axes = _axes(1, 1)
+    drawn, axes = new_axes(1, 1)
     axis = axes[0][0]
     drawn.set_size_inches(7, 1.6 + 0.4 * len(measured))
     ends = [0.0] * len(measured)
@@ -305,7 +308,7 @@ def _stack(figure: Stack, table: Table, rows: Mapping[str, Row | None]) -> Figur
         ends = [end + piece for end, piece in zip(ends, pieces, strict=True)]
     axis.set_xlabel(figure.label)
     axis.grid(axis="x", alpha=0.25)
-    return _finish(drawn, [axis], 3)
+    return finish(drawn, [axis], 3)
 
 
 def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Figure:
@@ -317,7 +320,7 @@ def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Figure:
         for label, values in lists.items()
         if values and (side := math.isqrt(len(values))) ** 2 == len(values)
     }
-    drawn, axes = _axes(1, max(1, len(squares)))
+    drawn, axes = new_axes(1, max(1, len(squares)))
     for axis, (label, square) in zip(axes[0], squares.items(), strict=False):
         shown = axis.imshow(square, vmin=0, vmax=1, cmap="cividis")
         axis.set_title(label, fontsize=10)

@@ -51,7 +51,8 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Header:
-    """The head of a column: its label, an arrow to the better side, and the marks of its notes."""
+    """The head of a column: its label, the side that is better ("higher", "lower" or neither, ""), and the marks of its
+    notes."""
 
     label: str
     better: str

@@ -1,160 +1,169 @@
-"""The curves of a figure at equal values of a column, such as rules at equal accepted length: a table of interpolated
-cells, all of which say so."""
+"""Pairs of a figure's curves at equal x, such as rules at equal step compression: how far one is below the other over
+their common range, and where."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
-from statistics import median
+from collections.abc import Iterator, Mapping
+from itertools import combinations, groupby
+from math import comb
 
-from specbench.compare.paired import LEVEL, POWER, holm
-from specbench.tables.definitions import Column, Curve, Matched, Panel, TableFigure
-from specbench.tables.figures import point
-from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, facts, number, printable
+from specbench.compare.paired import LEVEL, holm
+from specbench.tables.definitions import Column, TableFigure, row_column
+from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, facts, printable
 from specbench.tables.measure import TablePlan
 
-GroupKey = tuple[str, str, str, str]  # panel, x, its value, y
+GroupKey = tuple[str, str, str]  # panel, x, y
 PairGroups = dict[GroupKey, list[tuple[Row, float]]]
-HOW = (
-    "Interpolated linearly between the two lines of the curve on either side; ± its standard error, from those of both "
-    "lines as if they were independent."
-)
+_MISSING = "Not compared: runs are missing or did not measure this, or the curves have no range in common."
 
 
 def build(todo: TablePlan, command: str) -> TableSheet:
-    """A cell for each curve, each column of `table.matched` and each value at which the curves are compared."""
-    table, model, measured = todo.table, todo.model, todo.rows
-    figure, matched = table.figure, table.matched
+    """An entry for each pair of curves, the same cells for each column of `table.matched`."""
+    table, matched, figure = todo.table, todo.table.matched, todo.table.figure
     assert isinstance(figure, TableFigure)
     assert matched is not None
-    panels = [panel for panel in figure.panels if panel.label in matched.at]
-    notes, columns = Notes(), {column.key: column for column in table.columns}
-    rows, _ = printable(table, {line.key: measured.get(line.key) for line in table.lines})
-    headers = [
-        _header(columns[y], columns[x], [(panel, dict(matched.at[panel.label])[x]) for panel in panels], notes)
-        for x, _ in next(iter(matched.at.values()))
-        for y in matched.y
-    ]
+    notes, columns, groups = Notes(), {column.key: column for column in table.columns}, adjusted_pairs(todo)
+    found: dict[tuple[str, ...], tuple[Row, float]] = {
+        (*key, row["a"], row["b"]): (row, p) for key, some in groups.items() for row, p in some
+    }
+    headers = [header for x in figure.x for y in matched.y for header in _headers(columns[y], x, notes)]
     entries = [
-        TableEntry(
-            f"{panel.label}: {curve.label}", "measured", model, (), _cells(panel, curve, matched, columns, rows, notes)
-        )
-        for panel in panels
-        for curve in panel.curves
+        TableEntry(f"{panel.label}: {b.label} against {a.label}", "measured", todo.model, (), cells)
+        for panel in todo.tested_panels
+        for a, b in combinations(panel.curves, 2)
+        if (cells := _cells(panel.label, a.label, b.label, todo, columns, found, notes))
     ]
-    present = [row for row in rows.values() if row is not None]
-    about = (*facts(present), ("Command", command))
+    rows, _ = printable(table, todo.rows)
+    about = (*facts([row for row in rows.values() if row is not None]), ("Command", command))
     shared = [f"The lines of the curves, and their runs, are those of the table {matched.lines_of}."]
-    remarks = (*table.remarks, *(shared if matched.lines_of else ()), *_tested(todo, columns))
+    remarks = (*table.remarks, *(shared if matched.lines_of else ()), *_summary(todo, groups))
     return TableSheet(
         table.id, table.title, table.paper, about, tuple(headers), tuple(entries), notes.all(), remarks, ()
     )
 
 
 def adjusted_pairs(todo: TablePlan) -> PairGroups:
-    """By panel, x, its value and y: the pairs of curves of these very runs, each with its p by Holm's adjustment over
-    all of them (without a test 1)."""
+    """By panel, x and y: the pairs of curves of these very runs, each with its p by Holm's adjustment over all pairs
+    that the table plans (without a test 1). A pair that is not compared yet counts as p = 1: with it, no other adjusted
+    p becomes larger."""
     runs = todo.equal
     rows = [row for row in todo.pairs if row["runs"] in runs]
-    adjusted = iter(holm([float(row["p"]) for row in rows if row["p"]]))
+    tested = [float(row["p"]) for row in rows if row["p"]]
+    adjusted = iter(holm([*tested, *[1.0] * (planned_pairs(todo) - len(tested))]))
     groups: PairGroups = {}
     for row in rows:
-        key = (row["panel"], row["x"], row["value"], row["y"])
+        key = (row["panel"], row["x"], row["y"])
         groups.setdefault(key, []).append((row, next(adjusted) if row["p"] else 1.0))
     return groups
 
 
-def _tested(todo: TablePlan, columns: Mapping[str, Column]) -> Iterator[str]:
-    """For every panel and column a sentence with the pairs of curves that differ, and one on the adjustment."""
-    groups = adjusted_pairs(todo)
-    tests, finds = _tests(groups), detectable(groups)
-    for (panel, x, value, y), some in groups.items():
-        different = [(row, p) for row, p in some if p < 1 - LEVEL]
-        listed = "; ".join(_ordered(row, p, columns[y]) for row, p in different)
-        where = f"{panel}, {columns[y].label} at {columns[x].label.partition(' (')[0].lower()} {float(value):g}"
-        count = f"{len(different)} of {len(some)} pairs of curves differ over {some[0][0]['prompts']} prompts"
-        least = finds.get((panel, x, value, y))
-        found = f", which find {least:.0%} with a probability of {POWER:.0%}" if least else ""
-        yield f"{where}: {count}{found}{': ' if listed else ''}{listed}."
-    if tests:
-        yield (
-            f"Pairs are tested prompt by prompt, and differ where p < {1 - LEVEL:.2g} by Holm's adjustment over all"
-            f" {tests} tests; in brackets the interval of {LEVEL:.0%} and the adjusted p. What prompts find"
-            " is the relative difference of a typical pair that passes the strictest of these tests."
-        )
+def planned_pairs(todo: TablePlan) -> int:
+    """How many pairs of curves the table compares, by all of its columns."""
+    figure, matched = todo.table.figure, todo.table.matched
+    if not isinstance(figure, TableFigure) or matched is None:
+        return 0
+    return len(figure.x) * len(matched.y) * sum(comb(len(panel.curves), 2) for panel in todo.tested_panels)
 
 
-def detectable(groups: PairGroups) -> dict[GroupKey, float]:
-    """By group of `adjusted_pairs`, the relative difference that the first of Holm's tests finds with the probability
-    `POWER`: the median over its pairs, from the standard errors of their differences. A group without any has none."""
-    from scipy import stats
-
-    tests = _tests(groups)
-    both = float(stats.norm.ppf(1 - (1 - LEVEL) / (2 * tests)) + stats.norm.ppf(POWER)) if tests else 0.0
-    found = {
-        key: [
-            both * abs(float(row["difference"]) / float(row["z"])) * 2 / (float(row["y_a"]) + float(row["y_b"]))
-            for row, _ in some
-            if row["p"] and float(row["z"])
-        ]
-        for key, some in groups.items()
-    }
-    return {key: median(shares) for key, shares in found.items() if shares}
+def numbers(row: Row, name: str) -> list[float]:
+    """A list of a row: `at`, `values`, `differences` or `margins`."""
+    return [float(value) for value in json.loads(row[name])]
 
 
-def _tests(groups: PairGroups) -> int:
-    return sum(bool(row["p"]) for some in groups.values() for row, _ in some)
+def stretches(row: Row) -> list[tuple[float, float, bool]]:
+    """Where the simultaneous band excludes 0: the first and last of neighbouring values of x, and whether the second
+    curve is above the first one."""
+    at, differences, margins = (numbers(row, name) for name in ("at", "differences", "margins"))
+    signs = [(abs(d) > m) * (1 if d > 0 else -1) for d, m in zip(differences, margins, strict=True)]
+    runs = [
+        [x for x, _ in some] + [sign] for sign, some in groupby(zip(at, signs, strict=True), key=lambda one: one[1])
+    ]
+    return [(xs[0], xs[-2], xs[-1] > 0) for xs in runs if xs[-1]]
 
 
-def _ordered(row: Row, p: float, column: Column) -> str:
-    """A pair with the smaller value first."""
-    a, b, sign = (row["a"], row["b"], 1) if float(row["difference"]) > 0 else (row["b"], row["a"], -1)
-    low, high = sorted(sign * float(row[end]) for end in ("low", "high"))
-    decimals = max(column.decimals, 1 - math.floor(math.log10(abs(float(row["difference"])))))
-    by = f"{abs(float(row['difference'])):.{decimals}f} ({low:.{decimals}f} to {high:.{decimals}f}, p = {p:.2g})"
-    return f"{a} below {b} by {by}"
-
-
-def _header(y: Column, x: Column, values: Sequence[tuple[Panel, float]], notes: Notes) -> Header:
-    where = ", ".join(f"{value:g} with {panel.label}" for panel, value in values)
-    name = x.label.partition(" (")[0].lower()
-    text = f"{y.label} at equal {name}: {where}"
-    if y.measured_as:
-        text += f"; measured: {y.measured_as}"
-    return Header(f"{y.label} at equal {name}", y.better, (notes.mark(f"{text}."),))
+def _headers(y: Column, x: str, notes: Notes) -> Iterator[Header]:
+    name = row_column(x).label.partition(" (")[0].lower()
+    text = (
+        f"{y.label} at equal {name}: mean over the range that both curves reach, from straight lines between the runs"
+    )
+    measured = f"; measured: {y.measured_as}" if y.measured_as else ""
+    yield Header(f"{name.capitalize()}", "", (notes.mark(f"The range over which the two curves are compared: {x}."),))
+    interval = f"in brackets the interval of {LEVEL:.0%}, by paired resampling of the prompts"
+    yield Header(f"{y.label}, ratio", "", (notes.mark(f"{text}, over that of the other curve; {interval}{measured}."),))
+    yield Header(
+        f"{y.label}, difference", y.better, (notes.mark(f"{text}, less that of the other curve; {interval}."),)
+    )
+    yield Header(
+        "p",
+        "",
+        (
+            notes.mark(
+                "Of the mean difference, at least 0.0001, then by Holm's adjustment over all pairs of the table."
+            ),
+        ),
+    )
+    where = (
+        f"Where the band around all differences of the pair, which has a coverage of {LEVEL:.0%}, excludes 0. The"
+        " band is of this pair alone, not adjusted for the other ones."
+    )
+    yield Header("Differs at", "", (notes.mark(where),))
 
 
 def _cells(
-    panel: Panel,
-    curve: Curve,
-    matched: Matched,
+    panel: str,
+    a: str,
+    b: str,
+    todo: TablePlan,
     columns: Mapping[str, Column],
-    rows: Mapping[str, Row | None],
+    found: Mapping[tuple[str, ...], tuple[Row, float]],
     notes: Notes,
 ) -> tuple[TableCell, ...]:
-    lines = [row for name in curve.lines if (row := rows.get(name)) is not None]
-    cells = []
-    for x, value in matched.at[panel.label]:
+    cells: list[TableCell] = []
+    figure, matched = todo.table.figure, todo.table.matched
+    assert isinstance(figure, TableFigure)
+    assert matched is not None
+    for x in figure.x:
         for y in matched.y:
-            points = sorted(p for row in lines if (p := point(row, x, y)))
-            found = interpolated(points, value)
-            if found is None:
-                reach = "The measured lines of the curve do not reach this value."
-                why = reach if points else "The runs did not measure this." if lines else "Not measured yet."
-                cells.append(notes.gap(why))
-            else:
-                decimals = max(columns[y].decimals, -math.floor(math.log10(found[1])) if found[1] > 0 else 0)
-                cells.append(TableCell(number(str(found[0]), decimals), f"{found[1]:.{decimals}f}", (notes.mark(HOW),)))
+            if (panel, x, y, a, b) not in found:
+                cells += [notes.gap(_MISSING)] * 5
+                continue
+            row, p = found[panel, x, y, a, b]
+            spans = [f"{low:.2f} to {high:.2f} ({'above' if up else 'below'})" for low, high, up in stretches(row)]
+            cells += [
+                TableCell(f"{float(row['from_x']):.2f} to {float(row['to_x']):.2f}"),
+                TableCell(ratio(row) or "—"),
+                TableCell(signed(row, columns[y].decimals)),
+                TableCell(f"{p:.2g}" if row["p"] else "—"),
+                TableCell("; ".join(spans) or "nowhere"),
+            ]
     return tuple(cells)
 
 
-def interpolated(points: Sequence[tuple[float, float, float, float]], x: float) -> tuple[float, float] | None:
-    """y at x, and its standard error to first order, on the line between the two neighbours of x among points (x, y,
-    standard error of x, of y) in the order of x. None outside of them."""
-    for (x0, y0, dx0, dy0), (x1, y1, dx1, dy1) in pairwise(points):
-        if x0 <= x <= x1 and x1 > x0:
-            share, slope = (x - x0) / (x1 - x0), (y1 - y0) / (x1 - x0)
-            left, right = math.hypot(dy0, slope * dx0), math.hypot(dy1, slope * dx1)
-            return y0 + share * (y1 - y0), math.hypot((1 - share) * left, share * right)
-    return None
+def ratio(row: Row) -> str:
+    """The ratio of a pair and its interval: "1.94 (1.75 to 2.13)"; empty where a mean is not above 0."""
+    ends = [row[name] for name in ("ratio", "ratio_low", "ratio_high")]
+    return f"{float(ends[0]):.2f} ({float(ends[1]):.2f} to {float(ends[2]):.2f})" if all(ends) else ""
+
+
+def signed(row: Row, decimals: int) -> str:
+    """The mean difference of a pair and its interval: "+0.021 (0.018 to 0.025)"."""
+    value, low, high = (float(row[name]) for name in ("difference", "low", "high"))
+    width = (high - low) / 2
+    shown = max(decimals, 1 - math.floor(math.log10(width))) if width > 0 else decimals
+    return f"{round(value, shown) + 0.0:+.{shown}f} ({low:.{shown}f} to {high:.{shown}f})"
+
+
+def _summary(todo: TablePlan, groups: PairGroups) -> Iterator[str]:
+    for (panel, _, y), some in groups.items():
+        different = sum(p < 1 - LEVEL for _, p in some)
+        label = next(column.label for column in todo.table.columns if column.key == y)
+        prompts = some[0][0]["prompts"]
+        yield f"{panel}, {label}: {different} of {len(some)} pairs of curves differ over {prompts} prompts."
+    waiting = planned_pairs(todo) - sum(bool(row["p"]) for some in groups.values() for row, _ in some)
+    missing = f", {waiting} of which are not compared and count as p = 1" if waiting else ""
+    yield (
+        f"Pairs differ where p < {1 - LEVEL:.2g} by Holm's adjustment over all {planned_pairs(todo)} pairs of the"
+        f" table{missing}. A pair that does not differ significantly is not shown to be equal: read its interval."
+    )

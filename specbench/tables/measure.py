@@ -52,15 +52,15 @@ class TablePlan(Plan[PlannedRun]):
 
     @property
     def tested_panels(self) -> list[Panel]:
-        """The panels whose curves are tested at equal values."""
-        figure, matched = self.table.figure, self.table.matched
-        if matched is None or not matched.tested or not isinstance(figure, TableFigure):
+        """The panels whose curves are compared at equal values."""
+        figure = self.table.figure
+        if self.table.matched is None or not isinstance(figure, TableFigure):
             return []
-        return [panel for panel in figure.panels if panel.label in matched.at]
+        return [panel for panel in figure.panels if len(panel.curves) > 1]
 
     @property
     def equal(self) -> dict[str, Panel]:
-        """The panels whose curves can be tested, by what identifies their runs: those that have all their rows."""
+        """The panels whose curves can be compared, by what identifies their runs: those that have all their rows."""
         rows, found = self.rows, {}
         for panel in self.tested_panels:
             runs = [(rows.get(key) or {}).get("run_id") for key in panel.keys]
@@ -70,20 +70,19 @@ class TablePlan(Plan[PlannedRun]):
 
     @property
     def unequalled(self) -> dict[str, Panel]:
-        """The panels of `equal` whose very runs are not tested."""
+        """The panels of `equal` whose very runs are not compared."""
         known = {row["runs"] for row in self.pairs}
         return {runs: panel for runs, panel in self.equal.items() if runs not in known}
 
     def with_tests(self, results: Path) -> Self:
         """With the tests that exist."""
-        matched = self.table.matched
         compared: Sequence[Row] = ()
         pairs: Sequence[Row] = ()
         if self.table.tests:
             from specbench.compare import wording
 
             compared = wording.ROWS.read(store(self.table, results, "_test"))
-        if matched is not None and matched.tested:
+        if self.table.matched is not None:
             from specbench.compare import equal
 
             pairs = equal.ROWS.read(store(self.table, results, "_pairs"))
@@ -99,7 +98,7 @@ def compared(test: TableTest, rows: Mapping[str, Row | None], comparisons: Seque
 
 def store(table: Table, results: Path, of: str = "") -> Path:
     """The file with the rows of a table; of: "_test": with those of `specbench compare` for its tests, "_pairs": with
-    the tests of its curves at equal values."""
+    the pairs of its curves at equal values."""
     return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}{of}.csv"
 
 

@@ -134,7 +134,7 @@ def _lines(source: Source) -> tuple[list[Line], list[Panel]]:
     panels = []
     for label, one in source.mapping("panels", source.held.get("panels")).items():
         held = source.mapping(f"panels: {label}", one)
-        if foreign := set(held) - {"with", "lines", "suffix", "first", "baseline"}:
+        if foreign := set(held) - {"with", "lines", "suffix", "first", "without_first", "baseline"}:
             raise source.fault(f"panels: {label} has no '{plain(min(foreign))}'")
         suffix = source.text("suffix", held.get("suffix", label))
         shared = source.mapping(f"panels: {label}: with", held.get("with"))
@@ -143,7 +143,10 @@ def _lines(source: Source) -> tuple[list[Line], list[Panel]]:
             begin = _curves(source, f"panels: {label}: first", held["first"], lines, shared, suffix)
             first = tuple(key for curve in begin for key in curve.lines)
         curves = _curves(source, f"panels: {label}", held.get("lines"), lines, shared, suffix)
-        joined = tuple(Curve(curve.label, (*first, *curve.lines)) for curve in curves)
+        apart = source.sequence(f"panels: {label}: without_first", held.get("without_first"))
+        if foreign := set(map(str, apart)) - {curve.label for curve in curves}:
+            raise source.fault(f"panels: {label}: without_first has {plain(min(foreign))}, which lines has not")
+        joined = tuple(Curve(c.label, c.lines if c.label in apart else (*first, *c.lines)) for c in curves)
         panels.append(Panel(label, joined, source.text("baseline", held.get("baseline", ""))))
     return list(lines.values()), panels or [Panel("", tuple(own))]
 
@@ -252,14 +255,12 @@ def _matched(source: Source) -> Matched | None:
     held = source.mapping("matched", source.held.get("matched"))
     if not held:
         return None
-    at = source.mapping("matched: at", held.get("at"))
-    pairs = {panel: tuple(source.mapping(panel, one).items()) for panel, one in at.items()}
-    y, tested = (tuple(map(str, source.sequence(f"matched: {k}", held.get(k)))) for k in ("y", "tested"))
-    if foreign := set(held) - {"y", "at", "tested", "lines_of"}:
-        raise source.fault(f"matched has no '{plain(min(foreign))}' (choose from: y, at, tested, lines_of)")
-    if foreign := set(tested) - set(y):
-        raise source.fault(f"matched: tested has {plain(min(foreign))}, which y has not")
-    return Matched(y, pairs, tested, source.text("matched: lines_of", held.get("lines_of", "")))
+    if foreign := set(held) - {"y", "lines_of"}:
+        raise source.fault(f"matched has no '{plain(min(foreign))}' (choose from: y, lines_of)")
+    y = tuple(source.text("matched: y", one) for one in source.sequence("matched: y", held.get("y")))
+    if not y:
+        raise source.fault("matched needs y: columns of the figure's curves")
+    return Matched(y, source.text("matched: lines_of", held.get("lines_of", "")))
 
 
 def _tests(source: Source) -> Iterator[TableTest]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from specbench.errors import UsageError
 from specbench.tables.layout import Header, TableCell, TableEntry, TableSheet
 
-_ARROWS = {"higher": "↑", "lower": "↓"}
+_ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -51,7 +51,7 @@ def markdown(sheet: TableSheet) -> str:
     out = [f"# {markdown_text(sheet.title)}", ""]
     out += [f"- Paper: {markdown_text(sheet.paper)}"]
     out += [f"- {label}: {_code(text) if label == 'Command' else markdown_text(text)}" for label, text in sheet.facts]
-    head = [f"{markdown_text(h.label)} {_ARROWS[h.better]}{mark(h.marks)}" for h in sheet.headers]
+    head = [f"{markdown_text(h.label)}{_ARROWS[h.better]}{mark(h.marks)}" for h in sheet.headers]
     out += ["", _line(["Method", "Source", *head]), _line(["---", "---", *["---:"] * len(head)])]
     previous = None
     for e in sheet.entries:
@@ -88,7 +88,7 @@ def _markdown_cell(cell: TableCell) -> str:
 
 def latex(sheet: TableSheet) -> str:
     r"""The sheet as a LaTeX table (needs `booktabs`, `graphicx` and `textcomp`, with T1 fonts)."""
-    head = [f"{latex_text(h.label)} {latex_text(_ARROWS[h.better])}{_latex_marks(h.marks)}" for h in sheet.headers]
+    head = [f"{latex_text(h.label + _ARROWS[h.better])}{_latex_marks(h.marks)}" for h in sheet.headers]
     lines = [r"\toprule", _latex_line(["Method", "Source", *head]), r"\midrule"]
     previous = None
     for e in sheet.entries:

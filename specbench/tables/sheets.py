@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from specbench.harness.planned import Row
 from specbench.storage.files import write_atomically
-from specbench.tables import figures, layout, literature, matched, render
+from specbench.tables import differences, figures, layout, literature, matched, render
 from specbench.tables.definitions import Table
 from specbench.tables.measure import TablePlan
 
@@ -25,7 +26,8 @@ def of_table(
         commands = {run.key: run.command for run in todo.runs}
         sheet = layout.build(table, todo.model, rows, printed, commands, command, todo.compared)
     stem = table.id if todo.model == table.model else f"{table.id}.{todo.model}"
-    return sheet, files(sheet, table, rows, folder, stem, formats)
+    written = files(sheet, table, rows, folder, stem, formats)
+    return sheet, chain(written, differences.draw(todo, folder, stem)) if table.matched else written
 
 
 def files(

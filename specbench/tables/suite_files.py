@@ -29,7 +29,7 @@ KEYS = {
     "lines": "the methods: a label and parameters each",
     "panels": "groups of lines, each with parameters of its own: the rows of a figure's axes",
     "figure": "what is drawn: x and y of curves, or series, maps, stack",
-    "matched": "values of x at which the curves are compared, in the place of the lines",
+    "matched": "columns of which every pair of curves is compared at equal x, printed instead of the lines",
     "tests": "pairs of lines that are tested image by image",
     "remarks": "sentences below the table",
     "needs": "columns without which an older row is measured again",
