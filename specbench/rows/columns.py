@@ -15,6 +15,10 @@ OF_RECORDS = ("perplexity", "emitted_tv", "emitted_kl")
 #: Columns of every metric; each also has the columns `_stderr` and `_backend`.
 METRICS = tuple(dict.fromkeys((*_ORDER, *OF_RECORDS, *parameters.found_choices().columns)))
 
+#: Statistics of what is emitted up to this size, in nats or in probability, are sums of the rounding of float32: exact
+#: methods have 1e-14 and 5e-8.
+FLOAT32 = 1e-6
+
 #: Column -> how tables and the report show it, in the report's order. conf/metrics declares those of metrics.
 SHOWN: dict[str, ShownColumn] = {
     "accepted_length_mean": ShownColumn("Accepted length", "higher", 2),
@@ -35,9 +39,9 @@ SHOWN: dict[str, ShownColumn] = {
     "draft_tv": ShownColumn("Total variation of draft and target", "lower", 3),
     "draft_top1": ShownColumn("Top-1 agreement", "higher", 3),
     "draft_top3": ShownColumn("Top-3 agreement", "higher", 3),
-    "log_prob_mean": ShownColumn("Log-probability of a token (nats)", "higher", 3),
-    "emitted_kl": ShownColumn("KL(emitted, target) of a token (nats)", "lower", 4),
-    "emitted_tv": ShownColumn("Total variation of emitted and target", "lower", 4),
+    "log_prob_mean": ShownColumn("Log-probability of a token (nats)", "higher", 3, FLOAT32),
+    "emitted_kl": ShownColumn("KL(emitted, target) of a token (nats)", "lower", 4, FLOAT32),
+    "emitted_tv": ShownColumn("Total variation of emitted and target", "lower", 4, FLOAT32),
     "emitted_kl_ratio": ShownColumn("KL(emitted, target) / the least possible", "lower", 3),
     "emitted_ratio_max": ShownColumn("Largest emitted / target probability", "lower", 2),
     "perplexity": ShownColumn("Perplexity", "lower", 2),
@@ -101,7 +105,7 @@ _LIKELIHOOD = {
     "log_prob_std": "its standard deviation over all tokens of all images",
     "emitted_kl_optimal": "the least emitted_kl with which as much could be accepted at every node, in nats: that of"
     " rule=band (docs/band.md); for chains of sampled tokens",
-    "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier; empty where both are rounding (1e-6 nats)",
+    "emitted_kl_ratio": f"emitted_kl / emitted_kl_optimal: 1 is the frontier; empty where both are rounding ({FLOAT32:g} nats)",
     "emitted_ratio_max": "largest ratio of an emitted token's probability to the target's that was met at a node, over"
     " all tokens that could have been emitted and all images",
     "emitted_log_ratio": "JSON list over the depths 1, 2, ... of a draft: natural logarithm of that ratio, mean over"
@@ -199,6 +203,11 @@ def stderr_of(column: str) -> str:
     """The column with the standard error of another: steps -> steps_stderr, latency_s_mean -> latency_s_stderr (next
     to latency_s_std)."""
     return f"{column.removesuffix('_mean')}_stderr"
+
+
+def resolved(column: str, value: float) -> float:
+    """A value as it may be printed: 0 where it is below the column's resolution."""
+    return 0.0 if column in SHOWN and abs(value) < SHOWN[column].resolution else value
 
 
 def _with_errors(lines: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specbench.rows import indices, timing
-from specbench.rows.columns import stderr_of
+from specbench.rows.columns import FLOAT32, stderr_of
 from specbench.rows.journal import Record
 from specbench.rows.timing import Estimate
 
@@ -204,15 +204,11 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     )
 
 
-#: Divergences up to this many nats a token are the rounding of float32.
-_ROUNDING = 1e-6
-
-
 def _frontier(images: Sequence[Record], found: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of what is emitted next to the least divergence, and of the largest ratios. found: the columns that
     are means."""
     columns: dict[str, Any] = {}
-    if found["emitted_kl"] is not None and (found["emitted_kl_optimal"] or 0) > _ROUNDING:
+    if found["emitted_kl"] is not None and (found["emitted_kl_optimal"] or 0) > FLOAT32:
         spent = [r.tokens * (r.emitted_kl or 0) for r in images]
         least = [r.tokens * (r.emitted_kl_optimal or 0) for r in images]
         columns |= with_errors({"emitted_kl_ratio": ratio(spent, least, by_prompt(images))})

@@ -359,9 +359,8 @@ def _tested(
             half = (float(found["high"]) - float(found["low"])) / 2
             decimals = max(3, -math.floor(math.log10(half))) if half > 0 else 3
             low, high, difference = (f"{float(found[name]):+.{decimals}f}" for name in ("low", "high", "difference"))
-            statistic = f"paired t({found['df']})" if found["df"] else "z"
             text += f"measured ({model}) {difference} (95 % interval {low} to {high}), "
-            text += f"{statistic} = {float(found['test_statistic']):.2f}, {p}"
+            text += f"paired t({found['df']}) = {float(found['test_statistic']):.2f}, {p}"
     printed: dict[str, list[str]] = {}
     for row in published if test.statistic == "accepted_length" else ():
         sign = {"t_statistic": "t = ", "p_value_upper_bound": "p < "}.get(row.cells.get("value_name", ""))

@@ -174,17 +174,16 @@ def _metrics_of(plan: SuitePlan, column: str) -> list[str]:
 
 def _pooled_p(rows: Sequence[Row]) -> float | None:
     """The two-sided p-value of the mean difference over seeds, from each one's paired test: the standard errors of
-    independent seeds add in squares, and the degrees of freedom as well."""
+    independent seeds add in squares, and the degrees of freedom by Welch and Satterthwaite."""
     from scipy import special
 
-    if any(not row.get("p") or not float(row["test_statistic"]) for row in rows):
+    tested = [row for row in rows if row.get("p")]  # of the others, every pair differs by the same
+    if not tested or any(not float(row["test_statistic"]) for row in tested):
         return None
-    error = math.hypot(*(float(row["difference"]) / float(row["test_statistic"]) for row in rows))
-    if not error:
-        return None
-    t = math.fsum(float(row["difference"]) for row in rows) / error
-    free = math.fsum(float(row["df"]) for row in rows if row.get("df"))  # none: the normal distribution's
-    return float(2 * special.stdtr(free, -abs(t)) if free else 2 * special.ndtr(-abs(t)))
+    errors = [float(row["difference"]) / float(row["test_statistic"]) for row in tested]
+    t = math.fsum(float(row["difference"]) for row in rows) / math.hypot(*errors)
+    free = math.hypot(*errors) ** 4 / math.fsum(e**4 / float(row["df"]) for e, row in zip(errors, tested))
+    return float(2 * special.stdtr(free, -abs(t)))
 
 
 def _remarks(
