@@ -599,7 +599,9 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     unpaired = 1.96 * math.hypot(alone[0].stderr or 0, alone[1].stderr or 0)
     assert test.high - paired_values.difference < 0.9 * unpaired
     text = sentences(found)["scenes_fid"]
-    assert re.search(r"scenes_fid.* higher \(worse\) with cool_sd than with eagle_chain \(95 % interval .*, paired t\(139\) = ", text)
+    assert re.search(
+        r"scenes_fid.* higher \(worse\) with cool_sd than with eagle_chain \(95 % interval .*, paired t\(139\) = ", text
+    )
     assert "effect" not in text
     few = between(a, folders.make("c", [replace(r, sha256=f"b{r.index}") for r in mine[:100]]))
     assert few.untested[-1] == "scenes_fid: B was not scored by it; score both with specbench evaluate"

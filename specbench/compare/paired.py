@@ -45,9 +45,7 @@ class Paired:
     test: PairedTest | None
 
 
-def paired(
-    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, resolution: float = 0.0
-) -> Paired:
+def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, resolution: float = 0.0) -> Paired:
     """Compare finite values a and b, (n,) each, n >= 2, paired by position. Where the two of a pair differ by no more
     than `resolution`, that is rounding, and they count as equal."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
@@ -67,9 +65,7 @@ def paired(
     return Paired(n, *means, mean, test)
 
 
-def by_influence(
-    value_a: float, value_b: float, a: np.ndarray, b: np.ndarray, resolution: float = 0.0
-) -> Paired:
+def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray, resolution: float = 0.0) -> Paired:
     """Compare two statistics of whole sets by the influences a and b, (n,) each of mean zero, of their n >= 2 paired
     members: one of them moves its statistic, to first order, by 1 / n of its influence. resolution: as of `paired`.
 

@@ -108,21 +108,21 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
     return columns
 
 
-def versus(images: Sequence[Record], vanilla: Sequence[Record]) -> dict[str, Any]:
+def versus(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record] = ()) -> dict[str, Any]:
     """The columns of some images against vanilla AR on the same prompts, in the same order; those in seconds are over
-    the timed pairs (see `timing.pairs`), the latency of vanilla over all its images."""
+    the timed pairs (see `timing.pairs`), the latency of vanilla over all its images. again: as of `timing.extended`."""
     prompts = by_prompt(images)
     estimates = {"speedup_step": ratio([r.steps for r in vanilla], [r.steps for r in images], prompts)}
     latency = [r.latency_s for r in vanilla if r.latency_s is not None]
     if len(latency) == len(images):
         estimates["baseline_latency_s"] = mean(latency, prompts)
-    found = timing.pairs(images, vanilla)
+    found = timing.pairs(*timing.extended(images, vanilla, again))
     if found:
         faster = timing.speedup(found)
         estimates["speedup_throughput"] = faster
         if len(latency) == len(images):
             estimates["speedup_latency"] = faster
-    return with_errors(estimates) | timing.columns(found)
+    return with_errors(estimates) | timing.columns(found, len(found) - len(timing.pairs(images, vanilla)))
 
 
 def by_prompt(images: Sequence[Record]) -> list[int] | None:

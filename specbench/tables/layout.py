@@ -16,8 +16,8 @@ from specbench.compare.paired import holm
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows import sample_size
-from specbench.rows.columns import COLUMNS, stderr_of
-from specbench.rows.seconds import common_machine, elsewhere, is_timed, withheld
+from specbench.rows.columns import COLUMNS, SPEEDUPS, stderr_of
+from specbench.rows.seconds import OLDER, common_machine, elsewhere, is_older, is_timed, is_vanilla, with_bias, withheld
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import PublishedRow
@@ -199,6 +199,9 @@ def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes:
         row is not None and row.get(column.key) and row.get(column.spread) for row in rows.values()
     ):
         parts.append(f"± its {column.spread_is}")
+        valued = [row for row in rows.values() if row is not None and row.get(column.key)]
+        if column.key in SPEEDUPS and any(is_older(row) and not is_vanilla(row) for row in valued):
+            parts.append(OLDER)
     parts += _said(column, rows)
     if column.published_as and printed:
         parts.append(f"published: {column.published_as}")
@@ -236,7 +239,7 @@ def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, R
     timed = [key for key in keys if is_timed(key, table.rows_of == "bench")]
     present = {name: row for name, row in rows.items() if row is not None}
     common = common_machine(present.values(), timed)
-    found, kept = {}, dict(rows)
+    found, kept = {}, {name: row and dict(with_bias(row)) for name, row in rows.items()}
     for name, row in present.items():
         for key in keys:
             why = sample_size.withheld(row, key)
