@@ -299,7 +299,13 @@ def share_steady(runs: int = 400, **how: Any) -> float:
     return sum(timing.columns(disturbed(seed, **how))["timing_valid"] for seed in range(runs)) / runs
 
 
-@pytest.mark.parametrize("n", [8, 16, 64])
+def test_few_pairs_tell_no_change_from_noise() -> None:
+    """Eight pairs, vanilla three times as slow in the second half: no noise, but no more than noise can look like."""
+    assert share_steady(1, n=8, noise=0.0, vanilla=lambda t: 1 + 2 * (t > 0.5)) == 0.0
+    assert share_steady(100, n=8, noise=0.01) == 1.0
+
+
+@pytest.mark.parametrize("n", [timing.FEWEST, 16, 64])
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.3])
 def test_a_steady_machine_is_blamed_in_a_hundredth_of_the_runs(n: int, noise: float) -> None:
     """The range of a Brownian bridge is beyond 2.0 with a probability of 1.0 %. Of 400 runs 4 on average, 12 with four

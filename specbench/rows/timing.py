@@ -18,6 +18,7 @@ import numpy as np
 from specbench.rows.columns import SHIFT_BOUND
 from specbench.rows.journal import Record
 
+FEWEST = 10  # pairs: of N without noise, of which half are slower, R / (s sqrt(N)) is 1.7 for N = 8, 2.2 for N = 10
 REPLICATES = 2000  # of the bootstrap: its standard error is then exact to 1 / sqrt(2 * 2000) = 1.6 %
 
 
@@ -153,9 +154,10 @@ def steadiness(found: Sequence[Pair]) -> Steadiness | None:
     N points a range is 2 * 0.5826 s smaller (Siegmund 1985: the maximum of a random walk). s comes from differences of
     pairs that are two apart, which a step changes twice and the ABBA order not at all.
 
-    A timing does not hold if the change is no noise (R > 2.0 s sqrt(N)) and moves the speed-up by more than
-    `SHIFT_BOUND`. A steady machine is blamed in at most 1 % of the runs, whatever its noise; a smaller shift, and one
-    that noise hides, is part of the speed-up's standard error. A load that lasts for the whole run is not seen.
+    A timing does not hold if the change moves the speed-up by more than `SHIFT_BOUND` and is no noise (R > 2.0 s
+    sqrt(N)), which fewer than `FEWEST` pairs cannot tell: there it does not hold either. From `FEWEST` pairs on a
+    steady machine is blamed in at most 1 % of the runs, whatever its noise; a smaller shift, and one that noise hides,
+    is part of the speed-up's standard error. A load that lasts for the whole run is not seen.
     """
     seconds = np.array([pair[:2] for pair in found], dtype=np.float64).reshape(-1, 2)
     n = len(found)
@@ -167,7 +169,8 @@ def steadiness(found: Sequence[Pair]) -> Steadiness | None:
     short = 2 * 0.5826
     expected = noise**2 * (n * math.pi**2 / 6 - 2 * short * math.sqrt(n * math.pi / 2) + short**2)
     shift = 2 / n * math.sqrt(max(0.0, total**2 - expected))
-    return Steadiness(shift, not (total > 2.0 * noise * math.sqrt(n) and shift > SHIFT_BOUND))
+    is_noise = n >= FEWEST and total <= 2.0 * noise * math.sqrt(n)
+    return Steadiness(shift, shift <= SHIFT_BOUND or is_noise)
 
 
 def drift(found: Sequence[Pair]) -> float | None:

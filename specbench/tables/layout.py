@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 
-from specbench.compare.paired import holm
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows import sample_size
@@ -21,7 +20,7 @@ from specbench.rows.seconds import OLDER, common_machine, elsewhere, is_older, i
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import PublishedRow
-from specbench.tables.measure import compared
+from specbench.tables.measure import compared_row
 
 Row = Mapping[str, str]
 #: Half a 95 % interval, in standard errors: scipy.special.ndtri(0.975), whose import takes half a second.
@@ -159,8 +158,7 @@ def build(
                 if printed is not None and printed.of == models[line.key] and rows[line.key] is not None:
                     entries.append(_difference(table, line, rows[line.key] or {}, printed, notes))
     present = [r for r in rows.values() if r is not None]
-    adjusted = _adjusted(table, rows, comparisons)
-    remarks = [_tested(table, test, models[test.line], rows, comparisons, adjusted, published) for test in table.tests]
+    remarks = [_tested(table, test, models[test.line], rows, comparisons, published) for test in table.tests]
     remarks += table.remarks
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
         if len({tuple(r.get(k, "") for k in names) for r in present}) > 1:
@@ -327,34 +325,26 @@ def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes
     return TableEntry(line.label, "difference", printed.model, (mark,), tuple(cells))
 
 
-def _adjusted(table: Table, rows: Mapping[str, Row | None], comparisons: Sequence[Row]) -> dict[TableTest, float]:
-    """Holm's adjusted p-values of the tests that have one."""
-    found = {test: compared(test, rows, comparisons) for test in table.tests}
-    p = {test: float(row["p"]) for test, row in found.items() if row is not None and row["p"]}
-    return dict(zip(p, holm(list(p.values())), strict=True))
-
-
 def _tested(
     table: Table,
     test: TableTest,
     model: str,
     rows: Mapping[str, Row | None],
     comparisons: Sequence[Row],
-    adjusted: Mapping[TableTest, float],
     published: Sequence[PublishedRow],
 ) -> str:
-    """The result of a test as a sentence, next to the printed ones. adjusted: as of `_adjusted`."""
+    """The result of a test as a sentence, next to the printed ones."""
     labels = {line.key: line.label for line in table.lines}
     text = f"{test.label}, {labels[test.line]} minus {labels[test.other]}: "
-    found = compared(test, rows, comparisons)
+    found = compared_row(test, rows, comparisons)
     if found is None:
         text += "not measured yet"
     elif not found["p"]:
         text += f"measured ({model}) {float(found['difference']):+.3f} in each of {found['pairs']} pairs of images"
     else:
         p = f"p = {float(found['p']):.2g}" if float(found["p"]) > 0 else "p < 1e-300"
-        if len(adjusted) > 1:
-            p += f" ({adjusted[test]:.2g} by Holm's adjustment over {len(adjusted)} tests)"
+        if int(found["tests"]) > 1:
+            p += f" ({float(found['p_holm']):.2g} by Holm's adjustment over {found['tests']} tests)"
         p += f", over {found['pairs']} pairs of the same prompt"
         if test.statistic == "distribution":
             text += f"measured ({model}) energy distance {float(found['test_statistic']):.3g}, {p}"
