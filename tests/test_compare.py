@@ -343,6 +343,20 @@ def test_seconds_of_separate_passes_are_pointed_out(folders: Folders) -> None:
     assert not [remark for remark in found.remarks if remark.startswith(separate)]
 
 
+@pytest.mark.parametrize("slower", [1.0, 1.5])
+def test_seconds_of_a_timing_that_does_not_hold_are_not_compared(folders: Folders, slower: float) -> None:
+    """Vanilla's half of B's pairs slows after half of them; A has no pairs."""
+    mine = [image(i, s, timed=2 * i + 1, done=i) for i, s in enumerate(steps(0))]
+    seconds = [256 * (slower if i >= N // 2 else 1) for i in range(N)]
+    vanilla = [image(i, 256, timed=2 * i + 2, latency_s=s, decode_s=s, done=i) for i, s in enumerate(seconds)]
+    a, b = folders.make("a", MINE), folders.make("b", mine, "method=cool_sd", baseline=vanilla)
+    for found in (between(a, b), between(f"{b}/baseline", b)):
+        tested = {r.statistic.name for r in found.results}
+        assert ("latency_s" in tested) == (slower == 1)
+        assert any(text.startswith("latency_s: over 40 pairs") for text in found.untested) == (slower != 1)
+        assert "steps" in tested
+
+
 def test_what_a_run_lacks_is_reported(folders: Folders) -> None:
     vanilla = [image(i, 256, drafted=0, accepted=0) for i in range(N)]
     older = [replace(r, log_prob_mean=None if r.index else -1.0) for r in MINE]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Call
 from test_tables import FakeBench
 
 from specbench.cli import tables as cli
@@ -15,6 +16,7 @@ from specbench.report import gather
 from specbench.rows import seconds
 from specbench.rows.columns import COLUMNS, OF_TIMING, SHIFT_BOUND, SPEEDUPS, TIMED_COLUMNS
 from specbench.rows.csv_files import append_row
+from specbench.rows.shown import shown
 from specbench.tables import layout, literature, measure
 from specbench.tables.catalog import TABLES
 
@@ -150,6 +152,29 @@ def test_a_report_prints_what_tables_print() -> None:
     assert shown(timed_pairs=64, drift=0.02, timing_valid="true") == {"speedup_latency", "latency_s_mean"}
     assert shown(timed_pairs=64, drift=0.2, timing_valid="false") == shown(**unsteady) == set()
     assert shown() == {"latency_s_mean"}
+
+
+def test_what_is_shown_of_a_row() -> None:
+    """In the printed report of a run, in `specbench show`, on the report's page and on cards."""
+    values: dict[str, Any] = {"timed_pairs": 64, "further_pairs": 64, "speedup_shift": 0.2, "timing_valid": "false"}
+    values |= {"latency_s_mean": 2.0, "latency_s_p95": 3.0, "speedup_latency": 1.5, "speedup_latency_stderr": 0.1}
+    values |= {"steps": 5.0, "emitted_kl": 1e-14, "emitted_kl_stderr": 1e-15, "emitted_tv": 0.2}
+    found = shown(values)
+    assert {name for name in values if found[name] is None} == {
+        "latency_s_mean", "latency_s_p95", "speedup_latency", "speedup_latency_stderr", "emitted_kl_stderr",
+    }  # fmt: skip
+    assert (found["emitted_kl"], found["emitted_tv"], found["timed_pairs"]) == (0.0, 0.2, 64)
+    assert shown(values | {"timing_valid": "true"})["speedup_latency"] == 1.5
+
+
+def test_show_has_no_seconds_of_a_timing_that_does_not_hold(call: Call, tmp_path: Path) -> None:
+    cells = row("a", **UNSTEADY) | {"model": "m", "method": "sjd", "config_hash": "c"}
+    append_row(tmp_path / "rows.csv", dict.fromkeys(COLUMNS) | cells)
+    append_row(tmp_path / "rows.csv", dict.fromkeys(COLUMNS) | cells | PAIRED | {"run_id": "b", "seed": "1"})
+    code, out, _ = call(
+        "show", "rows.csv", "--no-pool", "--format", "csv", "--columns", "run_id,latency_s_mean,speedup_latency,steps"
+    )
+    assert (code, out.splitlines()[1:]) == (0, ["a,,,", "b,0.5,1.5,"])
 
 
 def test_every_speed_up_in_seconds_is_a_timed_column() -> None:
