@@ -140,6 +140,37 @@ def test_equal_differences_leave_nothing_to_test(shift: float) -> None:
     assert paired([0.0, 0.0], [0.0, 0.0]) == Paired(2, 0.0, 0.0, 0.0, None)
 
 
+def test_means_by_influence_are_the_paired_t_test() -> None:
+    """With normal quantiles and sums over n instead of n - 1, intervals of 24 pairs were 8 % too narrow."""
+    a, b = np.random.default_rng(0).normal(size=(2, 24))
+    means, whole = paired(a, b), by_influence(a.mean(), b.mean(), a - a.mean(), b - b.mean())
+    found, wanted = paired_test(whole), paired_test(means)
+    assert whole.difference == pytest.approx(means.difference)
+    for name in ("low", "high", "statistic", "df", "p"):
+        assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-12)
+
+
+def test_rounding_is_no_difference() -> None:
+    """An exact method emits 1e-14 nats by its float32 sums, vanilla 0: that was "a large effect" with p = 0.014. One
+    image that differs by more is tested, and tells nothing."""
+    rng = np.random.default_rng(0)
+    zeros, tiny = np.zeros(24), 1e-14 * (1 + rng.random(24))
+    assert paired_test(paired(zeros, tiny)).p < 1e-6
+    rounding = paired(zeros, tiny, 1e-6)
+    assert (rounding.test, rounding.difference) == (None, 0.0)
+    assert by_influence(0.0, 1e-7, zeros, tiny, 1e-6) == Paired(24, 0.0, 1e-7, 0.0, None)
+    some = tiny + 1e-5 * (np.arange(24) == 3)
+    assert paired_test(paired(zeros, some, 1e-6)).p == pytest.approx(stats.ttest_1samp(some * (some > 1e-6), 0).pvalue)
+
+
+def test_an_exact_method_is_not_told_from_vanilla_by_what_it_emits(folders: Folders) -> None:
+    vanilla = [image(i, 100, emitted_kl=0.0, emitted_tv=0.0) for i in range(8)]
+    exact = [image(i, 100, emitted_kl=1e-14 * (1 + i % 3), emitted_tv=4e-8 + 1e-9 * i) for i in range(8)]
+    found = between(folders.make("a", vanilla), folders.make("b", exact, "method=sjd"))
+    assert [of(found, name).test for name in ("emitted_kl", "emitted_tv")] == [None, None]
+    assert "rounding" in sentences(found)["emitted_kl"]
+
+
 def test_holm_is_the_textbooks() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, 0.6]) == [1.0, 1.0]
@@ -310,6 +341,20 @@ def test_seconds_of_separate_passes_are_pointed_out(folders: Folders) -> None:
     both = [[replace(r, timed=2 * r.index + k) for r in MINE] for k in range(2)]
     found = between(folders.make("c", both[0]), folders.make("d", both[1], "method=sjd"))
     assert not [remark for remark in found.remarks if remark.startswith(separate)]
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.5])
+def test_seconds_of_a_timing_that_does_not_hold_are_not_compared(folders: Folders, slower: float) -> None:
+    """Vanilla's half of B's pairs slows after half of them; A has no pairs."""
+    mine = [image(i, s, timed=2 * i + 1, done=i) for i, s in enumerate(steps(0))]
+    seconds = [256 * (slower if i >= N // 2 else 1) for i in range(N)]
+    vanilla = [image(i, 256, timed=2 * i + 2, latency_s=s, decode_s=s, done=i) for i, s in enumerate(seconds)]
+    a, b = folders.make("a", MINE), folders.make("b", mine, "method=cool_sd", baseline=vanilla)
+    for found in (between(a, b), between(f"{b}/baseline", b)):
+        tested = {r.statistic.name for r in found.results}
+        assert ("latency_s" in tested) == (slower == 1)
+        assert any(text.startswith("latency_s: over 40 pairs") for text in found.untested) == (slower != 1)
+        assert "steps" in tested
 
 
 def test_what_a_run_lacks_is_reported(folders: Folders) -> None:
@@ -561,14 +606,16 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     found = between(a, b)
     paired_values = of(found, "scenes_fid")
     test = paired_test(paired_values)
-    assert (test.df, test.wilcoxon, test.d_z) == (None, None, None)
+    assert (test.df, test.wilcoxon, test.d_z) == (n - 1, None, None)
     # the two values are those of two rows, and the difference is surer than of two runs that are not paired
     alone = [one.score(outputs.astype(np.float32), data.load(read(a).cfg | {"n": n}))[0] for outputs in (x, y)]
     assert (paired_values.mean_a, paired_values.mean_b) == pytest.approx((alone[0].value, alone[1].value))
     unpaired = 1.96 * math.hypot(alone[0].stderr or 0, alone[1].stderr or 0)
     assert test.high - paired_values.difference < 0.9 * unpaired
     text = sentences(found)["scenes_fid"]
-    assert re.search(r"scenes_fid.* higher \(worse\) with cool_sd than with eagle_chain \(95 % interval .*, z = ", text)
+    assert re.search(
+        r"scenes_fid.* higher \(worse\) with cool_sd than with eagle_chain \(95 % interval .*, paired t\(139\) = ", text
+    )
     assert "effect" not in text
     few = between(a, folders.make("c", [replace(r, sha256=f"b{r.index}") for r in mine[:100]]))
     assert few.untested[-1] == "scenes_fid: B was not scored by it; score both with specbench evaluate"

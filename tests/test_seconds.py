@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Call
 from test_tables import FakeBench
 
 from specbench.cli import tables as cli
 from specbench.report import gather
 from specbench.rows import seconds
-from specbench.rows.columns import COLUMNS, DRIFT_BOUND, SPEEDUPS, TIMED_COLUMNS
+from specbench.rows.columns import COLUMNS, OF_TIMING, SHIFT_BOUND, SPEEDUPS, TIMED_COLUMNS
 from specbench.rows.csv_files import append_row
+from specbench.rows.shown import shown
 from specbench.tables import layout, literature, measure
 from specbench.tables.catalog import TABLES
 
@@ -21,7 +24,10 @@ TABLE = TABLES["sjd_table4"]
 LATENCY, SPEEDUP, STEPS = (
     [c.key for c in TABLE.columns].index(k) for k in ("latency_s_mean", "speedup_latency", "step_compression")
 )
-PAIRED = {"timed_pairs": "64", "drift": "0.01", "timing_valid": "true"}
+PAIRED = {"timed_pairs": "64", "further_pairs": "0", "drift": "0.01", "speedup_shift": "0.0", "timing_valid": "true"}
+UNSTEADY = {"further_pairs": "32", "speedup_shift": "0.12", "timing_valid": "false"}
+#: Rows of versions that judged a timing by the drift of vanilla.
+OLDER = {"further_pairs": "", "speedup_shift": ""}
 
 
 def row(name: str, **cells: str) -> dict[str, str]:
@@ -46,16 +52,34 @@ def printed(rows: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[tuple[str,
     return found
 
 
-def test_a_speed_up_of_a_drifting_machine_is_not_printed() -> None:
-    drifted = {"drift": "-0.24", "timing_valid": "false"}
-    found = printed({"vanilla": vanilla(), "sjd": row("a"), "jacobi": row("b", **drifted)})
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        (UNSTEADY, "over 64 pairs with vanilla, 32 of them measured again, the speed-up was not steady"),
+        (OLDER | {"drift": "-0.24", "timing_valid": "false"}, "vanilla's seconds drifted by -24%"),
+    ],
+)
+def test_the_seconds_of_a_timing_that_does_not_hold_are_not_printed(cells: dict[str, str], why: str) -> None:
+    found = printed({"vanilla": vanilla(), "sjd": row("a"), "jacobi": row("b", **cells)})
     assert found["vanilla"] == (("0.500", "1.00", "1.00"), "")
     assert found["sjd"] == (("0.500", "1.50", "3.00"), "")
     shown, note = found["jacobi"]
-    assert shown == ("0.500", "", "3.00")
-    assert note == (
-        f"Not printed: vanilla's seconds drifted by -24% from the first half to the second, beyond {DRIFT_BOUND:.0%}."
-    )
+    assert shown == ("", "", "3.00")
+    assert note.startswith(f"Not printed: {why}")
+
+
+def test_the_error_of_an_older_speed_up_has_the_bias_of_its_criterion() -> None:
+    """Vanilla's own speed-up is 1 by definition, and a newer row's error has what was measured."""
+    cells = {"speedup_latency": "2", "speedup_latency_stderr": "0.03", "steps_stderr": "1"}
+    older = seconds.with_bias(row("a", **OLDER, **cells))
+    assert float(older["speedup_latency_stderr"]) == pytest.approx(math.hypot(0.03, 2 * SHIFT_BOUND))
+    assert older["steps_stderr"] == "1"
+    for same in (row("a", **cells), vanilla(**OLDER), row("a", **dict.fromkeys(PAIRED, ""), **cells)):
+        assert seconds.with_bias(same) == same
+    sheet = layout.build(TABLE, "llamagen_scenes", {"sjd": row("a", **OLDER, **cells)}, [], {}, "")
+    entry = next(e for e in sheet.entries if e.cells[SPEEDUP].value)
+    assert entry.cells[SPEEDUP].spread == "0.10"
+    assert any(seconds.OLDER in note for _, note in sheet.notes)
 
 
 def test_a_speed_up_of_separate_passes_is_not_printed() -> None:
@@ -69,8 +93,11 @@ def test_a_speed_up_of_separate_passes_is_not_printed() -> None:
 
 
 def test_too_few_pairs_give_no_speed_up() -> None:
-    found = printed({"sjd": row("a", timed_pairs="1", drift="", timing_valid="false")})
-    assert found["sjd"][1] == "Not printed: 1 timed pairs are too few for an error and a drift."
+    cells = {"timed_pairs": "1", "drift": "", "speedup_shift": "", "timing_valid": "false"}
+    assert printed({"sjd": row("a", **cells)})["sjd"] == (
+        ("0.500", "", "3.00"),
+        "Not printed: 1 timed pairs are too few for an error.",
+    )
 
 
 @pytest.mark.parametrize("name", seconds.MACHINE)
@@ -109,17 +136,49 @@ def test_a_report_prints_what_tables_print() -> None:
     def shown(**cells: Any) -> set[str]:
         found = gather.Found()
         own = {"run_id": "a", "baseline_run_id": "a/baseline", "model": "llamagen_scenes", "method": "sjd", "n": 4}
-        speeds = {"speedup_latency": 1.5, "steps": 5.0, "command": "", "command_exact": True, "file": ""}
+        speeds = {
+            "speedup_latency": 1.5,
+            "latency_s_mean": 2.0,
+            "steps": 5.0,
+            "command": "",
+            "command_exact": True,
+            "file": "",
+        }
         found.rows = [dict.fromkeys(COLUMNS) | own | speeds | cells]
         [one] = gather.page_data(found)["rows"]
-        return set(one["values"]) & {"speedup_latency"}
+        return set(one["values"]) & {"speedup_latency", "latency_s_mean"}
 
-    assert shown(timed_pairs=64, drift=0.02, timing_valid="true") == {"speedup_latency"}
-    assert shown(timed_pairs=64, drift=0.2, timing_valid="false") == shown() == set()
+    unsteady = {"timed_pairs": 64, "further_pairs": 64, "speedup_shift": 0.2, "timing_valid": "false"}
+    assert shown(timed_pairs=64, drift=0.02, timing_valid="true") == {"speedup_latency", "latency_s_mean"}
+    assert shown(timed_pairs=64, drift=0.2, timing_valid="false") == shown(**unsteady) == set()
+    assert shown() == {"latency_s_mean"}
+
+
+def test_what_is_shown_of_a_row() -> None:
+    """In the printed report of a run, in `specbench show`, on the report's page and on cards."""
+    values: dict[str, Any] = {"timed_pairs": 64, "further_pairs": 64, "speedup_shift": 0.2, "timing_valid": "false"}
+    values |= {"latency_s_mean": 2.0, "latency_s_p95": 3.0, "speedup_latency": 1.5, "speedup_latency_stderr": 0.1}
+    values |= {"steps": 5.0, "emitted_kl": 1e-14, "emitted_kl_stderr": 1e-15, "emitted_tv": 0.2}
+    found = shown(values)
+    assert {name for name in values if found[name] is None} == {
+        "latency_s_mean", "latency_s_p95", "speedup_latency", "speedup_latency_stderr", "emitted_kl_stderr",
+    }  # fmt: skip
+    assert (found["emitted_kl"], found["emitted_tv"], found["timed_pairs"]) == (0.0, 0.2, 64)
+    assert shown(values | {"timing_valid": "true"})["speedup_latency"] == 1.5
+
+
+def test_show_has_no_seconds_of_a_timing_that_does_not_hold(call: Call, tmp_path: Path) -> None:
+    cells = row("a", **UNSTEADY) | {"model": "m", "method": "sjd", "config_hash": "c"}
+    append_row(tmp_path / "rows.csv", dict.fromkeys(COLUMNS) | cells)
+    append_row(tmp_path / "rows.csv", dict.fromkeys(COLUMNS) | cells | PAIRED | {"run_id": "b", "seed": "1"})
+    code, out, _ = call(
+        "show", "rows.csv", "--no-pool", "--format", "csv", "--columns", "run_id,latency_s_mean,speedup_latency,steps"
+    )
+    assert (code, out.splitlines()[1:]) == (0, ["a,,,", "b,0.5,1.5,"])
 
 
 def test_every_speed_up_in_seconds_is_a_timed_column() -> None:
-    assert set(SPEEDUPS) < TIMED_COLUMNS < set(COLUMNS)
+    assert {*SPEEDUPS, *OF_TIMING} < TIMED_COLUMNS < set(COLUMNS)
     seconds = {name for name in COLUMNS if "latency" in name or name.endswith("_per_s")}
     assert seconds - TIMED_COLUMNS == {"latency_bound", "served_images_per_s"}  # a parameter; a server's own clock
 

@@ -14,7 +14,7 @@ import pytest
 from specbench.cli import tables as cli
 from specbench.compare import wording
 from specbench.compare.comparison import STATISTICS, Comparison, Result
-from specbench.compare.paired import paired
+from specbench.compare.paired import holm, paired
 from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
@@ -164,11 +164,43 @@ def test_several_tests_of_a_table_are_adjusted() -> None:
         common | {"statistic": statistic, "difference": "0.5", "p": p}
         for statistic, p in (("accepted_length", "0.03"), ("steps", "0.02"))
     ]
-    found = layout.build(TABLE, "m", rows, [], {}, "", cells).remarks[:2]
+    cells = [dict.fromkeys(wording.COLUMNS, "") | one for one in cells]
+    found = layout.build(TABLE, "m", rows, [], {}, "", wording.readjusted(cells)).remarks[:2]
     assert ["p = 0.03 (0.04 by Holm's adjustment over 2 tests)" in text for text in found] == [True, False]
     assert ["p = 0.02 (0.04 by Holm's adjustment over 2 tests)" in text for text in found] == [False, True]
-    alone = layout.build(TABLE, "m", rows, [], {}, "", cells[:1]).remarks[0]
+    alone = layout.build(TABLE, "m", rows, [], {}, "", wording.readjusted(cells[:1])).remarks[0]
     assert "p = 0.03, over 9 pairs" in alone
+
+
+def test_a_p_has_one_family_wherever_it_is_printed() -> None:
+    """The same p had Holm's adjustment over a comparison in the file and over a table's tests in the table."""
+    names = ("accepted_length", "steps", "latency_s", "log_prob_mean")
+    p = ("0.01", "0.02", "0.03", "0.04")
+    cells = dict.fromkeys(wording.COLUMNS, "") | {"tests": "4", "sentence": "It differs (p = 0.0)."}
+    held = [cells | {"statistic": name, "p": one, "p_holm": "0.04"} for name, one in zip(names, p)]
+    alone = {row["statistic"]: row for row in held}
+    family = [i for i, row in enumerate(held) if row["statistic"] in ("accepted_length", "steps")]
+    found = {row["statistic"]: row for row in wording.readjusted(held, family)}
+    both = [float(alone[name]["p"]) for name in ("accepted_length", "steps")]
+    assert [float(found[name]["p_holm"]) for name in ("accepted_length", "steps")] == holm(both)
+    assert [found[name]["tests"] for name in ("accepted_length", "steps")] == ["2", "2"]
+    assert {name: row for name, row in found.items() if row["tests"] != "2"} == {
+        name: row for name, row in alone.items() if name not in ("accepted_length", "steps")
+    }
+    assert wording.readjusted(held)[0]["tests"] == str(sum(bool(row["p"]) for row in held))
+
+
+def test_a_sentence_follows_its_adjustment() -> None:
+    row = dict.fromkeys(wording.COLUMNS, "") | {
+        "statistic": "steps",
+        "p": "0.03",
+        "sentence": "B takes more (p = 0.03).",
+    }
+    more = [row, row | {"p": "0.04"}]
+    first = wording.readjusted(more)[0]["sentence"]
+    assert first == "B takes more (p = 0.03), but p = 0.06 after Holm's adjustment for 2 tests."
+    again = wording.readjusted([row | {"sentence": first}])[0]["sentence"]
+    assert again == row["sentence"]
 
 
 def test_equal_pairs_have_no_test() -> None:
@@ -182,7 +214,7 @@ def test_equal_pairs_have_no_test() -> None:
 
 
 def test_a_test_is_named_by_its_statistic() -> None:
-    """A Fréchet distance has no degrees of freedom, and was printed as a paired t-test without them."""
+    """The distance between distributions has no degrees of freedom."""
     pair = ("cool_sd_1.1", "lantern_pp")
     table = replace(
         TABLE,
@@ -192,10 +224,11 @@ def test_a_test_is_named_by_its_statistic() -> None:
     common = {"run_a": "a", "run_b": "b", "pairs": "9", "difference": "0.5", "low": "0.1", "high": "0.9"}
     cells = [
         common | {"statistic": "steps", "df": "8", "test_statistic": "3", "p": "0.02"},
-        common | {"statistic": "scenes_fid", "df": "", "test_statistic": "2.5", "p": "0.01"},
+        common | {"statistic": "scenes_fid", "df": "7", "test_statistic": "2.5", "p": "0.01"},
         common | {"statistic": "distribution", "df": "", "test_statistic": "0.013", "p": "0.03"},
     ]
+    cells = wording.readjusted([dict.fromkeys(wording.COLUMNS, "") | one for one in cells])
     steps, frechet, energy = layout.build(table, "m", rows, [], {}, "", cells).remarks[:3]
     assert "paired t(8) = 3.00, p = 0.02 (0.04 by Holm" in steps
-    assert "z = 2.50, p = 0.01 (0.03 by Holm" in frechet
+    assert "paired t(7) = 2.50, p = 0.01 (0.03 by Holm" in frechet
     assert "energy distance 0.013, p = 0.03 (0.04 by Holm" in energy

@@ -69,7 +69,7 @@ class FakeBench(Bench):
         scorers = {"clip_score": "two-tower", "fid": "classifier", "image_reward": "reader"}
         length = {"accepted_length_mean": 1.11 * i, "accepted_length_std": 0.2}
         speed = {"latency_s_mean": 0.4567 / i, "latency_s_std": 0.01, "speedup_latency": 1.0 * i}
-        speed |= {"timing": "true", "timed_pairs": 64, "drift": 0.01, "timing_valid": "true"}
+        speed |= {"timing": "true", "timed_pairs": 64, "further_pairs": 0, "speedup_shift": 0.0, "timing_valid": "true"}
         backends = {f"{name}_backend": f"scenes {scorer}" for name, scorer in scorers.items()}
         model = {"model": "llamagen_scenes"}
         return dict.fromkeys(COLUMNS) | model | own | origin | scores | backends | length | speed | self.cells

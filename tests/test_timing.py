@@ -18,8 +18,8 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.folder import stored
 from specbench.rows import provenance, summary, timing
-from specbench.rows.columns import DRIFT_BOUND, TIMED_COLUMNS
-from specbench.rows.journal import Record, read_records
+from specbench.rows.columns import TIMED_COLUMNS
+from specbench.rows.journal import TIMINGS, Record, read_records
 from specbench.rows.timing import Pair
 
 WORDS = ("metrics=none", "n=6", "warmup=0")
@@ -216,9 +216,10 @@ def test_the_interval_has_the_true_speed_up_on_a_drifting_machine(n: int, rho: f
 
 
 def test_separate_passes_miss_the_true_speed_up_on_a_drifting_machine() -> None:
-    """The same machine, all prompts by the method and then all by vanilla: the interval of 95 % has the truth in less
-    than half of the runs."""
-    assert coverage(lambda rng: drifting(rng, 64, 0.99, interleaved=False)) < 0.5
+    """The same machine, all prompts by the method and then all by vanilla: although the error has what a change of one
+    side moves, the interval of 95 % misses the truth in a quarter of the runs (0.73 known to 2.2 %, and three times
+    that)."""
+    assert coverage(lambda rng: drifting(rng, 64, 0.99, interleaved=False)) < 0.8
 
 
 def loaded(rng: np.random.Generator, phase: float, interleaved: bool, n: int = 32) -> list[Pair]:
@@ -278,29 +279,137 @@ def test_blocks_hold_whole_cycles() -> None:
     assert [timing.block_length(n) for n in (1, 4, 16, 64, 500, 5000)] == [2, 2, 2, 4, 8, 18]
 
 
-class Slowing(FakePipeline):
-    """Vanilla takes a second a token, and from image 3 on `factor` times as long."""
+def disturbed(seed: int, n: int, noise: float, vanilla: Any = 1.0, method: Any = 1.0, most: int = 8) -> list[Pair]:
+    """Pairs of a method that takes 5 to `most` steps of 1 s where vanilla takes 16, in ABBA order, with relative noise
+    of every decode. vanilla, method: how much slower each side is: functions of the time from 0 to 1, or a constant."""
+    rng, found = np.random.default_rng(seed), []
+    for i in range(n):
+        steps = int(rng.integers(5, most + 1))
+        seconds = {}
+        for place, side in enumerate((i % 2, 1 - i % 2)):  # 0: the method
+            slower, when = (method, vanilla)[side], (2 * i + place) / (2 * n)
+            load = slower(when) if callable(slower) else slower
+            seconds[side] = (steps, 16)[side] * load * math.exp(noise * rng.normal())
+        found.append(Pair(seconds[0], seconds[1], (i,), steps / 16))
+    return found
 
-    factor = 1.0
+
+def share_steady(runs: int = 400, **how: Any) -> float:
+    """Share of simulated runs whose timing holds."""
+    return sum(timing.columns(disturbed(seed, **how))["timing_valid"] for seed in range(runs)) / runs
+
+
+def test_few_pairs_tell_no_change_from_noise() -> None:
+    """Eight pairs, vanilla three times as slow in the second half: no noise, but no more than noise can look like."""
+    assert share_steady(1, n=8, noise=0.0, vanilla=lambda t: 1 + 2 * (t > 0.5)) == 0.0
+    assert share_steady(100, n=8, noise=0.01) == 1.0
+
+
+@pytest.mark.parametrize("n", [timing.FEWEST, 16, 64])
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.3])
+def test_a_steady_machine_is_blamed_in_a_hundredth_of_the_runs(n: int, noise: float) -> None:
+    """The range of a Brownian bridge is beyond 2.0 with a probability of 1.0 %. Of 400 runs 4 on average, 12 with four
+    standard errors, sqrt(400 * 0.01): 3 %. Where noise moves less than the bound of 5 %, no run is blamed."""
+    assert share_steady(n=n, noise=noise) >= (0.97 if noise > 0.1 else 1.0)
+
+
+DRIFTS: dict[str, Callable[[float], float]] = {
+    "a drift by a half": lambda t: 1 + t / 2,
+    "a step": lambda t: 1 + (t > 0.4),
+    "a burst in the middle": lambda t: 1 + (0.35 < t < 0.6),
+}
+
+
+@pytest.mark.parametrize("load", DRIFTS)
+def test_what_slows_both_sides_alike_does_no_harm(load: str) -> None:
+    """Vanilla's halves differ by 20 % and more. Only the pair in which a step or burst begins is uneven."""
+    half = DRIFTS["a drift by a half"]
+    assert abs(timing.drift(disturbed(0, 32, 0.02, half, half)) or 0) > 0.2
+    assert share_steady(runs=100, n=32, noise=0.02, vanilla=DRIFTS[load], method=DRIFTS[load]) == 1.0
+
+
+@pytest.mark.parametrize("side", ["vanilla", "method"])
+@pytest.mark.parametrize(("load", "least"), [("a step", 0.2), ("a burst in the middle", 0.15)])
+def test_what_slows_one_side_does_not_hold(load: str, least: float, side: str) -> None:
+    """A side that takes twice as long in a quarter or more of the run moves the speed-up by a fifth. The drift of
+    vanilla did not see a burst in the middle, and never a slower method."""
+    assert share_steady(runs=100, n=24, noise=0.05, **{side: DRIFTS[load]}) == 0.0
+    pairs = disturbed(0, 24, 0.05, **{side: DRIFTS[load]})
+    assert abs(math.log((timing.speedup(pairs).value or 0) / (16 / np.mean([16 * p.steps for p in pairs])))) > least / 2
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+def test_the_interval_has_the_speed_up_although_one_side_slowed(noise: float) -> None:
+    """By 8 % in half of the run: that moves the speed-up by 4 %, less than the bound. Without that part of the error,
+    the bootstrap's interval has the truth in 0 and 7 % of the runs. Coverage of 95 % is known to sqrt(0.95 * 0.05 /
+    200) = 1.5 %; bootstraps of 12 blocks have 11 degrees of freedom, for which 1.96 is a 92.4 % interval: less three
+    errors, 0.88. (With noise of 10 % the shift is hidden more often, and the coverage 86 %, without it 74 %.)"""
+    hits = 0
+    for seed in range(200):
+        pairs = disturbed(seed, 24, noise, vanilla=lambda t: 1 + 0.08 * (t > 0.5), most=5)
+        value, stderr = timing.speedup(pairs)
+        truth = 16 / np.mean([16 * pair.steps for pair in pairs])
+        hits += value is not None and stderr is not None and abs(value - truth) <= 1.96 * stderr
+    assert hits / 200 >= 0.88
+
+
+class Slowing(FakePipeline):
+    """Vanilla takes a second a token, and `factor` times as long from its seventh image on until it has decoded
+    `until`."""
+
+    factor, until, count = 1.0, 10**6, 0
 
     def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
         decoded = super().decode(conditioning, keys)
-        if self.empty and keys[0][1] >= 3:
+        Slowing.count += self.empty
+        if self.empty and 6 < Slowing.count <= self.until:
             decoded.seconds *= self.factor
         return decoded
 
 
-@pytest.mark.parametrize(
-    ("factor", "valid"), [(1.0, "true"), (1.09, "true"), (0.92, "true"), (1.2, "false"), (0.8, "false")]
-)
-def test_a_row_says_whether_its_timing_holds(
-    factor: float, valid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Slowing, "factor", factor)
-    row = execute(tmp_path, loader=Slowing)
-    assert (row["drift"], row["timing_valid"]) == (pytest.approx(factor - 1), valid)
-    assert ("drifted by" in (row["note"] or "")) == (valid == "false")
-    assert abs(factor - 1) <= DRIFT_BOUND or row["speedup_latency"] is not None  # the row keeps what was measured
+def slowing(monkeypatch: pytest.MonkeyPatch, **values: float) -> type[FakePipeline]:
+    for name, value in {"factor": 1.0, "until": 10**6, "count": 0, **values}.items():
+        monkeypatch.setattr(Slowing, name, value)
+    return Slowing
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.08, 1.5, 0.6])
+def test_a_row_says_whether_its_timing_holds(factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timing that does not hold is measured again, each image once: here to no avail."""
+    row = execute(tmp_path, "n=12", loader=slowing(monkeypatch, factor=factor))
+    holds = abs(factor - 1) < 0.1
+    assert row["timing_valid"] == ("true" if holds else "false")
+    assert (row["timed_pairs"], row["further_pairs"]) == ((12, 0) if holds else (24, 12))
+    assert row["speedup_latency"] is not None  # the row keeps what was measured
+    assert ("12 of them measured again" in (row["note"] or "")) == (not holds)
+
+
+def test_further_pairs_are_measured_until_the_timing_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images, steps and tokens are those of a run whose machine was steady, and so is the first journal but for its
+    seconds; the same command finds nothing left to do."""
+    calm = execute(tmp_path / "calm", "n=12", loader=slowing(monkeypatch))
+    row = execute(tmp_path / "loaded", "n=12", loader=slowing(monkeypatch, factor=1.12, until=12))
+    assert (row["timing_valid"], row["timed_pairs"], row["further_pairs"]) == ("true", 16, 4)
+    assert calm["timed_pairs"] == 12
+    for one, two in zip(passes(tmp_path / "calm"), passes(tmp_path / "loaded"), strict=True):
+        assert [(r.sha256, r.steps, r.accepted_per_step) for r in one] == [
+            (r.sha256, r.steps, r.accepted_per_step) for r in two
+        ]
+    same = [name for name in calm if name not in TIMED_COLUMNS and name not in ("run_id", "time", "baseline_run_id")]
+    assert {name: calm[name] for name in same} == {name: row[name] for name in same}
+    assert execute(tmp_path / "loaded", "n=12", loader=slowing(monkeypatch)) == row
+
+
+def test_a_kill_between_further_decodes_loses_that_pair_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = execute(tmp_path, "n=12", loader=slowing(monkeypatch, factor=1.5))
+    file = tmp_path / TIMINGS
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
+    again = execute(tmp_path, "n=12", loader=slowing(monkeypatch))
+    assert (row["further_pairs"], again["further_pairs"]) == (12, 11)
+    file.write_bytes(lines[0].replace(b"decode_s", b"decode_t") + b"".join(lines[1:]))
+    with pytest.raises(UsageError, match=f"line 1 of .*{TIMINGS} is not a record"):
+        execute(tmp_path, "n=12", loader=slowing(monkeypatch))
 
 
 def test_halves_are_in_the_order_of_decoding() -> None:

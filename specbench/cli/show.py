@@ -34,6 +34,7 @@ def main(line: CommandLine) -> int:
     """
     from specbench.rows import selection, sources
     from specbench.rows.csv_files import as_cells, csv_text
+    from specbench.rows.shown import shown
 
     conditions = [selection.condition(text) for text in line["--where"] or ()]
     columns, order, groups = (
@@ -44,7 +45,7 @@ def main(line: CommandLine) -> int:
         selection.column(name)
     rows, notes = sources.read(places(line.words))
     say(notes)
-    rows = [row for row in rows if all(test(row) for test in conditions)]
+    rows = [row for row in map(shown, rows) if all(test(row) for test in conditions)]
     if not rows:
         raise UsageError("no row meets the conditions")
     pooled, notes = selection.grouped(rows, groups, not line["--no-pool"])

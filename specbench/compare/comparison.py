@@ -19,7 +19,7 @@ from specbench.compare.passes import ScoredPass
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import indices, summary, timing
-from specbench.rows.columns import SHOWN
+from specbench.rows.columns import FLOAT32, SHOWN
 from specbench.rows.journal import Record
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class Statistic:
     of: Callable[[Record], float | None]
     sentence: str
     sides: tuple[str, str] = ("more", "less")
+
+    @property
+    def resolution(self) -> float:
+        """Differences of an image up to this size are rounding."""
+        return SHOWN[self.name].resolution if self.name in SHOWN else 0.0
 
 
 STATISTICS = (
@@ -136,7 +141,8 @@ def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
         remarks.append(f"They are of {prompts} prompts: the mean over the images of a prompt counts once.")
     if len(pairs) < FEW:
         remarks.append(f"Over {len(pairs)} pairs a t-test is valid only for nearly normal differences.")
-    results, untested = _compare_statistics(pairs, names)
+    unsteady = next(filter(None, map(passes.unsteady, (a, b))), "")
+    results, untested = _compare_statistics(pairs, names, unsteady)
     seconds = [r.statistic.name for r in results if r.statistic.name in ("latency_s", "decode_s")]
     if seconds and not all(timing.neighbours(*two) for two in pairs):
         remarks.append(
@@ -206,8 +212,9 @@ def _adjusted(results: Sequence[Result]) -> tuple[Result, ...]:
     return tuple(replace(r, p_holm=found[0].get(i), wilcoxon_holm=found[1].get(i)) for i, r in enumerate(results))
 
 
-def _compare_statistics(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Result], list[str]]:
-    """The comparisons of the records' statistics; and the statistics that the records lack."""
+def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> tuple[list[Result], list[str]]:
+    """The comparisons of the records' statistics; and the statistics that are not compared. unsteady: why seconds are
+    not."""
     results, untested = [], []
     alone = all(r.latency_s is not None for two in pairs for r in two)
     for statistic in STATISTICS:
@@ -215,6 +222,9 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Resu
             continue  # the share of a batch of one is its latency; an image of a larger batch has none
         if statistic.name == "request_s" and not any(r.request_s for two in pairs for r in two):
             continue  # no server decoded
+        if unsteady and statistic.name in ("latency_s", "decode_s"):
+            untested.append(f"{statistic.name}: {unsteady}")
+            continue
         both = [(x, y) for x, y in pairs if statistic.of(x) is not None and statistic.of(y) is not None]
         values = np.array([[statistic.of(r) for r in two] for two in both], dtype=np.float64).reshape(-1, 2)
         units = "images"
@@ -227,7 +237,7 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Resu
             why = f"{' and '.join(lacking)} without one" if lacking else f"only {len(values)} pairs of {units}"
             untested.append(f"{statistic.name}: {why}")
         else:
-            results.append(Result(statistic, "", paired(*values.T), units))
+            results.append(Result(statistic, "", paired(values[:, 0], values[:, 1], statistic.resolution), units))
     return results, untested
 
 
@@ -316,7 +326,8 @@ def _compare_metric(
     if x is not None and y is not None:
         if len(set(prompts)) < len(prompts):
             x, y = _means(np.stack([x, y], axis=1), prompts).T
-        return paired(scores.finite(x), scores.finite(y))
+        largest = max(np.abs(x).max(), np.abs(y).max())  # of equal images, other batches may move the last digits
+        return paired(scores.finite(x), scores.finite(y), FLOAT32 * largest)
     try:
         if any(one.cache_key != scorer for one in both) or both[0].basis() != both[1].basis():
             raise UsageError("A and B do not share the weights, or the real images, that are here")

@@ -56,7 +56,7 @@ RESAMPLES = 9_999
 _VALUES = 21  # of x, at which curves are compared
 _REACHED = 0.975  # of the samples reach the upper end of the range
 _NEGLIGIBLE = 1e-12  # relative, of an error that is rounding
-_Y = {statistic.name: statistic.of for statistic in STATISTICS}
+_Y = {statistic.name: statistic for statistic in STATISTICS}
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ def rows(curves: Mapping[str, Sequence[ScoredPass]], x: str, y: str) -> Iterator
     points = {label: [point(one, x, y) for one in some] for label, some in curves.items()}
     if len(scorers := sorted({one.scorer for some in points.values() for one in some})) > 1:
         raise UsageError(f"{y} was scored by {' and by '.join(map(plain, scorers))}: score all runs by one")
-    for a, b, found in pairs(points):
+    resolution = _Y[y].resolution if y in _Y else 0.0
+    for a, b, found in pairs(points, resolution=resolution):
         ratio = found.ratio_interval
         yield {
             "x": x,
@@ -143,16 +144,16 @@ def _listed(values: np.ndarray) -> str:
 
 
 def pairs(
-    curves: Mapping[str, Sequence[CurvePoint]], samples: int = RESAMPLES
+    curves: Mapping[str, Sequence[CurvePoint]], samples: int = RESAMPLES, resolution: float = 0.0
 ) -> Iterator[tuple[str, str, CurveDifference]]:
     """Every pair of curves with a common range: their labels, and the comparison. samples: how often the prompts are
-    resampled, at random, but always the same for as many prompts."""
+    resampled, at random, but always the same for as many prompts; resolution: of y."""
     n = len(next(iter(curves.values()))[0].dy)
     counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), samples)
     weights = np.concatenate([np.ones((1, n)), counts])
     sampled = {label: curve(some, weights) for label, some in curves.items()}
     for (a, one), (b, other) in combinations(sampled.items(), 2):
-        if (found := difference(one, other, n)) is not None:
+        if (found := difference(one, other, n, resolution)) is not None:
             yield a, b, found
 
 
@@ -168,7 +169,7 @@ def curve(points: Sequence[CurvePoint], weights: np.ndarray) -> SampledCurve:
     return SampledCurve(np.sort((weights @ over) / (weights @ under), axis=1), y)
 
 
-def difference(a: SampledCurve, b: SampledCurve, n: int) -> CurveDifference | None:
+def difference(a: SampledCurve, b: SampledCurve, n: int, resolution: float = 0.0) -> CurveDifference | None:
     """B minus A over the common range, from the same samples of n prompts; None where they have none."""
     low = max(a.x[0, 0], b.x[0, 0])
     high = np.quantile(np.minimum(a.x[:, -1], b.x[:, -1]), 1 - _REACHED)
@@ -178,7 +179,7 @@ def difference(a: SampledCurve, b: SampledCurve, n: int) -> CurveDifference | No
     of_a, of_b = a.at(at), b.at(at)
     means = [np.trapezoid(of, at, axis=1)[:, None] / (high - low) for of in (of_a, of_b)]
     differences, mean = of_b - of_a, means[1] - means[0]
-    negligible = _NEGLIGIBLE * max(np.abs(of_a).max(), np.abs(of_b).max())
+    negligible = max(resolution, _NEGLIGIBLE * max(np.abs(of_a).max(), np.abs(of_b).max()))
     (half,), p = _margins(mean, n, negligible)
     ratios: tuple[float, float] | None = None
     if min(means[0].min(), means[1].min()) > 0:
@@ -232,7 +233,7 @@ def point(run: ScoredPass, x: str, y: str) -> CurvePoint:
     if y not in _Y:
         metric = scores.of_column(run, y)
         return CurvePoint(over, under, metric.value, metric.influences, metric.scorer)
-    values = [[_Y[y](r) for r in of] for of in some]
+    values = [[_Y[y].of(r) for r in of] for of in some]
     if any(v is None for of in values for v in of):
         raise UsageError(f"{plain(run.argument)} did not measure {y}: compare runs that did")
     means = np.array([np.mean([float(v) for v in of if v is not None]) for of in values])

@@ -38,7 +38,7 @@ def of_pass(one: ScoredPass) -> list[dict[str, Any]]:
         vanilla = passes.read(str(one.folder / "baseline.jsonl")).records
     indices = sorted(images.keys() & vanilla.keys() if vanilla else images)
     mine = _with_categories([images[i] for i in indices], one.cfg)
-    found = _checked(one, mine, [vanilla[i] for i in indices] if vanilla else None, _in_raster_order(one))
+    found = _checked(one, mine, [vanilla[i] for i in indices] if vanilla else None, _in_raster_order(one), one.again)
     return [{"run_id": one.run_id, "method": one.method, **row} for row in found]
 
 
@@ -50,14 +50,18 @@ def groups_of(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record
     # A group is named by A's prompts; those of B may differ in nothing but its version's category.
     second = [replace(y, id=x.id, prompt=x.prompt, category=x.category) for x, y in zip(first, second, strict=True)]
     raster = _in_raster_order(a) and _in_raster_order(b) and len({r.tokens for r in [*first, *second]}) == 1
-    return tuple(zip(_checked(a, first, None, raster), _checked(b, second, first, raster), strict=True))
+    return tuple(zip(_checked(a, first, None, raster), _checked(b, second, first, raster, b.again), strict=True))
 
 
 def _checked(
-    one: ScoredPass, images: Sequence[Record], vanilla: Sequence[Record] | None, raster: bool
+    one: ScoredPass,
+    images: Sequence[Record],
+    vanilla: Sequence[Record] | None,
+    raster: bool,
+    again: Sequence[Record] = (),
 ) -> list[dict[str, Any]]:
     try:
-        return breakdown(images, vanilla, raster)
+        return breakdown(images, vanilla, raster, again)
     except (ValueError, IndexError, TypeError):
         raise UsageError(f"{one.argument}: the steps in its records are damaged; decode it again") from None
 

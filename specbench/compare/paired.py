@@ -21,14 +21,14 @@ _ROUNDING = 12  # significant decimal digits of values
 
 @dataclass(frozen=True)
 class PairedTest:
-    """low, high: interval of the mean difference; statistic, df: of the t-test (df None: it is standard normal); p: its
+    """low, high: interval of the mean difference; statistic, df: of the t-test; p: its
     two-sided p-value; wilcoxon: that of the signed-rank test; d_z: Cohen's, the mean difference over the differences'
     standard deviation. The last two are None where there are no values a pair."""
 
     low: float
     high: float
     statistic: float
-    df: int | None
+    df: int
     p: float
     wilcoxon: float | None = None
     d_z: float | None = None
@@ -45,10 +45,12 @@ class Paired:
     test: PairedTest | None
 
 
-def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> Paired:
-    """Compare finite values a and b, (n,) each, n >= 2, paired by position."""
+def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, resolution: float = 0.0) -> Paired:
+    """Compare finite values a and b, (n,) each, n >= 2, paired by position. Where the two of a pair differ by no more
+    than `resolution`, that is rounding, and they count as equal."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     n, means, scale = len(x), (float(x.mean()), float(y.mean())), float(max(np.abs(x).max(), np.abs(y).max()))
+    y = np.where(np.abs(y - x) <= resolution, x, y)
     # Differences that are equal but for rounding count as equal, which matters to ranks.
     ranked = np.round((y - x) / scale, _ROUNDING) if scale else np.zeros(n)
     if np.ptp(ranked) == 0:
@@ -63,21 +65,24 @@ def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> 
     return Paired(n, *means, mean, test)
 
 
-def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray) -> Paired:
-    """Compare two statistics of whole sets by the influences a and b, (n,) each of mean zero, of their n paired
-    members: one of them moves its statistic, to first order, by 1 / n of its influence.
+def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray, resolution: float = 0.0) -> Paired:
+    """Compare two statistics of whole sets by the influences a and b, (n,) each of mean zero, of their n >= 2 paired
+    members: one of them moves its statistic, to first order, by 1 / n of its influence. resolution: as of `paired`.
 
-    The difference's standard error is then sqrt(sum (b - a)^2) / n, and its distribution nearly normal.
+    The difference's standard error is then sqrt(sum (b - a)^2 / (n (n - 1))), and the difference over it has nearly
+    Student's t distribution with n - 1 degrees of freedom: of means, whose influences are the values less their mean,
+    this is the paired t-test.
     """
     n, difference = len(a), value_b - value_a
-    error = math.sqrt(float(np.square(b - a).sum())) / n
+    moved = np.where(np.abs(b - a) <= resolution, 0.0, b - a)
+    error = math.sqrt(float(np.square(moved).sum()) / (n * (n - 1)))
     if error <= 10.0**-_ROUNDING * max(abs(value_a), abs(value_b)):
-        return Paired(n, value_a, value_b, difference, None)
+        return Paired(n, value_a, value_b, difference if abs(difference) > resolution else 0.0, None)
     from scipy import stats
 
-    half, z = error * float(stats.norm.ppf((1 + LEVEL) / 2)), difference / error
-    p = 2 * float(stats.norm.sf(abs(z)))
-    return Paired(n, value_a, value_b, difference, PairedTest(difference - half, difference + half, z, None, p))
+    half, t = error * float(stats.t.ppf((1 + LEVEL) / 2, n - 1)), difference / error
+    p = 2 * float(stats.t.sf(abs(t), n - 1))
+    return Paired(n, value_a, value_b, difference, PairedTest(difference - half, difference + half, t, n - 1, p))
 
 
 def pairs_needed(found: Paired) -> tuple[int, int] | None:

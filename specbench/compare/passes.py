@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
-from specbench.rows.journal import Record, fault, read_records
+from specbench.rows import seconds, summary
+from specbench.rows.journal import Record, TimingJournal, fault, read_records
 from specbench.rows.memory import RunMemory
 from specbench.rows.provenance import MAY_CHANGE
 from specbench.storage import home
@@ -30,6 +31,7 @@ class ScoredPass:
     run_id: str
     sessions: Mapping[str, Mapping[str, Any]]
     records: Mapping[int, Record] = field(repr=False)
+    again: Sequence[Record] = field(default=(), repr=False)  # images of both passes that were timed again
 
     @property
     def method(self) -> str:
@@ -54,7 +56,9 @@ def read(argument: str) -> ScoredPass:
         raise UsageError(_no_run(path))
     cfg, memory = _config(journal.with_name("config.yaml")), RunMemory.read(journal.with_name("run.json"))
     baseline = journal.name == "baseline.jsonl"
-    return ScoredPass(argument, journal.parent, baseline, cfg, plain(memory.run_id), memory.sessions, _records(journal))
+    return ScoredPass(
+        argument, journal.parent, baseline, cfg, plain(memory.run_id), memory.sessions, *_records_of(journal)
+    )
 
 
 def _no_run(path: Path) -> str:
@@ -90,6 +94,20 @@ def _config(path: Path) -> dict[str, Any]:
     if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in ("method", "drafter", "rule")):
         return {"verification": "token"} | {str(name): value for name, value in found.items()}  # older ones lack it
     raise UsageError(f"{path} is not the configuration of a run; compare folders as specbench run wrote them")
+
+
+def _records_of(journal: Path) -> tuple[dict[int, Record], list[Record]]:
+    return _records(journal), TimingJournal(journal.parent).records
+
+
+def unsteady(one: ScoredPass) -> str:
+    """Why the timing of the run of a pass does not hold; empty where it does, or cannot be told."""
+    both = [journal for name in ("records", "baseline") if (journal := one.folder / f"{name}.jsonl").is_file()]
+    if len(both) < 2:
+        return ""
+    mine, vanilla = map(_records, both)
+    shared = sorted(mine.keys() & vanilla.keys())
+    return seconds.unsteady(summary.versus([mine[i] for i in shared], [vanilla[i] for i in shared], one.again))
 
 
 def _records(path: Path) -> dict[int, Record]:

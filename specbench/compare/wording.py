@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from specbench.compare import grouping
 from specbench.compare.comparison import Comparison, Result
-from specbench.compare.paired import LEVEL, POWER, DistributionTest, pairs_needed, size
+from specbench.compare.paired import LEVEL, POWER, DistributionTest, holm, pairs_needed, size
 from specbench.errors import plain
 from specbench.rows.csv_files import RowFile, csv_text
 
@@ -35,10 +35,11 @@ COLUMNS = {
     "difference": "that of B - that of A",
     "low": f"lower end of its {_INTERVAL}; empty, as all up to effect, where every pair differs by the same",
     "high": "upper end",
-    "test_statistic": "t of the paired t-test, z of an influence; of distribution the energy distance",
-    "df": "its degrees of freedom; empty where test_statistic is standard normal",
+    "test_statistic": "t of the paired t-test, or of influences; of distribution the energy distance",
+    "df": "its degrees of freedom",
     "p": "its two-sided p-value",
-    "p_holm": "the same after Holm's adjustment for the number of tests",
+    "p_holm": "the same after Holm's adjustment: for the tests of this comparison or, in the file of a table or a\n"
+    "suite, for all that it shows",
     "p_wilcoxon": "two-sided p-value of the Wilcoxon signed-rank test",
     "p_wilcoxon_holm": "the same after Holm's adjustment",
     "d_z": "Cohen's d_z: mean difference / standard deviation of the differences",
@@ -46,7 +47,7 @@ COLUMNS = {
     "pairs_needed": f"pairs with which a test at the {1 - LEVEL:.0%} level finds a difference of this size with a\n"
     f"probability of {POWER:.0%}",
     "pairs_needed_low": "the same for the end of the interval that is farthest from 0: fewer are too few",
-    "tests": "number of tested statistics",
+    "tests": "number of tests in this adjustment",
     "sentence": "the result as a sentence",
 }
 
@@ -61,26 +62,51 @@ def sentence(result: Result, found: Comparison) -> str:
         every = f"{p.n} {result.units}"
         if p.difference:
             return f"{_claim(result, found, 4)}, in each of the {every}: there is nothing to test."
-        return f"{result.statistic.name} is identical in all {every}: there is nothing to test."
+        same = "identical" if p.mean_a == p.mean_b else "the same but for rounding"
+        return f"{result.statistic.name} is {same} in all {every}: there is nothing to test."
     assert result.p_holm is not None
     decimals, level = _decimals(test.low, test.high), 1 - LEVEL
-    how = f"paired t({test.df})" if test.df is not None else "z"
-    how += f" = {test.statistic:.{1 if abs(test.statistic) >= 10 else 2}f}, p {_p(test.p)}"
+    how = f"paired t({test.df}) = {test.statistic:.{1 if abs(test.statistic) >= 10 else 2}f}, p {_p(test.p)}"
     if test.d_z is not None:
         how += f", d_z = {test.d_z:.2f}: a {size(test.d_z)} effect"
     if test.p < level:
         ends = (test.low, test.high) if p.difference > 0 else (-test.high, -test.low)
         text = f"{_claim(result, found, decimals)} ({_INTERVAL} {_range(*ends, decimals)}, {how})"
-        if result.p_holm >= level:
-            text += f", but p {_p(result.p_holm)} after Holm's adjustment for {found.tests} tests"
     else:
         text = (
             f"no difference in {result.statistic.name} beyond noise: {b} - {a} = {_signed(p.difference, decimals)}"
             f" ({_INTERVAL} {_range(test.low, test.high, decimals)}, {how})"
         )
-    if result.wilcoxon_holm is not None and (result.wilcoxon_holm < level) != (result.p_holm < level):
-        text += f"; the Wilcoxon signed-rank test disagrees (p {_p(result.wilcoxon_holm)} after Holm's adjustment)"
+    return text + _adjustment(test.p, result.p_holm, result.wilcoxon_holm, found.tests)
+
+
+#: The end of a sentence, as of `_adjustment`.
+_ADJUSTMENT = re.compile(r"(, but p [^,;]* after Holm's adjustment for \d+ tests)?(; the Wilcoxon [^;]*)?\.$")
+
+
+def _adjustment(p: float, p_holm: float, wilcoxon_holm: float | None, tests: int) -> str:
+    """The end of a sentence: what the adjustment changes."""
+    text, level = "", 1 - LEVEL
+    if p < level <= p_holm:
+        text += f", but p {_p(p_holm)} after Holm's adjustment for {tests} tests"
+    if wilcoxon_holm is not None and (wilcoxon_holm < level) != (p_holm < level):
+        text += f"; the Wilcoxon signed-rank test disagrees (p {_p(wilcoxon_holm)} after Holm's adjustment)"
     return text + "."
+
+
+def readjusted(rows: Sequence[Mapping[str, str]], family: Collection[int] | None = None) -> list[dict[str, str]]:
+    """Rows of several comparisons, as text, that are printed together: with Holm's adjustment over all tests of these
+    of them (None: of all), wherever they are printed. The other rows keep the adjustment of their own comparison."""
+    found = [dict(row) for row in rows]
+    for name in ("p_wilcoxon", "p"):
+        tested = [i for i, row in enumerate(found) if row[name] and (family is None or i in family)]
+        for i, p in zip(tested, holm([float(found[i][name]) for i in tested]), strict=True):
+            found[i] |= {f"{name}_holm": repr(p), "tests": str(len(tested))}
+            if name == "p" and found[i]["statistic"] != "distribution":
+                wilcoxon = float(found[i]["p_wilcoxon_holm"]) if found[i]["p_wilcoxon_holm"] else None
+                end = _adjustment(float(found[i]["p"]), p, wilcoxon, len(tested))
+                found[i]["sentence"] = _ADJUSTMENT.sub(end, found[i]["sentence"], count=1)
+    return found
 
 
 def distribution_sentence(extractor: str, test: DistributionTest, found: Comparison) -> str:

@@ -15,11 +15,13 @@ from specbench.errors import UsageError
 
 @dataclass(frozen=True)
 class ShownColumn:
-    """How tables and reports show a column: its title, its better side ("higher" or "lower"), and its decimals."""
+    """How tables and reports show a column: its title, its better side ("higher" or "lower"), its decimals, and up to
+    which size a value is rounding: it is printed as 0, and such a difference is none in every test."""
 
     title: str
     better: str
     decimals: int
+    resolution: float = 0.0
 
 
 def shown(name: str, keys: Mapping[str, Any]) -> ShownColumn:

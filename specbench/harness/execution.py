@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol
 
 from specbench import data
@@ -19,8 +20,8 @@ from specbench.errors import RunError
 from specbench.harness.folder import RunFolder, RunRecords
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
-from specbench.rows import indices
-from specbench.rows.journal import Journal
+from specbench.rows import indices, timing
+from specbench.rows.journal import Journal, TimingJournal
 from specbench.rows.provenance import decoding_hash, utc
 from specbench.storage.files import append_line, format_size
 from specbench.storage.progress import tqdm
@@ -59,6 +60,8 @@ class Execution:
             for journal in records.journals:
                 if any(item.index not in journal for item in items):
                     self._decode(executor, journal, items, journal is records.vanilla, stop)
+            if isinstance(executor, Worker) and executor.is_timed and not self._failed:
+                self._measure_further(executor, records, items, stop)
         if self._failed:
             raise RunError(
                 f"{self._failed} images could not be decoded, see {self.folder.failures}; the others are done. The"
@@ -113,6 +116,23 @@ class Execution:
             self._record(events, {False: method, True: vanilla}, title, 2 * count, 2 * len(left))
         if stop():
             raise KeyboardInterrupt
+
+    def _measure_further(
+        self, worker: Worker, records: RunRecords, items: Sequence[data.Item], stop: Callable[[], bool]
+    ) -> None:
+        """While the timing does not hold, further pairs of the first images, a quarter of them at a time and each once
+        more at most. Only their seconds are kept."""
+        journal, left, size = TimingJournal(self.folder.path), list(items), 2 * int(self.cfg["batch"])
+        size *= -(-len(items) // (4 * size))
+        method, vanilla = records.first(self.cfg.n)
+        while left and vanilla is not None and timing.is_unsteady(method, vanilla, journal.records):
+            say(f"the speed-up in seconds is not steady: decoding {len(left[:size])} images of each side again")
+            for event in chain.from_iterable(worker.decode_pairs(left[:size], stop)):
+                if isinstance(event, Image):
+                    journal.add(replace(event.record, **self._known(event)))
+            left = left[size:]
+            if stop():
+                raise KeyboardInterrupt
 
     def _record(
         self, decoded: Iterator[list[Event]], journals: Mapping[bool, Journal], title: str, count: int, left: int

@@ -13,11 +13,12 @@ from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.harness import sheet
 from specbench.harness.served import row as served
-from specbench.rows import indices, provenance, summary, timing
-from specbench.rows.columns import COLUMNS, DRIFT_BOUND, METRICS, stderr_of
+from specbench.rows import indices, provenance, seconds, summary, timing
+from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.memory import RunMemory
-from specbench.rows.scores import ScoreLine
+from specbench.rows.scores import ScoreLine, notes, score_columns
+from specbench.rows.shown import shown
 
 
 def row(
@@ -26,6 +27,7 @@ def row(
     records: Sequence[Record],
     baseline: Sequence[Record] | None,
     scores: Iterable[ScoreLine],
+    again: Sequence[Record] = (),
 ) -> dict[str, Any]:
     """The row (`COLUMNS`) of a run. It depends on nothing but its arguments: no file, no clock.
 
@@ -34,6 +36,7 @@ def row(
         records: of the images of the first n prompts, in order.
         baseline: of vanilla AR on the same prompts; None where the run has no baseline.
         scores: a line for each metric and, with a baseline, one for its difference from it.
+        again: images of both passes that were timed again, in the order of decoding.
 
     Raises UsageError if `memory` lacks a process of the records.
     """
@@ -56,30 +59,12 @@ def row(
         found |= served.columns(config, records)
         remarks = served.remarks(config, sessions, found, records)
     else:
-        found |= _measured(config, found, records, reference, memory.run_id)
+        found |= _measured(config, found, records, reference, again, memory.run_id)
         remarks = _remarks(config, sessions, found) + emitted_remarks(config, records)
     if memory.smallest_batch:
         remarks.append(f"for want of memory some images were decoded in batches of {memory.smallest_batch}")
     found["note"] = "; ".join([*remarks, *notes(scores)])
     return found
-
-
-def score_columns(scores: Iterable[ScoreLine]) -> dict[str, Any]:
-    """The columns of some scores."""
-    found: dict[str, Any] = {}
-    for line in scores:
-        for name, one in line.columns.items():
-            if line.side == "difference":
-                found |= {f"{name}_difference": one.value, f"{name}_difference_stderr": one.stderr}
-            else:
-                found |= {name: one.value, f"{name}_stderr": one.stderr, f"{name}_backend": one.backend or None}
-    return found
-
-
-def notes(scores: Iterable[ScoreLine]) -> list[str]:
-    """What scores say about how to read them, in the order of the columns."""
-    found = {name: one.note for line in scores for name, one in line.columns.items() if one.note}
-    return [f"{name}: {found[name]}" for name in METRICS if name in found]
 
 
 def _newest(records: Sequence[Record], scores: Sequence[ScoreLine]) -> str:
@@ -104,6 +89,7 @@ def _measured(
     row: Mapping[str, Any],
     mine: Sequence[Record],
     reference: Sequence[Record] | None,
+    again: Sequence[Record],
     run_id: str,
 ) -> dict[str, Any]:
     """The columns of images that this process decoded, and of their baseline; row: what they were decoded by."""
@@ -117,7 +103,7 @@ def _measured(
         if found.get(name) is not None:
             found[f"{name}_backend"] = _conditions(row) + _sampling(row)
     if reference:
-        found |= summary.versus(mine, reference)
+        found |= summary.versus(mine, reference, again)
         if "gamma" in config:
             found |= summary.expected_speedup(mine, reference, config["gamma"])
         found["baseline_run_id"] = run_id + ("" if config.is_vanilla else "/baseline")
@@ -178,15 +164,16 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], 
     if timing.is_timed(cfg) and not timed:
         remarks.append("some images were decoded without timing: a run in another folder measures seconds")
     elif timed and row["baseline_run_id"]:
-        paired, batches = row["timed_pairs"] or 0, -(-cfg["n"] * indices.images_per_prompt(cfg) // cfg["batch"])
+        paired = (row["timed_pairs"] or 0) - (row["further_pairs"] or 0)
+        batches = -(-cfg["n"] * indices.images_per_prompt(cfg) // cfg["batch"])
         if paired < batches:
             what = "images" if cfg["batch"] == 1 else "batches"
             remarks.append(
                 f"{batches - paired} of {batches} {what} were not decoded next to their baseline: they do not count in"
                 " speed-ups in seconds"
             )
-    if row["drift"] is not None and abs(row["drift"]) > DRIFT_BOUND:
-        remarks.append(f"vanilla's latency drifted by {row['drift']:+.0%}, beyond {DRIFT_BOUND:.0%}: measure again")
+    if why := seconds.unsteady(row):
+        remarks.append(f"{why}: its seconds are not shown")
     num_workers = max(session.get("workers", 1) for session in sessions.values())
     if num_workers > 1:
         remarks.append(f"decoded by {num_workers} workers: no seconds are measured")
@@ -225,13 +212,14 @@ def title(row: Mapping[str, Any], config: RunConfig) -> str:
 
 
 def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
-    """The key values of a row as text, with their standard errors over images."""
+    """The key values of a row that may be shown as text, with their standard errors over images."""
 
     def value(name: str, unit: str = "", digits: int = 2) -> str:
         if row.get(name) is None:
-            return "not measured"
+            return "not measured" if measured.get(name) is None else "not shown"
         return summary.with_error(row[name], row.get(stderr_of(name)), digits) + unit
 
+    measured, row = row, shown(row)
     lines = served.report_lines(row, value) if parameters.is_served(cfg) else _speed_lines(row, value)
     for name in (column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)):
         backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
@@ -274,8 +262,9 @@ def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tupl
         ("throughput", value("tokens_per_s", " tokens/s", 1)),
         ("speed-up", f"{value('speedup_latency', 'x')} in latency, {value('speedup_step', 'x')} in steps"),
     ]
-    if row.get("drift") is not None:
-        limits = f"the limits are {DRIFT_BOUND:.0%} and 4 pairs"
-        holds = "holds" if str(row["timing_valid"]).lower() == "true" else f"does not hold ({limits})"
-        lines.append(("drift", f"{row['drift']:+.1%} over {row['timed_pairs']} pairs with vanilla: the timing {holds}"))
+    if row.get("timed_pairs"):
+        further = f" ({row['further_pairs']} measured again)" if row["further_pairs"] else ""
+        steady = "does not hold" if seconds.unsteady(row) else "holds"
+        holds = "has no error" if row["speedup_throughput_stderr"] is None else steady
+        lines.append(("timing", f"over {row['timed_pairs']} pairs with vanilla{further}: {holds}"))
     return lines

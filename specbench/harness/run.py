@@ -2,11 +2,11 @@
 
     outcome = run(configuration.compose(["method=cool_sd", "delta=1.1", "n=16"]), "first")
 
-The folder of a run has three append-only journals: records.jsonl, baseline.jsonl and scores.jsonl. Every image has a
-record (see `rows.journal`), and the key of its random stream is (seed, prompt index). The same configuration in the
-same folder therefore continues where it stopped and ends with the images of an uninterrupted run. The row is a pure
-function of the configuration and of what the journals hold (see `harness.row`). row.csv is its output alone, and may be
-deleted at any time.
+The folder of a run has append-only journals: records.jsonl, baseline.jsonl, scores.jsonl and, of images that were
+decoded again for their seconds, timings.jsonl. Every image has a record (see `rows.journal`), and the key of its random
+stream is (seed, prompt index). The same configuration in the same folder therefore continues where it stopped and ends
+with the images of an uninterrupted run. The row is a pure function of the configuration and of what the journals hold
+(see `harness.row`). row.csv is its output alone, and may be deleted at any time.
 
 Another `n`, other metrics and another `baseline` may be asked of the same folder. The row is then that of the new
 request, and what earlier requests decoded and scored stays in the journals. Other prompts, and any other parameter but
@@ -41,7 +41,7 @@ from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader, PromptDecoder
 from specbench.rows import sample_size, store, trackers
 from specbench.rows.csv_files import as_read
-from specbench.rows.journal import Record, read_first
+from specbench.rows.journal import Record, TimingJournal, read_first
 from specbench.rows.scores import ScoreLine
 from specbench.storage import home
 from specbench.storage.files import sha256_file
@@ -166,7 +166,18 @@ def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     journal = folder.open_scores()
     journal.lines += older.scores(folder)
     lines = scoring.stored_lines(scoring.requests(config), journal, mine, vanilla)
-    return config, as_read(row.row(config, folder.memory(), older.with_sizes(mine, path), vanilla, lines))
+    return config, as_read(_row(config, folder, mine, vanilla, lines))
+
+
+def _row(
+    config: RunConfig,
+    folder: RunFolder,
+    mine: Sequence[Record],
+    vanilla: Sequence[Record] | None,
+    lines: Sequence[ScoreLine],
+) -> dict[str, Any]:
+    again = TimingJournal(folder.path).records
+    return row.row(config, folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines, again)
 
 
 def _recorded(path: Path, config: RunConfig) -> list[Record]:
@@ -183,7 +194,7 @@ def _finish(
     """Builds the row, and writes it and the sheet. unchanged: whether nothing was decoded or scored."""
     mine, vanilla = records.first(config.n)
     # The values that a later call would return.
-    found = as_read(row.row(config, folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines))
+    found = as_read(_row(config, folder, mine, vanilla, lines))
     is_other = folder.write_row(found)
     unchanged = unchanged and not is_other and folder.sheet.exists()
     if unchanged:
@@ -208,7 +219,7 @@ def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords
     mine, vanilla = records.first(n)
     lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
     scored = [name for name in config.metrics if any(line.metric == name for line in lines)]
-    found = row.row(part.changed(metrics=scored), folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines)
+    found = _row(part.changed(metrics=scored), folder, mine, vanilla, lines)
     if n < config.n:
         found["note"] = "; ".join(filter(None, [f"stopped after {n} of {config.n} images", found["note"]]))
     return n if folder.write_row(found) else 0

@@ -15,12 +15,12 @@ from typing import Any
 from specbench.config import configuration, parameters, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
-from specbench.rows import provenance, sample_size, sources
+from specbench.rows import provenance, sources
 from specbench.rows.breakdown import STATISTICS, breakdown
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, read_header, to_csv
-from specbench.rows.journal import IMAGE_NAME, Record, fault, read_records
-from specbench.rows.seconds import withheld
+from specbench.rows.journal import IMAGE_NAME, Record, TimingJournal, fault, read_records
+from specbench.rows.shown import shown
 from specbench.storage.files import write_atomically
 
 #: Columns of a row that are not numbers and too long for a list of facts.
@@ -246,18 +246,19 @@ def _add_groups(folder: Path, row: Mapping[str, Any], found: Found) -> None:
     """Adds the breakdown of a run, of whose records all that a breakdown needs is there and undamaged."""
     raster = parameters.default("drafter", str(row["drafter"]), "raster") is not False
     passes: list[list[Record]] = []
-    for path in (folder / "records.jsonl", folder / "baseline.jsonl"):
+    for path in (folder / "records.jsonl", folder / "baseline.jsonl", folder):
         try:
-            read = read_records(path)
+            read = TimingJournal(path).records if path == folder else read_records(path)
         except (OSError, UsageError, TypeError, RecursionError):
             read = []
         passes.append([] if any(fault(record) for record in read) else read)
+    again = passes.pop()
     mine, vanilla = ({record.index: record for record in read} for read in passes)
     if vanilla.keys() & mine.keys():
         mine = {index: record for index, record in mine.items() if index in vanilla}
     try:
         rows = breakdown(
-            list(mine.values()), [vanilla[i] for i in mine] if vanilla.keys() >= mine.keys() else None, raster
+            list(mine.values()), [vanilla[i] for i in mine] if vanilla.keys() >= mine.keys() else None, raster, again
         )
     except (ValueError, IndexError, TypeError):
         return
@@ -285,12 +286,8 @@ def keep(found: Found, folder: Path) -> None:
 def page_data(found: Found) -> dict[str, Any]:
     """The JSON from which the page draws everything."""
     rows = []
-    for row in found.rows:
-        values = {
-            name: row[name]
-            for name in SHOWN
-            if row[name] is not None and not withheld(row, name) and not sample_size.withheld(row, name)
-        }
+    for row in map(shown, found.rows):
+        values = {name: row[name] for name in SHOWN if row[name] is not None}
         rows.append(
             {
                 "id": row["run_id"],

@@ -19,15 +19,16 @@ from specbench._version import __version__
 from specbench.config import networks, parameters
 from specbench.errors import RunError, UsageError, plain
 from specbench.report import gather
-from specbench.rows import sample_size, summary
+from specbench.rows import summary
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import to_csv
+from specbench.rows.journal import TIMINGS
 from specbench.rows.memory import RunMemory
-from specbench.rows.seconds import withheld
+from specbench.rows.shown import shown
 from specbench.storage.files import sha256, write_atomically
 
 #: Files of a run that a data set gets; images are extra.
-_OF_RUN = ("row.csv", "run.json", "records.jsonl", "baseline.jsonl", "scores.jsonl", "contact_sheet.png")
+_OF_RUN = ("row.csv", "run.json", "records.jsonl", "baseline.jsonl", TIMINGS, "scores.jsonl", "contact_sheet.png")
 #: Parameters that name places of this machine.
 _PLACES = ("out", "data_dir", "metrics_dir", "reference", "url", "ray_address", "log_dir", "drafter_weights")
 #: Columns of the card's table, where some row has them.
@@ -170,7 +171,8 @@ Speculative decoding of autoregressive image models, measured by specbench {__ve
 
 
 def _value(row: Mapping[str, Any], name: str) -> str:
-    if row.get(name) is None or withheld(row, name) or sample_size.withheld(row, name):
+    row = shown(row)
+    if row.get(name) is None:
         return ""
     return summary.with_error(row[name], row.get(stderr_of(name)), SHOWN[name].decimals)
 

@@ -54,24 +54,28 @@ ROWS = RowFile(COLUMNS, "breakdowns")
 
 
 def breakdown(
-    images: Sequence[Record], vanilla: Sequence[Record] | None = None, raster: bool = True
+    images: Sequence[Record],
+    vanilla: Sequence[Record] | None = None,
+    raster: bool = True,
+    again: Sequence[Record] = (),
 ) -> list[dict[str, Any]]:
     """The rows (`COLUMNS` without run_id and method) of some images; a category or a length that all share is left out.
 
     vanilla: the images of vanilla AR on the same prompts, in the same order; raster: whether tokens were committed in
-    raster order, without which their positions are not known. Empty for images that a server decoded.
+    raster order, without which their positions are not known; again: as of `timing.extended`.
+    Empty for images that a server decoded.
     """
     if not images or any(r.request_s is not None for r in images):
         return []
     prompts = [r.id for r in images]
-    timed = vanilla is not None and timing.columns(timing.pairs(images, vanilla)).get("timing_valid")
+    shift = None if vanilla is None else timing.shift(images, vanilla, again)
     found = []
     for by, labels in (("category", [r.category for r in images]), ("caption length", _lengths(images))):
         names = sorted({label for label in labels if label is not None})
         for name in sorted(names, key=_order) if len(names) > 1 else ():
             members = [i for i, label in enumerate(labels) if label == name]
             mine, theirs = [images[i] for i in members], vanilla and [vanilla[i] for i in members]
-            found.append(_row(by, name, mine, _whole(mine, theirs, bool(timed))))
+            found.append(_row(by, name, mine, _whole(mine, theirs, shift)))
     if not raster or len({r.tokens for r in [*images, *(vanilla or ())]}) > 1:
         return found
     groups, own, theirs_own = _numbers(prompts), _own(images), None if vanilla is None else _own(vanilla)
@@ -84,8 +88,8 @@ def breakdown(
     return found
 
 
-def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, timed: bool) -> dict[str, Estimate]:
-    """The statistics of whole images; timed: whether their seconds hold."""
+def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, shift: float | None) -> dict[str, Estimate]:
+    """The statistics of whole images; shift: as of `timing.shift`."""
     groups = _numbers([r.id for r in images])
     found = {
         "acceptance_rate": summary.ratio([r.accepted for r in images], [r.drafted for r in images], groups),
@@ -94,10 +98,13 @@ def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, timed: bo
     if vanilla is None:
         return found
     found["speedup_step"] = summary.ratio([r.steps for r in vanilla], [r.steps for r in images], groups)
-    pairs = [pair for pair in timing.pairs(images, vanilla) if len(pair.images) == 1] if timed else []
-    if pairs:
+    pairs = [pair for pair in timing.pairs(images, vanilla) if len(pair.images) == 1]
+    if pairs and shift is not None:
         of = [groups[pair.images[0]] for pair in pairs]
-        found["speedup_latency"] = summary.ratio([p.vanilla_s for p in pairs], [p.method_s for p in pairs], of)
+        faster = summary.ratio([p.vanilla_s for p in pairs], [p.method_s for p in pairs], of)
+        if faster.value is not None and faster.stderr is not None:
+            faster = Estimate(faster.value, math.hypot(faster.stderr, shift * faster.value))
+        found["speedup_latency"] = faster
     return found
 
 

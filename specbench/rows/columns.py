@@ -15,6 +15,10 @@ OF_RECORDS = ("perplexity", "emitted_tv", "emitted_kl")
 #: Columns of every metric; each also has the columns `_stderr` and `_backend`.
 METRICS = tuple(dict.fromkeys((*_ORDER, *OF_RECORDS, *parameters.found_choices().columns)))
 
+#: Statistics of what is emitted up to this size, in nats or in probability, are sums of the rounding of float32: exact
+#: methods have 1e-14 and 5e-8.
+FLOAT32 = 1e-6
+
 #: Column -> how tables and the report show it, in the report's order. conf/metrics declares those of metrics.
 SHOWN: dict[str, ShownColumn] = {
     "accepted_length_mean": ShownColumn("Accepted length", "higher", 2),
@@ -35,9 +39,9 @@ SHOWN: dict[str, ShownColumn] = {
     "draft_tv": ShownColumn("Total variation of draft and target", "lower", 3),
     "draft_top1": ShownColumn("Top-1 agreement", "higher", 3),
     "draft_top3": ShownColumn("Top-3 agreement", "higher", 3),
-    "log_prob_mean": ShownColumn("Log-probability of a token (nats)", "higher", 3),
-    "emitted_kl": ShownColumn("KL(emitted, target) of a token (nats)", "lower", 4),
-    "emitted_tv": ShownColumn("Total variation of emitted and target", "lower", 4),
+    "log_prob_mean": ShownColumn("Log-probability of a token (nats)", "higher", 3, FLOAT32),
+    "emitted_kl": ShownColumn("KL(emitted, target) of a token (nats)", "lower", 4, FLOAT32),
+    "emitted_tv": ShownColumn("Total variation of emitted and target", "lower", 4, FLOAT32),
     "emitted_kl_ratio": ShownColumn("KL(emitted, target) / the least possible", "lower", 3),
     "emitted_ratio_max": ShownColumn("Largest emitted / target probability", "lower", 2),
     "perplexity": ShownColumn("Perplexity", "lower", 2),
@@ -61,10 +65,11 @@ _IDENTITY = {
 _WHERE_PARAMETERS = ("device", "dtype", "engine")  # parameters that the row names under "where"
 
 
-#: Largest |drift| with which a timing holds. A load that slows vanilla's second half by d, and the method not at all
-#: (or the other way round: the two may wait for different parts of a machine), moves the ratio of their means by d / 2.
-#: So 0.1 limits that bias to 5 %, less than the differences between methods that tables report.
-DRIFT_BOUND = 0.1
+#: Largest share of a speed-up by which a change within the run may have moved it, see `timing.steadiness`.
+SHIFT_BOUND = 0.05
+#: Rows of older versions have no speedup_shift. Their timing held if vanilla's drift was at most 10 % either way: a
+#: load on one side alone in one half could then move the ratio by half of that, as far as `SHIFT_BOUND`.
+OLDER_DRIFT_BOUND = 2 * SHIFT_BOUND
 
 _STRINGS = (
     "baseline_run_id",
@@ -101,7 +106,8 @@ _LIKELIHOOD = {
     "log_prob_std": "its standard deviation over all tokens of all images",
     "emitted_kl_optimal": "the least emitted_kl with which as much could be accepted at every node, in nats: that of"
     " rule=band (docs/band.md); for chains of sampled tokens",
-    "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier; empty where both are rounding (1e-6 nats)",
+    "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier; empty where both are rounding"
+    f" ({FLOAT32:g} nats)",
     "emitted_ratio_max": "largest ratio of an emitted token's probability to the target's that was met at a node, over"
     " all tokens that could have been emitted and all images",
     "emitted_log_ratio": "JSON list over the depths 1, 2, ... of a draft: natural logarithm of that ratio, mean over"
@@ -137,9 +143,14 @@ _SPEED = {
     "residual_fallbacks": "rejections after which the proposals did not suffice, over all images",
     "timed_pairs": "pairs of a batch of the method (at batch 1 an image) and the same one of vanilla AR, decoded one"
     " directly after the other; empty where there are none: not timed, no baseline, or separate passes (older rows)",
-    "drift": "mean seconds of vanilla AR in the second half of the pairs / in the first, minus 1",
-    "timing_valid": f"true where |drift| is at most {DRIFT_BOUND:g} and 4 pairs or more give a standard error; tables"
-    " print no speed-up of other rows",
+    "further_pairs": "of those, pairs of the same images that were decoded again, since the speed-up was not steady",
+    "drift": "mean seconds of vanilla AR in the second half of the pairs / in the first, minus 1; a drift of the whole"
+    " machine moves no speed-up",
+    "speedup_shift": "share of the speed-up by which a change of one side alone may have moved it, without noise, see"
+    " timing.steadiness; part of the standard errors of speedup_latency and speedup_throughput",
+    "timing_valid": f"true where 4 pairs or more give a standard error, and speedup_shift is noise or at most"
+    f" {SHIFT_BOUND:g} (older rows, without one: |drift| at most {OLDER_DRIFT_BOUND:g}); the seconds of other rows are"
+    " shown nowhere",
     "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
     "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
     "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",
@@ -199,6 +210,11 @@ def stderr_of(column: str) -> str:
     """The column with the standard error of another: steps -> steps_stderr, latency_s_mean -> latency_s_stderr (next
     to latency_s_std)."""
     return f"{column.removesuffix('_mean')}_stderr"
+
+
+def resolved(column: str, value: float) -> float:
+    """A value as it may be printed: 0 where it is below the column's resolution."""
+    return 0.0 if column in SHOWN and abs(value) < SHOWN[column].resolution else value
 
 
 def _with_errors(lines: Mapping[str, str]) -> dict[str, str]:
@@ -282,10 +298,13 @@ TIMED_COLUMNS = frozenset(
     name + suffix
     for name in (
         "latency_s_mean latency_s latency_s_p50 latency_s_p95 tokens_per_s images_per_s text_s pixels_s draft_cost"
-        " speedup_latency speedup_throughput speedup_expected baseline_latency_s timed_pairs drift timing_valid".split()
+        " speedup_latency speedup_throughput speedup_expected baseline_latency_s timed_pairs further_pairs drift"
+        " speedup_shift timing_valid".split()
     )
     for suffix in ("", "_stderr", "_std")
 ).intersection(COLUMNS)
+#: Of these, the ones that tell how the seconds were measured.
+OF_TIMING = ("timed_pairs", "further_pairs", "drift", "speedup_shift", "timing_valid")
 #: Those that compare the seconds of a method with vanilla AR's.
 SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_expected")
 

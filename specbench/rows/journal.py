@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -88,6 +89,11 @@ class Record:
     done: float  # when it was decoded, seconds since 1970
     config: str | None = None  # hash of what it was decoded with (`provenance.decoding_hash`); older records lack it
 
+    @property
+    def is_baseline(self) -> bool:
+        """Whether vanilla AR next to the method decoded it."""
+        return self.image.startswith("baseline/")
+
 
 def to_line(record: Record) -> bytes:
     """The line of a record in its journal."""
@@ -162,6 +168,38 @@ class Journal:
         if pixel_digest(pixels) != record.sha256:
             raise UsageError(f"{path} is not the image of its record; delete it and run again to decode it again")
         return pixels
+
+
+TIMINGS = "timings.jsonl"  # in the folder of a run
+
+
+class TimingJournal:
+    """Records of images that were decoded again for their seconds alone, of both passes, in the order of decoding.
+    Their tokens and pixels are those of the first time, and are not kept. A new pair does not replace an older one."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads that of a run. UsageError for a line that no kill can explain."""
+        self.path, self.records = (path := folder / TIMINGS), list[Record]()
+        text = path.read_bytes() if path.is_file() else b""
+        self._whole = text.rfind(b"\n") + 1  # a killed process may have begun another line
+        for number, line, _ in checked_lines.split(text[: self._whole]):
+            try:
+                self.records.append(from_line(line))
+                if problem := fault(self.records[-1]):
+                    raise ValueError(problem)
+            except (ValueError, TypeError, RecursionError):
+                raise UsageError(
+                    f"line {number} of {path} is not a record, or was changed; remove that line and try again"
+                ) from None
+
+    def add(self, record: Record) -> None:
+        """Appends a record; it is on disk when this returns."""
+        line = to_line(record)
+        if self.path.exists() and self.path.stat().st_size > self._whole:
+            os.truncate(self.path, self._whole)
+        append_line(self.path, line)
+        self._whole += len(line)
+        self.records.append(record)
 
 
 IMAGE_NAME = r"\w+/\d+(-\d+)?\.png"  # an image of a record

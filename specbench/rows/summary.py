@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specbench.rows import indices, timing
-from specbench.rows.columns import stderr_of
+from specbench.rows.columns import FLOAT32, stderr_of
 from specbench.rows.journal import Record
 from specbench.rows.timing import Estimate
 
@@ -108,21 +108,21 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
     return columns
 
 
-def versus(images: Sequence[Record], vanilla: Sequence[Record]) -> dict[str, Any]:
+def versus(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record] = ()) -> dict[str, Any]:
     """The columns of some images against vanilla AR on the same prompts, in the same order; those in seconds are over
-    the timed pairs (see `timing.pairs`), the latency of vanilla over all its images."""
+    the timed pairs (see `timing.pairs`), the latency of vanilla over all its images. again: as of `timing.extended`."""
     prompts = by_prompt(images)
     estimates = {"speedup_step": ratio([r.steps for r in vanilla], [r.steps for r in images], prompts)}
     latency = [r.latency_s for r in vanilla if r.latency_s is not None]
     if len(latency) == len(images):
         estimates["baseline_latency_s"] = mean(latency, prompts)
-    found = timing.pairs(images, vanilla)
+    found = timing.pairs(*timing.extended(images, vanilla, again))
     if found:
         faster = timing.speedup(found)
         estimates["speedup_throughput"] = faster
         if len(latency) == len(images):
             estimates["speedup_latency"] = faster
-    return with_errors(estimates) | timing.columns(found)
+    return with_errors(estimates) | timing.columns(found, len(found) - len(timing.pairs(images, vanilla)))
 
 
 def by_prompt(images: Sequence[Record]) -> list[int] | None:
@@ -204,15 +204,11 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     )
 
 
-#: Divergences up to this many nats a token are the rounding of float32.
-_ROUNDING = 1e-6
-
-
 def _frontier(images: Sequence[Record], found: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of what is emitted next to the least divergence, and of the largest ratios. found: the columns that
     are means."""
     columns: dict[str, Any] = {}
-    if found["emitted_kl"] is not None and (found["emitted_kl_optimal"] or 0) > _ROUNDING:
+    if found["emitted_kl"] is not None and (found["emitted_kl_optimal"] or 0) > FLOAT32:
         spent = [r.tokens * (r.emitted_kl or 0) for r in images]
         least = [r.tokens * (r.emitted_kl_optimal or 0) for r in images]
         columns |= with_errors({"emitted_kl_ratio": ratio(spent, least, by_prompt(images))})

@@ -1,4 +1,4 @@
-"""Timings of a method against vanilla AR, prompt by prompt: the speed-up, its standard error, and the drift.
+"""Timings of a method against vanilla AR, prompt by prompt: the speed-up, its standard error, and whether it holds.
 
 The speed of a machine changes while a run decodes: other processes, clock rates, temperature. A timed run therefore
 decodes each prompt by the method and by vanilla AR one directly after the other, in ABBA order (method, vanilla,
@@ -8,14 +8,17 @@ neighbours are a pair.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from specbench.rows.columns import DRIFT_BOUND
+from specbench.rows.columns import SHIFT_BOUND
 from specbench.rows.journal import Record
 
+FEWEST = 10  # pairs: of N without noise, of which half are slower, R / (s sqrt(N)) is 1.7 for N = 8, 2.2 for N = 10
 REPLICATES = 2000  # of the bootstrap: its standard error is then exact to 1 / sqrt(2 * 2000) = 1.6 %
 
 
@@ -28,11 +31,13 @@ class Estimate(NamedTuple):
 
 class Pair(NamedTuple):
     """A batch of images of the method and of vanilla AR, decoded one directly after the other; at batch 1 an image
-    each. Seconds of the batch, and the indices of its images among those given to `pairs`."""
+    each. Seconds of the batch, the indices of its images among those given to `pairs`, and the target passes of the
+    method over those of vanilla AR, each of the image that takes the most."""
 
     method_s: float
     vanilla_s: float
     images: tuple[int, ...]
+    steps: float = 1.0
 
 
 def is_timed(cfg: Mapping[str, Any]) -> bool:
@@ -67,7 +72,8 @@ def pairs(images: Sequence[Record], vanilla: Sequence[Record]) -> list[Pair]:
         if complete and {images[i].batch for i in indices} == {vanilla[i].batch for i in indices}:
             mine_s, theirs_s = (sum(some[i].decode_s for i in indices) for some in (images, vanilla))
             done = max(images[i].done for i in indices)
-            found.append((done, Pair(mine_s, theirs_s, tuple(indices))))
+            steps = [max(some[i].steps for i in indices) for some in (images, vanilla)]
+            found.append((done, Pair(mine_s, theirs_s, tuple(indices), steps[0] / steps[1])))
     return [pair for _, pair in sorted(found)]
 
 
@@ -92,7 +98,8 @@ def speedup(found: Sequence[Pair]) -> Estimate:
     The ratio of means, not the mean ratio: it is the factor by which the whole set of prompts is done sooner, it weighs
     a prompt by its cost, and it is the same statistic as `speedup_step`, so that the two can be compared.
 
-    The error is that of the circular block bootstrap (Politis and Romano 1992): blocks of `block_length(N)` consecutive
+    The error has two parts, added in squares: noise, and what a change that `steadiness` sees may have moved the value
+    by. Noise is that of the circular block bootstrap (Politis and Romano 1992): blocks of `block_length(N)` consecutive
     pairs are resampled, so that neighbours, which saw the same machine, stay together. A block's mean is taken around
     the sample's own, which loses N - L of N parts of the variance; sqrt(N / (N - L)) returns it. The random numbers are
     always the same. None below two blocks.
@@ -111,13 +118,59 @@ def speedup(found: Sequence[Pair]) -> Estimate:
     ends[:, -1] -= ends.shape[1] * length - n
     sums = [np.cumsum(np.concatenate([[0.0], side, side])) for side in (vanilla, method)]
     above, below = ((total[ends] - total[starts]).sum(1) for total in sums)
-    return Estimate(value, float(np.std(above / below, ddof=1) * np.sqrt(n / (n - length))))
+    noise = float(np.std(above / below, ddof=1) * np.sqrt(n / (n - length)))
+    seen = steadiness(found)
+    return Estimate(value, math.hypot(noise, value * seen.shift) if seen else noise)
 
 
 def block_length(n: int) -> int:
     """Pairs in a block of the bootstrap: n^(1/3), the rate that minimises the error of the estimated variance
     (Kuensch 1989), as an even number, so that a block holds whole ABBA cycles."""
     return max(2, 2 * round(n ** (1 / 3) / 2))
+
+
+class Steadiness(NamedTuple):
+    """shift: how far a stretch of the pairs in which one side alone was slowed moves the speed-up, as a share of it,
+    without what noise explains; steady: whether the timing holds."""
+
+    shift: float
+    steady: bool
+
+
+def steadiness(found: Sequence[Pair]) -> Steadiness | None:
+    """Whether the ratio of the two sides stays the same over the pairs (N, N >= 3), in the order of decoding. None
+    below three pairs, and for seconds that are not positive.
+
+    Looked at is x, the logarithm of vanilla's seconds a step over the method's seconds a step: what remains of the
+    speed-up without the steps, which are known and differ from prompt to prompt. Whatever slows both sides alike, such
+    as a drift of the whole machine, leaves it as it is.
+
+    Let R be the range of the cumulative sums of x less its mean: the largest |sum| over any block of consecutive pairs
+    (or over the pairs outside of it). A stretch with the share f <= 1/2 of the pairs in which one side is d slower has
+    R = N f (1 - f) d, and moves the mean of x by f d: by at most 2 R / N.
+
+    Noise of standard deviation s has a range, too. For independent normal x and large N, R / (s sqrt(N)) is the range
+    of a Brownian bridge, Kuiper's distribution: beyond 2.0 with a probability of 1 %, its square 1.645 on average. With
+    N points a range is 2 * 0.5826 s smaller (Siegmund 1985: the maximum of a random walk). s comes from differences of
+    pairs that are two apart, which a step changes twice and the ABBA order not at all.
+
+    A timing does not hold if the change moves the speed-up by more than `SHIFT_BOUND` and is no noise (R > 2.0 s
+    sqrt(N)), which fewer than `FEWEST` pairs cannot tell: there it does not hold either. From `FEWEST` pairs on a
+    steady machine is blamed in at most 1 % of the runs, whatever its noise; a smaller shift, and one that noise hides,
+    is part of the speed-up's standard error. A load that lasts for the whole run is not seen.
+    """
+    seconds = np.array([pair[:2] for pair in found], dtype=np.float64).reshape(-1, 2)
+    n = len(found)
+    if n < 3 or not (seconds > 0).all():
+        return None
+    x = np.log(seconds[:, 1] / seconds[:, 0] * [pair.steps for pair in found])
+    sums = np.concatenate([[0.0], np.cumsum(x - x.mean())])
+    total, noise = float(np.ptp(sums)), float(np.sqrt(np.square(x[2:] - x[:-2]).sum() / (2 * (n - 2))))
+    short = 2 * 0.5826
+    expected = noise**2 * (n * math.pi**2 / 6 - 2 * short * math.sqrt(n * math.pi / 2) + short**2)
+    shift = 2 / n * math.sqrt(max(0.0, total**2 - expected))
+    is_noise = n >= FEWEST and total <= 2.0 * noise * math.sqrt(n)
+    return Steadiness(shift, shift <= SHIFT_BOUND or is_noise)
 
 
 def drift(found: Sequence[Pair]) -> float | None:
@@ -129,10 +182,44 @@ def drift(found: Sequence[Pair]) -> float | None:
     return float(halves[1].mean() / halves[0].mean() - 1)
 
 
-def columns(found: Sequence[Pair]) -> dict[str, Any]:
-    """The columns of a row that tell whether its timings hold; empty without pairs."""
+def columns(found: Sequence[Pair], further: int = 0) -> dict[str, Any]:
+    """The columns of a row that tell whether its timings hold; empty without pairs. further: as in `COLUMNS`."""
     if not found:
         return {}
-    seen = drift(found)
-    valid = seen is not None and abs(seen) <= DRIFT_BOUND and speedup(found).stderr is not None
-    return {"timed_pairs": len(found), "drift": seen, "timing_valid": valid}
+    seen = steadiness(found)
+    return {
+        "timed_pairs": len(found),
+        "further_pairs": further,
+        "drift": drift(found),
+        "speedup_shift": seen and seen.shift,
+        "timing_valid": seen is not None and seen.steady and speedup(found).stderr is not None,
+    }
+
+
+def is_unsteady(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record]) -> bool:
+    """Whether further pairs are to be measured."""
+    seen = steadiness(pairs(*extended(images, vanilla, again)))
+    return seen is not None and not seen.steady
+
+
+def shift(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record] = ()) -> float | None:
+    """`Steadiness.shift` where the timing holds, else None."""
+    found = columns(pairs(*extended(images, vanilla, again)))
+    return found["speedup_shift"] if found.get("timing_valid") else None
+
+
+def extended(
+    images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record]
+) -> tuple[list[Record], list[Record]]:
+    """The images and those of vanilla AR, followed by the same ones in pairs that were measured again; again: the
+    records of both passes in the order of decoding (see `journal.TimingJournal`)."""
+    known, seen = {r.index for r in images}, Counter[tuple[bool, str, int]]()
+    sides: tuple[dict[Any, Record], dict[Any, Record]] = ({}, {})
+    for record in again:
+        if record.index in known:
+            which = record.is_baseline, record.session, record.index
+            sides[record.is_baseline][record.session, record.index, seen[which]] = record
+            seen[which] += 1
+    both = [key for key in sides[0] if key in sides[1]]  # a kill leaves the half of a pair
+    mine, theirs = ([*some, *(side[key] for key in both)] for some, side in zip((images, vanilla), sides, strict=True))
+    return mine, theirs

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench.harness.planned import PlannedRun, Row, execute
-from specbench.rows.csv_files import append_row, as_cells, read_rows
+from specbench.rows.csv_files import append_row, as_cells, csv_text, read_rows
+from specbench.storage.files import write_atomically
 from specbench.tables.definitions import Panel, TableFigure
 from specbench.tables.measure import ROW_FILES, TablePlan, store
 
@@ -107,6 +108,8 @@ def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], N
 
     Raises UsageError or RunError where lines failed; with several jobs, once the others are done.
     """
+    from specbench.compare import wording
+
     collector = _Collector(todo, results, bench, say, jobs)
     # The curves of a panel are tested before another panel begins: what is stopped keeps its tests.
     for panel in todo.tested_panels:
@@ -120,12 +123,14 @@ def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], N
     folders = collector.folders(key for test in tests for key in (test.other, test.line))
     labels = {line.key: line.label for line in todo.table.lines}
     for a, b in dict.fromkeys((test.other, test.line) for test in tests):
-        from specbench.compare import wording
-
         say(f"{todo.title}: {labels[b]} and {labels[a]}, image by image")
         for row in bench.compare(folders[a], folders[b]):
             wording.ROWS.append(store(todo.table, results, "_test"), row)
-    return collector.plan.with_tests(results)
+    found = collector.plan.with_tests(results)
+    if tests:
+        text = csv_text(wording.ROWS.columns, found.compared)
+        write_atomically(store(todo.table, results, "_test"), text.encode())
+    return found
 
 
 def _is_of(folder: Path, row: Row | None) -> bool:

@@ -234,7 +234,8 @@ def row_column(key: str, label: str = "", decimals: int | None = None, **more: A
     """A column of rows with the title, the better side and the decimals that `rows.columns.SHOWN` gives; `label` and
     `decimals` replace them."""
     shown = SHOWN[key]
-    return Column(key, label or shown.title, shown.better, shown.decimals if decimals is None else decimals, **more)
+    digits = shown.decimals if decimals is None else decimals
+    return Column(key, label or shown.title, shown.better, digits, **{"rounding": shown.resolution, **more})
 
 
 #: Columns as tables show them, where that is more than `rows.columns.SHOWN` says; the last one is of a probe.
@@ -284,7 +285,6 @@ STANDARD = {
             "Emitted KL (nats)",
             measured_as="KL divergence between what a token is emitted from and the target, mean over all tokens: "
             "0 is lossless",
-            rounding=1e-6,  # of exact methods 1e-14, from sums of float32 probabilities
         ),
         row_column("acceptance_rate", measured_as="accepted over verified draft tokens"),
         Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens"),

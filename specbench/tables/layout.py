@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 
-from specbench.compare.paired import holm
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows import sample_size
-from specbench.rows.columns import COLUMNS, stderr_of
-from specbench.rows.seconds import common_machine, elsewhere, is_timed, withheld
+from specbench.rows.columns import COLUMNS, SPEEDUPS, stderr_of
+from specbench.rows.seconds import OLDER, common_machine, elsewhere, is_older, is_timed, is_vanilla, with_bias, withheld
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import PublishedRow
-from specbench.tables.measure import compared
+from specbench.tables.measure import compared_row
 
 Row = Mapping[str, str]
 #: Half a 95 % interval, in standard errors: scipy.special.ndtri(0.975), whose import takes half a second.
@@ -160,8 +159,7 @@ def build(
                 if printed is not None and printed.of == models[line.key] and rows[line.key] is not None:
                     entries.append(_difference(table, line, rows[line.key] or {}, printed, notes))
     present = [r for r in rows.values() if r is not None]
-    adjusted = _adjusted(table, rows, comparisons)
-    remarks = [_tested(table, test, models[test.line], rows, comparisons, adjusted, published) for test in table.tests]
+    remarks = [_tested(table, test, models[test.line], rows, comparisons, published) for test in table.tests]
     remarks += table.remarks
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
         if len({tuple(r.get(k, "") for k in names) for r in present}) > 1:
@@ -200,6 +198,9 @@ def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes:
         row is not None and row.get(column.key) and row.get(column.spread) for row in rows.values()
     ):
         parts.append(f"± its {column.spread_is}")
+        valued = [row for row in rows.values() if row is not None and row.get(column.key)]
+        if column.key in SPEEDUPS and any(is_older(row) and not is_vanilla(row) for row in valued):
+            parts.append(OLDER)
     parts += _said(column, rows)
     if column.published_as and printed:
         parts.append(f"published: {column.published_as}")
@@ -237,7 +238,7 @@ def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, R
     timed = [key for key in keys if is_timed(key, table.rows_of == "bench")]
     present = {name: row for name, row in rows.items() if row is not None}
     common = common_machine(present.values(), timed)
-    found, kept = {}, dict(rows)
+    found, kept = {}, {name: row and dict(with_bias(row)) for name, row in rows.items()}
     for name, row in present.items():
         for key in keys:
             why = sample_size.withheld(row, key)
@@ -325,34 +326,26 @@ def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes
     return TableEntry(line.label, "difference", printed.model, (mark,), tuple(cells))
 
 
-def _adjusted(table: Table, rows: Mapping[str, Row | None], comparisons: Sequence[Row]) -> dict[TableTest, float]:
-    """Holm's adjusted p-values of the tests that have one."""
-    found = {test: compared(test, rows, comparisons) for test in table.tests}
-    p = {test: float(row["p"]) for test, row in found.items() if row is not None and row["p"]}
-    return dict(zip(p, holm(list(p.values())), strict=True))
-
-
 def _tested(
     table: Table,
     test: TableTest,
     model: str,
     rows: Mapping[str, Row | None],
     comparisons: Sequence[Row],
-    adjusted: Mapping[TableTest, float],
     published: Sequence[PublishedRow],
 ) -> str:
-    """The result of a test as a sentence, next to the printed ones. adjusted: as of `_adjusted`."""
+    """The result of a test as a sentence, next to the printed ones."""
     labels = {line.key: line.label for line in table.lines}
     text = f"{test.label}, {labels[test.line]} minus {labels[test.other]}: "
-    found = compared(test, rows, comparisons)
+    found = compared_row(test, rows, comparisons)
     if found is None:
         text += "not measured yet"
     elif not found["p"]:
         text += f"measured ({model}) {float(found['difference']):+.3f} in each of {found['pairs']} pairs of images"
     else:
         p = f"p = {float(found['p']):.2g}" if float(found["p"]) > 0 else "p < 1e-300"
-        if len(adjusted) > 1:
-            p += f" ({adjusted[test]:.2g} by Holm's adjustment over {len(adjusted)} tests)"
+        if int(found["tests"]) > 1:
+            p += f" ({float(found['p_holm']):.2g} by Holm's adjustment over {found['tests']} tests)"
         p += f", over {found['pairs']} pairs of the same prompt"
         if test.statistic == "distribution":
             text += f"measured ({model}) energy distance {float(found['test_statistic']):.3g}, {p}"
@@ -360,9 +353,8 @@ def _tested(
             half = (float(found["high"]) - float(found["low"])) / 2
             decimals = max(3, -math.floor(math.log10(half))) if half > 0 else 3
             low, high, difference = (f"{float(found[name]):+.{decimals}f}" for name in ("low", "high", "difference"))
-            statistic = f"paired t({found['df']})" if found["df"] else "z"
             text += f"measured ({model}) {difference} (95 % interval {low} to {high}), "
-            text += f"{statistic} = {float(found['test_statistic']):.2f}, {p}"
+            text += f"paired t({found['df']}) = {float(found['test_statistic']):.2f}, {p}"
     printed: dict[str, list[str]] = {}
     for row in published if test.statistic == "accepted_length" else ():
         sign = {"t_statistic": "t = ", "p_value_upper_bound": "p < "}.get(row.cells.get("value_name", ""))

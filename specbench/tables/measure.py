@@ -48,7 +48,7 @@ class TablePlan(Plan[PlannedRun]):
         """The tests of which both lines have a run, and these two runs are not compared."""
         rows = self.rows
         runs = [test for test in self.table.tests if {test.line, test.other} <= rows.keys()]
-        return [test for test in runs if compared(test, rows, self.compared) is None]
+        return [test for test in runs if compared_row(test, rows, self.compared) is None]
 
     @property
     def tested_panels(self) -> list[Panel]:
@@ -81,7 +81,9 @@ class TablePlan(Plan[PlannedRun]):
         if self.table.tests:
             from specbench.compare import wording
 
-            compared = wording.ROWS.read(store(self.table, results, "_test"))
+            held = wording.ROWS.read(store(self.table, results, "_test"))
+            shown = [compared_row(test, self.rows, held) for test in self.table.tests]
+            compared = wording.readjusted(held, [i for i, row in enumerate(held) if any(row is one for one in shown)])
         if self.table.matched is not None:
             from specbench.compare import equal
 
@@ -89,7 +91,7 @@ class TablePlan(Plan[PlannedRun]):
         return replace(self, compared=tuple(compared), pairs=tuple(pairs))
 
 
-def compared(test: TableTest, rows: Mapping[str, Row | None], comparisons: Sequence[Row]) -> Row | None:
+def compared_row(test: TableTest, rows: Mapping[str, Row | None], comparisons: Sequence[Row]) -> Row | None:
     """The comparison of the very runs of which a test's two lines have the rows; None where it is missing."""
     runs = [(rows.get(key) or {}).get("run_id") for key in (test.other, test.line)]
     same = (r for r in reversed(comparisons) if (r["statistic"], r["run_a"], r["run_b"]) == (test.statistic, *runs))

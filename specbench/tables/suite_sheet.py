@@ -51,8 +51,7 @@ def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
     commands = {key: runs[0].command for key, runs in lines.items()}
     sheet = layout.build(table, models, rows, [], commands, plan.command, plan.compared)
     tests = _p_values(plan, members, columns)
-    adjusted = zip(tests, holm(list(tests.values())), strict=True)
-    differing = {place for place, p in adjusted if p < 1 - LEVEL}
+    differing = {place for place, p in tests.items() if p < 1 - LEVEL}
     entries = tuple(
         replace(
             entry,
@@ -152,17 +151,21 @@ def _is_vanilla(line: Line) -> bool:
 def _p_values(
     plan: SuitePlan, members: Mapping[str, Sequence[SuiteRun]], columns: Sequence[Column]
 ) -> dict[tuple[str, str], float]:
-    """(line, column) -> the two-sided p-value of its difference from vanilla AR."""
+    """(line, column) -> the two-sided p-value of its difference from vanilla AR, by Holm's adjustment: of one seed over
+    all tests of `COMPARED`, of several over those of pooled seeds."""
     by_pair = {(row["run_b"], row["statistic"]): row for row in plan.compared}
     found: dict[tuple[str, str], float] = {}
+    pooled: dict[tuple[str, str], float] = {}
     for key, runs in members.items():
         shown = {(run.row or {}).get("run_id", "") for run in runs if run.reference is not None}
         for column in columns:
             names = [_STATISTICS[column.key]] if column.key in _STATISTICS else _metrics_of(plan, column.key)
             rows = [by_pair[run_id, name] for name in names for run_id in sorted(shown) if (run_id, name) in by_pair]
-            if rows and (p := _pooled_p(rows)) is not None:
-                found[key, column.key] = p
-    return found
+            if len(rows) == 1 and rows[0].get("p"):
+                found[key, column.key] = float(rows[0]["p_holm"])
+            elif len(rows) > 1 and (p := _pooled_p(rows)) is not None:
+                pooled[key, column.key] = p
+    return found | dict(zip(pooled, holm(list(pooled.values())), strict=True))
 
 
 def _metrics_of(plan: SuitePlan, column: str) -> list[str]:
@@ -174,17 +177,16 @@ def _metrics_of(plan: SuitePlan, column: str) -> list[str]:
 
 def _pooled_p(rows: Sequence[Row]) -> float | None:
     """The two-sided p-value of the mean difference over seeds, from each one's paired test: the standard errors of
-    independent seeds add in squares, and the degrees of freedom as well."""
+    independent seeds add in squares, and the degrees of freedom by Welch and Satterthwaite."""
     from scipy import special
 
-    if any(not row.get("p") or not float(row["test_statistic"]) for row in rows):
+    tested = [row for row in rows if row.get("p")]  # of the others, every pair differs by the same
+    if not tested or any(not float(row["test_statistic"]) for row in tested):
         return None
-    error = math.hypot(*(float(row["difference"]) / float(row["test_statistic"]) for row in rows))
-    if not error:
-        return None
-    t = math.fsum(float(row["difference"]) for row in rows) / error
-    free = math.fsum(float(row["df"]) for row in rows if row.get("df"))  # none: the normal distribution's
-    return float(2 * special.stdtr(free, -abs(t)) if free else 2 * special.ndtr(-abs(t)))
+    errors = [float(row["difference"]) / float(row["test_statistic"]) for row in tested]
+    t = math.fsum(float(row["difference"]) for row in rows) / math.hypot(*errors)
+    free = math.hypot(*errors) ** 4 / math.fsum(e**4 / float(row["df"]) for e, row in zip(errors, tested))
+    return float(2 * special.stdtr(free, -abs(t)))
 
 
 def _remarks(
@@ -210,7 +212,8 @@ def _remarks(
         many = f"{beyond} of {tests} are beyond chance" if beyond else "none is beyond chance"
         yield (
             f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {many} (p <"
-            f" {1 - LEVEL:.2g} after Holm's adjustment). Every test, with intervals: {COMPARED}."
+            f" {1 - LEVEL:.2g} by Holm's adjustment over all tests of {COMPARED} or, of several seeds, over these)."
+            f" Every test, with intervals: {COMPARED}."
         )
     if seeds > 1 and suite.table.tests:
         yield f"The tests between lines are seed by seed: {COMPARED}."

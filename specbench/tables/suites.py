@@ -314,7 +314,7 @@ def gather(
         kept = wording.ROWS.read(plan.home / COMPARED)
     except UsageError:
         kept = []  # computed again
-    compared: list[Row] = []
+    compared: list[dict[str, str]] = []
     uncompared: dict[str, None] = {}
     for other, one in _pairs(plan, finished):
         ids = [(run.row or {}).get("run_id", "") for run in (other, one)]
@@ -332,6 +332,7 @@ def gather(
 
         keep([(one.folder, one.row or {}) for one in finished.values() if not one.timed])
         write_atomically(plan.home / ROWS, to_csv([one.row or {} for one in finished.values()]).encode())
+    compared = wording.readjusted(compared)
     if compared:
         write_atomically(plan.home / COMPARED, csv_text(wording.ROWS.columns, compared).encode())
     return replace(plan, compared=tuple(compared), uncompared=tuple(uncompared))
