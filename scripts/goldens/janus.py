@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from goldens.common import Compared, Tensors, weights
+from goldens.common import Compared, Config, Tensors, weights
 from goldens.language import every_layer
 from goldens.llamagen import steps
 from goldens.pixels import llamagen_vq
@@ -18,12 +16,12 @@ from specbench.models.loading.prompts import JanusIds, janus_prompt
 from specbench.models.unified import Prompts, Unified
 
 
-def target(t: Tensors, c: dict[str, Any], side: int) -> tuple[Unified, official.CheckpointSource]:
+def target(t: Tensors, c: Config, side: int) -> tuple[Unified, official.CheckpointSource]:
     source = official.from_tensors(weights(t), "golden")
     return janus.load(janus.configured(c, source), source, side, "cpu", torch.float32), source
 
 
-def prompts(t: Tensors, c: dict[str, Any]) -> Prompts:
+def prompts(t: Tensors, c: Config) -> Prompts:
     """Of a golden, the unconditional ones by this project's own format."""
     ids = t["in/prompt_ids"].view(-1, t["in/prompt_ids"].shape[-1])
     valid = t["in/attention_mask"].bool() if "in/attention_mask" in t else torch.ones_like(ids, dtype=torch.bool)
@@ -58,7 +56,7 @@ def margin(mixed: Tensor) -> Tensor:
     return best[..., 0] - best[..., 1]
 
 
-def janus_lm(t: Tensors, c: dict[str, Any]) -> Compared:
+def janus_lm(t: Tensors, c: Config) -> Compared:
     """DeepSeek's layout: rows are pairs, and the whole prompt is compared."""
     model, _ = target(t, c, c["grid"])
     given, tokens = prompts(t, c), t["in/step_tokens"]
@@ -84,7 +82,7 @@ def janus_lm(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "greedy_margin", margin(guided), t["out/greedy_margin"]
 
 
-def janus_hf(t: Tensors, c: dict[str, Any]) -> Compared:
+def janus_hf(t: Tensors, c: Config) -> Compared:
     """transformers' layout: its greedy image, the logits on the way, and the image's pixels."""
     model, source = target(t, c, c["grid"])
     given = prompts(t, c)
@@ -110,8 +108,8 @@ def janus_hf(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "encoder_indices_unnormalised", nearest, t["out/encoder_indices_unnormalised"]
 
 
-def janus_vq(t: Tensors, c: dict[str, Any]) -> Compared:
-    yield from llamagen_vq({name.replace("param/gen_vision_model.", "param/"): x for name, x in t.items()}, c)
+def janus_vq(t: Tensors, c: Config) -> Compared:
+    yield from llamagen_vq(t, c, "gen_vision_model.")
     yield "to_uint8", torch.from_numpy(vq.truncated(t["out/decoded"])), t["out/to_uint8"]
 
 
