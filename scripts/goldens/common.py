@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import Tree
 from specbench.errors import UsageError
 from specbench.models.loading import official
@@ -80,6 +81,11 @@ def load(
     return official.load(build, official.from_tensors(dict(params), "golden"), table, "cpu", torch.float32, ignored)
 
 
+def guided(logits: Tensor, scale: float) -> Tensor:
+    """Logits (B, *) of (2B, *), the conditional rows first; at scale 1 those alone."""
+    return Sampling(cfg_scale=scale).apply_guidance(logits) if scale != 1 else logits[: len(logits) // 2]
+
+
 def fixed(c: Config, **values: Any) -> None:
     """A UsageError where a golden states another value of what the models here have as a constant."""
     for name, value in values.items():
@@ -87,10 +93,10 @@ def fixed(c: Config, **values: Any) -> None:
             raise UsageError(f"the golden states {name}={c[name]}, and the models here have {value}")
 
 
-def paths(tree: Tree) -> Tensor:
-    """The nodes (leaves, height + 1) of the one tree's paths from the root to a leaf, -1 behind the leaf; in the order
-    of their numbers."""
-    ancestors = tree.ancestors[0]
+def paths(tree: Tree, row: int = 0) -> Tensor:
+    """The nodes (leaves, height + 1) of the paths from the root to a leaf of one row's tree, -1 behind the leaf; in the
+    order of their numbers."""
+    ancestors = tree.ancestors[row]
     leaves = (ancestors.sum(0) == 1).nonzero().flatten()  # nobody else's ancestor
     rows = [ancestors[leaf].nonzero().flatten().tolist() for leaf in leaves]
     width = max(map(len, rows))

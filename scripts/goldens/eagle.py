@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldens.common import Compared, Config, Tensors, fixed, in_order, load, paths, weights
+from goldens.common import Compared, Config, Tensors, fixed, guided, in_order, load, paths, weights
 from specbench.decoding.drafters.eagle import Eagle as Eagle1
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.rng import RandomStreams
@@ -79,9 +79,9 @@ def prefix_and_chain(t: Tensors, c: Config) -> Compared:
     if "in/attention_mask" in t:  # the row with padding is known from the successor of the last padded entry
         usable_hidden = torch.arange(known)[None, :, None] >= padding.unsqueeze(-1)
     yield "prefix_hidden", out * usable_hidden, t["out/prefix_hidden"] * usable_hidden
-    hidden, guide = out[:, -1:], Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
+    hidden = out[:, -1:]
     for i in range(drawn.shape[1]):
-        logits = guide(hidden @ head.T)[:, 0]
+        logits = guided(hidden @ head.T, c["cfg_scale"])[:, 0]
         yield f"chain_logits_{i}", logits, t[f"out/chain_logits_{i}"]
         yield f"chain_tokens of step {i}", logits.argmax(-1), drawn[:, i]
         if i + 1 < drawn.shape[1]:
@@ -139,9 +139,11 @@ def trees(t: Tensors, c: Config) -> Compared:
         yield f"{name}_draft_tokens", draft.tokens, t[f"out/{name}_draft_tokens"]
         mask = draft.tree.ancestors.int()
         yield f"{name}_tree_mask", mask, t[f"out/{name}_tree_mask"][:, 0].int()
-        yield f"{name}_tree_position_ids", draft.tree.depth.flatten(), t[f"out/{name}_tree_position_ids"].flatten()
-        if images == 1:
-            yield f"{name}_retrieve_indices", paths(draft.tree), in_order(t[f"out/{name}_retrieve_indices"])
+        depth = draft.tree.depth
+        yield f"{name}_tree_position_ids", depth, t[f"out/{name}_tree_position_ids"].expand_as(depth)
+        wanted = t[f"out/{name}_retrieve_indices"]
+        for i in range(images):
+            yield f"{name}_retrieve_indices", paths(draft.tree, i), in_order(wanted if wanted.dim() == 2 else wanted[i])
     static = Eagle1(drafter(t, c), parse("mc_sim_7b_63"))
     state = opened(static)
     static.propose(state, *tokens(ids), step)

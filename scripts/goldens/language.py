@@ -4,11 +4,12 @@ grammars."""
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from goldens.common import Compared, Config, Tensors, fixed, load, weights
+from goldens.common import Compared, Config, Tensors, fixed, guided, load, weights
 from goldens.llamagen import steps
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Grammar, Prefix
@@ -85,7 +86,7 @@ def language_model(t: Tensors, c: Config) -> Compared:
     rows, count = tokens.shape
     model = unified(t, c, count + 1)
     prompts = split(t)
-    guide = Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
+    mixed = partial(guided, scale=c["cfg_scale"])
     if "in/both" in t and "in/prompt" in t:
         yield "prompt", prompts.ids, t["in/prompt"]
     logits, states = alone(model, prompts.ids, prompts.valid, tokens)
@@ -102,17 +103,17 @@ def language_model(t: Tensors, c: Config) -> Compared:
         if f"out/{name}" in t:
             yield name, cached[:, i], t[f"out/{name}"]
         if f"out/cfg_logits_{i}" in t:
-            yield f"cfg_logits_{i}", guide(cached)[:, i], t[f"out/cfg_logits_{i}"]
+            yield f"cfg_logits_{i}", mixed(cached)[:, i], t[f"out/cfg_logits_{i}"]
     if "out/prefill_hidden_last" in t:
         yield "prefill_hidden_last", run[0][1][:, 0], t["out/prefill_hidden_last"]
     if "out/cached_logits" in t:
         yield "cached_logits", cached, t["out/cached_logits"]
-        yield "cfg_logits", guide(cached), t["out/cfg_logits"]
+        yield "cfg_logits", mixed(cached), t["out/cfg_logits"]
     if "out/cfg_logits_of_log_softmax" in t:
         known = t["out/cfg_logits_of_log_softmax"]
         yield (
             "cfg_logits_of_log_softmax",
-            guide(cached).log_softmax(-1),
+            mixed(cached).log_softmax(-1),
             known.log_softmax(-1),
         )  # equal up to a constant
 
@@ -193,7 +194,7 @@ def lumina2_lm(t: Tensors, c: Config) -> Compared:
     for name, x, y in zip(("cond", "uncond"), logits.chunk(2), hidden.chunk(2), strict=True):
         yield f"{name}_logits", x, t[f"out/{name}_logits"]
         yield f"{name}_hidden", y, t[f"out/{name}_hidden"]
-    yield "cfg_logits", Sampling(cfg_scale=c["cfg_scale"]).apply_guidance(logits), t["out/cfg_logits"]
+    yield "cfg_logits", guided(logits, c["cfg_scale"]), t["out/cfg_logits"]
     codes = torch.arange(ids["img0"], ids["img1"] + 1)
     image, drawn = image_tokens(codes, *c["latent_grid"], ids["newline"], [ids["end"]]), t["out/greedy_tokens"]
     cond, uncond = streams(drawn[:, :-1])[0].chunk(2)
@@ -254,7 +255,7 @@ def simplear_lm(t: Tensors, c: Config) -> Compared:
         return logits, hidden
 
     def mixed(logits: Tensor) -> Tensor:
-        return Sampling(cfg_scale=c["cfg_scale"]).apply_guidance(logits)
+        return guided(logits, c["cfg_scale"])
 
     logits, hidden = streams(tokens)
     for i, name in enumerate(("cond", "uncond")):

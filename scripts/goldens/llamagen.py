@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from goldens.common import Compared, Config, Tensors, load, weights
+from goldens.common import Compared, Config, Tensors, guided, load, weights
 from specbench.decoding import trees
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import LanguageSession
@@ -34,13 +34,13 @@ def steps(session: LanguageSession, rows: int, history: Tensor) -> list[tuple[Te
 def greedy(model: LlamaGen, given: Conditioning | ClassConditioning, c: Config) -> Tensor:
     """Tokens (B, T) of the images that always take the likeliest token; those behind a golden's interval of guidance,
     where it has one, without guidance."""
-    rows, guide = len(given), Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
+    rows = len(given)
     session, history = model.open(given, rows, True, 1), torch.zeros(rows, c["block_size"], dtype=torch.int64)
     for i in range(history.shape[1]):
         root = history[:, max(0, i - 1) : max(1, i)]
         logits, _ = session.forward(root, trees.build([]), history, torch.full((rows,), i))
-        guided = not 0 <= c.get("cfg_interval", -1) < i - 1
-        history[:, i] = (guide(logits) if guided else logits[:rows])[:, 0].argmax(-1)
+        behind = 0 <= c.get("cfg_interval", -1) < i - 1
+        history[:, i] = guided(logits, 1.0 if behind else c["cfg_scale"])[:, 0].argmax(-1)
     return history
 
 
@@ -69,9 +69,9 @@ def llamagen_t2i(t: Tensors, c: Config) -> Compared:
     yield "freqs_cis", model.rope()[: len(t["out/freqs_cis"])], t["out/freqs_cis"]
     yield "prefill_hidden_final_norm", session.prefix_hidden, t["out/prefill_hidden_final_norm"][:, :-1]
     for i, (logits, _) in enumerate(steps(session, rows, t["in/step_tokens"])):
-        yield f"cfg_logits_{i}", sampling.apply_guidance(logits)[:, 0], t[f"out/cfg_logits_{i}"].reshape(rows, -1)
+        yield f"cfg_logits_{i}", guided(logits, c["cfg_scale"])[:, 0], t[f"out/cfg_logits_{i}"].reshape(rows, -1)
         if i == 0:
-            yield "probs_0", sampling.probs(sampling.apply_guidance(logits))[:, 0], t["out/probs_0"].reshape(rows, -1)
+            yield "probs_0", sampling.probs(guided(logits, c["cfg_scale"]))[:, 0], t["out/probs_0"].reshape(rows, -1)
         else:
             yield f"step_logits_{i}", logits[:, 0], t[f"out/step_logits_{i}"]
     known = session.cache.k[0][:, :, : before + tokens.shape[1]]
@@ -85,13 +85,12 @@ def llamagen_c2i(t: Tensors, c: Config) -> Compared:
     labels, tokens = t["in/labels"], t["in/step_tokens"]
     rows = len(labels)
     given = ClassConditioning(labels)
-    sampling = Sampling(0.0, cfg_scale=c["cfg_scale"])
     if "out/freqs_cis" in t:  # a session's prefix has one zero row more
         yield "freqs_cis", model.rope()[1 : 1 + len(t["out/freqs_cis"])], t["out/freqs_cis"]
     hidden = model.uncached(model.condition(given, True), torch.cat([tokens, tokens]))
     logits = model.head(hidden[:, 1:])
     yield "uncached_logits", logits, t["out/uncached_logits"]
-    yield "uncached_cfg_logits", sampling.apply_guidance(logits), t["out/uncached_cfg_logits"]
+    yield "uncached_cfg_logits", guided(logits, c["cfg_scale"]), t["out/uncached_cfg_logits"]
     if "out/cached_logits" in t:
         known = t["out/cached_logits"].shape[1] - 1
         cached = [logits for logits, _ in steps(model.open(given, rows, True, 1), rows, tokens[:, :known])]
@@ -108,14 +107,13 @@ def llamagen_hf_lantern(t: Tensors, c: Config) -> Compared:
     valid = t["in/left_mask"].bool()
     rows = len(valid)
     session = model.open(Conditioning(t["in/left_features"], valid), rows, True, 1)
-    sampling = Sampling(cfg_scale=c["cfg_scale"])
     yield "prefill_hidden_all", session.prefix_hidden, t["out/prefill_hidden_all"][:, :-1]
     wanted = t["out/prefill_hidden_valid"][:, :-1]
     yield "prefill_hidden_valid", session.prefix_hidden[:, -wanted.shape[1] :], wanted
     for i, (logits, hidden) in enumerate(steps(session, rows, t["in/step_tokens"])):
         name = f"step_logits_{i}" if i else "prefill_logits_last"
         yield name, logits[:, 0], t[f"out/{name}"]
-        yield f"cfg_logits_{i}", sampling.apply_guidance(logits)[:, 0], t[f"out/cfg_logits_{i}"]
+        yield f"cfg_logits_{i}", guided(logits, c["cfg_scale"])[:, 0], t[f"out/cfg_logits_{i}"]
         if i:
             yield f"step_hidden_{i}", hidden, t[f"out/step_hidden_{i}"]
         else:
