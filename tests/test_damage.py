@@ -180,9 +180,7 @@ def _link(path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [_pipe, _folder, _link])
 @pytest.mark.parametrize("name", [*FILES, "images/0000.png"])
-def test_only_files_of_its_own_are_a_runs(
-    name: str, kind: Callable[[Path], None], call: Call
-) -> None:
+def test_only_files_of_its_own_are_a_runs(name: str, kind: Callable[[Path], None], call: Call) -> None:
     """Nothing hangs, escapes, or is read or written through a link out of the folder; readers end, too."""
     here = finished(Path("here"), "n=2", "metrics=none")
     path = here / name if name in FILES else min((here / "images").iterdir())
