@@ -188,7 +188,7 @@ ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r)"
     "made",
     [
         f"CREATE VIEW rows AS {ENDLESS} SELECT i AS run_id FROM r",
-        "CREATE TABLE rows (run_id, n AS (length(hex(zeroblob(8000000 + run_id)))));"
+        "CREATE TABLE rows (run_id, n AS (length(hex(zeroblob(400000 + run_id)))));"
         f" INSERT INTO rows {ENDLESS} SELECT i FROM r LIMIT 5000",
     ],
 )

@@ -90,7 +90,7 @@ def read(path: Path) -> list[tuple[str, dict[str, Any]]]:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_PATIENCE)) as file:
             file.row_factory = sqlite3.Row
             until = time.monotonic() + _PATIENCE
-            file.set_progress_handler(lambda: time.monotonic() > until, 1_000)  # a generated column may never end
+            file.set_progress_handler(lambda: time.monotonic() > until, 100)  # a generated column may never end
             kinds = [kind for (kind,) in file.execute("SELECT type FROM sqlite_master WHERE name = 'rows'")]
             if kinds and kinds != ["table"]:
                 raise UsageError(f"{path} is not a store of rows ('rows' is a {plain(kinds[0])}); name another file")
