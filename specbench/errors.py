@@ -4,8 +4,12 @@ most of them."""
 from __future__ import annotations
 
 import argparse
+import math
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import NoReturn
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class UsageError(Exception):
@@ -80,6 +84,14 @@ def split_own(arguments: Sequence[str], known: Collection[str], prefix: str) -> 
     """A command's own arguments by name, those of `known` and all that start with `prefix`; and the rest."""
     own = [a for a in arguments if a.partition("=")[0] in known or a.startswith(prefix)]
     return values(own, known, "parameter"), [a for a in arguments if a not in own]
+
+
+def decimal(text: str) -> float:
+    """The number in a cell, a condition or an argument: digits 0 to 9, with a point and an exponent where there are
+    any. ValueError for anything else that `float` takes, such as 1_0, an infinity or the digits of another script."""
+    if _NUMBER.fullmatch(text) is None or not math.isfinite(number := float(text)):
+        raise ValueError("it is not a number")
+    return number
 
 
 def integer(name: str, text: str, least: int, most: int = 2**53) -> int:

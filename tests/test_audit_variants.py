@@ -33,3 +33,6 @@ def test_what_variants_refuse(call: Call) -> None:
     for word in ("method=sjd", "variant=released"):
         assert f"--variants and {word.partition('=')[0]}= contradict" in refused(call, "audit", "--variants", word)
     assert "unknown variant of sjd 'exact'" in refused(call, "audit", "method=sjd", "variant=exact")
+    for wrong in ("[]", "{}", "[printed]"):
+        assert "unknown variant of sjd" in refused(call, "audit", "method=sjd", f"variant={wrong}")
+        assert "unknown variant of sjd" in refused(call, "run", "method=sjd", f"variant={wrong}")

@@ -7,13 +7,19 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from commands import ROOT, Call
 from fake_pipeline import FakePipeline, Mortal, hungry
@@ -288,3 +294,52 @@ def test_ray_that_does_not_start(
         return
     with pytest.raises(error, match=sentence):
         cluster._connected(2, address)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_the_helpers_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
+    """A process starts one that Ray's agents resemble (it is named by its path, and a parent of its own has ended) and
+    another one; after a kill the guard ends the first. An orderly end leaves both alone."""
+    program = tmp_path / "ray" / "agent.py"
+    program.parent.mkdir()
+    program.write_text("import time\ntime.sleep(600)\n")
+    start = (
+        "import subprocess, sys, time\nfrom specbench.harness import orphans\nwith orphans.guarded():\n"
+        "    some = [subprocess.Popen([sys.executable, *words], stdout=2) for words in"
+        f" ([{str(program)!r}], ['-c', 'import time; time.sleep(600)'])]\n"
+        "    time.sleep(3)\n    print(*(one.pid for one in some), flush=True)\n    sys.stdin.read()\n"
+    )
+
+    def pids(kill: bool) -> list[int]:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+        )
+        assert driver.stdout is not None
+        found = [int(pid) for pid in driver.stdout.readline().split()]
+        if kill:
+            driver.kill()
+        driver.communicate()
+        return found
+
+    def ends(pid: int, seconds: float) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            until = time.monotonic() + seconds
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                if time.monotonic() > until:
+                    return False
+                time.sleep(0.1)
+        return True
+
+    started: list[int] = []
+    try:
+        helper, other = pids(kill=True)
+        started += [helper, other]
+        assert ends(helper, 30)
+        assert not ends(other, 0)
+        started += (left := pids(kill=False))
+        assert not any(ends(pid, 1) for pid in left)
+    finally:
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import row_of
+from commands import Call, refused, row_of
 from fake_pipeline import FakePipeline, at, interrupt
 from light_metrics import light_metrics as light_metrics  # a fixture
 
@@ -155,3 +157,56 @@ def test_a_kill_between_the_two_files_of_a_configuration_costs_nothing(
             run.run(config("metrics=kid"), one, loader=FakePipeline)
     assert stored(one)["metrics"] == ["clip_b32", "kid"]
     assert run.run(config("metrics=kid"), one, loader=FakePipeline).row["clip_score"] is None
+
+
+FILES = ("config.yaml", "run.json", "records.jsonl", "baseline.jsonl", "scores.jsonl", "row.csv", "run.log")
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _link(path: Path) -> None:
+    """To a file outside that a run would accept."""
+    path.rename(path.parent.parent / path.name)
+    path.symlink_to((path.parent.parent / path.name).resolve())
+
+
+@pytest.mark.parametrize("kind", [_pipe, _folder, _link])
+@pytest.mark.parametrize("name", [*FILES, "images/0000.png"])
+def test_only_files_of_its_own_are_a_runs(name: str, kind: Callable[[Path], None], call: Call) -> None:
+    """Nothing hangs, escapes, or is read or written through a link out of the folder; readers end, too."""
+    here = finished(Path("here"), "n=2", "metrics=none")
+    path = here / name if name in FILES else min((here / "images").iterdir())
+    old = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
+    if name in FILES and not path.exists():
+        path.write_bytes(b"")
+    kind(path)
+    outside = path.resolve()
+    before = outside.read_bytes() if kind is _link else b""
+    try:
+        for words in (["resume", "here"], ["status", "here"], ["show", "here"], ["report", "here", "out=r.html"]):
+            signal.alarm(60)
+            code, _, err = call(*words)
+            assert code in (0, 2), (words, err)
+            if words[0] == "resume":
+                assert (code, err.count("\n"), path.name in err) == (2, 1, True), err
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+    assert kind is not _link or outside.read_bytes() == before
+
+
+def test_a_linked_folder_of_images_is_not_written_through(call: Call, tmp_path: Path) -> None:
+    here = half(Path("here"), "metrics=none")
+    (here / "images").rename(tmp_path / "elsewhere")
+    (here / "images").symlink_to(tmp_path / "elsewhere")
+    known = sorted((tmp_path / "elsewhere").iterdir())
+    assert "images is a link" in refused(call, "resume", "here")
+    assert sorted((tmp_path / "elsewhere").iterdir()) == known

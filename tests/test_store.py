@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import Call, refused, row_of
 
-from specbench.errors import UsageError
+from specbench.errors import UsageError, decimal
 from specbench.report import gather
 from specbench.rows import selection, sources, store
 from specbench.rows.columns import COLUMNS
@@ -158,6 +160,49 @@ def test_conditions(text: str, numbers: list[int]) -> None:
     rows = [row("0", method="a", fid=1.0), row("1", method="b", fid=2.0, delta=1.1), row("2", method="c", fid=3.0)]
     test = selection.condition(text)
     assert [int(one["run_id"]) for one in rows if test(one)] == numbers
+
+
+@pytest.mark.parametrize("text", ["1_0", "1e1_0", "inf", "nan", "\u0661\u0662", " 12", "0x10", "1,5"])
+def test_no_other_text_is_a_number(text: str, tmp_path: Path) -> None:
+    """Python's float takes underscores, infinities, blanks and the digits of every script."""
+    with pytest.raises(ValueError, match="number"):
+        decimal(text)
+    (tmp_path / "rows.csv").write_text(f'run_id,config_hash,model,method,n,fid\na,h,m,sjd,4,"{text}"\n')
+    with pytest.raises(UsageError, match="fid must be a number"):
+        read_rows(tmp_path / "rows.csv")
+    with pytest.raises(UsageError, match="compares with a number"):
+        selection.condition(f"n<{text}")
+    assert not selection.condition(f"n={text}")({"n": 10})
+    assert not selection.condition(f"n={text}")({"n": 12})
+
+
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("-.5", -0.5), ("+1.e-3", 0.001), ("12.50", 12.5)])
+def test_decimal_numbers(text: str, number: float) -> None:
+    assert decimal(text) == number
+
+
+ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r)"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        f"CREATE VIEW rows AS {ENDLESS} SELECT i AS run_id FROM r",
+        "CREATE TABLE rows (run_id, n AS (length(hex(zeroblob(400000 + run_id)))));"
+        f" INSERT INTO rows {ENDLESS} SELECT i FROM r LIMIT 5000",
+    ],
+)
+def test_a_store_that_never_ends_is_refused(made: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view or a column may compute for ever: neither is read, or not for long."""
+    monkeypatch.setattr(store, "_PATIENCE", 0.5)
+    with closing(sqlite3.connect("other.sqlite")) as file:
+        file.executescript(made)
+    for words in (
+        ["show", "other.sqlite"],
+        ["report", "other.sqlite", "out=r.html"],
+        ["collect", "other.sqlite", "out=c.csv"],
+    ):
+        assert "other.sqlite is not a store of rows" in refused(call, *words)
 
 
 def test_conditions_that_cannot_be_read() -> None:

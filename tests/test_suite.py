@@ -217,6 +217,20 @@ def test_a_hostile_file_costs_one_sentence(call: Call, text: str) -> None:
     refused(call, "suite", "bad.yaml")
 
 
+def test_no_text_of_a_suite_reaches_the_terminal_as_a_code(call: Call) -> None:
+    held = {"title": "a\x1b[31mred\x07", "paper": "b\x1b]0;c\x07\nd", "lines": {"e\x1b[2J": {"method": "nope\x1b[1m"}}}
+    Path("bad.yaml").write_text(yaml.safe_dump(held))
+    err = refused(call, "suite", "bad.yaml")
+    held["lines"] = {"e\x1b[2J": {"method": "sjd"}}
+    Path("good.yaml").write_text(yaml.safe_dump(held))
+    code, out, more = call("suite", "good.yaml", "dry_run=true")
+    assert "\x1b" not in err + out + more
+    assert "\x07" not in err + out + more
+    suite = suites.read(suite_files.of_file(Path("good.yaml")), "good")
+    assert (suite.table.title, suite.table.paper) == ("a?[31mred?", "b?]0;c? d")
+    assert code in (0, 2)
+
+
 def test_every_shipped_suite_can_be_read_and_says_what_it_is() -> None:
     for name, line in parameters.choices(suite_files.GROUP).items():
         assert line.endswith("."), f"the first comment of suite/{name} is no whole sentence: {line!r}"

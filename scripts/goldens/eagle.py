@@ -8,20 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldens.common import Compared, Tensors, load, weights
+from goldens.common import Compared, Config, Tensors, fixed, guided, in_order, load, paths, weights
 from specbench.decoding.drafters.eagle import Eagle as Eagle1
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import parse
 from specbench.engine.ops import KVCache
+from specbench.errors import UsageError
 from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.language import LanguageSession, Prefix
 from specbench.models.loading import naming
 
 
-def drafter(t: Tensors, c: dict[str, Any]) -> EagleNetwork:
+def drafter(t: Tensors, c: Config) -> EagleNetwork:
     grid = "rope_condition_rows" in c
+    fixed(c, qk_norm_eps=1e-5)
     cfg = EagleConfig(
         dim=c["hidden_size"],
         n_head=c["num_attention_heads"],
@@ -34,9 +36,11 @@ def drafter(t: Tensors, c: dict[str, Any]) -> EagleNetwork:
         n_kv_head=c["num_key_value_heads"],
         input_norm=not grid,
         qk_norm=0 if grid else c.get("model_parallel_size", c["num_attention_heads"]),
+        n_layer=c["num_hidden_layers"],
+        fc_bias=c["fc_bias"],
     )
-    own = {name: value for name, value in t.items() if name != "param/lm_head.weight"}  # the target's
-    return load(lambda: EagleNetwork(cfg), own, naming.eagle(cfg.block, cfg.input_norm))
+    own = {name: value for name, value in weights(t).items() if name != "lm_head.weight"}  # the target's
+    return load(lambda: EagleNetwork(cfg), own, naming.eagle(cfg.block, cfg.input_norm, cfg.n_layer, cfg.fc_bias))
 
 
 class Chain:
@@ -56,42 +60,44 @@ class Chain:
         return self.eagle.hidden(ids, hidden, rope, mask.unsqueeze(1), self.cache, entries)
 
 
-def prefix_and_chain(t: Tensors, c: dict[str, Any]) -> Compared:
-    """The prefix pass and a chain of three draft steps."""
+def prefix_and_chain(t: Tensors, c: Config) -> Compared:
+    """The prefix pass and a chain of draft steps: rows are B guided images, then their unconditional streams."""
     eagle, head = drafter(t, c), weights(t)["lm_head.weight"]
     rows, known = t["in/hidden"].shape[:2]
-    usable = torch.ones(rows, known + 3, dtype=torch.bool)
+    drawn = t["out/chain_tokens"]  # (B, steps + 1)
+    usable = torch.ones(rows, known + drawn.shape[1] - 1, dtype=torch.bool)
     padding = torch.zeros(rows, 1, dtype=torch.int64)
     if "in/attention_mask" in t:
         given = t["in/attention_mask"].bool()
         usable[:, : given.shape[1]] = given
         padding = (~given).sum(1, keepdim=True)
-        if int(padding[1]) != c["unconditional_position_shift"]:
-            raise ValueError("the golden's padding and its position shift differ")
+        if not bool((padding[rows // 2 :] == c["unconditional_position_shift"]).all()):
+            raise UsageError("the golden's padding and its unconditional_position_shift differ")
     chain = Chain(eagle, usable, padding)
     out = chain.feed(t["in/ids"][:, 1:], t["in/hidden"], 0)
     usable_hidden = usable[:, :known].unsqueeze(-1)
     if "in/attention_mask" in t:  # the row with padding is known from the successor of the last padded entry
         usable_hidden = torch.arange(known)[None, :, None] >= padding.unsqueeze(-1)
     yield "prefix_hidden", out * usable_hidden, t["out/prefix_hidden"] * usable_hidden
-    hidden, guide = out[:, -1:], Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
-    for i in range(4):
-        yield f"chain_logits_{i}", guide(hidden @ head.T)[:, 0], t[f"out/chain_logits_{i}"]
-        if i < 3:
-            hidden = chain.feed(t["out/chain_tokens"][:, i : i + 1].expand(rows, -1), hidden, known + i)
+    hidden = out[:, -1:]
+    for i in range(drawn.shape[1]):
+        logits = guided(hidden @ head.T, c["cfg_scale"])[:, 0]
+        yield f"chain_logits_{i}", logits, t[f"out/chain_logits_{i}"]
+        yield f"chain_tokens of step {i}", logits.argmax(-1), drawn[:, i]
+        if i + 1 < drawn.shape[1]:
+            hidden = chain.feed(drawn[:, i : i + 1].repeat(2, 1), hidden, known + i)
             yield f"chain_hidden_{i + 1}", hidden, t[f"out/chain_hidden_{i + 1}"]
 
 
 class Recorded(LanguageSession):
-    """A session with recorded hidden states of the target (R, L, dim)."""
+    """A session with recorded hidden states of the target (R, L, dim) and ids (R, L + 1): one token behind a prefix."""
 
-    def __init__(self, hidden: Tensor, head: Tensor, prefix: int, length: int) -> None:
-        rows = len(hidden)
-        none = torch.zeros(rows, prefix, dtype=torch.int64)
-        self.prefix = Prefix(hidden[:, :prefix], torch.ones_like(none, dtype=torch.bool), none)
-        self.guided, self.prefix_length, self.length = True, prefix, length
-        self.padding = none[:, :1]
-        self.prefix_hidden = hidden[:, : prefix - 1]
+    def __init__(self, hidden: Tensor, ids: Tensor, head: Tensor, length: int) -> None:
+        known = hidden.shape[1]
+        self.prefix = Prefix(hidden, torch.ones(hidden.shape[:2], dtype=torch.bool), ids[:, :known])
+        self.guided, self.prefix_length, self.length = True, known, length
+        self.padding = torch.zeros_like(ids[:, :1])
+        self.prefix_hidden = hidden[:, :-1]
         self.model: Any = SimpleNamespace(head=lambda h: h @ head.T, ids=lambda tokens: tokens)
         self.seen: list[Tensor] = []
 
@@ -100,48 +106,54 @@ class Recorded(LanguageSession):
         return logits
 
 
-def trees(t: Tensors, c: dict[str, Any]) -> Compared:
-    """The dynamic tree in two rounds, and the candidates of the static one, with greedy drafting."""
+def trees(t: Tensors, c: Config) -> Compared:
+    """The dynamic tree in its rounds, and the candidates of the static one, with greedy drafting."""
     head, hidden, ids = weights(t)["lm_head.weight"], t["in/hidden"], t["in/ids"]
-    prefix = c["rope_condition_rows"] + 1
+    images, known = len(hidden) // 2, hidden.shape[1]
     sampling = Sampling(0.0, cfg_scale=c["cfg_scale"])
-    rng, step = RandomStreams([(0, 0)]), torch.zeros(1, dtype=torch.int64)
+    rng, step = RandomStreams([(0, i) for i in range(images)]), torch.zeros(images, dtype=torch.int64)
 
     def opened(drafter: Eagle1 | Eagle2) -> Any:
-        session = Recorded(hidden, head, prefix, c["block_size"])
-        state = drafter.open(session, None, sampling, rng)
-        known = hidden[:, prefix - 2 :]  # what the drafter has not been fed with yet
-        state.pending[:, : known.shape[1]] = known
-        state.fresh[:] = known.shape[1] - 1
+        state = drafter.open(Recorded(hidden, ids, head, c["block_size"]), None, sampling, rng)
+        state.pending[:, :2] = hidden[:, -2:]  # what the drafter has not been fed with yet
+        state.fresh[:] = 1
         return state
 
     def tokens(of: Tensor) -> tuple[Tensor, Tensor]:
-        history = torch.nn.functional.pad(of[:1, prefix:], (0, 64))
-        return history, torch.tensor([of.shape[1] - prefix])
+        new = of[:images, known:]
+        return torch.nn.functional.pad(new, (0, 64)), torch.full((images,), new.shape[1])
 
     # the argument counts the levels behind the first
     grown = Eagle2(drafter(t, c), c["nodes_kept"], c["depth"] + 1, c["top_k"])
-    state = opened(grown)
-    for name, given in (("dyn", ids), ("round2", t["out/round2_ids_in"])):
-        if name == "round2":
-            fed = t["out/round2_hidden_in"]
+    table, tail = grown.head.rope(), t["out/freqs_cis_tail"]
+    first = c["rope_condition_rows"] - int((tail == 0).flatten(1).all(1).sum())  # it begins with some of the zero rows
+    yield "freqs_cis_tail", table[first : first + len(tail)], tail
+    state, given = opened(grown), ids
+    rounds = [name.partition("_")[0] for name in t.named("round", "_ids_in")]
+    for name in ("dyn", *rounds):
+        if name != "dyn":
+            fed, given = t[f"out/{name}_hidden_in"], t[f"out/{name}_ids_in"]
             state.pending[:, : fed.shape[1]] = fed
             state.fresh[:] = fed.shape[1] - 1
         draft = grown.propose(state, *tokens(given), step)
         yield f"{name}_draft_tokens", draft.tokens, t[f"out/{name}_draft_tokens"]
-        mask, wanted = draft.tree.ancestors.int(), t[f"out/{name}_tree_mask"][0].int()
-        yield f"{name}_tree_mask", mask, wanted
-        yield f"{name}_tree_position_ids", draft.tree.depth[0], t[f"out/{name}_tree_position_ids"]
+        mask = draft.tree.ancestors.int()
+        yield f"{name}_tree_mask", mask, t[f"out/{name}_tree_mask"][:, 0].int()
+        depth = draft.tree.depth
+        yield f"{name}_tree_position_ids", depth, t[f"out/{name}_tree_position_ids"].expand_as(depth)
+        wanted = t[f"out/{name}_retrieve_indices"]
+        for i in range(images):
+            yield f"{name}_retrieve_indices", paths(draft.tree, i), in_order(wanted if wanted.dim() == 2 else wanted[i])
     static = Eagle1(drafter(t, c), parse("mc_sim_7b_63"))
     state = opened(static)
     static.propose(state, *tokens(ids), step)
-    logits = torch.cat(state.session.seen, 1)[0]
-    top = logits.topk(t["out/static_topk_tokens"].shape[1], dim=-1)
-    yield "static_topk_tokens", top.indices, t["out/static_topk_tokens"]
-    yield "static_topk_logits", top.values, t["out/static_topk_logits"]
+    logits = torch.cat(state.session.seen, 1).flatten(0, 1)
+    top = logits.topk(t["out/static_topk_tokens"].shape[-1], dim=-1)
+    yield "static_topk_tokens", top.indices, t["out/static_topk_tokens"].flatten(0, -2)
+    yield "static_topk_logits", top.values, t["out/static_topk_logits"].flatten(0, -2)
 
 
-def llamagen(t: Tensors, c: dict[str, Any]) -> Compared:
+def llamagen(t: Tensors, c: Config) -> Compared:
     yield from prefix_and_chain(t, c)
     yield from trees(t, c)
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from goldens.common import Compared, Tensors, weights
+from goldens.common import Compared, Config, Tensors, guided, weights
 from goldens.language import every_layer
 from goldens.llamagen import steps
 from goldens.pixels import llamagen_vq
-from specbench.decoding.sampling import Sampling
 from specbench.models import vq
 from specbench.models.loading import image_tokenizers, janus, official
 from specbench.models.loading.prompts import JanusIds, janus_prompt
 from specbench.models.unified import Prompts, Unified
 
 
-def target(t: Tensors, c: dict[str, Any], side: int) -> tuple[Unified, official.CheckpointSource]:
+def target(t: Tensors, c: Config, side: int) -> tuple[Unified, official.CheckpointSource]:
     source = official.from_tensors(weights(t), "golden")
     return janus.load(janus.configured(c, source), source, side, "cpu", torch.float32), source
 
 
-def prompts(t: Tensors, c: dict[str, Any]) -> Prompts:
+def prompts(t: Tensors, c: Config) -> Prompts:
     """Of a golden, the unconditional ones by this project's own format."""
     ids = t["in/prompt_ids"].view(-1, t["in/prompt_ids"].shape[-1])
     valid = t["in/attention_mask"].bool() if "in/attention_mask" in t else torch.ones_like(ids, dtype=torch.bool)
@@ -43,14 +40,13 @@ def interleaved(x: Tensor) -> Tensor:
 def greedy(model: Unified, given: Prompts, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens (B, T), logits (2B, T, V), hidden states and guided logits of the image that always takes the likeliest
     code."""
-    guide = Sampling(cfg_scale=scale).apply_guidance
     rows = len(given)
     tokens = torch.zeros(rows, model.length, dtype=torch.int64)
     for i in range(model.length):
         out = steps(model.open(given, rows, True, 1), rows, tokens[:, : max(1, i)])
         logits = torch.cat([one for one, _ in out], 1)
-        tokens[:, i] = guide(logits)[:, i].argmax(-1)
-    return tokens, logits, torch.cat([one for _, one in out], 1), guide(logits)
+        tokens[:, i] = guided(logits, scale)[:, i].argmax(-1)
+    return tokens, logits, torch.cat([one for _, one in out], 1), guided(logits, scale)
 
 
 def margin(mixed: Tensor) -> Tensor:
@@ -58,7 +54,7 @@ def margin(mixed: Tensor) -> Tensor:
     return best[..., 0] - best[..., 1]
 
 
-def janus_lm(t: Tensors, c: dict[str, Any]) -> Compared:
+def janus_lm(t: Tensors, c: Config) -> Compared:
     """DeepSeek's layout: rows are pairs, and the whole prompt is compared."""
     model, _ = target(t, c, c["grid"])
     given, tokens = prompts(t, c), t["in/step_tokens"]
@@ -76,15 +72,15 @@ def janus_lm(t: Tensors, c: dict[str, Any]) -> Compared:
     logits, cached = (torch.cat(list(x), 1) for x in zip(*run, strict=True))
     yield "cached_logits", interleaved(logits), t["out/cached_logits"]
     yield "cached_hidden", interleaved(cached), t["out/cached_hidden"]
-    mixed = Sampling(cfg_scale=c["cfg_weight"]).apply_guidance(logits)
+    mixed = guided(logits, c["cfg_weight"])
     yield "cfg_logits", mixed, t["out/cfg_logits"]
     yield "cfg_probs_0", (mixed[:, 0] / c["temperature"]).softmax(-1), t["out/cfg_probs_0"]
-    image, _, _, guided = greedy(model, given, c["cfg_weight"])
+    image, _, _, mixed = greedy(model, given, c["cfg_weight"])
     yield "greedy_tokens", image, t["out/greedy_tokens"]
-    yield "greedy_margin", margin(guided), t["out/greedy_margin"]
+    yield "greedy_margin", margin(mixed), t["out/greedy_margin"]
 
 
-def janus_hf(t: Tensors, c: dict[str, Any]) -> Compared:
+def janus_hf(t: Tensors, c: Config) -> Compared:
     """transformers' layout: its greedy image, the logits on the way, and the image's pixels."""
     model, source = target(t, c, c["grid"])
     given = prompts(t, c)
@@ -95,12 +91,12 @@ def janus_hf(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "prefill_embeds", prefix.inputs[both], t["out/prefill_embeds"][both]
     hidden = model.uncached(prefix, torch.zeros(len(both), 0, dtype=torch.int64))
     yield "prefill_hidden", hidden[both], t["out/prefill_hidden"][both]
-    image, logits, cached, guided = greedy(model, given, c["guidance_scale"])
+    image, logits, cached, mixed = greedy(model, given, c["guidance_scale"])
     yield "greedy_tokens", image, t["out/greedy_tokens"]
     yield "cached_logits", logits, t["out/cached_logits"]
     yield "cached_hidden", cached, t["out/cached_hidden"]
-    yield "cfg_logits", guided, t["out/cfg_logits"]
-    yield "greedy_margin", margin(guided), t["out/greedy_margin"]
+    yield "cfg_logits", mixed, t["out/cfg_logits"]
+    yield "greedy_margin", margin(mixed), t["out/greedy_margin"]
     tokenizer = image_tokenizers.load_janus(source, vq.VQConfig(), torch.device("cpu"))
     pixels = tokenizer.decode(image, (c["grid"],) * 2).movedim(1, -1)
     yield "decoded", pixels, t["out/decoded"]
@@ -110,8 +106,8 @@ def janus_hf(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "encoder_indices_unnormalised", nearest, t["out/encoder_indices_unnormalised"]
 
 
-def janus_vq(t: Tensors, c: dict[str, Any]) -> Compared:
-    yield from llamagen_vq({name.replace("param/gen_vision_model.", "param/"): x for name, x in t.items()}, c)
+def janus_vq(t: Tensors, c: Config) -> Compared:
+    yield from llamagen_vq(t, c, "gen_vision_model.")
     yield "to_uint8", torch.from_numpy(vq.truncated(t["out/decoded"])), t["out/to_uint8"]
 
 

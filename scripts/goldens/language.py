@@ -3,12 +3,13 @@ grammars."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from goldens.common import Compared, Tensors, load
+from goldens.common import Compared, Config, Tensors, fixed, guided, load, weights
 from goldens.llamagen import steps
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Grammar, Prefix
@@ -18,15 +19,17 @@ from specbench.models.loading.unified_official import EMBEDDING, from_hugging_fa
 from specbench.models.unified import ImageTokens, Prompts, Unified, image_tokens
 
 
-def unified(t: Tensors, c: dict[str, Any], length: int) -> Unified:
+def unified(t: Tensors, c: Config, length: int) -> Unified:
     """The model with every vocabulary entry as a token, in an "image" of `length` free positions."""
     shards = c.get("model_parallel_size", c["num_attention_heads"]) if "qk_norm_eps" in c else 0
-    cfg = from_hugging_face(c, shards, "param/model.layers.0.self_attn.q_proj.bias" in t)
-    if "param/lm_head.weight" not in t and c.get("tie_word_embeddings"):
-        t = t | {"param/lm_head.weight": t[f"param/{EMBEDDING}"]}
+    fixed(c, qk_norm_eps=1e-5, head_dim=c["hidden_size"] // c["num_attention_heads"])
+    params = weights(t)
+    cfg = from_hugging_face(c, shards, "model.layers.0.self_attn.q_proj.bias" in params)
+    if c.get("tie_word_embeddings"):
+        params.setdefault("lm_head.weight", params[EMBEDDING])
     every = torch.arange(cfg.vocab_size)
     image = ImageTokens(every, Grammar(len(every), torch.full((length,), -1)), length)
-    return load(lambda: Unified(cfg, image), t, naming.hugging_face(cfg.n_layer, cfg.block))
+    return load(lambda: Unified(cfg, image), params, naming.hugging_face(cfg.n_layer, cfg.block))
 
 
 def uncached_logits(model: Unified, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,32 +52,49 @@ def every_layer(model: Unified, prefix: Prefix, tokens: Tensor) -> list[Tensor]:
 
 
 def split(t: Tensors) -> Prompts:
-    """The padded batch of a golden as prompts."""
+    """The padded batch of a golden as prompts. A negative prompt may be one for all rows."""
+    valid, no_valid = t["in/attention_mask"].bool().chunk(2)
     if "in/both" in t:
         ids, no_ids = t["in/both"].chunk(2)
     else:
-        ids, no_ids = t["in/prompt"], t["in/negative"]
-    valid, no_valid = t["in/attention_mask"].bool().chunk(2)
+        ids, no_ids = t["in/prompt"], t["in/negative"].expand_as(no_valid)
     return Prompts(ids, valid, no_ids, no_valid)
 
 
-def language_model(t: Tensors, c: dict[str, Any]) -> Compared:
+def alone(model: Unified, ids: Tensor, valid: Tensor, tokens: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Logits (n, V) and the hidden states of every layer (n, dim) of each row without its padding: prompts (rows, P),
+    then tokens (rows, S)."""
+    logits, states = [], []
+    for i in range(len(ids)):
+        row = torch.cat([ids[i, valid[i]], tokens[i]])[None]
+        prefix = Prefix(model.tok_embeddings(row[:, :1]), torch.ones_like(row[:, :1], dtype=torch.bool), row[:, :1])
+        layers = every_layer(model, prefix, row[:, 1:])
+        logits.append(model.head(layers[-1])[0])
+        states.append([x[0] for x in layers])
+    return logits, states
+
+
+def last(rows: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Our rows (n, *) and a golden's (B, m, *), as far as both go, from the end: only the golden's have padding."""
+    n = min(like.shape[1], *(len(row) for row in rows))
+    return torch.stack([row[-n:] for row in rows[: len(like)]]), like[:, -n:]
+
+
+def language_model(t: Tensors, c: Config) -> Compared:
     """One pass without a cache, then the padded, guided batch through the cache."""
     tokens = t["in/step_tokens"]
     rows, count = tokens.shape
     model = unified(t, c, count + 1)
     prompts = split(t)
-    guide = Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
-    sequence = torch.cat([prompts.ids, tokens], 1)
-    logits, hidden = uncached_logits(model, sequence)
-    wanted = t["out/uncached_logits"]
-    yield "uncached_logits", logits[:, -wanted.shape[1] :], wanted
-    states = sorted(name for name in t if name.startswith("out/hidden_"))
-    if states:
-        yield states[-1].removeprefix("out/"), hidden, t[states[-1]]
-    alone = torch.cat([prompts.no_ids[:, prompts.no_valid[0]], tokens], 1)
-    wanted = t["out/uncond_uncached_logits"]
-    yield "uncond_uncached_logits", uncached_logits(model, alone)[0][:, -wanted.shape[1] :], wanted
+    mixed = partial(guided, scale=c["cfg_scale"])
+    if "in/both" in t and "in/prompt" in t:
+        yield "prompt", prompts.ids, t["in/prompt"]
+    logits, states = alone(model, prompts.ids, prompts.valid, tokens)
+    yield "uncached_logits", *last(logits, t["out/uncached_logits"])
+    for name in t.named("hidden_"):
+        yield name, *last([row[int(name.removeprefix("hidden_"))] for row in states], t[f"out/{name}"])
+    logits, _ = alone(model, prompts.no_ids, prompts.no_valid, tokens)
+    yield "uncond_uncached_logits", *last(logits, t["out/uncond_uncached_logits"])
     session = model.open(prompts, rows, True, 1)
     run = steps(session, rows, tokens)
     cached = torch.cat([logits for logits, _ in run], 1)
@@ -83,17 +103,17 @@ def language_model(t: Tensors, c: dict[str, Any]) -> Compared:
         if f"out/{name}" in t:
             yield name, cached[:, i], t[f"out/{name}"]
         if f"out/cfg_logits_{i}" in t:
-            yield f"cfg_logits_{i}", guide(cached)[:, i], t[f"out/cfg_logits_{i}"]
+            yield f"cfg_logits_{i}", mixed(cached)[:, i], t[f"out/cfg_logits_{i}"]
     if "out/prefill_hidden_last" in t:
         yield "prefill_hidden_last", run[0][1][:, 0], t["out/prefill_hidden_last"]
     if "out/cached_logits" in t:
         yield "cached_logits", cached, t["out/cached_logits"]
-        yield "cfg_logits", guide(cached), t["out/cfg_logits"]
+        yield "cfg_logits", mixed(cached), t["out/cfg_logits"]
     if "out/cfg_logits_of_log_softmax" in t:
         known = t["out/cfg_logits_of_log_softmax"]
         yield (
             "cfg_logits_of_log_softmax",
-            guide(cached).log_softmax(-1),
+            mixed(cached).log_softmax(-1),
             known.log_softmax(-1),
         )  # equal up to a constant
 
@@ -103,23 +123,28 @@ def kinds(forced: Tensor, codes: int, classes: list[int]) -> Tensor:
     return torch.tensor([0, *classes], dtype=torch.uint8)[(forced - codes + 1).clamp_min(0)]
 
 
-def lumina_image_grammar(t: Tensors, c: dict[str, Any]) -> Compared:
+def sizes(t: Tensors) -> list[tuple[str, int, int]]:
+    """Names, widths and heights of the images of a golden, whose names end with both."""
+    names = [key.removeprefix("out/").removesuffix("/position_class") for key in t if key.endswith("/position_class")]
+    return [(name, *map(int, re.findall(r"(\d+)x(\d+)$", name)[0])) for name in names]
+
+
+def lumina_image_grammar(t: Tensors, c: Config) -> Compared:
     """Which ids are allowed at each position of an image, and the ids of new lines and sizes."""
-    sizes = {"768x768": (768, 768), "512x512": (512, 512), "wide_1024x576": (1024, 576), "tiny_64x96": (64, 96)}
-    first, last = c["image_ids"]
-    for name, (width, height) in sizes.items():
-        image = chameleon.lumina_image(torch.arange(first, last + 1), width, height)
+    first, final = c["image_ids"]
+    for name, width, height in sizes(t):
+        image = chameleon.lumina_image(torch.arange(first, final + 1), width, height)
         ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2])
         yield f"{name}/position_class", ours, t[f"out/{name}/position_class"]
         own = torch.tensor([c["new_line"], c["image_end"]])
         yield f"{name}/ids", image.ids[image.grammar.codes :], own
         for key in (k for k in t if k.startswith(f"out/{name}/window_")):
             start, wanted = int(key.rsplit("_", 1)[1]), t[key]
-            if start + len(wanted) <= len(ours):
-                yield key.removeprefix("out/"), ours[start : start + len(wanted)], wanted
+            known = torch.cat([ours, torch.full((len(wanted),), 3, dtype=ours.dtype)])  # behind the end: anything
+            yield key.removeprefix("out/"), known[start : start + len(wanted)], wanted
     for name, count in c["generated_after_start"].items():  # the size tokens stand before the grammar
         width, height = (int(x) for x in name.split("x"))
-        image = chameleon.lumina_image(torch.arange(first, last + 1), width, height)
+        image = chameleon.lumina_image(torch.arange(first, final + 1), width, height)
         yield f"{name}/generated", torch.tensor(len(image.grammar) + 2), torch.tensor(count)
         start = lumina_prompt(lambda text: [], "", width, height, "{prompt}").unconditional
         tokens = torch.tensor(start[1:])
@@ -127,14 +152,17 @@ def lumina_image_grammar(t: Tensors, c: dict[str, Any]) -> Compared:
         yield f"{name}/size_tokens", tokens, torch.tensor([base + height // unit, base + width // unit])
 
 
-def emu3_image_grammar(t: Tensors, c: dict[str, Any]) -> Compared:
+def emu3_image_grammar(t: Tensors, c: Config) -> Compared:
     codes = torch.arange(c["visual_first"], c["visual_last"] + 1)
     for key in (k for k in t if k.endswith("/position_class")):
         name = key.removeprefix("out/")
-        if name.startswith("3x2/"):
-            rows, columns = 3, 2
+        width, height = map(int, re.findall(r"(\d+)x(\d+)", name)[0])
+        if ratio := re.search(r"_(\d+)to(\d+)/", name):
+            rows, columns = emu3.grid(c["image_area"], f"{ratio[1]}:{ratio[2]}", c["spatial_downsample"])
+        elif width * height == c["image_area"]:
+            rows, columns = emu3.grid(c["image_area"], "1:1", c["spatial_downsample"])
         else:
-            rows, columns = emu3.grid(c["image_area"], "16:9" if "16to9" in name else "1:1", c["spatial_downsample"])
+            rows, columns = width, height  # small ones are named by their rows and columns of latents
         image = emu3.image(codes, rows, columns)
         ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2, 3, 4])
         wanted = t[key]
@@ -143,11 +171,11 @@ def emu3_image_grammar(t: Tensors, c: dict[str, Any]) -> Compared:
         yield f"{name}/ids", image.ids[image.grammar.codes :], own
 
 
-def lumina2_lm(t: Tensors, c: dict[str, Any]) -> Compared:
+def lumina2_lm(t: Tensors, c: Config) -> Compared:
     """Both streams, and the greedy image under guidance, grammar and top-k. The scale of the official sampler changes
     while it runs, unless it is 4 (reference README_3 (52))."""
     ids, tokens, whole = c["ids"], t["in/step_tokens"], t["in/prompt"]
-    model, sequence = unified(t, c, c["generated"]), torch.cat([whole, tokens], 1)
+    rows, model, sequence = len(whole), unified(t, c, c["generated"]), torch.cat([whole, tokens], 1)
     wanted = t["out/uncached_logits"]
     yield "uncached_logits", uncached_logits(model, sequence)[0][:, -wanted.shape[1] :], wanted
     every = torch.ones_like(whole, dtype=torch.bool)
@@ -155,18 +183,18 @@ def lumina2_lm(t: Tensors, c: dict[str, Any]) -> Compared:
         yield f"hidden_{i}", one, t[f"out/hidden_{i}"]
 
     def streams(given: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and hidden states (2, 1 + n, *) of both streams through the cache."""
-        last = (torch.arange(whole.shape[1]) >= whole.shape[1] - 3)[None]
-        both = Prompts(whole, every, torch.where(last, whole, ids["pad"]), last)
-        run = steps(model.open(both, 1, True, 1), 1, given)
+        """Logits and hidden states (2B, 1 + n, *) of both streams through the cache."""
+        seen = (torch.arange(whole.shape[1]) >= whole.shape[1] - 3).expand_as(whole)
+        both = Prompts(whole, every, torch.where(seen, whole, ids["pad"]), seen)
+        run = steps(model.open(both, rows, True, 1), rows, given)
         logits, hidden = (torch.cat(list(x), 1) for x in zip(*run, strict=True))
         return logits, hidden
 
     logits, hidden = streams(tokens)
-    for i, name in enumerate(("cond", "uncond")):
-        yield f"{name}_logits", logits[i : i + 1], t[f"out/{name}_logits"]
-        yield f"{name}_hidden", hidden[i : i + 1], t[f"out/{name}_hidden"]
-    yield "cfg_logits", Sampling(cfg_scale=c["cfg_scale"]).apply_guidance(logits), t["out/cfg_logits"]
+    for name, x, y in zip(("cond", "uncond"), logits.chunk(2), hidden.chunk(2), strict=True):
+        yield f"{name}_logits", x, t[f"out/{name}_logits"]
+        yield f"{name}_hidden", y, t[f"out/{name}_hidden"]
+    yield "cfg_logits", guided(logits, c["cfg_scale"]), t["out/cfg_logits"]
     codes = torch.arange(ids["img0"], ids["img1"] + 1)
     image, drawn = image_tokens(codes, *c["latent_grid"], ids["newline"], [ids["end"]]), t["out/greedy_tokens"]
     cond, uncond = streams(drawn[:, :-1])[0].chunk(2)
@@ -188,10 +216,10 @@ def lumina2_lm(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "greedy_margin", (best.values[..., 0] - best.values[..., 1]).clamp_max(99), t["out/greedy_margin"]
 
 
-def lumina2_image_grammar(t: Tensors, c: dict[str, Any]) -> Compared:
+def lumina2_image_grammar(t: Tensors, c: Config) -> Compared:
     """Which ids are allowed at each position of an image, and how many follow the image start."""
     first, last = c["image_ids"]
-    for name, (width, height) in {"768x768": (768, 768), "wide_1024x512": (1024, 512), "tiny_64x96": (64, 96)}.items():
+    for name, width, height in sizes(t):
         image = lumina2.image(lumina2.CODES, width, height)
         ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2])
         yield f"{name}/position_class", ours, t[f"out/{name}/position_class"]
@@ -203,32 +231,31 @@ def lumina2_image_grammar(t: Tensors, c: dict[str, Any]) -> Compared:
         yield f"{name}/generated", torch.tensor(len(image.grammar) + 2), torch.tensor(count)
 
 
-def simplear_lm(t: Tensors, c: dict[str, Any]) -> Compared:
+def simplear_lm(t: Tensors, c: Config) -> Compared:
     """Both streams, each of its own length, and the greedy image under guidance; the official processor mixes
     log-probabilities, which differ from mixed logits by a constant per row."""
     tokens, codes = t["in/step_tokens"], c["codes"]
     model = unified(t, c, c["image_tokens"])
     sequence = torch.cat([t["in/prompt"], tokens], 1)
-    states: list[Tensor] = []
-    handles = [layer.register_forward_hook(lambda _m, _i, out: states.append(out)) for layer in model.layers]
-    logits, hidden = uncached_logits(model, sequence)
-    for handle in handles:
-        handle.remove()
-    yield "uncached_logits", logits, t["out/uncached_logits"]
-    for i, one in enumerate([model.tok_embeddings(sequence), *states[:-1], hidden]):
-        yield f"hidden_{i}", one.view_as(hidden), t[f"out/hidden_{i}"]
-    rows = [t["in/prompt"][0].tolist(), t["in/negative"][0].tolist()]
-    ids, valid = left_pad_ids(rows, max(map(len, rows)), 0)
-    both = Prompts(ids[:1], valid[:1], ids[1:], valid[1:])
+    every = torch.ones_like(sequence[:, :1], dtype=torch.bool)
+    prefix = Prefix(model.tok_embeddings(sequence[:, :1]), every, sequence[:, :1])
+    states = every_layer(model, prefix, sequence[:, 1:])
+    yield "uncached_logits", model.head(states[-1]), t["out/uncached_logits"]
+    for i, one in enumerate(states):
+        yield f"hidden_{i}", one, t[f"out/hidden_{i}"]
+    rows = len(tokens)
+    both_rows = [*t["in/prompt"].tolist(), *t["in/negative"].expand(rows, -1).tolist()]
+    ids, valid = left_pad_ids(both_rows, max(map(len, both_rows)), 0)
+    both = Prompts(ids[:rows], valid[:rows], ids[rows:], valid[rows:])
 
     def streams(given: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and hidden states (2, 1 + n, *) of both streams through the cache."""
+        """Logits and hidden states (2B, 1 + n, *) of both streams through the cache."""
         run = steps(model.open(both, 1, True, 1), 1, given)
         logits, hidden = (torch.cat(list(x), 1) for x in zip(*run, strict=True))
         return logits, hidden
 
     def mixed(logits: Tensor) -> Tensor:
-        return Sampling(cfg_scale=c["cfg_scale"]).apply_guidance(logits)
+        return guided(logits, c["cfg_scale"])
 
     logits, hidden = streams(tokens)
     for i, name in enumerate(("cond", "uncond")):
@@ -240,7 +267,7 @@ def simplear_lm(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "distribution", ours, theirs
     drawn = t["out/greedy_tokens"]
     logits = streams(drawn[:, :-1])[0]
-    yield "greedy_cond_logits", logits[:1], t["out/greedy_cond_logits"]
+    yield "greedy_cond_logits", logits.chunk(2)[0], t["out/greedy_cond_logits"]
     yield "greedy_mixed", mixed(logits.log_softmax(-1)), t["out/greedy_mixed"]
     best = mixed(logits).topk(2, -1)
     yield "greedy_tokens", best.indices[..., 0], drawn

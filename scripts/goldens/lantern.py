@@ -8,21 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldens.common import Compared, Tensors
+from goldens.common import Compared, Config, Tensors, in_order, paths
 from specbench.decoding import rules, trees
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import VERIFY, Draft, TokenWise, Verdict
 from specbench.engine.ops import take
 
 
-def lantern_static_trees(t: Tensors, c: dict[str, Any]) -> Compared:
+def lantern_static_trees(t: Tensors, c: Config) -> Compared:
     """Ancestor masks and depths of the named trees, in the released node order (by depth, then by path)."""
-    for name in trees.NAMED:
-        tree = trees.build(trees.parse(name))
+    for name in dict.fromkeys(key.partition("/")[0] for key in t):
+        length = t[f"{name}/retrieve_indices"].shape[1] - 1
+        tree = trees.build(trees.chain_paths(length) if name == "chain" else trees.named(name))
         yield f"{name}/attn_mask", tree.ancestors[0].int(), t[f"{name}/attn_mask"].int()
         yield f"{name}/position_ids", tree.depth[0], t[f"{name}/position_ids"]
+        yield f"{name}/retrieve_indices", paths(tree), in_order(t[f"{name}/retrieve_indices"])
 
 
 class Given(RandomStreams):
@@ -68,12 +71,13 @@ def released_rule(near: Tensor, param: dict[str, Any], greedy: bool) -> rules.Ru
     return Lantern(name, near, param["k"], bound, param["delta"], "released", greedy)
 
 
-def lantern_acceptance(t: Tensors, c: dict[str, Any]) -> Compared:
+def lantern_acceptance(t: Tensors, c: Config) -> Compared:
     """LANTERN's rules on a tree: accepted tokens, the numbers used for them, and the distribution of the next token.
 
     `sequential` tries deterministic candidates, `static` candidates sampled without replacement,
     `greedy` the longest row.
     """
+    yield "nearest", neighbours(t["in/codebook"], t["in/nearest"].shape[1]), t["in/nearest"]
     parent, rows = t["in/node_parent"].clamp_min(0)[None], t["in/retrieve_indices"]
     tree = trees.from_parents(parent, t["in/node_rank"][None], int(t["in/node_rank"].max()) + 1, rows.shape[1] - 1)
     drafted = torch.arange(1, tree.nodes)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from goldens.common import Compared, Tensors, load
+from goldens.common import Compared, Config, Tensors, guided, load, weights
 from specbench.decoding import trees
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import LanguageSession
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
-from specbench.models.loading import naming
+from specbench.models.loading import naming, text_official
 from specbench.models.loading.llamagen_official import from_lantern
 
 
-def config(c: dict[str, Any]) -> LlamaGenConfig:
+def config(c: Config) -> LlamaGenConfig:
     """From the official names of hyper-parameters."""
     classes = c["num_classes"] if c.get("model_type") == "c2i" else 0
     same = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_hidden", "vocab_size", "cls_token_num", "caption_dim")
@@ -33,63 +31,89 @@ def steps(session: LanguageSession, rows: int, history: Tensor) -> list[tuple[Te
     return out
 
 
-def llamagen_t2i(t: Tensors, c: dict[str, Any]) -> Compared:
+def greedy(model: LlamaGen, given: Conditioning | ClassConditioning, c: Config) -> Tensor:
+    """Tokens (B, T) of the images that always take the likeliest token; those behind a golden's interval of guidance,
+    where it has one, without guidance."""
+    rows = len(given)
+    session, history = model.open(given, rows, True, 1), torch.zeros(rows, c["block_size"], dtype=torch.int64)
+    for i in range(history.shape[1]):
+        root = history[:, max(0, i - 1) : max(1, i)]
+        logits, _ = session.forward(root, trees.build([]), history, torch.full((rows,), i))
+        behind = 0 <= c.get("cfg_interval", -1) < i - 1
+        history[:, i] = guided(logits, 1.0 if behind else c["cfg_scale"])[:, 0].argmax(-1)
+    return history
+
+
+def llamagen_t2i(t: Tensors, c: Config) -> Compared:
     """Prefill and decode steps through the cache, guidance, and the filters."""
-    model = load(lambda: LlamaGen(config(c)), t, naming.llamagen(c["n_layer"], text=True))
-    rows = len(t["out/left_mask"])
-    session = model.open(Conditioning(t["out/left_features"], t["out/left_mask"].bool()), rows, True, 1)
-    sampling = Sampling(c["temperature"], c["top_k"], 1.0, c["cfg_scale"])
+    model = load(lambda: LlamaGen(config(c)), weights(t), naming.llamagen(c["n_layer"], text=True))
+    features, valid = text_official.left_pad(t["in/t5_features"], t["in/t5_mask"])
+    yield "left_features", features, t["out/left_features"]
+    yield "left_mask", valid.long(), t["out/left_mask"]
+    given, tokens = Conditioning(features, valid), t["in/step_tokens"]
+    rows, before = len(tokens), c["cls_token_num"]
+    prefix = model.condition(given, True)
+    none = model.cls_embedding.uncond_embedding.expand_as(features)
+    yield "cond_combined", torch.cat([features, none]), t["out/cond_combined"]
+    states: list[Tensor] = []
+    handles = [layer.register_forward_hook(lambda _m, _i, out: states.append(out)) for layer in model.layers]
+    hidden = model.uncached(prefix, torch.cat([tokens, tokens]))
+    for handle in handles:
+        handle.remove()
+    for i, state in enumerate(states):
+        yield f"prefill_hidden_layer{i}", state.view_as(hidden)[:, :before], t[f"out/prefill_hidden_layer{i}"]
+    yield "prefill_logits", model.head(hidden[:, :before]), t["out/prefill_logits"]
+    yield "uncached_logits", model.head(hidden[:, before - 1 :]), t["out/uncached_logits"]
+    session = model.open(given, rows, True, 1)
+    sampling = Sampling(c["temperature"], c["top_k"], c.get("top_p", 1.0), c["cfg_scale"])
     yield "freqs_cis", model.rope()[: len(t["out/freqs_cis"])], t["out/freqs_cis"]
     yield "prefill_hidden_final_norm", session.prefix_hidden, t["out/prefill_hidden_final_norm"][:, :-1]
     for i, (logits, _) in enumerate(steps(session, rows, t["in/step_tokens"])):
-        yield f"cfg_logits_{i}", sampling.apply_guidance(logits)[:, 0], t[f"out/cfg_logits_{i}"].reshape(rows, -1)
+        yield f"cfg_logits_{i}", guided(logits, c["cfg_scale"])[:, 0], t[f"out/cfg_logits_{i}"].reshape(rows, -1)
         if i == 0:
-            yield "probs_0", sampling.probs(sampling.apply_guidance(logits))[:, 0], t["out/probs_0"].reshape(rows, -1)
+            yield "probs_0", sampling.probs(guided(logits, c["cfg_scale"]))[:, 0], t["out/probs_0"].reshape(rows, -1)
+        else:
+            yield f"step_logits_{i}", logits[:, 0], t[f"out/step_logits_{i}"]
+    known = session.cache.k[0][:, :, : before + tokens.shape[1]]
+    yield "kcache_layer0", known, t["out/kcache_layer0"][:, : known.shape[1], : known.shape[2]]
+    yield "greedy_tokens", greedy(model, given, c), t["out/greedy_tokens"]
 
 
-def llamagen_c2i(t: Tensors, c: dict[str, Any]) -> Compared:
+def llamagen_c2i(t: Tensors, c: Config) -> Compared:
     """One pass without a cache, and where the golden has them the cached steps and greedy images."""
-    model = load(lambda: LlamaGen(config(c)), t, naming.llamagen(c["n_layer"], text=False))
+    model = load(lambda: LlamaGen(config(c)), weights(t), naming.llamagen(c["n_layer"], text=False))
     labels, tokens = t["in/labels"], t["in/step_tokens"]
     rows = len(labels)
     given = ClassConditioning(labels)
-    sampling = Sampling(0.0, cfg_scale=c["cfg_scale"])
     if "out/freqs_cis" in t:  # a session's prefix has one zero row more
         yield "freqs_cis", model.rope()[1 : 1 + len(t["out/freqs_cis"])], t["out/freqs_cis"]
     hidden = model.uncached(model.condition(given, True), torch.cat([tokens, tokens]))
     logits = model.head(hidden[:, 1:])
     yield "uncached_logits", logits, t["out/uncached_logits"]
-    yield "uncached_cfg_logits", sampling.apply_guidance(logits), t["out/uncached_cfg_logits"]
+    yield "uncached_cfg_logits", guided(logits, c["cfg_scale"]), t["out/uncached_cfg_logits"]
     if "out/cached_logits" in t:
         known = t["out/cached_logits"].shape[1] - 1
         cached = [logits for logits, _ in steps(model.open(given, rows, True, 1), rows, tokens[:, :known])]
         yield "cached_logits", torch.cat(cached, 1), t["out/cached_logits"]
-    if "out/greedy_tokens" in t and c["cfg_interval"] < 0:
-        wanted = t["out/greedy_tokens"]
-        session, history = model.open(given, rows, True, 1), wanted.new_zeros(rows, wanted.shape[1])
-        for i in range(wanted.shape[1]):
-            root = history[:, max(0, i - 1) : max(1, i)]
-            logits, _ = session.forward(root, trees.build([]), history, torch.full((rows,), i))
-            history[:, i] = sampling.apply_guidance(logits)[:, 0].argmax(-1)
-        yield "greedy_tokens", history, wanted
+    if "out/greedy_tokens" in t:
+        yield "greedy_tokens", greedy(model, given, c), t["out/greedy_tokens"]
 
 
-def llamagen_hf_lantern(t: Tensors, c: dict[str, Any]) -> Compared:
+def llamagen_hf_lantern(t: Tensors, c: Config) -> Compared:
     """LANTERN's layout, and the hidden states of padding that its drafters read."""
     cfg = from_lantern(c)
-    model = load(lambda: LlamaGen(cfg), t, naming.lantern_llamagen(cfg.n_layer, cfg.block))
+    model = load(lambda: LlamaGen(cfg), weights(t), naming.lantern_llamagen(cfg.n_layer, cfg.block))
     model.pads_see_all = True
     valid = t["in/left_mask"].bool()
     rows = len(valid)
     session = model.open(Conditioning(t["in/left_features"], valid), rows, True, 1)
-    sampling = Sampling(cfg_scale=c["cfg_scale"])
     yield "prefill_hidden_all", session.prefix_hidden, t["out/prefill_hidden_all"][:, :-1]
-    known_hidden = session.prefix_hidden[:, -(c["valid"] - 1) :]
-    yield "prefill_hidden_valid", known_hidden, t["out/prefill_hidden_valid"][:, :-1]
+    wanted = t["out/prefill_hidden_valid"][:, :-1]
+    yield "prefill_hidden_valid", session.prefix_hidden[:, -wanted.shape[1] :], wanted
     for i, (logits, hidden) in enumerate(steps(session, rows, t["in/step_tokens"])):
         name = f"step_logits_{i}" if i else "prefill_logits_last"
         yield name, logits[:, 0], t[f"out/{name}"]
-        yield f"cfg_logits_{i}", sampling.apply_guidance(logits)[:, 0], t[f"out/cfg_logits_{i}"]
+        yield f"cfg_logits_{i}", guided(logits, c["cfg_scale"])[:, 0], t[f"out/cfg_logits_{i}"]
         if i:
             yield f"step_hidden_{i}", hidden, t[f"out/step_hidden_{i}"]
         else:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from goldens.common import Compared, Tensors, load
+from goldens.common import Compared, Config, Tensors, fixed, load, weights
 from specbench.decoding.continuous import ContinuousRule
 from specbench.decoding.continuous.trajectory import draw_trajectory
 from specbench.engine.graph import Eager
@@ -21,7 +19,7 @@ from specbench.models.mar_sampling import Guided
 LOOSER = {"p_pred_xstart": 50.0}
 
 
-def config(c: dict[str, Any]) -> MARConfig:
+def config(c: Config) -> MARConfig:
     """From the official names of hyper-parameters."""
     parts = {f"{part}_{ours}": c[f"{part}_{theirs}"] for part in ("encoder", "decoder") for ours, theirs in _SAME}
     return MARConfig(
@@ -52,9 +50,9 @@ def chain(model: MAR, z: Tensor, init: Tensor, noise: Tensor, scale: Tensor | No
     return draw_trajectory(guided.open(torch.zeros(1), 1), z, order, rule, Eager()).token
 
 
-def check(t: Tensors, c: dict[str, Any]) -> Compared:
+def check(t: Tensors, c: Config) -> Compared:
     cfg = config(c)
-    model = load(lambda: MAR(cfg), t, mar_official.table(cfg))
+    model = load(lambda: MAR(cfg), weights(t), mar_official.table(cfg))
     yield "patchified", mar_sampling.patchify(t["in/image_latent"], c["patch_size"]), t["out/patchified"]
     yield "unpatchified", mar_sampling.unpatchify(t["in/tokens"], c["patch_size"]), t["out/unpatchified"]
     yield from networks(model, t, c)
@@ -62,7 +60,7 @@ def check(t: Tensors, c: dict[str, Any]) -> Compared:
     yield from sampling(model, t, c)
 
 
-def networks(model: MAR, t: Tensors, c: dict[str, Any]) -> Compared:
+def networks(model: MAR, t: Tensors, c: Config) -> Compared:
     tokens, known, labels = t["in/tokens"], ~t["in/mask"].bool(), t["in/labels"]
     none = torch.full_like(labels, c["class_num"])
     for name, given in (("cond", labels), ("uncond", none)):
@@ -73,7 +71,7 @@ def networks(model: MAR, t: Tensors, c: dict[str, Any]) -> Compared:
     yield "z_all_masked", model.conditions(tokens, torch.zeros_like(known), labels), t["out/z_all_masked"]
 
 
-def head(model: MAR, t: Tensors, c: dict[str, Any]) -> Compared:
+def head(model: MAR, t: Tensors, c: Config) -> Compared:
     net, x, z = model.diffloss.net, t["in/x_t"], t["in/z_c"]
     half, steps = len(x) // 2, diffusion.schedule(model.cfg.steps, "cpu")
     scale = torch.full((half,), c["cfg"])
@@ -106,7 +104,7 @@ def head(model: MAR, t: Tensors, c: dict[str, Any]) -> Compared:
     yield "chain_cfg", chain(model, z, *given, torch.tensor([c["cfg"]]), c["temperature"]), t["out/chain_cfg"]
 
 
-def sampling(model: MAR, t: Tensors, c: dict[str, Any]) -> Compared:
+def sampling(model: MAR, t: Tensors, c: Config) -> Compared:
     """The trajectory from our own tokens: each iteration reads the tokens that we sampled before it."""
     labels, orders = t["in/labels"], t["in/orders"]
     rows, length = orders.shape
@@ -131,11 +129,12 @@ def sampling(model: MAR, t: Tensors, c: dict[str, Any]) -> Compared:
     yield "sampled_latent", mar_sampling.unpatchify(tokens, c["patch_size"]), t["out/sampled_latent"]
 
 
-def schedules(t: Tensors, c: dict[str, Any]) -> Compared:
+def schedules(t: Tensors, c: Config) -> Compared:
+    fixed(c, noise_schedule="cosine", diffusion_steps=1000, max_beta=0.999, offset=0.008, learn_sigma=True)
     for name in t:
         parts = name.split("/")
         if parts[1].startswith("tokens_per_iter_"):
-            counts = mar_sampling.tokens_per_iteration(256, int(parts[1].rpartition("_")[2]))
+            counts = mar_sampling.tokens_per_iteration(int(t[name].sum()), int(parts[1].rpartition("_")[2]))
             yield parts[1], torch.tensor(counts), t[name]
         else:
             steps = diffusion.schedule(int(parts[1].removeprefix("full")))

@@ -9,21 +9,23 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from goldens.common import Compared, Tensors, load
+from goldens.common import Compared, Config, Tensors, fixed, load, weights
 from specbench.data.scenes import to_uint8
 from specbench.models import cosmos, emu3_vision
 from specbench.models.loading import image_tokenizers, official
 from specbench.models.vq import KLModel, VQConfig, VQModel
 
 
-def sizes(c: dict[str, Any]) -> dict[str, Any]:
+def sizes(c: Config) -> dict[str, Any]:
+    fixed(c, groupnorm_eps=1e-6)
     names = ("ch", "num_res_blocks", "z_channels")
     return {n: c[n] for n in names} | {"ch_mult": tuple(c["ch_mult"]), "norm_groups": c["groupnorm_groups"]}
 
 
-def tokenizer(model: VQModel, t: Tensors, c: dict[str, Any]) -> Compared:
+def tokenizer(model: VQModel, t: Tensors, c: Config) -> Compared:
     """The outputs that both kinds of tokenizer have."""
     grid = (c["grid"],) * 2 if isinstance(c["grid"], int) else tuple(c["grid"])
     yield "decoded", model.decode(t["in/codes"], grid), t["out/decoded"]
@@ -31,36 +33,48 @@ def tokenizer(model: VQModel, t: Tensors, c: dict[str, Any]) -> Compared:
     codes, seen = model.encode(t["in/image"]), tuple(t["out/pre_quant"].shape[-2:])
     yield "encoder_indices", codes.flatten(), t["out/encoder_indices"]
     yield "roundtrip", model.decode(codes, seen), t["out/roundtrip"]
+    if "out/nearest_margin" in t:
+        vectors = t["out/pre_quant"].movedim(1, -1).flatten(0, -2)
+        if model.cfg.codebook_l2_norm:
+            vectors = F.normalize(vectors, dim=-1)
+        yield "nearest_margin", margin(vectors, model.quantize.codebook), t["out/nearest_margin"]
 
 
-def llamagen_vq(t: Tensors, c: dict[str, Any]) -> Compared:
+def margin(vectors: Tensor, codebook: Tensor) -> Tensor:
+    """By how much the second nearest code is farther from each of vectors (n, D), in squared distances (n,)."""
+    nearest = (vectors[:, None] - codebook).square().sum(-1).topk(2, largest=False).values
+    return nearest[:, 1] - nearest[:, 0]
+
+
+def llamagen_vq(t: Tensors, c: Config, part: str = "") -> Compared:
+    """part: where the tokenizer's tensors are one part of a larger checkpoint, its name."""
     cfg = VQConfig(
         codebook_size=c["codebook_size"],
         codebook_embed_dim=c["codebook_embed_dim"],
         codebook_l2_norm=c["l2_norm"],
         **sizes(c),
     )
-    model = load(lambda: VQModel(cfg), t, image_tokenizers.llamagen_table(cfg))
+    model = load(lambda: VQModel(cfg), weights(t, part), image_tokenizers.llamagen_table(cfg))
     yield from tokenizer(model, t, c)
     yield "codebook_rows", model.quantize.codebook[t["in/codes"].flatten()], t["out/codebook_rows"]
     h, w = t["out/quant"].shape[-2:]
     yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w)), t["out/quant"]
 
 
-def chameleon_vqgan(t: Tensors, c: dict[str, Any]) -> Compared:
+def chameleon_vqgan(t: Tensors, c: Config) -> Compared:
     model = yield from taming(t, c, False)
     h, w = t["out/quant_from_codes"].shape[-2:]
     yield "quant_from_codes", model.look_up(t["in/codes"], (h, w)), t["out/quant_from_codes"]
 
 
-def lumina2_movqgan(t: Tensors, c: dict[str, Any]) -> Compared:
+def lumina2_movqgan(t: Tensors, c: Config) -> Compared:
     model = yield from taming(t, c, True)
     h, w = t["out/quant"].shape[-2:]
     yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w)), t["out/quant"]
     yield "to_uint8", torch.from_numpy(to_uint8(t["out/decoded"])).movedim(-1, 1), t["out/to_uint8"]
 
 
-def taming(t: Tensors, c: dict[str, Any], spatial: bool) -> Generator[tuple[str, Tensor, Tensor], None, VQModel]:
+def taming(t: Tensors, c: Config, spatial: bool) -> Generator[tuple[str, Tensor, Tensor], None, VQModel]:
     """A tokenizer in taming-transformers' layout, with attention where the nominal resolution says; spatial: with the
     decoder's norms of MoVQGAN. Returns it."""
     attending = tuple(i for i in range(len(c["ch_mult"])) if c["resolution"] / 2**i in c["attn_resolutions"])
@@ -73,12 +87,12 @@ def taming(t: Tensors, c: dict[str, Any], spatial: bool) -> Generator[tuple[str,
         decoder_attention=attending,
         **sizes(c),
     )
-    model = load(lambda: VQModel(cfg), t, image_tokenizers.taming_table(cfg))
+    model = load(lambda: VQModel(cfg), weights(t), image_tokenizers.taming_table(cfg))
     yield from tokenizer(model, t, c)
     return model
 
 
-def mar_kl16(t: Tensors, c: dict[str, Any]) -> Compared:
+def mar_kl16(t: Tensors, c: Config) -> Compared:
     def attending(levels: str) -> tuple[int, ...]:
         """The levels with attention, by the names of the tensors."""
         found = (re.match(rf"param/{levels}\.(\d+)\.attn\.", name) for name in t)
@@ -91,7 +105,7 @@ def mar_kl16(t: Tensors, c: dict[str, Any]) -> Compared:
         decoder_attention=attending("decoder.up"),
         **sizes(c),
     )
-    model = load(lambda: KLModel(cfg), t, image_tokenizers.taming_table(cfg))
+    model = load(lambda: KLModel(cfg), weights(t), image_tokenizers.taming_table(cfg))
     yield "decoded", model.decode_latent(t["in/latent"]), t["out/decoded"]
     scale = 0.2325  # MAR's own latents are this much smaller (reference README (37))
     yield "decoded_scaled", model.decode_latent(t["in/latent"] * scale / scale), t["out/decoded_scaled"]
@@ -101,8 +115,9 @@ def mar_kl16(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "std", (log_variance / 2).exp(), t["out/std"]
 
 
-def emu3_vision_tokenizer(t: Tensors, c: dict[str, Any]) -> Compared:
-    params = {k.removeprefix("param/"): v for k, v in t.items() if k.startswith("param/")}  # counters stay integers
+def emu3_vision_tokenizer(t: Tensors, c: Config) -> Compared:
+    fixed(c, groupnorm_eps=1e-6, batchnorm3d_eps=1e-5)
+    params = {name.removeprefix("param/"): t[name] for name in t if name.startswith("param/")}  # counters stay integers
     source = official.from_tensors(params, "golden")
     model = image_tokenizers.load_emu3_vision(emu3_vision.configured(c), source, "cpu", torch.float32)
     h, w = t["in/codes"].shape[1:]
@@ -111,9 +126,11 @@ def emu3_vision_tokenizer(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "pre_quant", model.pre_quant(t["in/image"]), t["out/pre_quant"]
     h, w = t["out/pre_quant"].shape[-2:]
     yield "encoder_indices", model.encode(t["in/image"]).unflatten(1, (h, w)), t["out/encoder_indices"]
+    vectors = t["out/pre_quant"].movedim(2, -1).flatten(0, -2)  # (B, frames, D, h, w)
+    yield "nearest_margin", margin(vectors, model.codebook()), t["out/nearest_margin"]
 
 
-def simplear_cosmos_dv(t: Tensors, c: dict[str, Any]) -> Compared:
+def simplear_cosmos_dv(t: Tensors, c: Config) -> Compared:
     """A still image: the golden's outputs have one frame."""
     patch = c["patch_size"]
     cfg = cosmos.CosmosConfig(
@@ -126,13 +143,17 @@ def simplear_cosmos_dv(t: Tensors, c: dict[str, Any]) -> Compared:
         round(math.log2(c["temporal_compression"] / patch)),
         patch,
     )
-    halves = []
-    for build in (cosmos.EncoderHalf, cosmos.DecoderHalf):
-        with torch.device("meta"):
-            table = image_tokenizers.cosmos_table(build(cfg).state_dict())
-        tensors = {name: x for name, x in t.items() if name.removeprefix("param/") in table}
-        halves.append(load(partial(build, cfg), tensors, table))
-    model = cosmos.Cosmos(cfg, *halves)
+    fixed(c, groupnorm_eps=1e-6, groupnorm_groups=1)
+    with torch.device("meta"):
+        halves = cosmos.EncoderHalf(cfg), cosmos.DecoderHalf(cfg)
+    tables = [image_tokenizers.cosmos_table(half.state_dict()) for half in halves]
+    params = weights(t)
+    encoder = {name: params.pop(name) for name in tables[0] if name in params}
+    model = cosmos.Cosmos(
+        cfg,
+        load(partial(cosmos.EncoderHalf, cfg), encoder, tables[0]),
+        load(partial(cosmos.DecoderHalf, cfg), params, tables[1], image_tokenizers.COSMOS_IGNORED[:3]),
+    )
     codes, image = t["in/codes"][:, 0], t["in/image"][:, :, 0]
     grid = (codes.shape[1], codes.shape[2])
     yield "decoded", model.decode(codes.flatten(1), grid).unsqueeze(2), t["out/decoded"]
@@ -153,7 +174,7 @@ def simplear_cosmos_dv(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "rounding_margin", margin.unsqueeze(1), t["out/rounding_margin"]
 
 
-CHECKS: dict[str, Callable[[Tensors, dict[str, Any]], Compared]] = {
+CHECKS: dict[str, Callable[[Tensors, Config], Compared]] = {
     "simplear_cosmos_dv": simplear_cosmos_dv,
     "lumina2_movqgan": lumina2_movqgan,
     "llamagen_vq": llamagen_vq,

@@ -15,7 +15,7 @@ from specbench.audit.models import TabularModel
 from specbench.audit.printing import name_of
 from specbench.config import command_line, configuration, parameters, registry, variants
 from specbench.config.run_config import RunConfig
-from specbench.errors import UsageError, integer, split_own, unknown
+from specbench.errors import UsageError, decimal, integer, split_own, unknown
 from specbench.harness.log import say
 from specbench.rows.csv_files import csv_text
 from specbench.storage.files import writable, write_atomically
@@ -137,7 +137,7 @@ def _quick(model: Subject) -> bool:
 def _share(name: str, text: str) -> float:
     """The number from 0 to 1 in `text`; UsageError where it is none."""
     try:
-        if 0 <= (value := float(text[:100])) <= 1:
+        if 0 <= (value := decimal(text[:100])) <= 1:
             return value
     except ValueError:
         pass

@@ -28,7 +28,7 @@ from specbench.bench.measure import position_of
 from specbench.bench.shapes import DEVICE, Shapes, has_triton, shapes
 from specbench.config import parameters
 from specbench.engine.ops import KVCache
-from specbench.errors import UsageError
+from specbench.errors import UsageError, decimal
 from specbench.harness.pipeline import check_engine
 
 GB = 1e9
@@ -287,7 +287,7 @@ def devices(text: str | None) -> dict[str, Device]:
     if text in DEVICES:
         return {text: DEVICES[text]}
     try:
-        speed = float(text)
+        speed = decimal(text)
     except ValueError:
         speed = 0.0
     if not 0 < speed <= 1e6:

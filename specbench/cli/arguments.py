@@ -23,7 +23,7 @@ from typing import Any
 
 from specbench.cli.commands import COMMANDS
 from specbench.config.parameter import Parameter
-from specbench.errors import Parser, UsageError, integer, unknown, values
+from specbench.errors import Parser, UsageError, decimal, integer, unknown, values
 from specbench.storage import home
 
 _WIDTH = 120
@@ -247,7 +247,7 @@ def _value(name: str, one: Own, text: Any) -> Any:
         value = {"true": True, "false": False}.get(text, text)  # True itself of an option
     elif one.kind in ("number", "numbers") and text not in one.also:
         with suppress(ValueError):  # which the check tells
-            numbers = [float(part) for part in text.split(",")]
+            numbers = [decimal(part) for part in text.split(",")]
             value = numbers if one.kind == "numbers" else numbers[0] if len(numbers) == 1 else text
     value = one.checked(name, value)
     if one.written:

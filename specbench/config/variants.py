@@ -46,7 +46,7 @@ def of(method: str) -> tuple[str, ...]:
 def settings(method: str, variant: str, model: str) -> dict[str, Any]:
     """Parameter -> value of a variant on a model. UsageError for an unknown variant."""
     table = parameters.default("method", method, "variants") or {}
-    if variant not in table:
+    if str(variant) not in table:
         raise unknown(f"variant of {method}", str(variant), table)
     own = dict(table[variant])
     return own | own.pop("models", {}).get(model, {})

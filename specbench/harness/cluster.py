@@ -11,11 +11,13 @@ import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
 from specbench import data
 from specbench.errors import RunError, UsageError, install
+from specbench.harness import orphans
 from specbench.harness.worker import Died, Event, Failure, Loader, Worker
 
 MOST_DEATHS = 3  # of workers over one image, or before any of them is ready
@@ -68,19 +70,20 @@ class Workers:
     def __enter__(self) -> Self:
         if importlib.util.find_spec("ray") is None:
             raise UsageError(f"workers= above 1 and ray_address= need Ray: {install('ray')}")
-        self._ray = _connected(self._num_workers, self._cfg["ray_address"])
-        try:
+        with ExitStack() as stack:
+            if not self._cfg["ray_address"]:
+                stack.enter_context(orphans.guarded())
+            self._ray = _connected(self._num_workers, self._cfg["ray_address"])
+            stack.callback(self._ray.shutdown)
             self._cfg["device"] = device = self._device()
-        except BaseException:
-            self._ray.shutdown()
-            raise
+            self._end = stack.pop_all()
         gpus = 1 if device == "cuda" else 0
         actor = self._ray.remote(WorkerActor).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
         self._new = lambda: actor.remote(self._cfg, self._loader, self._num_workers)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ray.shutdown()
+        self._end.close()
 
     def _device(self) -> str:
         """The device of each worker. UsageError where there are not enough of them."""

@@ -26,7 +26,7 @@ from specbench.rows.journal import Journal, Record
 from specbench.rows.memory import RunMemory
 from specbench.rows.provenance import MAY_CHANGE, decoding_hash
 from specbench.rows.scores import ScoreJournal
-from specbench.storage.files import is_temporary, locked, sha256, write_atomically
+from specbench.storage.files import check_regular, content, is_temporary, locked, sha256, write_atomically
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other argument can fix
 
@@ -109,7 +109,8 @@ class RunFolder:
                 raise
 
     def _check_ours(self) -> None:
-        """UsageError for a folder that holds other things."""
+        """UsageError for a folder that holds other things, or a link out of it."""
+        check_regular(self.path, {path.name for path in vars(self).values() if path != self.path} | {"run.log"})
         if self.config.exists():
             return
         if self.records.exists():
@@ -149,7 +150,7 @@ class RunFolder:
     def read_config(self) -> dict[str, Any]:
         """The content of config.yaml. UsageError where it cannot be read, or is not as a run wrote it."""
         try:
-            text = self.config.read_bytes()
+            text = content(self.config)
             found = OmegaConf.to_container(OmegaConf.create(text.decode()))
             assert isinstance(found, dict)
         except Exception:
@@ -211,7 +212,7 @@ class RunFolder:
         if not self.failures.is_file():
             return []
         found = []
-        for line in self.failures.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in content(self.failures).decode(errors="replace").splitlines():
             try:
                 entry = json.loads(line)
                 found.append(entry | {"pass": str(entry["pass"]), "index": int(entry["index"])})
@@ -222,7 +223,7 @@ class RunFolder:
     def write_row(self, row: Mapping[str, Any]) -> bool:
         """Writes row.csv; whether it was another one before."""
         text = to_csv([row]).encode()
-        if self.row.is_file() and self.row.read_bytes() == text:
+        if self.row.exists() and content(self.row) == text:
             return False
         write_atomically(self.row, text)
         return True

@@ -14,7 +14,7 @@ from specbench.harness.folder import RunFolder
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Record, read_first
 from specbench.rows.scores import Score, ScoreLine, fingerprint, prompts_fingerprint
-from specbench.storage.files import sha256
+from specbench.storage.files import content, sha256
 
 
 def scores(folder: RunFolder) -> list[ScoreLine]:
@@ -22,7 +22,7 @@ def scores(folder: RunFolder) -> list[ScoreLine]:
     other images."""
     if folder.scores.exists() or not folder.row.is_file() or not folder.memory_file.is_file() or folder.memory().config:
         return []
-    held, [row, *_] = json.loads(folder.memory_file.read_bytes()), read_rows(folder.row)
+    held, [row, *_] = json.loads(content(folder.memory_file)), read_rows(folder.row)
     images = read_first(folder.records, row["n"] or 0, row["images_per_prompt"] or 1)
     if images is None or held.get("images") != sha256("".join(r.sha256 for r in images), 16):
         return []

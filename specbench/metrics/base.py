@@ -66,7 +66,7 @@ class Scorer(ABC):
     @abstractmethod
     def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         """Outputs (B, width) float32 or float64 of B images (H, W, 3) uint8. Each row depends on its own image and
-        item alone, not on the others in the batch; on a CPU this holds bit for bit."""
+        item alone, not on the others in the batch; the rounding of float32 may depend on its place in the batch."""
 
 
 class SingleImageScorer(Scorer):

@@ -21,7 +21,7 @@ from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, read_header, to_csv
 from specbench.rows.journal import IMAGE_NAME, Record, TimingJournal, fault, read_records
 from specbench.rows.shown import shown
-from specbench.storage.files import write_atomically
+from specbench.storage.files import content, write_atomically
 
 #: Columns of a row that are not numbers and too long for a list of facts.
 _ELSEWHERE = ("drafted_by_position", "acceptance_by_step")
@@ -211,11 +211,11 @@ def _short(value: Any) -> str:
 def _add_images(folder: Path, run_id: str, most: int, found: Found) -> None:
     """Adds the first images of a run; those from another folder of the same run stay."""
     try:
-        lines = (folder / "records.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = content(folder / "records.jsonl").decode(errors="replace").splitlines()
     except FileNotFoundError:
         return
-    except OSError as e:
-        found.notes.append(f"no images of {folder}: cannot read its records.jsonl ({e.strerror})")
+    except (OSError, UsageError) as e:
+        found.notes.append(f"no images of {folder}: cannot read its records.jsonl ({getattr(e, 'strerror', e)})")
         return
     shots, unreadable = found.shots.get(run_id, {}), 0
     for line in lines:
@@ -229,8 +229,8 @@ def _add_images(folder: Path, run_id: str, most: int, found: Found) -> None:
         if not typed or not 0 <= index < most or index in shots or not re.fullmatch(IMAGE_NAME, name):
             continue
         try:
-            png = (folder / name).read_bytes()
-        except OSError:
+            png = content(folder / name)
+        except (OSError, UsageError):
             png = b""
         if png.startswith(b"\x89PNG\r\n\x1a\n"):
             shots[index] = Shot(png, prompt)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ from filelock import FileLock
 
 from specbench._version import __version__
 from specbench.config import parameters
-from specbench.errors import UsageError
+from specbench.errors import UsageError, decimal
 from specbench.rows.columns import _NEEDED, _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
-from specbench.storage.files import write_atomically
+from specbench.storage.files import content, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,9 +101,7 @@ def _value(name: str, text: str, where: str) -> Any:
     if name not in _NUMBERS or text in _WORDS.get(name, ()):
         return text
     try:
-        number = float(text)
-        if not math.isfinite(number):
-            raise ValueError
+        number = decimal(text)
         return int(text) if text.lstrip("-").isdecimal() else number
     except ValueError:
         raise UsageError(
@@ -119,8 +116,7 @@ def csv_lines(
     UsageError for a file that is not CSV: not UTF-8, an unterminated cell, a row longer or shorter than the header, a
     duplicate column."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as f:
-            text = f.read()
+        text = content(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text; save it as UTF-8") from None
     except OSError as e:
@@ -170,9 +166,9 @@ class RowFile:
 def read_header(path: Path) -> list[str]:
     """The cells of the first line of a CSV file; none where it cannot be read."""
     try:
-        with path.open(newline="", encoding="utf-8-sig", errors="replace") as f:
-            return next(csv.reader(f), [])
-    except (OSError, csv.Error):
+        text = content(path).decode("utf-8-sig", errors="replace")
+        return next(csv.reader(io.StringIO(text, newline="")), [])
+    except (OSError, UsageError, csv.Error):
         return []
 
 

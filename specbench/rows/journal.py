@@ -20,7 +20,7 @@ from PIL import Image
 from specbench.errors import UsageError, plain
 from specbench.rows import checked_lines, indices
 from specbench.storage import image_files
-from specbench.storage.files import append_line, sha256, write_atomically
+from specbench.storage.files import append_line, content, sha256, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +112,7 @@ class Journal:
         """Reads `path`, and repairs it. Raises UsageError for a line that no kill can explain."""
         self.path = path
         self.records: dict[int, Record] = {}
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is not a file; remove it and run again")
-        text = path.read_bytes() if path.exists() else b""
+        text = content(path) if path.exists() else b""
         for number, line, complete in checked_lines.split(text):
             try:
                 record = from_line(line)
@@ -240,7 +238,7 @@ def fault(record: Record) -> str:
 def read_records(path: Path) -> list[Record]:
     """The records of a finished or running pass, by index, without touching the file."""
     records = []
-    for _, line, complete in checked_lines.split(path.read_bytes()):
+    for _, line, complete in checked_lines.split(content(path)):
         try:
             records.append(from_line(line))
         except (ValueError, TypeError, RecursionError):

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from specbench.errors import UsageError
 from specbench.rows import checked_lines
-from specbench.storage.files import write_atomically
+from specbench.storage.files import content, write_atomically
 
 
 def new_run_id() -> str:
@@ -42,7 +42,7 @@ class RunMemory:
     def read(cls, path: Path) -> Self:
         """UsageError where a run cannot have written the file, or it was changed since."""
         try:
-            text = path.read_bytes()
+            text = content(path)
             values = json.loads(text)
             if "check" in values or "config" in values:  # older versions wrote neither
                 values = checked_lines.decode(text)

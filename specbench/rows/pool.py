@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specbench.config import parameters
+from specbench.errors import decimal
 from specbench.rows.columns import _NUMBERS, COLUMNS, METRICS
 from specbench.rows.seconds import MACHINE
 
@@ -89,6 +90,6 @@ def _common_note(notes: Sequence[str]) -> str | None:
 
 def _number(cell: Any) -> float | None:
     try:
-        return None if cell in (None, "") else float(cell)
+        return None if cell in (None, "") else decimal(str(cell))
     except ValueError:
         return None

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from specbench.errors import UsageError
 from specbench.rows import checked_lines
 from specbench.rows.columns import METRICS
-from specbench.storage.files import append_line, sha256
+from specbench.storage.files import append_line, content, sha256
 
 #: What a line is of: a method's images, the vanilla AR images of the same prompts, or the difference of the two.
 Side = Literal["method", "vanilla", "difference"]
@@ -77,7 +77,7 @@ class ScoreJournal:
         """Reads `path`. UsageError for a line that no kill can explain."""
         self.path = path
         self.lines: list[ScoreLine] = []
-        text = path.read_bytes() if path.exists() else b""
+        text = content(path) if path.exists() else b""
         whole = text.rfind(b"\n") + 1  # a killed process may have begun another line
         self._cut = whole if whole < len(text) else None
         for number, line, _ in checked_lines.split(text[:whole]):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from specbench.config import parameters
-from specbench.errors import UsageError, plain, unknown
+from specbench.errors import UsageError, decimal, plain, unknown
 from specbench.rows import pool
 from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
 
@@ -55,7 +55,7 @@ def condition(text: str) -> Callable[[Row], bool]:
     column(name)
     if operator in _OPERATORS:
         try:
-            bound = float(value)
+            bound = decimal(value)
         except ValueError:
             raise UsageError(f"the condition '{plain(text)[:100]}' compares with a number") from None
         return lambda row: isinstance(row.get(name), int | float) and _OPERATORS[operator](row[name], bound)
@@ -67,7 +67,7 @@ def _equals(cell: Any, text: str) -> bool:
     if cell is None or not isinstance(cell, int | float):
         return ("" if cell is None else str(cell)) == text
     try:
-        return math.isclose(cell, float(text), rel_tol=1e-12)
+        return math.isclose(cell, decimal(text), rel_tol=1e-12)
     except ValueError:
         return False
 

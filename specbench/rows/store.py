@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import UsageError, plain
+from specbench.errors import UsageError, decimal, plain
 from specbench.rows.columns import _NUMBERS, COLUMNS, RENAMED_COLUMNS
 from specbench.rows.csv_files import as_cells, as_read
 
@@ -73,7 +74,7 @@ def _quoted(name: str) -> str:
 def _typed(name: str, text: str) -> Any:
     """A cell as SQLite compares it: a number in a column of numbers."""
     try:
-        number = float(text)
+        number = decimal(text)
     except ValueError:
         return text
     if name not in _NUMBERS:
@@ -88,6 +89,11 @@ def read(path: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_PATIENCE)) as file:
             file.row_factory = sqlite3.Row
+            until = time.monotonic() + _PATIENCE
+            file.set_progress_handler(lambda: time.monotonic() > until, 100)  # a generated column may never end
+            kinds = [kind for (kind,) in file.execute("SELECT type FROM sqlite_master WHERE name = 'rows'")]
+            if kinds and kinds != ["table"]:
+                raise UsageError(f"{path} is not a store of rows ('rows' is a {plain(kinds[0])}); name another file")
             found = [dict(row) for row in file.execute("SELECT * FROM rows ORDER BY rowid")]
     except sqlite3.Error as e:
         raise UsageError(f"{path} is not a store of rows ({plain(e)}); name another file") from None

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,6 +21,38 @@ from specbench.storage import home
 LARGE = 1 << 26
 
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file that a user names, or of one in a run's folder. Waits for nothing: a pipe, a device or a
+    folder of that name is a UsageError. Other errors are OSErrors."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        _check_regular(path, os.fstat(descriptor).st_mode)
+        with open(descriptor, "rb", closefd=False) as f:
+            return f.read()
+    finally:
+        os.close(descriptor)
+
+
+def _check_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = "folder" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "pipe or a device"
+        raise UsageError(f"{path} is a {kind}, not a file; remove it, or name another one")
+
+
+def check_regular(folder: Path, names: Collection[str]) -> None:
+    """UsageError where something in a run's folder is no file or folder of its own: a link, through which the run would
+    read or write another place, a pipe, or a folder with one of the `names` of files. Images, in folders below it,
+    too."""
+    for entry in os.scandir(folder):
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if not stat.S_ISDIR(mode) or entry.name in names:
+            _check_regular(Path(entry.path), mode)
+            continue
+        for image in os.scandir(entry.path):
+            if image.name.endswith(".png") and not image.is_file(follow_symlinks=False):
+                _check_regular(Path(image.path), image.stat(follow_symlinks=False).st_mode)
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -134,15 +167,15 @@ def sha256_file(path: Path) -> str:
 
 def state(path: Path) -> tuple[int, ...]:
     """Identity, size and time of change of a file; differs after the file was changed. Raises OSError."""
-    stat = path.stat()
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def cached_sha256(path: Path) -> str:
     """`sha256_file`, cached under `home` while size and time of change of the file stay the same."""
-    stat = path.stat()
+    file = path.stat()
     cache = home.home() / "digests" / f"{sha256(str(path.resolve()), 16)}.json"
-    key = [stat.st_size, stat.st_mtime_ns]
+    key = [file.st_size, file.st_mtime_ns]
     try:
         found = json.loads(cache.read_text(encoding="utf-8"))
         if found["of"] == key:

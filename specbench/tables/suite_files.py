@@ -70,9 +70,10 @@ class Source:
         return value if isinstance(value, list) else [value]
 
     def text(self, key: str, value: Any) -> str:
+        """In one line, without what a terminal would obey."""
         if isinstance(value, dict | list) or value is None:
             raise self.fault(f"{key} must be a text (got {short(value)})")
-        return str(value)
+        return plain(" ".join(str(value).splitlines()))
 
     def integer(self, key: str, value: Any, least: int = 1) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
