@@ -27,6 +27,7 @@ from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
+from specbench.rows.unmeasured import pieces
 from specbench.tables import (
     definitions,
     figures,
@@ -231,7 +232,7 @@ def test_another_models_runs_follow_the_papers_protocol() -> None:
     own, real = (table.overrides(line, model) for model in ("llamagen_scenes", "llamagen_xl"))
     common = "method=lantern delta=0.1"
     assert own == f"model=llamagen_scenes {common} k=100 n=24 batch=1 emitted_draws=0 seed=0".split()
-    assert real == f"model=llamagen_xl {common} k=1000 protocol=lantern_table3 batch=1 seed=0".split()
+    assert real == f"model=llamagen_xl {common} k=1000 protocol=lantern_table3".split()
     assert "k=1000, embedded 100" in line.label
     assert "n=8" in (table.overrides(line, "llamagen_xl", 8) or ())
 
@@ -453,7 +454,7 @@ def test_what_rows_say_of_a_column_stands_in_its_head_once() -> None:
     assert "From the row: clip_score: no weights." in dict(sheet.notes).values()
     first, last = "decoded in 2 processes: timings are mixed", "clip_score: of classes"
     note = f"{first}; fid: against 9 pictures; n = 4: biased; {last}"
-    assert [about for _, about in layout._pieces(note)] == ["decoded in 2 processes", "fid", "clip_score"]
+    assert [about for _, about in pieces(note)] == ["decoded in 2 processes", "fid", "clip_score"]
 
 
 def test_more_notes_than_letters() -> None:

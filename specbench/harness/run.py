@@ -73,13 +73,16 @@ class RunOutcome:
         return "\n".join(lines)
 
 
-def run(config: RunConfig, out: str | Path | None = None, *, loader: Loader | None = None) -> RunOutcome:
+def run(
+    config: RunConfig, out: str | Path | None = None, *, loader: Loader | None = None, asked: bool = False
+) -> RunOutcome:
     """Runs a configuration, or the rest of it, in its folder.
 
     Args:
         config: as `configuration.compose` gives it.
         out: the run's folder; None takes `config["out"]`, and if that is None, too, a new one under runs/.
         loader: makes the pipeline; None takes `specbench.harness.pipeline.Pipeline.load`.
+        asked: whether the metrics were asked for by name, which `specbench resume` needs to know.
 
     Raises UsageError for absent weights or prompts and a folder that holds something else, RunError if the disk or the
     memory did not suffice, and Stopped on Ctrl-C: the first one finishes the current image and writes a row over the
@@ -92,6 +95,8 @@ def run(config: RunConfig, out: str | Path | None = None, *, loader: Loader | No
         folder.compare_config(config)
         records = folder.open_records(config)
         try:
+            if asked != folder.memory().asked:
+                folder.remember(asked=asked)
             outcome = _run(config, folder, records, loader or _load_pipeline)
             _track(outcome)
             return outcome
@@ -139,6 +144,7 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
     Raises UsageError if images are missing.
     """
     config, folder = stored(path), RunFolder(path)
+    parameters.check_world({**config, "metrics": given.get("metrics", ())})
     metrics = scoring.joined(config.metrics, given.get("metrics", config.metrics))
     config = config.changed(**{**given, "metrics": metrics})
     with folder.opened():

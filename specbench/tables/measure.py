@@ -8,6 +8,7 @@ measured once: a row is looked for among the table's own first, then among all o
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from specbench.config import configuration, registry
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
 from specbench.probe import rows as probes
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
+from specbench.rows.pool import pooled
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import sha256, state
 from specbench.tables.definitions import Panel, Table, TableFigure, TableTest
@@ -30,8 +32,8 @@ ROW_FILES = {"bench": benchmarks.ROWS, "probe": probes.ROWS}
 
 @dataclass(frozen=True)
 class TablePlan(Plan[PlannedRun]):
-    """The runs of one table for one model. compared: the rows of `specbench compare` for its tests; pairs: the
-    rows of `compare.equal` for pairs of its curves."""
+    """The runs of one table for one model, of each line one, or one for each of several seeds. compared: the rows of
+    `specbench compare` for its tests; pairs: the rows of `compare.equal` for pairs of its curves."""
 
     table: Table
     model: str
@@ -40,8 +42,11 @@ class TablePlan(Plan[PlannedRun]):
 
     @property
     def rows(self) -> dict[str, Row | None]:
-        """Line key -> row."""
-        return {run.key: run.row for run in self.runs}
+        """Line key -> row; of several seeds one that pools those that exist."""
+        found: dict[str, list[Row]] = {run.key: [] for run in self.runs}
+        for run in self.runs:
+            found[run.key] += [] if run.row is None else [run.row]
+        return {key: as_cells(pooled(rows)) if rows else None for key, rows in found.items()}
 
     @property
     def untested(self) -> list[TableTest]:
@@ -102,12 +107,21 @@ def store(table: Table, results: Path, of: str = "") -> Path:
     return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}{of}.csv"
 
 
-def plan(table: Table, model: str, n: int | None, results: Path, runs: Path = Path("runs")) -> TablePlan:
-    """The runs that `table` needs for `model` with `n` prompts each (None: its own number), and those of their rows
-    that exist in `results`. Their folders are under `runs`. Loads no model, writes nothing.
+def plan(
+    table: Table,
+    model: str,
+    n: int | None,
+    results: Path,
+    runs: Path = Path("runs"),
+    seeds: Sequence[int] = (),
+) -> TablePlan:
+    """The runs that `table` needs for `model` with `n` prompts and the seed of each (None, none: its own), and those of
+    their rows that exist in `results`. Their folders are under `runs`. Of several seeds, values are means over them,
+    and no lines are tested. Loads no model, writes nothing.
 
     Raises UsageError for an unknown model, and for rows that cannot be read.
     """
+    table = over_seeds(table, len(seeds))
     rows = _rows(table, results)
     shown = [column.key for column in table.columns] if table.rows_of == "run" else []
     needs = [*table.needs, *([SECONDS] if any(map(is_timed, shown)) else [])]
@@ -115,8 +129,8 @@ def plan(table: Table, model: str, n: int | None, results: Path, runs: Path = Pa
     home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
     planned = []
     with configuration.session():  # one for all lines
-        for line in table.lines:
-            overrides = table.overrides(line, model, n)
+        for line, seed in itertools.product(table.lines, seeds or (None,)):
+            overrides = table.overrides(line, model, n, seed)
             if overrides is None:
                 continue
             config = configuration.compose(overrides)
@@ -130,9 +144,20 @@ def plan(table: Table, model: str, n: int | None, results: Path, runs: Path = Pa
                 table.rows_of,
                 weights,
                 tuple(needs),
+                asked=configuration.names_metrics(overrides),
             )
             planned.append(run.with_newest(rows.get(run.config_hash, ())))
     return TablePlan(table.id, home, tuple(planned), table, model).with_tests(results)
+
+
+def over_seeds(table: Table, seeds: int) -> Table:
+    """The table of means over so many seeds, which says so."""
+    if seeds < 2:
+        return table
+    spread = [one if one.std_over is None else replace(one, std_over=f"{seeds} seeds") for one in table.columns]
+    remark = f"Each value is the mean over {seeds} seeds, ± the standard deviation between them."
+    matched = table.matched and replace(table.matched, tested=())
+    return replace(table, columns=tuple(spread), tests=(), matched=matched, remarks=(remark, *table.remarks))
 
 
 def _rows(table: Table, results: Path) -> Mapping[str, list[Row]]:
