@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
 from specbench.rows.protocol import remarks as remarks_of
+from specbench.tables.catalog import TABLES
 
 SHARED = ROOT.parent / "shared" / "published"
 NAMES = list(parameters.choices("protocol"))
@@ -241,6 +243,35 @@ def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
     assert chosen("method=sjd_pac", "variant=exact") == ("exact", [departs])
     assert chosen("method=scd") == ("exact", [])
     assert configuration.compose(_words("coolsd_table1", "lumina_mgpt", "method=lantern_pp"))["bound"] == "neighbours"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if set(protocols.read(name).serves) & set(TABLES)])
+def test_a_tables_runs_are_those_of_its_protocol(name: str) -> None:
+    """They differ from `run protocol=NAME` in the method alone, and where a line names one of several values, a value
+    that the protocol leaves open, or the quantity over which the table's lines go."""
+    protocol = protocols.read(name)
+    of_method = {*parameters.method_parameters(), *parameters.PARTS, "method", "variant", "drafter_weights"}
+    tables = [TABLES[one] for one in protocol.serves if one in TABLES]
+    for table, model in itertools.product(tables, protocol.models):
+        lines = [words for line in table.lines if (words := table.overrides(line, model))]
+        runs = [configuration.compose(words) for words in lines]
+        for words, cfg in zip(lines, runs, strict=True):
+            assert cfg["protocol"] == protocol.label
+            plain = configuration.compose(_words(name, model, f"data={cfg['data']}", f"method={cfg['method']}"))
+            stated = protocol.values_for(model, cfg["data"])
+            for key in (cfg.keys() & plain.keys()) - of_method:
+                if cfg[key] != plain[key]:
+                    assert any(word.startswith(f"{key}=") for word in words)
+                    goes_over = any(other[key] != cfg[key] for other in runs)
+                    assert stated.get(key) is None or cfg[key] in _options(key, stated[key]) or goes_over
+
+
+@pytest.mark.parametrize("model", ["llamagen_scenes", "mar_scenes"])
+def test_a_model_of_an_embedded_world_keeps_the_small_protocol_of_a_table(model: str) -> None:
+    table = TABLES["coolsd_table1"]
+    words = table.overrides(table.lines[0], model) or []
+    assert {"n=24", "seed=0", "batch=1"} <= set(words)
+    assert not any(word.startswith("protocol=") for word in words)
 
 
 def test_without_a_protocol_nothing_changes() -> None:

@@ -1,11 +1,4 @@
-"""Exit codes, and how a failure is reported.
-
-0    done; a default metric may have no value, such as one whose weights were never fetched
-1    failed: the disk, the memory, a server, or a test
-2    a mistake in the arguments, or something that they need is missing
-3    done, but a metric that was asked for has no value; see `rows.unmeasured`
-130  stopped by Ctrl-C
-"""
+"""Exit codes (docs/long_runs.md describes them), and how a failure is reported."""
 
 from __future__ import annotations
 
