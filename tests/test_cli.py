@@ -208,7 +208,11 @@ def test_a_job_that_fails_does_not_stop_the_grid(call: Call, tmp_path: Path, mon
 
 def test_a_metric_that_was_asked_for_and_has_no_value_ends_with_3(call: Call, tmp_path: Path) -> None:
     """The images and the row are there. Metrics by default end with 0; a folder remembers which they were."""
-    for folder, words, wanted in (("asked", ["metrics=clip_b32"], 3), ("none", ["metrics=none"], 0), ("default", [], 0)):
+    for folder, words, wanted in (
+        ("asked", ["metrics=clip_b32"], 3),
+        ("none", ["metrics=none"], 0),
+        ("default", [], 0),
+    ):
         code, _, err = call("run", "n=1", *words, f"out={folder}")
         assert code == wanted
         assert ("specbench: clip_b32 has no value: " in err) == (code == 3)

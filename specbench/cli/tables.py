@@ -13,7 +13,7 @@ from specbench.cli.exits import unmeasured
 from specbench.config import parameters
 from specbench.errors import integer, unknown
 from specbench.harness.planned import PlannedRun
-from specbench.tables import literature, render, sheets
+from specbench.tables import render, sheets
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import Bench, collect
 from specbench.tables.definitions import DEFAULT_MODEL, Table
@@ -78,7 +78,7 @@ def main(
     for table in tables:
         todo = plan(table, line["--model"] or table.model, line["--n"], results, runs, seeds)
         if line["--list"]:
-            print(_state(todo, line))
+            print(todo.state(asked=bool(line["--model"])))
         elif line["--dry-run"]:
             print(_foreseen(todo))
         else:
@@ -116,17 +116,6 @@ def _foreseen(todo: TablePlan) -> str:
     if todo.table.rows_of != "run":
         return f"dry run of {todo.table.id}: {len(todo.missing)} lines by specbench {todo.table.rows_of}, no images"
     return forecast.report(f"{todo.table.id} in {todo.home}", todo.missing)
-
-
-def _state(todo: TablePlan, line: CommandLine) -> str:
-    table, need = todo.table, len(todo.runs)
-    have = need - len(todo.missing)
-    whole = have == need and not todo.untested and not todo.unequalled
-    state = "complete" if whole else "partial" if have else "no rows"
-    if not need:  # no line has a run on this model
-        others = "other models" if line["--model"] else "needs --model"
-        state = "published only" if table.id in literature.available() else others
-    return f"{table.id:20} {state:14} {f'{have}/{need}':>5} rows  {table.title}"
 
 
 def draw(sheet: TableSheet, files: Iterable[Path]) -> None:

@@ -143,8 +143,8 @@ def implied(arguments: Sequence[str]) -> list[str]:
 
 
 def names_metrics(arguments: Sequence[str]) -> bool:
-    """Whether normalized arguments of one run, or their experiment or protocol, name the metrics."""
-    return any("metrics" in values for values in _named(arguments))
+    """Whether the arguments of one run, or their experiment or protocol, name the metrics."""
+    return any("metrics" in values for values in _named(command_line.normalized(arguments)))
 
 
 def _named(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -14,10 +14,10 @@ from specbench.errors import UsageError
 from specbench.harness import sheet
 from specbench.harness.served import row as served
 from specbench.rows import indices, protocol, provenance, summary, timing
-from specbench.rows.columns import COLUMNS, DRIFT_BOUND, METRICS, stderr_of
+from specbench.rows.columns import COLUMNS, DRIFT_BOUND, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.memory import RunMemory
-from specbench.rows.scores import ScoreLine
+from specbench.rows.scores import ScoreLine, notes, score_columns
 
 
 def row(
@@ -62,24 +62,6 @@ def row(
         remarks.append(f"for want of memory some images were decoded in batches of {memory.smallest_batch}")
     found["note"] = "; ".join([*remarks, *notes(scores)])
     return found
-
-
-def score_columns(scores: Iterable[ScoreLine]) -> dict[str, Any]:
-    """The columns of some scores."""
-    found: dict[str, Any] = {}
-    for line in scores:
-        for name, one in line.columns.items():
-            if line.side == "difference":
-                found |= {f"{name}_difference": one.value, f"{name}_difference_stderr": one.stderr}
-            else:
-                found |= {name: one.value, f"{name}_stderr": one.stderr, f"{name}_backend": one.backend or None}
-    return found
-
-
-def notes(scores: Iterable[ScoreLine]) -> list[str]:
-    """What scores say about how to read them, in the order of the columns."""
-    found = {name: one.note for line in scores for name, one in line.columns.items() if one.note}
-    return [f"{name}: {found[name]}" for name in METRICS if name in found]
 
 
 def _newest(records: Sequence[Record], scores: Sequence[ScoreLine]) -> str:

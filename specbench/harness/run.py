@@ -95,9 +95,7 @@ def run(
         folder.compare_config(config)
         records = folder.open_records(config)
         try:
-            if asked != folder.memory().asked:
-                folder.remember(asked=asked)
-            outcome = _run(config, folder, records, loader or _load_pipeline)
+            outcome = _run(config, folder, records, loader or _load_pipeline, asked)
             _track(outcome)
             return outcome
         except KeyboardInterrupt:
@@ -116,7 +114,7 @@ def run(
             raise
 
 
-def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Loader) -> RunOutcome:
+def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Loader, asked: bool) -> RunOutcome:
     # A finished run does not belong to weights that were trained later. (A custom loader has its own weights.)
     if loader is _load_pipeline and (here := registry.weights_here(config)) is not None:
         folder.check_same("weights", here)
@@ -125,6 +123,8 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     records.check_prompts(items)
     older.adopt_scores(folder)
     folder.write_config(config)
+    if asked != folder.memory().asked:
+        folder.remember(asked=asked)
     if not complete:
         _announce_unmeasured(config, requests)
         Execution(config, folder, loader).decode_missing(records, items)

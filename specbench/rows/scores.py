@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from specbench.errors import UsageError
 from specbench.rows import checked_lines
+from specbench.rows.columns import METRICS
 from specbench.storage.files import append_line, sha256
 
 #: What a line is of: a method's images, the vanilla AR images of the same prompts, or the difference of the two.
@@ -127,3 +128,21 @@ def fingerprint(digests: Iterable[str | None]) -> str:
 def prompts_fingerprint(items: Iterable[_Prompted]) -> str:
     """Identifies the prompts of images with their ids, in order."""
     return sha256("\n".join(f"{item.id}\t{item.prompt}" for item in items), 16)
+
+
+def score_columns(scores: Iterable[ScoreLine]) -> dict[str, Any]:
+    """The columns of some scores."""
+    found: dict[str, Any] = {}
+    for line in scores:
+        for name, one in line.columns.items():
+            if line.side == "difference":
+                found |= {f"{name}_difference": one.value, f"{name}_difference_stderr": one.stderr}
+            else:
+                found |= {name: one.value, f"{name}_stderr": one.stderr, f"{name}_backend": one.backend or None}
+    return found
+
+
+def notes(scores: Iterable[ScoreLine]) -> list[str]:
+    """What scores say about how to read them, in the order of the columns."""
+    found = {name: one.note for line in scores for name, one in line.columns.items() if one.note}
+    return [f"{name}: {found[name]}" for name in METRICS if name in found]

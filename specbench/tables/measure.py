@@ -24,6 +24,7 @@ from specbench.rows.csv_files import as_cells, has_runs, read_rows
 from specbench.rows.pool import pooled
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import sha256, state
+from specbench.tables import literature
 from specbench.tables.definitions import Panel, Table, TableFigure, TableTest
 
 #: The command that rows are of, where it is not `specbench run` -> their files.
@@ -78,6 +79,16 @@ class TablePlan(Plan[PlannedRun]):
         """The panels of `equal` whose very runs are not compared."""
         known = {row["runs"] for row in self.pairs}
         return {runs: panel for runs, panel in self.equal.items() if runs not in known}
+
+    def state(self, asked: bool) -> str:
+        """A line about what exists; asked: whether the model was asked for."""
+        need, have = len(self.runs), len(self.runs) - len(self.missing)
+        whole = have == need and not self.untested and not self.unequalled
+        state = "complete" if whole else "partial" if have else "no rows"
+        if not need:  # no line has a run on this model
+            others = "other models" if asked else "needs --model"
+            state = "published only" if self.table.id in literature.available() else others
+        return f"{self.table.id:20} {state:14} {f'{have}/{need}':>5} rows  {self.table.title}"
 
     def with_tests(self, results: Path) -> Self:
         """With the tests that exist."""
