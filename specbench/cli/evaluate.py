@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         "partial=": Own("flag", "true: score the existing images although other prompts have none", default="false"),
         "metrics=NAME|[..]": Own(
             "text",
-            "what to measure, see specbench list metrics (default: for a run its metrics, for scenes scenes, for"
-            " scenes_geneval and imagenet those of their name, else coco)",
+            "what to measure, see specbench list metrics (default: for a run its metrics, else those of the data set,"
+            " such as imagenet, else coco)",
         ),
         "metrics_dir=DIR": Own("text", "weights of the evaluators (default: where `specbench fetch` puts them)"),
         "reference=FILE|NAME": Own(
