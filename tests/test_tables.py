@@ -261,6 +261,8 @@ def test_several_seeds_are_pooled(tables: Tables, tmp_path: Path) -> None:
     assert tables("coolsd_significance", "--seeds", "1,2") == 0  # a test is of one seed
     with pytest.raises(UsageError, match="has a seed of its own"):
         tables("sjd_table3", "--seeds", "1,2")
+    with pytest.raises(UsageError, match="of one seed each"):
+        tables("relaxed_equal", "--seeds", "1,2")
 
 
 def test_a_score_that_was_asked_for_and_is_missing_ends_with_3(tables: Tables, capsys: Any) -> None:

@@ -18,6 +18,7 @@ from typing import Self
 
 from specbench.bench import rows as benchmarks
 from specbench.config import configuration, registry
+from specbench.errors import UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
 from specbench.probe import rows as probes
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
@@ -132,6 +133,8 @@ def plan(
 
     Raises UsageError for an unknown model, and for rows that cannot be read.
     """
+    if seeds and table.matched is not None:
+        raise UsageError(f"{table.id} compares curves prompt by prompt, of one seed each: leave --seeds out")
     table = over_seeds(table, len(seeds))
     rows = _rows(table, results)
     shown = [column.key for column in table.columns] if table.rows_of == "run" else []
@@ -167,8 +170,7 @@ def over_seeds(table: Table, seeds: int) -> Table:
         return table
     spread = [one if one.std_over is None else replace(one, std_over=f"{seeds} seeds") for one in table.columns]
     remark = f"Each value is the mean over {seeds} seeds, ± the standard deviation between them."
-    matched = table.matched and replace(table.matched, tested=())
-    return replace(table, columns=tuple(spread), tests=(), matched=matched, remarks=(remark, *table.remarks))
+    return replace(table, columns=tuple(spread), tests=(), remarks=(remark, *table.remarks))
 
 
 def _rows(table: Table, results: Path) -> Mapping[str, list[Row]]:
