@@ -206,6 +206,26 @@ def test_a_job_that_fails_does_not_stop_the_grid(call: Call, tmp_path: Path, mon
     assert "RuntimeError: out of luck" in (tmp_path / "grid/delta=3/run.log").read_text()  # with its traceback
 
 
+def test_a_metric_that_was_asked_for_and_has_no_value_ends_with_3(call: Call, tmp_path: Path) -> None:
+    """The images and the row are there. Metrics by default end with 0; a folder remembers which they were."""
+    for folder, words, wanted in (
+        ("asked", ["metrics=clip_b32"], 3),
+        ("none", ["metrics=none"], 0),
+        ("default", [], 0),
+    ):
+        code, _, err = call("run", "n=1", *words, f"out={folder}")
+        assert code == wanted
+        assert ("specbench: clip_b32 has no value: " in err) == (code == 3)
+        assert row_of(tmp_path / folder)["n"] == 1
+        assert call("resume", folder)[0] == wanted
+    assert "specbench fetch metrics=clip_b32" in call("resume", "default", "metrics=clip_b32")[2]
+    assert call("resume", "default", "metrics=clip_b32")[0] == 3
+    code, _, err = call("run", "-m", "metrics=clip_b32", "n=1", "delta=1.1,2", "out=grid")
+    assert code == 3
+    assert "clip_b32 has no value in 2 of 2 runs (job 0: delta=1.1, job 1: delta=2): " in err
+    assert call("resume", "grid")[0] == 3
+
+
 def test_a_defect_costs_one_sentence_and_debug_shows_where(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(cfg: Any) -> FakePipeline:
         raise RuntimeError("out\nof luck")

@@ -50,6 +50,36 @@ def test_every_combination_composes_and_the_command_line_wins(number: int, rule:
     assert set(cfg) == set(parameters.parameters_of(cfg))
 
 
+CLASSES = {"llamagen_3b", "llamagen_l", "llamagen_xl_c2i", "mar_b", "mar_l", "mar_h"}
+
+
+@pytest.mark.parametrize("model", [name for name in parameters.choices("model") if "scenes" not in name])
+def test_a_real_model_has_nothing_of_an_embedded_world(model: str) -> None:
+    """Neither by default, nor with any prompts, nor on request."""
+    cfg = configuration.compose([f"model={model}"])
+    assert cfg["data"] == ("imagenet" if model in CLASSES else "parti")
+    for data in parameters.choices("data"):
+        cfg = configuration.compose([f"model={model}", f"data={data}", *NEEDED.get(data, [])])
+        assert cfg["metrics"]
+        assert not [name for name in cfg["metrics"] if "scenes" in name]
+    assert "fid" in configuration.compose([f"model={model}", "data=coco2017"])["metrics"]
+    for metrics in ("scenes_reward", "[clip_b32,scenes_fid]", "scenes"):
+        with pytest.raises(UsageError, match="embedded world"):
+            configuration.compose([f"model={model}", f"metrics={metrics}"])
+
+
+def test_embedded_models_have_their_own_world_and_served_ones_that_of_the_prompts() -> None:
+    scenes = ["scenes_fid", "scenes_clip", "scenes_reward"]
+    for model, data in (("llamagen_scenes", "scenes"), ("mar_scenes", "scenes_classes")):
+        cfg = configuration.compose([f"model={model}"])
+        assert (cfg["data"], cfg["metrics"]) == (data, scenes)
+    served = ["engine=http", "url=http://127.0.0.1:8000"]
+    assert configuration.compose(served)["data"] == "parti"
+    assert configuration.compose([*served, "data=scenes"])["metrics"] == scenes
+    with pytest.raises(UsageError, match="embedded world"):
+        configuration.compose([*served, "metrics=scenes_clip"])
+
+
 #: Other arguments that a choice needs.
 NEEDED = {"prompts": ["prompts=my.txt", "n=1"], "http": ["url=http://127.0.0.1:8000"]}
 

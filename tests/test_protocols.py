@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import shutil
@@ -17,6 +18,8 @@ from specbench.config import caches, configuration, parameters, protocols, varia
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
+from specbench.rows.protocol import remarks as remarks_of
+from specbench.tables.catalog import TABLES
 
 SHARED = ROOT.parent / "shared" / "published"
 NAMES = list(parameters.choices("protocol"))
@@ -132,7 +135,7 @@ def test_a_protocol_composes_for_each_of_its_models(name: str, model: str) -> No
             assert cfg[key] == _options(key, said[key])[0]
         elif key != "protocol":
             assert cfg[key] == own[key]
-    remarks = protocols.remarks(cfg)
+    remarks = remarks_of(cfg)
     assert not any(remark.startswith(("departs", "protocol ")) for remark in remarks)
     for key, value in said.items():
         told = next((remark for remark in remarks if re.search(rf"[:,] {key} ", remark)), "")
@@ -144,7 +147,7 @@ def test_a_protocol_composes_for_each_of_its_models(name: str, model: str) -> No
             assert told.startswith(f"by the released code of protocol {protocol.label}, not by its paper: ")
         else:
             assert told == ""
-    assert protocols.remarks(own) == []
+    assert remarks_of(own) == []
 
 
 SJDPAC = "protocol=sjdpac_table1 model="
@@ -203,7 +206,7 @@ CASES = [
 def test_values_and_remarks(words: str, values: dict[str, Any], remarks: list[str]) -> None:
     cfg = configuration.compose(words.split())
     assert {key: cfg[key] for key in values} == values
-    found = protocols.remarks(cfg)
+    found = remarks_of(cfg)
     assert set(remarks) <= set(found)
     assert any(r.startswith("departs") for r in found) == any(r.startswith("departs") for r in remarks)
 
@@ -225,7 +228,7 @@ def test_a_model_that_the_protocol_does_not_name(model: str, data: str) -> None:
     assert cfg["cfg_scale"] == own["cfg_scale"]
     same = data == "coco2017"
     assert cfg["metrics"] == (["fid_pytorch", "clip_b16_x100"] if same else own["metrics"])
-    remarks = protocols.remarks(cfg)
+    remarks = remarks_of(cfg)
     assert remarks[0] == f"protocol sjd_main_table1@2 names lumina_mgpt, not {model}"
     assert same or f"departs from protocol sjd_main_table1@2: data {data} (not coco2017)" in remarks
 
@@ -233,13 +236,42 @@ def test_a_model_that_the_protocol_does_not_name(model: str, data: str) -> None:
 def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
     def chosen(*words: str) -> tuple[str, list[str]]:
         cfg = configuration.compose(_words("sjdpac_table1", "lumina_mgpt", *words))
-        return cfg["variant"], [one for one in protocols.remarks(cfg) if "variant" in one]
+        return cfg["variant"], [one for one in remarks_of(cfg) if "variant" in one]
 
     assert chosen("method=sjd_pac") == ("released", [])
     departs = "departs from protocol sjdpac_table1@1: variant exact (not released)"
     assert chosen("method=sjd_pac", "variant=exact") == ("exact", [departs])
     assert chosen("method=scd") == ("exact", [])
     assert configuration.compose(_words("coolsd_table1", "lumina_mgpt", "method=lantern_pp"))["bound"] == "neighbours"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if set(protocols.read(name).serves) & set(TABLES)])
+def test_a_tables_runs_are_those_of_its_protocol(name: str) -> None:
+    """They differ from `run protocol=NAME` in the method alone, and where a line names one of several values, a value
+    that the protocol leaves open, or the quantity over which the table's lines go."""
+    protocol = protocols.read(name)
+    of_method = {*parameters.method_parameters(), *parameters.PARTS, "method", "variant", "drafter_weights"}
+    tables = [TABLES[one] for one in protocol.serves if one in TABLES]
+    for table, model in itertools.product(tables, protocol.models):
+        lines = [words for line in table.lines if (words := table.overrides(line, model))]
+        runs = [configuration.compose(words) for words in lines]
+        for words, cfg in zip(lines, runs, strict=True):
+            assert cfg["protocol"] == protocol.label
+            plain = configuration.compose(_words(name, model, f"data={cfg['data']}", f"method={cfg['method']}"))
+            stated = protocol.values_for(model, cfg["data"])
+            for key in (cfg.keys() & plain.keys()) - of_method:
+                if cfg[key] != plain[key]:
+                    assert any(word.startswith(f"{key}=") for word in words)
+                    goes_over = any(other[key] != cfg[key] for other in runs)
+                    assert stated.get(key) is None or cfg[key] in _options(key, stated[key]) or goes_over
+
+
+@pytest.mark.parametrize("model", ["llamagen_scenes", "mar_scenes"])
+def test_a_model_of_an_embedded_world_keeps_the_small_protocol_of_a_table(model: str) -> None:
+    table = TABLES["coolsd_table1"]
+    words = table.overrides(table.lines[0], model) or []
+    assert {"n=24", "seed=0", "batch=1"} <= set(words)
+    assert not any(word.startswith("protocol=") for word in words)
 
 
 def test_without_a_protocol_nothing_changes() -> None:
@@ -354,12 +386,12 @@ def test_a_protocol_runs_on_a_reduced_random_model(
     words = _words(name, model, "n=4", "batch=4", "metrics=none", *TINY)
     words += ["method=vanilla"] if parameters.is_continuous("model", model) else ["method=sjd", "dtype=float32"]
     words += [f"data={data}"] if data else []
-    words += [f"data_dir={data_dir}"] if data.startswith(("coco", "parti")) else []
+    words += [f"data_dir={data_dir}"] if "data_dir" in configuration.compose(words) else []
     row = run.run(configuration.compose(words), tmp_path / "run").row
     protocol = protocols.read(name)
     assert (row["protocol"], row["n"], row["model"]) == (protocol.label, 4, model)
     assert len(list((tmp_path / "run/images").glob("*.png"))) == 4
-    for remark in protocols.remarks(configuration.compose(words)):
+    for remark in remarks_of(configuration.compose(words)):
         assert remark in row["note"]
     if ({**protocol.sets, **protocol.also.get(data, {})}).get("n") is not None:  # and none has four
         assert "n 4 (not " in row["note"]

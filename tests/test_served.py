@@ -45,7 +45,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
 
 def configured(server: StubServer, *arguments: str) -> dict[str, Any]:
     given = {"n": "4", "metrics": "none", "warmup": "0"} | dict(a.split("=", 1) for a in arguments)
-    return configuration.compose(["engine=http", f"url={server.url}", *(f"{k}={v}" for k, v in given.items())])
+    return configuration.compose(
+        ["engine=http", "data=scenes", f"url={server.url}", *(f"{k}={v}" for k, v in given.items())]
+    )
 
 
 def client(server: StubServer, timeout: float = 5.0) -> ImagesClient:
@@ -58,15 +60,16 @@ def pixels(fields: dict[str, Any]) -> np.ndarray:
 
 def test_a_run_against_a_server(server: StubServer, call: Call, tmp_path: Path) -> None:
     code, out, err = call(
-        "run", "engine=http", f"url={server.url}", "n=4", "metrics=scenes_clip", "concurrency=2", "latency_bound=60",
-        "image_size=8x8", "extra_body={guidance_scale:1.5,response_format:null}", "out=here",
+        "run", "engine=http", "data=scenes", f"url={server.url}", "n=4", "metrics=scenes_clip",
+        "concurrency=2", "latency_bound=60", "image_size=8x8",
+        "extra_body={guidance_scale:1.5,response_format:null}", "out=here",
     )  # fmt: skip
     assert code == 0, err
     assert "model GLM-Image" in err
     assert "request latency" in out
     assert "goodput          1.00" in out
-    assert "nothing left to do" in call("run", "engine=http", f"url={server.url}", "n=4", "metrics=scenes_clip",
-        "concurrency=2", "latency_bound=60", "image_size=8x8",
+    assert "nothing left to do" in call("run", "engine=http", "data=scenes", f"url={server.url}", "n=4",
+        "metrics=scenes_clip", "concurrency=2", "latency_bound=60", "image_size=8x8",
         "extra_body={guidance_scale:1.5,response_format:null}", "out=here")[1]  # fmt: skip
     assert len(server.seen) == 5  # the first one was the warm-up
     [row] = gather.gather([tmp_path / "here"], [], 1).rows
@@ -211,7 +214,7 @@ def test_who_answers(server: StubServer, tmp_path: Path) -> None:
 def test_nobody_answers(call: Call, tmp_path: Path) -> None:
     with serving() as gone:
         url = gone.url
-    code, _, err = call("run", "engine=http", f"url={url}", "metrics=none", "out=here")
+    code, _, err = call("run", "engine=http", "data=scenes", f"url={url}", "metrics=none", "out=here")
     assert code == 2
     assert f"the server at url={url} does not answer" in err
     assert not (tmp_path / "here").exists()
@@ -219,7 +222,9 @@ def test_nobody_answers(call: Call, tmp_path: Path) -> None:
 
 def test_a_refused_first_request_leaves_nothing(server: StubServer, call: Call, tmp_path: Path) -> None:
     server.trouble = lambda h, f, n: h.send({"detail": "unknown model"}, 404)  # type: ignore[method-assign]
-    code, _, err = call("run", "engine=http", f"url={server.url}", "model_name=other", "metrics=none", "out=here")
+    code, _, err = call(
+        "run", "engine=http", "data=scenes", f"url={server.url}", "model_name=other", "metrics=none", "out=here"
+    )
     assert (code, "refuses a request (HTTP 404: unknown model)" in err) == (2, True)
     assert "names its model GLM-Image, not other" in err
     assert not (tmp_path / "here").exists()
@@ -299,13 +304,13 @@ def test_a_benchmark_needs_a_model(call: Call) -> None:
 def test_the_python_interface(server: StubServer, tmp_path: Path) -> None:
     body = {"guidance_scale": 2, "style": 'it\'s "quoted"'}
     more = {"metrics": [], "quiet": True, "out": tmp_path / "a"}
-    found = specbench.run(engine="http", url=server.url, n=2, extra_body=body, **more)
+    found = specbench.run(engine="http", data="scenes", url=server.url, n=2, extra_body=body, **more)
     assert {name: server.seen[-1][name] for name in body} == body
     assert (found.row["model"], len(found.images), len(found.records)) == ("GLM-Image", 2, 2)
 
 
 def test_a_dry_run_asks_nobody(server: StubServer, call: Call) -> None:
-    code, out, err = call("run", "--dry-run", "engine=http", f"url={server.url}", "n=4", "metrics=none")
+    code, out, err = call("run", "--dry-run", "engine=http", "data=scenes", f"url={server.url}", "n=4", "metrics=none")
     assert code == 0, err
     assert "served on served, seed 0, n=4: 4 images, time unknown" in out
     assert (server.seen, server.headers) == ([], [])

@@ -181,6 +181,23 @@ def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
     assert len(plan.left_out) == 2
 
 
+def test_a_real_model_takes_nothing_from_the_embedded_world_of_a_suite(tmp_path: Path) -> None:
+    held = {**suite_files.named("glance").held, "models": ["llamagen_scenes", "llamagen_xl"]}
+    plan = suites.plan(suites.read(Source("x", held), "x"), tmp_path)
+    found = {run.cell.model: run.config for run in plan.runs if not run.timed}
+    assert found["llamagen_scenes"]["data"].startswith("scenes")
+    assert found["llamagen_xl"]["data"] == "parti"
+    assert not [name for name in found["llamagen_xl"]["metrics"] if "scenes" in name]
+    assert any("llamagen_xl is a real model" in text for text in plan.left_out)
+
+
+def test_a_suite_ends_with_what_it_could_not_measure(call: Call, suite: Path) -> None:
+    code, _, err = call("suite", "my.yaml", "metrics=clip_b32", "seeds=0", "n=1", "out=there")
+    assert code == 3
+    assert "clip_b32 has no value in 4 of 4 runs" in err.splitlines()[-1]
+    assert call("suite", "my.yaml", "metrics=clip_b32", "seeds=0", "n=1", "out=there", "--no-run")[0] == 0
+
+
 BAD: list[tuple[Mapping[str, Any], str]] = [
     ({}, "is not a suite"),
     ({"lines": []}, "lines must be a mapping"),

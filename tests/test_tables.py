@@ -27,6 +27,7 @@ from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
+from specbench.rows.unmeasured import pieces
 from specbench.tables import (
     definitions,
     figures,
@@ -65,7 +66,8 @@ class FakeBench(Bench):
             "time": "2026-11-20T10:00:00+00:00",
         }
         origin = {"commit": "c0ffee", "weights": run.weights, "device": "cpu", "device_name": "A | processor_1"}
-        scores = {"clip_score": 0.7001 + i / 100, "clip_score_stderr": 0.0123, "fid": 7.5 + i, "image_reward": -0.25}
+        scores = {name: 0.5 for metric in run.config["metrics"] for name in parameters.metric_columns(metric)[:1]}
+        scores |= {"clip_score": 0.7001 + i / 100, "clip_score_stderr": 0.0123, "fid": 7.5 + i, "image_reward": -0.25}
         scorers = {"clip_score": "two-tower", "fid": "classifier", "image_reward": "reader"}
         length = {"accepted_length_mean": 1.11 * i, "accepted_length_std": 0.2}
         speed = {"latency_s_mean": 0.4567 / i, "latency_s_std": 0.01, "speedup_latency": 1.0 * i}
@@ -231,9 +233,48 @@ def test_another_models_runs_follow_the_papers_protocol() -> None:
     own, real = (table.overrides(line, model) for model in ("llamagen_scenes", "llamagen_xl"))
     common = "method=lantern delta=0.1"
     assert own == f"model=llamagen_scenes {common} k=100 n=24 batch=1 emitted_draws=0 seed=0".split()
-    assert real == f"model=llamagen_xl {common} k=1000 protocol=lantern_table3 batch=1 seed=0".split()
+    assert real == f"model=llamagen_xl {common} k=1000 protocol=lantern_table3".split()
     assert "k=1000, embedded 100" in line.label
     assert "n=8" in (table.overrides(line, "llamagen_xl", 8) or ())
+
+
+@pytest.mark.parametrize("model", ["llamagen_xl", "llamagen_3b", "mar_l"])
+def test_a_real_models_runs_have_no_prompts_and_no_scores_of_an_embedded_world(model: str) -> None:
+    for table in TABLES.values():
+        for line in table.lines:
+            for word in table.overrides(line, model) or ():
+                group, _, value = word.partition("=")
+                if group in ("data", "metrics"):
+                    assert "scenes" not in value, f"{table.id}: {word}"
+
+
+def test_several_seeds_are_pooled(tables: Tables, tmp_path: Path) -> None:
+    bench = FakeBench()
+    for _ in range(2):  # the second call finds the rows
+        assert tables("coolsd_table1", "--seeds", "1,2,3", bench=bench) == 0
+        assert len(bench.ran) == 3 * len(RUNS)
+    assert [word for words, _ in bench.ran[:3] for word in words if "seed" in word] == ["seed=1", "seed=2", "seed=3"]
+    text = (tmp_path / "results/tables/coolsd_table1.md").read_text()
+    assert "2.22 ± 1.11" in text  # of 1.11, 2.22 and 3.33, each with 0.2 over images
+    assert "mean over 3 seeds" in text
+    assert "standard deviation over 3 seeds" in text
+    assert tables("coolsd_significance", "--seeds", "1,2") == 0  # a test is of one seed
+    with pytest.raises(UsageError, match="has a seed of its own"):
+        tables("sjd_table3", "--seeds", "1,2")
+    with pytest.raises(UsageError, match="of one seed each"):
+        tables("relaxed_equal", "--seeds", "1,2")
+
+
+def test_a_score_that_was_asked_for_and_is_missing_ends_with_3(tables: Tables, capsys: Any) -> None:
+    """lantern_table1 names its metrics, coolsd_table1 takes those of its model."""
+    empty = {"geneval": None, "clip_score": 0.5, "image_reward": None, "note": "geneval: no weights; fid: too few"}
+    assert tables("lantern_table1", bench=FakeBench(**empty)) == 3
+    said = capsys.readouterr().err
+    assert "scenes_geneval has no value in 3 of 3 runs (Speculative Decoding, Medusa, EAGLE-2): no weights" in said
+    assert "scenes_clip has no value" not in said
+    assert tables("lantern_table1", bench=FakeBench()) == 0  # from the rows
+    assert tables("coolsd_table1", bench=FakeBench(fid=None)) == 0
+    assert "scenes_fid has no value in 6 of 6 runs" in capsys.readouterr().err
 
 
 def test_another_model_has_no_run_of_a_parameter_that_it_lacks() -> None:
@@ -453,7 +494,7 @@ def test_what_rows_say_of_a_column_stands_in_its_head_once() -> None:
     assert "From the row: clip_score: no weights." in dict(sheet.notes).values()
     first, last = "decoded in 2 processes: timings are mixed", "clip_score: of classes"
     note = f"{first}; fid: against 9 pictures; n = 4: biased; {last}"
-    assert [about for _, about in layout._pieces(note)] == ["decoded in 2 processes", "fid", "clip_score"]
+    assert [about for _, about in pieces(note)] == ["decoded in 2 processes", "fid", "clip_score"]
 
 
 def test_more_notes_than_letters() -> None:

@@ -44,9 +44,10 @@ def run(
     from specbench.harness.run import run
 
     _check_plugins()
-    cfg = configuration.compose(overrides(method, {**parameters, "out": out}))
+    arguments = overrides(method, {**parameters, "out": out})
+    cfg = configuration.compose(arguments)
     with _silence(quiet):
-        outcome = run(cfg)
+        outcome = run(cfg, asked=configuration.names_metrics(arguments))
     return RunResult(outcome.folder.path, outcome.row, outcome.config)
 
 

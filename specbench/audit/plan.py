@@ -72,7 +72,8 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
     Raises UsageError for bad arguments, a bad file of tables, and a path that cannot be written to.
     """
     words = command_line.read(arguments, own=ARGUMENTS)
-    own, given = _sorted_out([*words, *configuration.implied(words)])
+    implied = [word for word in configuration.implied(words) if _key(word) not in ("data", "metrics")]
+    own, given = _sorted_out([*words, *implied])
     samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
     seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
     margin = _share("audit.margin", own.get("audit.margin", str(audit.MARGIN)))

@@ -30,7 +30,9 @@ _FOOT = """
   specbench run method=cool_sd delta=1.1 n=16 out=first
   specbench list methods
   specbench --include DIR list plugins       your own rules, drafters, models, data, metrics: DIR/GROUP/NAME.yaml
-  eval "$(specbench -sc install=bash)"       commands, parameters and choices on the tab key, in this shell"""
+  eval "$(specbench -sc install=bash)"       commands, parameters and choices on the tab key, in this shell
+
+exit codes: 0 done, 1 failed, 2 a mistake in the arguments, 3 done but a named metric has no value, 130 stopped"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbench.cli.arguments import CommandLine, Own, Words, command
+from specbench.cli.exits import missing
 from specbench.errors import UsageError, plain
 from specbench.storage import home
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
         "partial=": Own("flag", "true: score the existing images although other prompts have none", default="false"),
         "metrics=NAME|[..]": Own(
             "text",
-            "what to measure, see specbench list metrics (default: for a run its metrics, for scenes scenes, for"
-            " scenes_geneval and imagenet those of their name, else coco)",
+            "what to measure, see specbench list metrics (default: for a run its metrics, else those of the data set,"
+            " such as imagenet, else coco)",
         ),
         "metrics_dir=DIR": Own("text", "weights of the evaluators (default: where `specbench fetch` puts them)"),
         "reference=FILE|NAME": Own(
@@ -55,14 +56,17 @@ def main(line: CommandLine) -> int:
     """
     from specbench.config import configuration
     from specbench.evaluate.images import evaluate
+    from specbench.rows.unmeasured import unmeasured
 
     folder = home.expanded(line.words[0])
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; name one with images, or the folder of a run")
     given = [name for name in line.given if name != "partial"]
     found = configuration.values([f"{name}={line[name]}" for name in given], given)
-    print(_text(evaluate(folder, found, line["partial"])), flush=True)
-    return 0
+    evaluation = evaluate(folder, found, line["partial"])
+    print(_text(evaluation), flush=True)
+    absent = unmeasured(found.get("metrics", ()), evaluation.row)
+    return missing([f"{name} has no value: {reason}" for name, reason in absent.items()])
 
 
 def _text(found: Evaluation) -> str:

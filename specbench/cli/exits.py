@@ -1,13 +1,32 @@
-"""Exit codes, and how a failure is reported."""
+"""Exit codes (docs/long_runs.md describes them), and how a failure is reported."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from specbench.errors import plain
 
-USAGE, FAILED, STOPPED = 2, 1, 130  # exit codes next to 0
+if TYPE_CHECKING:
+    from specbench.rows.unmeasured import Run
+
+USAGE, FAILED, UNMEASURED, STOPPED = 2, 1, 3, 130
+
+
+def unmeasured(runs: Sequence[Run]) -> int:
+    """Prints which metrics have no value in these runs, and returns the exit code."""
+    from specbench.rows.unmeasured import report
+
+    return missing(*report(runs))
+
+
+def missing(lines: Sequence[str], asked: bool = True) -> int:
+    """Prints what has no value, and returns the exit code; asked: whether some of it was asked for by name."""
+    for text in lines:
+        print(f"specbench: {plain(text)}", file=sys.stderr)
+    return UNMEASURED if asked and lines else 0
 
 
 def fail(what: object, code: int) -> int:

@@ -27,7 +27,7 @@ def start(planned: PlannedRun) -> None:
 
     if planned.label:
         sys.stderr.write(f"specbench: {planned.label}\n")  # print would write the end of the line separately
-    print(run(planned.config, planned.folder).report(), flush=True)
+    print(run(planned.config, planned.folder, asked=planned.asked).report(), flush=True)
 
 
 def _outcome(planned: PlannedRun) -> Exception | None:

@@ -29,7 +29,7 @@ usage: specbench run [-m] [name=value ...]
                                                                        after specbench fetch
 
 out=DIR chooses the run's folder (otherwise runs/<date>/<time>-<id>/). The same command with the
-same out= continues a run that was stopped.
+same out= continues a run that was stopped. Exit code 3: done, but a named metric has no value.
 """
 _FOOT = """\
 The parameters depend on the choices, for example: specbench run method=sjd_pac model=emu3 --help

@@ -28,12 +28,13 @@ def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
         raise UsageError("out= names the folder of the grid: give one")
     root = home.expanded(outs.pop() or new)
     if not multirun:
-        return Plan(str(root), root, (PlannedRun(root, jobs[0].cfg),))
+        return Plan(str(root), root, (PlannedRun(root, jobs[0].cfg, asked=jobs[0].asked),))
     if "${" in str(root):
         raise UsageError(f"the folder of a grid cannot hold ${{ (out={root}); choose another out=")
+    folders = [root / re.sub(r"[^\w.=,+-]+", "_", job.name) for job in jobs]
     runs = [
-        PlannedRun(root / re.sub(r"[^\w.=,+-]+", "_", job.name), job.cfg, label=f"job {i}: {job.name}")
-        for i, job in enumerate(jobs)
+        PlannedRun(folder, job.cfg, label=f"job {i}: {job.name}", asked=job.asked)
+        for i, (folder, job) in enumerate(zip(folders, jobs, strict=True))
     ]
     return Plan(f"{len(jobs)} jobs in {root}", root, tuple(runs))
 

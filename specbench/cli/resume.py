@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specbench.cli.arguments import CommandLine, Words, command
+from specbench.cli.exits import unmeasured
 from specbench.cli.launch import start
 from specbench.errors import UsageError, integer, values
 from specbench.storage import home
@@ -22,8 +23,8 @@ def main(line: CommandLine) -> int:
     metrics_dir, reference, baseline, data_dir, workers, ray_address, url.
     """
     from specbench.cli import plans
-    from specbench.config import configuration, registry
-    from specbench.harness.folder import stored
+    from specbench.config import configuration, parameters, registry
+    from specbench.harness.folder import RunFolder, stored
     from specbench.harness.planned import PlannedRun
     from specbench.harness.run import Stopped
     from specbench.rows.provenance import MAY_CHANGE
@@ -37,11 +38,15 @@ def main(line: CommandLine) -> int:
             f"{folder} holds {len(inside)} runs: name one ({inside[0]}, ...), or give the `specbench run -m` that"
             " started them"
         )
+    config = {**stored(folder), **given}
+    if asked := "metrics" in given:
+        parameters.check_world(config)
+    planned = PlannedRun(folder, registry.completed(config), asked=asked or RunFolder(folder).memory().asked)
     try:
-        start(PlannedRun(folder, registry.completed({**stored(folder), **given})))
+        start(planned)
     except Stopped as e:
         raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join([*line.words, *line.others])}") from e
-    return 0
+    return unmeasured([planned])
 
 
 def _all_runs(folder: Path, others: Sequence[str]) -> int:

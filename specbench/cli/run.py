@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.cli.exits import FAILED, USAGE
+from specbench.cli.exits import FAILED, USAGE, unmeasured
 from specbench.cli.launch import by_hydra, hydras_own, launch
 from specbench.errors import Parser, UsageError
 
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt as e:
         folder = getattr(e, "folder", None)  # of run.Stopped
         raise KeyboardInterrupt(f"{e}; to go on: {_command(overrides, folder)}" if folder else str(e)) from e
-    return 0
+    return unmeasured(plan.runs)
 
 
 def _show(what: str, jobs: Sequence[Job], overrides: Sequence[str]) -> int:
@@ -103,8 +103,9 @@ def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
         failed = launch(plan, overrides)
     except KeyboardInterrupt as e:
         raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {again}") from e
+    code = unmeasured(plan.runs)
     if not failed:
-        return 0
+        return code
     count = f"{len(failed)} of {len(plan.runs)}"
     print(f"specbench: {count} jobs failed; only they run again with {again}", file=sys.stderr)
     return USAGE if all(isinstance(error, UsageError) for error in failed) else FAILED

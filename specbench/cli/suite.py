@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from specbench.cli.arguments import CommandLine, Own, Words, command
+from specbench.cli.exits import unmeasured
 from specbench.cli.tables import draw, drawing, say
 from specbench.config import parameters
 from specbench.errors import UsageError, values
@@ -77,9 +78,10 @@ def execute(
         draw(sheet, sheets.files(sheet, table, rows, out, STEM, formats, cells=f"{STEM}_cells.csv"))
         if any(rows.values()):
             print(f"wrote {out / suites.ROWS}")
+    code = 0 if no_run else unmeasured(done.runs)
     if failed is not None:
         raise failed
-    return 0
+    return code
 
 
 def _read(name: str, arguments: Sequence[str]) -> tuple[Suite, Path]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from specbench.cli.arguments import Arguments, CommandLine, Own, Words, command
+from specbench.cli.exits import unmeasured
 from specbench.config import parameters
-from specbench.errors import unknown
-from specbench.tables import literature, render, sheets
+from specbench.errors import integer, unknown
+from specbench.harness.planned import PlannedRun
+from specbench.tables import render, sheets
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import Bench, collect
 from specbench.tables.definitions import DEFAULT_MODEL, Table
@@ -48,6 +50,11 @@ def _arguments() -> Arguments:
         "--list": Own("flag", "show each table's state, rows and title, and stop"),
         "--model NAME": Own("string", f"the target to measure (default: each table's own, mostly {DEFAULT_MODEL})"),
         "--n N": Own("integer", "prompts per run (default: each table's own)", low=1),
+        "--seeds N,N": Own(
+            "string",
+            "run every line with each of these seeds; values are means over them, ± the standard deviation between them"
+            " (default: each table's own seed; of a paper's protocol the first)",
+        ),
         **drawing("lines"),
     }
 
@@ -66,19 +73,23 @@ def main(
         continuous = parameters.is_continuous("model", model)
         tables = [table for table in tables if parameters.is_continuous("model", table.model) == continuous]
     formats = render.formats(line["--format"])
+    seeds = tuple(dict.fromkeys(integer("--seeds", seed, 0) for seed in (line["--seeds"] or "").split(",") if seed))
+    ran: list[PlannedRun] = []
     for table in tables:
-        todo = plan(table, line["--model"] or table.model, line["--n"], results, runs)
+        todo = plan(table, line["--model"] or table.model, line["--n"], results, runs, seeds)
         if line["--list"]:
-            print(_state(todo, line))
+            print(todo.state(asked=bool(line["--model"])))
         elif line["--dry-run"]:
             print(_foreseen(todo))
         else:
             if not line["--no-run"]:
+                started = {run.folder for run in todo.missing if table.rows_of == "run"}
                 todo = collect(todo, results, bench or Bench(), say, line["--jobs"])
+                ran += [run for run in todo.runs if run.folder in started]
             draw(*sheets.of_table(todo, _command(table, line), results / "tables", formats))
     if line["--list"]:
         print(f"\nRun what a table lacks, and draw it: {_command(None, line)}")
-    return 0
+    return unmeasured(ran)
 
 
 def say(text: str) -> None:
@@ -93,6 +104,8 @@ def _command(table: Table | None, line: CommandLine) -> str:
         arguments += ["--model", line["--model"]]
     if line["--n"] not in (None, table and table.n):
         arguments += ["--n", str(line["--n"])]
+    if line["--seeds"]:
+        arguments += ["--seeds", line["--seeds"]]
     return " ".join(arguments)
 
 
@@ -103,17 +116,6 @@ def _foreseen(todo: TablePlan) -> str:
     if todo.table.rows_of != "run":
         return f"dry run of {todo.table.id}: {len(todo.missing)} lines by specbench {todo.table.rows_of}, no images"
     return forecast.report(f"{todo.table.id} in {todo.home}", todo.missing)
-
-
-def _state(todo: TablePlan, line: CommandLine) -> str:
-    table, need = todo.table, len(todo.runs)
-    have = need - len(todo.missing)
-    whole = have == need and not todo.untested and not todo.unequalled
-    state = "complete" if whole else "partial" if have else "no rows"
-    if not need:  # no line has a run on this model
-        others = "other models" if line["--model"] else "needs --model"
-        state = "published only" if table.id in literature.available() else others
-    return f"{table.id:20} {state:14} {f'{have}/{need}':>5} rows  {table.title}"
 
 
 def draw(sheet: TableSheet, files: Iterable[Path]) -> None:

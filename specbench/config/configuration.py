@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -53,6 +53,7 @@ class Job:
 
     name: str
     cfg: RunConfig
+    asked: bool = False  # whether its metrics were asked for by name
 
 
 def grid(overrides: Sequence[str], multirun: bool) -> list[Job]:
@@ -66,7 +67,7 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[Job]:
         found = []
         for name, arguments in jobs:
             try:
-                found.append(Job(name, _compose(arguments)))
+                found.append(Job(name, _compose(arguments), names_metrics(arguments)))
             except UsageError as e:
                 raise UsageError(f"job {' '.join(arguments)}: {e}" if len(jobs) > 1 else str(e)) from None
         return found
@@ -129,21 +130,36 @@ def session() -> Iterator[None]:
 
 def implied(arguments: Sequence[str]) -> list[str]:
     """What the normalized arguments of one run imply: `prompts=FILE` implies `data=prompts` and n=all, a protocol
-    implies its values, and a model of classes implies its own data and method."""
+    implies its values, a model and a data set what their files prefer."""
+    chosen, certain, own = _named(arguments)
+    model, served = _model(chosen), parameters.is_served(chosen)
+    own = ({} if served else parameters.preferred("model", model)) | own
+    data = str((own | chosen | certain).get("data", parameters.default_choice("data")))
+    fits = served or parameters.world("data", data) in (None, parameters.world("model", model))
+    added = (parameters.preferred("data", data) if fits else {}) | own | certain
+    if certain:
+        added.setdefault("n", "all")
+    return [f"{key}={_value_text(value)}" for key, value in added.items() if key not in chosen]
+
+
+def names_metrics(arguments: Sequence[str]) -> bool:
+    """Whether the arguments of one run, or their experiment or protocol, name the metrics."""
+    return any("metrics" in values for values in _named(command_line.normalized(arguments)))
+
+
+def _named(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The values of normalized arguments and their experiment, what prompts=FILE makes certain, and the values of the
+    protocol."""
     pairs = (argument.split("=", 1) for argument in arguments if "=" in argument)
     given: dict[str, Any] = {key: value.strip(" '\"") for key, value in pairs}
     chosen = parameters.of_experiment(given.get("experiment", "")) | given
     certain = {"data": "prompts"} if "prompts" in given else {}
-    added: dict[str, Any] = {}
-    if "experiment" not in given:  # an experiment has its own choices
-        added |= parameters.preferred(given.get("model", ""))
-    if "protocol" in chosen:
-        model = chosen.get("model", parameters.default_choice("model"))
-        added |= protocols.values(str(chosen["protocol"]), model, chosen | certain)
-    added |= certain
-    if "prompts" in given:
-        added.setdefault("n", "all")
-    return [f"{key}={_value_text(value)}" for key, value in added.items() if key not in chosen]
+    name = str(chosen.get("protocol", ""))
+    return chosen, certain, protocols.values(name, _model(chosen), chosen | certain)
+
+
+def _model(chosen: Mapping[str, Any]) -> str:
+    return str(chosen.get("model", parameters.default_choice("model")))
 
 
 def _value_text(value: Any) -> str:
@@ -282,7 +298,9 @@ def described(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _compose(arguments: Sequence[str]) -> RunConfig:
     """The configuration of one job's normalized arguments."""
-    return registry.completed(parameters.validate(_flat(arguments)))
+    cfg = parameters.validate(_flat(arguments))
+    parameters.check_world(cfg)
+    return registry.completed(cfg)
 
 
 def _flat(overrides: Sequence[str]) -> dict[str, Any]:

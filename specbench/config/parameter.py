@@ -16,7 +16,8 @@ KINDS = get_args(Kind)
 
 #: Keys of the files under conf/ that are not parameters of a run: Hydra's own, and those that describe a choice.
 METADATA = frozenset(
-    "hydra kind preferred network variants raster parameters served drawn implementation assets shape files".split()
+    "hydra kind world preferred network variants raster parameters served drawn implementation assets shape"
+    " files".split()
 )
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.

@@ -143,9 +143,29 @@ def declared(group: str, name: str) -> frozenset[str]:
     return frozenset(content(group, name)) - METADATA
 
 
-def preferred(model: str) -> dict[str, str]:
-    """The data and the method of a model for which the general defaults do not fit, from its file."""
-    return dict(default("model", model, "preferred") or {}) if model in choices("model") else {}
+def preferred(group: str, name: str) -> dict[str, str]:
+    """The choices of other groups (data, metrics, a method) that a model or a data set has where none are named, from
+    its file."""
+    return dict(content(group, name).get("preferred") or {})
+
+
+def world(group: str, name: str) -> str | None:
+    """The embedded world of a model, a data set or a single metric: "scenes"; None for real ones."""
+    held = content(group, name)
+    found = (held.get(name) or {}) if group == "metrics" else held
+    return found.get("world")
+
+
+def check_world(cfg: Mapping[str, Any]) -> None:
+    """UsageError for a metric of an embedded world, and a model of another one: no column has such a value for a real
+    model. (Of a served model, the prompts tell the world.)"""
+    group = "data" if is_served(cfg) else "model"
+    for name in cfg["metrics"]:
+        if (theirs := world("metrics", name)) not in (None, world(group, cfg[group])):
+            raise UsageError(
+                f"metric {name} scores the embedded world ({theirs}) alone, not images of {group}={cfg[group]}: leave"
+                " metrics= out for real ones, or take some of `specbench list metrics`"
+            )
 
 
 def default(group: str, name: str, parameter: str) -> Any:

@@ -1,4 +1,4 @@
-"""The protocols of the papers' experiments: defaults of a run, and the remarks in its row.
+"""The protocols of the papers' experiments: defaults of a run. `rows.protocol` has the remarks in its row.
 
 A file conf/protocol/NAME.yaml has these keys:
 
@@ -94,15 +94,13 @@ def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if name not in parameters.choices("protocol") or model not in parameters.choices("model"):
         return {}
     protocol = read(name)
-    own = parameters.preferred(model).get("data")
-    if parameters.default("model", model, "weights") == "embedded":
-        own = own or parameters.default_choice("data")
+    own = parameters.preferred("model", model).get("data")
     data = given.get("data") or (model not in protocol.models and own) or protocol.sets["data"]
     has = parameters.common() | parameters.declared("model", model) | {"data"}
     if data in parameters.choices("data"):
         has |= parameters.declared("data", data)
     found = {
-        key: _options(key, value)[0]
+        key: options(key, value)[0]
         for key, value in protocol.values_for(model, data).items()
         if value is not None and key in has and key not in given and (key != "data" or value == data)
     }
@@ -110,55 +108,8 @@ def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return found if variant is None or "variant" in given else {**found, "variant": variant}
 
 
-def remarks(cfg: Mapping[str, Any]) -> list[str]:
-    """Remarks on the protocol for a row: where the run departs from it, and which parameters it leaves open.
-
-    cfg: the checked configuration. Empty for a run without a protocol.
-    """
-    if not cfg["protocol"]:
-        return []
-    protocol = read(name_of(cfg["protocol"]))
-    departs, open_, several, code = sentences = (
-        f"departs from protocol {protocol.label}",
-        f"not stated by protocol {protocol.label}, so the run's own",
-        f"one of the values of protocol {protocol.label}",
-        f"by the released code of protocol {protocol.label}, not by its paper",
-    )
-    parts: dict[str, list[str]] = {sentence: [] for sentence in sentences}
-    chosen = {"variant": protocol.variant[cfg["method"]]} if cfg["method"] in protocol.variant else {}
-    for key, value in (protocol.values_for(cfg["model"], cfg["data"]) | chosen).items():
-        if key not in cfg:
-            continue
-        mine = f"{key} {_shown(key, cfg[key])}"
-        options = _options(key, value)
-        shown = [_shown(key, option) for option in options]
-        if value is None:
-            parts[open_].append(mine)
-        elif not any(_same(cfg[key], option) for option in options):
-            parts[departs].append(f"{mine} (not {' or '.join(shown)})")
-        elif len(options) > 1:
-            parts[several].append(f"{mine} (of {', '.join(shown)})")
-        elif key in protocol.from_code:
-            parts[code].append(mine)
-    others = f"{', '.join(protocol.models)}, not {cfg['model']}" if protocol.models else "no model"
-    found = [] if cfg["model"] in protocol.models else [f"protocol {protocol.label} names {others}"]
-    return found + [f"{sentence}: {', '.join(held)}" for sentence, held in parts.items() if held]
-
-
-def _options(name: str, value: Any) -> list[Any]:
+def options(name: str, value: Any) -> list[Any]:
     """The values that a protocol has for a parameter."""
     declared = parameters.table()[name]
     several = value if isinstance(value, list) and declared.kind != "names" else [value]
     return [None if isinstance(one, str) and one == declared.null else one for one in several]
-
-
-def _same(mine: Any, option: Any) -> bool:
-    return sorted(mine) == sorted(option) if isinstance(mine, list) and isinstance(option, list) else mine == option
-
-
-def _shown(name: str, value: Any) -> str:
-    if value is None:
-        return parameters.table()[name].null
-    if isinstance(value, list):
-        return " + ".join(value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -132,11 +132,11 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     if foreign := [name for name in given if name not in known]:
         where = f"data={source}" if source else "a folder of images without data="
         raise UsageError(f"{where} has no parameter '{foreign[0]}'")
-    sets = {"scenes": "scenes", "scenes_classes": "scenes", "imagenet": "imagenet", "scenes_geneval": "scenes_geneval"}
     defaults = {**parameters.content("", "config"), **(parameters.content("data", source) if source else {})}
     defaults |= {"data": source, "batch": metrics.ScoringContext.batch}
     if "metrics" not in given:
-        defaults |= configuration.values([f"metrics={sets.get(source, 'coco')}"], ["metrics"])
+        chosen = parameters.preferred("data", source).get("metrics", "coco")
+        defaults |= configuration.values([f"metrics={chosen}"], ["metrics"])
     cfg = {name: given[name] if name in given else defaults[name] for name in known}
     return cfg | {name: parameters.in_run(cfg)[name].checked(name, cfg[name]) for name in own}
 

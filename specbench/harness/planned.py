@@ -33,7 +33,8 @@ class PlannedRun:
 
     key, label: of its line in a table. overrides: the arguments that compose the configuration. rows_of: the command
     that makes its row, `run`, `bench` or `probe`. weights: the label of those that it would load now; None: not known
-    without loading them. needs: columns without which a row is not its row. row: its cells as text.
+    without loading them. needs: columns without which a row is not its row. row: its cells as text. asked: whether its
+    metrics were asked for by name.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class PlannedRun:
     weights: str | None = None
     needs: tuple[str, ...] = ()
     row: Row | None = None
+    asked: bool = False
 
     @property
     def name(self) -> str:

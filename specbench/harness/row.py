@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from specbench import data
-from specbench.config import parameters, protocols, variants
+from specbench.config import parameters, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.harness import sheet
 from specbench.harness.served import row as served
-from specbench.rows import indices, provenance, seconds, summary, timing
+from specbench.rows import indices, protocol, provenance, seconds, summary, timing
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.memory import RunMemory
@@ -154,7 +154,7 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
 
 def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:
     """Remarks on how a row was measured."""
-    remarks, timed = protocols.remarks(cfg), row["timing"]
+    remarks, timed = protocol.remarks(cfg), row["timing"]
     if other := variants.departures(cfg):
         remarks.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
     if _leaves_raster_order(cfg):

@@ -73,13 +73,16 @@ class RunOutcome:
         return "\n".join(lines)
 
 
-def run(config: RunConfig, out: str | Path | None = None, *, loader: Loader | None = None) -> RunOutcome:
+def run(
+    config: RunConfig, out: str | Path | None = None, *, loader: Loader | None = None, asked: bool = False
+) -> RunOutcome:
     """Runs a configuration, or the rest of it, in its folder.
 
     Args:
         config: as `configuration.compose` gives it.
         out: the run's folder; None takes `config["out"]`, and if that is None, too, a new one under runs/.
         loader: makes the pipeline; None takes `specbench.harness.pipeline.Pipeline.load`.
+        asked: whether the metrics were asked for by name, which `specbench resume` needs to know.
 
     Raises UsageError for absent weights or prompts and a folder that holds something else, RunError if the disk or the
     memory did not suffice, and Stopped on Ctrl-C: the first one finishes the current image and writes a row over the
@@ -92,7 +95,7 @@ def run(config: RunConfig, out: str | Path | None = None, *, loader: Loader | No
         folder.compare_config(config)
         records = folder.open_records(config)
         try:
-            outcome = _run(config, folder, records, loader or _load_pipeline)
+            outcome = _run(config, folder, records, loader or _load_pipeline, asked)
             _track(outcome)
             return outcome
         except KeyboardInterrupt:
@@ -111,7 +114,7 @@ def run(config: RunConfig, out: str | Path | None = None, *, loader: Loader | No
             raise
 
 
-def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Loader) -> RunOutcome:
+def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Loader, asked: bool) -> RunOutcome:
     # A finished run does not belong to weights that were trained later. (A custom loader has its own weights.)
     if loader is _load_pipeline and (here := registry.weights_here(config)) is not None:
         folder.check_same("weights", here)
@@ -120,6 +123,8 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     records.check_prompts(items)
     older.adopt_scores(folder)
     folder.write_config(config)
+    if asked != folder.memory().asked:
+        folder.remember(asked=asked)
     if not complete:
         _announce_unmeasured(config, requests)
         Execution(config, folder, loader).decode_missing(records, items)
@@ -139,6 +144,7 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
     Raises UsageError if images are missing.
     """
     config, folder = stored(path), RunFolder(path)
+    parameters.check_world({**config, "metrics": given.get("metrics", ())})
     metrics = scoring.joined(config.metrics, given.get("metrics", config.metrics))
     config = config.changed(**{**given, "metrics": metrics})
     with folder.opened():

@@ -63,6 +63,7 @@ def choice(name: str) -> MetricChoice:
         "columns",
         "features",
         "files",
+        "world",
     ):  # read by others
         options.pop(declared, None)
     return MetricChoice(name, known[name], options)

@@ -24,7 +24,7 @@ class RunMemory:
     """run_id: unique. config: digests of config.yaml, the one that it has last; two while it is being written, none in
     folders of older versions. sessions: the processes by name, each with its environment, see `worker.Joined`. begun:
     the latest start, seconds since 1970. smallest_batch: to which a lack of memory led. logged: tracker -> digest of
-    the row that it got."""
+    the row that it got. asked: whether the metrics of the latest start were asked for by name."""
 
     run_id: str
     config: tuple[str, ...] = ()
@@ -32,6 +32,7 @@ class RunMemory:
     begun: float | None = None
     smallest_batch: int | None = None
     logged: Mapping[str, str] = field(default_factory=dict)
+    asked: bool = False
 
     @classmethod
     def new(cls) -> Self:

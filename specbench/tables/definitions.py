@@ -5,11 +5,12 @@ The tables of a paper are in its own module; a new one is one more entry there a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from specbench.config import parameters, protocols
+from specbench.errors import UsageError
 from specbench.rows.columns import METRICS, SHOWN, stderr_of
 
 DEFAULT_MODEL = "llamagen_scenes"
@@ -180,8 +181,8 @@ class TableTest:
 @dataclass(frozen=True)
 class Table:
     """A table. `protocol` are the overrides that all its runs share, `n` the number of prompts a run, with its own
-    model; with others both are those of the paper's protocol, where there is one. `paper`: where it was printed;
-    one that takes long is drawn `on_request` only, when it is named."""
+    model and others of an embedded world; a real model has the paper's protocol instead, where there is one. `paper`:
+    where it was printed; one that takes long is drawn `on_request` only, when it is named."""
 
     id: str
     title: str
@@ -200,30 +201,44 @@ class Table:
     on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another is asked for
 
-    def overrides(self, line: Line, model: str, n: int | None = None) -> list[str] | None:
-        """The Hydra overrides of the run behind `line`, with `n` prompts (None: as many as it has); None where there is
-        no run for it."""
+    def overrides(self, line: Line, model: str, n: int | None = None, seed: int | None = None) -> list[str] | None:
+        """The Hydra overrides of the run behind `line`, with `n` prompts and `seed` (None: its own); None where there
+        is no run for it."""
         own = model == self.model
         given = line.overrides if own or line.elsewhere is None else line.elsewhere
-        if given is None:
+        if given is None or not set(map(_name, given)) <= parameters.possible(model):
             return None
-        parts, shared = list(given), list(self.protocol)
-        if self.rows_of == "bench":
-            return [f"model={model}", *parts, *shared]
-        if not set(map(_name, parts)) <= parameters.possible(model):
-            return None
-        if not own and (protocol := self.papers_protocol):
-            asked = [f"protocol={protocol}", *([f"n={n}"] if n else []), *(p for p in ALONE if p in shared)]
-            return [f"model={model}", *parts, *asked]
-        parts = [part for part in parts if not (n and _name(part) == "n")]  # an asked n goes first
-        shared = [part for part in (f"n={n or self.n}", *shared) if _name(part) not in map(_name, parts)]
-        return [f"model={model}", *parts, *shared]
+        if seed is not None and "seed" in map(_name, given):
+            raise UsageError(f"line {line.key} of {self.id} has a seed of its own: leave --seeds out")
+        asked = [f"{name}={value}" for name, value in (("n", n), ("seed", seed)) if value is not None]
+        parts = [part for part in given if _name(part) not in map(_name, asked)]
+        protocol = None if own or parameters.world("model", model) else self.papers_protocol
+        shared = [f"protocol={protocol}"] if protocol else [f"n={self.n}", *self.protocol]
+        shared = [*asked, *(part for part in shared if _name(part) not in map(_name, [*asked, *parts]))]
+        if self.rows_of == "bench":  # which counts no prompts
+            shared = [part for part in shared if _name(part) != "n"]
+        return [f"model={model}", *of_world(model, [*parts, *shared])]
 
     @property
     def papers_protocol(self) -> str | None:
         """The protocol that the paper's own table was made by."""
         names = parameters.choices("protocol")
         return next((name for name in names if self.id in protocols.read(name).serves), None)
+
+
+def of_world(model: str, overrides: Iterable[str]) -> list[str]:
+    """The overrides without prompts and metrics of an embedded world that is not the model's: a real model has the
+    defaults of its own instead."""
+    worlds = (None, parameters.world("model", model))
+
+    def fits(override: str) -> bool:
+        group, _, value = override.partition("=")
+        if group == "data":
+            return parameters.world(group, value) in worlds
+        sets = value.strip("[]").split(",") if group == "metrics" else ()
+        return all(parameters.world(group, one) in worlds for name in sets for one in parameters.declared(group, name))
+
+    return [override for override in overrides if fits(override)]
 
 
 def _name(override: str) -> str:
@@ -290,8 +305,6 @@ STANDARD = {
         Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens"),
     )
 }
-#: Parameters with which one image is decoded at a time, which another model's runs keep.
-ALONE = ("batch=1", "seed=0")
 #: Remarks that several tables have, by the names that conf/suite gives them.
 REMARKS = {
     "other_models": "Measured and published lines follow different protocols, and are of different models where their "

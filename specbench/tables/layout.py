@@ -17,6 +17,7 @@ from specbench.errors import UsageError
 from specbench.rows import sample_size
 from specbench.rows.columns import COLUMNS, SPEEDUPS, stderr_of
 from specbench.rows.seconds import OLDER, common_machine, elsewhere, is_older, is_timed, is_vanilla, with_bias, withheld
+from specbench.rows.unmeasured import pieces
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import PublishedRow
@@ -213,7 +214,7 @@ def _said(column: Column, rows: Mapping[str, Row | None]) -> list[str]:
     valued = [row for row in rows.values() if row is not None and row.get(column.key)]
     found: dict[tuple[str, ...], list[list[str]]] = {}
     for row in valued:
-        for piece, about in _pieces(row.get("note", "")):
+        for piece, about in pieces(row.get("note", "")):
             if about == column.key:
                 text = piece.partition(": ")[2]
                 found.setdefault(tuple(_FIGURE.split(text)), []).append(_FIGURE.findall(text))
@@ -224,11 +225,6 @@ def _said(column: Column, rows: Mapping[str, Row | None]) -> list[str]:
         some = "" if len(numbers) == len(valued) else f" ({len(numbers)} of {len(valued)} lines)"
         said.append("".join(itertools.chain(*itertools.zip_longest(words, texts, fillvalue=""))) + some)
     return said
-
-
-def _pieces(note: str) -> list[tuple[str, str]]:
-    """The parts of a row's note, each with the column that it is about, or what stands in that place."""
-    return [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z_]+: )", note)]
 
 
 def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, Row | None], dict[tuple[str, str], str]]:
@@ -266,7 +262,7 @@ def _measured(
         _measured_cell(table, column, row, reasons.get((line.key, column.key), ""), notes) for column in table.columns
     )
     empty = {c.key for c in table.columns if not row.get(c.key) and (line.key, c.key) not in reasons}
-    said = [piece for piece, about in _pieces(row.get("note", "")) if about in empty or about not in COLUMNS]
+    said = [piece for piece, about in pieces(row.get("note", "")) if about in empty or about not in COLUMNS]
     marks = (notes.mark(f"From the row: {'; '.join(said)}."),) if any(said) else ()
     return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
 

@@ -8,6 +8,7 @@ measured once: a row is looked for among the table's own first, then among all o
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,14 @@ from typing import Self
 
 from specbench.bench import rows as benchmarks
 from specbench.config import configuration, registry
+from specbench.errors import UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
 from specbench.probe import rows as probes
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
+from specbench.rows.pool import pooled
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import sha256, state
+from specbench.tables import literature
 from specbench.tables.definitions import Panel, Table, TableFigure, TableTest
 
 #: The command that rows are of, where it is not `specbench run` -> their files.
@@ -30,8 +34,8 @@ ROW_FILES = {"bench": benchmarks.ROWS, "probe": probes.ROWS}
 
 @dataclass(frozen=True)
 class TablePlan(Plan[PlannedRun]):
-    """The runs of one table for one model. compared: the rows of `specbench compare` for its tests; pairs: the
-    rows of `compare.equal` for pairs of its curves."""
+    """The runs of one table for one model, of each line one, or one for each of several seeds. compared: the rows of
+    `specbench compare` for its tests; pairs: the rows of `compare.equal` for pairs of its curves."""
 
     table: Table
     model: str
@@ -40,8 +44,11 @@ class TablePlan(Plan[PlannedRun]):
 
     @property
     def rows(self) -> dict[str, Row | None]:
-        """Line key -> row."""
-        return {run.key: run.row for run in self.runs}
+        """Line key -> row; of several seeds one that pools those that exist."""
+        found: dict[str, list[Row]] = {run.key: [] for run in self.runs}
+        for run in self.runs:
+            found[run.key] += [] if run.row is None else [run.row]
+        return {key: as_cells(pooled(rows)) if rows else None for key, rows in found.items()}
 
     @property
     def untested(self) -> list[TableTest]:
@@ -74,6 +81,16 @@ class TablePlan(Plan[PlannedRun]):
         known = {row["runs"] for row in self.pairs}
         return {runs: panel for runs, panel in self.equal.items() if runs not in known}
 
+    def state(self, asked: bool) -> str:
+        """A line about what exists; asked: whether the model was asked for."""
+        need, have = len(self.runs), len(self.runs) - len(self.missing)
+        whole = have == need and not self.untested and not self.unequalled
+        state = "complete" if whole else "partial" if have else "no rows"
+        if not need:  # no line has a run on this model
+            others = "other models" if asked else "needs --model"
+            state = "published only" if self.table.id in literature.available() else others
+        return f"{self.table.id:20} {state:14} {f'{have}/{need}':>5} rows  {self.table.title}"
+
     def with_tests(self, results: Path) -> Self:
         """With the tests that exist."""
         compared: Sequence[Row] = ()
@@ -104,12 +121,23 @@ def store(table: Table, results: Path, of: str = "") -> Path:
     return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}{of}.csv"
 
 
-def plan(table: Table, model: str, n: int | None, results: Path, runs: Path = Path("runs")) -> TablePlan:
-    """The runs that `table` needs for `model` with `n` prompts each (None: its own number), and those of their rows
-    that exist in `results`. Their folders are under `runs`. Loads no model, writes nothing.
+def plan(
+    table: Table,
+    model: str,
+    n: int | None,
+    results: Path,
+    runs: Path = Path("runs"),
+    seeds: Sequence[int] = (),
+) -> TablePlan:
+    """The runs that `table` needs for `model` with `n` prompts and the seed of each (None, none: its own), and those of
+    their rows that exist in `results`. Their folders are under `runs`. Of several seeds, values are means over them,
+    and no lines are tested. Loads no model, writes nothing.
 
     Raises UsageError for an unknown model, and for rows that cannot be read.
     """
+    if seeds and table.matched is not None:
+        raise UsageError(f"{table.id} compares curves prompt by prompt, of one seed each: leave --seeds out")
+    table = over_seeds(table, len(seeds))
     rows = _rows(table, results)
     shown = [column.key for column in table.columns] if table.rows_of == "run" else []
     needs = [*table.needs, *([SECONDS] if any(map(is_timed, shown)) else [])]
@@ -117,8 +145,8 @@ def plan(table: Table, model: str, n: int | None, results: Path, runs: Path = Pa
     home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
     planned = []
     with configuration.session():  # one for all lines
-        for line in table.lines:
-            overrides = table.overrides(line, model, n)
+        for line, seed in itertools.product(table.lines, seeds or (None,)):
+            overrides = table.overrides(line, model, n, seed)
             if overrides is None:
                 continue
             config = configuration.compose(overrides)
@@ -132,9 +160,19 @@ def plan(table: Table, model: str, n: int | None, results: Path, runs: Path = Pa
                 table.rows_of,
                 weights,
                 tuple(needs),
+                asked=configuration.names_metrics(overrides),
             )
             planned.append(run.with_newest(rows.get(run.config_hash, ())))
     return TablePlan(table.id, home, tuple(planned), table, model).with_tests(results)
+
+
+def over_seeds(table: Table, seeds: int) -> Table:
+    """The table of means over so many seeds, which says so."""
+    if seeds < 2:
+        return table
+    spread = [one if one.std_over is None else replace(one, std_over=f"{seeds} seeds") for one in table.columns]
+    remark = f"Each value is the mean over {seeds} seeds, ± the standard deviation between them."
+    return replace(table, columns=tuple(spread), tests=(), remarks=(remark, *table.remarks))
 
 
 def _rows(table: Table, results: Path) -> Mapping[str, list[Row]]:

@@ -18,6 +18,7 @@ from specbench.rows.seconds import MACHINE
 from specbench.tables import layout
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
+from specbench.tables.measure import over_seeds
 from specbench.tables.suites import COMPARED, SuitePlan, SuiteRun
 
 #: A column -> the statistic of `specbench compare` for it, where it is no metric's.
@@ -36,7 +37,8 @@ def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
         lines.setdefault(f"{run.key}@{groups.index(run.cell.group)}", []).append(run)
     members = {key: [run for run in runs if not run.timed] for key, runs in lines.items()}
     seeds = max((sum(run.row is not None for run in some) for some in members.values()), default=1)
-    columns = tuple(_spread_between(column, seeds) for column in plan.suite.table.columns)
+    pooled_table = over_seeds(plan.suite.table, seeds)
+    columns = pooled_table.columns
     shown = [Line(key, runs[0].label, runs[0].overrides) for key, runs in lines.items()]
     table = replace(
         plan.suite.table,
@@ -64,7 +66,7 @@ def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
     )
     told = (_DIFFERS, "Differs from vanilla AR of the same prompts and seeds, by the paired test below.")
     notes = (*sheet.notes, *([told] if differing else []))
-    remarks = (*sheet.remarks, *_remarks(plan, members, seeds, len(tests), len(differing)), *plan.suite.table.remarks)
+    remarks = (*sheet.remarks, *_remarks(plan, members, seeds, len(tests), len(differing)), *pooled_table.remarks)
     return replace(sheet, entries=entries, notes=notes, remarks=remarks), table, rows
 
 
@@ -96,12 +98,6 @@ def _row(runs: Sequence[SuiteRun]) -> Row | None:
     )
     found["note"] = "; ".join(remarks)
     return as_cells(found)
-
-
-def _spread_between(column: Column, seeds: int) -> Column:
-    if seeds < 2 or column.std_over is None:
-        return column
-    return replace(column, std_over=f"{seeds} seeds")
 
 
 def _figure(
@@ -193,8 +189,6 @@ def _remarks(
     plan: SuitePlan, members: Mapping[str, Sequence[SuiteRun]], seeds: int, tests: int, beyond: int
 ) -> Iterator[str]:
     suite = plan.suite
-    if seeds > 1:
-        yield f"Each value is the mean over {seeds} seeds, ± the standard deviation between them."
     mixed = {
         name
         for runs in members.values()

@@ -26,7 +26,7 @@ from specbench.rows.seconds import is_timed
 from specbench.storage.files import write_atomically
 from specbench.tables import reading, suite_files
 from specbench.tables.collect import Bench
-from specbench.tables.definitions import STANDARD, Column, Line, Table, row_column
+from specbench.tables.definitions import STANDARD, Column, Line, Table, of_world, row_column
 from specbench.tables.suite_files import Source
 
 FILE, ROWS, COMPARED = "suite.yaml", "suite.csv", "compared.csv"  # in a suite's folder; the first is its definition
@@ -125,7 +125,9 @@ def read(source: Source, name: str) -> Suite:
     if "metrics" in held:
         own["metrics"] = reading.overrides(source, "metrics", {"metrics": held["metrics"]})[0].partition("=")[2]
     if not table.columns:
-        table = replace(table, columns=_default_columns(held, own))
+        table = replace(
+            table, columns=_default_columns(held, own, table.model, [*models.values()], [*prompts.values()])
+        )
     seconds = any(is_timed(column.key) for column in table.columns)
     timed = source.integer("timed", held.get("timed", min(table.n, TIMED) if seconds else 0), 0)
     baseline = source.mapping("baseline", held.get("baseline", {"method": "vanilla"}))
@@ -141,9 +143,22 @@ def read(source: Source, name: str) -> Suite:
     )
 
 
-def _default_columns(held: Mapping[str, Any], shared: Mapping[str, str]) -> tuple[Column, ...]:
-    """Steps, seconds where they are measured, and what the metrics fill."""
-    names = [name.strip() for name in shared.get("metrics", "scenes").strip("[]").split(",")]
+def _default_columns(
+    held: Mapping[str, Any],
+    shared: Mapping[str, str],
+    model: str,
+    models: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Mapping[str, Any]],
+) -> tuple[Column, ...]:
+    """Steps, seconds where they are measured, and what the metrics fill: by default those that its runs have."""
+    names: list[str] = []
+    for one, data in itertools.product(models, prompts):
+        chosen = {"model": model, **one, **data}
+        run = of_world(chosen["model"], [f"{name}={value}" for name, value in (chosen | dict(shared)).items()])
+        metrics = _values([f"metrics={parameters.default_choice('metrics')}", *run, *configuration.implied(run)])[
+            "metrics"
+        ]
+        names += [name.strip() for name in metrics.strip("[]").split(",")]
     declared = [parameters.declared("metrics", name) for name in names if name in parameters.choices("metrics")]
     single = [one for some in declared for one in parameters.single_metrics() if one in some]
     keys = ["speedup_step", "accepted_length_mean"]
@@ -166,6 +181,8 @@ def plan(suite: Suite, out: Path) -> SuitePlan:
         for cell in suite.cells():
             lines = {line.key: (line, _own(suite, line, cell)) for line in suite.table.lines}
             left_out |= {why: None for _, why in lines.values() if isinstance(why, str)}
+            if foreign := set(suite.shared).difference(of_world(_model(suite, cell), suite.shared)):
+                left_out[f"{cell.model} is a real model: its runs leave {' and '.join(sorted(foreign))} out"] = None
             there = [replace(line, overrides=own) for line, own in lines.values() if not isinstance(own, str)]
             for timed in (False, True) if suite.timed else (False,):
                 runs += _of_cell(suite, cell, there, out, timed)
@@ -213,6 +230,7 @@ def _planned(suite: Suite, cell: Cell, line: Line, out: Path, timed: bool) -> Su
         line.label,
         arguments,
         weights=weights,
+        asked=configuration.names_metrics(arguments),
         needs=(SECONDS, EMITTED, *(() if timed else suite.table.needs)),
         cell=cell,
         decodes=decodes,
@@ -221,7 +239,7 @@ def _planned(suite: Suite, cell: Cell, line: Line, out: Path, timed: bool) -> Su
 
 def _own(suite: Suite, line: Line, cell: Cell) -> tuple[str, ...] | str:
     """A line's overrides on a model, or why it has none."""
-    model = _values(suite.models[cell.model]).get("model", suite.table.model)
+    model = _model(suite, cell)
     own = line.overrides if model == suite.table.model or line.elsewhere is None else line.elsewhere
     if own is None:
         return f"{line.label}: {line.without}"
@@ -238,6 +256,10 @@ def _own(suite: Suite, line: Line, cell: Cell) -> tuple[str, ...] | str:
     return own
 
 
+def _model(suite: Suite, cell: Cell) -> str:
+    return _values(suite.models[cell.model]).get("model", suite.table.model)
+
+
 def _without_method(own: Sequence[str], baseline: Sequence[str]) -> list[str]:
     """A line's parameters that vanilla AR has, too: sampling, prompts, sizes."""
     of_methods = {*parameters.method_parameters(), *_PARTS_OF_METHODS, *_values(baseline)}
@@ -248,7 +270,8 @@ def _arguments(suite: Suite, cell: Cell, own: Sequence[str], timed: bool) -> tup
     """The overrides of a run: the model, what the line has, and the rest of what runs share."""
     seed = [] if cell.seed is None else [f"seed={cell.seed}"]
     n = f"n={suite.timed if timed else suite.table.n}"
-    shared = _values([*suite.models[cell.model], *suite.shared, *suite.prompts[cell.prompts], *seed, n])
+    fitting, own = (of_world(_model(suite, cell), overrides) for overrides in (suite.shared, own))
+    shared = _values([*suite.models[cell.model], *fitting, *suite.prompts[cell.prompts], *seed, n])
     method = {name: text for name, text in _values(own).items() if name not in ("baseline", "timing")}
     if timed:
         method = {**method, **_values(_SECONDS), **({"batch": method["batch"]} if "batch" in method else {})}
