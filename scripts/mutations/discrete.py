@@ -181,11 +181,11 @@ def _begun(patch: Patches, change: Callable[[Any, Tensor], None]) -> None:
     """change(state, new (B, H)) after the positions that begin after the first step were initialised."""
     names = list(inspect.signature(Window._initialise).parameters)
 
-    def around(original: Any, *args: Any) -> None:
-        original(*args)
+    def around(original: Any, *args: Any) -> Tensor:
+        new: Tensor = original(*args)
         given = dict(zip(names, args, strict=True))
-        new = torch.arange(given["state"].tokens.shape[1]) >= given["known"][:, None]
         change(given["state"], new & (given["count"] > 0)[:, None])
+        return new
 
     patch.wrap(Window, "_initialise", around)
 
