@@ -13,8 +13,9 @@ outside of all this is an error, save in code, links, dates and names.
 Of other documents, and of those that its entry `rows` calls `partly` covered, other numbers are left alone.
 
 `rows` names the `commit` that all rows under results/ are from, and by file, with a reason, what is excepted
-(`except`); without a commit, any will do. `least`, there and of a sentence: the least `n`, or `samples`, of the rows
-that a sentence rests on.
+(`except`); without a commit, any will do. An exception with a commit of its own (`{commit: .., rows: .., because: ..}`)
+is for so many rows of a file, and the others are checked. `least`, there and of a sentence: the least `n`, or
+`samples`, of the rows that a sentence rests on.
 
 Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
 `line(TABLE, KEY)`, the row that a line of a table shows, `pairs(TABLE, column=value, ...)`, the tests of its curves
@@ -210,15 +211,17 @@ def check(
     return problems, document
 
 
-def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str]) -> list[Problem]:
+def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str | Mapping[str, Any]]) -> list[Problem]:
     """What under results/ is not of `commit`, or was made of rows that are not there: rows by their own commit, tests
-    by the runs that they compare, drawn tables by the commits that they print. `exceptions`: files -> why not."""
+    by the runs that they compare, drawn tables by the commits that they print. `exceptions`: files -> why not, or the
+    other commit of some of their rows."""
     results = rows.results
     files = {path.relative_to(results) for kind in ("*.csv", "tables/*.md") for path in results.rglob(kind)}
     excepted = {pattern: {path for path in files if path.match(pattern)} for pattern in exceptions}
     unused = [pattern for pattern, some in excepted.items() if not some]
     problems = [Problem("results/numbers.yaml", f"excepts {pattern}, and there is no such file") for pattern in unused]
-    checked = sorted(files - set().union(*excepted.values()))
+    partly = {path: one for key, one in exceptions.items() if isinstance(one, Mapping) for path in excepted[key]}
+    checked = sorted(files - set().union(*excepted.values()) | partly.keys())
     as_text = {"dtype": str, "keep_default_na": False}
     tables = {path: pd.read_csv(results / path, **as_text) for path in checked if path.suffix == ".csv"}
     runs = {run for table in tables.values() if "run_id" in table for run in table["run_id"]}
@@ -227,7 +230,11 @@ def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str]) -> list
             found = re.findall(r"\b[0-9a-f]{40}(?:-dirty)?", (results / path).read_text(encoding="utf-8"))
             foreign = {one for one in found if not _is(one, commit)}
         elif "commit" in tables[path]:
-            foreign = {one for one in tables[path]["commit"] if not _is(one, commit)}
+            others = [one for one in tables[path]["commit"] if not _is(one, commit)]
+            later = partly.get(path, {"rows": 0, "commit": commit})
+            if sum(_is(one, str(later["commit"])) for one in others) == later["rows"]:
+                others = [one for one in others if not _is(one, str(later["commit"]))]
+            foreign = set(others)
         elif {"run_a", "run_b"} <= set(tables[path]):
             foreign = {*tables[path]["run_a"], *tables[path]["run_b"]} - runs
         elif "runs" in tables[path]:

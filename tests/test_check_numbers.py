@@ -270,6 +270,19 @@ def test_rows_of_another_commit_than_the_named_one_are_found(results: Path, name
     assert found == ["results/numbers.yaml"] + [f"results/{name}"] * (name != "field.yaml")
 
 
+def test_some_rows_of_a_file_may_have_a_commit_of_their_own(results: Path) -> None:
+    """So many of them, no more and no fewer; the others are checked."""
+    (results / "gpu.csv").unlink()
+    rows, later = Rows(results), "b" * 40
+    for others, expected in ((1, []), (2, ["results/r.csv"]), (0, ["results/r.csv"])):
+        commits = [later] * others + [NAMED] * (3 - others)
+        (results / "r.csv").write_text("run_id,commit\n" + "".join(f"r{i + 1},{c}\n" for i, c in enumerate(commits)))
+        exception = {"r.csv": {"commit": later[:9], "rows": 1, "because": "measured again"}}
+        if not others:
+            (results / "r.csv").write_text(f"run_id,commit\nr1,{NAMED}\nr2,{'c' * 40}\n")
+        assert [p.where for p in check_numbers.check_commit(rows, NAMED, exception)] == expected
+
+
 def test_any_commit_will_do_while_none_is_named(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
