@@ -169,7 +169,7 @@ def test_an_exact_method_is_called_lossless(kind: int, gamma: int, prefill: floa
     words["temperature"] = 0.7 if (number + (prefill > 0)) % 2 else 1.0
     row = row_of(BUILT_IN[(number + 2 * (prefill > 0)) % 4], 8000, **words)
     assert row["verdict"] == ("lossless" if gamma == 1 else "undecided")  # drafts of 12 have no bonus token here
-    assert verdicts.missing([row]) == ([] if gamma == 1 else ["bonus_token"])
+    assert ("bonus_token" in verdicts.missing([row])) == (gamma == 12)
     assert row["ks"] < 1.8 * row["ks_noise"]  # both are the largest of the same distances for equal distributions
     assert row["energy"] < 4 * row["energy_noise"]
     assert 0 < row["acceptance_rate"] < 1

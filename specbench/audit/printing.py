@@ -97,15 +97,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     for method, rule in dict.fromkeys((name_of(row), row["rule"]) for row in rows):
         mine = [row for row in rows if (name_of(row), row["rule"]) == (method, rule)]
         verdict = verdicts.verdict(mine)
-        refuted = verdict == "not lossless"
-        limits = ["refuted" if refuted else "not refuted"]
+        biased = verdict == "not lossless"
+        limits = ["refuted" if biased else "not refuted"]
         if highs := [row["tv_high"] for row in mine if row["tv_high"] is not None]:
-            least = f"{max(row['tv_low'] or 0.0 for row in mine):.4f} <= " if refuted else ""
+            least = f"{max(row['tv_low'] or 0.0 for row in mine):.4f} <= " if biased else ""
             limits.append(f"{least}TV <= {max(highs):.4f} at 95 %")
         if highs := [row["ks_high"] for row in mine if row["ks_high"] is not None]:
             limits.append(f"KS <= {max(highs):.4f} at 95 %")
         chains = [row for row in mine if row["kl_bound"] is not None]
-        if chains and refuted:
+        if chains and biased:
             far = max(chains, key=lambda row: row["kl_exact"])
             limits.append(f"TV {far['tv_unbiased']:.4f} sampled, {far['tv_exact']:.4f} enumerated")
             limits.append(f"KL {far['kl_exact']:.4f} <= {far['kl_bound']:.4f} nats, the sum of log(largest e / p)")
