@@ -100,8 +100,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
         biased = verdict == "not lossless"
         limits = ["refuted" if biased else "not refuted"]
         if highs := [row["tv_high"] for row in mine if row["tv_high"] is not None]:
-            least = f"{max(row['tv_low'] or 0.0 for row in mine):.4f} <= " if biased else ""
-            limits.append(f"{least}TV <= {max(highs):.4f} at 95 %")
+            above = f"{max(row['tv_low'] or 0.0 for row in mine):.4f} <= " if biased else ""
+            limits.append(f"{above}TV <= {max(highs):.4f} at 95 %")
         if highs := [row["ks_high"] for row in mine if row["ks_high"] is not None]:
             limits.append(f"KS <= {max(highs):.4f} at 95 %")
         chains = [row for row in mine if row["kl_bound"] is not None]
