@@ -15,7 +15,8 @@ from specbench.audit import tiny
 
 HEAD = "| method | rows | TV on tables | TV on real classes | KS of continuous tokens | smallest p-value |"
 VARIANTS = "| method | variant | rows | verdict, TV over all rows | smallest p-value |"
-_WORST = ("not lossless", "undecided", "lossless")
+#: From the worst verdict on.
+_SHOWN = {"not lossless": "refuted", "undecided": "undecided", "lossless": "not refuted"}
 Row = Mapping[str, str]
 
 
@@ -48,12 +49,13 @@ def of_variants(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _distance(rows: Sequence[Row], *columns: str) -> str:
-    """The verdict, and the largest limits of all rows, which hold for the largest distance."""
+    """What the rows show, and the largest limits of all, which hold for the largest distance."""
     if not rows:
         return ""
     verdicts = {row["verdict"] for row in rows}
-    limits = " to ".join(f"{max(float(row[column]) for row in rows):.3f}" for column in columns)
-    return f"{next(v for v in _WORST if v in verdicts)}: {limits}"
+    limits = [f"{max(float(row[column]) for row in rows):.3f}" for column in columns]
+    shown = next(shown for verdict, shown in _SHOWN.items() if verdict in verdicts)
+    return f"{shown}: {' to '.join(limits)}" if shown == "refuted" and limits[1:] else f"{shown}: <= {limits[-1]}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,12 +1,14 @@
 """Does `specbench audit` catch mistakes? Plausible ones are put into the code, one at a time, and the default audit
-of a method runs with growing samples until its verdict is "not lossless".
+of a method runs with growing samples until its verdict is "not lossless". A mistake that leaves the distribution of the
+sequences as it is has a test, which must fail.
 
     python scripts/mutants.py [--most 200000] [--only NAME ...] [out=results/mutants.csv]
 
 With --only the other rows of the file stay as they are.
 
 A mutant is a patch of small functions in memory; files stay as they are. One that changes no decoded sequence raises an
-error: it no longer bites. One that no audit catches ends the command with exit status 1. The mutants are in mutations/.
+error: it no longer bites. One that neither an audit nor its test catches ends the command with exit status 1. The
+mutants are in mutations/.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from mutations import Mutant, Patches, continuous, discrete, lossless
 
@@ -34,7 +37,9 @@ from specbench.rows import provenance
 from specbench.rows.csv_files import csv_text
 from specbench.storage.files import write_atomically
 
-COLUMNS = ("mutant", "mistake", "method", "samples", "model", "parameters", "p_value", "tv", "tv_exact", "ks", "commit")
+COLUMNS = ("mutant", "mistake", "method", "samples", "model", "parameters", "p_value", "tv", "tv_exact", "ks")
+COLUMNS += ("commit", "test")
+ROOT = Path(__file__).resolve().parents[1]
 LADDER = (250, 1000, 4000, 16_000, 64_000, 200_000)
 _SHOWN = 300  # sequences in which a mutant must change something
 MUTANTS = [*discrete.MUTANTS, *lossless.MUTANTS, *continuous.MUTANTS]
@@ -99,12 +104,21 @@ def caught(one: Mutant, audits: Sequence[Job], intact: Sequence[list[Any]], most
             for cfg, model in changed:
                 found = execution.assemble(cfg, model)(samples)
                 if found["verdict"] == "not lossless":
-                    return row | {
-                        "samples": samples,
-                        "model": model.name,
-                        **{name: found[name] for name in ("parameters", "p_value", "tv", "tv_exact", "ks")},
-                    }
+                    names = ("samples", "parameters", "p_value", "tv", "tv_exact", "ks")
+                    return row | {"model": model.name, **{name: found[name] for name in names}}
     return row
+
+
+def tested(one: Mutant) -> dict[str, Any]:
+    """The row of a mutant with a test, which names the test where it fails. RuntimeError where it does not pass without
+    the mistake."""
+    row = {"mutant": one.name, "mistake": one.mistake, "method": one.method, "commit": provenance.commit()}
+    words = ["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", str(ROOT / (one.test or ""))]
+    if pytest.main(words) != pytest.ExitCode.OK:
+        raise RuntimeError(f"{one.test} does not pass without {one.name}")
+    with applied(one):
+        failed = pytest.main(words) == pytest.ExitCode.TESTS_FAILED
+    return row | ({"test": one.test} if failed else {})
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -122,16 +136,20 @@ def main(arguments: Sequence[str]) -> int:
     known: dict[str, tuple[list[Job], list[list[Any]]]] = {}
     for one in mutants:
         begun = time.perf_counter()
-        if one.method not in known:
-            audits = jobs(one.method, models)
-            known[one.method] = audits, [decoded(job) for job in audits]
-        rows.append(caught(one, *known[one.method], chosen.most))
+        if one.test:
+            rows.append(tested(one))
+        else:
+            if one.method not in known:
+                audits = jobs(one.method, models)
+                known[one.method] = audits, [decoded(job) for job in audits]
+            rows.append(caught(one, *known[one.method], chosen.most))
         where = f"{rows[-1]['samples']} samples, {rows[-1]['model']}" if "samples" in rows[-1] else "NOT CAUGHT"
+        where = rows[-1].get("test", where)
         print(f"{one.name}: {where} ({time.perf_counter() - begun:.0f} s)", flush=True)
         earlier[one.name] = rows[-1]
         every = [earlier[m.name] for m in MUTANTS if m.name in earlier]
         write_atomically(out, csv_text(COLUMNS, every).encode())
-    missed = [row["mutant"] for row in rows if "samples" not in row]
+    missed = [row["mutant"] for row in rows if not row.keys() & {"samples", "test"}]
     print(f"{len(rows) - len(missed)} of {len(rows)} mutants caught" + (f"; not {', '.join(missed)}" if missed else ""))
     return 1 if missed else 0
 

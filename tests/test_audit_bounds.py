@@ -16,11 +16,12 @@ import torch
 from mutations import continuous
 from torch import Tensor
 
-from specbench.audit import audit, densities, sizes, statistics, tiny
-from specbench.audit.audit import LEVEL, assemble, measure
+from specbench.audit import densities, sizes, statistics, tiny
+from specbench.audit.audit import assemble, measure
 from specbench.audit.marginals import filtered, of_grams, of_sequence
 from specbench.audit.models import Subject, built_in
 from specbench.audit.tabular import random_tables, sequence_probs
+from specbench.audit.verdicts import LEVEL, verdict
 from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.sampling import Sampling
@@ -107,7 +108,7 @@ def test_a_verdict_needs_a_bound() -> None:
     row = row_of("method=sd window=2", model, 20_000, margin=0.05)
     assert row["verdict"] == "lossless"
     assert row["tv_high"] <= 0.05
-    assert audit.verdict(LEVEL / 2, 0.0, 0.1) == "not lossless"
+    assert verdict([row | {"p_value": LEVEL / 2}]) == "not lossless"
 
 
 def test_a_window_that_is_refilled_wrongly_is_caught() -> None:
@@ -115,6 +116,7 @@ def test_a_window_that_is_refilled_wrongly_is_caught() -> None:
     one, and windows of 16 and 64 were all that was audited."""
     model = built_in("v3t5")
     intact = row_of("method=sjd", model, 4000)
+    assert intact["verdict"] == "undecided"
     with mutants.applied(mutants.named("refill_with_token_0")):
         assert row_of("method=sjd", model, 4000) == intact
         for model in (built_in("v3t5"), built_in("m4t24")):
@@ -164,7 +166,8 @@ def test_the_committed_mutants_are_those_of_the_script() -> None:
     with (ROOT / "results/mutants.csv").open(newline="") as f:
         rows = list(csv.DictReader(f))
     assert [(row["mutant"], row["mistake"]) for row in rows] == [(m.name, m.mistake) for m in mutants.MUTANTS]
-    assert all(row["samples"] for row in rows)
+    assert all(bool(row["samples"]) != bool(row["test"]) for row in rows)
+    assert [row["test"] for row in rows] == [m.test or "" for m in mutants.MUTANTS]
     assert sum(row["ks"] == "" for row in rows) >= 20
     assert sum(row["ks"] != "" for row in rows) >= 5
 

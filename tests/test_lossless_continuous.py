@@ -16,8 +16,8 @@ from test_continuous import Chain, of_pair
 from test_densities import row_of
 from tiny import rng
 
-from specbench.audit.audit import LEVEL
 from specbench.audit.densities import BUILT_IN, built_in
+from specbench.audit.verdicts import LEVEL
 from specbench.decoding.continuous import ContinuousRule, block, decode
 from specbench.errors import UsageError
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.audit.marginals import filtered
 from specbench.decoding.rng import BITS
 from specbench.decoding.sampling import Sampling, draw, draw_exactly, top_exactly
 
@@ -29,6 +30,16 @@ def test_guidance_of_rounded_logits_is_mixed_in_float32(scale: float) -> None:
     found = Sampling(cfg_scale=scale).distributions(logits, FREE, torch.zeros(64, 1).long()).p
     assert found.dtype == torch.float32
     assert (0.5 * (found - wanted).abs().sum(-1)).max() < 1e-5
+
+
+def test_top_p_keeps_the_token_at_which_the_share_is_reached() -> None:
+    """Four equal logits: softmax gives 1/4 each, without rounding anywhere. A token stays if those before it have at
+    most the share, so three stay at 1/2 and at 5/8. The audit's own definition agrees."""
+    for top_p, kept in ((0.5, 3), (0.625, 3), (0.25, 2), (0.75, 4)):
+        sampling = Sampling(top_p=top_p)
+        for probs in (sampling.probs(torch.zeros(1, 4)), filtered(torch.zeros(1, 4), sampling)):
+            assert int((probs > 0).sum()) == kept
+            assert probs.max() == pytest.approx(1 / kept)
 
 
 def test_the_log_probabilities_are_those_before_the_filters() -> None:

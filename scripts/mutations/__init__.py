@@ -43,21 +43,24 @@ class Patches:
 
 @dataclass(frozen=True)
 class Mutant:
-    """method: the preset whose default audit shall catch it, and what follows it on the command line."""
+    """method: the preset whose default audit shall catch it, and what follows it on the command line. test: the test
+    that shall catch it, as pytest names it, where the sequences of no audit can: they have the target's distribution
+    all the same."""
 
     name: str
     mistake: str
     method: str
     apply: Callable[[Patches], None]
+    test: str | None = None
 
 
 def mutant(
-    registered: list[Mutant], method: str, mistake: str
+    registered: list[Mutant], method: str, mistake: str, test: str | None = None
 ) -> Callable[[Callable[[Patches], None]], Callable[[Patches], None]]:
     """Registers a patch."""
 
     def add(apply: Callable[[Patches], None]) -> Callable[[Patches], None]:
-        registered.append(Mutant(apply.__name__, mistake, method, apply))
+        registered.append(Mutant(apply.__name__, mistake, method, apply, test))
         return apply
 
     return add

@@ -14,6 +14,7 @@ from torch import Tensor
 from mutations import Mutant, Patches, mutant
 from specbench.decoding import sampling
 from specbench.decoding.drafters import window
+from specbench.decoding.drafters.eagle import Entries
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Relaxed, base
@@ -181,11 +182,11 @@ def _begun(patch: Patches, change: Callable[[Any, Tensor], None]) -> None:
     """change(state, new (B, H)) after the positions that begin after the first step were initialised."""
     names = list(inspect.signature(Window._initialise).parameters)
 
-    def around(original: Any, *args: Any) -> None:
-        original(*args)
+    def around(original: Any, *args: Any) -> Tensor:
+        new: Tensor = original(*args)
         given = dict(zip(names, args, strict=True))
-        new = torch.arange(given["state"].tokens.shape[1]) >= given["known"][:, None]
         change(given["state"], new & (given["count"] > 0)[:, None])
+        return new
 
     patch.wrap(Window, "_initialise", around)
 
@@ -226,6 +227,20 @@ def coupling_with_a_fresh_draw(patch: Patches) -> None:
 @_mutant("scd", "a token is kept with min(1, q / p)")
 def coupling_is_reversed(patch: Patches) -> None:
     patch.set(window, "ratio", lambda p, q: base.ratio(q, p))
+
+
+@_mutant("scd", "a token that is not kept is drawn with the number that decided against the one before it")
+def coupling_with_one_number(patch: Patches) -> None:
+    def around(original: Any, self: Any, *args: Any) -> Any:
+        shared = Patches()
+        if self.coupling == "maximal":
+            shared.set(window, "_TOKEN", window._KEEP)
+        try:
+            return original(self, *args)
+        finally:
+            shared.undo()
+
+    patch.wrap(Window, "_renew", around)
 
 
 @_mutant("scd", "the Gumbel noise is one for all positions")
@@ -323,6 +338,31 @@ def grammar_is_ignored(patch: Patches) -> None:
 @_mutant("vanilla", "the temperature is applied twice")
 def temperature_twice(patch: Patches) -> None:
     patch.wrap(Sampling, "probs", lambda f, self, x: f(self, x / self.temperature if self.temperature else x))
+
+
+@_mutant(
+    "eagle1",
+    "an EAGLE drafter applies the guidance twice",
+    test="tests/test_drafters.py::test_eagle_drafts_from_the_guided_distribution_of_its_head",
+)
+def drafts_are_guided_twice(patch: Patches) -> None:
+    def around(original: Any, self: Any, state: Any, sampling: Sampling, *rest: Any) -> Any:
+        return original(self, state, replace(sampling, cfg_scale=sampling.cfg_scale**2), *rest)
+
+    patch.wrap(Entries, "_distributions", around)
+
+
+@_mutant(
+    "vanilla",
+    "top-p leaves out a token before which the others have exactly the share",
+    test="tests/test_sampling.py::test_top_p_keeps_the_token_at_which_the_share_is_reached",
+)
+def top_p_without_ties(patch: Patches) -> None:
+    def around(original: Any, self: Sampling, x: Tensor) -> Tensor:
+        below = torch.nextafter(torch.tensor(self.top_p), torch.tensor(0.0)).item()  # x > below: x >= top_p
+        return original(replace(self, top_p=below) if self.top_p < 1 else self, x)
+
+    patch.wrap(Sampling, "probs", around)
 
 
 @_mutant("vanilla", "top-k keeps one token more")

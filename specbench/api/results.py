@@ -154,9 +154,11 @@ class AuditResult:
 
     @property
     def verdict(self) -> str:
-        """Over all rows: "not lossless" if one is, "undecided" if one is, else "lossless"."""
-        verdicts = {row["verdict"] for row in self.rows}
-        return next((one for one in ("not lossless", "undecided") if one in verdicts), "lossless")
+        """Over all rows: "not lossless" if one is; "undecided" if the p-value or the limit of one leaves it open, or if
+        no row exercised a part of the method; else "lossless"."""
+        from specbench.audit import verdicts
+
+        return verdicts.verdict(self.rows)
 
     def __repr__(self) -> str:
         from specbench.audit.printing import table

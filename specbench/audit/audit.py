@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from torch import Tensor
 
 from specbench._version import __version__
 from specbench.audit import statistics, theorem
+from specbench.audit.exercised import Exercised
 from specbench.audit.marginals import Marginal
 from specbench.audit.models import Subject, TabularModel
 from specbench.audit.tabular import TabularDrafter
+from specbench.audit.verdicts import DOUBT, FURTHER, LEVEL, MARGIN, in_stages
 from specbench.config import parameters, plugins
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
@@ -43,8 +45,8 @@ COLUMNS = {
     "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains sampled from the draft tables",
     "accepted_length": "draft tokens of the first draft that were accepted inside the sequence, plus one; mean",
     "accepted_length_expected": "its expectation by Theorem 2; for chains sampled from the draft tables",
-    "verdict": "not lossless: refuted by p_value; lossless: not refuted, and tv_high (ks_high for continuous\n"
-    "tokens) is at most margin; undecided: neither",
+    "verdict": "not lossless: refuted by p_value; lossless: not refuted, tv_high (ks_high for continuous tokens) is\n"
+    "at most margin, p_value is not small, and every part in exercised was at work; undecided: neither",
     "model": "tables, built-in or of a file, or a built-in model of continuous tokens",
     "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
     "accepted_length_high": "its upper end",
@@ -77,16 +79,11 @@ COLUMNS = {
     "proposals": "proposals for a token sampled after a rejection, mean",
     "proposals_max": "the most for one token",
     "fallbacks": "tokens sampled after a rejection for which proposals= did not suffice",
+    "exercised": "how often each part of the method was at work: draft tokens rejected at each depth, bonus tokens,\n"
+    "and what the drafter reports, such as refills of a window",
+    "p_first": f"p_value of the first sequences, where it was from {LEVEL:g} to below {DOUBT:g}: the row is of\n"
+    f"{FURTHER} times as many further ones",
 }
-
-#: A p-value below it is "not lossless". `--all` tests some 200 true hypotheses, so 1e-5 rejects one of them by chance
-#: in 0.2 % of all seeds. Bonferroni is conservative here, since prefixes contain each other, and sums of tokens contain
-#: the tokens. The test still finds a relevant bias: a total variation of 0.02 in a first token of equally likely values
-#: gives p near 1e-68 at 200,000 samples, and a Kolmogorov-Smirnov distance of 0.01 gives p near 1e-7.
-LEVEL = 1e-5
-
-#: audit.margin, if it is not given: what the default samples resolve of every model (a limit of 0.04 at the worst).
-MARGIN = 0.05
 
 SAMPLING = ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma")
 _AT_ONCE = 1 << 20  # entries of (rows, nodes, V): a few times that fits the cache
@@ -131,9 +128,23 @@ def measure(
     progress: Progress | None = None,
     margin: float = MARGIN,
 ) -> dict[str, Any]:
-    """Decode `samples` sequences and return a row (`COLUMNS`); None: does not apply."""
+    """Decode `samples` sequences and return a row (`COLUMNS`); None: does not apply. Where their p-value decides
+    nothing, the row is of further ones (`verdicts.in_stages`)."""
     marginals = model.marginals(method.config.sampling)
-    counted = _decode(method, model, marginals, samples, seed, progress)
+
+    def of(sequences: range) -> dict[str, Any]:
+        return _row(
+            method, model, marginals, _decode(method, model, marginals, sequences, seed, progress), seed, margin
+        )
+
+    return in_stages(of, samples)
+
+
+def _row(
+    method: Method, model: Subject, marginals: list[Marginal], counted: _SequenceCounts, seed: int, margin: float
+) -> dict[str, Any]:
+    """The row of counted sequences, without a verdict."""
+    samples = counted.samples
     one, other = counted.halves
     both = [a + b for a, b in zip(one, other, strict=True)]
     low, high = statistics.true_variation(one, other, marginals)
@@ -143,7 +154,9 @@ def measure(
     # a sequence that the grammar forbids is of no marginal
     fit = 0.0 if counted.forbidden else statistics.goodness_of_fit(both, marginals)
     sampling = (*SAMPLING, "cfg_scale") if model.guided else SAMPLING
-    row |= common_columns(method.cfg, model, samples, seed, counted.first, counted.per_step, fit, sampling)
+    row |= common_columns(
+        method.cfg, model, samples, seed, counted.first, counted.per_step, fit, counted.exercised, sampling
+    )
     off = counted.forbidden / samples
     return row | {
         "V": model.vocab,
@@ -152,15 +165,7 @@ def measure(
         "tv_high": min(1.0, off + high),
         "tv_noise": statistics.noise_floor(marginals, samples, seed),
         "margin": margin,
-        "verdict": verdict(fit, high, margin),
     }
-
-
-def verdict(p_value: float, high: float, margin: float) -> str:
-    """`high`: the upper confidence limit of a distance."""
-    if p_value < LEVEL:
-        return "not lossless"
-    return "lossless" if high <= margin else "undecided"
 
 
 def _theorem(method: Method, model: TabularModel, target_probs: Tensor, counts: Tensor) -> dict[str, Any]:
@@ -191,6 +196,7 @@ def common_columns(
     first: Tensor,
     per_step: float,
     p_value: float,
+    exercised: Exercised,
     sampling: Sequence[str] = SAMPLING,
 ) -> dict[str, Any]:
     """The columns of models of either kind; first, per_step: see `_decode`."""
@@ -205,6 +211,7 @@ def common_columns(
         "accepted_length_low": low,
         "accepted_length_high": high,
         "tokens_per_step": per_step,
+        "exercised": str(exercised) or None,
         "seed": seed,
         "specbench": __version__,
         "commit": provenance.commit(),
@@ -235,8 +242,10 @@ class _SequenceCounts:
     grammar forbids; first (T + 1,): histogram of the tokens accepted in the first step with a draft; per_step: mean of
     T / steps."""
 
+    samples: int
     halves: tuple[list[Tensor], list[Tensor]]
     first: Tensor
+    exercised: Exercised
     forbidden: int = 0
     per_step: float = 0.0
 
@@ -245,19 +254,21 @@ def _decode(
     method: Method,
     model: Subject,
     marginals: Sequence[Marginal],
-    samples: int,
+    sequences: range,
     seed: int,
     progress: Progress | None,
 ) -> _SequenceCounts:
     def zeros() -> list[Tensor]:
         return [torch.zeros_like(m.probs) for m in marginals]
 
-    found = _SequenceCounts((zeros(), zeros()), torch.zeros(0, dtype=torch.float64))
+    samples, exercised = len(sequences), Exercised()
+    config = replace(method.config, observer=exercised)
+    found = _SequenceCounts(samples, (zeros(), zeros()), torch.zeros(0, dtype=torch.float64), exercised)
     rows = max(1, min(_MOST_ROWS, _AT_ONCE // (method.config.drafter.shape.tree.nodes * model.vocab)))
     steps = torch.zeros(0, dtype=torch.float64)
-    for begin in range(0, samples, rows):
-        numbers = range(begin, min(begin + rows, samples))
-        out = decode(method.config, model.prompts(len(numbers)), RandomStreams([(seed, i) for i in numbers]))
+    for begin in sequences[::rows]:
+        numbers = range(begin, min(begin + rows, sequences.stop))
+        out = decode(config, model.prompts(len(numbers)), RandomStreams([(seed, i) for i in numbers]))
         tokens, allowed = model.free(out.tokens)
         odd = torch.arange(begin, numbers.stop) % 2 == 1
         for half, chosen in zip(found.halves, (~odd, odd), strict=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from scipy import stats
 from torch import Tensor
 
 from specbench.audit import statistics
-from specbench.audit.audit import COLUMNS, MARGIN, Progress, common_columns, verdict
+from specbench.audit.audit import COLUMNS, Progress, common_columns
+from specbench.audit.exercised import Exercised
+from specbench.audit.verdicts import MARGIN, in_stages
 from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
 from specbench.decoding.continuous.rule import build
 from specbench.decoding.rng import RandomStreams
@@ -33,6 +35,7 @@ _KEEP = 0.7  # share of a state in the next one's mean
 _SPREAD = {"input": 0.5, "input_bias": 0.5, "step": 0.5, "inner": 0.6, "outer": 0.3, "level": 0.2}
 _ROWS = 1 << 13  # sequences decoded at once
 _PROJECTIONS = 8
+_LATER = 1 << 62  # added to the seeds of the target's sequences that later ones are compared with
 _ENERGY = 4000  # sequences of each set for the energy distance, which computes a value for every pair
 
 
@@ -119,6 +122,11 @@ class DensityPair:
     @property
     def length(self) -> int:
         return self.target.length
+
+
+def lengths() -> dict[str, int]:
+    """The tokens of a sequence of each."""
+    return {name: recipe.length for name, recipe in _BUILT_IN.items()}
 
 
 def built_in(name: str) -> DensityPair:
@@ -212,14 +220,25 @@ def measure(
     progress: Progress | None = None,
     margin: float = MARGIN,
 ) -> dict[str, Any]:
-    """Decode `samples` sequences and return a row (`audit.COLUMNS`); None: does not apply."""
-    counted = _decode(method, pair, samples, seed, progress)
-    target, again = (alone(pair.target, method.rule, samples, 2 * seed + i) for i in range(2))
+    """Decode `samples` sequences and return a row (`audit.COLUMNS`); None: does not apply. Where their p-value decides
+    nothing, the row is of further ones (`verdicts.in_stages`)."""
+    return in_stages(lambda sequences: _row(method, pair, sequences, seed, progress, margin), samples)
+
+
+def _row(
+    method: DensityMethod, pair: DensityPair, sequences: range, seed: int, progress: Progress | None, margin: float
+) -> dict[str, Any]:
+    """The row of some sequences, without a verdict."""
+    counted, samples = _decode(method, pair, sequences, seed, progress), len(sequences)
+    drawn = 2 * seed if sequences.start == 0 else _LATER + 2 * seed
+    target, again = (alone(pair.target, method.rule, samples, drawn + i) for i in range(2))
     ks, p_value = compare(counted.sequences, target)
     energy, energy_noise = statistics.energy_distance(
         *(s.tokens[:_ENERGY].flatten(1) for s in (counted.sequences, target))
     )
-    columns = common_columns(method.cfg, pair, samples, seed, counted.first, counted.per_step, p_value, SAMPLING)
+    columns = common_columns(
+        method.cfg, pair, samples, seed, counted.first, counted.per_step, p_value, counted.exercised, SAMPLING
+    )
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     # either set's distance from its distribution exceeds this with probability TAIL / 2 (Dvoretzky, Kiefer, Wolfowitz)
     error = math.sqrt(math.log(4 / statistics.TAIL) / (2 * samples))
@@ -227,7 +246,6 @@ def measure(
     return row | {
         **columns,
         "margin": margin,
-        "verdict": verdict(p_value, high, margin),
         "ks": ks,
         "ks_high": high,
         "ks_noise": compare(again, target)[0],
@@ -255,14 +273,17 @@ class _Counts:
     proposals: int = 0
     most: int = 0
     fallbacks: int = 0
+    exercised: Exercised = field(default_factory=Exercised)
 
 
-def _decode(method: DensityMethod, pair: DensityPair, samples: int, seed: int, progress: Progress | None) -> _Counts:
-    length = pair.length
+def _decode(
+    method: DensityMethod, pair: DensityPair, sequences: range, seed: int, progress: Progress | None
+) -> _Counts:
+    length, samples = pair.length, len(sequences)
     found = _Counts(Sequences(torch.empty(0), torch.empty(0)), torch.zeros(length + 1, dtype=torch.float64))
     tokens, orders = [], []
-    for begin in range(0, samples, _ROWS):
-        keys = [(seed, i) for i in range(begin, min(begin + _ROWS, samples))]
+    for begin in sequences[::_ROWS]:
+        keys = [(seed, i) for i in range(begin, min(begin + _ROWS, sequences.stop))]
         out = decode(pair.target, pair.drafter, method.rule, None, RandomStreams(keys))
         trace = out.trace
         step = (trace.offered > 0).long().argmax(1, keepdim=True)  # of the first draft; 0 where there is none
@@ -274,6 +295,7 @@ def _decode(method: DensityMethod, pair: DensityPair, samples: int, seed: int, p
         found.proposals += sum(map(sum, trace.proposals))
         found.most = max(found.most, *(max(image, default=0) for image in trace.proposals))
         found.fallbacks += int(trace.fallbacks.sum())
+        found.exercised.add_chains(trace.accepted, trace.offered, trace.start, length, method.rule.gamma)
         tokens.append(out.tokens)
         orders.append(trace.order)
         if progress is not None:

@@ -174,6 +174,11 @@ _BUILT_IN = {
 BUILT_IN = tuple(_BUILT_IN)
 
 
+def lengths() -> dict[str, int]:
+    """The tokens of a sequence of each."""
+    return {name: recipe.length for name, recipe in _BUILT_IN.items()}
+
+
 def built_in(name: str) -> TabularModel:
     if name not in _BUILT_IN:
         raise unknown("audit.model", name, _BUILT_IN)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import audit, densities, execution, models, sizes, tiny
+from specbench.audit import audit, densities, execution, models, sizes, tiny, verdicts
 from specbench.audit.densities import DensityPair
 from specbench.audit.execution import Measurement, Subject, assemble
 from specbench.audit.models import TabularModel
@@ -30,7 +30,7 @@ _MOST_WORKERS = 256
 ARGUMENTS = {
     "audit.samples": f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST}); of a real model one in\n"
     f"{_SLOWER}, unless audit.model names it",
-    "audit.margin": f"the largest distance that counts as lossless (default: {audit.MARGIN})",
+    "audit.margin": f"the largest distance that counts as lossless (default: {verdicts.MARGIN})",
     "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
     "audit.workers": "processes; the rows do not depend on their number (default: one per core, or 1 for an audit\n"
     f"of less than {_WORTHWHILE} sequences)",
@@ -76,7 +76,7 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
     own, given = _sorted_out([*words, *implied])
     samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
     seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
-    margin = _share("audit.margin", own.get("audit.margin", str(audit.MARGIN)))
+    margin = _share("audit.margin", own.get("audit.margin", str(verdicts.MARGIN)))
     workers = integer("audit.workers", own["audit.workers"], 1, _MOST_WORKERS) if "audit.workers" in own else None
     many = every or of_variants
     kinds = [False, True] if many else kinds_of(given)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from specbench.audit import densities, models, sizes, verdicts
 from specbench.audit.audit import COLUMNS
+from specbench.audit.exercised import REJECTION, Exercised
 
+_AFTER = 2  # tokens that a sequence needs beyond a draft, so that the draft is refilled or has a bonus token
 _PARTS = ("drafter", "rule")
 _FIRST = ("method", *_PARTS, "model")
 _PRINTED = [*_FIRST, *(name for name in COLUMNS if name not in _FIRST)]
@@ -26,34 +29,94 @@ _FORMATS = {
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The columns up to the verdict, aligned, those of continuous tokens in a table of their own; a cell that does not
-    apply is empty. The parameters of every audited method follow."""
+    apply is empty. The parameters of every audited method follow, what the verdicts rest on, and a summary."""
     kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_CONTINUOUS, [r for r in rows if r["dim"]])
     audited = dict.fromkeys(f"{name_of(row)}: {_audited(row)}" for row in rows)
-    return "\n\n".join([*(_aligned(names, some) for names, some in kinds if some), "\n".join(audited), summary(rows)])
+    tables = (_aligned(names, some) for names, some in kinds if some)
+    return "\n\n".join([*tables, "\n".join(audited), *filter(None, ["\n".join(notes(rows))]), summary(rows)])
+
+
+def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line per row that is undecided, with the reason and the way out, or whose sequences were drawn again."""
+    lines = []
+    for row in rows:
+        told = []
+        if row["p_first"] is not None:
+            first = row["samples"] // verdicts.FURTHER
+            told.append(
+                f"p = {row['p_first']:.2g} of {first:,} sequences decides nothing, so {row['samples']:,} further ones"
+                f" were drawn, and the row is of these: p = {row['p_value']:.2g}"
+            )
+        if row["verdict"] == "undecided":
+            told += [*verdicts.doubts(row), *_unexercised(row)]
+        settings = [one for one in row["parameters"].split() if one.split("=")[0] in (*sizes.SIZES, "temperature")]
+        where = f"{name_of(row)} on {row['model']} ({' '.join(settings)})"
+        lines += [f"{row['verdict']}: {where}: {sentence}" for sentence in told]
+    return list(dict.fromkeys(lines))
+
+
+def _unexercised(row: Mapping[str, Any]) -> Iterator[str]:
+    """The parts that the row never saw at work, and a way to see them."""
+    if not (parts := verdicts.missing([row])):
+        return
+    depth, length = Exercised.read(row["exercised"]).depth, row["T"]
+    given = {word.split("=")[0] for word in row["parameters"].split()}
+    named = ", ".join(f"{name}=" for name in sizes.SIZES if name in given)
+    lengths = densities.lengths() if row["dim"] else models.lengths()
+    longest = max(lengths, key=lambda name: lengths[name])
+    if depth <= length - _AFTER:
+        ways = ["draw more sequences (audit.samples=)", f"leave out audit.model=, {named} to try several"]
+    else:
+        ways = [f"choose drafts of at most {length - _AFTER} in depth ({named})"] if length > _AFTER else []
+        if depth <= lengths[longest] - _AFTER:
+            ways.append(f"choose audit.model={longest}, whose sequences have {lengths[longest]} tokens")
+    listed = ", ".join(map(_plain, parts))
+    way = " or ".join(ways) or "audit a model of longer sequences"
+    yield f"never exercised: {listed} (drafts have {depth} tokens in depth, sequences {length}); {way}"
+
+
+def _counts(seen: Exercised) -> str:
+    """How often each part was at work, rejections by depth in one list."""
+    rejections, others = (
+        [(part, f"{count:,}") for part, count in seen.items() if part.startswith(REJECTION) == of_depth]
+        for of_depth in (True, False)
+    )
+    by_depth = f"rejections at depths 1 to {len(rejections)}: {', '.join(count for _, count in rejections)}"
+    return "; ".join([by_depth, *(f"{_plain(part)}s: {count}" for part, count in others)])
+
+
+def _plain(part: str) -> str:
+    """A part by its name: rejection_2 -> rejection at depth 2."""
+    return part.replace(REJECTION, "rejection at depth ").replace("_", " ")
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line per method and rule: the verdict over all audited models and drafts, with the largest upper limit, which
-    holds for the largest distance of all."""
+    """Per method and rule the verdict over all audited models and drafts, with the largest upper limit, which holds
+    for the largest distance of all, and how often its parts were at work."""
     lines = []
     for method, rule in dict.fromkeys((name_of(row), row["rule"]) for row in rows):
         mine = [row for row in rows if (name_of(row), row["rule"]) == (method, rule)]
-        verdicts = [row["verdict"] for row in mine]
-        verdict = next((v for v in ("not lossless", "undecided") if v in verdicts), "lossless")
-        limits = [
-            f"{name} <= {max(highs):.4f} at 95 %"
-            for name, column in (("TV", "tv_high"), ("KS", "ks_high"))
-            if (highs := [row[column] for row in mine if row[column] is not None])
-        ]
+        verdict = verdicts.verdict(mine)
+        biased = verdict == "not lossless"
+        limits = ["refuted" if biased else "not refuted"]
+        if highs := [row["tv_high"] for row in mine if row["tv_high"] is not None]:
+            above = f"{max(row['tv_low'] or 0.0 for row in mine):.4f} <= " if biased else ""
+            limits.append(f"{above}TV <= {max(highs):.4f} at 95 %")
+        if highs := [row["ks_high"] for row in mine if row["ks_high"] is not None]:
+            limits.append(f"KS <= {max(highs):.4f} at 95 %")
         chains = [row for row in mine if row["kl_bound"] is not None]
-        if chains and verdict == "not lossless":
+        if chains and biased:
             far = max(chains, key=lambda row: row["kl_exact"])
             limits.append(f"TV {far['tv_unbiased']:.4f} sampled, {far['tv_exact']:.4f} enumerated")
             limits.append(f"KL {far['kl_exact']:.4f} <= {far['kl_bound']:.4f} nats, the sum of log(largest e / p)")
         worst = min(row["p_value"] for row in mine)
         lines.append(
-            f"{method} (rule {rule}): {verdict}, {', '.join(limits)}; {len(mine)} rows, smallest p {worst:.2g}"
+            f"{method} (rule {rule}): {verdict} ({', '.join(limits)}); {len(mine)} rows, smallest p {worst:.2g}"
         )
+        if seen := verdicts.exercised(mine):
+            lines.append(f"  exercised: {_counts(seen)}")
+        if parts := verdicts.missing(mine):
+            lines.append(f"  never exercised: {', '.join(map(_plain, parts))}")
     if refuted := [row for row in rows if row["verdict"] == "not lossless" and row["tv_high"] is not None]:
         least = min(refuted, key=lambda row: row["tv_high"])
         between = f"{least['tv_low']:.4f} to {least['tv_high']:.4f}"

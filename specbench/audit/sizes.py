@@ -17,6 +17,7 @@ from specbench.decoding.trees import parse
 
 #: Parameters that set the size of a draft: where one is given, no other size is tried.
 SHAPE = ("window", "tree", "nodes", "depth", "width")
+SIZES = (*SHAPE, "gamma")
 #: The other parameters of a window: where one is given, only that is tried.
 _OF_WINDOW = ("init", "refine", "coupling")
 

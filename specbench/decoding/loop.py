@@ -127,7 +127,8 @@ Override = Callable[[Verdict, Draft, Tensor], Verdict]
 @dataclass(frozen=True, eq=False)
 class DecoderConfig:
     """Decoder configuration: the target, its drafter, the rule and the way by which drafts are verified, and how the
-    target is sampled; emitted_draws: as of `Emitted`, which measures what is emitted; 0: it is not measured."""
+    target is sampled; emitted_draws: as of `Emitted`, which measures what is emitted; 0: it is not measured. observer
+    is called after every step, with what the step leaves for its statistics and the tokens of an image."""
 
     target: Target
     drafter: Drafter
@@ -136,6 +137,7 @@ class DecoderConfig:
     override: Override | None = None
     verification: Verification = field(default_factory=TokenWise)
     emitted_draws: int = 0
+    observer: Callable[[Taken, int], None] | None = None
 
 
 class Decoding(BatchDecoding):
@@ -261,6 +263,8 @@ class Decoding(BatchDecoding):
             raise RuntimeError("the statistics of a step are recorded once, after the step")
         draft = taken.draft
         self.recorder.record(taken)
+        if self.config.observer is not None:
+            self.config.observer(taken, self.total)
         if draft.fronts is not None:
             self.drafted += draft.fronts.images(draft.valid[:, 1:]).sum((1, 2))
         elif draft.tree.height:

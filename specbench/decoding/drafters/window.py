@@ -204,7 +204,8 @@ class Window:
         before = self.replaced(state)
         noise = self._gumbel_noise(state, count)
         known, tokens, probs = self._renew(state, count, step, noise)
-        self._initialise(state, known, tokens, probs, history, count, step, noise)
+        new = self._initialise(state, known, tokens, probs, history, count, step, noise)
+        parts = {"refill": F.pad((new & state.started[:, None])[:, self.offsets], (1, 0))}
         heights = None
         if self.coupling == "height":
             heights = F.pad(torch.where(self.choice == 0, state.heights[:, self.offsets], -1.0), (1, 0), value=-1.0)
@@ -219,7 +220,7 @@ class Window:
             candidates[:, :n, 1 : 1 + others.shape[-1]] = others
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         tokens = torch.cat([root, candidates[:, self.offsets, self.choice]], 1)
-        return Draft(self.tree, tokens, state.probs[:, self.of_inner], valid, state.sampled, heights)
+        return Draft(self.tree, tokens, state.probs[:, self.of_inner], valid, state.sampled, heights, parts=parts)
 
     def commit(self, state: WindowState, outcome: Outcome) -> None:
         verdict = outcome.verdict
@@ -343,8 +344,9 @@ class Window:
         count: Tensor,
         step: Tensor,
         noise: Tensor | None,
-    ) -> None:
-        """Fill the window: `tokens` and `probs` up to position `known` (B,), initialised ones from there on."""
+    ) -> Tensor:
+        """Fill the window: `tokens` and `probs` up to position `known` (B,), initialised ones from there on. Returns
+        which positions (B, H) bool were initialised."""
         rng, side = state.rng, state.side
         height, size = probs.shape[1:]
         offsets = self.ahead
@@ -399,6 +401,7 @@ class Window:
             token = (fresh / noise).argmax(-1)
         torch.where(new, token, tokens, out=state.tokens)
         torch.where(new.unsqueeze(-1), fresh, probs, out=state.probs)
+        return new
 
 
 def window_shape(

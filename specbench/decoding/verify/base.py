@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ class Draft:
     greedy (B,) bool or None: images whose next token is the most probable one, not a sample.
     fronts: where the nodes stand, if not behind the committed tokens in raster order; then every row here is one of K
     chains of an image, (B * K, ...).
+    parts: by name, parts of the drafter that an audit must have seen at work, and the nodes (B, M) bool whose tokens
+    come from them in this step. Only the plain code reports them, the kernels do not.
     """
 
     tree: Tree
@@ -54,6 +56,7 @@ class Draft:
     unverified: Tensor | None = None
     greedy: Tensor | None = None
     fronts: Fronts | None = None
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
