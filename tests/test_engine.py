@@ -115,6 +115,25 @@ def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
     assert sorted(seen) == list(range(count))
 
 
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_stream_that_is_stopped_finishes_the_images_in_progress(after: int) -> None:
+    """Stopped after so many results: no row is refilled, and every image that was started comes out."""
+    target, count, seen, started = tiny.llamagen(side=4), 12, [], set[int]()
+    encode, rng = some_of(conditioning(count, 5), 9)
+
+    def start(some: list[int]) -> Any:
+        started.update(some)
+        return encode(some)
+
+    results = []
+    config = configured(target, "sjd")
+    for which, _ in decode_stream(partial(Decoding, config), start, rng, count, 4, stop=lambda: len(results) >= after):
+        results.append(which)
+        seen += which
+    assert sorted(seen) == sorted(started)
+    assert len(seen) == (0 if after == 0 else 4 + sum(map(len, results[: after - 1])))
+
+
 def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of images that differ in length, a stream takes fewer steps than one batch after the other."""
     target, done = tiny.llamagen(side=8), []

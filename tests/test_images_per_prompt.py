@@ -43,12 +43,12 @@ def pixels(out: Path, name: str = "records.jsonl") -> dict[int, str]:
 
 def test_an_images_number_depends_on_its_prompt_and_its_place_among_them_alone() -> None:
     assert indices.STRIDE > PROMPTS
-    assert indices.of_prompts(3) == [0, 1, 2]
-    four = indices.of_prompts(3, 4)
+    assert indices.of_run({"n": 3}) == [0, 1, 2]
+    four = indices.of_run({"n": 3, "images_per_prompt": 4})
     assert len(set(four)) == 12
-    assert set(indices.of_prompts(2, 3)) < set(four)
+    assert set(indices.of_run({"n": 2, "images_per_prompt": 3})) < set(four)
     assert [(indices.prompt_of(i), indices.repeat_of(i)) for i in four] == [(i, j) for i in range(3) for j in range(4)]
-    assert [indices.file_name(i) for i in indices.of_prompts(2, 2)] == [
+    assert [indices.file_name(i) for i in indices.of_run({"n": 2, "images_per_prompt": 2})] == [
         "00000.png", "00000-1.png", "00001.png", "00001-1.png"
     ]  # fmt: skip
 

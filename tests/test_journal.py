@@ -47,10 +47,10 @@ def journal(tmp_path: Path) -> Journal:
 def test_records_and_pictures_come_back(journal: Journal) -> None:
     again = Journal(journal.path)
     assert again.records == journal.records
-    assert again.missing(5) == [3, 4]
+    assert again.missing(range(5)) == [3, 4]
     assert 2 in again
     assert 3 not in again
-    assert [r.index for r in again.first(3)] == [0, 1, 2]
+    assert [r.index for r in again.of(range(3))] == [0, 1, 2]
     for index in range(3):
         assert (again.image(index) == picture(index)).all()
     assert read_records(journal.path) == [record(0), record(1), record(2)]
@@ -77,7 +77,7 @@ def test_a_cut_at_any_byte_loses_only_the_last_record(journal: Journal) -> None:
 
 def test_a_record_without_its_picture_is_dropped(journal: Journal) -> None:
     (journal.path.parent / "images/00002.png").unlink()
-    assert Journal(journal.path).missing(3) == [2]
+    assert Journal(journal.path).missing(range(3)) == [2]
     assert len(journal.path.read_text().splitlines()) == 2
 
 

@@ -103,10 +103,10 @@ class RunResult:
 
     @cached_property
     def _records(self) -> list[Record]:
-        from specbench.rows.indices import images_per_prompt
-        from specbench.rows.journal import read_first
+        from specbench.rows.indices import of_run
+        from specbench.rows.journal import read_of
 
-        found = read_first(self.folder / "records.jsonl", self.row["n"], images_per_prompt(self.config))
+        found = read_of(self.folder / "records.jsonl", of_run(self.config)[: self.row["images"]])
         if found is None:
             raise UsageError(f"{self.folder} has lost records of its row: run it again with `specbench resume`")
         return found

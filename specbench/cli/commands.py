@@ -7,6 +7,7 @@ COMMANDS = {
     "run": "decode prompts, score the images, time them against vanilla AR, write one row",
     "status": "how far the runs in a folder are: done, left, speed, time left, failures",
     "resume": "go on with the run in a folder",
+    "merge": "one run of the shards of a run (shard=1/8 and so on)",
     "list": "models, methods, drafters, rules, data, metrics, and whether their weights are here",
     "fetch": "weights of the real models and metrics, and data: sizes and licences first",
     "evaluate": "score existing images from any source",

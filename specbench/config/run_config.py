@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specbench.config import parameters
+from specbench.rows import indices
 
 
 class RunConfig(Mapping[str, Any]):
@@ -64,7 +65,7 @@ class RunConfig(Mapping[str, Any]):
     @property
     def images(self) -> int:
         """Images of one pass over the prompts."""
-        return self.n * self.images_per_prompt
+        return len(indices.of_run(self))
 
     @property
     def metrics(self) -> tuple[str, ...]:

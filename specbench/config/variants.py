@@ -34,6 +34,7 @@ ADDED: dict[str, Any] = {
     "entropy_temperature": None,
     "top_n_sigma": None,
     "images_per_prompt": 1,
+    "shard": None,
     "unconditional": "header",
 }
 

@@ -48,10 +48,12 @@ def load(cfg: Mapping[str, Any]) -> list[Item]:
 
 
 def images_of(cfg: Mapping[str, Any]) -> list[Item]:
-    """The prompts of a run, one item for each of its images: of `images_per_prompt` images of a prompt, all but the
-    first have another index (see `rows.indices`)."""
-    repeats = range(indices.images_per_prompt(cfg))
-    return [replace(item, index=item.index + j * indices.STRIDE) for item in load(cfg) for j in repeats]
+    """The prompts of a run, one item for each of its images, in the order of `rows.indices.of_run`. UsageError as
+    `load`, and where the run's shard has no prompt."""
+    prompts = {item.index: item for item in load(cfg)}
+    if not (wanted := indices.of_run(cfg)):
+        raise UsageError(f"shard={cfg['shard']} of {cfg['n']} prompts has none: use at most {cfg['n']} shards")
+    return [replace(prompts[indices.prompt_of(index)], index=index) for index in wanted]
 
 
 def prompts_hash(items: Sequence[Named]) -> str:

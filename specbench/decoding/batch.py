@@ -124,12 +124,14 @@ def decode_stream(
     count: int,
     batch: int,
     engine: Eager | Graphs | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[list[int], Decoded[Any]]]:
     """Decode images 0 .. count - 1, `batch` (two or more) at a time: a row that is done takes the next image, so that
     no row waits for the slowest. Yields which images are done, and their result; their seconds are those since the
     previous ones, without `encode`. encode, rng_for: conditioning and random streams of some images.
 
     Rows are refilled together when a quarter of them are done, since a prefill of several costs as much as one of them.
+    After `stop` returns true none is refilled, and the images in progress are finished.
     start: returns the images of a conditioning and of random streams.
     """
     if batch < 2:
@@ -138,24 +140,30 @@ def decode_stream(
     queue, few = deque(range(count)), max(1, rows // 4)
     owners: list[int | None] = [None] * rows  # by row; None where nothing is left to decode
     keys, done = [(0, 0)] * rows, list(range(rows))
-    while queue:
+    while True:
+        if stop():
+            queue.clear()
         following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
         for row, owner in zip_longest(done, following):
             owners[row] = owner
-        conditioning, rng = encode(following), rng_for(following)
-        for row, key in zip(done, rng.keys):
-            keys[row] = key
-        device = rng.key.device
+        if not any(owner is not None for owner in owners):
+            return
+        if following:
+            conditioning, rng = encode(following), rng_for(following)
+            for row, key in zip(done, rng.keys):
+                keys[row] = key
+            device = rng.key.device
         synchronize(device)
         before, aside = time.perf_counter(), Clock(device)
-        with torch.inference_mode(), current(device):
-            fresh = start(conditioning, rng)
-            if len(following) == rows:
-                runner = engine.begin(fresh)
-                images = runner.steps
-            else:
-                images.state.load_rows(fresh.state, done[: len(following)])
-            del fresh  # its values are in `images`
+        if following:
+            with torch.inference_mode(), current(device):
+                fresh = start(conditioning, rng)
+                if len(following) == rows:
+                    runner = engine.begin(fresh)
+                    images = runner.steps
+                else:
+                    images.state.load_rows(fresh.state, done[: len(following)])
+                del fresh  # its values are in `images`
         progress = Progress()
         while True:  # until enough rows are done to be refilled; without a queue, until all are
             with torch.inference_mode(), current(device):

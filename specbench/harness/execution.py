@@ -124,7 +124,7 @@ class Execution:
         more at most. Only their seconds are kept."""
         journal, left, size = TimingJournal(self.folder.path), list(items), 2 * int(self.cfg["batch"])
         size *= -(-len(items) // (4 * size))
-        method, vanilla = records.first(self.cfg.n)
+        method, vanilla = records.both
         while left and vanilla is not None and timing.is_unsteady(method, vanilla, journal.records):
             say(f"the speed-up in seconds is not steady: decoding {len(left[:size])} images of each side again")
             for event in chain.from_iterable(worker.decode_pairs(left[:size], stop)):

@@ -38,32 +38,29 @@ def new_folder(now: float | None = None) -> Path:
 
 @dataclass(frozen=True)
 class RunRecords:
-    """The records of the method, and of the baseline if the run wants one; each: images of a prompt."""
+    """The records of the method, and of the baseline if the run wants one; wanted: numbers of the run's images."""
 
     method: Journal
     vanilla: Journal | None
-    each: int = 1
+    wanted: Sequence[int]
 
     @property
     def journals(self) -> list[Journal]:
         return [self.method] if self.vanilla is None else [self.method, self.vanilla]
 
-    def complete(self, n: int) -> bool:
-        return not any(journal.missing(n, self.each) for journal in self.journals)
+    @property
+    def is_complete(self) -> bool:
+        return not any(journal.missing(self.wanted) for journal in self.journals)
 
-    def whole_prompts(self, n: int) -> int:
-        """How many of the first n prompts come before the first image of the method that is missing."""
-        missing = self.method.missing(n, self.each)
-        return indices.prompt_of(missing[0]) if missing else n
+    @property
+    def both(self) -> tuple[list[Record], list[Record] | None]:
+        """The records of the run's images: of the method, and of the baseline where it is wanted."""
+        return self.method.of(self.wanted), None if self.vanilla is None else self.vanilla.of(self.wanted)
 
-    def first(self, n: int) -> tuple[list[Record], list[Record] | None]:
-        """The records of the first n prompts: of the method, and of the baseline where it is wanted."""
-        vanilla = None if self.vanilla is None else self.vanilla.first(n, self.each)
-        return self.method.first(n, self.each), vanilla
-
-    def progress(self, n: int) -> str:
-        count = n * self.each
-        done = [f"{count - len(journal.missing(n, self.each))} of {count}" for journal in self.journals]
+    @property
+    def progress(self) -> str:
+        count = len(self.wanted)
+        done = [f"{count - len(journal.missing(self.wanted))} of {count}" for journal in self.journals]
         return " and ".join(f"{text} {what}" for text, what in zip(done, ("images", "baseline images")))
 
     def check_prompts(self, items: Sequence[data.Item]) -> None:
@@ -202,7 +199,7 @@ class RunFolder:
         if config.wants_baseline:
             vanilla = Journal(self.baseline_records)
             _check_fit(vanilla, decoding_hash(config, baseline=True))
-        return RunRecords(method, vanilla, config.images_per_prompt)
+        return RunRecords(method, vanilla, indices.of_run(config))
 
     def open_scores(self) -> ScoreJournal:
         return ScoreJournal(self.scores)

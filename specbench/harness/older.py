@@ -11,8 +11,9 @@ from PIL import Image
 
 from specbench.config import parameters
 from specbench.harness.folder import RunFolder
+from specbench.rows import indices
 from specbench.rows.csv_files import read_rows
-from specbench.rows.journal import Record, read_first
+from specbench.rows.journal import Record, read_of
 from specbench.rows.scores import Score, ScoreLine, fingerprint, prompts_fingerprint
 from specbench.storage.files import content, sha256
 
@@ -23,7 +24,8 @@ def scores(folder: RunFolder) -> list[ScoreLine]:
     if folder.scores.exists() or not folder.row.is_file() or not folder.memory_file.is_file() or folder.memory().config:
         return []
     held, [row, *_] = json.loads(content(folder.memory_file)), read_rows(folder.row)
-    images = read_first(folder.records, row["n"] or 0, row["images_per_prompt"] or 1)
+    of_images = {"n": row["n"] or 0, "images_per_prompt": row["images_per_prompt"] or 1}
+    images = read_of(folder.records, indices.of_run(of_images))
     if images is None or held.get("images") != sha256("".join(r.sha256 for r in images), 16):
         return []
     of = len(images), fingerprint(r.sha256 for r in images), prompts_fingerprint(images)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -95,10 +95,16 @@ class Finished:
 
 
 def in_batches(
-    pipeline: Any, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int
+    pipeline: Any,
+    prompts: Sequence[str],
+    keys: Sequence[tuple[int, int]],
+    batch: int,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Finished]:
-    """Decodes one batch after the other; keys: (seed, prompt index) of each prompt."""
+    """Decodes one batch after the other until `stop` returns true; keys: (seed, prompt index) of each prompt."""
     for first in range(0, len(prompts), batch):
+        if stop():
+            return
         some = slice(first, first + batch)
         pipeline.synchronize()
         before = time.perf_counter()
@@ -155,11 +161,18 @@ class _Base(ABC):
         """The engine that executes the steps of `images`."""
         return self.engine
 
-    def stream(self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int) -> Iterator[Finished]:
+    def stream(
+        self,
+        prompts: Sequence[str],
+        keys: Sequence[tuple[int, int]],
+        batch: int,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Finished]:
         """Decodes one image per prompt, `batch` at a time, and yields them in the order in which they finish; keys:
-        (seed, prompt index) of each. Where images are uneven, a finished row takes the next one."""
+        (seed, prompt index) of each. Where images are uneven, a finished row takes the next one. After `stop` returns
+        true, no image is started, and those in progress are finished."""
         if batch == 1 or not self.uneven:
-            yield from in_batches(self, prompts, keys, batch)
+            yield from in_batches(self, prompts, keys, batch, stop)
             return
         spent = 0.0
 
@@ -175,7 +188,7 @@ class _Base(ABC):
         def rng(some: list[int]) -> RandomStreams:
             return RandomStreams([keys[i] for i in some], self.device)
 
-        images = decode_stream(self.images, encode, rng, len(prompts), batch, self.stepper)
+        images = decode_stream(self.images, encode, rng, len(prompts), batch, self.stepper, stop)
         while True:
             with _naming(self.name):
                 done = next(images, None)

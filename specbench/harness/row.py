@@ -54,6 +54,7 @@ def row(
     found["time"] = _newest([*records, *(reference or [])], scores)
     found["plugins"] = _plugins(last, scores)
     found["prompts_hash"], found["images"] = data.prompts_hash(records), len(records)
+    found["n"] = len({indices.prompt_of(record.index) for record in records})
     found |= score_columns(scores)
     if config.is_served:
         found |= served.columns(config, records)
@@ -76,7 +77,7 @@ def _newest(records: Sequence[Record], scores: Sequence[ScoreLine]) -> str:
 def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
     """The columns of a row against the vanilla AR images that another run decoded, over the first n prompts: those that
     need no seconds, since the two runs did not alternate. UsageError where the other run had other prompts."""
-    mine, theirs = (Journal(folder / "records.jsonl").first(n) for folder in (run, vanilla))
+    mine, theirs = (Journal(folder / "records.jsonl").of(range(n)) for folder in (run, vanilla))
     if [(r.index, r.prompt, r.id) for r in mine] != [(r.index, r.prompt, r.id) for r in theirs]:
         raise UsageError(f"{run} and {vanilla} have different prompts; remove one of the folders")
     found = summary.versus(mine, theirs)
@@ -165,7 +166,7 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], 
         remarks.append("some images were decoded without timing: a run in another folder measures seconds")
     elif timed and row["baseline_run_id"]:
         paired = (row["timed_pairs"] or 0) - (row["further_pairs"] or 0)
-        batches = -(-cfg["n"] * indices.images_per_prompt(cfg) // cfg["batch"])
+        batches = -(-row["images"] // cfg["batch"])
         if paired < batches:
             what = "images" if cfg["batch"] == 1 else "batches"
             remarks.append(
@@ -205,10 +206,10 @@ def describe(cfg: Mapping[str, Any]) -> str:
 
 def title(row: Mapping[str, Any], config: RunConfig) -> str:
     """The title of a run's contact sheet."""
-    shown = min(config.n, max(sheet.LIMIT // config.images_per_prompt, 1)) * config.images_per_prompt
-    part = "" if shown == config.images else f", first {shown}"
+    shown = min(row["n"], max(sheet.LIMIT // config.images_per_prompt, 1)) * config.images_per_prompt
+    part = "" if shown == row["images"] else f", first {shown}"
     length = "" if config.is_served else f", {row['accepted_length_mean']:.2f} tokens a step"
-    return f"{row['model']}: {describe(config)}{length} ({config.images} images{part})"
+    return f"{row['model']}: {describe(config)}{length} ({row['images']} images{part})"
 
 
 def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
@@ -231,7 +232,11 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
     source = "/".join(filter(None, [row["data"], row["split"]]))
     where = row["device_name"] or row["server"] or "an unnamed server"
     each = indices.images_per_prompt(cfg)
-    count = f"n={row['n']}" + (f" with {each} images each" if each > 1 else "")
+    count = (
+        f"n={row['n']}"
+        + (f" (shard {row['shard']})" if row.get("shard") else "")
+        + (f" with {each} images each" if each > 1 else "")
+    )
     head = f"{row['model']}: {describe(cfg)}, {source}, {count}, {where} (± standard error)"
     return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])
 

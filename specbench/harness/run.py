@@ -39,9 +39,9 @@ from specbench.harness.folder import (
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader, PromptDecoder
-from specbench.rows import sample_size, store, trackers
+from specbench.rows import indices, sample_size, store, trackers
 from specbench.rows.csv_files import as_read
-from specbench.rows.journal import Record, TimingJournal, read_first
+from specbench.rows.journal import Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
 from specbench.storage import home
 from specbench.storage.files import sha256_file
@@ -99,7 +99,7 @@ def run(
             _track(outcome)
             return outcome
         except KeyboardInterrupt:
-            done = records.progress(config.n)
+            done = records.progress
             LOG.info("stopped by the user with %s", done)
             part = _write_partial_row(config, folder, records)
             text = f", a row over the first {part} in its row.csv" if part else ""
@@ -118,7 +118,7 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     # A finished run does not belong to weights that were trained later. (A custom loader has its own weights.)
     if loader is _load_pipeline and (here := registry.weights_here(config)) is not None:
         folder.check_same("weights", here)
-    complete, requests = records.complete(config.n), scoring.requests(config)
+    complete, requests = records.is_complete, scoring.requests(config)
     items = current_prompts(config) if complete else data.images_of(config)
     records.check_prompts(items)
     older.adopt_scores(folder)
@@ -150,12 +150,12 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
     with folder.opened():
         records = folder.open_records(config)
         for journal in records.journals:
-            if missing := journal.missing(config.n, records.each):
+            if missing := journal.missing(records.wanted):
                 raise UsageError(
                     f"{folder} has {config.images - len(missing)} of the {config.images} images in"
                     f" {journal.path.name}: finish it first, with specbench resume {folder}"
                 )
-        items = current_prompts(config) or recorded_prompts(records.first(config.n)[0], config)
+        items = current_prompts(config) or recorded_prompts(records.both[0], config)
         records.check_prompts(items)
         older.adopt_scores(folder)
         folder.write_config(config)
@@ -188,7 +188,7 @@ def _row(
 
 def _recorded(path: Path, config: RunConfig) -> list[Record]:
     """The records of the images of a configuration. UsageError if some are missing."""
-    found = read_first(path, config.n, config.images_per_prompt)
+    found = read_of(path, indices.of_run(config))
     if found is None:
         raise UsageError(f"{path.parent} holds no row: finish its run with `specbench resume {path.parent}`")
     return found
@@ -198,7 +198,7 @@ def _finish(
     config: RunConfig, folder: RunFolder, records: RunRecords, lines: Sequence[ScoreLine], unchanged: bool
 ) -> RunOutcome:
     """Builds the row, and writes it and the sheet. unchanged: whether nothing was decoded or scored."""
-    mine, vanilla = records.first(config.n)
+    mine, vanilla = records.both
     # The values that a later call would return.
     found = as_read(_row(config, folder, mine, vanilla, lines))
     is_other = folder.write_row(found)
@@ -206,7 +206,7 @@ def _finish(
     if unchanged:
         LOG.info("nothing left to do")
     else:
-        sheet.save(folder.sheet, row.title(found, config), sheet.cells(config["method"], records, config.n))
+        sheet.save(folder.sheet, row.title(found, config), sheet.cells(config["method"], records))
         LOG.info("row written to %s", folder.row)
         keep([(folder.path, found)])
     return RunOutcome(found, config, folder, unchanged)
@@ -214,21 +214,23 @@ def _finish(
 
 def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords) -> int:
     """Writes the row of a stopped run over the prompts before the first missing image, with the scores that there are,
-    and returns how many prompts that are; 0 where row.csv was this row already. It is the row of a run with that n, and
+    and returns over how many images; 0 where row.csv was this row already. It is the row of a run with that n, and
     without a baseline if the baseline lacks images."""
-    n = records.whole_prompts(config.n)
-    if not n or not folder.config.exists():
+    missing = records.method.missing(records.wanted)
+    part = config.changed(n=indices.prompt_of(missing[0]) if missing else config.n)
+    wanted = indices.of_run(part)
+    if not wanted or not folder.config.exists():
         return 0
-    part = config.changed(n=n)
-    if records.vanilla is not None and records.vanilla.missing(n, records.each):
-        part, records = config.changed(n=n, baseline=False), RunRecords(records.method, None, records.each)
-    mine, vanilla = records.first(n)
+    if records.vanilla is not None and records.vanilla.missing(wanted):
+        part, records = part.changed(baseline=False), RunRecords(records.method, None, wanted)
+    mine, vanilla = RunRecords(records.method, records.vanilla, wanted).both
     lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
     scored = [name for name in config.metrics if any(line.metric == name for line in lines)]
     found = _row(part.changed(metrics=scored), folder, mine, vanilla, lines)
-    if n < config.n:
-        found["note"] = "; ".join(filter(None, [f"stopped after {n} of {config.n} images", found["note"]]))
-    return n if folder.write_row(found) else 0
+    if len(wanted) < config.images:
+        stopped = f"stopped after {len(wanted)} of {config.images} images"
+        found["note"] = "; ".join(filter(None, [stopped, found["note"]]))
+    return len(wanted) if folder.write_row(found) else 0
 
 
 def _track(outcome: RunOutcome) -> None:

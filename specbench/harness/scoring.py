@@ -145,7 +145,7 @@ class Scoring:
         load: gives the item of each image."""
         if not self._requests:
             return []
-        mine, vanilla = records.first(self._cfg["n"])
+        mine, vanilla = records.both
         load = cache(load)  # which may draw or read the prompts
         method = of_records("method", records.method, mine, load)
         lines = self.score(method)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -81,17 +82,17 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
     return lines or [""]
 
 
-def cells(method: str, records: RunRecords, n: int) -> list[SheetCell]:
+def cells(method: str, records: RunRecords) -> list[SheetCell]:
     """The cells of a run's first prompts, with vanilla AR's image before each of the method's where there is one."""
     found = []
-    for prompt in range(min(n, max(LIMIT // records.each, 1))):
-        numbers = [prompt + j * indices.STRIDE for j in range(records.each)]
+    numbers = [list(of_prompt) for _, of_prompt in groupby(records.wanted, indices.prompt_of)]
+    for of_prompt in numbers[: max(LIMIT // len(numbers[0]), 1)]:
         images = []
-        for number in numbers:
+        for number in of_prompt:
             if records.vanilla is not None:
                 images.append(("vanilla", records.vanilla.image(number)))
             images.append((method, records.method.image(number)))
-        found.append(SheetCell(records.method.records[prompt].prompt, images))
+        found.append(SheetCell(records.method.records[of_prompt[0]].prompt, images))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from specbench.config.run_config import RunConfig
 from specbench.harness import older
 from specbench.harness.folder import RunFolder, stored
 from specbench.rows import indices, timing
-from specbench.rows.journal import read_first, read_records
+from specbench.rows.journal import read_of, read_records
 from specbench.rows.scores import fingerprint
 
 _RECENT = 200  # images over which the speed is computed
@@ -47,9 +48,9 @@ class Status:
 def of_run(path: Path) -> Status:
     """The state of the run in a folder. UsageError if it holds none that can be read."""
     cfg, folder = stored(path), RunFolder(path)
-    started, count = folder.memory().begun, (cfg.n, cfg.images_per_prompt)
-    images = _pass(folder.records, *count, started)
-    baseline = _pass(folder.baseline_records, *count, started) if cfg.wants_baseline else None
+    started, wanted = folder.memory().begun, indices.of_run(cfg)
+    images = _pass(folder.records, wanted, started)
+    baseline = _pass(folder.baseline_records, wanted, started) if cfg.wants_baseline else None
     passes = [one for one in (images, baseline) if one is not None and one.left]
     done = not passes and _has_row(folder, cfg)
     state = "running" if _locked(folder.lock) else "finished" if done else "stopped"
@@ -77,15 +78,15 @@ def not_started(path: Path, cfg: RunConfig) -> Status:
     return Status(str(path), "not started", cfg["method"], cfg["model"], cfg.n, left, baseline, None, [], 0)
 
 
-def _pass(path: Path, n: int, each: int, started: float | None) -> PassProgress:
+def _pass(path: Path, wanted: Sequence[int], started: float | None) -> PassProgress:
     here = read_records(path) if path.is_file() else []
-    done = len({record.index for record in here}.intersection(indices.of_prompts(n, each)))
+    done = len({record.index for record in here}.intersection(wanted))
     times = sorted((r.done, r.batch) for r in here if started is not None and r.done >= started)
     recent = times[-_RECENT:]
     batch = recent[0][1] if recent else 0  # images of the first batch, whose time is before it
     span = recent[-1][0] - recent[0][0] if recent else 0.0
     return PassProgress(
-        done, n * each - done, (len(recent) - batch) / span if span > 0 and len(recent) > batch else None
+        done, len(wanted) - done, (len(recent) - batch) / span if span > 0 and len(recent) > batch else None
     )
 
 
@@ -105,7 +106,7 @@ def _has_row(folder: RunFolder, config: RunConfig) -> bool:
     """Whether there is a row, and all metrics were tried on all images."""
     if not folder.row.is_file():
         return False
-    images = fingerprint(r.sha256 for r in read_first(folder.records, config.n, config.images_per_prompt) or ())
+    images = fingerprint(r.sha256 for r in read_of(folder.records, indices.of_run(config)) or ())
     tried = {line.metric for line in [*folder.open_scores(), *older.scores(folder)] if line.images == images}
     return tried.issuperset(config.metrics)
 

@@ -68,8 +68,8 @@ class PromptDecoder(Protocol):
         self, conditioning: Any, keys: list[tuple[int, int]]
     ) -> DecodedImages: ...  # keys: (seed, index of the image)
     def stream(
-        self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int
-    ) -> Iterator[Finished]: ...  # the same, image by image as they are done
+        self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int, stop: Callable[[], bool]
+    ) -> Iterator[Finished]: ...  # the same, image by image as they are done, until stop() is true
     def pixels(self, tokens: torch.Tensor) -> np.ndarray: ...  # (B, T) -> (B, H, W, 3) uint8
     def vanilla(self) -> PromptDecoder: ...  # the same target with the empty draft
     def synchronize(self) -> None: ...
@@ -142,7 +142,7 @@ class Worker:
         self._pipeline = loader(cfg)
         self._vanilla: PromptDecoder | None = None
         self._batch: int = cfg["batch"]
-        self._each = indices.images_per_prompt(cfg)
+        self._positions = {index: i for i, index in enumerate(indices.of_run(cfg))}
         self._warm: set[bool] = set()  # passes whose warm-up is done
         self.joined = Joined(
             secrets.token_hex(4),
@@ -175,7 +175,7 @@ class Worker:
         while left and not stop():
             size = self._batch
             pair, left = left[:size], left[size:]
-            vanilla_first = indices.position(pair[0].index, self._each) // size % 2 == 1
+            vanilla_first = self._positions[pair[0].index] // size % 2 == 1
             for baseline in (vanilla_first, not vanilla_first):
                 self._timed += 1
                 # A peak of its own for each half: both pipelines are loaded.
@@ -201,15 +201,13 @@ class Worker:
             try:
                 pipeline = self._ready(left, baseline)
                 keys = [(self.cfg["seed"], item.index) for item in left]
-                for finished in pipeline.stream([item.prompt for item in left], keys, self._batch):
+                for finished in pipeline.stream([item.prompt for item in left], keys, self._batch, stop):
                     if self.is_timed and number is None:
                         self._timed += 1
                     timed = (number or self._timed) if self.is_timed else None
                     made = self._images(pipeline, finished, left, baseline, timed)
                     done |= {image.record.index for image in made}
                     yield [*made]
-                    if stop():
-                        return
                 return
             except Exception as e:
                 if not out_of_memory(e):

@@ -28,14 +28,11 @@ def images_per_prompt(cfg: Mapping[str, Any]) -> int:
     return int(cfg.get("images_per_prompt", 1))
 
 
-def of_prompts(n: int, each: int = 1) -> list[int]:
-    """The numbers of the images of the first `n` prompts with `each` images, prompt by prompt."""
-    return [i + j * STRIDE for i in range(n) for j in range(each)]
-
-
-def position(index: int, each: int) -> int:
-    """The place of an image among those of a run with `each` images of a prompt, see `of_prompts`."""
-    return prompt_of(index) * each + repeat_of(index)
+def of_run(cfg: Mapping[str, Any]) -> list[int]:
+    """The numbers of the images of a run, prompt by prompt: of its first `n` prompts or, with `shard="2/8"`, of the
+    second, tenth, ... of them."""
+    part, parts = map(int, (cfg.get("shard") or "1/1").split("/"))
+    return [i + j * STRIDE for i in range(part - 1, cfg["n"], parts) for j in range(images_per_prompt(cfg))]
 
 
 def label(index: int, digits: int = 0) -> str:

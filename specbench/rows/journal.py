@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from specbench.errors import UsageError, plain
-from specbench.rows import checked_lines, indices
+from specbench.rows import checked_lines
 from specbench.storage import image_files
 from specbench.storage.files import append_line, content, sha256, write_atomically
 
@@ -133,13 +134,13 @@ class Journal:
     def __contains__(self, index: int) -> bool:
         return index in self.records
 
-    def missing(self, n: int, each: int = 1) -> list[int]:
-        """The images of the first `n` prompts, `each` of a prompt, without a record, in order (see `indices`)."""
-        return [i for i in indices.of_prompts(n, each) if i not in self.records]
+    def missing(self, wanted: Iterable[int]) -> list[int]:
+        """The images without a record, of those with these numbers (see `indices`)."""
+        return [i for i in wanted if i not in self.records]
 
-    def first(self, n: int, each: int = 1) -> list[Record]:
-        """The records of the images of the first `n` prompts, in order; all must exist."""
-        return [self.records[i] for i in indices.of_prompts(n, each)]
+    def of(self, wanted: Iterable[int]) -> list[Record]:
+        """The records of the images with these numbers; all must exist."""
+        return [self.records[i] for i in wanted]
 
     def add(self, record: Record, pixels: np.ndarray) -> None:
         """Writes the image, (H, W, 3) uint8, and only then appends the record; both are then on disk."""
@@ -247,12 +248,10 @@ def read_records(path: Path) -> list[Record]:
     return sorted(records, key=lambda r: r.index)
 
 
-def read_first(path: Path, n: int, each: int) -> list[Record] | None:
-    """The records of the images of the first `n` prompts, in order, without touching the file; None where some are
-    missing."""
+def read_of(path: Path, wanted: Sequence[int]) -> list[Record] | None:
+    """The records of the images with these numbers, without touching the file; None where some are missing."""
     held = {record.index: record for record in read_records(path)} if path.is_file() else {}
-    found = [held.get(i) for i in indices.of_prompts(n, each)]
-    return None if None in found else [record for record in found if record is not None]
+    return [held[i] for i in wanted] if held.keys() >= set(wanted) else None
 
 
 def pixel_digest(pixels: np.ndarray) -> str:

@@ -39,6 +39,7 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
 #: Parameters that may change between two starts of a run in one folder: they change no image.
 MAY_CHANGE = (
     "n",
+    "shard",
     "metrics",
     "metrics_dir",
     "reference",

@@ -115,9 +115,9 @@ class ServerExecutor:
         no new ones are sent. RunError after `GIVE_UP` failures in a row."""
         rate, limit = self.cfg["request_rate"], self.cfg["concurrency"]
         limit = limit or (1 if rate is None else len(items))
-        each = indices.images_per_prompt(self.cfg)
-        gaps = arrivals(self.cfg["seed"], self.cfg["n"] * each, rate)
-        dues = time.monotonic() + np.cumsum(gaps[[indices.position(item.index, each) for item in items]])
+        positions = {index: i for i, index in enumerate(indices.of_run(self.cfg))}
+        gaps = arrivals(self.cfg["seed"], len(positions), rate)
+        dues = time.monotonic() + np.cumsum(gaps[[positions[item.index] for item in items]])
         answers: queue.SimpleQueue[_Answer | BaseException] = queue.SimpleQueue()
         sent, under_way, failed = 0, 0, 0
         while under_way or sent < len(items):
