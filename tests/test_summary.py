@@ -23,12 +23,12 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
+from specbench.decoding.image_statistics import of_images
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Trace
 from specbench.decoding.trees import chain_paths, parse
-from specbench.harness.trace import of_images
 from specbench.rows import summary
 from specbench.rows.columns import _ESTIMATES, _NUMBERS, COLUMNS, stderr_of
 from specbench.rows.journal import Record, from_line, to_line

@@ -32,6 +32,7 @@ from specbench.audit.tabular import TabularDrafter, sequence_probs
 from specbench.audit.tabular import codes as coded
 from specbench.config import configuration
 from specbench.decoding import rules
+from specbench.decoding.image_statistics import of_images
 from specbench.decoding.sampling import draw_distinct, draw_several
 from specbench.decoding.trees import Tree, build, from_parents, named, parse
 from specbench.decoding.verify import VERIFY, Draft, TokenWise, Verdict
@@ -40,7 +41,6 @@ from specbench.decoding.verify.selected import Selected, best_of, best_of_pair
 from specbench.decoding.verify.traversal import Traversal
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.harness.trace import of_images
 
 BUSH = parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,1,0]]")
 TREES = {"bush": BUSH, "mc_sim": named("mc_sim_7b_63"), "balanced": named("reverse_balanced_25")}

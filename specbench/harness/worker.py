@@ -21,7 +21,7 @@ import numpy as np
 
 from specbench import data
 from specbench.config import parameters
-from specbench.harness import trace
+from specbench.decoding import image_statistics
 from specbench.rows import indices, provenance, timing
 from specbench.rows.journal import Record, pixel_digest
 
@@ -254,7 +254,7 @@ class Worker:
         peak = peak_memory_mib(pipeline.device)
         tokens = int(decoded.tokens.shape[1])
         steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
-        trace_fields = trace.of_images(decoded.trace, steps, pipeline.passes)
+        trace_fields = image_statistics.of_images(decoded.trace, steps, pipeline.passes)
         alone = self.cfg["batch"] == 1 and timed is not None
         return [
             Image(

@@ -48,7 +48,7 @@ class Record:
     sha256: str  # of the pixels, row by row, as uint8 RGB
     session: str  # the process that decoded it, an entry of run.json
     timed: int | None = None  # number of its batch among the timed ones of its process, from 1; None: not timed
-    # Its steps (see `harness.trace`). Statistics of drafts are over the steps with a draft, and None without any.
+    # Its steps (`decoding.image_statistics`). Statistics of drafts are over the steps with a draft, None without any.
     accepted_per_step: list[int]  # draft tokens accepted inside the image
     accepted_by_depth: list[int]  # steps that accepted a draft token at depth 1, 2, ...
     verified_by_depth: list[int]  # steps that verified one there: it was offered, those above it accepted

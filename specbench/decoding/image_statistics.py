@@ -1,4 +1,4 @@
-"""A batch's trace -> the fields of its images' records."""
+"""A batch's trace -> the statistics of its images, by the names that their records have."""
 
 from __future__ import annotations
 
