@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from specbench.bench.devices import DEVICES, only_dry
 from specbench.cli.arguments import Arguments, CommandLine, Own, Words, command
 from specbench.config import parameters
 from specbench.errors import unknown
@@ -36,7 +37,8 @@ def drawing(what: str) -> Arguments:
             default="1",
         ),
         "--no-run": Own("flag", "draw from the rows there are; what is missing stays marked"),
-        "--dry-run": Own("flag", "say what would run: images, time, disk, memory, downloads"),
+        "--dry-run": Own("flag", "say what would run: images, time, GPU hours, disk, memory, downloads, commands"),
+        "device_for=NAME": Own("string", f"GPU for --dry-run: {', '.join(DEVICES)}", offers=lambda: DEVICES),
         "--format NAME,NAME": Own("string", f"any of {','.join(render.FORMATS)}", default="md,latex"),
     }
 
@@ -66,12 +68,16 @@ def main(
         continuous = parameters.is_continuous("model", model)
         tables = [table for table in tables if parameters.is_continuous("model", table.model) == continuous]
     formats = render.formats(line["--format"])
+    only_dry(line["device_for"], line["--dry-run"])
     for table in tables:
         todo = plan(table, line["--model"] or table.model, line["--n"], results, runs)
         if line["--list"]:
             print(_state(todo, line))
         elif line["--dry-run"]:
-            print(_foreseen(todo))
+            from specbench.tables import forecast
+
+            title, command = f"{table.id} in {todo.home}", _command(table, line)
+            print(forecast.report(title, todo.missing, command, line["device_for"], results))
         else:
             if not line["--no-run"]:
                 todo = collect(todo, results, bench or Bench(), say, line["--jobs"])
@@ -94,15 +100,6 @@ def _command(table: Table | None, line: CommandLine) -> str:
     if line["--n"] not in (None, table and table.n):
         arguments += ["--n", str(line["--n"])]
     return " ".join(arguments)
-
-
-def _foreseen(todo: TablePlan) -> str:
-    """What the lines without a row would do."""
-    from specbench.bench import forecast
-
-    if todo.table.rows_of != "run":
-        return f"dry run of {todo.table.id}: {len(todo.missing)} lines by specbench {todo.table.rows_of}, no images"
-    return forecast.report(f"{todo.table.id} in {todo.home}", todo.missing)
 
 
 def _state(todo: TablePlan, line: CommandLine) -> str:

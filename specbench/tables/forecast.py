@@ -1,7 +1,8 @@
-"""What runs will do before they do it: images to decode and those that are there, time, disk, memory, downloads.
+"""What runs will do before they do it: images to decode and those that are there, time, disk, memory, downloads, and
+the commands in their order.
 
-Time is known from rows of this machine in the store of results alone; what is not known is said to be unknown. Nothing
-is loaded, fetched or written.
+Time on this machine is known from its rows in the store of results alone; hours on a GPU that need not be here are a
+range (`gpu_hours`). What is not known is said to be unknown. Nothing is loaded, fetched or written.
 """
 
 from __future__ import annotations
@@ -9,16 +10,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from specbench.config import parameters
+import torch
+
+from specbench import metrics
+from specbench.bench import devices
+from specbench.bench.devices import Device
+from specbench.config import parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
+from specbench.harness.pipeline import check_engine, resolve_device
 from specbench.harness.planned import PlannedRun
+from specbench.harness.scoring import scoring_context
 from specbench.storage.files import format_size
+from specbench.tables import gpu_hours, to_fetch
+from specbench.tables.gpu_hours import Planner
 
 _MOST = 40  # runs that are listed one by one
 _RECENT = 200  # records from which a speed is computed
@@ -39,45 +49,55 @@ class Rate:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will do. images, there: of both passes; seconds: for what is left, None: unknown; fault: why it cannot
-    start yet."""
+    """What a run will do. images, there: of both passes; left: images of the method, and of its baseline; seconds: for
+    what is left, None: unknown; hours: by GPU, the least and the most; fault: why it cannot start yet."""
 
     run: PlannedRun
     images: int
     there: int
+    left_of: tuple[int, int]
     seconds: float | None
     exact: bool
     fault: str
+    hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
         return self.images - self.there
 
 
-def report(title: str, runs: Sequence[PlannedRun]) -> str:
-    """The forecast of runs as text."""
-    known = _Known()
-    found = [_forecast(run, known) for run in runs]
+def report(
+    title: str, runs: Sequence[PlannedRun], command: str, device_for: str | None = None, results: Path = Path("results")
+) -> str:
+    """The forecast of runs as text. command: what starts them; device_for: the GPU that hours are for (default: every
+    known one, where the runs are a real model's and not for the CPU); results: the folder of committed rows."""
+    chosen = None if device_for is None else devices.named(device_for)
+    if others := [run for run in runs if run.rows_of != "run"]:
+        return f"dry run of {title}: {len(others)} lines by specbench {others[0].rows_of}, no images; then {command}"
+    known, planner = _Known(), Planner(results)
+    found = [_forecast(run, known, planner, chosen) for run in runs]
     images, there = sum(one.images for one in found), sum(one.there for one in found)
     count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
     lines = [f"dry run of {title}: {count}, nothing is decoded"]
-    lines += [f"  {_line(one)}" for one in found[:_MOST]]
+    lines += [f"  {_line(one, chosen)}" for one in found[:_MOST]]
     if len(found) > _MOST:
         lines.append(f"  ... and {len(found) - _MOST} more runs")
     lines.append(f"decode    {images - there} images, {there} of {images} are there")
     lines.append(f"time      {_time(found)}")
-    lines += [f"disk      {_disk(found, known)}"]
-    lines += [f"memory    {text}" for text in _memory(found)]
-    lines += [f"download  {text}" for text in _downloads(runs) or ["nothing"]]
-    faults = dict.fromkeys(one.fault for one in found if one.fault and "specbench fetch" not in one.fault)
-    lines += [f"missing   {text}" for text in faults]
+    lines += _gpu(found, planner)
+    size, fetch = to_fetch.report(runs, command)
+    lines += [f"disk      {_disk(found, planner, size)}"]
+    lines += [f"memory    {text}" for text in _memory(found, planner)]
+    lines += [*(f"missing   {text}" for text in _faults(found)), *fetch]
     return "\n".join(lines)
 
 
-def _line(one: Forecast) -> str:
+def _line(one: Forecast, chosen: Mapping[str, Device] | None) -> str:
     cfg = one.run.config
     state = "finished" if not one.left else f"{one.left} images" + (f", {one.there} are there" if one.there else "")
     time = "" if not one.left else ", time unknown" if one.seconds is None else f", {_duration(one.seconds)}"
+    if one.hours and one.seconds is None:
+        time = f", {_hours(one.hours[next(iter(chosen))])}" if chosen else ""
     what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}"
     batch = "" if parameters.is_served(cfg) else f", batch {cfg['batch']}"
     return f"{one.run.folder}: {what}{batch}: {state}{time}"
@@ -86,12 +106,10 @@ def _line(one: Forecast) -> str:
 # --- what is there ----------------------------------------------------------------------------------------------------
 
 
-def _forecast(run: PlannedRun, known: _Known) -> Forecast:
-    from specbench.harness.run import check
-
+def _forecast(run: PlannedRun, known: _Known, planner: Planner, chosen: Mapping[str, Device] | None) -> Forecast:
     fault = ""
     try:
-        check(run.config)
+        _check(run.config)
     except (UsageError, OSError) as e:
         fault = str(e)
     status = run.status()
@@ -101,13 +119,90 @@ def _forecast(run: PlannedRun, known: _Known) -> Forecast:
     images = count * (2 if run.config.wants_baseline else 1)
     seconds: float | None = 0.0
     exact = True
+    left_of = []
     for vanilla, progress in ((False, status.images), (True, status.baseline)):
         left = 0 if progress is None else max(0, count - progress.done)
+        left_of.append(left)
         if left and seconds is not None:
             rate = known.rate(run.config, vanilla)
             seconds = None if rate is None else seconds + left * rate.seconds
             exact = exact and rate is not None and rate.exact
-    return Forecast(run, images, min(there, images), seconds, exact, fault)
+    of_gpus = _of_gpus(run.config, left_of, planner, chosen)
+    return Forecast(run, images, min(there, images), (left_of[0], left_of[1]), seconds, exact, fault, of_gpus)
+
+
+def _check(cfg: RunConfig) -> None:
+    """As `harness.run.check`, for a machine that has the device of the configuration."""
+    from specbench.harness.run import check
+
+    if not parameters.is_served(cfg) and cfg["device"] != "cpu" and not torch.cuda.is_available():
+        check_engine(cfg)
+        cfg = cfg.changed(device="cpu", engine="eager")
+    check(cfg)
+
+
+def _faults(found: Sequence[Forecast]) -> Iterator[str]:
+    """Why runs cannot start, and which metrics would have no value, but for what a fetch brings."""
+    yield from dict.fromkeys(one.fault for one in found if one.fault and "specbench fetch" not in one.fault)
+    lacking: dict[str, None] = {}
+    for cfg in (one.run.config for one in found):
+        context = scoring_context(cfg)
+        for name in cfg["metrics"]:
+            if all((context.weights / folder).is_dir() for folder in registry.evaluator_folders(name)):
+                lacking |= {f"{name}: {text}": None for text in [metrics.missing(name, context)] if text}
+    yield from lacking
+
+
+# --- hours on a GPU ---------------------------------------------------------------------------------------------------
+
+
+def _of_gpus(
+    cfg: RunConfig, left_of: Sequence[int], planner: Planner, chosen: Mapping[str, Device] | None
+) -> dict[str, tuple[float, float]]:
+    """Hours by GPU; empty where none are asked for, or the model cannot be planned on shapes."""
+    is_real = parameters.default("model", cfg["model"], "weights") == "official"
+    if parameters.is_served(cfg) or not any(left_of) or (chosen is None and (not is_real or cfg["device"] == "cpu")):
+        return {}
+    wanted = [cfg] * bool(left_of[0]) + [gpu_hours.without_method(cfg)] * bool(left_of[1])
+    counts = [count for count in left_of if count]
+    found = {}
+    try:
+        for name, device in (chosen or devices.DEVICES).items():
+            each = [planner.seconds(one, device) for one in wanted]
+            hours = [sum(n * seconds[i] for n, seconds in zip(counts, each, strict=True)) / 3600 for i in (0, 1)]
+            found[name] = (hours[0], hours[1])
+    except Exception as e:  # a plug-in's model may not work on shapes; nothing depends on these numbers
+        planner.sources.setdefault(f"unknown ({type(e).__name__}: {e}), and so are the hours, of", set()).add(
+            cfg["method"]
+        )
+        return {}
+    return found
+
+
+def _gpu(found: Sequence[Forecast], planner: Planner) -> Iterator[str]:
+    """Hours by GPU over all runs, and what they rest on."""
+    timed = [one for one in found if one.hours]
+    if timed:
+        peak = max(planner.peak_gb(one.run.config) for one in timed)
+        for name in timed[0].hours:
+            sums = [sum(one.hours[name][i] for one in timed) for i in (0, 1)]
+            memory = devices.DEVICES[name].memory
+            fits = "fits" if peak <= memory else "does not fit: choose a smaller batch, or another device"
+            yield f"gpu       {name}: {_hours((sums[0], sums[1]))}; about {peak:.3g} of {memory:g} GB, {fits}"
+        kinds = dict.fromkeys("recorded" if one.run.config["engine"] != "eager" else "started" for one in timed)
+        launches = ", ".join(f"{' to '.join(map(str, gpu_hours.LAUNCH_US[k]))} us for each {k} kernel" for k in kinds)
+        yield (
+            "basis     decoding alone, from shapes: bytes and arithmetic of a step at the data sheet's rates, or at"
+            f" {gpu_hours.SHARE:.0%} of them and after its launches; {launches}. These are assumptions: no step has"
+            " been timed on a GPU"
+        )
+    for source, names in planner.sources.items():
+        yield f"basis     tokens a step: {source} {', '.join(sorted(names))}"
+
+
+def _hours(hours: tuple[float, float]) -> str:
+    low, high = hours
+    return f"{low:.2g} to {high:.2g} h" if high < 100 else f"{low:.0f} to {high:.0f} h"
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -145,12 +240,11 @@ class _Known:
 
     def _is_here(self, row: Mapping[str, Any], cfg: Mapping[str, Any]) -> bool:
         """Whether a row is of this machine, of the same model, and as many images at once."""
-        from specbench.harness.pipeline import resolve_device
         from specbench.rows import provenance
 
-        if parameters.is_served(cfg):
-            return False
         device = cfg["device"]
+        if parameters.is_served(cfg) or (device.startswith("cuda") and not torch.cuda.is_available()):
+            return False
         if device not in self._machines:
             self._machines[device] = provenance.environment(resolve_device(device))
         here = self._machines[device]
@@ -167,15 +261,6 @@ class _Known:
         ]
         mine, theirs = (as_cells({name: cells[name] for name in names}) for cells in (row, cfg))
         return mine == theirs
-
-    def image_bytes(self, model: str) -> float | None:
-        """Bytes of an image with its record, from a run that is here."""
-        for folder, row in self.rows:
-            images = list(Path(folder, "images").glob("*.png")) if row["model"] == model else []
-            if images:
-                records = Path(folder, "records.jsonl").stat().st_size if Path(folder, "records.jsonl").is_file() else 0
-                return (sum(path.stat().st_size for path in images) + records) / len(images)
-        return None
 
 
 def _seconds(folder: Path, row: Mapping[str, Any]) -> float | None:
@@ -220,24 +305,30 @@ def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds))) if seconds >= 1 else "under a second"
 
 
-# --- disk, memory, downloads ------------------------------------------------------------------------------------------
+# --- disk and memory --------------------------------------------------------------------------------------------------
+
+_RECORD = 4000  # bytes of a record at most, beside those of its tokens
+_OF_TOKEN = 12  # bytes of a record at most for each token: its order, its draft, its tries
 
 
-def _disk(found: Sequence[Forecast], known: _Known) -> str:
-    total, unknown = 0.0, set()
+def _disk(found: Sequence[Forecast], planner: Planner, download: float) -> str:
+    """At most three bytes a pixel, as an image has uncompressed, and the records."""
+    total, unknown = 0.0, dict[str, None]()
     for one in found:
-        size = known.image_bytes(one.run.config["model"]) if one.left else 0
-        if size is None:
-            unknown.add(one.run.config["model"])
-        else:
-            total += one.left * size
-    text = f"about {format_size(total)}" if total or not unknown else ""
-    if unknown:
-        return "; ".join(filter(None, [text, f"unknown for {', '.join(sorted(unknown))}: no run of it is here"]))
-    return text
+        if not one.left or parameters.is_served(one.run.config):
+            continue
+        try:
+            planned = planner.plan(one.run.config)
+        except Exception:  # as for the hours
+            unknown[one.run.config["model"]] = None
+            continue
+        total += one.left * (3 * planned["resolution"] ** 2 + _RECORD + _OF_TOKEN * planned["tokens"])
+    text = f"at most {format_size(total)} of images and records, by the model's resolution"
+    text += f"; {format_size(download)} of downloads" if download else ""
+    return text + (f"; unknown for {', '.join(unknown)}" if unknown else "")
 
 
-def _memory(found: Sequence[Forecast]) -> Iterator[str]:
+def _memory(found: Sequence[Forecast], planner: Planner) -> Iterator[str]:
     """Of each model's run with the most images at once: weights, caches and the estimated peak, from shapes alone."""
     largest: dict[str, RunConfig] = {}
     for one in found:
@@ -246,11 +337,9 @@ def _memory(found: Sequence[Forecast]) -> Iterator[str]:
         if one.left and not parameters.is_served(cfg) and (before is None or cfg["batch"] >= before["batch"]):
             largest[cfg["model"]] = cfg
     for model, cfg in largest.items():
-        from specbench.bench import plan
-
         what = f"{model}, {cfg['method']}, batch {cfg['batch']}, {cfg['dtype']}"
         try:
-            planned = plan.plan(cfg)
+            planned = planner.plan(cfg)
         except Exception as e:  # a plug-in's model may not work on shapes; nothing depends on this number
             yield f"unknown for {what} ({type(e).__name__})"
             continue
@@ -259,60 +348,3 @@ def _memory(found: Sequence[Forecast]) -> Iterator[str]:
             f"{planned['all_weights_gb']:.3g} GB of weights and {planned['state_gb']:.3g} GB of caches, about"
             f" {peak:.3g} GB at the peak ({what})"
         )
-
-
-def _downloads(runs: Sequence[PlannedRun]) -> list[str]:
-    """What must be fetched first, with sizes where they are known without asking."""
-    found: dict[str, None] = {}
-    for run in runs:
-        found |= dict.fromkeys(_of_model(run.config))
-        found |= dict.fromkeys(_of_data(run.config))
-        found |= dict.fromkeys(_of_metrics(run.config))
-    return list(found)
-
-
-def _of_model(cfg: Mapping[str, Any]) -> Iterator[str]:
-    from specbench.config import registry
-    from specbench.storage import sources
-
-    folder = None if parameters.is_served(cfg) else registry.weights_folder(cfg)
-    source = None if folder is None else registry.model_sources().get(cfg["model"])
-    if folder is None or source is None:
-        return
-    for name in registry.needed_folders(cfg):
-        part = sources.part_of(source, name)
-        if part is not None and not (folder / name).is_dir():
-            more = "" if name in source.parts else f" drafter={cfg['drafter']}"
-            command = f"specbench fetch model={cfg['model']}{more}"
-            yield f"{name}/ of {cfg['model']} from {part.repository} ({_sizes(part)}): {command}"
-
-
-def _sizes(part: Any) -> str:
-    return format_size(sum(part.sizes.values())) if part.sizes else "specbench fetch says how large"
-
-
-def _of_data(cfg: Mapping[str, Any]) -> Iterator[str]:
-    from specbench.config import registry
-    from specbench.storage import downloads, home
-
-    data = registry.data_sources().get(cfg["data"])
-    if data is None:
-        return
-    folder = home.expanded(cfg.get("data_dir") or home.data_folder(cfg["data"]))
-    record = downloads.FetchRecord(folder)
-    if todo := [file for file in data.files if not downloads.is_unpacked(record, file, folder)]:
-        yield f"{cfg['data']} ({format_size(sum(file.size for file in todo))}): specbench fetch data={cfg['data']}"
-
-
-def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[str]:
-    from specbench import metrics
-    from specbench.config import registry
-    from specbench.harness.scoring import scoring_context
-
-    context = scoring_context(cfg)
-    for name in cfg["metrics"]:
-        if not metrics.missing(name, context):
-            continue
-        parts = [registry.evaluators()[folder] for folder in registry.evaluator_folders(name)]
-        sizes = ", ".join(f"{part.repository} ({_sizes(part)})" for part in parts)
-        yield f"{name}: {sizes or metrics.missing(name, context)}: specbench fetch metrics={name}"
