@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from specbench.errors import UsageError
-from specbench.storage.files import in_bytes
+from specbench.storage.files import format_size, in_bytes
 
 T = TypeVar("T")
 
@@ -158,6 +158,12 @@ def data(fields: Any, where: str) -> Data:
     """The files of a data set and their licence. UsageError, naming `where`, for wrong fields."""
     found = made(Data, fields, where)
     return Data(tuple(made(File, file, where) for file in found.files), found.licence)
+
+
+def sized(sizes: Mapping[str, float], unknown: Iterable[str]) -> Iterator[str]:
+    """A line for each file, with its bytes where they are known without asking."""
+    yield from (f"{format_size(count):>12}  {name}" for name, count in sizes.items())
+    yield from (f"size unknown  {name}" for name in unknown)
 
 
 def part_of(entry: ModelSource, name: str) -> Part | None:

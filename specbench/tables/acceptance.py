@@ -33,10 +33,10 @@ def known(cfg: Mapping[str, Any], tokens: int, most: int, results: Path) -> Toke
     folder with the embedded model's rows."""
     if cfg["method"] == "vanilla":
         return TokensPerStep(1, 1)
-    printed = [(table, row) for table, row in _published() if (row.of, row.method_key) == (cfg["model"], cfg["method"])]
-    same = [(table, row) for table, row in printed if _is_like(row.cells, cfg)]
-    values = {value: table for table, row in same or printed if (value := _of_line(row.cells, tokens))}
-    if values:
+    lines = [(table, row) for table, row in _published() if (row.of, row.method_key) == (cfg["model"], cfg["method"])]
+    printed = [(table, row, value) for table, row in lines if (value := _of_line(row.cells, tokens))]
+    same = [one for one in printed if _is_like(one[1].cells, cfg)]
+    if values := {value: table for table, _, value in same or printed}:
         return TokensPerStep(min(values), max(values), f"printed for {cfg['model']} in", tuple(values.values()))
     own = _embedded(cfg["method"], results)
     if own:

@@ -26,6 +26,7 @@ from specbench.errors import UsageError
 from specbench.harness.pipeline import check_engine, resolve_device
 from specbench.harness.planned import PlannedRun
 from specbench.harness.scoring import scoring_context
+from specbench.rows import sample_size
 from specbench.storage.files import format_size
 from specbench.tables import gpu_hours, to_fetch
 from specbench.tables.gpu_hours import Planner
@@ -66,16 +67,63 @@ class Forecast:
         return self.images - self.there
 
 
+@dataclass(frozen=True)
+class Foreseen:
+    """What several runs will do together."""
+
+    runs: Sequence[Forecast]
+    planner: Planner
+
+    @property
+    def images(self) -> int:
+        """To decode."""
+        return sum(one.left for one in self.runs)
+
+    @property
+    def hours(self) -> dict[str, tuple[float, float]]:
+        """By GPU, of the runs that have any."""
+        timed = [one.hours for one in self.runs if one.hours]
+        return {
+            name: (sum(one[name][0] for one in timed), sum(one[name][1] for one in timed))
+            for name in (timed[0] if timed else ())
+        }
+
+    @property
+    def disk(self) -> tuple[float, list[str]]:
+        """Bytes of images and records at most, three for each pixel as of an image that is not compressed; and the
+        models of which they are not known."""
+        total, unknown = 0.0, dict[str, None]()
+        for one in self.runs:
+            if not one.left or parameters.is_served(one.run.config):
+                continue
+            try:
+                planned = self.planner.plan(one.run.config)
+            except Exception:  # as for the hours
+                unknown[one.run.config["model"]] = None
+                continue
+            total += one.left * (3 * planned["resolution"] ** 2 + _RECORD + _OF_TOKEN * planned["tokens"])
+        return total, list(unknown)
+
+
+def foresee(
+    runs: Sequence[PlannedRun], chosen: Mapping[str, Device] | None = None, results: Path = Path("results")
+) -> Foreseen:
+    """chosen: the GPUs that hours are for (default: every known one, where a run is a real model's and not for the
+    CPU); results: the folder of committed rows."""
+    known, planner = _Known(), Planner(results)
+    return Foreseen([_forecast(run, known, planner, chosen) for run in runs], planner)
+
+
 def report(
     title: str, runs: Sequence[PlannedRun], command: str, device_for: str | None = None, results: Path = Path("results")
 ) -> str:
-    """The forecast of runs as text. command: what starts them; device_for: the GPU that hours are for (default: every
-    known one, where the runs are a real model's and not for the CPU); results: the folder of committed rows."""
+    """The forecast of runs as text. command: what starts them; device_for: the name of a GPU; results: as of
+    `foresee`."""
     chosen = None if device_for is None else devices.named(device_for)
     if others := [run for run in runs if run.rows_of != "run"]:
         return f"dry run of {title}: {len(others)} lines by specbench {others[0].rows_of}, no images; then {command}"
-    known, planner = _Known(), Planner(results)
-    found = [_forecast(run, known, planner, chosen) for run in runs]
+    all_of_them = foresee(runs, chosen, results)
+    found, planner = all_of_them.runs, all_of_them.planner
     images, there = sum(one.images for one in found), sum(one.there for one in found)
     count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
     lines = [f"dry run of {title}: {count}, nothing is decoded"]
@@ -84,9 +132,9 @@ def report(
         lines.append(f"  ... and {len(found) - _MOST} more runs")
     lines.append(f"decode    {images - there} images, {there} of {images} are there")
     lines.append(f"time      {_time(found)}")
-    lines += _gpu(found, planner)
+    lines += _gpu(all_of_them)
     size, fetch = to_fetch.report(runs, command)
-    lines += [f"disk      {_disk(found, planner, size)}"]
+    lines += [f"disk      {_disk(all_of_them, size)}"]
     lines += [f"memory    {text}" for text in _memory(found, planner)]
     lines += [*(f"missing   {text}" for text in _faults(found)), *fetch]
     return "\n".join(lines)
@@ -97,7 +145,7 @@ def _line(one: Forecast, chosen: Mapping[str, Device] | None) -> str:
     state = "finished" if not one.left else f"{one.left} images" + (f", {one.there} are there" if one.there else "")
     time = "" if not one.left else ", time unknown" if one.seconds is None else f", {_duration(one.seconds)}"
     if one.hours and one.seconds is None:
-        time = f", {_hours(one.hours[next(iter(chosen))])}" if chosen else ""
+        time = f", {as_text(one.hours[next(iter(chosen))])}" if chosen else ""
     what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}"
     batch = "" if parameters.is_served(cfg) else f", batch {cfg['batch']}"
     return f"{one.run.folder}: {what}{batch}: {state}{time}"
@@ -148,6 +196,8 @@ def _faults(found: Sequence[Forecast]) -> Iterator[str]:
     for cfg in (one.run.config for one in found):
         context = scoring_context(cfg)
         for name in cfg["metrics"]:
+            if few := sample_size.too_few_for(name, cfg.images):
+                lacking[f"{name} stays empty: {few}, a run has {cfg.images:,}"] = None
             if all((context.weights / folder).is_dir() for folder in registry.evaluator_folders(name)):
                 lacking |= {f"{name}: {text}": None for text in [metrics.missing(name, context)] if text}
     yield from lacking
@@ -179,16 +229,15 @@ def _of_gpus(
     return found
 
 
-def _gpu(found: Sequence[Forecast], planner: Planner) -> Iterator[str]:
+def _gpu(foreseen: Foreseen) -> Iterator[str]:
     """Hours by GPU over all runs, and what they rest on."""
-    timed = [one for one in found if one.hours]
+    planner, timed = foreseen.planner, [one for one in foreseen.runs if one.hours]
     if timed:
         peak = max(planner.peak_gb(one.run.config) for one in timed)
-        for name in timed[0].hours:
-            sums = [sum(one.hours[name][i] for one in timed) for i in (0, 1)]
+        for name, hours in foreseen.hours.items():
             memory = devices.DEVICES[name].memory
             fits = "fits" if peak <= memory else "does not fit: choose a smaller batch, or another device"
-            yield f"gpu       {name}: {_hours((sums[0], sums[1]))}; about {peak:.3g} of {memory:g} GB, {fits}"
+            yield f"gpu       {name}: {as_text(hours)}; about {peak:.3g} of {memory:g} GB, {fits}"
         kinds = dict.fromkeys("recorded" if one.run.config["engine"] != "eager" else "started" for one in timed)
         launches = ", ".join(f"{' to '.join(map(str, gpu_hours.LAUNCH_US[k]))} us for each {k} kernel" for k in kinds)
         yield (
@@ -200,8 +249,11 @@ def _gpu(found: Sequence[Forecast], planner: Planner) -> Iterator[str]:
         yield f"basis     tokens a step: {source} {', '.join(sorted(names))}"
 
 
-def _hours(hours: tuple[float, float]) -> str:
+def as_text(hours: tuple[float, float]) -> str:
+    """A range of hours."""
     low, high = hours
+    if high < 1:
+        return f"{60 * low:.2g} to {60 * high:.2g} min"
     return f"{low:.2g} to {high:.2g} h" if high < 100 else f"{low:.0f} to {high:.0f} h"
 
 
@@ -311,18 +363,8 @@ _RECORD = 4000  # bytes of a record at most, beside those of its tokens
 _OF_TOKEN = 12  # bytes of a record at most for each token: its order, its draft, its tries
 
 
-def _disk(found: Sequence[Forecast], planner: Planner, download: float) -> str:
-    """At most three bytes a pixel, as an image has uncompressed, and the records."""
-    total, unknown = 0.0, dict[str, None]()
-    for one in found:
-        if not one.left or parameters.is_served(one.run.config):
-            continue
-        try:
-            planned = planner.plan(one.run.config)
-        except Exception:  # as for the hours
-            unknown[one.run.config["model"]] = None
-            continue
-        total += one.left * (3 * planned["resolution"] ** 2 + _RECORD + _OF_TOKEN * planned["tokens"])
+def _disk(foreseen: Foreseen, download: float) -> str:
+    total, unknown = foreseen.disk
     text = f"at most {format_size(total)} of images and records, by the model's resolution"
     text += f"; {format_size(download)} of downloads" if download else ""
     return text + (f"; unknown for {', '.join(unknown)}" if unknown else "")

@@ -34,8 +34,7 @@ class Fetch:
 
     def lines(self) -> Iterator[str]:
         yield f"{self.what} ({self.licence})"
-        yield from (f"  {format_size(size):>9}  {name}" for name, size in self.sizes.items())
-        yield from (f"  size unknown  {name}" for name in self.unknown)
+        yield from (f"  {line}" for line in sources.sized(self.sizes, self.unknown))
 
 
 def missing(runs: Sequence[PlannedRun]) -> list[Fetch]:
