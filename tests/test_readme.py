@@ -72,6 +72,7 @@ NOT_RUN = {
     "specbench report runs/suites/my": "the same",
     "specbench run -m --dry-run model=lumina_mgpt": "takes seconds for its shapes; test_dry_run",
     "specbench run --dry-run": "the same",
+    "specbench tables coolsd_table1 --model llamagen_xl --dry-run": "the same",
     "specbench show": "needs rows of a reader's own; test_store has some",
     "specbench collect": "the same",
     "specbench tables verification_gain": "decodes for an hour",
