@@ -15,9 +15,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from specbench.bench import to_fetch
 from specbench.bench.devices import DEVICES
 from specbench.storage.files import format_size
-from specbench.tables import forecast, to_fetch
+from specbench.tables import forecast
 from specbench.tables.catalog import TABLES
 from specbench.tables.forecast import Foreseen
 from specbench.tables.measure import TablePlan, plan

@@ -17,18 +17,15 @@ from typing import Any
 
 import torch
 
-from specbench import metrics
-from specbench.bench import devices
+from specbench.bench import devices, to_fetch
 from specbench.bench.devices import Device
-from specbench.config import parameters, registry
+from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.harness.pipeline import check_engine, resolve_device
 from specbench.harness.planned import PlannedRun
-from specbench.harness.scoring import scoring_context
-from specbench.rows import sample_size
 from specbench.storage.files import format_size
-from specbench.tables import gpu_hours, to_fetch
+from specbench.tables import gpu_hours
 from specbench.tables.gpu_hours import Planner
 
 _MOST = 40  # runs that are listed one by one
@@ -190,17 +187,9 @@ def _check(cfg: RunConfig) -> None:
 
 
 def _faults(found: Sequence[Forecast]) -> Iterator[str]:
-    """Why runs cannot start, and which metrics would have no value, but for what a fetch brings."""
+    """Why runs cannot start, but for what a fetch brings, and which metrics would have no value."""
     yield from dict.fromkeys(one.fault for one in found if one.fault and "specbench fetch" not in one.fault)
-    lacking: dict[str, None] = {}
-    for cfg in (one.run.config for one in found):
-        context = scoring_context(cfg)
-        for name in cfg["metrics"]:
-            if few := sample_size.too_few_for(name, cfg.images):
-                lacking[f"{name} stays empty: {few}, a run has {cfg.images:,}"] = None
-            if all((context.weights / folder).is_dir() for folder in registry.evaluator_folders(name)):
-                lacking |= {f"{name}: {text}": None for text in [metrics.missing(name, context)] if text}
-    yield from lacking
+    yield from to_fetch.unmeasured(one.run.config for one in found)
 
 
 # --- hours on a GPU ---------------------------------------------------------------------------------------------------

@@ -4,17 +4,19 @@ server."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specbench import metrics
 from specbench.config import parameters, registry
+from specbench.config.run_config import RunConfig
 from specbench.harness.planned import PlannedRun
 from specbench.harness.scoring import scoring_context
 from specbench.metrics.base import Unavailable
 from specbench.metrics.compared import ComparedMetric
+from specbench.rows import sample_size
 from specbench.storage import downloads, home, sources
 from specbench.storage.files import format_size
 from specbench.storage.sources import Part
@@ -125,6 +127,19 @@ def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
                 if not (context.weights / folder).is_dir():
                     part = registry.evaluators()[folder]
                     yield _part(f"{folder}/ of metrics", part, f"specbench fetch metrics={name}")
+
+
+def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
+    """Which metrics would stay empty, and why, but for weights and statistics that are not here."""
+    found: dict[str, None] = {}
+    for cfg in configs:
+        context = scoring_context(cfg)
+        for name in cfg["metrics"]:
+            if few := sample_size.too_few_for(name, cfg.images):
+                found[f"{name} stays empty: {few}, a run has {cfg.images:,}"] = None
+            if all((context.weights / folder).is_dir() for folder in registry.evaluator_folders(name)):
+                found |= {f"{name}: {text}": None for text in [metrics.missing(name, context)] if text}
+    return list(found)
 
 
 def _references(runs: Sequence[PlannedRun]) -> list[str]:
