@@ -19,6 +19,7 @@ from specbench.cli import plans, reference
 from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run
+from specbench.harness.planned import PlannedRun
 from specbench.rows.csv_files import append_row, read_rows
 from specbench.tables import acceptance, forecast, suites
 from specbench.tables.catalog import TABLES
@@ -227,8 +228,11 @@ def test_a_run_on_a_gpu_is_planned_where_there_is_none(
 
 def test_without_a_dry_run_an_absent_gpu_stays_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    config = configuration.compose(["device=cuda", "engine=graph"])
     with pytest.raises(UsageError, match="device=cuda needs CUDA"):
-        run.check(configuration.compose(["device=cuda"]))
+        run.check(config)
+    [planned] = forecast.foresee([PlannedRun(Path("one"), config)]).runs
+    assert planned.fault == ""
 
 
 @pytest.mark.parametrize("words", [("run",), ("tables", "sjd_table3"), ("suite", "glance")])
@@ -263,9 +267,13 @@ def test_images_and_records_take_no_more_than_said(call: Call, tmp_path: Path) -
 # --- docs/reproduce.md ------------------------------------------------------------------------------------------------
 
 PAGE = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
-COMMANDS = [
-    shlex.split(line) for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
-]
+#: The commands of each of its sections.
+SECTIONS = {
+    text.partition("\n")[0]: [
+        shlex.split(line) for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
+    ]
+    for text in PAGE.split("\n## ")[1:]
+}
 
 
 def test_the_pages_commands_are_planned_as_they_stand(
@@ -277,23 +285,24 @@ def test_the_pages_commands_are_planned_as_they_stand(
     monkeypatch.setattr(plan, "plan", lambda cfg: step | ({"launches": launches} if "mar" in cfg["model"] else {}))
     monkeypatch.setenv("HOME", "/home/of/the/reader")  # where the page's folders are
     monkeypatch.delenv("SPECBENCH_HOME")
-    told: list[str] = []
-    for words in COMMANDS:
-        assert words[0] == "specbench"
-        if words[1] == "reference":
-            assert reference.main.read(words[2:]) is not None
-        elif words[1] != "suite":
-            code, out, err = call(*words[1:], *[] if "--dry-run" in words else ["--dry-run"])
-            assert code == 0, (words, err)
-            told += [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith(("first", "then"))]
-    stated = {" ".join(words) for words in COMMANDS if words[1] in ("fetch", "reference", "tables")}
-    stated.remove("specbench tables coolsd_table1 --model llamagen_xl --dry-run device_for=h200")
-    assert stated <= set(told)  # nothing that a dry run would not say
-    assert len(stated) >= 20
+    for title, commands in SECTIONS.items():
+        steps: list[str] = []
+        for words in commands:
+            assert words[0] == "specbench"
+            if words[1] == "reference":
+                assert reference.main.read(words[2:]) is not None
+            elif words[1] != "suite":
+                code, out, err = call(*words[1:], *[] if "--dry-run" in words else ["--dry-run"])
+                assert code == 0, (words, err)
+                said = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith(("first", "then"))]
+                steps += said if words[1] == "tables" else []
+        if title != "Before":  # the page's commands are those that the dry runs of its tables say
+            assert {one for one in steps if "images=DIR" not in one} == {" ".join(words) for words in commands}, title
+    assert sum(map(len, SECTIONS.values())) >= 20
 
 
 def test_the_pages_rehearsal_runs(tmp_path: Path) -> None:
-    [words] = [words[1:] for words in COMMANDS if words[1] == "suite"]
+    [words] = [words[1:] for words in SECTIONS["Before"] if words[1] == "suite"]
     done = python(TOGETHER, json.dumps([words]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path / "small" / suites.ROWS)

@@ -237,6 +237,7 @@ def test_fenced_commands_are_in_documents_whose_tests_run_them() -> None:
     assert kinds.pop("contributing.md") == {"python", "yaml", "sh"}  # test_docs
     assert kinds.pop("plugins.md") == {"python", "yaml", "sh", "text", "toml"}  # test_plugins
     assert kinds.pop("api.md") == {"python"}  # test_api
+    assert kinds.pop("reproduce.md") == {"sh"}  # test_dry_run
     assert kinds.pop("results.md") == {"python"}
     assert kinds.pop("suites.md") == {"yaml"}  # read above
     assert set().union(*kinds.values()) == set()
