@@ -26,7 +26,8 @@ from reference import REFERENCE, needs_reference
 
 from specbench.cli import fetch
 from specbench.config import parameters, registry
-from specbench.storage import downloads, home
+from specbench.errors import UsageError
+from specbench.storage import downloads, home, sources
 from specbench.storage.downloads import HubFile
 from specbench.storage.sources import Data, File
 
@@ -447,6 +448,51 @@ def test_the_tables_agree_with_the_facts_at_hand() -> None:
     assert (REFERENCE / f"manifests/{lumina.repository.split('/')[1]}_model.safetensors.json").is_file()
     facts = json.loads((REFERENCE / "manifests/Lumina-mGPT-7B-768.json").read_text())
     assert registry.model_sources()["lumina_mgpt"].parts["target"].repository.endswith(facts["checkpoint"])
+
+
+#: Manifest -> the model and the folder that its tensors fill.
+TENSORS = {
+    "t2i_XL_stage1_256.pt": ("llamagen_xl", "target"),
+    "vq_ds16_t2i.pt": ("llamagen_xl", "tokenizer"),
+    "c2i_XL_384.pt": ("llamagen_xl_c2i", "target"),
+    "Lumina-mGPT-7B-768": ("lumina_mgpt", "target"),
+    "LANTERN-Lumina-mGPT-7B-768_model.safetensors": ("lumina_mgpt", "eagle"),
+    "Lumina-mGPT-2.0": ("lumina_mgpt2", "target"),
+    "Emu3-Gen": ("emu3", "target"),
+    "Emu3-VisionTokenizer": ("emu3", "tokenizer"),
+    "mar_base_checkpoint-last.pth": ("mar_b", "target"),
+    "mar_large_checkpoint-last.pth": ("mar_l", "target"),
+    "mar_huge_checkpoint-last.pth": ("mar_h", "target"),
+    "kl16.ckpt": ("mar_l", "tokenizer"),
+}
+
+
+@needs_reference
+@pytest.mark.parametrize(("manifest", "of"), TENSORS.items(), ids=list(TENSORS))
+def test_listed_sizes_are_those_of_the_tensors(manifest: str, of: tuple[str, str]) -> None:
+    """Within 1 %: a file also has its header, and the page shows three digits."""
+    model, folder = of
+    part = sources.part_of(registry.model_sources()[model], folder)
+    assert part is not None
+    held = sum(size for name, size in part.known_sizes.items() if name.endswith((".pt", ".safetensors")))
+    facts = json.loads((REFERENCE / "manifests" / f"{manifest}.json").read_text())
+    kinds = {kind for _, kind in facts["tensors"].values() if kind != "int64"}
+    assert held == pytest.approx(facts["n_values"] * (2 if kinds == {"bfloat16"} else 4), rel=0.01)
+
+
+def test_sizes_are_known_by_name_or_not_at_all() -> None:
+    fields = {
+        "repository": "OWNER/NAME",
+        "licence": "MIT",
+        "listed": {"model-1.safetensors": "1.5 GB", "config.json": 9},
+    }
+    part = sources.part(fields, "files of x")
+    assert part.known_sizes == {"model-1.safetensors": 1.5e9, "config.json": 9}
+    assert part.unknown_sizes == []  # one of *.safetensors and *.bin is enough
+    assert sources.part({**fields, "listed": {}}, "").unknown_sizes == ["config.json", "*.safetensors|*.bin"]
+    for wrong in ("1.5 GiB", "many", [1]):
+        with pytest.raises(UsageError, match="files of x: listed must have bytes, or sizes such as 1.5 GB"):
+            sources.part({**fields, "listed": {"config.json": wrong}}, "files of x")
 
 
 def test_advice() -> None:

@@ -131,9 +131,9 @@ def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, A
 
 def _planned(line: CommandLine, given: Sequence[str]) -> list[dict[str, Any]]:
     """`--plan`: nothing is measured or written."""
-    from specbench.bench import plan
+    from specbench.bench import devices, plan
 
-    chosen, plans = plan.devices(line["bench.bandwidth"]), []
+    chosen, plans = devices.of_bandwidth(line["bench.bandwidth"]), []
     for cfg in _jobs(line, given, "plan"):
         planned = plan.plan(cfg, line["bench.context"])
         plans.append({**planned, "devices": plan.on_devices(planned, chosen)})

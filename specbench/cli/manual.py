@@ -37,7 +37,7 @@ The parameters depend on the choices, for example: specbench run method=sjd_pac 
   specbench run engine=http --help    images of a server (vLLM-Omni, SGLang): its parameters
 
   specbench list methods       one line for each choice, and whether its weights are here
-  specbench run --dry-run      what would be decoded, what is there, time, disk, memory, downloads
+  specbench run --dry-run      images, time, hours on a GPU (device_for=h200), disk, what to fetch
   specbench run --cfg job      the configuration that a run would use
   specbench run --hydra-help   Hydra's own arguments: launchers and sweepers of grids, logging
 """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from specbench.cli.exits import FAILED, USAGE, unmeasured
 from specbench.cli.launch import by_hydra, hydras_own, launch
-from specbench.errors import Parser, UsageError
+from specbench.errors import Parser, UsageError, values
 
 if TYPE_CHECKING:
     from specbench.config.configuration import Job
@@ -40,7 +40,9 @@ def main(arguments: list[str]) -> int:
 
     from specbench.config import command_line, configuration
 
-    overrides = command_line.read(options.overrides, options.multirun)
+    device_for = values([one for one in options.overrides if one.startswith("device_for=")], ["device_for"])
+    given = [one for one in options.overrides if not one.startswith("device_for=")]
+    overrides = command_line.read(given, options.multirun)
     if options.help:
         from specbench.cli import manual
 
@@ -53,14 +55,17 @@ def main(arguments: list[str]) -> int:
         return by_hydra(["--hydra-help", *hydras_own(overrides)])
     if options.cfg:
         return _show(options.cfg, jobs, overrides)
+    from specbench.bench.devices import only_dry
     from specbench.cli import plans
     from specbench.harness.folder import new_folder
 
+    only_dry(device_for, options.dry_run)
     plan = plans.of_jobs(jobs, options.multirun, Path("runs", "NEW") if options.dry_run else new_folder())
     if options.dry_run:
-        from specbench.bench import forecast
+        from specbench.tables import forecast
 
-        print(forecast.report(plan.title, plan.runs))
+        command = shlex.join(["specbench", "run", *["-m"] * options.multirun, *overrides])
+        print(forecast.report(plan.title, plan.runs, command, device_for.get("device_for")))
         return 0
     if options.multirun:
         return grid(plan, overrides)

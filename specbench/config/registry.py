@@ -270,6 +270,13 @@ def weights_label(cfg: Mapping[str, Any]) -> str:
     return f"{weights if weights in ('embedded', 'official') else 'folder'}:{digests}"
 
 
+def training(model: str, folder: str) -> str:
+    """The command that trains a model's network of a folder of which none is published; empty where there is none."""
+    names = [name for name in trained() if drafter_networks()[name].folder == folder]
+    can = names and not parameters.is_continuous("model", model)
+    return f"specbench train drafter={names[0]} model={model}" if can else ""
+
+
 def advice(model: str, absent: Sequence[str] = ()) -> str:
     """How to get missing weights of a model with `files`, in one sentence. absent: the missing folders; default: those
     that every run needs."""
@@ -277,13 +284,10 @@ def advice(model: str, absent: Sequence[str] = ()) -> str:
     wanted = {name: sources.part_of(entry, name) for name in absent or entry.parts}
     drafters = [name for name in wanted if name not in entry.parts]
     if unpublished := [name for name, part in wanted.items() if part is None]:
-        names = [name for name in trained() if drafter_networks()[name].folder == unpublished[0] and not vectors]
-        if names:
-            return (
-                f"no weights for {unpublished[0]}/ are published, train them with `specbench train drafter={names[0]}"
-                f" model={model}`, name a folder that has some with drafter_weights=DIR, or try weights=random"
-            )
-        return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
+        command = training(model, unpublished[0])
+        own = f"train them with `{command}`, name a folder that has some with drafter_weights=DIR" if command else ""
+        own = own or "put your own there"
+        return f"no weights for {unpublished[0]}/ are published, {own}, or try weights=random"
     folders = {d: f for d, f in network_folders().items() if parameters.is_continuous("drafter", d) == vectors}
     words = "".join(f" drafter={next(d for d, folder in folders.items() if folder == n)}" for n in drafters)
     places = sources.listing({name: part for name, part in wanted.items() if part})
