@@ -25,14 +25,14 @@ from specbench.evaluate.digests import StoredDigests
 from specbench.evaluate.pairing import Pairs, listed, pair
 from specbench.harness.folder import stored
 from specbench.harness.log import say
-from specbench.harness.row import notes, score_columns
+from specbench.harness.row import notes
 from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context
 from specbench.rows import degenerate, indices
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import to_csv
 from specbench.rows.memory import new_run_id
-from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint
+from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, score_columns
 from specbench.storage import home, image_files
 from specbench.storage.files import is_temporary, locked, sha256, write_atomically
 

@@ -17,7 +17,7 @@ from specbench.rows import indices, provenance, summary, timing
 from specbench.rows.columns import COLUMNS, DRIFT_BOUND, METRICS, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.memory import RunMemory
-from specbench.rows.scores import ScoreLine
+from specbench.rows.scores import ScoreLine, score_columns
 
 
 def row(
@@ -61,18 +61,6 @@ def row(
     if memory.smallest_batch:
         remarks.append(f"for want of memory some images were decoded in batches of {memory.smallest_batch}")
     found["note"] = "; ".join([*remarks, *notes(scores)])
-    return found
-
-
-def score_columns(scores: Iterable[ScoreLine]) -> dict[str, Any]:
-    """The columns of some scores."""
-    found: dict[str, Any] = {}
-    for line in scores:
-        for name, one in line.columns.items():
-            if line.side == "difference":
-                found |= {f"{name}_difference": one.value, f"{name}_difference_stderr": one.stderr}
-            else:
-                found |= {name: one.value, f"{name}_stderr": one.stderr, f"{name}_backend": one.backend or None}
     return found
 
 

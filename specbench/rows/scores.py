@@ -127,3 +127,15 @@ def fingerprint(digests: Iterable[str | None]) -> str:
 def prompts_fingerprint(items: Iterable[_Prompted]) -> str:
     """Identifies the prompts of images with their ids, in order."""
     return sha256("\n".join(f"{item.id}\t{item.prompt}" for item in items), 16)
+
+
+def score_columns(scores: Iterable[ScoreLine]) -> dict[str, Any]:
+    """The columns of some scores."""
+    found: dict[str, Any] = {}
+    for line in scores:
+        for name, one in line.columns.items():
+            if line.side == "difference":
+                found |= {f"{name}_difference": one.value, f"{name}_difference_stderr": one.stderr}
+            else:
+                found |= {name: one.value, f"{name}_stderr": one.stderr, f"{name}_backend": one.backend or None}
+    return found
