@@ -20,7 +20,7 @@ from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.report import gather
-from specbench.rows import provenance
+from specbench.rows import baseline, provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import read_rows, to_csv
 
@@ -280,6 +280,9 @@ def test_a_damaged_baseline_is_left_out(compared: Path, tmp_path: Path) -> None:
         (tmp_path / str(i) / "baseline.jsonl").write_bytes(damaged)
         assert gather.gather([tmp_path / str(i)], [], 2).baselines == []
     assert len(gather.gather([compared / "delta=2"], [], 2).baselines) == 1
+    [mine] = read_rows(compared / "delta=2/row.csv")
+    for name, value in (("n", 10**15), ("n", 0), ("n", -1), ("n", None), ("n", "x"), ("images_per_prompt", -3)):
+        assert baseline.baseline_row(compared / "delta=2", mine | {name: value}) is None, value
 
 
 @pytest.fixture(scope="module")
@@ -428,6 +431,8 @@ def test_runs_are_labelled_by_their_differences(browser: Any) -> None:
     assert browser.execute_script(called, rows) == [*(f"sjd ({differs})" for differs in told), "gsd"]
     same = [{"id": f"r{i}", "label": "sjd", "facts": {"run_id": f"r{i}", "seed": 0}} for i in range(2)]
     assert browser.execute_script(called, same) == ["sjd (run r0)", "sjd (run r1)"]
+    same.append({"id": "r2", "label": "sjd", "facts": {"run_id": "r2", "seed": 1}})
+    assert browser.execute_script(called, same) == ["sjd (seed=0, run r0)", "sjd (seed=0, run r1)", "sjd (seed=1)"]
     runs = ["cool_sd delta=2", "eagle1 (batch=1)", "eagle1 (batch=2)"]
     options = "return [...document.getElementById('%s').options].map(o => o.text)"
     assert browser.execute_script(options % "left") == browser.execute_script(options % "right") == runs
@@ -455,11 +460,11 @@ def test_a_name_states_what_the_runs_most_like_it_differ_in(browser: Any) -> Non
 
 @pytest.fixture
 def other_page(browser: Any, page: Path, tmp_path: Path) -> Iterator[Any]:
-    """Most runs have 4 prompts, the longest one has 100, and none has an emitted divergence and an accepted length."""
+    """Most runs have 4 prompts, the longest one has 100, none has an accepted length, and exact methods no divergence."""
     words = {"a": ("n=4", 1.0), "b": ("n=4", 2.0), "c": ("n=4", 3.0), "d": ("n=100", 4.0)}
     rows = [
         row(name, "method=sjd", n, f"window={i + 4}", accepted_length_mean=None, perplexity=None, step_compression=x)
-        | {"image_reward": 0.5 + x if name != "d" else None, "emitted_kl": 0.5 if name == "d" else None}
+        | {"image_reward": 0.5 + x if name != "d" else None, "emitted_kl": 0.5 if name == "d" else i * 1e-9}
         for i, (name, (n, x)) in enumerate(words.items())
     ]
     (tmp_path / "rows.csv").write_text(to_csv(rows))
@@ -481,10 +486,12 @@ def test_the_first_screen_shows_most_runs_and_axes_with_data(other_page: Any) ->
     assert (axes(), points()) == (["step_compression", "image_reward"], 3)
     choose(other_page, "count", "100")
     assert (axes(), points()) == (["step_compression", "emitted_kl"], 1)
-    choose(other_page, "count", "")
-    assert (axes(), points()) == (["step_compression", "emitted_kl"], 1)  # axes with data stay
     choose(other_page, "x", "image_reward")
     assert (axes(), points()) == (["image_reward", "emitted_kl"], 0)  # as chosen
+    choose(other_page, "count", "4")
+    assert (axes(), points()) == (["image_reward", "emitted_kl"], 3)  # chosen axes stay while they have data
+    best = other_page.execute_script("return [...document.querySelectorAll('#rows td.best')].map(c => c.textContent)")
+    assert sorted(best) == ["3.00", "3.5000"]  # where all are equal as they are shown, no row is the best
 
 
 def test_maps_and_audits_are_drawn(browser: Any) -> None:

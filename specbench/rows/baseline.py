@@ -11,7 +11,7 @@ from specbench.errors import UsageError
 from specbench.rows import indices, pool, summary, timing
 from specbench.rows.columns import COLUMNS, METRICS
 from specbench.rows.csv_files import as_read
-from specbench.rows.journal import Record, fault, read_first
+from specbench.rows.journal import Record, fault, read_records
 from specbench.rows.scores import ScoreJournal, fingerprint, prompts_fingerprint, score_columns
 from specbench.rows.seconds import MACHINE
 
@@ -51,8 +51,11 @@ def baseline_row(folder: Path, row: Row) -> dict[str, Any] | None:
     """The row of the baseline of a run in `folder`, whose row is `row`: what a run of method=vanilla would have. None
     where its records or scores are absent or damaged."""
     try:
-        images = read_first(folder / RECORDS, row["n"], indices.images_per_prompt(row))
-        if images is None or any(fault(record) for record in images):
+        stored = {record.index: record for record in read_records(folder / RECORDS)}
+        if row["n"] * (each := row["images_per_prompt"] or 1) > len(stored):  # also of a damaged row
+            return None
+        images = [stored[i] for i in indices.of_prompts(row["n"], each)]
+        if any(fault(record) for record in images):
             return None
         found = {**_of_vanilla(row), **_measured(images), **_scores(folder, row, images)}
     except (OSError, UsageError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
