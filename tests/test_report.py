@@ -460,7 +460,7 @@ def test_a_name_states_what_the_runs_most_like_it_differ_in(browser: Any) -> Non
 
 @pytest.fixture
 def other_page(browser: Any, page: Path, tmp_path: Path) -> Iterator[Any]:
-    """Most runs have 4 prompts, the longest one has 100, none has an accepted length, and exact methods no divergence."""
+    """Most runs have 4 prompts and no divergence, the longest one has 100, and none has an accepted length."""
     words = {"a": ("n=4", 1.0), "b": ("n=4", 2.0), "c": ("n=4", 3.0), "d": ("n=100", 4.0)}
     rows = [
         row(name, "method=sjd", n, f"window={i + 4}", accepted_length_mean=None, perplexity=None, step_compression=x)
