@@ -115,8 +115,6 @@ def _command(table: Table | None, line: CommandLine) -> str:
     return " ".join(arguments)
 
 
-
-
 def draw(sheet: TableSheet, files: Iterable[Path]) -> None:
     """Prints a sheet, and the paths of its files."""
     print(render.markdown(sheet))
