@@ -24,9 +24,11 @@ from commands import Call, python
 from filelock import FileLock
 from reference import REFERENCE, needs_reference
 
+from specbench import cli
 from specbench.cli import fetch
-from specbench.config import parameters, registry
+from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError
+from specbench.models.loading import missing
 from specbench.storage import downloads, home, sources
 from specbench.storage.downloads import HubFile
 from specbench.storage.sources import Data, File
@@ -496,14 +498,49 @@ def test_sizes_are_known_by_name_or_not_at_all() -> None:
 
 
 def test_advice() -> None:
-    advice = registry.advice("llamagen_xl")
-    assert advice.startswith("run `specbench fetch model=llamagen_xl`, put t2i_XL_stage1_256.pt of peizesun/")
-    assert advice.endswith("the files of google/flan-t5-xl into text/ by hand, or try weights=random")
-    assert "`specbench fetch model=llamagen_xl drafter=eagle`" in registry.advice("llamagen_xl", ["eagle"])
-    assert "`specbench train drafter=medusa model=anole`" in registry.advice("anole", ["medusa"])
-    assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in registry.advice("anole")
-    assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in registry.advice("anole")
-    assert all(registry.advice(name) for name in registry.model_sources())
+    advice = missing.advice("llamagen_xl")
+    first, _, others = advice.partition(" (or: ")
+    assert first == "run `specbench fetch model=llamagen_xl`"
+    assert others.startswith("put t2i_XL_stage1_256.pt of peizesun/")
+    assert others.endswith("the files of google/flan-t5-xl into text/ by hand; or: weights=random)")
+    assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in missing.advice("anole")
+    assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in missing.advice("anole")
+    assert all(missing.advice(name) for name in registry.model_sources())
+
+
+@pytest.mark.parametrize(
+    ("words", "commands"),
+    [
+        ("model=llamagen_xl method=vanilla", ["specbench fetch model=llamagen_xl"]),
+        ("model=llamagen_xl method=eagle1", ["specbench fetch model=llamagen_xl drafter=eagle"]),
+        ("model=llamagen_xl method=sjd weights=my", ["specbench fetch model=llamagen_xl weights=my"]),
+        ("model=lumina_mgpt size=512 method=sjd", ["specbench fetch model=lumina_mgpt size=512"]),
+        # The command that trains the drafter needs the target: that comes first.
+        ("model=anole method=medusa", ["specbench fetch model=anole", "specbench train drafter=medusa model=anole"]),
+        ("model=lumina_mgpt size=512 method=eagle1", ["specbench fetch model=lumina_mgpt size=512"]),
+    ],
+)
+def test_the_error_for_missing_weights_has_one_command(
+    words: str, commands: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the next step, which names what the run named and is a command line of specbench. What it brings is then
+    there, and the next error has the next step."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my").mkdir()
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    cfg = configuration.compose([*words.split(), "n=1", "data=scenes", "metrics=none"])
+    for command in commands:
+        with pytest.raises(UsageError) as e:
+            missing.check(cfg)
+        found = re.findall("`([^`]+)`", str(e.value))
+        assert found == [command]
+        assert str(e.value).index(found[0]) < str(e.value).index("(or: ")
+        for part in registry.model_sources()[cfg["model"]].parts:
+            folder = registry.weights_folder(cfg)
+            assert folder
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        if command.startswith("specbench fetch"):
+            assert cli.main([*command.split()[1:], "--dry-run"]) == 0
 
 
 class Web:
@@ -888,7 +925,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(web: Web, tmp_path: Path, monke
 def test_advice_needs_no_client() -> None:
     """Looking at the choices and reading the advice imports neither torch nor the hub's client."""
     code = (
-        "import sys; from specbench.config import registry; registry.advice('anole')\n"
+        "import sys; from specbench.models.loading import missing; missing.advice('anole')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'huggingface_hub', 'transformers')))"
     )
     assert python(code).returncode == 0

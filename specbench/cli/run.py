@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from specbench.cli.exits import FAILED, USAGE, unmeasured
 from specbench.cli.launch import by_hydra, hydras_own, launch
+from specbench.config import parameters
 from specbench.errors import Parser, UsageError, values
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath") 
 
 def main(arguments: list[str]) -> int:
     """`specbench run [-m] [name=value ...]`."""
-    parser = Parser(prog="specbench run", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
+    parser = Parser("run", parameters.table)
     parser.add_argument("--hydra-help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--info", nargs="?", const="all", choices=_INFO)
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("-sc", "--shell-completion", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    options = parser.parse_intermixed_args(arguments)
+    options = parser.read(arguments)
     if options.shell_completion:
         return by_hydra(arguments)
 

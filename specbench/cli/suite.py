@@ -33,7 +33,7 @@ STEM = "suite"
         "--list": Own("flag", "show every suite that is shipped, and stop"),
         **drawing("runs"),
     },
-    others=True,
+    others=["specbench.cli.suite:_OWN", "specbench.config.parameters:table"],
 )
 def main(line: CommandLine, bench: Bench | None = None) -> int:
     """Runs several methods on several models, prompts and seeds, as one YAML names them, and draws their table.

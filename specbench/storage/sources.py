@@ -75,6 +75,12 @@ class ModelSource:
     sizes: Mapping[str, Part] = field(default_factory=dict)
     instead: tuple[Part, ...] = ()
 
+    def of_size(self, size: str) -> ModelSource:
+        """What is published for another size than the model's own: its target, if there is one, and no drafters."""
+        others = {name: one for name, one in self.parts.items() if name != "target"}
+        target = {"target": self.sizes[size]} if size in self.sizes else {}
+        return replace(self, parts={**target, **others}, drafters={})
+
 
 #: What a Hugging Face folder of a model has, and what it may have; never its code.
 _MODEL = ("config.json", "*.safetensors|*.bin")
