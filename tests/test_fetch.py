@@ -137,9 +137,9 @@ def tree(folder: Path) -> set[str]:
     [
         ([], "model=NAME, metrics=NAMES or data=NAME"),
         (["metrics=fid", "data=parti"], "model=NAME, metrics=NAMES or data=NAME"),
-        (["metrics=clip"], "unknown metric 'clip' (choose from: clip_b16, clip_b16_x100"),
+        (["metrics=clip"], "unknown metric 'clip' (choose from: captions, clip_b16, clip_b16_x100"),
         (["metrics=fid", "weights=here"], "'weights' has no meaning with metrics="),
-        (["anole"], "'anole' (choose from: data, data_dir"),
+        (["anole"], "unknown argument 'anole' (choose from: --dry-run, --yes, data, data_dir"),
         (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, emu3"),
         (["data=scenes"], "data=scenes has nothing to fetch: it needs no files"),
         (["model=anole", "data_dir=here"], "'data_dir' has no meaning with model="),
