@@ -26,7 +26,7 @@ _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath") 
 
 def main(arguments: list[str]) -> int:
     """`specbench run [-m] [name=value ...]`."""
-    parser = Parser("run", parameters.table)
+    parser = Parser("run", lambda: (*parameters.table(), "device_for"))
     parser.add_argument("--hydra-help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--info", nargs="?", const="all", choices=_INFO)
