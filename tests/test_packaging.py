@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import test_time
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
@@ -125,6 +126,14 @@ def test_make_lists_every_target_with_a_line(clone: Path) -> None:
     targets = "bench check-numbers clean docs evidence format gpu help lint mutants run tables test train-scenes"
     assert sorted(listed) == targets.split()
     assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_make_test_says_what_took_its_time() -> None:
+    cases = [("test_run", 4.0), ("test_run", 3.5), ("test_audit", 30.0), *((f"test_{i}", 0.1) for i in range(9))]
+    xml = "".join(f'<testcase classname="tests.{name}" name="any" time="{spent}"/>' for name, spent in cases)
+    line = test_time.sentence(f'<testsuites><testsuite time="20.2">{xml}</testsuite></testsuites>', 25.0)
+    assert [int(x) for x in re.findall(r" (\d+)\b", line)] == [25, 5, 20, 38, 30, 8, 0, 0, 0]
+    assert line.index("test_audit 30") < line.index("test_run 8")
 
 
 @needs_make
