@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -134,6 +135,28 @@ def test_make_test_says_what_took_its_time() -> None:
     line = test_time.sentence(f'<testsuites><testsuite time="20.2">{xml}</testsuite></testsuites>', 25.0)
     assert [int(x) for x in re.findall(r" (\d+)\b", line)] == [25, 5, 20, 38, 30, 8, 0, 0, 0]
     assert line.index("test_audit 30") < line.index("test_run 8")
+
+
+@needs_make
+@pytest.mark.parametrize("code", [0, 1])
+def test_make_test_reports_its_time_and_fails_with_its_tests(clone: Path, code: int) -> None:
+    """With an environment whose programs do nothing, except that pytest writes a report."""
+    xml = '<testsuites><testsuite time="3.2"><testcase classname="tests.test_a" time="3"/></testsuite></testsuites>'
+    pytest_ = (
+        f'case "$*" in *pytest*) echo \'{xml}\' > build/tests.xml; exit {code};; esac; exec "{sys.executable}" "$@"'
+    )
+    programs = {"scripts/browser.sh": "", ".venv/bin/ruff": "", ".venv/bin/mypy": "", ".venv/bin/python": pytest_}
+    for folder in ("scripts", "build", ".venv/bin"):
+        (clone / folder).mkdir(parents=True)
+    for name, text in programs.items():
+        (clone / name).write_text(f"#!/bin/sh\n{text}\n")
+        (clone / name).chmod(0o755)
+    shutil.copy(ROOT / "scripts/test_time.py", clone / "scripts")
+    (clone / ".venv/.ready-dev").touch()
+    done = _make(clone, "test")
+    assert (done.returncode != 0) == (code != 0), done.stderr
+    assert "tests 3;" in done.stdout
+    assert "test_a 3" in done.stdout
 
 
 @needs_make

@@ -484,6 +484,7 @@ def test_a_report_says_where_the_seconds_of_the_steps_went() -> None:
     assert [float(x) for x in re.findall(r"\d+(?:\.\d+)?", report_text.why_slower(row))] == [
         5, 26, 4, 2.4, 4, 0.6, 2.4
     ]  # fmt: skip
+    assert "0.43x" in report_text.why_slower(row | {"draft_cost": 0.43})
     jacobi = row | {"draft_passes": 0.0}
     assert "drafter" in report_text.why_slower(row)
     assert "drafter" not in report_text.why_slower(jacobi)

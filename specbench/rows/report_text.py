@@ -109,7 +109,8 @@ def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tupl
 
 def step_cost(row: Mapping[str, Any]) -> float | None:
     """Seconds of a step, drafting included, over those of a step of vanilla AR, which is a pass over one token: the
-    speed-up in steps over that in seconds. None where a speed-up is absent. row: as of `shown`."""
+    speed-up in steps (over all images) over that in seconds (over the timed pairs). None where a speed-up is absent.
+    row: as of `shown`."""
     saved, faster = row.get("speedup_step"), row.get("speedup_throughput")
     return saved / faster if saved and faster else None
 
