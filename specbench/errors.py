@@ -6,10 +6,18 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NoReturn
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+#: Names of other tools, as of `_squashed` -> the names of this one.
+_ELSEWHERE = {
+    **dict.fromkeys(("limit", "numsamples", "maxsamples", "nsamples", "numimages", "numprompts"), "n"),
+    **dict.fromkeys(("output", "outputdir", "outputpath", "outdir", "o"), "out"),
+    **dict.fromkeys(("batchsize", "bs"), "batch"),
+    **dict.fromkeys(("guidancescale", "guidance", "cfg"), "cfg_scale"),
+}
 
 
 class UsageError(Exception):
@@ -43,12 +51,34 @@ def plain(value: object) -> str:
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     """The error for a name that does not exist, with the names that do, and the one that was probably meant."""
+    known = sorted(choices)
+    near = nearest(name, known)
+    meant = f"; did you mean {near}?" if near else ""
+    return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(known)}){meant}")
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice that was probably meant: the same but for case, dashes, underscores and pluses (LANTERN++: lantern_pp)
+    or for the part before a dot, the one that other tools call so (limit: n), or one that differs in a few letters."""
     import difflib
 
-    known = sorted(choices)
-    near = difflib.get_close_matches(name[:100], known, 1, 0.75)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(known)}){meant}")
+    ordered = sorted(choices)
+    known = {_squashed(choice.rpartition(".")[2]): choice for choice in reversed(ordered)}
+    known |= {_squashed(choice): choice for choice in reversed(ordered)}
+    wanted = _squashed(name[:100])
+    if wanted not in known and _ELSEWHERE.get(wanted) in ordered:
+        return _ELSEWHERE[wanted]
+    near = difflib.get_close_matches(wanted, known, 1, 0.75)
+    return known[near[0]] if wanted and near else None
+
+
+def _squashed(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.casefold().replace("+", "p"))
+
+
+def steps(first: str, *others: str) -> str:
+    """What to do about something that is missing: the next step, then what else would do."""
+    return f"{first} (or: {'; or: '.join(others)})" if others else first
 
 
 def check_choice(name: str, value: object, choices: Sequence[str], owner: str = "") -> None:
@@ -58,10 +88,41 @@ def check_choice(name: str, value: object, choices: Sequence[str], owner: str = 
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong argument in one sentence, as a UsageError."""
+    """The options of a sub-command, -h among them. It reports a wrong argument in one sentence, as a UsageError.
+
+    names: those of the arguments that are name=value; asked for only where an option is unknown."""
+
+    def __init__(self, command: str, names: Callable[[], Iterable[str]]) -> None:
+        super().__init__(prog=f"specbench {command}", add_help=False, allow_abbrev=False)
+        self.add_argument("-h", "--help", action="store_true")
+        self._names = names
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The options and words of a command line. UsageError for an unknown option, with the right form where it is an
+        argument in the spelling of other tools: `--limit 16`, which is n=16."""
+        found, rest = self.parse_known_intermixed_args(list(arguments))
+        odd = [i for i, argument in enumerate(arguments) if argument in rest and argument.startswith("-")]
+        right = [self._right(arguments[i], *arguments[i + 1 : i + 2]) for i in odd]
+        if odd and all(right):
+            self.error(f"write {' '.join(filter(None, right))} instead of {' '.join(arguments[i] for i in odd)}")
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found
+
+    def _right(self, option: str, following: str = "-") -> str | None:
+        """An unknown option, such as --method=sjd, or --method before the argument that is its value, in the right
+        form; None where it has no likely one."""
+        name, equals, value = option.partition("=")
+        actions, names = self._option_string_actions, list(self._names())
+        is_value = not re.match(r"-\D|-$", following) and following.partition("=")[0] not in names
+        value = value if equals else following if is_value else ""
+        meant = nearest(name, [*names, *actions])
+        if meant is None or meant not in actions:
+            return meant and f"{meant}={shlex.quote(value) if value else '...'}"
+        return meant if actions[meant].nargs == 0 else f"{meant} {shlex.quote(value) if value else '...'}"
 
 
 def values(arguments: Iterable[str], known: Collection[str], kind: str = "argument") -> dict[str, str]:

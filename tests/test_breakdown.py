@@ -23,7 +23,8 @@ from specbench.data import parti
 from specbench.errors import UsageError
 from specbench.report import gather
 from specbench.report.page import page
-from specbench.rows.breakdown import COLUMNS, breakdown
+from specbench.rows import summary
+from specbench.rows.breakdown import COLUMNS, breakdown, interval
 from specbench.rows.columns import COLUMNS as ROW
 from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import Record
@@ -68,10 +69,10 @@ def test_groups_by_hand() -> None:
     assert found["a"]["step_compression_low"] is None  # one prompt has no spread
     steps = np.array([7.0, 8.0, 4.0])
     assert found["b"]["step_compression"] == 48 / steps.sum()
-    # the delta method by hand, and t with two degrees of freedom
-    moved = 16 - found["b"]["step_compression"] * steps
+    # the delta method by hand for the logarithm, and t with two degrees of freedom
+    moved = 16 / found["b"]["step_compression"] - steps
     half = np.sqrt(3 / 2 * np.square(moved).sum()) / steps.sum() * stats.t.ppf(0.975, 2)
-    bounds = [found["b"]["step_compression"] + side * half for side in (-1, 1)]
+    bounds = [found["b"]["step_compression"] * np.exp(side * half) for side in (-1, 1)]
     assert [found["b"][f"step_compression_{end}"] for end in ("low", "high")] == pytest.approx(bounds)
     assert list(of(rows, "caption length")) == ["up to 2 words", "3 to 3 words", "4 words or more"]
     assert of(rows, "caption length")["up to 2 words"]["prompts"] == 2
@@ -182,3 +183,44 @@ def test_categories_of_data(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("prompt,category\none,a\ntwo,b\n")
     mine = data.load({"data": "prompts", "prompts": str(tmp_path / "mine.csv"), "n": None, "seed": 0})
     assert [item.kind for item in mine] == ["a", "b"]
+
+
+def test_intervals_stay_where_the_statistic_can_be() -> None:
+    """A share in [0, 1], a ratio above 0, whatever few and unequal prompts there are, and the value inside."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        steps = [[int(n) for n in rng.choice([0, 1, 5], size, p=rng.dirichlet([0.3] * 3))] for size in (2, 2, 2, 2)]
+        mine = [image(i, per_step, category="ab"[i % 2]) for i, per_step in enumerate(steps)]
+        for row in of(breakdown(mine, [vanilla(i) for i in range(4)]), "category").values():
+            for name, top in (("acceptance_rate", 1), ("step_compression", np.inf), ("speedup_step", np.inf)):
+                low, high = row[f"{name}_low"], row[f"{name}_high"]
+                assert 0 <= low <= row[name] <= high <= top
+            assert row["step_compression_low"] > 0
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    """Its ends are where |p - q| is t standard errors of q, sqrt(q (1 - q) / n)."""
+    p, stderr, prompts = 0.1, 0.06, 4
+    t, n = stats.t.ppf(0.975, 3), p * (1 - p) / stderr**2
+    low, high = interval(p, stderr, prompts, True)
+    assert p - t * stderr < 0 < low < p < high
+    assert [abs(p - q) / np.sqrt(q * (1 - q) / n) for q in (low, high)] == pytest.approx([t, t])
+    # with small errors it is the plain one: the next term is of order t^2 / n = 4e-5
+    assert interval(0.4, 0.002, 2000, True) == pytest.approx((0.4 - 0.00392, 0.4 + 0.00392), abs=1e-4)
+    # nothing accepted, everything accepted: no error between prompts, but no certainty either
+    assert interval(0.0, 0.0, 4, True) == pytest.approx((0, t * t / (4 + t * t)))
+    assert interval(1.0, 0.0, 4, True) == pytest.approx((4 / (4 + t * t), 1))
+    assert interval(0.5, 0.0, 4, True) == interval(0.5, 0.0, 4, False) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(("p", "between"), [(0.03, 0.03), (0.5, 0.1)])
+def test_the_interval_of_a_share_covers_it(p: float, between: float) -> None:
+    """1,000 samples of 8 prompts, each of 200 tokens, whose shares vary by prompt as beta variables do: the interval
+    holds p in 95 % of them, within 4 sqrt(0.95 * 0.05 / 1000) = 2.8 % from below, and 1.5 % less for so few prompts of
+    a skewed share."""
+    rng = np.random.default_rng(1)
+    size = p * (1 - p) / between**2 - 1
+    shares = rng.binomial(200, rng.beta(p * size, (1 - p) * size, (1000, 8)))
+    found = [summary.ratio(one.tolist(), [200] * 8) for one in shares]
+    inside = [interval(e.value or 0.0, e.stderr or 0.0, 8, True) for e in found]
+    assert sum(low <= p <= high for low, high in inside) >= 907

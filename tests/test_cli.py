@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from commands import ROOT, Call, python, refused, row_of
 from fake_pipeline import FakePipeline
 from omegaconf import OmegaConf
@@ -19,6 +20,7 @@ from specbench._version import __version__
 from specbench.config import composition, configuration, parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
+from specbench.training import recipes
 
 
 def test_help_version_and_no_words(call: Call) -> None:
@@ -143,6 +145,124 @@ def test_a_mistake_costs_one_sentence_and_exit_code_2(
     err = refused(call, *words)
     assert (sentence in err, err.count("\n")) == (True, 1)
     assert list(tmp_path.iterdir()) == []  # nothing was started
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        ("run --method cool_sd", "method=cool_sd"),
+        ("run --method=cool_sd", "method=cool_sd"),
+        ("run delta=1 --limit 16 --num-samples 16", "n=16 n=16"),
+        ("run --n 16", "n=16"),
+        ("run -n 16", "n=16"),
+        ("run -m --model emu3 --output dir", "model=emu3 out=dir"),
+        ("run --seed 1 --batch-size 4 --device cuda", "seed=1 batch=4 device=cuda"),
+        ("run --temperature -1", "temperature=-1"),
+        ("run --top-k n=3", "top_k=..."),
+        ("run --dryrun", "--dry-run"),
+        ("bench --steps 3 --batch_size 2", "bench.steps=3 batch=2"),
+        ("audit --method sjd --samples 1000", "method=sjd audit.samples=1000"),
+        ("probe --num_samples 4", "n=4"),
+        ("train --drafter eagle --batch-size 2 --seed 1", "drafter=eagle batch=2 seed=1"),
+        ("train scenes --asset x", "--assets x"),
+        ("resume here --limit 3", "n=3"),
+        ("suite glance --seeds 1 --device cuda", "seeds=1 device=cuda"),
+        ("tables --modle emu3", "--model emu3"),
+        ("evaluate here --metrics fid", "metrics=fid"),
+        ("fetch --model emu3 --yes", "model=emu3"),
+        ("reference --images x", "images=x"),
+        ("breakdown here --output x.csv", "out=x.csv"),
+        ("compare a b --out x.csv", "out=x.csv"),
+        ("collect here --out x.csv", "out=x.csv"),
+        ("report here --pictures 3", "pictures=3"),
+        ("convert --model emu3", "model=emu3"),
+    ],
+)
+def test_the_spelling_of_other_tools_is_answered_with_the_right_form(
+    words: str, right: str, call: Call, tmp_path: Path
+) -> None:
+    assert f"write {right} instead of -" in refused(call, *words.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_no_argument_is_like_is_unrecognized(call: Call) -> None:
+    for words in ("run --fast", "run --fast --n 3", "bench --n 3", "tables --drafter eagle"):  # a benchmark has no n
+        assert "unrecognized arguments: --" in refused(call, *words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("method=coolsd", "cool_sd"),
+        ("method=Cool-SD", "cool_sd"),
+        ("method=lanternpp", "lantern_pp"),
+        ("method=LANTERN++", "lantern_pp"),
+        ("method=sjdpac", "sjd_pac"),
+        ("method=eagle-2", "eagle2"),
+        ("method=medusa2", "medusa"),
+        ("rule=lantern++", "lantern_pp"),
+        ("rule=neighborhood", "neighbourhood"),
+        ("drafter=EAGLE-3", "eagle3"),
+        ("verification=Traversal", "traversal"),
+        ("model=Janus-Pro-7B", "janus_pro_7b"),
+        ("data=COCO-2017", "coco2017"),
+        ("metrics=[HPSv2.1]", "hpsv21"),
+        ("protocol=SJD-PAC_table1", "sjdpac_table1"),
+        ("engine=Triton", "triton"),
+        ("Top-K=3", "'top_k'"),
+        ("cfg=3", "'cfg_scale'"),
+        ("batch-size=3", "'batch'"),
+        ("limit=3", "'n'"),
+        ("num_samples=3", "'n'"),
+        ("output=x", "'out'"),
+        ("method=nothing", None),
+        ("zzz=1", None),
+    ],
+)
+def test_a_typo_is_answered_with_the_name_that_was_meant(words: str, meant: str | None, call: Call) -> None:
+    found = re.search(r"did you mean (\S+?)\?", refused(call, "run", words))
+    assert (found and found[1]) == meant
+
+
+def test_help_of_train_has_type_default_and_meaning_of_every_parameter(call: Call) -> None:
+    code, out, err = call("train", "--help")
+    assert (code, err) == (0, "")
+    table = out.partition("\nrecipes")[0]
+    shown = {line.split()[0]: line for line in table.splitlines() if re.match(r"  [a-z]\w* {2,}\S", line)}
+    assert shown.keys() >= recipes.TABLE.keys()
+    for name, parameter in recipes.TABLE.items():
+        assert len(re.split(" {2,}", shown[name].strip())) == 4, name
+        assert parameter.line.split()[0] in shown[name]
+    assert re.match(r"  lr +0.0015 +number above 0 +peak", shown["lr"])
+    assert "at most 0.9999" in " ".join(table.split())
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_the_listed_recipes_are_those_of_a_training() -> None:
+    """The table's values with what a recipe and its drafter set instead, as text, are the settings of a training."""
+    values, changes = recipes.defaults()
+    listed: dict[str, tuple[str, dict[str, str]]] = {}
+    of_drafter: dict[str, dict[str, dict[str, str]]] = {}
+    for name, text in changes:
+        given = dict(word.split("=") for word in text.split() if "=" in word)
+        if name.startswith("- "):
+            of_drafter[list(listed)[-1]][name.removeprefix("- ")] = given
+        else:
+            listed[name], of_drafter[name] = (text.split()[1].rstrip(","), given), {}
+    for name in listed:
+        chain = [name]
+        while (like := listed[chain[0]][0]) in listed:
+            chain.insert(0, like)
+        kinds = ("cspd",) if "objective" in listed[name][1] else ("eagle", "eagle3", "medusa", "draft_model")
+        for kind in kinds:
+            wanted = recipes.settings(name, kind)
+            texts = [listed[one][1] for one in chain] + [of_drafter[one].get(kind, {}) for one in chain]
+            changed = {key: yaml.safe_load(text) for one in texts for key, text in one.items()}
+            fixed = {"run", "drafter", "recipe", "out"}
+            assert {k: v for k, v in wanted.items() if k not in fixed} == {
+                k: {**values, **changed}[k] for k in wanted if k not in fixed
+            }, (name, kind)
+            assert wanted["run"] == {k: v for k, v in changed.items() if k in ("data", "split")}, (name, kind)
 
 
 def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import checked
+from commands import Call, checked, refused
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -32,6 +32,7 @@ from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.metrics import frechet
 from specbench.metrics.outputs import image_key
+from specbench.rows import indices
 from specbench.rows.journal import Record, to_line
 
 N = 40
@@ -288,11 +289,24 @@ def test_too_few_pairs_are_an_error(folders: Folders) -> None:
     with pytest.raises(UsageError, match=r"share 0 prompts, and 40 more with different prompts: 3 pairs .* are needed"):
         between(a, others)
     with pytest.raises(UsageError, match="share 2 prompts: 3 pairs"):
-        between(a, folders.make("c", MINE[:2]))
+        between(a, folders.make("f", [*MINE[:2], *(replace(r, index=r.index + N) for r in MINE[:2])]))
     few = between(a, folders.make("d", [replace(r, steps=r.steps + r.index) for r in MINE[:3]]))
     assert any("3 pairs" in remark and "t-test" in remark for remark in few.remarks)
-    with pytest.raises(UsageError, match="share 0 prompts"):
-        between(a, folders.make("e", []))
+
+
+def test_runs_of_few_images_are_told_to_decode_more(call: Call, folders: Folders) -> None:
+    """Runs of the same two prompts fit each other: what lacks is n, not the data or the split."""
+    folders.make("many", MINE)
+    for n in range(3):
+        few = f"few{n}"
+        folders.make(few, MINE[:n])
+        for words in ([few, few], [few, "many"], ["many", few]):
+            err = refused(call, "compare", *words)
+            assert ("n=20" in err, f"{n} in {few}" in err, "split" in err) == (True, True, False)
+    several = [replace(r, index=r.index % 2 + (r.index // 2) * indices.STRIDE) for r in MINE[:8]]
+    found = between(folders.make("c", several), folders.make("d", several))
+    assert (found.pairs, found.results) == (8, ())
+    assert all("larger n" in left_out for left_out in found.untested if "pairs of prompts" in left_out)
 
 
 def test_identical_runs_have_no_test_and_no_nan(folders: Folders) -> None:
@@ -327,7 +341,7 @@ def test_a_batch_counts_once(folders: Folders) -> None:
     assert "latency_s" not in [r.statistic.name for r in found.results]
     alone = folders.make("c", [image(i, 100 + i % 5) for i in range(N)])
     mixed = between(alone, folders.make("d", batched(20, a), "batch=20"))
-    assert mixed.untested[0] == "decode_s: only 2 pairs of batches"
+    assert mixed.untested[0].startswith("decode_s: only 2 pairs of batches")
     untimed = [replace(r, timed=None) for r in batched(4, a)]
     without = between(folders.make("e", untimed), folders.make("f", untimed, "batch=8"))
     assert without.untested[0] == "decode_s: eagle_chain and cool_sd without one"

@@ -24,9 +24,12 @@ from commands import Call, python
 from filelock import FileLock
 from reference import REFERENCE, needs_reference
 
+from specbench import cli
 from specbench.cli import fetch
-from specbench.config import parameters, registry
-from specbench.storage import downloads, home
+from specbench.config import configuration, parameters, registry
+from specbench.errors import UsageError
+from specbench.models.loading import missing
+from specbench.storage import downloads, home, sources
 from specbench.storage.downloads import HubFile
 from specbench.storage.sources import Data, File
 
@@ -134,9 +137,9 @@ def tree(folder: Path) -> set[str]:
     [
         ([], "model=NAME, metrics=NAMES or data=NAME"),
         (["metrics=fid", "data=parti"], "model=NAME, metrics=NAMES or data=NAME"),
-        (["metrics=clip"], "unknown metric 'clip' (choose from: clip_b16, clip_b16_x100"),
+        (["metrics=clip"], "unknown metric 'clip' (choose from: captions, clip_b16, clip_b16_x100"),
         (["metrics=fid", "weights=here"], "'weights' has no meaning with metrics="),
-        (["anole"], "'anole' (choose from: data, data_dir"),
+        (["anole"], "unknown argument 'anole' (choose from: --dry-run, --yes, data, data_dir"),
         (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, emu3"),
         (["data=scenes"], "data=scenes has nothing to fetch: it needs no files"),
         (["model=anole", "data_dir=here"], "'data_dir' has no meaning with model="),
@@ -449,15 +452,95 @@ def test_the_tables_agree_with_the_facts_at_hand() -> None:
     assert registry.model_sources()["lumina_mgpt"].parts["target"].repository.endswith(facts["checkpoint"])
 
 
+#: Manifest -> the model and the folder that its tensors fill.
+TENSORS = {
+    "t2i_XL_stage1_256.pt": ("llamagen_xl", "target"),
+    "vq_ds16_t2i.pt": ("llamagen_xl", "tokenizer"),
+    "c2i_XL_384.pt": ("llamagen_xl_c2i", "target"),
+    "Lumina-mGPT-7B-768": ("lumina_mgpt", "target"),
+    "LANTERN-Lumina-mGPT-7B-768_model.safetensors": ("lumina_mgpt", "eagle"),
+    "Lumina-mGPT-2.0": ("lumina_mgpt2", "target"),
+    "Emu3-Gen": ("emu3", "target"),
+    "Emu3-VisionTokenizer": ("emu3", "tokenizer"),
+    "mar_base_checkpoint-last.pth": ("mar_b", "target"),
+    "mar_large_checkpoint-last.pth": ("mar_l", "target"),
+    "mar_huge_checkpoint-last.pth": ("mar_h", "target"),
+    "kl16.ckpt": ("mar_l", "tokenizer"),
+}
+
+
+@needs_reference
+@pytest.mark.parametrize(("manifest", "of"), TENSORS.items(), ids=list(TENSORS))
+def test_listed_sizes_are_those_of_the_tensors(manifest: str, of: tuple[str, str]) -> None:
+    """Within 1 %: a file also has its header, and the page shows three digits."""
+    model, folder = of
+    part = sources.part_of(registry.model_sources()[model], folder)
+    assert part is not None
+    held = sum(size for name, size in part.known_sizes.items() if name.endswith((".pt", ".safetensors")))
+    facts = json.loads((REFERENCE / "manifests" / f"{manifest}.json").read_text())
+    kinds = {kind for _, kind in facts["tensors"].values() if kind != "int64"}
+    assert held == pytest.approx(facts["n_values"] * (2 if kinds == {"bfloat16"} else 4), rel=0.01)
+
+
+def test_sizes_are_known_by_name_or_not_at_all() -> None:
+    fields = {
+        "repository": "OWNER/NAME",
+        "licence": "MIT",
+        "listed": {"model-1.safetensors": "1.5 GB", "config.json": 9},
+    }
+    part = sources.part(fields, "files of x")
+    assert part.known_sizes == {"model-1.safetensors": 1.5e9, "config.json": 9}
+    assert part.unknown_sizes == []  # one of *.safetensors and *.bin is enough
+    assert sources.part({**fields, "listed": {}}, "").unknown_sizes == ["config.json", "*.safetensors|*.bin"]
+    for wrong in ("1.5 GiB", "many", [1]):
+        with pytest.raises(UsageError, match="files of x: listed must have bytes, or sizes such as 1.5 GB"):
+            sources.part({**fields, "listed": {"config.json": wrong}}, "files of x")
+
+
 def test_advice() -> None:
-    advice = registry.advice("llamagen_xl")
-    assert advice.startswith("run `specbench fetch model=llamagen_xl`, put t2i_XL_stage1_256.pt of peizesun/")
-    assert advice.endswith("the files of google/flan-t5-xl into text/ by hand, or try weights=random")
-    assert "`specbench fetch model=llamagen_xl drafter=eagle`" in registry.advice("llamagen_xl", ["eagle"])
-    assert "`specbench train drafter=medusa model=anole`" in registry.advice("anole", ["medusa"])
-    assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in registry.advice("anole")
-    assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in registry.advice("anole")
-    assert all(registry.advice(name) for name in registry.model_sources())
+    advice = missing.advice("llamagen_xl")
+    first, _, others = advice.partition(" (or: ")
+    assert first == "run `specbench fetch model=llamagen_xl`"
+    assert others.startswith("put t2i_XL_stage1_256.pt of peizesun/")
+    assert others.endswith("the files of google/flan-t5-xl into text/ by hand; or: weights=random)")
+    assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in missing.advice("anole")
+    assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in missing.advice("anole")
+    assert all(missing.advice(name) for name in registry.model_sources())
+
+
+@pytest.mark.parametrize(
+    ("words", "commands"),
+    [
+        ("model=llamagen_xl method=vanilla", ["specbench fetch model=llamagen_xl"]),
+        ("model=llamagen_xl method=eagle1", ["specbench fetch model=llamagen_xl drafter=eagle"]),
+        ("model=llamagen_xl method=sjd weights=my", ["specbench fetch model=llamagen_xl weights=my"]),
+        ("model=lumina_mgpt size=512 method=sjd", ["specbench fetch model=lumina_mgpt size=512"]),
+        # The command that trains the drafter needs the target: that comes first.
+        ("model=anole method=medusa", ["specbench fetch model=anole", "specbench train drafter=medusa model=anole"]),
+        ("model=lumina_mgpt size=512 method=eagle1", ["specbench fetch model=lumina_mgpt size=512"]),
+    ],
+)
+def test_the_error_for_missing_weights_has_one_command(
+    words: str, commands: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the next step, which names what the run named and is a command line of specbench. What it brings is then
+    there, and the next error has the next step."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my").mkdir()
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    cfg = configuration.compose([*words.split(), "n=1", "data=scenes", "metrics=none"])
+    for command in commands:
+        with pytest.raises(UsageError) as e:
+            missing.check(cfg)
+        found = re.findall("`([^`]+)`", str(e.value))
+        assert found == [command]
+        assert str(e.value).index(found[0]) < str(e.value).index("(or: ")
+        for part in registry.model_sources()[cfg["model"]].parts:
+            folder = registry.weights_folder(cfg)
+            assert folder
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        if command.startswith("specbench fetch"):
+            assert cli.main([*command.split()[1:], "--dry-run"]) == 0
 
 
 class Web:
@@ -842,7 +925,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(web: Web, tmp_path: Path, monke
 def test_advice_needs_no_client() -> None:
     """Looking at the choices and reading the advice imports neither torch nor the hub's client."""
     code = (
-        "import sys; from specbench.config import registry; registry.advice('anole')\n"
+        "import sys; from specbench.models.loading import missing; missing.advice('anole')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'huggingface_hub', 'transformers')))"
     )
     assert python(code).returncode == 0

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -86,6 +87,33 @@ def test_a_curve_looks_the_same_in_all_panels_and_unlike_its_neighbours() -> Non
     styles = figures.styles_of(labels)
     assert len(set(styles.values())) == 8
     assert all(len({styles[label][0] for label in some}) == len(some) for some in labels)
+
+
+def _perceived(colour: str, sight: np.ndarray) -> np.ndarray:
+    """CIELAB (3,) of an sRGB colour whose linear values a matrix (3, 3) maps to what a reader sees."""
+    c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.clip(sight @ np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4), 0, 1)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = (np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116 for v in to_xyz @ linear / (0.9505, 1, 1.089))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_every_curve_of_the_figure_has_its_own_colour_also_for_colour_blind_readers() -> None:
+    """Entropy had Cool-SD's colour and GSD had LANTERN++'s."""
+    labels = [[curve.label for curve in panel.curves if len(curve.lines) > 2] for panel in FIGURE.panels]
+    styles = figures.styles_of(labels)
+    assert len({colour for colour, _ in styles.values()}) == len({marker for _, marker in styles.values()}) == 9
+    # Machado, Oliveira and Fernandes (2009), severity 1: protanopia, deuteranopia.
+    protan = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    deutan = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
+    colours = list(dict.fromkeys(colour for colour, _ in figures._STYLES))
+
+    def nearest(some: list[str]) -> float:
+        pairs = itertools.combinations(some, 2)
+        sights = [np.array(sight) for sight in (np.eye(3), protan, deutan)]
+        return min(float(np.linalg.norm(_perceived(a, s) - _perceived(b, s))) for a, b in pairs for s in sights)
+
+    assert nearest(colours) >= nearest(colours[:7])  # Okabe and Ito's
 
 
 def test_names_that_would_overlap_move_apart_and_no_others() -> None:

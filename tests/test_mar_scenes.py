@@ -170,7 +170,7 @@ def test_absent_weights_are_reported_and_the_list_shows_it(tmp_path, monkeypatch
         assert cli.main(["run", "model=mar_scenes", f"method={method}", f"out={tmp_path}/run"]) == 2
         error = capsys.readouterr().err
         assert file in error
-        assert "run `make train-scenes`" in error
+        assert "run `specbench train scenes`" in error
     for there in (False, True):
         assert cli.main(["list", "models", "drafters", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)

@@ -74,6 +74,7 @@ NOT_RUN = {
     "specbench report runs/suites/my": "the same",
     "specbench run -m --dry-run model=lumina_mgpt": "takes seconds for its shapes; test_dry_run",
     "specbench run --dry-run": "the same",
+    "specbench tables coolsd_table1 --model llamagen_xl --dry-run": "the same",
     "specbench show": "needs rows of a reader's own; test_store has some",
     "specbench collect": "the same",
     "specbench tables verification_gain": "decodes for an hour",
@@ -239,6 +240,7 @@ def test_fenced_commands_are_in_documents_whose_tests_run_them() -> None:
     assert kinds.pop("contributing.md") == {"python", "yaml", "sh"}  # test_docs
     assert kinds.pop("plugins.md") == {"python", "yaml", "sh", "text", "toml"}  # test_plugins
     assert kinds.pop("api.md") == {"python"}  # test_api
+    assert kinds.pop("reproduce.md") == {"sh"}  # test_dry_run
     assert kinds.pop("results.md") == {"python"}
     assert kinds.pop("suites.md") == {"yaml"}  # read above
     assert set().union(*kinds.values()) == set()

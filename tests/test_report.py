@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -19,7 +20,7 @@ from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.report import gather
-from specbench.rows import provenance
+from specbench.rows import baseline, provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import read_rows, to_csv
 
@@ -246,6 +247,45 @@ def test_damaged_images_leave_their_row(grid: Path, call: Any) -> None:
 
 
 @pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grid of two runs with a baseline each."""
+    folder = tmp_path_factory.mktemp("compared")
+    for delta in ("1.1", "2"):
+        cfg = configuration.compose(["method=cool_sd", f"delta={delta}", "n=3", "metrics=none"])
+        run.run(cfg, str(folder / f"delta={delta}"), loader=FakePipeline)
+    return folder
+
+
+def test_the_baseline_is_a_row_with_images(compared: Path, tmp_path: Path) -> None:
+    for out, words in (("a", []), ("b", ["runs=kept"])):
+        with contextlib.chdir(tmp_path):
+            assert cli.main([str(compared), "pictures=2", f"out={out}.html", *(words or ["keep=kept"])]) == 0
+    for name in "ab":
+        content = data(tmp_path / f"{name}.html")
+        assert [r["label"] for r in content["rows"]] == ["vanilla", "cool_sd", "cool_sd delta=2"]
+        assert [len(r["images"]) for r in content["rows"]] == [2, 2, 2]
+        vanilla = content["rows"][0]
+        assert vanilla["values"]["accepted_length_mean"] == vanilla["values"]["speedup_step"] == 1
+        assert vanilla["images"] != content["rows"][1]["images"]
+    assert (
+        content["about"] == "2 runs: vanilla and cool_sd on llamagen_scenes, 3 prompts a run. The runs differ in delta."
+    )
+    assert [row["method"] for row in gather.gather([compared], [], 0).rows] == ["cool_sd"] * 2  # what is pushed
+
+
+def test_a_damaged_baseline_is_left_out(compared: Path, tmp_path: Path) -> None:
+    content = (compared / "delta=2/baseline.jsonl").read_bytes()
+    for i, damaged in enumerate((b"", content[: len(content) // 2], b"{}\n", content.replace(b'"steps"', b'"stops"'))):
+        shutil.copytree(compared / "delta=2", tmp_path / str(i))
+        (tmp_path / str(i) / "baseline.jsonl").write_bytes(damaged)
+        assert gather.gather([tmp_path / str(i)], [], 2).baselines == []
+    assert len(gather.gather([compared / "delta=2"], [], 2).baselines) == 1
+    [mine] = read_rows(compared / "delta=2/row.csv")
+    for name, value in (("n", 10**15), ("n", 0), ("n", -1), ("n", None), ("n", "x"), ("images_per_prompt", -3)):
+        assert baseline.baseline_row(compared / "delta=2", mine | {name: value}) is None, value
+
+
+@pytest.fixture(scope="module")
 def browser(page: Path) -> Iterator[Any]:
     """The page in headless Chromium, with its console."""
     webdriver = pytest.importorskip("selenium.webdriver")
@@ -303,7 +343,7 @@ def test_the_leaderboard_sorts_and_filters(browser: Any) -> None:
     assert first_column(browser) == best_first
     find(browser, "#filter").send_keys("eagle")
     assert first_column(browser) == best_first[1:3]
-    assert find(browser, "#shown").text == "2 of 5 runs"
+    assert find(browser, "#shown").text == "2 of 5 rows"
     find(browser, "#filter").clear()
     find(browser, "#filter").send_keys(" ")
     choose(browser, "count", "")
@@ -391,10 +431,67 @@ def test_runs_are_labelled_by_their_differences(browser: Any) -> None:
     assert browser.execute_script(called, rows) == [*(f"sjd ({differs})" for differs in told), "gsd"]
     same = [{"id": f"r{i}", "label": "sjd", "facts": {"run_id": f"r{i}", "seed": 0}} for i in range(2)]
     assert browser.execute_script(called, same) == ["sjd (run r0)", "sjd (run r1)"]
+    same.append({"id": "r2", "label": "sjd", "facts": {"run_id": "r2", "seed": 1}})
+    assert browser.execute_script(called, same) == ["sjd (seed=0, run r0)", "sjd (seed=0, run r1)", "sjd (seed=1)"]
     runs = ["cool_sd delta=2", "eagle1 (batch=1)", "eagle1 (batch=2)"]
     options = "return [...document.getElementById('%s').options].map(o => o.text)"
     assert browser.execute_script(options % "left") == browser.execute_script(options % "right") == runs
     assert browser.execute_script(options % "mapped") == [f"llamagen_scenes, {name}" for name in runs[1:]]
+
+
+def test_a_name_states_what_the_runs_most_like_it_differ_in(browser: Any) -> None:
+    def names(*rows: dict[str, Any]) -> list[str]:
+        made = [{"id": str(i), "method": "cool_sd", "label": "", **r} for i, r in enumerate(rows)]
+        return list(browser.execute_script("return [...namesOf(arguments[0]).values()]", made))
+
+    facts = {"delta": 1.1, "nu": 0.7, "rule": "cool"}
+    one, two = {"parameters": {}, "facts": facts}, {"parameters": {"delta": "2"}, "facts": facts | {"delta": 2}}
+    assert names(one) == ["cool_sd"]
+    assert names(one, two) == ["cool_sd delta=1.1", "cool_sd delta=2"]
+    assert names(one, two | {"method": "other"}) == ["cool_sd", "other delta=2"]
+    both = {"parameters": {"delta": "2", "nu": "0.5"}, "facts": facts}
+    assert names(one, both) == ["cool_sd delta=1.1 nu=0.7", "cool_sd delta=2 nu=0.5"]
+    assert names(one, two, both) == ["cool_sd delta=1.1", "cool_sd delta=2 nu=0.7", "cool_sd delta=2 nu=0.5"]
+    exact = {"parameters": {"rule": "exact"}, "facts": {"rule": "exact"}}
+    assert names(one, exact) == ["cool_sd rule=cool", "cool_sd rule=exact"]
+    sampled = {"parameters": {"top_k": "10"}, "facts": facts | {"top_k": 10}}
+    assert names(one, sampled) == ["cool_sd", "cool_sd top_k=10"]  # without a value there is nothing to state
+
+
+@pytest.fixture
+def other_page(browser: Any, page: Path, tmp_path: Path) -> Iterator[Any]:
+    """Most runs have 4 prompts and no divergence, the longest one has 100, and none has an accepted length."""
+    words = {"a": ("n=4", 1.0), "b": ("n=4", 2.0), "c": ("n=4", 3.0), "d": ("n=100", 4.0)}
+    rows = [
+        row(name, "method=sjd", n, f"window={i + 4}", accepted_length_mean=None, perplexity=None, step_compression=x)
+        | {"image_reward": 0.5 + x if name != "d" else None, "emitted_kl": 0.5 if name == "d" else i * 1e-9}
+        for i, (name, (n, x)) in enumerate(words.items())
+    ]
+    (tmp_path / "rows.csv").write_text(to_csv(rows))
+    assert cli.main([str(tmp_path / "rows.csv"), f"out={tmp_path / 'other.html'}"]) == 0
+    browser.get((tmp_path / "other.html").as_uri())
+    yield browser
+    browser.get(page.as_uri())
+
+
+def test_the_first_screen_shows_most_runs_and_axes_with_data(other_page: Any) -> None:
+    def axes() -> list[str]:
+        return [find(other_page, f"#{name}").get_attribute("value") for name in "xy"]
+
+    def points() -> int:
+        return len(other_page.find_elements("css selector", "#plot .point"))
+
+    assert find(other_page, "#count").get_attribute("value") == "4"
+    assert find(other_page, "#shown").text == "3 rows"
+    assert (axes(), points()) == (["step_compression", "image_reward"], 3)
+    choose(other_page, "count", "100")
+    assert (axes(), points()) == (["step_compression", "emitted_kl"], 1)
+    choose(other_page, "x", "image_reward")
+    assert (axes(), points()) == (["image_reward", "emitted_kl"], 0)  # as chosen
+    choose(other_page, "count", "4")
+    assert (axes(), points()) == (["image_reward", "emitted_kl"], 3)  # chosen axes stay while they have data
+    best = other_page.execute_script("return [...document.querySelectorAll('#rows td.best')].map(c => c.textContent)")
+    assert sorted(best) == ["3.00", "3.5000"]  # where all are equal as they are shown, no row is the best
 
 
 def test_maps_and_audits_are_drawn(browser: Any) -> None:

@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 from commands import Call, refused, row_of
+from fake_pipeline import FakePipeline
 
+from specbench.config import configuration
 from specbench.errors import UsageError, decimal
+from specbench.harness import run
 from specbench.report import gather
-from specbench.rows import selection, sources, store
+from specbench.rows import baseline, selection, sources, store
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read, read_rows
+from specbench.rows.journal import read_records
+from specbench.rows.scores import Score, ScoreLine, Side, fingerprint, prompts_fingerprint
 from specbench.storage.files import split_paths
 
 SMALL = ("metrics=none", "n=2", "baseline=false", "device=cpu", "warmup=0")
@@ -143,6 +148,62 @@ def test_show_pools_seeds_and_groups(call: Call, tmp_path: Path) -> None:
     assert call("show", "all.csv", "--limit", "1", "--format", "md")[1].count("\n") == 3
     assert "no row meets the conditions" in refused(call, "show", "all.csv", "--where", "method=scd")
     assert "unknown column 'nope'" in refused(call, "show", "all.csv", "--columns", "nope")
+
+
+def test_the_baseline_of_a_grid_is_a_line_as_of_its_own_run(call: Call, tmp_path: Path) -> None:
+    words = ["n=3", "metrics=none", "emitted_draws=8"]
+    for out, more in (("g/1", ["delta=1.1"]), ("g/2", ["delta=2"]), ("g/3", ["delta=2", "seed=1"])):
+        run.run(configuration.compose(["method=cool_sd", *more, *words]), str(tmp_path / out), loader=FakePipeline)
+    run.run(configuration.compose(["method=vanilla", *words]), str(tmp_path / "own"), loader=FakePipeline)
+    shown = json.loads(call("show", "g", "--format", "json", "--columns", "method,delta,seeds,accepted_length_mean")[1])
+    assert [(one["method"], one["delta"], one["seeds"]) for one in shown] == [
+        ("vanilla", None, 2),
+        ("cool_sd", 1.1, 1),
+        ("cool_sd", 2.0, 2),
+    ]
+    assert shown[0]["accepted_length_mean"] == 1
+    columns = call("show", "g", "--format", "csv")[1].splitlines()[0].split(",")
+    assert columns[:4] == ["model", "method", "delta", "n"]  # and not all that vanilla AR is without
+    store.add(tmp_path / "s.sqlite", [(tmp_path / "g/1", row_of("g/1"))])
+    assert len(call("show", "s.sqlite")[1].splitlines()) == 1 + 2
+    assert len(call("show", "g", "own", "--no-pool")[1].splitlines()) == 1 + 5  # seed 0 has a run of its own
+    mine = row_of("g/1")
+    found, expected = baseline.baseline_row(tmp_path / "g/1", mine), row_of("own")
+    assert found is not None
+    measured = (
+        "peak_memory_mib",
+        "text_s",
+        "text_s_stderr",
+        "pixels_s",
+        "pixels_s_stderr",
+    )  # the fake decodes in no time
+    alike = COLUMNS.keys() - {"run_id", "baseline_run_id", "config_hash", "time", "note", *measured}
+    assert {name: found[name] for name in alike} == {name: expected[name] for name in alike}
+    assert (found["run_id"], found["baseline_run_id"]) == (f"{mine['run_id']}/baseline",) * 2
+    assert call("collect", "g", "out=all.csv")[1] == "wrote all.csv: 3 rows\n"  # runs alone
+
+
+def test_scores_of_a_baseline_are_those_of_the_same_scorer(tmp_path: Path) -> None:
+    cfg = configuration.compose(["method=cool_sd", "n=3", "metrics=none"])
+    folder = run.run(cfg, str(tmp_path), loader=FakePipeline).folder
+    images = read_records(tmp_path / "baseline.jsonl")
+    digests, prompts = fingerprint(one.sha256 for one in images), prompts_fingerprint(images)
+
+    def add(value: float | None, backend: str, side: Side = "vanilla", of: str = digests) -> None:
+        columns = {"image_reward": Score(value, None, backend, "")}
+        folder.open_scores().add(ScoreLine("m", side, 3, of, prompts, "", columns, (), "0", "c", "2026-11-25"))
+
+    mine = row_of(str(tmp_path)) | {"image_reward_backend": "here"}
+    for value, backend, more in ((1.0, "here", ()), (2.0, "here", ()), (None, "here", ()), (3.0, "here", ("method",)),
+                                 (4.0, "here", ("vanilla", "others"))):  # fmt: skip
+        add(value, backend, *more)
+    found = baseline.baseline_row(tmp_path, mine)
+    assert found is not None
+    assert found["image_reward"] == 2.0
+    add(5.0, "elsewhere")
+    found = baseline.baseline_row(tmp_path, mine)
+    assert found is not None
+    assert found["image_reward"] is None  # not comparable
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,10 @@ class RunResult:
 
     @cached_property
     def _records(self) -> list[Record]:
-        from specbench.rows.indices import of_run
+        from specbench.rows.indices import of_row
         from specbench.rows.journal import read_of
 
-        found = read_of(self.folder / "records.jsonl", of_run(self.config)[: self.row["images"]])
+        found = read_of(self.folder / "records.jsonl", of_row(self.row))
         if found is None:
             raise UsageError(f"{self.folder} has lost records of its row: run it again with `specbench resume`")
         return found

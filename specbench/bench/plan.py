@@ -6,7 +6,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specbench.bench import floor
+from specbench.bench.devices import Device
 from specbench.bench.launches import (
     WARMUP,
     Launches,
@@ -28,33 +28,12 @@ from specbench.bench.measure import position_of
 from specbench.bench.shapes import DEVICE, Shapes, has_triton, shapes
 from specbench.config import parameters
 from specbench.engine.ops import KVCache
-from specbench.errors import UsageError, decimal
 from specbench.harness.pipeline import check_engine
 
-GB = 1e9
+GB, TERA = 1e9, 1e12
 #: Estimate of what every process takes on the device besides its tensors: the CUDA context, loaded kernels and the
 #: workspaces of libraries.
 RUNTIME_GB = 1.0
-
-
-@dataclass(frozen=True)
-class Device:
-    """bandwidth: GB/s of its memory; memory: GB, 0 where it is not known. Both as the maker's data sheet gives them."""
-
-    bandwidth: float
-    memory: float
-
-
-#: NVIDIA's data sheets, of the SXM form where there are several; B200 as in a DGX B200 (1,440 GB and 64 TB/s of eight).
-DEVICES = {
-    "rtx4090": Device(1008, 24),
-    "l40s": Device(864, 48),
-    "a100_40": Device(1555, 40),
-    "a100": Device(2039, 80),
-    "h100": Device(3350, 80),
-    "h200": Device(4800, 141),
-    "b200": Device(8000, 180),
-}
 
 
 class Memory(TorchDispatchMode):
@@ -137,6 +116,7 @@ def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
     total = sum(weights.values())
     return {
         **{name: cfg[name] for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
+        "resolution": made.pipeline.resolution,
         **found,
         "weights_gb": weights,
         "all_weights_gb": total,
@@ -167,6 +147,7 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
     at, nodes = position_of(decoding, context), drafter.shape.fronts(target.width) * drafter.shape.tree.nodes
     sizes = [2 * cache.k.numel() * cache.k.element_size() / GB for cache in caches]
     read = floor.of_target(target) + floor.of_cache(target, rows, at), floor.of_drafts(drafter, target)
+    done = nodes * floor.operations(target, rows, at), 2 * rows * read[1] // target.output.weight.element_size()
     return {
         "rows": rows,
         "tokens": pipeline.tokens_per_image,
@@ -177,6 +158,7 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
         "logits_gb": rows * nodes * target.vocab_size * target.output.weight.element_size() / GB,
         "launches": None if cfg["engine"] == "triton" and not has_triton() else launches,
         "reads_gb": {"forward": read[0] / GB, "draft": read[1] / GB, "step": sum(read) / GB},
+        "tera_operations": {"forward": done[0] / TERA, "draft": done[1] / TERA, "step": sum(done) / TERA},
         "resident": resident,
         "above": above,
     }
@@ -207,8 +189,11 @@ def _continuous(cfg: Mapping[str, Any], made: Shapes) -> dict[str, Any]:
         _pixels(made, length)
         above["pixels"] = memory.above()
     read = {"forward": floor.of_encoder_decoder(model.model), "diffusion_step": floor.of_head(model.model)}
+    guided = rows * (1 if model.scale == 1 else 2)
+    places = {"forward": (gamma + 1) * (model.model.cfg.buffer + length), "diffusion_step": 1}
+    each = torch.empty((), dtype=pipeline.model.dtype).element_size()
     return {
-        "rows": rows * (1 if model.scale == 1 else 2),
+        "rows": guided,
         "tokens": length,
         "nodes": gamma + 1,
         "launches": {
@@ -216,6 +201,7 @@ def _continuous(cfg: Mapping[str, Any], made: Shapes) -> dict[str, Any]:
             "diffusion_step": count_trajectory(cfg),
         },
         "reads_gb": {name: size / GB for name, size in read.items()},
+        "tera_operations": {name: 2 * guided * places[name] * size / each / TERA for name, size in read.items()},
         "resident": memory.live,
         "above": above,
     }
@@ -277,21 +263,3 @@ def describe(planned: Mapping[str, Any]) -> str:
 
 def _line(name: str, size: float, more: str) -> str:
     return f"  {name:16s} {size:9.3f} GB   {more}".rstrip()
-
-
-def devices(text: str | None) -> dict[str, Device]:
-    """The devices of `bench.bandwidth=`: a known name, or GB/s of one whose memory is not known; default: all known
-    ones. Raises UsageError for anything else."""
-    if text is None:
-        return DEVICES
-    if text in DEVICES:
-        return {text: DEVICES[text]}
-    try:
-        speed = decimal(text)
-    except ValueError:
-        speed = 0.0
-    if not 0 < speed <= 1e6:
-        raise UsageError(
-            f"bench.bandwidth must be GB/s, above 0 and at most 1e6, or one of {', '.join(DEVICES)} (got {text})"
-        )
-    return {"device": Device(speed, 0)}

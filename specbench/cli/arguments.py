@@ -77,15 +77,15 @@ class Command:
     """A sub-command: takes the arguments of a command line and returns the exit code.
 
     run: what it does, whose docstring is the text of help; declared: its own arguments, or a function for them where
-    that takes imports; others: it hands on other arguments, such as parameters of a run; below: "module:NAME" of those
-    that the work itself reads, names with `Parameter`s or meanings; tables: at the end of help, title -> "module:NAME".
+    that takes imports; others: "module:NAME" of the names of other arguments that it hands on, such as those
+    of a run; tables: at the end of help, title -> "module:NAME" of names with their meanings, or of a text. NAME may be
+    a function.
     """
 
     run: Callable[..., int]
     name: str
     declared: Arguments | Callable[[], Arguments]
-    others: bool = False
-    below: str = ""
+    others: Sequence[str] = ()
     tables: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, arguments: Sequence[str], *more: Any) -> int:
@@ -113,14 +113,13 @@ class Command:
 
     def read(self, arguments: Sequence[str]) -> CommandLine | None:
         """The command line; None where it asks for help. Raises UsageError."""
-        parser = Parser(prog=f"specbench {self.name}", add_help=False, allow_abbrev=False)
-        parser.add_argument("-h", "--help", action="store_true")
+        parser = Parser(self.name, lambda: itertools.chain(self._named, *map(_resolved, self.others)))
         parser.add_argument("words", nargs="*")
         for form, one in self.arguments.items():
             if isinstance(one, Own) and form.startswith("-"):
                 action = "store_true" if one.kind == "flag" else "append" if one.several else "store"
                 parser.add_argument(*_options(form), dest=_key(form), action=action)
-        found = vars(parser.parse_intermixed_args(list(arguments)))
+        found = vars(parser.read(arguments))
         if found.pop("help"):
             return None
         mine, words, others = self._sorted_out(found.pop("words"))
@@ -152,7 +151,7 @@ class Command:
             elif self.others:
                 others.append(argument)
             else:
-                raise unknown("file or argument" if self.words else "argument", name, names or ["--help"])
+                raise unknown("file or argument" if self.words else "argument", name, self.own or ["--help"])
         return found
 
     def help(self) -> str:
@@ -165,13 +164,11 @@ class Command:
         text = textwrap.fill(text, _WIDTH, subsequent_indent=" " * 9).replace("\0", " ")
         title = f"specbench {self.name}: {COMMANDS[self.name.partition(' ')[0]]}"
         lines = [title, "", text, "", inspect.cleandoc(self.run.__doc__ or "")]
-        below = pkgutil.resolve_name(self.below) if self.below else {}
-        arguments = {**self.arguments, **{f"{name}=": one for name, one in below.items()}}
-        found = {"": arguments, **{title: pkgutil.resolve_name(where) for title, where in self.tables.items()}}
+        found = {"": self.arguments, **{title: _resolved(where) for title, where in self.tables.items()}}
         for title, table in found.items():
-            meanings = {name: _meaning(one) for name, one in (table() if callable(table) else table).items()}
+            meanings = {} if isinstance(table, str) else {name: _meaning(one) for name, one in table.items()}
             width = max(map(len, meanings), default=0)
-            lines += ["", *([title] if title else [])]
+            lines += ["", *([title] if title else []), *([table] if isinstance(table, str) else [])]
             lines += [columns(entry, (width, _WIDTH - width - 4)) for entry in meanings.items()]
         return "\n".join(lines)
 
@@ -195,6 +192,12 @@ def command(
 ) -> Callable[[Callable[..., int]], Command]:
     """Makes a function of a `CommandLine` the command `name`; more: see `Command`."""
     return lambda run: Command(run, name, declared, **more)
+
+
+def _resolved(where: str) -> Any:
+    """What "module:NAME" names, or what that gives if it is a function."""
+    found = pkgutil.resolve_name(where)
+    return found() if callable(found) else found
 
 
 def _options(form: str) -> list[str]:

@@ -12,9 +12,8 @@ from specbench.cli.arguments import CommandLine, Own, command
         "--all": Own("flag", "every preset; a parameter reaches those that have it and can take the value"),
         "--variants": Own("flag", "the same of every variant of the presets that have some"),
     },
-    others=True,
-    below="specbench.audit.plan:ARGUMENTS",
-    tables={"columns:": "specbench.audit.audit:COLUMNS"},
+    others=["specbench.audit.plan:ARGUMENTS", "specbench.config.parameters:table"],
+    tables={"arguments, as name=value:": "specbench.audit.plan:ARGUMENTS", "columns:": "specbench.audit.audit:COLUMNS"},
 )
 def main(line: CommandLine) -> int:
     """Decodes many sequences of small models of known distribution, with the method's real loop, rule and drafter, and

@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from specbench.bench import arguments
 from specbench.cli.arguments import CommandLine, Own, command
 from specbench.cli.exits import FAILED, fail
 from specbench.config import command_line, configuration
@@ -15,11 +16,6 @@ from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 
 _MOST = 10**6
-#: Parameters of a run that a benchmark does not use.
-_UNUSED = frozenset(
-    "n seed shard shards baseline warmup data split prompts metrics protocol reference metrics_dir data_dir"
-    " workers ray_address experiment".split()
-)
 
 
 @command(
@@ -64,7 +60,7 @@ _UNUSED = frozenset(
         ),
         "out=FILE.csv": Own("path", "a file for the rows; the figure is written next to it", written=True),
     },
-    others=True,
+    others=["specbench.bench.arguments:names"],
     tables={"columns:": "specbench.bench.rows:COLUMNS"},
 )
 def main(line: CommandLine) -> int:
@@ -82,9 +78,7 @@ def main(line: CommandLine) -> int:
       specbench bench --plan model=emu3 method=sjd engine=triton bench.bandwidth=h200
     """
     given = command_line.read(line.others, line["--multirun"])
-    for key in (argument.partition("=")[0] for argument in given):
-        if key in _UNUSED or command_line.is_hydras(key):
-            raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
+    arguments.check(given)
     if line["bench.bandwidth"] and not line["--plan"]:
         raise UsageError("bench.bandwidth= goes with --plan; a benchmark measures the bandwidth")
     found, code = (_planned(line, given), 0) if line["--plan"] else _measured(line, given)
@@ -131,9 +125,9 @@ def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, A
 
 def _planned(line: CommandLine, given: Sequence[str]) -> list[dict[str, Any]]:
     """`--plan`: nothing is measured or written."""
-    from specbench.bench import plan
+    from specbench.bench import devices, plan
 
-    chosen, plans = plan.devices(line["bench.bandwidth"]), []
+    chosen, plans = devices.of_bandwidth(line["bench.bandwidth"]), []
     for cfg in _jobs(line, given, "plan"):
         planned = plan.plan(cfg, line["bench.context"])
         plans.append({**planned, "devices": plan.on_devices(planned, chosen)})

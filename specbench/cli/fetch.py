@@ -86,7 +86,8 @@ def _origins(given: Mapping[str, Any]) -> Iterator[str]:
     yield f"{given.get('model', given.get('metrics'))} -> {folder}"
     for name, part in parts.items():
         yield f"  {name}/: {part.repository}, {part.revision} ({part.licence})"
-        yield f"    {', '.join(part.files)}" + (f"; if there: {', '.join(part.also)}" if part.also else "")
+        yield from (f"    {text}" for text in sources.sized(part.known_sizes, part.unknown_sizes))
+        yield from [f"    if there: {', '.join(part.also)}"] if part.also else []
 
 
 def revisions() -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""The text of `specbench run --help`: every parameter of the chosen model, data and method, with its value. Imports no
-torch."""
+"""The text of `specbench run --help`: every parameter of the chosen model, data and method, with its value, type, range
+and meaning; and the same of the arguments of `specbench train`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ The parameters depend on the choices, for example: specbench run method=sjd_pac 
   specbench run engine=http --help    images of a server (vLLM-Omni, SGLang): its parameters
 
   specbench list methods       one line for each choice, and whether its weights are here
-  specbench run --dry-run      what would be decoded, what is there, time, disk, memory, downloads
+  specbench run --dry-run      images, time, hours on a GPU (device_for=h200), disk, what to fetch
   specbench run --cfg job      the configuration that a run would use
   specbench run --hydra-help   Hydra's own arguments: launchers and sweepers of grids, logging
 """
@@ -64,12 +64,28 @@ def run(cfg: Mapping[str, Any]) -> str:
     own = parameters.in_run(cfg)
     if foreign := [name for name in cfg if name not in own]:
         raise parameters.no_parameter(foreign[0], cfg)
-    lines = [columns(("parameter", "value", "type and range", "meaning"), _WIDTHS), ""]
+    lines = [_table_head("value"), ""]
     for title, names in _sections(cfg).items():
         lines += [title, *(_described(name, own[name], cfg[name]) for name in names), ""]
     choices = {f"{group}=": ", ".join(parameters.choices(group)) for group in parameters.groups()}
     lines += ["names:", *(columns(entry, (13, 81)) for entry in choices.items()), ""]
     return "\n".join([_HEAD, *lines, _FOOT])
+
+
+def training() -> str:
+    """The arguments of a training: their values in a recipe, and what the other recipes change."""
+    from specbench.training.recipes import TABLE, defaults
+
+    values, changes = defaults()
+    lines = [_described(name, one, values.get(name)) for name, one in TABLE.items()]
+    others = [columns(entry, (_WIDTHS[0], 77)) for entry in changes]
+    return "\n".join(
+        [_table_head("default"), "", *lines, "", "recipes: what they set, and then for one drafter:", *others]
+    )
+
+
+def _table_head(value: str) -> str:
+    return columns(("parameter", value, "type and range", "meaning"), _WIDTHS)
 
 
 def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -119,10 +135,10 @@ def _shown(parameter: Parameter, value: Any) -> str:
 def _wanted(name: str, parameter: Parameter) -> str:
     """The allowed values, with their unit."""
     text = parameter.wanted().removeprefix("a ").removeprefix("an ")
-    if name in parameters.groups():
+    if name in parameters.groups() and not parameter.choices:
         null = f", or null ({parameter.null})" if parameter.null else ""
         text = ("names below" if name == "metrics" else "a name below") + null
     elif parameter.pattern:
         text = "text"  # its meaning tells the form
-    text = re.sub(r"\d{4,15}", lambda number: f"{int(number[0]):,}", text)
+    text = re.sub(r"(?<![\d.])\d{4,15}", lambda number: f"{int(number[0]):,}", text)
     return f"{text}; {parameter.unit}" if parameter.unit else text

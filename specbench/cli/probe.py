@@ -31,7 +31,7 @@ _ACCEPTED = frozenset(
         ),
         "out=FILE.csv": Own("path", "a file that the row is added to", written=True),
     },
-    others=True,
+    others=["specbench.cli.probe:_ACCEPTED"],
 )
 def main(line: CommandLine) -> int:
     """Draws images with the target alone and measures the distribution of each of their tokens: the mass of its most

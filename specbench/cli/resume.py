@@ -16,7 +16,11 @@ from specbench.errors import UsageError, integer, values
 from specbench.storage import home
 
 
-@command("resume", {"DIR": Words("the folder of a run, a suite or a grid", 1, 1)}, others=True)
+@command(
+    "resume",
+    {"DIR": Words("the folder of a run, a suite or a grid", 1, 1)},
+    others=["specbench.rows.provenance:MAY_CHANGE"],
+)
 def main(line: CommandLine) -> int:
     """Continues the run, the suite or the grid in a folder, with the configuration in it; jobs=N of a suite: runs at a
     time. Of a run, parameters that do not change an image may be given again: n (a number, or all), metrics,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from specbench.cli.exits import FAILED, USAGE, unmeasured
 from specbench.cli.launch import by_hydra, hydras_own, launch
-from specbench.errors import Parser, UsageError
+from specbench.config import parameters
+from specbench.errors import Parser, UsageError, values
 
 if TYPE_CHECKING:
     from specbench.config.configuration import Job
@@ -25,8 +26,7 @@ _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath") 
 
 def main(arguments: list[str]) -> int:
     """`specbench run [-m] [name=value ...]`."""
-    parser = Parser(prog="specbench run", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
+    parser = Parser("run", lambda: (*parameters.table(), "device_for"))
     parser.add_argument("--hydra-help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--info", nargs="?", const="all", choices=_INFO)
@@ -34,13 +34,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("-sc", "--shell-completion", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    options = parser.parse_intermixed_args(arguments)
+    options = parser.read(arguments)
     if options.shell_completion:
         return by_hydra(arguments)
 
     from specbench.config import command_line, configuration
 
-    overrides = command_line.read(options.overrides, options.multirun)
+    device_for = values([one for one in options.overrides if one.startswith("device_for=")], ["device_for"])
+    given = [one for one in options.overrides if not one.startswith("device_for=")]
+    overrides = command_line.read(given, options.multirun)
     if options.help:
         from specbench.cli import manual
 
@@ -53,14 +55,17 @@ def main(arguments: list[str]) -> int:
         return by_hydra(["--hydra-help", *hydras_own(overrides)])
     if options.cfg:
         return _show(options.cfg, jobs, overrides)
+    from specbench.bench.devices import only_dry
     from specbench.cli import plans
     from specbench.harness.folder import new_folder
 
+    only_dry(device_for, options.dry_run)
     plan = plans.of_jobs(jobs, options.multirun, Path("runs", "NEW") if options.dry_run else new_folder())
     if options.dry_run:
-        from specbench.bench import forecast
+        from specbench.tables import forecast
 
-        print(forecast.report(plan.title, plan.runs))
+        command = shlex.join(["specbench", "run", *["-m"] * options.multirun, *overrides])
+        print(forecast.report(plan.title, plan.runs, command, device_for.get("device_for")))
         return 0
     if options.multirun:
         return grid(plan, overrides)

@@ -27,6 +27,7 @@ from specbench.errors import UsageError
 def main(line: CommandLine) -> int:
     """Shows rows of runs, a line for each configuration: seeds are pooled,
     and the columns are those in which the rows differ, and the results.
+    The vanilla AR images that runs decoded for comparison have a line, too.
 
       specbench show                                                       # the store
       specbench show runs/grid more.csv --where method=sjd --where 'fid<5' --sort=-speedup_step
@@ -43,7 +44,7 @@ def main(line: CommandLine) -> int:
     )
     for name in [*columns, *groups, *(name.removeprefix("-") for name in order)]:
         selection.column(name)
-    rows, notes = sources.read(places(line.words))
+    rows, notes = sources.read(places(line.words), baselines=True)
     say(notes)
     rows = [row for row in map(shown, rows) if all(test(row) for test in conditions)]
     if not rows:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from specbench.bench.devices import only_dry
 from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.cli.exits import unmeasured
 from specbench.cli.tables import draw, drawing, say
@@ -32,7 +33,7 @@ STEM = "suite"
         "--list": Own("flag", "show every suite that is shipped, and stop"),
         **drawing("runs"),
     },
-    others=True,
+    others=["specbench.cli.suite:_OWN", "specbench.config.parameters:table"],
 )
 def main(line: CommandLine, bench: Bench | None = None) -> int:
     """Runs several methods on several models, prompts and seeds, as one YAML names them, and draws their table.
@@ -47,10 +48,12 @@ def main(line: CommandLine, bench: Bench | None = None) -> int:
         raise UsageError("name a suite: specbench suite NAME, or FILE.yaml (specbench suite --list)")
     formats = render.formats(line["--format"])
     suite, out = _read(line.words[0], line.others)
+    only_dry(line["device_for"], line["--dry-run"])
     if line["--dry-run"]:
-        from specbench.bench import forecast
+        from specbench.tables import forecast
 
-        print(forecast.report(f"{suite.table.id} in {out}", suites.plan(suite, out).runs))
+        todo = suites.plan(suite, out)
+        print(forecast.report(f"{todo.title} in {out}", todo.runs, todo.command, line["device_for"]))
         return 0
     return execute(suite, out, bench or Bench(), line["--jobs"], formats, line["--no-run"])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from specbench.bench.devices import DEVICES, only_dry
 from specbench.cli.arguments import Arguments, CommandLine, Own, Words, command
 from specbench.cli.exits import unmeasured
 from specbench.config import parameters
@@ -18,7 +19,7 @@ from specbench.tables.catalog import TABLES
 from specbench.tables.collect import Bench, collect
 from specbench.tables.definitions import DEFAULT_MODEL, Table
 from specbench.tables.layout import TableSheet
-from specbench.tables.measure import TablePlan, plan
+from specbench.tables.measure import plan
 
 
 def by_default() -> list[Table]:
@@ -38,7 +39,8 @@ def drawing(what: str) -> Arguments:
             default="1",
         ),
         "--no-run": Own("flag", "draw from the rows there are; what is missing stays marked"),
-        "--dry-run": Own("flag", "say what would run: images, time, disk, memory, downloads"),
+        "--dry-run": Own("flag", "say what would run: images, time, GPU hours, disk, memory, downloads, commands"),
+        "device_for=NAME": Own("string", f"GPU for --dry-run: {', '.join(DEVICES)}", offers=lambda: DEVICES),
         "--format NAME,NAME": Own("string", f"any of {','.join(render.FORMATS)}", default="md,latex"),
     }
 
@@ -75,12 +77,16 @@ def main(
     formats = render.formats(line["--format"])
     seeds = tuple(dict.fromkeys(integer("--seeds", seed, 0) for seed in (line["--seeds"] or "").split(",") if seed))
     ran: list[PlannedRun] = []
+    only_dry(line["device_for"], line["--dry-run"])
     for table in tables:
         todo = plan(table, line["--model"] or table.model, line["--n"], results, runs, seeds)
         if line["--list"]:
             print(todo.state(asked=bool(line["--model"])))
         elif line["--dry-run"]:
-            print(_foreseen(todo))
+            from specbench.tables import forecast
+
+            title, command = f"{table.id} in {todo.home}", _command(table, line)
+            print(forecast.report(title, todo.missing, command, line["device_for"], results))
         else:
             if not line["--no-run"]:
                 started = {run.folder for run in todo.missing if table.rows_of == "run"}
@@ -107,15 +113,6 @@ def _command(table: Table | None, line: CommandLine) -> str:
     if line["--seeds"]:
         arguments += ["--seeds", line["--seeds"]]
     return " ".join(arguments)
-
-
-def _foreseen(todo: TablePlan) -> str:
-    """What the lines without a row would do."""
-    from specbench.bench import forecast
-
-    if todo.table.rows_of != "run":
-        return f"dry run of {todo.table.id}: {len(todo.missing)} lines by specbench {todo.table.rows_of}, no images"
-    return forecast.report(f"{todo.table.id} in {todo.home}", todo.missing)
 
 
 def draw(sheet: TableSheet, files: Iterable[Path]) -> None:

@@ -12,11 +12,16 @@ def main(arguments: Sequence[str]) -> int:
     return scenes(arguments[1:]) if arguments[:1] == ["scenes"] else drafter(arguments or ["--help"])
 
 
-@command("train", {}, others=True, below="specbench.training.recipes:TABLE")
+@command(
+    "train",
+    {},
+    others=["specbench.training.recipes:TABLE", "specbench.config.parameters:table"],
+    tables={"": "specbench.cli.manual:training"},
+)
 def drafter(line: CommandLine) -> int:
     """Trains a drafter for a target: makes its examples, trains, and writes weights with their card. After an
     interruption, the same command resumes. Several GPUs: accelerate launch --module specbench.cli train drafter=...
-    Defaults: conf/recipes.yaml; further arguments are those of a run: model, weights, data, seed, temperature, ...
+    Recipes: conf/recipes.yaml; further arguments are those of a run: model, weights, data, seed, temperature, ...
 
       specbench train drafter=eagle                                                   the embedded target's, in minutes
       specbench train drafter=eagle model=llamagen_xl images=laion_coco               LANTERN's recipe

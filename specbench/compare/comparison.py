@@ -175,6 +175,12 @@ def pair(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], lis
     ]
     if others:
         alone.append(f"Left out, for different prompts in A and B: {len(others)} (index {_listed(others)}).")
+    if small := [f"{len(one.records)} in {one.argument}" for one in (a, b) if len(one.records) < FEWEST]:
+        raise UsageError(
+            f"too few images ({', '.join(small)}): a comparison needs at least {FEWEST} prompts, and {FEW} for a t-test"
+            f" of any differences, so decode with a larger n (n={FEW}), or finish what was stopped (`specbench resume"
+            " DIR`)"
+        )
     if len(same) < FEWEST:
         why = f", and {len(others)} more with different prompts" if others else ""
         raise UsageError(
@@ -234,7 +240,9 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> 
             values, units = _means(values, _prompts(both)), "prompts"
         if len(values) < FEWEST:
             lacking = [name for side, name in enumerate(names) if all(statistic.of(two[side]) is None for two in pairs)]
-            why = f"{' and '.join(lacking)} without one" if lacking else f"only {len(values)} pairs of {units}"
+            more = ", too few: decode with a larger n" if len(both) == len(pairs) else ""
+            few = f"only {len(values)} pairs of {units}{more}"
+            why = f"{' and '.join(lacking)} without one" if lacking else few
             untested.append(f"{statistic.name}: {why}")
         else:
             results.append(Result(statistic, "", paired(values[:, 0], values[:, 1], statistic.resolution), units))

@@ -6,7 +6,6 @@ declares its own parameters (see `plugins`). Imports neither torch nor Hydra.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from specbench.config import caches, plugins, yaml_files
 from specbench.config.caches import cached
 from specbench.config.parameter import METADATA, PROMPTS, Parameter
 from specbench.config.plugins import PARAMETER_GROUPS as PARAMETER_GROUPS
-from specbench.errors import UsageError, unknown
+from specbench.errors import UsageError, nearest, unknown
 
 #: The groups of which a method consists.
 PARTS = ("drafter", "rule", "verification")
@@ -260,8 +259,8 @@ def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
         return UsageError(
             f"{who} has no parameter '{name}' (it belongs to {_and(owned)}); this choice has: {', '.join(has)}"
         )
-    near = difflib.get_close_matches(name, [*table(), *groups()], 1)
-    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    near = nearest(name, [*table(), *groups()])
+    hint = f" (did you mean '{near}'?)" if near else ""
     return UsageError(f"unknown parameter '{name}'{hint}; {who} has: {', '.join(has)}")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -216,24 +216,6 @@ def needed_folders(cfg: Mapping[str, Any]) -> list[str]:
     return [*(real.parts if real else ()), *([network.folder] if network and not cfg.get("drafter_weights") else [])]
 
 
-def check_weights(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError if weights are missing; the message names the way to get them."""
-    folder, model = weights_folder(cfg), cfg["model"]
-    if folder is None:
-        return
-    if model in model_sources():
-        if absent := [part for part in needed_folders(cfg) if not (folder / part).is_dir()]:
-            raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {advice(model, absent)}")
-    elif not parameters.default("model", model, "assets"):
-        if not folder.is_dir():
-            raise UsageError(f"{folder} does not exist: put the weights of {model} there, or try weights=random")
-    elif absent := [path.name for group in weight_files(cfg) for path in group if not path.is_file()]:
-        raise UsageError(
-            f"{folder} lacks {', '.join(absent)}: run `make train-scenes`, name a folder that has them with"
-            " weights=DIR, or try weights=random"
-        )
-
-
 def digest(*paths: Path) -> str:
     """The first eight hexadecimal digits of the SHA-256 over the files, in the given order."""
     return _digest(tuple((path, state(path)) for path in paths))
@@ -270,21 +252,8 @@ def weights_label(cfg: Mapping[str, Any]) -> str:
     return f"{weights if weights in ('embedded', 'official') else 'folder'}:{digests}"
 
 
-def advice(model: str, absent: Sequence[str] = ()) -> str:
-    """How to get missing weights of a model with `files`, in one sentence. absent: the missing folders; default: those
-    that every run needs."""
-    entry, vectors = model_sources()[model], parameters.is_continuous("model", model)
-    wanted = {name: sources.part_of(entry, name) for name in absent or entry.parts}
-    drafters = [name for name in wanted if name not in entry.parts]
-    if unpublished := [name for name, part in wanted.items() if part is None]:
-        names = [name for name in trained() if drafter_networks()[name].folder == unpublished[0] and not vectors]
-        if names:
-            return (
-                f"no weights for {unpublished[0]}/ are published, train them with `specbench train drafter={names[0]}"
-                f" model={model}`, name a folder that has some with drafter_weights=DIR, or try weights=random"
-            )
-        return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
-    folders = {d: f for d, f in network_folders().items() if parameters.is_continuous("drafter", d) == vectors}
-    words = "".join(f" drafter={next(d for d, folder in folders.items() if folder == n)}" for n in drafters)
-    places = sources.listing({name: part for name, part in wanted.items() if part})
-    return f"run `specbench fetch model={model}{words}`, put {places} by hand, or try weights=random"
+def training(model: str, folder: str) -> str:
+    """The command that trains a model's network of a folder of which none is published; empty where there is none."""
+    names = [name for name in trained() if drafter_networks()[name].folder == folder]
+    can = names and not parameters.is_continuous("model", model)
+    return f"specbench train drafter={names[0]} model={model}" if can else ""

@@ -24,8 +24,7 @@ def scores(folder: RunFolder) -> list[ScoreLine]:
     if folder.scores.exists() or not folder.row.is_file() or not folder.memory_file.is_file() or folder.memory().config:
         return []
     held, [row, *_] = json.loads(content(folder.memory_file)), read_rows(folder.row)
-    of_images = {"n": row["n"] or 0, "images_per_prompt": row["images_per_prompt"] or 1}
-    images = read_of(folder.records, indices.of_run(of_images))
+    images = read_of(folder.records, indices.of_row({**row, "n": row["n"] or 0}))
     if images is None or held.get("images") != sha256("".join(r.sha256 for r in images), 16):
         return []
     of = len(images), fingerprint(r.sha256 for r in images), prompts_fingerprint(images)

@@ -40,6 +40,7 @@ from specbench.harness.folder import (
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader, PromptDecoder
+from specbench.models.loading import missing
 from specbench.rows import indices, report_text, sample_size, store, time_spent, trackers
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, TimingJournal, read_of
@@ -294,4 +295,4 @@ def check(cfg: Mapping[str, Any]) -> None:
 
     method.check(cfg)
     engine_of(cfg, resolve_device(cfg["device"]))
-    registry.check_weights(cfg)
+    missing.check(cfg)

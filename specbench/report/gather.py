@@ -15,9 +15,9 @@ from typing import Any
 from specbench.config import configuration, parameters, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
-from specbench.rows import provenance, sources
+from specbench.rows import baseline, provenance, selection, sources
 from specbench.rows.breakdown import STATISTICS, breakdown
-from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
+from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, read_header, to_csv
 from specbench.rows.journal import IMAGE_NAME, Record, TimingJournal, fault, read_records
 from specbench.rows.shown import shown
@@ -31,6 +31,10 @@ _ELSEWHERE = ("drafted_by_position", "acceptance_by_step")
 APART = (*(name for name in parameters.table() if name in COLUMNS), "device_name", "time", "run_id")
 
 
+#: Methods or models, and differing parameters, that the first sentence of a report names; more are counted.
+_MOST_NAMES, _MOST_DIFFERING = 5, 4
+
+
 @dataclass(frozen=True)
 class Shot:
     """An image of a run: its PNG file and its prompt."""
@@ -41,11 +45,12 @@ class Shot:
 
 @dataclass
 class Found:
-    """rows: of runs, each with its source file; audits: rows of `specbench audit`; shots: run_id -> images by prompt
-    index; groups: run_id -> its `rows.breakdown`; folders: of the runs, with their run_id; notes: what was left
-    out, and why."""
+    """rows: of runs, each with its source file; baselines: of the vanilla AR images that these runs decoded, see
+    `rows.baseline`; audits: rows of `specbench audit`; shots: run_id -> images by prompt index; groups: run_id -> its
+    `rows.breakdown`; folders: of the runs, with their run_id; notes: what was left out, and why."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
+    baselines: list[dict[str, Any]] = field(default_factory=list)
     audits: list[dict[str, str]] = field(default_factory=list)
     shots: dict[str, dict[int, Shot]] = field(default_factory=dict)
     groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -78,20 +83,27 @@ def gather(given: Sequence[Path], runs: Sequence[Path], images: int, gallery: Se
             raise UsageError(f"there is no folder {folder} with runs")
         folders += _add_runs(folder, by_id, found, needed=True)
     found.audits = [dict(cells) for cells in dict.fromkeys(tuple(row.items()) for row in found.audits)]
-    found.rows = _shown(by_id, {run_id for _, run_id in folders})
-    if not found.rows and not found.audits:
+    shown = _shown(by_id, {run_id for _, run_id in folders})
+    found.rows = [row for row in shown if not baseline.is_baseline(row)]
+    found.baselines = [row for row in shown if baseline.is_baseline(row)]
+    if not shown and not found.audits:
         raise UsageError(
             f"no rows of runs or audits in {', '.join(map(str, [*given, *runs]))}; name their CSV files or folder"
         )
-    for row in found.rows:
-        row["command"], row["command_exact"] = command(row)
     found.folders = list(folders)
+    for row in baseline.baselines(shown, [(folder, by_id[run_id]) for folder, run_id in folders]):
+        found.baselines.append(row | {"file": by_id[baseline.run_of(row)]["file"]})
+    for row in (*found.rows, *found.baselines):
+        row["command"], row["command_exact"] = command(row)
     for folder in gallery:
         folders += _add_runs(folder, {}, found, needed=False)
     for folder, run_id in folders:
         if run_id in by_id:
-            _add_images(folder, run_id, images, found)
+            _add_images(folder / "records.jsonl", run_id, images, found)
             _add_groups(folder, by_id[run_id], found)
+        for row in found.baselines:
+            if baseline.run_of(row) == run_id:
+                _add_images(folder / baseline.RECORDS, row["run_id"], images, found)
     return found
 
 
@@ -151,13 +163,8 @@ def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     run's parameters, and those of an older version may have another meaning today."""
     if parameters.is_served(row):
         return _served_command(row), False
-    arguments = [f"model={row['model']}", f"method={row['method']}"]
     try:
-        preset = _composed(tuple(arguments))
-        for part in parameters.PARTS:
-            if row[part] and row[part] != preset[part]:
-                arguments.append(f"{part}={row[part]}")
-        preset = _composed(tuple(arguments))
+        arguments, preset = _preset(row)
         for name, value in preset.items():
             in_row = name in row and name not in ("model", "method", *parameters.PARTS, "device", "weights")
             if row.get(name) is None and variants.ADDED.get(name) == value:
@@ -177,6 +184,14 @@ def command(row: Mapping[str, Any]) -> tuple[str, bool]:
         named = [name for name in parameters.table() if row.get(name) is not None and name not in ("device", "weights")]
         arguments, exact = [f"{name}={_text(row[name])}" for name in named], False
     return f"specbench run {shlex.join(arguments)}", exact
+
+
+def _preset(row: Mapping[str, Any]) -> tuple[list[str], RunConfig]:
+    """The arguments that name the model, the method and its parts, and their configuration."""
+    arguments = [f"model={row['model']}", f"method={row['method']}"]
+    preset = _composed(tuple(arguments))
+    arguments += [f"{part}={row[part]}" for part in parameters.PARTS if row[part] and row[part] != preset[part]]
+    return arguments, _composed(tuple(arguments))
 
 
 def _served_command(row: Mapping[str, Any]) -> str:
@@ -208,14 +223,15 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else _text(value)
 
 
-def _add_images(folder: Path, run_id: str, most: int, found: Found) -> None:
-    """Adds the first images of a run; those from another folder of the same run stay."""
+def _add_images(records: Path, run_id: str, most: int, found: Found) -> None:
+    """Adds the first images that records name; those from another folder of the same run stay."""
+    folder = records.parent
     try:
-        lines = content(folder / "records.jsonl").decode(errors="replace").splitlines()
+        lines = content(records).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return
     except (OSError, UsageError) as e:
-        found.notes.append(f"no images of {folder}: cannot read its records.jsonl ({getattr(e, 'strerror', e)})")
+        found.notes.append(f"no images of {folder}: cannot read its {records.name} ({getattr(e, 'strerror', e)})")
         return
     shots, unreadable = found.shots.get(run_id, {}), 0
     for line in lines:
@@ -246,7 +262,7 @@ def _add_groups(folder: Path, row: Mapping[str, Any], found: Found) -> None:
     """Adds the breakdown of a run, of whose records all that a breakdown needs is there and undamaged."""
     raster = parameters.default("drafter", str(row["drafter"]), "raster") is not False
     passes: list[list[Record]] = []
-    for path in (folder / "records.jsonl", folder / "baseline.jsonl", folder):
+    for path in (folder / "records.jsonl", folder / baseline.RECORDS, folder):
         try:
             read = TimingJournal(path).records if path == folder else read_records(path)
         except (OSError, UsageError, TypeError, RecursionError):
@@ -268,7 +284,7 @@ def _add_groups(folder: Path, row: Mapping[str, Any], found: Found) -> None:
 
 def keep(found: Found, folder: Path) -> None:
     """Writes the shown images, with what is needed to show them again, into a folder of small run folders."""
-    for row in found.rows:
+    for row in (*found.rows, *found.baselines):
         shots = found.shots.get(str(row["run_id"]), {})
         if not shots:
             continue
@@ -286,7 +302,7 @@ def keep(found: Found, folder: Path) -> None:
 def page_data(found: Found) -> dict[str, Any]:
     """The JSON from which the page draws everything."""
     rows = []
-    for row in map(shown, found.rows):
+    for row in map(shown, (*found.rows, *found.baselines)):
         values = {name: row[name] for name in SHOWN if row[name] is not None}
         rows.append(
             {
@@ -294,6 +310,7 @@ def page_data(found: Found) -> dict[str, Any]:
                 "model": row["model"],
                 "method": row["method"],
                 "label": label(row),
+                "parameters": differences(row),
                 "n": row["n"],
                 "command": row["command"],
                 "exact": row["command_exact"],
@@ -310,10 +327,11 @@ def page_data(found: Found) -> dict[str, Any]:
             }
         )
     rows.sort(key=lambda r: (r["model"], r["method"] != "vanilla", r["method"], r["label"]))
+    order = (*(name for name in selection.RESULTS if name in SHOWN), *SHOWN)
     return {
         "shown": [
-            {"key": name, **asdict(shown), "is": COLUMNS[name]}
-            for name, shown in SHOWN.items()
+            {"key": name, **asdict(SHOWN[name]), "is": COLUMNS[name], "quality": name in METRICS}
+            for name in dict.fromkeys(order)
             if any(name in row["values"] for row in rows)
         ],
         "rows": rows,
@@ -322,6 +340,31 @@ def page_data(found: Found) -> dict[str, Any]:
         "statistics": STATISTICS,
         "apart": APART,
     }
+
+
+def about(found: Found) -> str:
+    """What the runs are, in a few words: how many, methods, models, prompts, and in what they differ."""
+    rows = [*found.baselines, *found.rows]
+    counts = [f"{len(some)} {name}{'s' if len(some) > 1 else ''}" for name, some in
+              (("run", found.rows), ("audit", found.audits)) if some]  # fmt: skip
+    text = " and ".join(counts)
+    if not rows:
+        return f"{text}."
+    methods, models = (_count_or_list([str(row[name]) for row in rows], name) for name in ("method", "model"))
+    numbers = sorted({row["n"] for row in rows if row["n"]})
+    prompts = f", {numbers[0]}{f' to {numbers[-1]}' * (len(numbers) > 1)} prompts a run" if numbers else ""
+    differing = selection.differing(rows)
+    told = f" The runs differ in {', '.join(differing)}." if 0 < len(differing) <= _MOST_DIFFERING else ""
+    return f"{text}: {methods} on {models}{prompts}.{told}"
+
+
+def _count_or_list(values: Sequence[str], name: str) -> str:
+    some = list(dict.fromkeys(values))
+    return (
+        f"{len(some)} {name}s"
+        if len(some) > _MOST_NAMES
+        else " and ".join(filter(None, [", ".join(some[:-1]), some[-1]]))
+    )
 
 
 def _numbers(text: str | None) -> list[float] | None:
@@ -336,21 +379,24 @@ def _numbers(text: str | None) -> list[float] | None:
 
 def label(row: Mapping[str, Any]) -> str:
     """A method and its differences from its preset, such as "cool_sd delta=2"."""
+    return " ".join([str(row["method"]), *(f"{name}={value}" for name, value in differences(row).items())])
+
+
+def differences(row: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters in which the method of a row, or its sampling, differs from the preset of the method with its
+    parts."""
     if parameters.is_served(row):
-        asked = [name for name in ("concurrency", "request_rate") if row[name] is not None]
-        return " ".join([str(row["method"]), *(f"{name}={_short(row[name])}" for name in asked)])
+        return {name: _short(row[name]) for name in ("concurrency", "request_rate") if row[name] is not None}
     try:
-        preset = _composed((f"model={row['model']}", f"method={row['method']}"))
+        arguments, preset = _preset(row)
     except UsageError:
-        return str(row["method"])
+        return {}
+    parts = [argument.partition("=")[0] for argument in arguments[2:]]
     sampling = ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma", "cfg_scale")
-    of_method = {*parameters.method_parameters(), *sampling}
-    parts = [name for name in parameters.PARTS if row[name] and row[name] != preset[name]]
     own = [
         name
-        for name in of_method
-        if name in preset and name not in parameters.PARTS and _text(row.get(name)) != _text(preset[name])
+        for name in {*parameters.method_parameters(), *sampling} - {*parameters.PARTS}
+        if name in preset and _text(row.get(name)) != _text(preset[name])
     ]
     # a parameter without a value does not belong to this method's drafter or rule
-    parameters_ = [f"{name}={_short(row[name])}" for name in (*parts, *sorted(own)) if row.get(name) is not None]
-    return " ".join([str(row["method"]), *parameters_])
+    return {name: _short(row[name]) for name in (*parts, *sorted(own)) if row.get(name) is not None}

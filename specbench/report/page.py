@@ -12,9 +12,9 @@ from specbench.report import gather
 
 def page(found: gather.Found) -> str:
     """The page. Whatever texts the rows hold, they are data in it, never markup."""
-    made = f"{len(found.rows)} runs and {len(found.audits)} audits, drawn by specbench {__version__}"
-    made += f" on {time.strftime('%Y-%m-%d', time.gmtime())}"
-    content = json.dumps(gather.page_data(found) | {"made": made}, separators=(",", ":"), allow_nan=False)
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    texts = {"about": gather.about(found), "made": f"Drawn by specbench {__version__} on {day}"}
+    content = json.dumps(gather.page_data(found) | texts, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
         content = content.replace(sign, f"\\u{ord(sign):04x}")
     template = (resources.files("specbench.report") / "page.html").read_text(encoding="utf-8")

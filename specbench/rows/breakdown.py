@@ -1,7 +1,8 @@
 """Acceptance, steps and speed-up by category of prompt, caption length and position in the image, from records.
 
 Images of one prompt are not independent: every interval counts a prompt once (`summary.ratio` with the prompts as its
-groups), and has the quantiles of a t distribution with one degree of freedom less than prompts.
+groups), and has the quantiles of a t distribution with one degree of freedom less than prompts. It stays where the
+statistic can be, see `interval`.
 """
 
 from __future__ import annotations
@@ -112,18 +113,34 @@ def _row(by: str, group: str, images: Sequence[Record], estimates: Mapping[str, 
     prompts = len({r.id for r in images})
     row: dict[str, Any] = {"by": by, "group": group, "prompts": prompts, "images": len(images)}
     for name, (value, stderr) in estimates.items():
-        half = None if stderr is None else stderr * _quantile(prompts - 1)
         row[name] = value
-        row[f"{name}_low"], row[f"{name}_high"] = (
-            None if value is None or half is None else value + side * half for side in (-1, 1)
-        )
+        row[f"{name}_low"] = row[f"{name}_high"] = None
+        if value is not None and stderr is not None:
+            ends = interval(value, stderr, prompts, name == "acceptance_rate")
+            row[f"{name}_low"], row[f"{name}_high"] = ends
     return row
 
 
-def _quantile(df: int) -> float:
+def interval(value: float, stderr: float, prompts: int, share: bool) -> tuple[float, float]:
+    """The interval of a share, inside [0, 1], or of a ratio above 0, from the standard error over so many prompts.
+
+    A share p has Wilson's interval (1927) with the size n of a simple sample of the same error, p (1 - p) / stderr^2,
+    and the t quantile: all q with |p - q| <= t sqrt(q (1 - q) / n). For p = 0 and p = 1, where the error is 0 and says
+    nothing, n is the number of prompts, as if all tokens of a prompt agreed. A ratio r has the interval of its
+    logarithm, r exp(+- t stderr / r).
+    """
     from scipy import stats
 
-    return float(stats.t.ppf((1 + LEVEL) / 2, df))
+    t = float(stats.t.ppf((1 + LEVEL) / 2, prompts - 1))
+    inner = 0 < value < 1
+    if not stderr and (inner or not share):
+        return value, value
+    if not share:
+        wide = min(t * stderr / value, 100.0)
+        return value * math.exp(-wide), value * math.exp(wide)
+    added = t * t / (value * (1 - value) / stderr**2 if inner else prompts)
+    middle, half = value + added / 2, math.sqrt(added * value * (1 - value) + added * added / 4)
+    return max(0.0, (middle - half) / (1 + added)), min(1.0, (middle + half) / (1 + added))
 
 
 def _numbers(names: Sequence[str]) -> list[int]:

@@ -35,6 +35,14 @@ def of_run(cfg: Mapping[str, Any]) -> list[int]:
     return [i + j * STRIDE for i in range(part - 1, cfg["n"], parts) for j in range(images_per_prompt(cfg))]
 
 
+def of_row(row: Mapping[str, Any]) -> list[int]:
+    """The numbers of the images of a row, whose `n` counts the prompts of its shard alone."""
+    parts = int((row.get("shard") or "1/1").partition("/")[2])
+    return of_run(
+        {"n": row["n"] * parts, "shard": row.get("shard"), "images_per_prompt": row["images_per_prompt"] or 1}
+    )
+
+
 def label(index: int, digits: int = 0) -> str:
     """ "12", and "12-3" for the fourth image of that prompt."""
     repeat = repeat_of(index)

@@ -31,13 +31,17 @@ def spread_of(column: str) -> str:
     return f"{column.removesuffix('_mean')}_std"
 
 
+def key(row: Row) -> tuple[str, ...]:
+    """What rows have in common that differ in their seed alone."""
+    return tuple(_plain(row.get(name)) for name in _SAME)
+
+
 def groups(rows: Iterable[Row]) -> list[list[Row]]:
     """Rows that are of one configuration but for the seed, on one machine, by one commit; in the order of the first of
     each. Of several rows of one seed the newest counts."""
     found: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
-        key = tuple(_plain(row.get(name)) for name in _SAME)
-        seeds = found.setdefault(key, {})
+        seeds = found.setdefault(key(row), {})
         seed = _plain(row.get("seed"))
         if seed not in seeds or str(row.get("time") or "") >= str(seeds[seed].get("time") or ""):
             seeds[seed] = row

@@ -21,14 +21,16 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": lambda a, b: a > b,
 }
 _CONDITION = re.compile(r"(\w+)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
-#: Columns that are shown where none are named and some row has them, after those in which the rows differ.
-_RESULTS = (
+#: Columns that are shown where none are named and some row has them, after those in which the rows differ. The report
+#: has them first.
+RESULTS = (
     "accepted_length_mean",
     "speedup_step",
     "speedup_latency",
     "latency_s_mean",
     "emitted_kl",
     "perplexity",
+    *METRICS,
 )
 #: Parameters that every configuration has and that tell no two methods apart.
 _QUIET = ("seed", "warmup", "protocol", "timing", "drafter", "rule", "verification")
@@ -120,14 +122,27 @@ def grouped(rows: Sequence[Row], names: Sequence[str], pool_seeds: bool) -> tupl
 
 def telling(rows: Sequence[Row], groups: Sequence[str]) -> list[str]:
     """The columns that tell the rows apart, and the results that there are."""
+    named = list(groups) or ["model", "method", *differing(rows)]
+    results = [name for name in RESULTS if any(row.get(name) is not None for row in rows)]
+    return list(dict.fromkeys([*named, *([] if groups else ["n"]), "seeds", *results]))
+
+
+def differing(rows: Sequence[Row]) -> list[str]:
+    """The parameters in which rows differ, besides model, method and n, and where they were measured. A parameter that
+    only some methods have, with one value, tells no more than the method."""
 
     def differs(name: str) -> bool:
-        return len({str(row.get(name)) for row in rows}) > 1
+        cells = {(row.get("method"), _without_drafter(row, name)) for row in rows}
+        return len({cell for _, cell in cells} - {""}) > 1 or len(cells) > len({method for method, _ in cells})
 
     mine = [name for name in parameters.table() if name in COLUMNS and name not in (*_QUIET, "model", "method", "n")]
-    named = list(groups) or ["model", "method", *(name for name in (*mine, *_WHERE) if differs(name))]
-    results = [name for name in (*_RESULTS, *METRICS) if any(row.get(name) is not None for row in rows)]
-    return list(dict.fromkeys([*named, *([] if groups else ["n"]), "seeds", *results]))
+    return [name for name in (*mine, *_WHERE) if differs(name)]
+
+
+def _without_drafter(row: Row, name: str) -> str:
+    """A cell as text; of weights those of the model alone."""
+    cell = row.get(name)
+    return "" if cell is None else str(cell).partition("+")[0] if name == "weights" else str(cell)
 
 
 def as_table(rows: Iterable[Row], columns: Sequence[str], markdown: bool = False) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import UsageError, install
-from specbench.rows import store
+from specbench.rows import baseline, store
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read, has_runs, read_rows, to_csv
 from specbench.storage.files import atomic_path, write_atomically
@@ -51,37 +51,45 @@ def runs_in(folder: Path) -> Iterator[tuple[Path, dict[str, Any] | UsageError]]:
             yield path, e
 
 
-def read(sources: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of any mixture of files and folders, each run once, and sentences on what was left out. Of one run the
-    newest row counts, of equally new ones the first.
+    newest row counts, of equally new ones the first. baselines: also those of the runs whose folders exist, before
+    all other rows (see `baseline.baselines`).
 
     Raises UsageError for a source that is absent, damaged or without rows.
     """
-    by_id: dict[str, dict[str, Any]] = {}
+    by_id: dict[str, tuple[Path | None, dict[str, Any]]] = {}
     notes: list[str] = []
     for source in sources:
         before = len(notes)
         found = list(_of_source(source, notes))
         if not found:
             raise UsageError(notes[before] if len(notes) > before else f"{source} has no rows of runs")
-        for row in found:
+        for folder, row in found:
             other = by_id.get(row["run_id"])
-            if other is None or (row["time"] or "") > (other["time"] or ""):
-                by_id[row["run_id"]] = row
-    return list(by_id.values()), notes
+            if other is None or (row["time"] or "") > (other[1]["time"] or ""):
+                by_id[row["run_id"]] = folder, row
+    rows = [row for _, row in by_id.values()]
+    if baselines:
+        runs = [(folder, row) for folder, row in by_id.values() if folder]
+        rows = [*baseline.baselines(rows, runs), *rows]
+    return rows, notes
 
 
-def _of_source(source: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
-    if source.is_file():
-        yield from rows_of_table(source) or ()
+def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, dict[str, Any]]]:
+    """Rows, with the folders of their runs where these are known."""
+    if source.is_file() and source.suffix in store.ENDINGS:
+        yield from ((Path(folder) if folder else None, row) for folder, row in store.read(source))
+    elif source.is_file():
+        yield from ((None, row) for row in rows_of_table(source) or ())
     elif source.is_dir():
         for path in tables_in(source):
-            yield from rows_of_table(path) or ()
-        for _, found in runs_in(source):
+            yield from ((None, row) for row in rows_of_table(path) or ())
+        for path, found in runs_in(source):
             if isinstance(found, UsageError):
                 notes.append(f"left out: {found}")
             else:
-                yield found
+                yield path.parent, found
     else:
         raise UsageError(f"there is no file or folder {source}")
 

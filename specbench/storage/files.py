@@ -208,10 +208,19 @@ def size(path: Path) -> int | None:
         return None
 
 
+_UNITS = ("B", "kB", "MB", "GB")
+
+
 def format_size(count: float) -> str:
     """Bytes with their unit, such as 1.5 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
+    for unit in _UNITS:
         if count < 1000 or unit == "GB":
             break
         count /= 1000
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def in_bytes(size: int | str) -> float:
+    """Bytes of a size such as 1.5 MB, or of bytes. ValueError for another text."""
+    number, _, unit = str(size).partition(" ")
+    return float(number) * 1000.0 ** _UNITS.index(unit or "B")

@@ -7,12 +7,14 @@ else it is `main`, whose commit a fetch records.
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from specbench.errors import UsageError
+from specbench.storage.files import format_size, in_bytes
 
 T = TypeVar("T")
 
@@ -30,6 +32,8 @@ class Part:
     there. All of them lie in `subfolder` of the repository. `md5` and `sha256` hold published checksums. With `sizes`,
     which holds the size of every file, the files are those of a release of a GitHub repository, `revision` its tag;
     with `address`, too, they lie at that address, `revision` is the date of their last change and `repository` a name.
+    `listed` has sizes as the repository's own page or its pointers to large files showed them without a login: bytes,
+    or three digits and a unit. They serve forecasts alone; a fetch asks the hub.
     """
 
     repository: str
@@ -42,6 +46,17 @@ class Part:
     sha256: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     address: str = ""
+    listed: Mapping[str, int | str] = field(default_factory=dict)
+
+    @property
+    def known_sizes(self) -> dict[str, float]:
+        """Bytes of the files whose size is known without asking."""
+        return {**{name: in_bytes(text) for name, text in self.listed.items()}, **self.sizes}
+
+    @property
+    def unknown_sizes(self) -> list[str]:
+        """The patterns of `files` of which no file's size is known."""
+        return [one for one in self.files if not any(fnmatch.filter(self.known_sizes, p) for p in one.split("|"))]
 
     @property
     def pinned(self) -> bool:
@@ -59,6 +74,12 @@ class ModelSource:
     drafters: Mapping[str, Part] = field(default_factory=dict)
     sizes: Mapping[str, Part] = field(default_factory=dict)
     instead: tuple[Part, ...] = ()
+
+    def of_size(self, size: str) -> ModelSource:
+        """What is published for another size than the model's own: its target, if there is one, and no drafters."""
+        others = {name: one for name, one in self.parts.items() if name != "target"}
+        target = {"target": self.sizes[size]} if size in self.sizes else {}
+        return replace(self, parts={**target, **others}, drafters={})
 
 
 #: What a Hugging Face folder of a model has, and what it may have; never its code.
@@ -87,9 +108,13 @@ def part(fields: Any, where: str) -> Part:
     found = made(Part, {"files": (), **fields} if isinstance(fields, Mapping) else fields, where)
     if wrong := [name for name in ("repository", "licence", "revision") if not isinstance(getattr(found, name), str)]:
         raise UsageError(f"{where}: {wrong[0]} must be text")
+    try:
+        found.known_sizes  # noqa: B018 (raises)
+    except (AttributeError, TypeError, ValueError) as e:
+        raise UsageError(f"{where}: listed must have bytes, or sizes such as 1.5 GB ({e})") from None
     if found.files:
         return found
-    return hugging_face(found.repository, found.licence, found.revision, *found.also)
+    return replace(found, files=_MODEL, also=(*_ALSO, *found.also))
 
 
 def model_source(fields: Any, where: str) -> ModelSource:
@@ -139,6 +164,12 @@ def data(fields: Any, where: str) -> Data:
     """The files of a data set and their licence. UsageError, naming `where`, for wrong fields."""
     found = made(Data, fields, where)
     return Data(tuple(made(File, file, where) for file in found.files), found.licence)
+
+
+def sized(sizes: Mapping[str, float], unknown: Iterable[str]) -> Iterator[str]:
+    """A line for each file, with its bytes where they are known without asking."""
+    yield from (f"{format_size(count):>12}  {name}" for name, count in sizes.items())
+    yield from (f"size unknown  {name}" for name in unknown)
 
 
 def part_of(entry: ModelSource, name: str) -> Part | None:

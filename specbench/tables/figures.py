@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, str]
 
-#: Okabe and Ito's colours, distinguishable for colour-blind readers, each with its own marker for print; after seven
-#: the colours start again.
+#: Ten colours, each with its own marker, then the first ones with other markers. Seven are Okabe and Ito's; any two of
+#: the ten are at least as far apart as the closest two of these seven, for colour-blind readers, too.
 _STYLES = (
     ("#0072B2", "o"),
     ("#D55E00", "s"),
@@ -30,11 +30,13 @@ _STYLES = (
     ("#CC79A7", "v"),
     ("#56B4E9", "P"),
     ("#000000", "X"),
-    ("#0072B2", "<"),
-    ("#D55E00", ">"),
-    ("#E69F00", "p"),
-    ("#009E73", "h"),
-    ("#CC79A7", "*"),
+    ("#332288", "<"),
+    ("#7A3D00", ">"),
+    ("#882255", "p"),
+    ("#0072B2", "h"),
+    ("#D55E00", "*"),
+    ("#E69F00", "d"),
+    ("#009E73", "8"),
 )
 #: Distinguish filled areas in print.
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
@@ -187,13 +189,15 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
 
 
 def styles_of(panels: Sequence[Sequence[str]]) -> dict[str, tuple[str, str]]:
-    """A curve looks the same in all panels; two of one panel differ in colour."""
+    """A curve looks the same in all panels, and has its own colour while there are enough; then two of one panel differ
+    in colour, and any two in colour or marker."""
     styles: dict[str, tuple[str, str]] = {}
     for labels in panels:
         for label in labels:
             near = {styles[other][0] for other in labels if other in styles}
             used = set(styles.values())
-            free = sorted(_STYLES, key=lambda style: (style[0] in near, style in used))
+            colours = {colour for colour, _ in used}
+            free = sorted(_STYLES, key=lambda style: (style[0] in near, style[0] in colours, style in used))
             styles.setdefault(label, free[0])
     return styles
 

@@ -189,6 +189,11 @@ def _rows(table: Table, results: Path) -> Mapping[str, list[Row]]:
     return found
 
 
+def rows_in(results: Path) -> list[Row]:
+    """The rows of runs in all files of a folder, as text."""
+    return [row for path in sorted(results.glob("*.csv")) for row in _read(path, state(path), False)]
+
+
 @cache
 def _read(path: Path, state: tuple[int, ...], must: bool) -> tuple[Row, ...]:
     """The rows of a file in this state, as text, because every table looks through all files; none in a file that holds

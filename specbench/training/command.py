@@ -17,7 +17,7 @@ from torch import nn
 from specbench.config import networks, parameters, registry
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
-from specbench.models.loading import checkpoints
+from specbench.models.loading import checkpoints, missing
 from specbench.rows import provenance
 from specbench.storage import home
 from specbench.storage.files import sha256_file, write_atomically
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = plan(arguments)
     together, device = processes()
     cfg = {**chosen.cfg, "device": str(device)} if device else chosen.cfg
-    registry.check_weights(cfg)
+    missing.check(cfg)
     pipeline = Pipeline.load(cfg)
     try:
         done = train(chosen, pipeline, together)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,11 @@ from specbench.storage import home
 #: Every argument of a training; the others are those of a run: model, weights, data, seed, temperature, ...
 TABLE: dict[str, Parameter] = {
     "drafter": Parameter("string", "the network that is trained", choices=registry.trained()),
-    "recipe": Parameter("string", "the recipe in conf/recipes.yaml with the defaults of the other arguments"),
+    "recipe": Parameter(
+        "string",
+        "the recipe with the defaults of the other arguments: lantern for LlamaGen, coolsd for other real targets,"
+        " scenes and mar_scenes for the embedded ones",
+    ),
     "out": Parameter("path", "folder of the weights, their card, the curves, the examples and the state for resuming"),
     "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),
     "start": Parameter(
@@ -92,7 +97,7 @@ TABLE: dict[str, Parameter] = {
     "save_every": Parameter("integer", "steps between saved states", low=1, high=10**9),
     "tensorboard": Parameter("flag", "curves for TensorBoard, too"),
 }
-_FILE = "recipes.yaml"
+_FILE, _EMBEDDED = "recipes.yaml", "scenes"
 _FREE = {"out": None, "examples": None, "images": None, "decode_batch": 16, "tensorboard": False}
 #: Arguments that do not affect the weights, and may change between one command and the next.
 WHERE = ("out", "examples", "save_every", "tensorboard", "decode_batch")
@@ -212,15 +217,42 @@ def settings(recipe: str, kind: str) -> dict[str, Any]:
     return {**_FREE, **checked, "drafter": kind, "recipe": recipe, "run": run}
 
 
+def defaults() -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The default of every argument of a training, in the recipe of the embedded target for its EAGLE drafter; and what
+    the recipes set instead, each followed by what it sets for one drafter alone, as name and text."""
+    every, kinds, changes = _recipes(), TABLE["drafter"].choices, []
+    for name, held in _read_file().items():
+        like = held.pop("like", "")
+        own = [(f"- {kind}", _texts(held.pop(kind))) for kind in kinds if kind in held]
+        before = every[like or _EMBEDDED]
+        other = _texts({key: value for key, value in held.items() if key == "run" or before.get(key) != value})
+        changes += [(name, f"as {like or 'above'}, but {other}"), *own]
+    known = {**_FREE, **every["mar_scenes"], **every[_EMBEDDED]}
+    return {**known, "recipe": "by the model", "out": "drafters/MODEL/ DRAFTER"}, changes
+
+
+def _texts(values: Mapping[str, Any]) -> str:
+    """Settings as they are typed; those of `run` among the others."""
+    flat = {**values.get("run", {}), **{name: value for name, value in values.items() if name != "run"}}
+    written = {name: value if isinstance(value, str) else json.dumps(value, separators=(",", ":")) for name, value in
+               flat.items()}  # fmt: skip
+    return " ".join(f"{name}={value}" for name, value in written.items())
+
+
+def _read_file() -> dict[str, dict[str, Any]]:
+    held: Any = OmegaConf.to_container(OmegaConf.load(parameters.conf_dir() / _FILE))
+    return {str(name): recipe for name, recipe in held.items()}
+
+
 def _recipes() -> dict[str, dict[str, Any]]:
     """Every recipe, with the values of the one that it is like."""
-    held: Any = OmegaConf.to_container(OmegaConf.load(parameters.conf_dir() / _FILE))
-    return {str(name): {**held.get(recipe.pop("like", ""), {}), **recipe} for name, recipe in held.items()}
+    held = _read_file()
+    return {name: {**held.get(recipe.pop("like", ""), {}), **recipe} for name, recipe in held.items()}
 
 
 def _default_recipe(model: str) -> str:
     if parameters.default("model", model, "weights") == "embedded":
-        return "mar_scenes" if parameters.is_continuous("model", model) else "scenes"
+        return "mar_scenes" if parameters.is_continuous("model", model) else _EMBEDDED
     return "lantern" if model.startswith("llamagen") else "coolsd"
 
 

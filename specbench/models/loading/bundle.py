@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from specbench.config import parameters, registry
-from specbench.errors import UsageError
+from specbench.errors import UsageError, steps
 from specbench.models.language import Language
-from specbench.models.loading import checkpoints
+from specbench.models.loading import checkpoints, missing
 from specbench.models.loading.drafters import Drafters
 from specbench.models.loading.unified_official import read
 from specbench.models.unified import ImageTokens, Unified
@@ -45,7 +45,7 @@ class Bundle:
         self.drafter_weights = registry.own_drafter(cfg)
         self.folder = registry.weights_folder(cfg)
         if self.folder is not None:
-            registry.check_weights({**cfg, "drafter": "none", "drafter_weights": None})
+            missing.check({**cfg, "drafter": "none", "drafter_weights": None})
 
     def absent(self) -> dict[str, int]:
         """Networks that official weights have and random ones do without: name -> number of parameters."""
@@ -56,7 +56,7 @@ class Bundle:
         assert self.folder is not None
         path = self.folder / name
         if not path.is_dir():
-            raise UsageError(f"{self.folder} has no {name}/; put the files there, or try weights=random")
+            raise UsageError(f"{self.folder} has no {name}/: {steps('put the files there', 'weights=random')}")
         return path
 
     def embedded(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], dtype: torch.dtype) -> M:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from specbench.errors import UsageError
+from specbench.errors import UsageError, steps
 from specbench.storage.files import atomic_path
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -52,9 +52,8 @@ def _same(path: Path, kind: str, config: str, tensors: dict[str, Tensor]) -> boo
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """(config, tensors) of a file written by `save`; a UsageError names what is wrong with any other file."""
     if not path.exists():
-        raise UsageError(
-            f"weights '{path.name}' are not here; run `make train-scenes`, or give their folder with weights=DIR"
-        )
+        what = steps("run `specbench train scenes`", "weights=DIR of a folder that has them")
+        raise UsageError(f"weights '{path.name}' are not here: {what}")
     try:
         with safe_open(path, framework="pt") as f:
             meta = f.metadata() or {}
@@ -83,7 +82,7 @@ def load(path: Path, kind: str, module: Callable[[Any], Module], config: Callabl
         built = module(cfg)
     except Exception as e:  # an invalid network raises exceptions of many kinds
         raise UsageError(
-            f"{path.name} is damaged, or of another version of specbench; run `make train-scenes` without it"
+            f"{path.name} is damaged, or of another version of specbench; run `specbench train scenes` without it"
         ) from e
     fill(built, tensors, path.name)
     return built

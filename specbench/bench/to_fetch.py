@@ -1,0 +1,178 @@
+"""What runs must fetch before they start: files with their sizes, logins, licences, and the commands in order. Asks no
+server."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from specbench import metrics
+from specbench.config import parameters, registry
+from specbench.config.run_config import RunConfig
+from specbench.harness.planned import PlannedRun
+from specbench.harness.scoring import scoring_context
+from specbench.metrics.base import Unavailable
+from specbench.metrics.compared import ComparedMetric
+from specbench.rows import sample_size
+from specbench.storage import downloads, home, sources
+from specbench.storage.files import format_size
+from specbench.storage.sources import Part
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """One folder's missing files. command: what fetches them; login: False where its pages were read without one, None
+    where that is not known."""
+
+    what: str
+    sizes: Mapping[str, float]
+    unknown: Sequence[str]
+    licence: str
+    login: bool | None
+    command: str
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.what} ({self.licence})"
+        yield from (f"  {line}" for line in sources.sized(self.sizes, self.unknown))
+
+
+def missing(runs: Sequence[PlannedRun]) -> list[Fetch]:
+    """What runs lack, each folder once."""
+    found: dict[str, Fetch] = {}
+    for run in runs:
+        for one in (*_of_model(run.config), *_of_data(run.config), *_of_metrics(run.config)):
+            found.setdefault(one.what, one)
+    return list(found.values())
+
+
+def report(runs: Sequence[PlannedRun], command: str) -> tuple[float, list[str]]:
+    """Bytes to fetch as far as known, and the text."""
+    wanted = missing(runs)
+    total, unknown = sum(sum(one.sizes.values()) for one in wanted), sum(len(one.unknown) for one in wanted)
+    lines = [f"download  {text}" for one in wanted for text in one.lines()]
+    more = f"; files whose size is not known here: {unknown}" if unknown else ""
+    lines.append(f"download  {format_size(total)} in all{more}" if wanted else "download  nothing")
+    for one in dict.fromkeys(one.licence for one in wanted):
+        if one in sources.NON_COMMERCIAL:
+            lines.append(f"licence   {one}: {sources.NON_COMMERCIAL[one]}")
+    if wanted:
+        unclear = ", ".join(dict.fromkeys(one.what.rpartition(" ")[2] for one in wanted if one.login is None))
+        lines.append(f"login     {_LOGIN}{f'; not known of {unclear}' if unclear else ''}")
+    steps = [*_commands(wanted), *_references(runs), command]
+    return total, [*lines, *(f"{'then' if i else 'first':9} {text}" for i, text in enumerate(dict.fromkeys(steps)))]
+
+
+_LOGIN = "none was asked for where sizes are listed; if a fetch asks, accept the terms on its page and `hf auth login`"
+
+
+def _commands(wanted: Sequence[Fetch]) -> list[str]:
+    """One command fetches a model's target and a drafter; metrics go together."""
+    commands = dict.fromkeys(one.command for one in wanted)
+    scores = [text.partition(" metrics=")[2] for text in commands if " metrics=" in text]
+    others = [text for text in commands if " metrics=" not in text]
+    kept = [one for one in others if not any(other.startswith(f"{one} ") for other in others)]
+    order = (" model=", " data=", "specbench train ")  # a drafter is trained on the target and on prompts
+    kept.sort(key=lambda text: [i for i, one in enumerate(order) if one in text][-1:])
+    return kept + ([f"specbench fetch metrics={','.join(scores)}"] if scores else [])
+
+
+def _part(what: str, part: Part, command: str) -> Fetch:
+    login = False if part.known_sizes else None
+    return Fetch(f"{what} from {part.repository}", part.known_sizes, part.unknown_sizes, part.licence, login, command)
+
+
+def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
+    folder = None if parameters.is_served(cfg) else registry.weights_folder(cfg)
+    source = None if folder is None else registry.model_sources().get(cfg["model"])
+    if folder is None or source is None:
+        return
+    size = str(cfg.get("size"))
+    for name in registry.needed_folders(cfg):
+        part = sources.part_of(source, name)
+        if name == "target" and size in source.sizes:
+            part = source.sizes[size]
+        if (folder / name).is_dir():
+            continue
+        if part is None:
+            made = registry.training(cfg["model"], name)
+            yield Fetch(f"{name}/ of {cfg['model']}", {}, (), "none is published", False, made or f"put {name}/ there")
+            continue
+        words = ["specbench fetch", f"model={cfg['model']}", *([f"size={size}"] if size in source.sizes else [])]
+        words += [f"weights={shlex.quote(cfg['weights'])}"] if cfg["weights"] != "official" else []
+        words += [] if name in source.parts else [f"drafter={cfg['drafter']}"]
+        yield _part(f"{name}/ of {cfg['model']}", part, " ".join(words))
+
+
+def _of_data(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
+    data = registry.data_sources().get(cfg["data"])
+    if data is None:
+        return
+    folder = home.expanded(cfg.get("data_dir") or home.data_folder(cfg["data"]))
+    record = downloads.FetchRecord(folder)
+    if todo := [file for file in data.files if not downloads.is_unpacked(record, file, folder)]:
+        sizes = {file.name: float(file.size) for file in todo}
+        more = f" data_dir={_quoted(folder)}" if cfg.get("data_dir") else ""
+        command = f"specbench fetch data={cfg['data']}{more}"
+        yield Fetch(f"data {cfg['data']}", sizes, (), data.licence, False, command)
+
+
+def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
+    context = scoring_context(cfg)
+    for name in cfg["metrics"]:
+        if metrics.missing(name, context):
+            for folder in registry.evaluator_folders(name):
+                if not (context.weights / folder).is_dir():
+                    part = registry.evaluators()[folder]
+                    yield _part(f"{folder}/ of metrics", part, f"specbench fetch metrics={name}")
+
+
+def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
+    """Which metrics would stay empty, and why, but for weights and statistics that are not here."""
+    found: dict[str, None] = {}
+    for cfg in configs:
+        context = scoring_context(cfg)
+        for name in cfg["metrics"]:
+            if few := sample_size.too_few_for(name, cfg.images):
+                found[f"{name} stays empty: {few}, a run has {cfg.images:,}"] = None
+            if all((context.weights / folder).is_dir() for folder in registry.evaluator_folders(name)):
+                found |= {f"{name}: {text}": None for text in [metrics.missing(name, context)] if text}
+    return list(found)
+
+
+def _references(runs: Sequence[PlannedRun]) -> list[str]:
+    """The commands that make missing statistics of real images, one a data set and network."""
+    needed: dict[str, dict[str, None]] = {}
+    for cfg in (run.config for run in runs):
+        if cfg["reference"] is None:
+            for name in cfg["metrics"]:
+                if issubclass(registry.find("metrics", name), ComparedMetric) and _lacks_reference(name, cfg):
+                    needed.setdefault(cfg["data"], {})[name] = None
+    makes = "specbench reference data={} images={} metrics={}".format
+    return [makes(data, _images(data), ",".join(names)) for data, names in needed.items()]
+
+
+def _lacks_reference(name: str, cfg: Mapping[str, Any]) -> bool:
+    try:
+        metrics.metric(name, scoring_context(cfg)).reference  # type: ignore[attr-defined]  # noqa: B018 (raises)
+    except Unavailable:
+        return True
+    return False
+
+
+def _images(data: str) -> str:
+    """The folder of a data set's images, as `specbench fetch` leaves it."""
+    source = registry.data_sources().get(data)
+    patterns = [pattern for file in source.files for pattern in file.unpack] if source else []
+    folders = [str(PurePosixPath(one).parent) for one in patterns if one.endswith((".jpg", ".png"))]
+    return _quoted(home.data_folder(data) / folders[0]) if folders else "DIR"
+
+
+def _quoted(path: Path) -> str:
+    """For a shell; a path below the user's own folder starts with ~, which the commands expand."""
+    mine = Path.home()
+    return (
+        f"~/{shlex.quote(path.relative_to(mine).as_posix())}" if path.is_relative_to(mine) else shlex.quote(str(path))
+    )

@@ -1,0 +1,48 @@
+"""Weights that a run needs and that are not here, and how to get them. Imports no torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specbench.config import parameters, registry
+from specbench.errors import UsageError, steps
+from specbench.storage import sources
+
+
+def check(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError if weights are missing; the message names the way to get them."""
+    folder, model = registry.weights_folder(cfg), cfg["model"]
+    if folder is None:
+        return
+    if model in registry.model_sources():
+        if absent := [part for part in registry.needed_folders(cfg) if not (folder / part).is_dir()]:
+            what = advice(model, absent, cfg.get("size"), cfg["weights"])
+            raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {what}")
+    elif not parameters.default("model", model, "assets"):
+        if not folder.is_dir():
+            put = steps(f"put the weights of {model} there", "weights=random")
+            raise UsageError(f"{folder} does not exist: {put}")
+    elif absent := [path.name for group in registry.weight_files(cfg) for path in group if not path.is_file()]:
+        train = steps("run `specbench train scenes`", "weights=DIR of a folder that has them", "weights=random")
+        raise UsageError(f"{folder} lacks {', '.join(absent)}: {train}")
+
+
+def advice(model: str, absent: Sequence[str] = (), size: int | None = None, weights: str = "official") -> str:
+    """How to get missing weights of a model with `files`: what to do next, and what else would do. absent: the missing
+    folders, default those that every run needs; size, weights: the run's."""
+    entry, vectors = registry.model_sources()[model], parameters.is_continuous("model", model)
+    other = size not in (None, parameters.default("model", model, "size"))
+    entry = entry.of_size(str(size)) if other else entry
+    published = {name: part for name in absent or entry.parts if (part := sources.part_of(entry, name))}
+    if not published:
+        command, none = registry.training(model, absent[0]), f"no weights for {absent[0]}/ are published: "
+        own = (f"run `{command}`", "drafter_weights=DIR of trained ones") if command else ("put your own there",)
+        return none + steps(*own, "weights=random")
+    folders = {d: f for d, f in registry.network_folders().items() if parameters.is_continuous("drafter", d) == vectors}
+    drafters = [next(d for d, f in folders.items() if f == name) for name in published if name not in entry.parts]
+    words = [f"model={model}", *(f"drafter={name}" for name in drafters), *[f"size={size}"] * other]
+    words += [f"weights={shlex.quote(weights)}"] * (weights != "official")
+    by_hand = f"put {sources.listing(published)} by hand"
+    return steps(f"run `specbench fetch {' '.join(words)}`", by_hand, "weights=random")
