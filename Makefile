@@ -10,6 +10,7 @@ READY    := .venv/.ready
 DEV      := .venv/.ready-dev
 DOCS     := .venv/.ready-docs
 REPORT   := build/tests.xml
+STARTED  := $(shell date +%s)
 # ARGS goes before the arguments of the default run, or replaces them where it chooses a method.
 DEFAULT  := method=cool_sd delta=1.1 n=16
 RUN_ARGS  = $(if $(filter method=% experiment=%,$(ARGS)),,$(foreach d,$(DEFAULT),$(if $(filter $(firstword $(subst =, ,$(d)))=%,$(ARGS)),,$(d)))) $(ARGS)
@@ -42,8 +43,8 @@ train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes wher
 
 test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
 	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORT) $(ARGS)
-	@echo "wrote $(REPORT)"
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORT) $(ARGS); \
+	  code=$$?; "$(BIN)/python" scripts/test_time.py $(REPORT) $(STARTED) && exit $$code
 
 check-numbers: $(READY) ## compute the numbers of README, docs and results again from rows of one commit (ARGS=--write: put them in)
 	"$(BIN)/python" scripts/check_numbers.py $(ARGS)

@@ -58,7 +58,7 @@ def light_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Metric -> version of its weights, of those that are here."""
     here = dict.fromkeys(("fid", "fid_clean", "clip_b16", "clip_b32", "image_reward", "kid"), "1")
     monkeypatch.setattr(metrics, "metric", lambda name, context: Light(name, context, here))
-    monkeypatch.setattr(sheet, "save", lambda path, title, cells: path.touch())
+    monkeypatch.setattr(sheet, "save", lambda path, *_: path.touch())
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(provenance, "_output", lambda *command: "")  # of git, some hundred times
     return here

@@ -31,8 +31,8 @@ from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths
-from specbench.harness.row import emitted_remarks
 from specbench.rows import summary
+from specbench.rows.remarks import emitted_remarks
 
 NEAR = neighbours(torch.randn(4, 2, generator=torch.Generator().manual_seed(0)), 2)
 RULES: dict[str, Rule] = {

@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import test_time
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
@@ -125,6 +127,36 @@ def test_make_lists_every_target_with_a_line(clone: Path) -> None:
     targets = "bench check-numbers clean docs evidence format gpu help lint mutants run tables test train-scenes"
     assert sorted(listed) == targets.split()
     assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_make_test_says_what_took_its_time() -> None:
+    cases = [("test_run", 4.0), ("test_run", 3.5), ("test_audit", 30.0), *((f"test_{i}", 0.1) for i in range(9))]
+    xml = "".join(f'<testcase classname="tests.{name}" name="any" time="{spent}"/>' for name, spent in cases)
+    line = test_time.sentence(f'<testsuites><testsuite time="20.2">{xml}</testsuite></testsuites>', 25.0)
+    assert [int(x) for x in re.findall(r" (\d+)\b", line)] == [25, 5, 20, 38, 30, 8, 0, 0, 0]
+    assert line.index("test_audit 30") < line.index("test_run 8")
+
+
+@needs_make
+@pytest.mark.parametrize("code", [0, 1])
+def test_make_test_reports_its_time_and_fails_with_its_tests(clone: Path, code: int) -> None:
+    """With an environment whose programs do nothing, except that pytest writes a report."""
+    xml = '<testsuites><testsuite time="3.2"><testcase classname="tests.test_a" time="3"/></testsuite></testsuites>'
+    pytest_ = (
+        f'case "$*" in *pytest*) echo \'{xml}\' > build/tests.xml; exit {code};; esac; exec "{sys.executable}" "$@"'
+    )
+    programs = {"scripts/browser.sh": "", ".venv/bin/ruff": "", ".venv/bin/mypy": "", ".venv/bin/python": pytest_}
+    for folder in ("scripts", "build", ".venv/bin"):
+        (clone / folder).mkdir(parents=True)
+    for name, text in programs.items():
+        (clone / name).write_text(f"#!/bin/sh\n{text}\n")
+        (clone / name).chmod(0o755)
+    shutil.copy(ROOT / "scripts/test_time.py", clone / "scripts")
+    (clone / ".venv/.ready-dev").touch()
+    done = _make(clone, "test")
+    assert (done.returncode != 0) == (code != 0), done.stderr
+    assert "tests 3;" in done.stdout
+    assert "test_a 3" in done.stdout
 
 
 @needs_make

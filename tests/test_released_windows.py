@@ -21,8 +21,8 @@ from specbench.decoding.rules import exact
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import Draft, Verdict
-from specbench.harness.row import emitted_remarks
 from specbench.rows.provenance import config_hash
+from specbench.rows.remarks import emitted_remarks
 
 V, SIDE, ROWS = 5, 4, 400
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from specbench.harness import run, sheet
 from specbench.metrics import Score
 from specbench.metrics.base import Images
 from specbench.metrics.scenes_fid import ScenesFID
+from specbench.rows import report_text, time_spent
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, pixel_digest, read_records
@@ -473,6 +475,59 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert f"perplexity       {row['perplexity']:.2f} ± {row['perplexity_stderr']:.2f}, drafts' total variation" in text
     assert "emitted          KL to the target 0.3750 ± 0.0559 nats, TV 0.1875 ± 0.0280 (a token)" in text
     assert "not measured in latency, " in replace(bench.outcome, row=row | {"speedup_latency": None}).report()
+
+
+def test_a_report_says_where_the_seconds_of_the_steps_went() -> None:
+    """2.4 times fewer steps, 0.6 times as fast: a step takes four times as long."""
+    row = {"speedup_step": 2.4, "speedup_throughput": 0.6, "draft_passes": 500.0, "steps": 100.0, "draft_tokens": 25.0}
+    assert report_text.step_cost(row) == pytest.approx(4.0)
+    assert [float(x) for x in re.findall(r"\d+(?:\.\d+)?", report_text.why_slower(row))] == [
+        5, 26, 4, 2.4, 4, 0.6, 2.4
+    ]  # fmt: skip
+    assert "0.43x" in report_text.why_slower(row | {"draft_cost": 0.43})
+    jacobi = row | {"draft_passes": 0.0}
+    assert "drafter" in report_text.why_slower(row)
+    assert "drafter" not in report_text.why_slower(jacobi)
+    for other in ({"speedup_throughput": None}, {"speedup_throughput": 2.35}, {"speedup_step": 1.0}):
+        assert not report_text.why_slower(row | other)
+
+
+def test_a_run_says_what_it_spent_its_time_on(bench: Bench) -> None:
+    """Of this start alone, and parts that sum to the whole."""
+    bench.run()
+    older, made = Journal(bench.out / "records.jsonl"), Journal(bench.out / "baseline.jsonl")
+    images = [replace(r, decode_s=2.0, text_s=0.25, pixels_s=0.25, draft_s=0.5) for r in older.records.values()]
+    images += [replace(r, decode_s=1.0, text_s=0.25, pixels_s=0.25) for r in made.records.values()]
+    session = images[0].session
+    late = [replace(r, done=100.0 + i) for i, r in enumerate(images)]
+    spent = time_spent.TimeSpent(began=101.0, decoded=131.0, scored=136.0, ended=137.5)
+    sessions = {session: {"loaded_s": 2.0, "workers": 1}}
+    parts = spent.parts("cool_sd", late, sessions)  # five images of the method, six of vanilla
+    assert parts == {
+        "loading": 2.0, "drafting": 2.5, "cool_sd": 10.0, "vanilla": 9.0, "warm-up and statistics": 6.5,
+        "scoring": 5.0, "the rest": 1.5,
+    }  # fmt: skip
+    assert sum(parts.values()) == spent.ended - spent.began
+    # The seconds of images that were decoded at the same time do not sum.
+    together = {session: {"loaded_s": 2.0, "workers": 2}}
+    asked = [replace(r, request_s=3.0) for r in late]
+    for some, where in ((late, together), (asked, sessions), ([], sessions)):
+        assert spent.parts("cool_sd", some, where) == {"decoding": 30.0, "scoring": 5.0, "the rest": 1.5}
+    assert bench.outcome.spent
+    assert bench.outcome.spent in bench.outcome.report()
+    bench.run()
+    assert (bench.outcome.nothing_left, bench.outcome.spent) == (True, "")
+
+
+def test_remarks_are_between_the_title_and_the_images_of_a_sheet() -> None:
+    cells = [sheet.SheetCell("caption", [("cool_sd", np.zeros((64, 64, 3), np.uint8))])]
+    plain, longer = (sheet.draw("title", cells, remarks) for remarks in ([], ["a remark"]))
+    added = longer.height - plain.height
+    assert (longer.width, added) == (plain.width, 18)  # a line of its text
+    a, b = np.asarray(plain), np.asarray(longer)
+    assert (b[b.shape[0] - 200 :] == a[a.shape[0] - 200 :]).all()
+    assert (a[:40] == b[:40]).all()
+    assert (b[40 : 40 + added] < 255).any()
 
 
 def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ printed or drawn."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from specbench.models import evaluators as ev
 from specbench.report import gather
 from specbench.rows import sample_size
 from specbench.rows.columns import COLUMNS
+from specbench.rows.differences import Difference, differences, several
 from specbench.tables import figures, layout
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
@@ -128,3 +130,70 @@ def test_the_pairs_that_tell_two_runs_apart() -> None:
     z = stats.norm.ppf(0.975) + stats.norm.ppf(0.95)
     assert (pairs_needed(same) or (0,))[0] == np.ceil(200 * (z / same.test.statistic) ** 2)
     assert pairs_needed(paired([1.0, 2.0], [1.5, 2.5])) is None
+
+
+def _row_of(a: np.ndarray, b: np.ndarray, column: str = "clip_score") -> dict[str, float]:
+    """The columns of a metric of a method's images (b) against vanilla's (a)."""
+    d = b - a
+    error = float(d.std(ddof=1) / np.sqrt(len(d)))
+    return {"n": len(d), column: b.mean(), f"{column}_difference": d.mean(), f"{column}_difference_stderr": error}
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(found.replace(",", "")) for found in re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?", text)]
+
+
+@pytest.mark.parametrize(("shift", "significant"), [(-0.05, True), (0.02, False), (0.05, True)])
+def test_a_difference_from_vanilla_is_that_of_the_paired_test(shift: float, significant: bool) -> None:
+    """Errors of 0.01: 0.05 is five of them, and 0.02 (drawn: 0.0135 with p 0.2) is not found."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(0.9, 0.3, 100)
+    b = a + rng.normal(shift, 0.1, 100)
+    [one] = differences(_row_of(a, b), ["clip_score", "fid"])
+    expected = paired(a, b)
+    assert expected.test is not None
+    assert one.interval == pytest.approx((expected.test.low, expected.test.high))
+    assert (one.p, one.vanilla) == pytest.approx((expected.test.p, a.mean()))
+    assert one.is_significant == significant
+    first, verdict, needed = one.sentences()
+    assert _numbers(first)[:2] == pytest.approx([a.mean(), expected.difference], abs=6e-5)
+    low, high = one.interval
+    loss, gain = -low, high
+    if significant:
+        least, most = sorted((abs(low), abs(high)))
+        assert (" loss " in verdict, " gain " in verdict) == (shift < 0, shift > 0)
+        assert _numbers(verdict)[-4::2] == pytest.approx([least, most], abs=6e-5)
+    else:  # what is excluded
+        assert _numbers(verdict)[-4::2] == pytest.approx([loss, gain], abs=6e-5)
+        assert _numbers(verdict)[-3::2] == pytest.approx([100 * end / a.mean() for end in (loss, gain)], rel=0.05)
+    # The power of the t-test with so many pairs, by its non-central distribution.
+    n, size, _, share, _, more = _numbers(needed)
+    assert (n, share) == (100, 1)
+    std = float((b - a).std(ddof=1))
+    for pairs, effect in ((n, size), (more, 0.01 * a.mean())):
+        power = stats.nct.sf(stats.t.ppf(0.975, pairs - 1), pairs - 1, effect / std * np.sqrt(pairs))
+        assert power == pytest.approx(0.95, abs=0.01)
+
+
+def test_where_lower_is_better_a_rise_is_a_loss() -> None:
+    row = {"n": 2000, "fid": 5.5, "fid_difference": 0.5, "fid_difference_stderr": 0.1}
+    [worse] = differences(row, ["fid"])
+    assert " loss " in worse.sentences()[1]
+    [better] = differences(row | {"fid_difference": -0.5}, ["fid"])
+    assert " gain " in better.sentences()[1]
+    [either] = differences(row | {"fid_difference": 0.1, "fid_difference_stderr": 0.1}, ["fid"])
+    text = either.sentences()[1]
+    low, high = either.interval
+    assert float(re.findall(r"loss above ([\d.]+)", text)[0]) == pytest.approx(high, abs=6e-5)
+    assert float(re.findall(r"gain above ([\d.]+)", text)[0]) == pytest.approx(-low, abs=6e-5)
+
+
+def test_a_difference_without_an_error_or_without_noise_has_no_verdict() -> None:
+    """And a value of few images, which is not printed, has no difference."""
+    unknown, same = Difference("clip_score", 0.5, 0.6, 1, None), Difference("clip_score", 0.6, 0.6, 8, 1e-17)
+    for one in (unknown, same):
+        assert (one.is_tested, one.is_significant, len(one.sentences())) == (False, False, 1)
+    assert differences({"n": 8, "fid": None, "fid_difference": 0.1, "fid_difference_stderr": None}, ["fid"]) == []
+    tested = Difference("image_reward", 0.5, 0.0, 8, 0.1)  # no share of zero
+    assert _numbers(tested.sentences()[2]) == pytest.approx([8, 0.3605, 95])
+    assert (several([tested, unknown]), several([tested, tested]) != "") == ("", True)

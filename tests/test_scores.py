@@ -21,12 +21,13 @@ import specbench
 from specbench.compare import comparison, passes
 from specbench.config import configuration
 from specbench.errors import UsageError
-from specbench.harness import run, status
+from specbench.harness import run, sheet, status
 from specbench.harness.folder import stored
 from specbench.harness.planned import PlannedRun
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_cells, csv_lines
+from specbench.rows.differences import differences
 from specbench.rows.journal import pixel_digest, read_records, to_line
 from specbench.rows.scores import ScoreJournal
 from specbench.tables.collect import Bench
@@ -124,6 +125,20 @@ def test_a_larger_n_scores_its_own_images(call: Call, weights: dict[str, str]) -
     assert ("clip_b32", "method", 6) in lines()
 
 
+def test_report_and_sheet_say_how_much_quality_is_lost(
+    call: Call, weights: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(sheet, "save", lambda path, title, cells, remarks: (drawn.append(remarks), path.touch()))
+    row, told = start(call, "metrics=[clip_b32,kid]")
+    one, other, count = drawn[0]
+    for name, text in (("clip_score", one), ("kid", other)):
+        assert text.startswith(f"{name} {row[name]:.4f}, vanilla {row[name] - row[f'{name}_difference']:.4f}, ")
+        [difference] = differences(row, [name])
+        assert all(sentence in text and sentence in told for sentence in difference.sentences())
+    assert count in told
+
+
 def test_a_baseline_is_scored_and_chosen(call: Call, weights: dict[str, str]) -> None:
     """One run answers how much quality is lost."""
     before, told = start(call, "metrics=[clip_b32,kid]")
@@ -144,6 +159,8 @@ def test_a_baseline_is_scored_and_chosen(call: Call, weights: dict[str, str]) ->
     assert found.difference == pytest.approx(before["clip_score_difference"])
     assert found.test is not None
     assert (found.test.high - found.test.low) / 2 == pytest.approx(half)
+    [clip, _] = differences(before, ["clip_score", "kid"])
+    assert clip.p == pytest.approx(found.test.p)
     alone, _ = start(call, "metrics=[clip_b32,kid]", "baseline=false")
     assert {alone[c] for c in (*SPEEDUPS, "clip_score_difference", "kid_difference_stderr")} == {None}
     assert alone["clip_score"] == before["clip_score"]

@@ -112,9 +112,9 @@ class RunResult:
         return found
 
     def __repr__(self) -> str:
-        from specbench.harness import row
+        from specbench.rows import report_text
 
-        return f"{row.report(self.row, self.config)}\n  {'folder':<16} {self.folder}"
+        return f"{report_text.report(self.row, self.config)}\n{report_text.line('folder', str(self.folder))}"
 
 
 @dataclass(frozen=True, repr=False)

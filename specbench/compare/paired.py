@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEVEL = 0.95  # of intervals; 1 - LEVEL is the level of the tests
-POWER = 0.95  # of `pairs_needed`
+from specbench.rows import sample_size
+
+LEVEL = sample_size.LEVEL
 #: Cohen's names (1988, section 2.2) for effects from this size on.
 SIZES = ((0.8, "large"), (0.5, "medium"), (0.2, "small"), (0.0, "negligible"))
 _ROUNDING = 12  # significant decimal digits of values
@@ -86,21 +87,20 @@ def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray, r
 
 
 def pairs_needed(found: Paired) -> tuple[int, int] | None:
-    """The pairs with which a test at the level 1 - `LEVEL` would find a difference of this size with probability
-    `POWER`, and the same for the end of the interval that is farthest from zero; None where there is no difference.
+    """The pairs with which a test would find a difference of this size (`sample_size.pairs_for`), and the same for the
+    end of the interval that is farthest from zero; None where there is no difference.
 
-    A normal approximation, n ((z_a + z_b) s / d)^2 for a difference d with the standard error s of n pairs. The first
-    number is as uncertain as the difference; fewer pairs than the second are too few even where that was unlucky.
+    The first number is as uncertain as the difference; fewer pairs than the second are too few even where that was
+    unlucky.
     """
     if found.test is None or not found.difference:
         return None
-    from scipy import stats
-
-    both = float(stats.norm.ppf((1 + LEVEL) / 2) + stats.norm.ppf(POWER))
-    error = found.difference / found.test.statistic
+    error = abs(found.difference / found.test.statistic)
     farthest = max(abs(found.test.low), abs(found.test.high))
-    needed, least = (math.ceil(found.n * (both * error / one) ** 2) for one in (found.difference, farthest))
-    return needed, least
+    return (
+        sample_size.pairs_for(abs(found.difference), found.n, error),
+        sample_size.pairs_for(farthest, found.n, error),
+    )
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,22 @@
-"""The row of a run, a pure function of its configuration, records and scores; and the printed report."""
+"""The row of a run, a pure function of its configuration, records and scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from specbench import data
-from specbench.config import parameters, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
-from specbench.harness import sheet
 from specbench.harness.served import row as served
-from specbench.rows import indices, protocol, provenance, seconds, summary, timing
+from specbench.rows import indices, provenance, summary, timing
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.memory import RunMemory
+from specbench.rows.remarks import emitted_remarks, measurement_remarks
 from specbench.rows.scores import ScoreLine, notes, score_columns
-from specbench.rows.shown import shown
 
 
 def row(
@@ -61,7 +59,7 @@ def row(
         remarks = served.remarks(config, sessions, found, records)
     else:
         found |= _measured(config, found, records, reference, again, memory.run_id)
-        remarks = _remarks(config, sessions, found) + emitted_remarks(config, records)
+        remarks = measurement_remarks(config, sessions, found) + emitted_remarks(config, records)
     if memory.smallest_batch:
         remarks.append(f"for want of memory some images were decoded in batches of {memory.smallest_batch}")
     found["note"] = "; ".join([*remarks, *notes(scores)])
@@ -129,147 +127,3 @@ def _sampling(row: Mapping[str, Any]) -> str:
     curve = row.get("entropy_temperature")
     told = f", entropy_temperature {curve}" if curve is not None else ""
     return "".join(f", {name} {row[name]:g}" for name, off in given if row.get(name) not in (None, off)) + told
-
-
-def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[str]:
-    """Why a row lacks emitted_tv or emitted_kl."""
-    if images[0].drafts is not None or not cfg["emitted_draws"]:
-        return []
-    outside = [r.emitted_outside for r in images if r.emitted_outside is not None]
-    if not outside:
-        way = cfg.get("verification", "token")
-        what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
-        not_drawn = {"stored": "old", "siblings": "residual", "coupling": "threshold", "opening": "greedy"}
-        if any(cfg.get(name) == value for name, value in not_drawn.items()):
-            what = "tokens that were not drawn from their stored distribution"
-        if cfg.get("drafter") == "vvs":
-            what = "tokens that are not verified"
-        if _leaves_raster_order(cfg):
-            what = f"drafter {cfg['drafter']}, whose tokens are not sampled in raster order"
-        return [f"emitted_kl: like emitted_tv not computed for {what}"]
-    if len(outside) < len(images):
-        return [f"emitted_kl: not recorded of {len(images) - len(outside)} images, which an earlier process decoded"]
-    share = sum(outside) / len(outside)
-    return [f"emitted_kl: infinite, as the target never gives {share:.2g} of the emitted tokens"] * (share > 0)
-
-
-def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:
-    """Remarks on how a row was measured."""
-    remarks, timed = protocol.remarks(cfg), row["timing"]
-    if other := variants.departures(cfg):
-        remarks.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
-    if _leaves_raster_order(cfg):
-        remarks.append("perplexity, log_prob: of each token given those that existed when it was sampled")
-    if cfg["batch"] > 1:
-        remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
-    if timing.is_timed(cfg) and not timed:
-        remarks.append("some images were decoded without timing: a run in another folder measures seconds")
-    elif timed and row["baseline_run_id"]:
-        paired = (row["timed_pairs"] or 0) - (row["further_pairs"] or 0)
-        batches = -(-row["images"] // cfg["batch"])
-        if paired < batches:
-            what = "images" if cfg["batch"] == 1 else "batches"
-            remarks.append(
-                f"{batches - paired} of {batches} {what} were not decoded next to their baseline: they do not count in"
-                " speed-ups in seconds"
-            )
-    if why := seconds.unsteady(row):
-        remarks.append(f"{why}: its seconds are not shown")
-    num_workers = max(session.get("workers", 1) for session in sessions.values())
-    if num_workers > 1:
-        remarks.append(f"decoded by {num_workers} workers: no seconds are measured")
-    if len(sessions) > 1:
-        remarks.append(f"decoded in {len(sessions)} processes" + (": their timings are mixed" if timed else ""))
-        for name in ("commit", "plugins", "device_name", "torch"):
-            if len({str(session.get(name)) for session in sessions.values()}) > 1:
-                remarks.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
-    return remarks
-
-
-def _leaves_raster_order(cfg: Mapping[str, Any]) -> bool:
-    return parameters.default("drafter", cfg["drafter"], "raster") is False
-
-
-def describe(cfg: Mapping[str, Any]) -> str:
-    """A method as text: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
-    if parameters.is_served(cfg):
-        return served.describe(cfg)
-    parts = [f"variant {cfg['variant']}"] if "variant" in cfg else []
-    parts += [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
-    if (way := cfg.get("verification", "token")) != "token":
-        parts.append(f"verification {way}")
-    parts += [
-        f"{name} {cfg[name]:g}" for name in ("window", "delta", "strength", "budget") if cfg.get(name) is not None
-    ]
-    return f"{cfg['method']} ({', '.join(parts)})"
-
-
-def title(row: Mapping[str, Any], config: RunConfig) -> str:
-    """The title of a run's contact sheet."""
-    shown = min(row["n"], max(sheet.LIMIT // config.images_per_prompt, 1)) * config.images_per_prompt
-    part = "" if shown == row["images"] else f", first {shown}"
-    length = "" if config.is_served else f", {row['accepted_length_mean']:.2f} tokens a step"
-    return f"{row['model']}: {describe(config)}{length} ({row['images']} images{part})"
-
-
-def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
-    """The key values of a row that may be shown as text, with their standard errors over images."""
-
-    def value(name: str, unit: str = "", digits: int = 2) -> str:
-        if row.get(name) is None:
-            return "not measured" if measured.get(name) is None else "not shown"
-        return summary.with_error(row[name], row.get(stderr_of(name)), digits) + unit
-
-    measured, row = row, shown(row)
-    lines = served.report_lines(row, value) if parameters.is_served(cfg) else _speed_lines(row, value)
-    for name in (column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)):
-        backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
-        lines.append((name, value(name, digits=4) + backend))
-        if row.get(f"{name}_difference") is not None:
-            lines.append(("", _against_vanilla(row, name)))
-    if row.get("note"):
-        lines.append(("note", str(row["note"])))
-    source = "/".join(filter(None, [row["data"], row["split"]]))
-    where = row["device_name"] or row["server"] or "an unnamed server"
-    each = indices.images_per_prompt(cfg)
-    count = (
-        f"n={row['n']}"
-        + (f" (shard {row['shard']})" if row.get("shard") else "")
-        + (f" with {each} images each" if each > 1 else "")
-    )
-    head = f"{row['model']}: {describe(cfg)}, {source}, {count}, {where} (± standard error)"
-    return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])
-
-
-def _against_vanilla(row: Mapping[str, Any], name: str) -> str:
-    """Vanilla AR's value of a metric, and the difference from it with its 95 % interval over prompts."""
-    difference, stderr = row[f"{name}_difference"], row[f"{name}_difference_stderr"]
-    text = f"vanilla {row[name] - difference:.4f}, difference {difference:+.4f}"
-    if stderr is None:
-        return f"{text} (its error is not known)"
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(row["n"] - 1, 0.975)) * stderr
-    return f"{text} (95 % interval {difference - half:+.4f} to {difference + half:+.4f})"
-
-
-def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tuple[str, str]]:
-    """Name -> text of the speed and the likelihood in a row; value: as in `report`."""
-    lines = [
-        ("accepted length", value("accepted_length_mean", " tokens a step")),
-        ("acceptance rate", f"{value('acceptance_rate')}, of the first draft token {value('first_accept')}"),
-        ("perplexity", f"{value('perplexity')}, drafts' total variation {value('draft_tv', digits=3)}"),
-        (
-            "emitted",
-            f"KL to the target {value('emitted_kl', ' nats', 4)}, TV {value('emitted_tv', digits=4)} (a token)",
-        ),
-        ("latency", value("latency_s_mean", " s an image", 3)),
-        ("throughput", value("tokens_per_s", " tokens/s", 1)),
-        ("speed-up", f"{value('speedup_latency', 'x')} in latency, {value('speedup_step', 'x')} in steps"),
-    ]
-    if row.get("timed_pairs"):
-        further = f" ({row['further_pairs']} measured again)" if row["further_pairs"] else ""
-        steady = "does not hold" if seconds.unsteady(row) else "holds"
-        holds = "has no error" if row["speedup_throughput_stderr"] is None else steady
-        lines.append(("timing", f"over {row['timed_pairs']} pairs with vanilla{further}: {holds}"))
-    return lines

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader, PromptDecoder
 from specbench.models.loading import missing
-from specbench.rows import indices, sample_size, store, trackers
+from specbench.rows import indices, report_text, sample_size, store, time_spent, trackers
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
@@ -58,17 +59,19 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A finished run. row: `COLUMNS` -> value; nothing_left: whether everything existed before."""
+    """A finished run. row: `COLUMNS` -> value; nothing_left: whether everything existed before; spent: what this start
+    spent its time on."""
 
     row: Mapping[str, Any]
     config: RunConfig
     folder: RunFolder
     nothing_left: bool = False
+    spent: str = ""
 
     def report(self) -> str:
         """The key values of the row as text, and the paths of the files."""
-        files = [("row", str(self.folder.row)), ("contact sheet", str(self.folder.sheet))]
-        lines = [row.report(self.row, self.config), *(f"  {name:<16} {text}" for name, text in files)]
+        ends = (("time spent", self.spent), ("row", str(self.folder.row)), ("contact sheet", str(self.folder.sheet)))
+        lines = [report_text.report(self.row, self.config), *(report_text.line(*end) for end in ends if end[1])]
         if self.nothing_left:
             lines.insert(0, f"nothing left to do: {self.config.images} images and their row are in {self.folder}")
         return "\n".join(lines)
@@ -116,6 +119,7 @@ def run(
 
 
 def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Loader, asked: bool) -> RunOutcome:
+    began = time.time()
     # A finished run does not belong to weights that were trained later. (A custom loader has its own weights.)
     if loader is _load_pipeline and (here := registry.weights_here(config)) is not None:
         folder.check_same("weights", here)
@@ -129,9 +133,15 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     if not complete:
         _announce_unmeasured(config, requests)
         Execution(config, folder, loader).decode_missing(records, items)
-    found = Scoring(config, requests, folder.path)
+    decoded, found = time.time(), Scoring(config, requests, folder.path)
     lines = found.lines(records, lambda: items or data.images_of(config))
-    return _finish(config, folder, records, lines, complete and not found.added)
+    scored = time.time()
+    outcome = _finish(config, folder, records, lines, complete and not found.added)
+    if outcome.nothing_left:
+        return outcome
+    made = [r for journal in records.journals for r in journal.records.values()] + TimingJournal(folder.path).records
+    spent = time_spent.TimeSpent(began, decoded, scored, time.time())
+    return replace(outcome, spent=spent.sentence(config["method"], made, folder.memory().sessions))
 
 
 def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, batch: int | None = None) -> RunOutcome:
@@ -207,7 +217,9 @@ def _finish(
     if unchanged:
         LOG.info("nothing left to do")
     else:
-        sheet.save(folder.sheet, row.title(found, config), sheet.cells(config["method"], records))
+        cells = sheet.cells(config["method"], records)
+        title, quality = report_text.title(found, config, len(cells)), report_text.quality(found, config)
+        sheet.save(folder.sheet, title, cells, quality)
         LOG.info("row written to %s", folder.row)
         keep([(folder.path, found)])
     return RunOutcome(found, config, folder, unchanged)

@@ -31,8 +31,8 @@ class SheetCell:
     images: Sequence[tuple[str, np.ndarray]]
 
 
-def draw(title: str, cells: Sequence[SheetCell]) -> Image.Image:
-    """The sheet of some prompts, each with the same number of images of the same size."""
+def draw(title: str, cells: Sequence[SheetCell], remarks: Sequence[str] = ()) -> Image.Image:
+    """The sheet of some prompts, each with the same number of images of the same size. remarks: below the title."""
     height, width = cells[0].images[0][1].shape[:2]
     factor = max(1, SIDE // max(height, width))
     height, width = height * factor, width * factor
@@ -46,12 +46,16 @@ def draw(title: str, cells: Sequence[SheetCell]) -> Image.Image:
     row_heights = [label + height + _GAP + line * max(map(len, row)) + _PAD for row in captions]
     page_width = columns * (cell_width + _PAD) + _PAD
     heading = _wrap(title, large, page_width - 2 * _PAD)
-    top = _PAD + len(heading) * (_TITLE + 6) + _PAD
+    below = [part for remark in remarks for part in _wrap(remark, small, page_width - 2 * _PAD)]
+    y = _PAD + len(heading) * (_TITLE + 6)
+    top = y + len(below) * line + _PAD
 
     page = Image.new("RGB", (page_width, top + sum(row_heights)), _PAPER)
     pen = ImageDraw.Draw(page)
     for i, text in enumerate(heading):
         pen.text((_PAD, _PAD + i * (_TITLE + 6)), text, fill=_INK, font=large)
+    for i, text in enumerate(below):
+        pen.text((_PAD, y + i * line), text, fill=_INK, font=small)
     y = top
     for row, texts, row_height in zip(rows, captions, row_heights):
         for c, (cell, lines) in enumerate(zip(row, texts)):
@@ -96,8 +100,8 @@ def cells(method: str, records: RunRecords) -> list[SheetCell]:
     return found
 
 
-def save(path: Path, title: str, cells: Sequence[SheetCell]) -> None:
+def save(path: Path, title: str, cells: Sequence[SheetCell], remarks: Sequence[str] = ()) -> None:
     """Draws a sheet into a PNG file."""
     encoded = io.BytesIO()
-    draw(title, cells).save(encoded, "PNG")
+    draw(title, cells, remarks).save(encoded, "PNG")
     write_atomically(path, encoded.getvalue())

@@ -6,10 +6,13 @@ distance upwards, by an amount that falls as 1 / n and depends on the method. Th
 covariance declares the number of features, by the name of their extractor in backends:
 
     features: {scenes-classifier: 64}
+
+How many pairs a difference needs follows from its standard error.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +21,21 @@ from specbench.config.caches import cached
 from specbench.errors import UsageError
 
 IMAGES_PER_FEATURE = 16
+LEVEL = 0.95  # of intervals; 1 - LEVEL is the level of the tests
+POWER = 0.95  # the probability with which a test finds a difference
+
+
+def reach(stderr: float) -> float:
+    """The difference that a two-sided test at the level 1 - `LEVEL` finds with probability `POWER`, where its standard
+    error is `stderr`: (z_a + z_b) stderr, a normal approximation."""
+    from scipy.special import ndtri
+
+    return float(ndtri((1 + LEVEL) / 2) + ndtri(POWER)) * stderr
+
+
+def pairs_for(size: float, n: int, stderr: float) -> int:
+    """The pairs with which that test finds a difference of `size`, if n pairs have the standard error `stderr`."""
+    return math.ceil(n * (reach(stderr) / size) ** 2)
 
 
 def too_few(n: int, features: int) -> str:

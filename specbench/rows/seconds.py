@@ -73,8 +73,8 @@ def is_older(row: Row) -> bool:
 
 
 OLDER = (
-    f"decided by the drift of vanilla alone, so that the error has {SHIFT_BOUND:.0%} of the speed-up, by which a load on"
-    " one side may have moved it"
+    f"decided by the drift of vanilla alone, so that the error has {SHIFT_BOUND:.0%} of the speed-up, by which a load"
+    " on one side may have moved it"
 )
 
 
