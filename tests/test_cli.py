@@ -441,7 +441,7 @@ def test_torch_stays_out_and_any_folder_will_do(call: Call, tmp_path: Path, monk
     [
         (
             "specbench ",
-            set("run status resume audit bench breakdown compare convert evaluate fetch list probe push".split())
+            set("run status resume merge audit bench breakdown compare convert evaluate fetch list probe push".split())
             | set("collect reference report show suite tables train".split()),
         ),
         ("specbench l", {"list"}),

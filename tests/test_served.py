@@ -344,7 +344,7 @@ def test_degenerate_images_are_reported(
 ) -> None:
     if image is not None:
         server.trouble = lambda h, f, n: h.send(b64(as_png(image(f))))  # type: ignore[method-assign]
-    words = ["engine=http", f"url={server.url}", "n=4", "metrics=none", "warmup=0", *arguments.split()]
+    words = ["engine=http", f"url={server.url}", "n=4", "data=scenes", "metrics=none", "warmup=0", *arguments.split()]
     code, out, err = call("run", *words, "out=run")
     assert code == 0, err
     assert remark in out
