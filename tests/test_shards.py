@@ -123,5 +123,6 @@ def test_the_command_merges_and_names_what_is_missing(home: Path, tmp_path: Path
 def test_more_shards_than_prompts(tmp_path: Path, call: Call) -> None:
     code, _, err = call("run", "method=sjd", "n=2", "shard=3/8", f"out={tmp_path}/run")
     assert (code, "shard=3/8" in err) == (2, True)
-    code, _, err = call("run", "method=sjd", "n=2", "shard=9/8", f"out={tmp_path}/run")
-    assert code == 2
+    for wrong in ("9/8", "0/8", "1", "a/b"):
+        code, _, err = call("run", "method=sjd", "n=20", f"shard={wrong}", f"out={tmp_path}/run")
+        assert (code, "shard" in err, (tmp_path / "run").exists()) == (2, True, False)

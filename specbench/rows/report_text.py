@@ -102,8 +102,9 @@ def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tupl
     if row.get("timed_pairs"):
         further = f" ({row['further_pairs']} measured again)" if row["further_pairs"] else ""
         steady = "does not hold" if seconds.unsteady(row) else "holds"
-        holds = "has no error" if row["speedup_throughput_stderr"] is None else steady
-        lines.append(("timing", f"over {row['timed_pairs']} pairs with vanilla{further}: {holds}"))
+        holds = "too few for a standard error" if row["speedup_throughput_stderr"] is None else steady
+        count = f"{row['timed_pairs']} pair{'s' if row['timed_pairs'] != 1 else ''}"
+        lines.append(("timing", f"over {count} with vanilla{further}: {holds}"))
     return lines
 
 
