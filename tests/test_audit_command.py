@@ -86,7 +86,7 @@ def test_an_audit_names_what_it_audited(call: Call, tmp_path: Path) -> None:
         for told in (printed, row):
             assert (told["drafter"], told["rule"]) == (drafter, rule)
         assert some in row["parameters"].split()
-        assert f"\n{row['method']}: drafter={drafter} rule={rule} {row['parameters']}\n" in out
+        assert f": drafter={drafter} rule={rule} {row['parameters']}\n" in out
 
 
 def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:
