@@ -243,6 +243,7 @@ def test_a_row_of_vectors() -> None:
         "tv_unbiased",
         "kl_exact",
         "kl_bound",
+        "p_first",
         "accepted_length_expected",
         "same_as",
         "variant",
