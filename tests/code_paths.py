@@ -32,6 +32,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import parse
 from specbench.engine import invariance, ops
+from specbench.engine.masks import TreeMask
 
 KEYS = [(7, i) for i in range(5)]
 FULL_SIZE = [(1280, 3456), (192, 2048), (96, 4096)]  # LlamaGen-XL's widest product, and some of few outputs
@@ -83,6 +84,23 @@ def functions() -> Iterator[str]:
     for a, b in ((0, 1), (1, 3), (4, 5)):
         if not torch.equal(ops.attention(q[a:b], k[a:b], v[a:b], mask[a:b]), expected[a:b]):
             yield f"attention of rows {a} to {b}"
+    for heads, kv_heads, dim, n, slots in (
+        (6, 6, 32, 1, 266),
+        (6, 6, 32, 17, 298),
+        (4, 2, 64, 26, 316),
+        (3, 3, 16, 5, 700),
+    ):
+        cache = ops.KVCache(1, 3, kv_heads, slots, dim, torch.zeros(1))
+        cache.k.uniform_(-3, 3, generator=rng), cache.v.uniform_(-3, 3, generator=rng)
+        q = torch.randn(3, n, heads, dim, generator=rng).transpose(1, 2)
+        among = torch.ones(1, n, n, dtype=torch.bool).tril()
+        for root in range(20, slots - n, 40):
+            tree = TreeMask(torch.tensor([0, 0, 7]), torch.tensor([root, root // 2, 9]), among)
+            expected = ops.attention(q, cache.k[0], cache.v[0], tree.dense(torch.arange(slots)))
+            used = cache.read(tree, heads)
+            found = ops.attention(q, cache.k[0, :, :, :used], cache.v[0, :, :, :used], tree.dense(torch.arange(used)))
+            if not torch.equal(found, expected):
+                yield f"attention of {n} positions over {used} of {slots} slots"
 
 
 def images() -> Iterator[str]:

@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import specbench
+from specbench.decoding import rules
+from specbench.decoding.drafters.window import Window
+from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.engine import invariance, ops
+from specbench.engine.masks import TreeMask
 
 TESTS = Path(__file__).resolve().parent
 #: What the environment can choose on one machine. An empty MKL_CBWR is what the library does where nobody sets it.
@@ -83,6 +90,53 @@ def test_a_library_that_mixes_rows_is_called_in_another_way(
         for begin, end in ((0, 1), (1, 2), (2, 19), (5, 40)):
             assert torch.equal(ops.linear(rows[begin:end], weight, bias), expected[begin:end])
         assert not torch.equal(library(rows[1:9], weight, bias), library(rows, weight, bias)[1:9])
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_attention_reads_the_used_slots_where_that_changes_no_bit(
+    splits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a library that adds up in another order when the number of keys changes, all slots."""
+    read = []
+
+    def library(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, **_: Any) -> Tensor:
+        read.append(k.shape[2])
+        assert attn_mask.shape[-1] == v.shape[2] == k.shape[2]
+        return q * (1 + 2**-20 * k.shape[2]) if splits else q
+
+    monkeypatch.setattr(ops, "F", type("Library", (), {"scaled_dot_product_attention": staticmethod(library)}))
+    monkeypatch.setattr(ops, "_beginning_suffices", ops._beginning_suffices.__wrapped__)
+    cache, among = ops.KVCache(1, 2, 2, 200, 16, torch.zeros(1)), torch.ones(1, 5, 5, dtype=torch.bool).tril()
+    q = k = v = torch.randn(2, 2, 5, 16)
+    for root, used in ((3, 64), (59, 64), (60, 128), (150, 192), (188, 200)):
+        mask = TreeMask(torch.zeros(2, dtype=torch.int64), torch.tensor([2, root]), among)
+        slots = mask.root[:, None] + torch.arange(5)
+        with torch.no_grad():
+            keys = cache.read(mask, 2)
+            assert keys == (200 if splits else used)
+            cache.attend(0, slots, q, k, v, mask.dense(torch.arange(keys)))
+        assert read[-1] == keys
+        assert cache.read(mask, 2) == 200  # gradients are on
+    half = ops.KVCache(1, 2, 2, 200, 16, torch.zeros(1, dtype=torch.bfloat16))
+    with torch.no_grad():
+        assert half.read(mask, 2) == 200
+
+
+def test_an_image_does_not_depend_on_the_slots_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, given, keys = tiny.llamagen(side=10), tiny.prompts(3), [(7, i) for i in range(3)]
+    seen: list[int] = []
+
+    def decoded(a: int, b: int) -> list[Tensor]:
+        config = DecoderConfig(target, Window(7), rules.exact(), Sampling(cfg_scale=2.0))
+        out = decode(config, given.rows(a, b), RandomStreams(keys[a:b]))
+        return [out.tokens, out.steps, out.trace.log_prob]
+
+    monkeypatch.setattr(ops, "_beginning_suffices", lambda *shape: bool(seen.append(shape[4])))
+    expected = decoded(0, 3)
+    assert set(seen) == {64}  # of the first steps: later ones would read 128, and there are fewer
+    monkeypatch.undo()
+    for a, b in ((0, 3), (0, 1), (1, 3)):
+        assert all(torch.equal(x, y[a:b]) for x, y in zip(decoded(a, b), expected, strict=True))
 
 
 def test_training_and_short_formats_use_plain_products() -> None:

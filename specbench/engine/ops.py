@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from specbench.engine.invariance import product
+from specbench.engine.masks import TreeMask
 from specbench.engine.state import Buffer, Buffers
 
 
@@ -160,6 +162,24 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     )
 
 
+#: Attention reads a multiple of this many slots of a cache.
+_SLOTS = 64
+
+
+@cache
+def _beginning_suffices(nodes: int, heads: int, kv_heads: int, dim: int, keys: int, slots: int, threads: int) -> bool:
+    """Whether attention over the first `keys` slots of a cache, float32 on the CPU, has the bits of attention over all
+    `slots` where the others are masked. A matrix library may add up in another order when the number of keys changes.
+    It is measured, once for each shape, as in `specbench.engine.invariance`."""
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.empty(4, n, h, dim).uniform_(-1, 1, generator=rng).transpose(1, 2)
+        for n, h in ((nodes, heads), (slots, kv_heads), (slots, kv_heads))
+    )
+    k, v, mask = k.contiguous(), v.contiguous(), (torch.arange(slots) < keys).expand(4, 1, nodes, -1)
+    return torch.equal(attention(q, k[:, :, :keys], v[:, :, :keys], mask[..., :keys]), attention(q, k, v, mask))
+
+
 #: Pages that a forked process does not share. Windows has no others, and no such argument.
 _OWN_PAGES = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
@@ -197,6 +217,17 @@ class KVCache:
         """What steps read or write (see `engine.state`)."""
         return {"k": Buffer(self.k, 1, halves), "v": Buffer(self.v, 1, halves)}
 
+    def read(self, mask: TreeMask, heads: int) -> int:
+        """How many slots, from the first on, attention of a pass with `mask` and so many query heads reads: all, or on
+        the CPU as few as give the same bits."""
+        k, (kv_heads, slots, dim) = self.k, self.k.shape[2:]
+        plain = k.device.type == "cpu" and k.dtype == torch.float32 and not isinstance(k, FakeTensor)
+        if not plain or torch.is_grad_enabled():
+            return slots
+        keys = -(-(int(mask.root.max()) + mask.among.shape[-1]) // _SLOTS) * _SLOTS
+        shape = (mask.among.shape[1], heads, kv_heads, dim, keys, slots, torch.get_num_threads())
+        return keys if keys < slots and _beginning_suffices(*shape) else slots
+
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v (rows, heads, n, head dim) at `slots` (rows, n) int64; returns the layer's entire cache."""
         index = slots[:, None, :, None].expand_as(k)
@@ -206,9 +237,11 @@ class KVCache:
         return held_k, held_v
 
     def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of q (rows, heads, n, head dim) over the layer's entire cache, k and v written first; see `write`
-        and `attention`."""
-        return attention(q, *self.write(layer, slots, k, v), mask)
+        """Attention of q (rows, heads, n, head dim) over the slots that the mask has, after k and v are written; see
+        `write` and `attention`."""
+        held_k, held_v = self.write(layer, slots, k, v)
+        keys = None if mask is None else mask.shape[-1]
+        return attention(q, held_k[:, :, :keys], held_v[:, :, :keys], mask)
 
     def keep(self, path: Tensor, length: Tensor, count: Tensor, first: int) -> None:
         """Keep what the nodes of an accepted path wrote. Node m of a draft is stored in slot `first` + count + m; those
