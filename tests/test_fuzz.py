@@ -151,7 +151,7 @@ def test_text_stays_text(text: str) -> None:
     assert not re.search(r"(?<!\\)[<>`|]", render.markdown_text(text))
     one = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
     shots = {"x": {0: gather.Shot(b"", text)}}
-    written = page.page(gather.Found([one], [{"verdict": text}], shots))
+    written = page.page(gather.Found([one], audits=[{"verdict": text}], shots=shots))
     message = re.search(r'id="data">(.*?)</script>', written, re.DOTALL)
     assert message is not None
     assert not set("<>&") & set(message[1])
