@@ -257,9 +257,9 @@ def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: C
     )
     code, out, _ = call("--include", str(folder), "fetch", "model=toy", "drafter=eagle2", "--dry-run")
     assert code == 0
-    assert "  target/: somebody/toy, main (MIT)\n    toy.pt\n" in out
+    assert "  target/: somebody/toy, main (MIT)\n          1.0 kB  toy.pt\n" in out
     assert "  tokenizer/: FoundationVision/LlamaGen, " in out
-    assert "  eagle/: somebody/eagle, main (MIT)\n    config.json, *.safetensors|*.bin; if there: " in out
+    assert "  eagle/: somebody/eagle, main (MIT)\n" in out
     with parameters.including([folder]):
         cfg = configuration.compose(["model=toy", "method=eagle2", "n=1"])
         with pytest.raises(UsageError, match="lacks target/, tokenizer/, eagle/: run `specbench fetch model=toy"):

@@ -347,7 +347,7 @@ def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  #
 
 
 def test_what_is_missing_is_reported(tmp_path, capsys):
-    assert main(["run", "model=llamagen_xl", f"weights={tmp_path}", "metrics=none"]) == 2
+    assert main(["run", "model=llamagen_xl", "data=geneval", f"weights={tmp_path}", "metrics=none"]) == 2
     said = capsys.readouterr().err
     assert "lacks target/, tokenizer/, text/" in said
     assert "specbench fetch model=llamagen_xl" in said
