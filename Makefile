@@ -65,7 +65,7 @@ format: $(DEV) ## rewrite the sources in the project's format
 	"$(BIN)/ruff" check --fix .
 
 docs: $(DOCS) ## the documentation as a site, with results and the API, in build/docs; a warning is an error
-	mkdir -p build/pages && ln -sfn $(foreach f,README.md CITATION.cff LICENSE docs results,../../$(f)) build/pages/
+	mkdir -p build/pages && ln -sfn $(foreach f,README.md CONTRIBUTING.md CITATION.cff LICENSE docs results,../../$(f)) build/pages/
 	OMP_NUM_THREADS=1 "$(BIN)/python" -W error::UserWarning -m pdoc --output-directory build/pages/reference specbench
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --quiet --strict --config-file docs/mkdocs.yml
 	@echo "wrote build/docs/index.html"
