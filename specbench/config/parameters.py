@@ -287,7 +287,7 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(
             f"n times images_per_prompt must be at most {PROMPTS:,} images (got {checked['n']:,} times {each:,})"
         )
-    part, _, parts = (checked["shard"] or "1/1").partition("/")
+    part, _, parts = (checked.get("shard") or "1/1").partition("/")
     if int(part) > int(parts):
         raise UsageError(f"shard={part}/{parts} is beyond the last one, shard={parts}/{parts}")
     if served:
