@@ -214,7 +214,8 @@ def run(folder, model, *words):
     """The public command; the picture it made."""
     out = folder / "run"
     command = ["run", f"model={model}", f"weights={folder}", "reduced=true", "dtype=float32", "device=cpu", "n=1"]
-    code = main([*command, "baseline=false", "warmup=0", "metrics=none", f"out={out}", *words])
+    prompts = [] if parameters.preferred("model", model).get("data") else ["data=geneval"]  # shipped
+    code = main([*command, *prompts, "baseline=false", "warmup=0", "metrics=none", f"out={out}", *words])
     assert code == 0
     return Image.open(next((out / "images").iterdir()))
 
