@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from specbench.cli.commands import COMMANDS
+from specbench.config.parameter import Kind as Kind  # of a field, for the documentation
 from specbench.config.parameter import Parameter
 from specbench.errors import Parser, UsageError, decimal, integer, unknown, values
 from specbench.storage import home

@@ -20,6 +20,7 @@ from specbench.bench import rows as benchmarks
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
+from specbench.harness.planned import R as R  # of a field, for the documentation
 from specbench.probe import rows as probes
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
 from specbench.rows.pool import pooled

@@ -19,8 +19,10 @@ from typing import Any
 import yaml
 
 from specbench.config import configuration, parameters, registry
+from specbench.config.run_config import RunConfig as RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest, execute
+from specbench.harness.planned import R as R  # of a field, for the documentation
 from specbench.rows.csv_files import as_cells, csv_text, has_runs, read_rows, to_csv
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import write_atomically
