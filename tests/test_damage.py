@@ -159,7 +159,16 @@ def test_a_kill_between_the_two_files_of_a_configuration_costs_nothing(
     assert run.run(config("metrics=kid"), one, loader=FakePipeline).row["clip_score"] is None
 
 
-FILES = ("config.yaml", "run.json", "records.jsonl", "baseline.jsonl", "scores.jsonl", "row.csv", "run.log")
+FILES = (
+    "config.yaml",
+    "run.json",
+    "records.jsonl",
+    "baseline.jsonl",
+    "timings.jsonl",
+    "scores.jsonl",
+    "row.csv",
+    "run.log",
+)
 
 
 def _pipe(path: Path) -> None:

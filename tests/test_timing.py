@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -410,6 +411,17 @@ def test_a_kill_between_further_decodes_loses_that_pair_alone(tmp_path: Path, mo
     file.write_bytes(lines[0].replace(b"decode_s", b"decode_t") + b"".join(lines[1:]))
     with pytest.raises(UsageError, match=f"line 1 of .*{TIMINGS} is not a record"):
         execute(tmp_path, "n=12", loader=slowing(monkeypatch))
+
+
+def test_the_further_pairs_of_another_run_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same configuration, with whole lines: it is their process that run.json does not have."""
+    for name in ("one", "other"):
+        execute(tmp_path / name, "n=12", loader=slowing(monkeypatch, factor=1.5))
+    row = (tmp_path / "one/row.csv").read_bytes()
+    shutil.copy(tmp_path / "other" / TIMINGS, tmp_path / "one" / TIMINGS)
+    with pytest.raises(UsageError, match="run.json"):
+        execute(tmp_path / "one", "n=12", loader=slowing(monkeypatch))
+    assert (tmp_path / "one/row.csv").read_bytes() == row
 
 
 def test_halves_are_in_the_order_of_decoding() -> None:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import seconds, summary
-from specbench.rows.journal import Record, TimingJournal, fault, read_records
+from specbench.rows.journal import TIMINGS, Record, TimingJournal, fault, read_records
 from specbench.rows.memory import RunMemory
 from specbench.rows.provenance import MAY_CHANGE
 from specbench.storage import home
@@ -97,7 +97,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _records_of(journal: Path) -> tuple[dict[int, Record], list[Record]]:
-    return _records(journal), TimingJournal(journal.parent).records
+    return _records(journal), TimingJournal(journal.with_name(TIMINGS)).lines
 
 
 def unsteady(one: ScoredPass) -> str:

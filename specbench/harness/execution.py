@@ -21,7 +21,7 @@ from specbench.harness.folder import RunFolder, RunRecords
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
 from specbench.rows import indices, timing
-from specbench.rows.journal import Journal, TimingJournal
+from specbench.rows.journal import Journal
 from specbench.rows.provenance import decoding_hash, utc
 from specbench.storage.files import append_line, format_size
 from specbench.storage.progress import tqdm
@@ -122,14 +122,14 @@ class Execution:
     ) -> None:
         """While the timing does not hold, further pairs of the first images, a quarter of them at a time and each once
         more at most. Only their seconds are kept."""
-        journal, left, size = TimingJournal(self.folder.path), list(items), 2 * int(self.cfg["batch"])
+        left, size = list(items), 2 * int(self.cfg["batch"])
         size *= -(-len(items) // (4 * size))
         method, vanilla = records.both
-        while left and vanilla is not None and timing.is_unsteady(method, vanilla, journal.records):
+        while left and vanilla is not None and timing.is_unsteady(method, vanilla, records.again.lines):
             say(f"the speed-up in seconds is not steady: decoding {len(left[:size])} images of each side again")
             for event in chain.from_iterable(worker.decode_pairs(left[:size], stop)):
                 if isinstance(event, Image):
-                    journal.add(replace(event.record, **self._known(event)))
+                    records.again.add(replace(event.record, **self._known(event)))
             left = left[size:]
             if stop():
                 raise KeyboardInterrupt

@@ -22,7 +22,7 @@ from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
 from specbench.rows import indices
 from specbench.rows.csv_files import to_csv
-from specbench.rows.journal import Journal, Record
+from specbench.rows.journal import TIMINGS, Journal, Record, TimingJournal
 from specbench.rows.memory import RunMemory
 from specbench.rows.provenance import MAY_CHANGE, decoding_hash
 from specbench.rows.scores import ScoreJournal
@@ -38,11 +38,13 @@ def new_folder(now: float | None = None) -> Path:
 
 @dataclass(frozen=True)
 class RunRecords:
-    """The records of the method, and of the baseline if the run wants one; wanted: numbers of the run's images."""
+    """The records of the method, and of the baseline if the run wants one; wanted: numbers of the run's images; again:
+    images of both that were decoded again for their seconds."""
 
     method: Journal
     vanilla: Journal | None
     wanted: Sequence[int]
+    again: TimingJournal
 
     @property
     def journals(self) -> list[Journal]:
@@ -82,7 +84,7 @@ class RunFolder:
         self.path = path
         self.config, self.memory_file = path / "config.yaml", path / "run.json"
         self.records, self.baseline_records = path / "records.jsonl", path / "baseline.jsonl"
-        self.scores = path / "scores.jsonl"
+        self.scores, self.timings = path / "scores.jsonl", path / TIMINGS
         self.row, self.sheet = path / "row.csv", path / "contact_sheet.png"
         self.failures = path / "failures.jsonl"  # images that could not be decoded, one per line
         self.lock = path / ".lock"
@@ -199,7 +201,7 @@ class RunFolder:
         if config.wants_baseline:
             vanilla = Journal(self.baseline_records)
             _check_fit(vanilla, decoding_hash(config, baseline=True))
-        return RunRecords(method, vanilla, indices.of_run(config))
+        return RunRecords(method, vanilla, indices.of_run(config), TimingJournal(self.timings))
 
     def open_scores(self) -> ScoreJournal:
         return ScoreJournal(self.scores)

@@ -35,11 +35,11 @@ def merge(shards: Sequence[Path], out: Path, given: Mapping[str, Any]) -> RunOut
         folder.compare_config(whole)
         folder.remember(sessions=sessions)
         folder.write_config(whole)
-        for name in ("records.jsonl", "baseline.jsonl"):
-            _copy(name, shards, owners, out)
-        again = TimingJournal(out)
-        for record in [record for path in shards for record in TimingJournal(path).records]:
-            if record not in again.records:
+        for journal in (folder.records, folder.baseline_records):
+            _copy(journal, shards, owners)
+        again = TimingJournal(folder.timings)
+        for record in [record for path in shards for record in TimingJournal(RunFolder(path).timings)]:
+            if record not in again.lines:
                 again.add(record)
     return rescore(out, given)
 
@@ -61,10 +61,11 @@ def _whole(shards: Sequence[Path], configs: Sequence[RunConfig]) -> RunConfig:
     return whole
 
 
-def _copy(name: str, shards: Sequence[Path], owners: Mapping[int, Path], out: Path) -> None:
-    """Adds the records of a journal of the shards, and their images, in the order of the prompts."""
-    journals = {path: Journal(path / name) for path in shards if (path / name).is_file()}
-    target = Journal(out / name)
+def _copy(journal: Path, shards: Sequence[Path], owners: Mapping[int, Path]) -> None:
+    """Adds to a journal the records of the shards' journals of its name, and their images, in the order of the
+    prompts."""
+    journals = {path: Journal(file) for path in shards if (file := path / journal.name).is_file()}
+    target = Journal(journal)
     for index in sorted(owners, key=lambda i: (indices.prompt_of(i), i)):
         source = journals.get(owners[index])
         if source is not None and index in source and index not in target:

@@ -41,7 +41,7 @@ def row(
     scores = list(scores)
     reference = records if config.is_vanilla else baseline
     used = {record.session for record in [*records, *(reference or [])]}
-    if unknown := sorted(used - memory.sessions.keys()):
+    if unknown := sorted(used.union(record.session for record in again) - memory.sessions.keys()):
         raise UsageError(f"run.json lacks the process {unknown[0]:.40} of its records; restore the file")
     sessions = {name: session for name, session in memory.sessions.items() if name in used}
     last = sessions[max(sessions, key=lambda name: str(sessions[name].get("started")))]

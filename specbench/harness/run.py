@@ -139,7 +139,7 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     outcome = _finish(config, folder, records, lines, complete and not found.added)
     if outcome.nothing_left:
         return outcome
-    made = [r for journal in records.journals for r in journal.records.values()] + TimingJournal(folder.path).records
+    made = [*records.again, *(record for journal in records.journals for record in journal.records.values())]
     spent = time_spent.TimeSpent(began, decoded, scored, time.time())
     return replace(outcome, spent=spent.sentence(config["method"], made, folder.memory().sessions))
 
@@ -183,7 +183,7 @@ def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     journal = folder.open_scores()
     journal.lines += older.scores(folder)
     lines = scoring.stored_lines(scoring.requests(config), journal, mine, vanilla)
-    return config, as_read(_row(config, folder, mine, vanilla, lines))
+    return config, as_read(_row(config, folder, mine, vanilla, lines, TimingJournal(folder.timings)))
 
 
 def _row(
@@ -192,9 +192,9 @@ def _row(
     mine: Sequence[Record],
     vanilla: Sequence[Record] | None,
     lines: Sequence[ScoreLine],
+    again: TimingJournal,
 ) -> dict[str, Any]:
-    again = TimingJournal(folder.path).records
-    return row.row(config, folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines, again)
+    return row.row(config, folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines, again.lines)
 
 
 def _recorded(path: Path, config: RunConfig) -> list[Record]:
@@ -211,7 +211,7 @@ def _finish(
     """Builds the row, and writes it and the sheet. unchanged: whether nothing was decoded or scored."""
     mine, vanilla = records.both
     # The values that a later call would return.
-    found = as_read(_row(config, folder, mine, vanilla, lines))
+    found = as_read(_row(config, folder, mine, vanilla, lines, records.again))
     is_other = folder.write_row(found)
     unchanged = unchanged and not is_other and folder.sheet.exists()
     if unchanged:
@@ -234,12 +234,13 @@ def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords
     wanted = indices.of_run(part)
     if not wanted or not folder.config.exists():
         return 0
+    records = replace(records, wanted=wanted)
     if records.vanilla is not None and records.vanilla.missing(wanted):
-        part, records = part.changed(baseline=False), RunRecords(records.method, None, wanted)
-    mine, vanilla = RunRecords(records.method, records.vanilla, wanted).both
+        part, records = part.changed(baseline=False), replace(records, vanilla=None)
+    mine, vanilla = records.both
     lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
     scored = [name for name in config.metrics if any(line.metric == name for line in lines)]
-    found = _row(part.changed(metrics=scored), folder, mine, vanilla, lines)
+    found = _row(part.changed(metrics=scored), folder, mine, vanilla, lines, records.again)
     if len(wanted) < config.images:
         stopped = f"stopped after {len(wanted)} of {config.images} images"
         found["note"] = "; ".join(filter(None, [stopped, found["note"]]))

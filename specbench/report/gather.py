@@ -19,7 +19,7 @@ from specbench.rows import baseline, provenance, selection, sources
 from specbench.rows.breakdown import STATISTICS, breakdown
 from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, read_header, to_csv
-from specbench.rows.journal import IMAGE_NAME, Record, TimingJournal, fault, read_records
+from specbench.rows.journal import IMAGE_NAME, TIMINGS, Record, TimingJournal, fault, read_records
 from specbench.rows.shown import shown
 from specbench.storage.files import content, write_atomically
 
@@ -262,9 +262,9 @@ def _add_groups(folder: Path, row: Mapping[str, Any], found: Found) -> None:
     """Adds the breakdown of a run, of whose records all that a breakdown needs is there and undamaged."""
     raster = parameters.default("drafter", str(row["drafter"]), "raster") is not False
     passes: list[list[Record]] = []
-    for path in (folder / "records.jsonl", folder / baseline.RECORDS, folder):
+    for path in (folder / "records.jsonl", folder / baseline.RECORDS, folder / TIMINGS):
         try:
-            read = TimingJournal(path).records if path == folder else read_records(path)
+            read = TimingJournal(path).lines if path.name == TIMINGS else read_records(path)
         except (OSError, UsageError, TypeError, RecursionError):
             read = []
         passes.append([] if any(fault(record) for record in read) else read)

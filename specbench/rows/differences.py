@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specbench.rows.columns import SHOWN
+from specbench.rows.columns import FLOAT32, SHOWN
 from specbench.rows.sample_size import LEVEL, POWER, pairs_for, reach
 
 SHARE = 0.01  # of vanilla's value: a size of difference for which the prompts are counted
-_ROUNDING = 1e-12  # of the values: a smaller error is that of rounding
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Difference:
     @property
     def is_tested(self) -> bool:
         """Whether the prompts vary, so that there is an interval."""
-        return self.stderr is not None and self.stderr > _ROUNDING * max(abs(self.value), abs(self.vanilla))
+        return self.stderr is not None and self.stderr > FLOAT32 * max(abs(self.value), abs(self.vanilla))
 
     @property
     def interval(self) -> tuple[float, float]:

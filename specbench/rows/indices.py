@@ -32,7 +32,8 @@ def of_run(cfg: Mapping[str, Any]) -> list[int]:
     """The numbers of the images of a run, prompt by prompt: of its first `n` prompts or, with `shard="2/8"`, of the
     second, tenth, ... of them."""
     part, parts = map(int, (cfg.get("shard") or "1/1").split("/"))
-    return [i + j * STRIDE for i in range(part - 1, cfg["n"], parts) for j in range(images_per_prompt(cfg))]
+    repeats = range(images_per_prompt(cfg))
+    return [i + j * STRIDE for i in range(part - 1, cfg["n"], parts) for j in repeats]
 
 
 def of_row(row: Mapping[str, Any]) -> list[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -106,6 +105,14 @@ def from_line(line: bytes) -> Record:
     return Record(**checked_lines.decode(line))
 
 
+def _checked(line: bytes) -> Record:
+    """The record of an untrusted line; as `from_line`, and ValueError for a `fault`."""
+    record = from_line(line)
+    if problem := fault(record):
+        raise ValueError(problem)
+    return record
+
+
 class Journal:
     """The records of one pass over the prompts, by index, and the only way to add to them."""
 
@@ -116,9 +123,7 @@ class Journal:
         text = content(path) if path.exists() else b""
         for number, line, complete in checked_lines.split(text):
             try:
-                record = from_line(line)
-                if problem := fault(record):
-                    raise ValueError(problem)
+                record = _checked(line)
             except (ValueError, TypeError, RecursionError):
                 if not complete:
                     break  # the process was killed inside this line
@@ -172,33 +177,12 @@ class Journal:
 TIMINGS = "timings.jsonl"  # in the folder of a run
 
 
-class TimingJournal:
+class TimingJournal(checked_lines.AppendOnly[Record]):
     """Records of images that were decoded again for their seconds alone, of both passes, in the order of decoding.
-    Their tokens and pixels are those of the first time, and are not kept. A new pair does not replace an older one."""
+    Their tokens and pixels are the same as before, and are not kept. A new pair does not replace an older one."""
 
-    def __init__(self, folder: Path) -> None:
-        """Reads that of a run. UsageError for a line that no kill can explain."""
-        self.path, self.records = (path := folder / TIMINGS), list[Record]()
-        text = path.read_bytes() if path.is_file() else b""
-        self._whole = text.rfind(b"\n") + 1  # a killed process may have begun another line
-        for number, line, _ in checked_lines.split(text[: self._whole]):
-            try:
-                self.records.append(from_line(line))
-                if problem := fault(self.records[-1]):
-                    raise ValueError(problem)
-            except (ValueError, TypeError, RecursionError):
-                raise UsageError(
-                    f"line {number} of {path} is not a record, or was changed; remove that line and try again"
-                ) from None
-
-    def add(self, record: Record) -> None:
-        """Appends a record; it is on disk when this returns."""
-        line = to_line(record)
-        if self.path.exists() and self.path.stat().st_size > self._whole:
-            os.truncate(self.path, self._whole)
-        append_line(self.path, line)
-        self._whole += len(line)
-        self.records.append(record)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, _checked, "a record")
 
 
 IMAGE_NAME = r"\w+/\d+(-\d+)?\.png"  # an image of a record

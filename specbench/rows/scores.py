@@ -6,16 +6,14 @@ A score that is computed again with other images, weights or settings is another
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from specbench.errors import UsageError
 from specbench.rows import checked_lines
 from specbench.rows.columns import METRICS
-from specbench.storage.files import append_line, content, sha256
+from specbench.storage.files import sha256
 
 #: What a line is of: a method's images, the vanilla AR images of the same prompts, or the difference of the two.
 Side = Literal["method", "vanilla", "difference"]
@@ -70,34 +68,11 @@ class ScoreLine:
         return any(one.value is not None for one in self.columns.values())
 
 
-class ScoreJournal:
-    """The lines of a folder, in their order, and the only way to add one."""
+class ScoreJournal(checked_lines.AppendOnly[ScoreLine]):
+    """The scores of a folder."""
 
     def __init__(self, path: Path) -> None:
-        """Reads `path`. UsageError for a line that no kill can explain."""
-        self.path = path
-        self.lines: list[ScoreLine] = []
-        text = content(path) if path.exists() else b""
-        whole = text.rfind(b"\n") + 1  # a killed process may have begun another line
-        self._cut = whole if whole < len(text) else None
-        for number, line, _ in checked_lines.split(text[:whole]):
-            try:
-                self.lines.append(_line(checked_lines.decode(line)))
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-                raise UsageError(
-                    f"line {number} of {path} is not a score, or was changed; remove that line and run again"
-                ) from None
-
-    def __iter__(self) -> Iterator[ScoreLine]:
-        return iter(self.lines)
-
-    def add(self, line: ScoreLine) -> None:
-        """Appends a line; it is on disk when this returns."""
-        if self._cut is not None:
-            os.truncate(self.path, self._cut)
-            self._cut = None
-        append_line(self.path, checked_lines.encode(asdict(line)))
-        self.lines.append(line)
+        super().__init__(path, lambda line: _line(checked_lines.decode(line)), "a score")
 
     def newest(self, metric: str, side: Side, images: str, prompts: str, basis: str | None = None) -> ScoreLine | None:
         """The newest line of a metric for these images: with this basis or, without one, with a value."""

@@ -212,7 +212,7 @@ def extended(
     images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record]
 ) -> tuple[list[Record], list[Record]]:
     """The images and those of vanilla AR, followed by the same ones in pairs that were measured again; again: the
-    records of both passes in the order of decoding (see `journal.TimingJournal`)."""
+    records of both passes in the order of decoding (`journal.TimingJournal`)."""
     known, seen = {r.index for r in images}, Counter[tuple[bool, str, int]]()
     sides: tuple[dict[Any, Record], dict[Any, Record]] = ({}, {})
     for record in again:
