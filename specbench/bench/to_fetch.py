@@ -16,6 +16,7 @@ from specbench.harness.planned import PlannedRun
 from specbench.harness.scoring import scoring_context
 from specbench.metrics.base import Unavailable
 from specbench.metrics.compared import ComparedMetric
+from specbench.models.loading.missing import fetching
 from specbench.rows import sample_size
 from specbench.storage import downloads, home, sources
 from specbench.storage.files import format_size
@@ -100,10 +101,9 @@ def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
             made = registry.training(cfg["model"], name)
             yield Fetch(f"{name}/ of {cfg['model']}", {}, (), "none is published", False, made or f"put {name}/ there")
             continue
-        words = ["specbench fetch", f"model={cfg['model']}", *([f"size={size}"] if size in source.sizes else [])]
-        words += [f"weights={shlex.quote(cfg['weights'])}"] if cfg["weights"] != "official" else []
-        words += [] if name in source.parts else [f"drafter={cfg['drafter']}"]
-        yield _part(f"{name}/ of {cfg['model']}", part, " ".join(words))
+        drafters = [] if name in source.parts else [cfg["drafter"]]
+        command = fetching(cfg["model"], size if size in source.sizes else None, cfg["weights"], drafters)
+        yield _part(f"{name}/ of {cfg['model']}", part, command)
 
 
 def _of_data(cfg: Mapping[str, Any]) -> Iterator[Fetch]:

@@ -42,7 +42,12 @@ def advice(model: str, absent: Sequence[str] = (), size: int | None = None, weig
         return none + steps(*own, "weights=random")
     folders = {d: f for d, f in registry.network_folders().items() if parameters.is_continuous("drafter", d) == vectors}
     drafters = [next(d for d, f in folders.items() if f == name) for name in published if name not in entry.parts]
-    words = [f"model={model}", *(f"drafter={name}" for name in drafters), *[f"size={size}"] * other]
-    words += [f"weights={shlex.quote(weights)}"] * (weights != "official")
-    by_hand = f"put {sources.listing(published)} by hand"
-    return steps(f"run `specbench fetch {' '.join(words)}`", by_hand, "weights=random")
+    command = fetching(model, size if other else None, weights, drafters)
+    return steps(f"run `{command}`", f"put {sources.listing(published)} by hand", "weights=random")
+
+
+def fetching(model: str, size: object, weights: str, drafters: Sequence[str]) -> str:
+    """The command that fetches a model's files; size: None for the model's own one; weights: those of a run."""
+    words = [f"model={model}", *([f"size={size}"] if size else [])]
+    words += [f"weights={shlex.quote(weights)}"] if weights != "official" else []
+    return " ".join(["specbench fetch", *words, *(f"drafter={name}" for name in drafters)])
