@@ -63,7 +63,7 @@ def check(path: Path) -> bool:
 
 
 def unread(tensors: Tensors) -> list[str]:
-    """The names of the tensors that no check has read, but for those of `NOT_COMPARED`."""
+    """The names of the tensors that no check has read, except `NOT_COMPARED`."""
     known = re.compile("|".join(f"(?:{pattern})" for pattern in NOT_COMPARED))
     return sorted(name for name in tensors if name not in tensors.read and not known.fullmatch(name))
 

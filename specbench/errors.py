@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NoReturn
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-#: Names of other tools, as of `_squashed` -> the names of this one.
+#: Names of other tools, after `_squashed` -> the names of this one.
 _ELSEWHERE = {
     **dict.fromkeys(("limit", "numsamples", "maxsamples", "nsamples", "numimages", "numprompts"), "n"),
     **dict.fromkeys(("output", "outputdir", "outputpath", "outdir", "o"), "out"),
@@ -58,7 +58,7 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that was probably meant: the same but for case, dashes, underscores and pluses (LANTERN++: lantern_pp)
+    """The choice that was probably meant: the same except for case, dashes, underscores, pluses (LANTERN++: lantern_pp)
     or for the part before a dot, the one that other tools call so (limit: n), or one that differs in a few letters."""
     import difflib
 
@@ -90,7 +90,7 @@ def check_choice(name: str, value: object, choices: Sequence[str], owner: str = 
 class Parser(argparse.ArgumentParser):
     """The options of a sub-command, -h among them. It reports a wrong argument in one sentence, as a UsageError.
 
-    names: those of the arguments that are name=value; asked for only where an option is unknown."""
+    names: of the arguments that are name=value; asked for only where an option is unknown."""
 
     def __init__(self, command: str, names: Callable[[], Iterable[str]]) -> None:
         super().__init__(prog=f"specbench {command}", add_help=False, allow_abbrev=False)

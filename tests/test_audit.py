@@ -343,7 +343,7 @@ def test_a_small_p_value_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def measured_range(model: models.TabularModel, some: range) -> torch.Tensor:
-    """How often each sequence is among those of some numbers."""
+    """How often each sequence occurs among the sequences of some numbers."""
     method = method_of(SD, model)
     counted = audit._decode(method, model, model.marginals(method.config.sampling), some, 0, None)
     return counted.halves[0][0] + counted.halves[1][0]

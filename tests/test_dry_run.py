@@ -163,7 +163,7 @@ def test_tokens_a_step_are_printed_ones_then_the_embedded_models_then_bounds(tmp
 
     assert known("method=vanilla") == (1, 1)
     assert known("method=cool_sd", "delta=2") == (3.34, 3.34)
-    assert known("method=cool_sd", "delta=1.5") == (2.73, 3.34)  # not printed: all that is, of the method
+    assert known("method=cool_sd", "delta=1.5") == (2.73, 3.34)  # not printed: everything that is, of the method
     assert known("method=sjd") == (1.63, 1.73)
     least, most = known("method=sjd", model="llamagen_xl_512", tokens=1024)
     assert (least, most) == (1.63, 1.69)

@@ -167,7 +167,7 @@ def test_several_images_of_a_prompt_count_once() -> None:
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any], rel: float = 1e-6) -> None:
-    """Whether two rows have the same numbers and texts, but for y; lists have six digits."""
+    """Whether two rows have the same numbers and texts, except for y; lists have six digits."""
     assert one.keys() == other.keys()
     for name in one.keys() - {"y"}:
         if name in ("at", "values", "differences", "margins"):

@@ -83,7 +83,7 @@ NEAR = 1e-4
 
 
 def same(found: dict[str, metrics.Score], wanted: dict[str, metrics.Score]) -> None:
-    """The same scores but for the rounding of float32."""
+    """The same scores except for the rounding of float32."""
     assert found.keys() == wanted.keys()
     for name, score in found.items():
         for ours, theirs in ((score.value, wanted[name].value), (score.stderr, wanted[name].stderr)):

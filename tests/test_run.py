@@ -478,7 +478,7 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
 
 
 def test_a_report_says_where_the_seconds_of_the_steps_went() -> None:
-    """2.4 times fewer steps, 0.6 times as fast: a step takes four times as long."""
+    """A step compression of 2.4, 0.6 times as fast: a step takes four times as long."""
     row = {"speedup_step": 2.4, "speedup_throughput": 0.6, "draft_passes": 500.0, "steps": 100.0, "draft_tokens": 25.0}
     assert report_text.step_cost(row) == pytest.approx(4.0)
     assert [float(x) for x in re.findall(r"\d+(?:\.\d+)?", report_text.why_slower(row))] == [

@@ -353,7 +353,7 @@ def test_degenerate_images_are_reported(
 
 
 def test_what_is_not_degenerate(server: StubServer, tmp_path: Path) -> None:
-    """A server that decodes greedily ignores the seed: the images of a prompt are equal, those of two prompts are not.
+    """A server that decodes greedily ignores the seed: the images of a prompt are equal, images of two prompts are not.
     Nor is one image a finding."""
 
     def greedy(handler: Any, fields: dict[str, Any], number: int) -> bool:

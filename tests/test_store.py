@@ -163,7 +163,7 @@ def test_the_baseline_of_a_grid_is_a_line_as_of_its_own_run(call: Call, tmp_path
     ]
     assert shown[0]["accepted_length_mean"] == 1
     columns = call("show", "g", "--format", "csv")[1].splitlines()[0].split(",")
-    assert columns[:4] == ["model", "method", "delta", "n"]  # and not all that vanilla AR is without
+    assert columns[:4] == ["model", "method", "delta", "n"]  # and not everything that vanilla AR is without
     store.add(tmp_path / "s.sqlite", [(tmp_path / "g/1", row_of("g/1"))])
     assert len(call("show", "s.sqlite")[1].splitlines()) == 1 + 2
     assert len(call("show", "g", "own", "--no-pool")[1].splitlines()) == 1 + 5  # seed 0 has a run of its own

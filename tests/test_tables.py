@@ -266,7 +266,7 @@ def test_several_seeds_are_pooled(tables: Tables, tmp_path: Path) -> None:
 
 
 def test_a_score_that_was_asked_for_and_is_missing_ends_with_3(tables: Tables, capsys: Any) -> None:
-    """lantern_table1 names its metrics, coolsd_table1 takes those of its model."""
+    """lantern_table1 names its metrics, coolsd_table1 takes its model's."""
     empty = {"geneval": None, "clip_score": 0.5, "image_reward": None, "note": "geneval: no weights; fid: too few"}
     assert tables("lantern_table1", bench=FakeBench(**empty)) == 3
     said = capsys.readouterr().err

@@ -386,7 +386,7 @@ def test_a_row_says_whether_its_timing_holds(factor: float, tmp_path: Path, monk
 
 
 def test_further_pairs_are_measured_until_the_timing_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images, steps and tokens are those of a run whose machine was steady, and so is the first journal but for its
+    """Images, steps and tokens equal a steady machine's, and so does the first journal except for its
     seconds; the same command finds nothing left to do."""
     calm = execute(tmp_path / "calm", "n=12", loader=slowing(monkeypatch))
     row = execute(tmp_path / "loaded", "n=12", loader=slowing(monkeypatch, factor=1.12, until=12))

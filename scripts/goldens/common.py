@@ -47,7 +47,7 @@ class Tensors(dict[str, Tensor]):
 def read(path: Path) -> tuple[dict[str, Any], Tensors]:
     """What a golden's .json states, and its tensors. The parameters and the configuration of a golden without
     parameters of its own, which names another one of its set in "parameters" or "model", are that one's: its
-    configuration stands in "language_model". Raises UsageError for a file that is unusable."""
+    configuration is in "language_model". Raises UsageError for a file that is unusable."""
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         tensors = load_file(path.with_suffix(".safetensors"))
@@ -65,7 +65,7 @@ def read(path: Path) -> tuple[dict[str, Any], Tensors]:
 
 
 def weights(t: Tensors, part: str = "") -> dict[str, Tensor]:
-    """Parameters by their official names, those of a `part` without its name."""
+    """Parameters by their official names, the parameters of a `part` without its name."""
     names = {name: name.removeprefix("param/").removeprefix(part) for name in t if name.startswith("param/")}
     return {short: t[name].float() for name, short in names.items()}
 

@@ -65,7 +65,7 @@ class Exercised(Counter[str]):
         self[_BONUS] += int((drafted & (accepted == offered) & (start + accepted < total)).sum())
 
     def _add_rejections(self, after: Tensor) -> None:
-        """after (D + 1,): rejected draft tokens by the number of those before them; after D of them there are none."""
+        """after (D + 1,): rejected draft tokens by the number of tokens before them; none follows D tokens."""
         for number, count in enumerate(after[:-1].tolist(), 1):
             self[f"{REJECTION}{number}"] += count
 

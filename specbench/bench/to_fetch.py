@@ -130,7 +130,7 @@ def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
 
 
 def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
-    """Which metrics would stay empty, and why, but for weights and statistics that are not here."""
+    """Which metrics would stay empty, and why, apart from weights and statistics that are not here."""
     found: dict[str, None] = {}
     for cfg in configs:
         context = scoring_context(cfg)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         "partial=": Own("flag", "true: score the existing images although other prompts have none", default="false"),
         "metrics=NAME|[..]": Own(
             "text",
-            "what to measure, see specbench list metrics (default: for a run its metrics, else those of the data set,"
+            "what to measure, see specbench list metrics (default: for a run its metrics, else the data set's,"
             " such as imagenet, else coco)",
         ),
         "metrics_dir=DIR": Own("text", "weights of the evaluators (default: where `specbench fetch` puts them)"),

@@ -200,8 +200,8 @@ def difference(a: SampledCurve, b: SampledCurve, n: int, resolution: float = 0.0
 
 
 def _margins(found: np.ndarray, n: int, negligible: float) -> tuple[np.ndarray, float | None]:
-    """Half widths (k,) of simultaneous intervals of k statistics (1 + samples, k), the measured ones and those of
-    samples of n prompts; and the p-value of "all are 0", None where no standard error is above `negligible`.
+    """Half widths (k,) of simultaneous intervals of k statistics (1 + samples, k), the measured ones and the ones
+    of samples of n prompts; and the p-value of "all are 0", None where no standard error is above `negligible`.
 
     Deviations are in units of the standard error, with n / (n - 1). They are multiplied by the quantile of Student's t
     over the normal one, because samples do not show how uncertain the spread of few prompts is.

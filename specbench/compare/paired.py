@@ -68,7 +68,7 @@ def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, res
 
 def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray, resolution: float = 0.0) -> Paired:
     """Compare two statistics of whole sets by the influences a and b, (n,) each of mean zero, of their n >= 2 paired
-    members: one of them moves its statistic, to first order, by 1 / n of its influence. resolution: as of `paired`.
+    members: one of them moves its statistic, to first order, by 1 / n of its influence. resolution: see `paired`.
 
     The difference's standard error is then sqrt(sum (b - a)^2 / (n (n - 1))), and the difference over it has nearly
     Student's t distribution with n - 1 degrees of freedom: of means, whose influences are the values less their mean,

@@ -40,7 +40,7 @@ COLUMNS = {
     "df": "its degrees of freedom",
     "p": "its two-sided p-value",
     "p_holm": "the same after Holm's adjustment: for the tests of this comparison or, in the file of a table or a\n"
-    "suite, for all that it shows",
+    "suite, for everything that it shows",
     "p_wilcoxon": "two-sided p-value of the Wilcoxon signed-rank test",
     "p_wilcoxon_holm": "the same after Holm's adjustment",
     "d_z": "Cohen's d_z: mean difference / standard deviation of the differences",
@@ -63,7 +63,7 @@ def sentence(result: Result, found: Comparison) -> str:
         every = f"{p.n} {result.units}"
         if p.difference:
             return f"{_claim(result, found, 4)}, in each of the {every}: there is nothing to test."
-        same = "identical" if p.mean_a == p.mean_b else "the same but for rounding"
+        same = "identical" if p.mean_a == p.mean_b else "the same except for rounding"
         return f"{result.statistic.name} is {same} in all {every}: there is nothing to test."
     assert result.p_holm is not None
     decimals, level = _decimals(test.low, test.high), 1 - LEVEL
@@ -81,7 +81,7 @@ def sentence(result: Result, found: Comparison) -> str:
     return text + _adjustment(test.p, result.p_holm, result.wilcoxon_holm, found.tests)
 
 
-#: The end of a sentence, as of `_adjustment`.
+#: The end of a sentence of `_adjustment`.
 _ADJUSTMENT = re.compile(r"(, but p [^,;]* after Holm's adjustment for \d+ tests)?(; the Wilcoxon [^;]*)?\.$")
 
 

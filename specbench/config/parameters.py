@@ -117,7 +117,7 @@ def content(group: str, name: str) -> Mapping[str, Any]:
 
 
 def declarations(group: str, name: str) -> Mapping[str, Parameter]:
-    """The parameters of a choice, or of a file that it builds on; those of every run are under ("", "config")."""
+    """The parameters of a choice, or of a file that it builds on; every run's are under ("", "config")."""
     return plugins.declarations(found_choices().folders, group, name)
 
 

@@ -1,4 +1,4 @@
-"""The choices of a run: specbench's own, in conf/, and those of plug-ins. One search finds, checks and declares both.
+"""The choices of a run: specbench's own, in conf/, and the plug-ins'. One search finds, checks and declares both.
 
 A choice is a file GROUP/NAME.yaml. It may build on other files of its group, which it names in its list `defaults`. A
 parameter is declared in the file of the choice that has it, or in one that this builds on, under `parameters`, with
@@ -127,7 +127,7 @@ class FoundChoices:
 
 @cached
 def load(conf: Path) -> FoundChoices:
-    """The choices in `conf`, specbench's own, and those of the installed and included plug-ins.
+    """The choices in `conf`, specbench's own, and the ones of the installed and included plug-ins.
 
     Raises UsageError for a fault in specbench's own.
     """

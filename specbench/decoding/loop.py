@@ -127,7 +127,7 @@ Override = Callable[[Verdict, Draft, Tensor], Verdict]
 @dataclass(frozen=True, eq=False)
 class DecoderConfig:
     """Decoder configuration: the target, its drafter, the rule and the way by which drafts are verified, and how the
-    target is sampled; emitted_draws: as of `Emitted`, which measures what is emitted; 0: it is not measured. observer
+    target is sampled; emitted_draws: see `Emitted`, which measures what is emitted; 0: it is not measured. observer
     is called after every step, with what the step leaves for its statistics and the tokens of an image."""
 
     target: Target

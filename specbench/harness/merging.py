@@ -17,7 +17,7 @@ from specbench.rows.journal import Journal, TimingJournal
 def merge(shards: Sequence[Path], out: Path, given: Mapping[str, Any]) -> RunOutcome:
     """Makes one run of the finished shards of a run, in a new folder or in one that an interrupted merge left.
 
-    Its records are those of the shards, in the order of the prompts; its images are scored as a whole. given: see
+    Its records come from the shards, in the order of the prompts; its images are scored as a whole. given: see
     `run.rescore`. Raises UsageError where the shards are not all the parts of one run.
     """
     shards = list(dict.fromkeys(shards))

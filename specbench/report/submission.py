@@ -1,7 +1,7 @@
 """Submitted rows: a folder that `specbench push to=DIR` wrote, checked without the machine that measured it.
 
 A row is a pure function of a run's configuration, records and scores, so it is computed again from these. Everything
-here reads files alone. It cannot show that a machine was idle, or that images are those of the named weights: their
+here reads files alone. It cannot show that a machine was idle, or that the named weights made the images: their
 digests are in the records, for whoever decodes them again.
 """
 

@@ -64,7 +64,7 @@ def baseline_row(folder: Path, row: Row) -> dict[str, Any] | None:
 
 
 def _of_vanilla(row: Row) -> dict[str, Any]:
-    """What a row says about its baseline: the parameters without those of its method, and where it was decoded."""
+    """What a row says about its baseline: the parameters without its method's, and where it was decoded."""
     of_method = parameters.method_parameters() | {"variant"}
     names = [name for name in (*parameters.table(), *MACHINE, *_SHARED) if name in row and name not in of_method]
     backends = {f"{name}_backend": row[f"{name}_backend"] for name in METRICS}

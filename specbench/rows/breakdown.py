@@ -63,7 +63,7 @@ def breakdown(
     """The rows (`COLUMNS` without run_id and method) of some images; a category or a length that all share is left out.
 
     vanilla: the images of vanilla AR on the same prompts, in the same order; raster: whether tokens were committed in
-    raster order, without which their positions are not known; again: as of `timing.extended`.
+    raster order, without which their positions are not known; again: see `timing.extended`.
     Empty for images that a server decoded.
     """
     if not images or any(r.request_s is not None for r in images):
@@ -90,7 +90,7 @@ def breakdown(
 
 
 def _whole(images: Sequence[Record], vanilla: Sequence[Record] | None, shift: float | None) -> dict[str, Estimate]:
-    """The statistics of whole images; shift: as of `timing.shift`."""
+    """The statistics of whole images; shift: see `timing.shift`."""
     groups = _numbers([r.id for r in images])
     found = {
         "acceptance_rate": summary.ratio([r.accepted for r in images], [r.drafted for r in images], groups),

@@ -109,16 +109,16 @@ def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tupl
 
 
 def step_cost(row: Mapping[str, Any]) -> float | None:
-    """Seconds of a step, drafting included, over those of a step of vanilla AR, which is a pass over one token: the
+    """Seconds of a step, drafting included, over those of vanilla AR's, a pass over one token: the
     speed-up in steps (over all images) over that in seconds (over the timed pairs). None where a speed-up is absent.
-    row: as of `shown`."""
+    row: see `shown`."""
     saved, faster = row.get("speedup_step"), row.get("speedup_throughput")
     return saved / faster if saved and faster else None
 
 
 def why_slower(row: Mapping[str, Any]) -> str:
     """Why more steps are saved than seconds, and what the same steps could give. Empty where that is not so: where no
-    steps are saved, and where a step takes as long as vanilla's to within `SHIFT_BOUND`. row: as of `shown`."""
+    steps are saved, and where a step takes as long as vanilla's to within `SHIFT_BOUND`. row: see `shown`."""
     cost, saved = step_cost(row), row.get("speedup_step")
     if cost is None or saved is None or saved <= 1 or cost <= 1 + SHIFT_BOUND:
         return ""

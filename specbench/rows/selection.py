@@ -140,7 +140,7 @@ def differing(rows: Sequence[Row]) -> list[str]:
 
 
 def _without_drafter(row: Row, name: str) -> str:
-    """A cell as text; of weights those of the model alone."""
+    """A cell as text; of weights the model's alone."""
     cell = row.get(name)
     return "" if cell is None else str(cell).partition("+")[0] if name == "weights" else str(cell)
 

@@ -53,7 +53,7 @@ def runs_in(folder: Path) -> Iterator[tuple[Path, dict[str, Any] | UsageError]]:
 
 def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of any mixture of files and folders, each run once, and sentences on what was left out. Of one run the
-    newest row counts, of equally new ones the first. baselines: also those of the runs whose folders exist, before
+    newest row counts, of equally new ones the first. baselines: also the baselines of runs whose folders exist, before
     all other rows (see `baseline.baselines`).
 
     Raises UsageError for a source that is absent, damaged or without rows.

@@ -110,7 +110,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
 
 def versus(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record] = ()) -> dict[str, Any]:
     """The columns of some images against vanilla AR on the same prompts, in the same order; those in seconds are over
-    the timed pairs (see `timing.pairs`), the latency of vanilla over all its images. again: as of `timing.extended`."""
+    the timed pairs (see `timing.pairs`), the latency of vanilla over all its images. again: see `timing.extended`."""
     prompts = by_prompt(images)
     estimates = {"speedup_step": ratio([r.steps for r in vanilla], [r.steps for r in images], prompts)}
     latency = [r.latency_s for r in vanilla if r.latency_s is not None]

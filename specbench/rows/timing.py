@@ -32,7 +32,7 @@ class Estimate(NamedTuple):
 class Pair(NamedTuple):
     """A batch of images of the method and of vanilla AR, decoded one directly after the other; at batch 1 an image
     each. Seconds of the batch, the indices of its images among those given to `pairs`, and the target passes of the
-    method over those of vanilla AR, each of the image that takes the most."""
+    method over the passes of vanilla AR, each of the image that takes the most."""
 
     method_s: float
     vanilla_s: float
@@ -211,7 +211,7 @@ def shift(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[R
 def extended(
     images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record]
 ) -> tuple[list[Record], list[Record]]:
-    """The images and those of vanilla AR, followed by the same ones in pairs that were measured again; again: the
+    """The images and vanilla AR's, followed by the same ones in pairs that were measured again; again: the
     records of both passes in the order of decoding (`journal.TimingJournal`)."""
     known, seen = {r.index for r in images}, Counter[tuple[bool, str, int]]()
     sides: tuple[dict[Any, Record], dict[Any, Record]] = ({}, {})

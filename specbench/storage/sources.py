@@ -101,7 +101,7 @@ def made(kind: Callable[..., T], fields: Any, where: str) -> T:
 
 
 def part(fields: Any, where: str) -> Part:
-    """A folder's files as a file under conf/ declares them; the default is those of `hugging_face`.
+    """A folder's files as a file under conf/ declares them; the default is `hugging_face`'s files.
 
     Raises UsageError, naming `where`, for wrong fields.
     """

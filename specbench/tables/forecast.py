@@ -187,7 +187,7 @@ def _check(cfg: RunConfig) -> None:
 
 
 def _faults(found: Sequence[Forecast]) -> Iterator[str]:
-    """Why runs cannot start, but for what a fetch brings, and which metrics would have no value."""
+    """Why runs cannot start, apart from what a fetch brings, and which metrics would have no value."""
     yield from dict.fromkeys(one.fault for one in found if one.fault and "specbench fetch" not in one.fault)
     yield from to_fetch.unmeasured(one.run.config for one in found)
 
@@ -348,7 +348,7 @@ def _duration(seconds: float) -> str:
 
 # --- disk and memory --------------------------------------------------------------------------------------------------
 
-_RECORD = 4000  # bytes of a record at most, beside those of its tokens
+_RECORD = 4000  # bytes of a record at most, besides its tokens
 _OF_TOKEN = 12  # bytes of a record at most for each token: its order, its draft, its tries
 
 

@@ -148,7 +148,7 @@ def _p_values(
     plan: SuitePlan, members: Mapping[str, Sequence[SuiteRun]], columns: Sequence[Column]
 ) -> dict[tuple[str, str], float]:
     """(line, column) -> the two-sided p-value of its difference from vanilla AR, by Holm's adjustment: of one seed over
-    all tests of `COMPARED`, of several over those of pooled seeds."""
+    all tests of `COMPARED`, of several over the tests of pooled seeds."""
     by_pair = {(row["run_b"], row["statistic"]): row for row in plan.compared}
     found: dict[tuple[str, str], float] = {}
     pooled: dict[tuple[str, str], float] = {}

@@ -232,7 +232,7 @@ def defaults() -> tuple[dict[str, Any], list[tuple[str, str]]]:
 
 
 def _texts(values: Mapping[str, Any]) -> str:
-    """Settings as they are typed; those of `run` among the others."""
+    """Settings as they are typed; the settings of `run` among the others."""
     flat = {**values.get("run", {}), **{name: value for name, value in values.items() if name != "run"}}
     written = {name: value if isinstance(value, str) else json.dumps(value, separators=(",", ":")) for name, value in
                flat.items()}  # fmt: skip

@@ -47,7 +47,7 @@ def advice(model: str, absent: Sequence[str] = (), size: int | None = None, weig
 
 
 def fetching(model: str, size: object, weights: str, drafters: Sequence[str]) -> str:
-    """The command that fetches a model's files; size: None for the model's own one; weights: those of a run."""
+    """The command that fetches a model's files; size: None for the model's own one; weights: the run's."""
     words = [f"model={model}", *([f"size={size}"] if size else [])]
     words += [f"weights={shlex.quote(weights)}"] if weights != "official" else []
     return " ".join(["specbench fetch", *words, *(f"drafter={name}" for name in drafters)])
