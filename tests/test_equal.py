@@ -54,6 +54,21 @@ def curves(only: Sequence[int] = range(N)) -> dict[str, list[ScoredPass]]:
     }
 
 
+def test_a_difference_that_is_rounding_has_no_p() -> None:
+    """Two exact methods: their emitted divergences are the rounding of float32, and differ for every prompt."""
+    rounding = np.random.default_rng(3).normal(size=(4, N)) * 1e-9
+    exact = {
+        label: [
+            replace(one, records={i: replace(r, emitted_kl=1e-8 + rounding[row, i]) for i, r in one.records.items()})
+            for row, one in zip(rows, some, strict=True)
+        ]
+        for rows, (label, some) in zip(((0, 1), (2, 3)), curves().items(), strict=True)
+    }
+    (found,) = equal.rows(exact, "step_compression", "emitted_kl")
+    assert found["difference"] != 0
+    assert found["p"] is None
+
+
 @pytest.mark.parametrize("x", ["step_compression", "accepted_length_mean"])
 def test_the_error_of_a_difference_is_that_of_the_jackknife(x: str) -> None:
     """Each prompt left out in turn, the whole computation again. The two errors of 24 prompts differ by about 1 in 24,

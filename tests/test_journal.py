@@ -18,7 +18,7 @@ from specbench.errors import UsageError
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, frame, read_rows, to_csv
-from specbench.rows.journal import Journal, Record, pixel_digest, read_records
+from specbench.rows.journal import Journal, Record, TimingJournal, pixel_digest, read_records
 
 
 def picture(index: int) -> np.ndarray:
@@ -73,6 +73,21 @@ def test_a_cut_at_any_byte_loses_only_the_last_record(journal: Journal) -> None:
         # What is appended next stands on a line of its own.
         assert all(json.loads(line) for line in journal.path.read_bytes().splitlines())
         assert journal.path.read_bytes().endswith(b"\n")
+
+
+def test_what_follows_a_half_written_line_stands_alone(tmp_path: Path) -> None:
+    """Of a journal that is only appended to: the half line goes when the next one is written, and not before."""
+    path = tmp_path / "timings.jsonl"
+    for index in range(2):
+        TimingJournal(path).add(record(index))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    again = TimingJournal(path)
+    assert (again.lines, path.read_bytes()) == ([record(0)], whole[:-9])
+    for index in (1, 2):
+        again.add(record(index))
+    assert TimingJournal(path).lines == [record(0), record(1), record(2)]
+    assert path.read_bytes().startswith(whole)
 
 
 def test_a_record_without_its_picture_is_dropped(journal: Journal) -> None:

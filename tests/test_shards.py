@@ -12,11 +12,14 @@ import pytest
 from commands import Call, row_of
 from fake_pipeline import FakePipeline, at, interrupt
 
+import specbench
 from specbench.config import configuration
+from specbench.errors import UsageError
 from specbench.harness import merging, run
 from specbench.rows import indices
 from specbench.rows.columns import COLUMNS
 from specbench.rows.journal import read_records
+from specbench.rows.memory import RunMemory
 
 RUN = ["method=sjd", "n=20", "images_per_prompt=2", "metrics=scenes_reward", "warmup=0"]
 #: Of a record and of a row: which process decoded, and when.
@@ -65,6 +68,33 @@ def test_a_shard_has_every_eighth_prompt(home: Path) -> None:
         assert prompts == list(range(part - 1, 20, 8))
         row = row_of(home / str(part))
         assert (row["n"], row["images"], row["shard"]) == (len(prompts), 2 * len(prompts), f"{part}/8")
+
+
+def test_a_shard_alternates_method_and_vanilla(home: Path) -> None:
+    """Its own images, one after the other: every eighth prompt would always begin with the same side."""
+    for part in (1, 4):
+        method, vanilla = (read_records(home / str(part) / f"{name}.jsonl") for name in ("records", "baseline"))
+        first = {a.index: (a.timed or 0, a.done) < (b.timed or 0, b.done) for a, b in zip(method, vanilla, strict=True)}
+        order = sorted(first, key=lambda index: (indices.prompt_of(index), index))
+        assert [first[index] for index in order] == [i % 2 == 0 for i in range(len(order))]
+
+
+def test_a_shard_s_row_finds_its_records(home: Path) -> None:
+    result = specbench.result(home / "3")
+    assert sorted({indices.prompt_of(record.index) for record in result._records}) == [2, 10, 18]
+    assert len(result.records) == result.row["images"] == 6
+
+
+@pytest.mark.parametrize("name", ["weights", "device"])
+def test_shards_of_different_weights_or_devices_are_not_one_run(home: Path, tmp_path: Path, name: str) -> None:
+    other = Path(shutil.copytree(home / "3", tmp_path / "other"))
+    memory = RunMemory.read(other / "run.json")
+    memory.changed(sessions={key: {**one, name: "other"} for key, one in memory.sessions.items()}).write(
+        other / "run.json"
+    )
+    with pytest.raises(UsageError, match=name):
+        merging.merge([other, *(path for path in shards(home) if path.name != "3")], tmp_path / "new", {})
+    assert not (tmp_path / "new").exists()
 
 
 def test_eight_shards_are_one_run(home: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from specbench.config import configuration
 from specbench.harness import run
 from specbench.report import submission
 from specbench.rows import checked_lines, provenance
+from specbench.rows.memory import RunMemory
 
 COMMIT = "a" * 40
 
@@ -104,6 +105,13 @@ def test_what_does_not_belong_together_is_named(submitted: Path, damage: Callabl
 @pytest.mark.parametrize("commit", [COMMIT + "-dirty", "b" * 40, "abc", ""])
 def test_code_that_nobody_can_read_is_refused(commit: str, tmp_path: Path) -> None:
     assert len(submission.faults(submit(tmp_path, commit), knows)) == 1
+
+
+def test_plug_ins_are_named(submitted: Path) -> None:
+    path = the(submitted, "runs/*/run.json")
+    memory = RunMemory.read(path)
+    memory.changed(sessions={key: {**one, "plugins": "mine 1.0"} for key, one in memory.sessions.items()}).write(path)
+    assert any("mine 1.0" in problem and "plug-ins" in problem for problem in submission.faults(submitted, knows))
 
 
 def test_the_script_checks_every_folder(submitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
