@@ -30,6 +30,8 @@ STEPS = {
 #: Nodes of a recorded pass of 7B at 2,400 keys, and how much longer it may take than a pass of one node.
 PASSES = {32: 1.20, 64: 1.30}
 LAYERS = {"xl": 36, "7b": 32}
+#: Rows of the products whose tiles are tuned: one image, with guidance.
+TUNED_ROWS = (2,)
 #: Milliseconds of one step of MAR-L's diffusion head.
 DIFFUSION = 0.20
 
@@ -128,7 +130,7 @@ def _step(name: str, drafter: str, window: int, context: int | None, gate: float
 def _tuned() -> dict[str, Any]:
     """XL vanilla once more, with the best tiles of this device."""
     kernels = FusedKernels()
-    kernels.tune(network("xl").layers, (2,))
+    kernels.tune(network("xl").layers, TUNED_ROWS)
     *_, gate, aim = STEPS["XL vanilla, a token"]
     _, step, read = recorded("xl", "none", kernels=kernels)
     return line(_median(step), gate, read, aim)

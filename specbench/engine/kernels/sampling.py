@@ -12,7 +12,7 @@ from specbench.engine.kernels.drawing import draw_row, race, stream, uniform
 
 #: Tokens that a program holds in registers (`_probs`), and that it reads at once elsewhere.
 _HELD, _BLOCK = 8192, 4096
-_OPTIONS = {"num_warps": 16}
+_OPTIONS = {"num_warps": 16, "maxnreg": 128}  # without a limit, ptxas takes 64 registers and may spill
 #: Numbers of a stream that a program computes.
 _NUMBERS = 1024
 
