@@ -50,14 +50,14 @@ PARALLEL = ("zipar", "pjd")
 
 def _target(name: str, layers: int, small: bool, side: int | None) -> nn.Module:
     if name == "xl":
-        cut = {"dim": 32, "n_head": 2, "ffn_hidden": 48, "vocab_size": 13, "block_size": 4, "caption_dim": 8}
+        cut = {"dim": 16, "n_head": 1, "ffn_hidden": 16, "vocab_size": 13, "block_size": 4, "caption_dim": 8}
         sizes = {**cut, "cls_token_num": 3} if small else {} if side is None else {"block_size": side * side}
         return LlamaGen(LlamaGenConfig(n_layer=layers, **sizes))
     with torch.device("cpu"):  # tables of token ids, never on the meta device
         if small:
             image, shape = (
                 image_tokens(torch.arange(12), 2, 2, 12, [13]),
-                (32, layers, 2, 1 if name == "emu3" else 2, 48, 20),
+                (32, layers, 2, 1, 48, 20) if name == "emu3" else (16, layers, 1, 1, 16, 20),
             )
         elif name == "7b":
             image, shape = (
@@ -125,7 +125,7 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
     if name == "tree":
         return Eagle(head(), tree)
     if name == "eagle2":
-        return Eagle2(head(), *((6, 3, 2) if small else (25, 5, 4)))
+        return Eagle2(head(), *((4, 2, 2) if small else (25, 5, 4)))
     if name == "medusa":
         heads = MedusaConfig(model.block.dim, model.vocab_size, 5)
         return Medusa(made(lambda: MedusaNetwork(heads), device, dtype), tree)

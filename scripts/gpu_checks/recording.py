@@ -95,13 +95,14 @@ def step_on_shapes(config: DecoderConfig, given: Any) -> None:
 
 
 def _same(target: str, drafter: str, rule: str, engine: str, device: str) -> dict[str, Any]:
-    """Two batches by one recording, and by plain steps with the same kernels."""
+    """Two batches by one recording, and by plain steps with the same kernels; on the CPU, where nothing is recorded,
+    one image with fused kernels and without."""
     cuda = device == "cuda"
     config, given = configured(target, drafter, rule, device)
     kernels = FusedKernels() if engine == "triton" else None
     recorded, plain = Graphs(None if cuda else at_once, kernels), Eager()
-    plain.kernels = kernels
     if cuda:
+        plain.kernels = kernels
         _never_waits(config, given, device, kernels)
     steps = []
     for seed in range(2 if cuda else 1):
