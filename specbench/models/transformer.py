@@ -113,8 +113,8 @@ class HeadNorm(nn.Module):
 class AttentionContext:
     """What all blocks of a pass share, of R rows of n positions: rope (R or 1, n, head_dim / 2, 2), and its
     `rope_factors`; mask (R, 1, n, keys) bool, True = may attend, or what is added to the scores, or None: causal over
-    the positions themselves (training); the cache, whose first slots are the keys, and `slots` (R, n) int64, where the keys go. The
-    mask of a decode pass is a `TreeMask` where the cache has fused kernels, which take no other."""
+    the positions themselves (training); the cache, whose first slots are the keys, and `slots` (R, n) int64, where the
+    keys go. The mask of a decode pass is a `TreeMask` where the cache has fused kernels, which take no other."""
 
     rows: int
     nodes: int
