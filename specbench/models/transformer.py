@@ -165,6 +165,16 @@ class FeedForward(nn.Module):
         """x (N, dim) -> (N, dim)."""
         return linear(silu(linear(x, self.w1.weight)) * linear(x, self.w3.weight), self.w2.weight)
 
+    def joined(self) -> Tensor:
+        """The weights of w1, then those of w3 (2 ffn_dim, dim), in one memory, of which theirs are parts from then on:
+        one product reads both."""
+        first, second = self.w1.weight, self.w3.weight
+        behind = first.storage_offset() + first.numel() == second.storage_offset()
+        if not behind or first.untyped_storage()._cdata != second.untyped_storage()._cdata:
+            both = torch.cat([first.detach(), second.detach()])
+            first.data, second.data = both.chunk(2)
+        return first.detach().as_strided((2 * len(first), first.shape[1]), first.stride())
+
 
 class Block(nn.Module):
     """Attention and SwiGLU. `input_norm=False` drops the first norm (the first layer of an EAGLE drafter)."""
