@@ -155,22 +155,25 @@ def later_stages() -> list[Callable[[], None]]:
     """What the stages after this one start, so that they find it compiled."""
     passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(True)]
     cases = [partial(case_on_shapes, *case) for case in recording.CASES.values()]
-    return [*passes, *cases, candidates_on_shapes]
+    return [*passes, *cases, *(partial(candidates_on_shapes, name) for name in gates.TUNED)]
 
 
-def candidates_on_shapes() -> None:
-    """Every tile that tuning tries."""
-    network = models.target("xl", "meta", torch.bfloat16, 1)
+def candidates_on_shapes(name: str) -> None:
+    """Every tile that stage 4 tries for a target."""
+    network, (nodes, slots) = models.target(name, "meta", torch.bfloat16, 1), gates.TUNED[name]
 
-    def all_of(some: Any, run: Callable[[Any], None]) -> Any:
-        return [run(tile) for tile in some][0]
+    def all_of(tried: Iterable[tiles.T], run: Callable[[tiles.T], None]) -> tiles.T:
+        tried = list(tried)
+        for tile in tried:
+            run(tile)
+        return tried[0]
 
     with (
         mock.patch.object(tuning, "can_measure", return_value=True),
         mock.patch.object(tiles, "fastest", all_of),
         torch.no_grad(),
     ):
-        FusedKernels().tune(network.layers, gates.TUNED_ROWS)
+        FusedKernels().tune(network.layers, nodes, gates.ROWS, slots)
 
 
 def case_on_shapes(target: str, drafter: str, rule: str, engine: str) -> None:

@@ -43,8 +43,10 @@ STEPS = {
 #: may take than a pass of one node.
 PASSES = {33: 1.10, 65: 1.20}
 LAYERS = {"xl": 36, "7b": 32}
-#: Rows of the products whose tiles are tuned: those of one image with guidance, and of the levels of its trees.
-TUNED_ROWS = (2, 8, 16)
+#: Rows of one image with guidance.
+ROWS = 2
+#: Nodes of the passes whose tiles are tuned, some of EAGLE's drafting among them, and positions in the cache.
+TUNED = {"xl": ((1, 4, 6, 26), 376), "7b": ((1, 33, 65), 2400)}
 #: Milliseconds of one step of MAR-L's diffusion head.
 DIFFUSION = 0.20
 MAR_L = MARConfig.even(1024, 16, 16, head_depth=8, head_width=1280)
@@ -52,13 +54,18 @@ SMALL_MAR = MARConfig.even(16, 1, 1, length=4, buffer=2, head_depth=1, head_widt
 
 
 def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
-    """Tiles are tuned before anything but the first gate, or read where a run before has tuned them."""
-    first, *others = STEPS
+    """Tiles are tuned before the gates of their target, or read where an earlier run has tuned them."""
+    first = next(iter(STEPS))
+    xl, large = (
+        {name: partial(_step, *case) for name, case in STEPS.items() if case[0] == target} for target in ("xl", "7b")
+    )
     measured: dict[str, Callable[[], dict[str, Any]]] = {
         "bandwidth": lambda: {"measured": speed() / 1e9, "unit": "GB/s", "device": device_name()},
         f"{first}, tiles not tuned": partial(_step, *STEPS[first], tuned=False),
-        "tiles": _tuned,
-        **{name: partial(_step, *STEPS[name]) for name in (first, *others)},
+        "XL tiles": partial(_tuned, "xl"),
+        **xl,
+        "7B tiles": partial(_tuned, "7b"),
+        **large,
         **{f"7B pass of {nodes} nodes, of one node's": partial(_pass, nodes, gate) for nodes, gate in PASSES.items()},
         "MAR-L diffusion step": _diffusion,
     }
@@ -158,7 +165,7 @@ def recorded(
         decoding.steps.zero_()
         execution.step()
 
-    read = floor.of_target(model) + floor.of_cache(model, 2, context) + floor.of_drafts(drafting, model)
+    read = floor.of_target(model) + floor.of_cache(model, ROWS, context) + floor.of_drafts(drafting, model)
     return decoding, step, read
 
 
@@ -185,12 +192,13 @@ def _step(
 
 
 @torch.inference_mode()
-def _tuned() -> dict[str, Any]:
-    """Choose the best tiles of this device for XL, and store them."""
-    tiles = stored_tiles()
-    before = len(tiles.tuned)
-    FusedKernels(tiles).tune(network("xl").layers, TUNED_ROWS)
-    return {"note": f"{len(tiles.tuned) - before} tuned, {before} read", "device": device_name()}
+def _tuned(name: str) -> dict[str, Any]:
+    """Choose the fastest tiles of this device for a target's passes, and store them."""
+    tiles, (nodes, slots) = stored_tiles(), TUNED[name]
+    before = len(tiles.tuned) + len(tiles.tuned_attention)
+    FusedKernels(tiles).tune(network(name).layers, nodes, ROWS, slots)
+    more = len(tiles.tuned) + len(tiles.tuned_attention) - before
+    return {"note": f"{more} tuned, {before} read", "device": device_name()}
 
 
 @lru_cache

@@ -70,31 +70,32 @@ def outputs(
     """Logits and new keys of a pass, in float64."""
     tree = build(parse("mc_sim_7b_63") if nodes == 26 else chain_paths(nodes - 1)).to(torch.device(device))
     generator = torch.Generator().manual_seed(nodes)
-    with torch.inference_mode():
-        given = models.conditioning(name, images, device, network.output.weight.dtype, small)
-        session = network.open(given, images, True, nodes)
-        fill = torch.randn(session.cache.k[0].shape, generator=generator)
-        for cached in (session.cache.k, session.cache.v):
-            for layer in cached:
-                layer.copy_(fill.to(device, torch.bfloat16))  # the same numbers in every format
-        tokens = torch.randint(0, session.codes, (images, nodes), generator=generator).to(device)
-        count = torch.full((images,), session.length // 2, device=device)
-        history = torch.zeros(images, session.length + 2 * nodes, dtype=torch.int64, device=device)
-        if kernels is not None:
-            session.use(kernels)
-            session.forward(tokens, tree, history, count)  # what is allocated once is not poisoned
-        with poisoned() if kernels else nullcontext():
-            logits = session.forward(tokens, tree, history, count)[0]
-        root = session.prefix_length - 1 + session.length // 2
-        return logits.double(), session.cache.k[:, :, :, root : root + nodes].double()
+    given = models.conditioning(name, images, device, network.output.weight.dtype, small)
+    session = network.open(given, images, True, nodes)
+    fill = torch.randn(session.cache.k[0].shape, generator=generator)
+    for cached in (session.cache.k, session.cache.v):
+        for layer in cached:
+            layer.copy_(fill.to(device, torch.bfloat16))  # the same numbers in every format
+    tokens = torch.randint(0, session.codes, (images, nodes), generator=generator).to(device)
+    count = torch.full((images,), session.length // 2, device=device)
+    history = torch.zeros(images, session.length + 2 * nodes, dtype=torch.int64, device=device)
+    if kernels is not None:
+        session.use(kernels)
+        session.forward(tokens, tree, history, count)  # what is allocated once is not poisoned
+    with poisoned() if kernels else nullcontext():
+        logits = session.forward(tokens, tree, history, count)[0]
+    root = session.prefix_length - 1 + session.length // 2
+    return logits.double(), session.cache.k[:, :, :, root : root + nodes].double()
 
 
+@torch.no_grad()
 def pass_on_shapes(name: str, nodes: int, images: int) -> None:
     """A fused pass of one layer on the meta device: tensors without values."""
     network = models.target(name, "meta", torch.bfloat16, 1)
     outputs(network, name, nodes, images, "meta", False, FusedKernels())
 
 
+@torch.inference_mode()
 def _pass(name: str, nodes: int, images: int, device: str) -> dict[str, Any]:
     """The distance of logits and cached keys from float64, relative to their size."""
     small = device == "cpu"
