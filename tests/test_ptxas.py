@@ -18,8 +18,8 @@ KERNELS = ROOT / "specbench" / "engine" / "kernels"
 pytest.importorskip("triton")
 
 
-#: Compiles what some steps start, as the first stage of `make gpu` does, then does the steps with a driver that launches
-#: nothing; prints how often Triton found a binary in its cache, and how often it compiled.
+#: Compiles what some steps start, as the first stage of `make gpu` does, then does the steps with a driver that
+#: launches nothing; prints how often Triton found a binary in its cache, and how often it compiled.
 STARTS = """
 import os
 from collections import Counter

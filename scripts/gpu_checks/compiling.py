@@ -104,7 +104,7 @@ class Specialisation:
 
     @property
     def label(self) -> str:
-        kinds = sorted({kind for kind in self.types.values() if kind.startswith("*") and "p" in kind or "bf" in kind})
+        kinds = sorted({kind for kind in self.types.values() if kind.startswith("*") and "f" in kind})
         options = {name: self.options[name] for name in ("num_warps", "num_stages")}
         described = " ".join(f"{name}={x}" for name, x in (self.constants | options).items() if x is not None)
         return f"{self.kernel} {','.join(kinds)} {described}"

@@ -119,7 +119,7 @@ def line(measured: float, gate: float, read: int, aim: float | None = None) -> d
 
 def stored_tiles() -> Tiles:
     """The tiles that were tuned for this device, in the folder of the results."""
-    return Tiles.load(Path(os.environ["OUT"]) / "gpu_tiles.json")
+    return Tiles.load(Path(os.environ["OUT"]) / results.TILES)
 
 
 @lru_cache(1)

@@ -44,20 +44,22 @@ DRAFTERS = (
     "scd",
     "sjd_pac",
 )
+#: The tree that begins a window of SJD-PAC, of the real size and of a small one.
+PAC = ({"width": 4, "depth": 3}, {"width": 2, "depth": 2})
 #: Those out of raster order, whose steps start the same kernels.
 PARALLEL = ("zipar", "pjd")
 
 
 def _target(name: str, layers: int, small: bool, side: int | None) -> nn.Module:
     if name == "xl":
-        cut = {"dim": 16, "n_head": 1, "ffn_hidden": 16, "vocab_size": 13, "block_size": 4, "caption_dim": 8}
+        cut = {"dim": 8, "n_head": 1, "ffn_hidden": 8, "vocab_size": 13, "block_size": 4, "caption_dim": 8}
         sizes = {**cut, "cls_token_num": 3} if small else {} if side is None else {"block_size": side * side}
         return LlamaGen(LlamaGenConfig(n_layer=layers, **sizes))
     with torch.device("cpu"):  # tables of token ids, never on the meta device
         if small:
             image, shape = (
                 image_tokens(torch.arange(12), 2, 2, 12, [13]),
-                (32, layers, 2, 1, 48, 20) if name == "emu3" else (16, layers, 1, 1, 16, 20),
+                (16, layers, 2, 1, 16, 20) if name == "emu3" else (8, layers, 1, 1, 8, 20),
             )
         elif name == "7b":
             image, shape = (
@@ -137,5 +139,5 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
         "sjd": {},
         "sjd_vertical": {"init": "vertical_sample"},
         "scd": {"coupling": "gumbel"},
-        "sjd_pac": {"init": "horizontal_repeat", "coupling": "maximal", **({"width": 2, "depth": 2} if small else {"width": 4})},
+        "sjd_pac": {"init": "horizontal_repeat", "coupling": "maximal", **PAC[small]},
     }[name])  # fmt: skip
