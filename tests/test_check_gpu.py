@@ -44,7 +44,7 @@ def run(
 
     def run_it(*arguments: str, hangs: str = "") -> tuple[int, list[dict[str, Any]], str]:
         (tmp_path / "sitecustomize.py").write_text(BARE.replace("HANGS", repr(f"--stages={hangs}")))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
         file = tmp_path / "made" / "lines.jsonl"
         monkeypatch.setattr(sys, "argv", ["check_gpu.py", *arguments, f"--out={file}"])

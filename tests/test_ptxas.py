@@ -57,8 +57,6 @@ def _output(folder: Path, *command: str) -> str:
     """Of a process with a cache of its own, in which Triton does not interpret."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = [ROOT, ROOT / "scripts", os.environ.get("PYTHONPATH", "")]
-    if TRITON := os.environ.get("SPECBENCH_TRITON"):
-        paths.insert(0, TRITON)
     env |= {"PYTHONPATH": ":".join(map(str, paths)), "TRITON_CACHE_DIR": str(folder)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *command], env=env, capture_output=True, text=True, timeout=400
