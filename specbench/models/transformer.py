@@ -116,8 +116,8 @@ class HeadNorm(nn.Module):
 @dataclass(frozen=True)
 class AttentionContext:
     """What all blocks of a pass share, of R rows of n positions: rope (R or 1, n, head_dim / 2, 2), and its
-    `rope_factors`; mask (R, 1, n, keys) bool, True = may attend, or None: causal over the positions
-    themselves (training); the cache, whose first slots are the keys, and `slots` (R, n) int64, where the keys go. The
+    `rope_factors`; mask (R, 1, n, keys) bool, True = may attend, or what is added to the scores, or None: causal over
+    the positions themselves (training); the cache, whose first slots are the keys, and `slots` (R, n) int64, where the keys go. The
     mask of a decode pass is a `TreeMask` where the cache has fused kernels, which take no other."""
 
     rows: int
@@ -209,7 +209,7 @@ def run_blocks(
     kernels = None if cache is None else cache.kernels
     if isinstance(mask, TreeMask) and kernels is None:
         assert cache is not None
-        mask = mask.dense(torch.arange(cache.read(mask, first.attention.cfg.n_heads), device=x.device))
+        mask = mask.bias(cache.read(mask, first.attention.cfg.n_heads), x.dtype)
     context = AttentionContext(rows, nodes, rope, rope_factors(rope, first.attention.cfg.rotary), mask, cache, slots)
     flat: Any = x.reshape(-1, dim)
     if kernels is not None:
