@@ -33,7 +33,7 @@ from gpu_checks import results  # noqa: E402
 
 STAGES = {1: "compiling", 2: "parity", 3: "recording", 4: "gates", 5: "profiles", 6: "experiments"}
 #: Seconds that a stage may take: nine minutes in all.
-LIMITS = {1: 130, 2: 120, 3: 110, 4: 120, 5: 60, 6: 300}
+LIMITS = {1: 130, 2: 120, 3: 110, 4: 120, 5: 60, 6: 360}
 #: Processes that a stage may lose to errors of the device.
 LOSSES = 6
 _LOST = 3  # exit code of a process that lost the device

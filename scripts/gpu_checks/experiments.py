@@ -10,11 +10,9 @@ from __future__ import annotations
 import signal
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
@@ -28,7 +26,7 @@ from specbench.engine.compiled import BlockCall, call_block, compiling, inductor
 from specbench.engine.graph import Action, Graphs, cuda_graphs
 from specbench.engine.kernels import FusedKernels, block, launch
 from specbench.engine.kernels.attention import Counters, attend
-from specbench.engine.kernels.tiles import AttentionTile, Tiles
+from specbench.engine.kernels.tiles import Tiles, default_attention
 from specbench.engine.masks import TreeMask
 
 #: Positions before the nodes.
@@ -112,10 +110,8 @@ def graphs(cuda: bool, kernels: Any = None) -> Graphs:
     return Graphs(cuda_graphs if cuda else not_recorded, kernels)
 
 
-def recorded_pass(
-    name: str, nodes: int, cuda: bool, engine: Graphs, within: Callable[[], AbstractContextManager[Any]] = nullcontext
-) -> Way:
-    """A pass of a target over a chain of nodes, the root included; within: a context of its work."""
+def recorded_pass(name: str, nodes: int, cuda: bool, engine: Graphs) -> Way:
+    """A pass of a target over a chain of nodes, the root included."""
     model, device, nodes = network(name, cuda), device_of(cuda), nodes if cuda else min(nodes, MOST_DRY)
     session = model.open(models.conditioning(name, 1, device.type, torch.bfloat16, not cuda), 1, True, nodes)
     if engine.kernels is not None:
@@ -126,8 +122,7 @@ def recorded_pass(
     logits: list[Tensor] = []
 
     def forward() -> None:
-        with within():
-            logits[:] = session.forward(history[:, :nodes], tree, history, count)[:1]
+        logits[:] = session.forward(history[:, :nodes], tree, history, count)[:1]
 
     return Way(engine.repeated(forward, device), logits)
 
@@ -181,15 +176,12 @@ def dependent(cuda: bool) -> dict[str, Any]:
     return of_passes(ways, "off", "on", cuda, decision, exact=True)
 
 
-def few_row_products() -> Any:
-    """Where it is entered, products of few rows are never done by cuBLAS, whatever their weights."""
-    return mock.patch.object(block, "MOST_WEIGHTS", 1 << 30)
-
-
 def few_rows(cuda: bool) -> dict[str, Any]:
+    kernels = FusedKernels(most_weights=1 << 30)
+    kernels.tune(network("7b", cuda).layers, (1,), 2, CONTEXT["7b"])
     ways = {
         "cuBLAS": recorded_pass("7b", 1, cuda, graphs(cuda, FusedKernels())),
-        "few rows": recorded_pass("7b", 1, cuda, graphs(cuda, FusedKernels()), few_row_products),
+        "few rows": recorded_pass("7b", 1, cuda, graphs(cuda, kernels)),
     }
     decision = worth(0.98, "few-row products at every size of weights", "keep cuBLAS for large weights")
     return of_passes(ways, "few rows", "cuBLAS", cuda, decision, exact=False)
@@ -202,19 +194,6 @@ def one_more_node(nodes: int, cuda: bool) -> dict[str, Any]:
     return line(ms, str(nodes + 1), str(nodes), decision)
 
 
-class AtMost(Tiles):
-    """Default tiles, with blocks of at most so many queries."""
-
-    def __init__(self, queries: int) -> None:
-        super().__init__()
-        self.queries = queries
-
-    def attention(  # type: ignore[override]
-        self, queries: int, dim: int, dtype: torch.dtype, hopper: bool
-    ) -> AttentionTile:
-        return Tiles.attention(min(queries, self.queries), dim, dtype, hopper)
-
-
 def attention_blocks(cuda: bool) -> dict[str, Any]:
     """Of all layers, so that no keys are in the L2 cache."""
     nodes, device = 33, device_of(cuda)
@@ -224,9 +203,12 @@ def attention_blocks(cuda: bool) -> dict[str, Any]:
     q = torch.randn(2, nodes, heads, dim, device=device).bfloat16()
     k, v = (torch.randn(layers, 2, heads, slots, dim, device=device).bfloat16() for _ in range(2))
     engine, counters, ways, outputs = graphs(cuda), Counters(), {}, {}
+    depends = launch.can_depend(device)
 
     def run(queries: int) -> None:
-        tiles, depends = AtMost(queries), launch.can_depend(device)
+        tiles = Tiles()
+        key = tiles.attention_key(2 * heads, nodes, dim, q.dtype)
+        tiles.tuned_attention[key] = default_attention(queries, dim, q.dtype, depends)
         for layer in range(layers):
             outputs[queries] = attend(q, k[layer], v[layer], mask, counters, tiles, depends)
 
@@ -234,7 +216,7 @@ def attention_blocks(cuda: bool) -> dict[str, Any]:
         ways[str(queries)] = engine.repeated(partial(run, queries), device)
     ms = compared(ways, cuda)
     fastest = min((16, 32), key=lambda queries: 1.0 if ms is None else ms[str(queries)])
-    decision = worth(0.95, f"blocks of {fastest} queries at 33 nodes", "keep blocks of 64 queries")
+    decision = worth(0.95, f"blocks of {fastest} queries by default at 33 nodes", "keep blocks of 64 queries")
     found = line(ms, str(fastest), "64", decision)
     alike = all(torch.allclose(outputs[64], outputs[queries], rtol=0.02, atol=0.02) for queries in (16, 32))
     return found if alike else found | {"ok": False, "note": "outputs differ"}
@@ -311,8 +293,7 @@ def traced() -> BlockCall:
 def inductor_blocks(name: str, nodes: int, cuda: bool) -> dict[str, Any]:
     """Blocks are compiled once for all layers. Ours have tuned tiles, since Inductor tunes its own."""
     kernels = FusedKernels()
-    if 2 * nodes <= block.MOST_ROWS:
-        kernels.tune(network(name, cuda).layers, (2 * nodes,))
+    kernels.tune(network(name, cuda).layers, (nodes,), 2, CONTEXT[name])
     compiled = Graphs(compiling(cuda_graphs, inductor) if cuda else compiling(not_recorded, traced))
     ways = {
         "triton": recorded_pass(name, nodes, cuda, graphs(cuda, kernels)),
