@@ -145,12 +145,13 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention by plain matrix products: forward and backward, several times as fast as the fused CPU kernel."""
     with torch.autocast(q.device.type, enabled=False):  # it would move the softmax to float32
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-        return scores.masked_fill(~mask, -1e4).softmax(-1) @ v.to(q.dtype)
+        scores = scores.masked_fill(~mask, -1e4) if mask.dtype == torch.bool else scores + mask
+        return scores.softmax(-1) @ v.to(q.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
-    """Scaled dot-product attention; q (rows, heads, n, d), k and v (rows, kv heads, keys, d); mask bool, or None:
-    causal, or of everything."""
+    """Scaled dot-product attention; q (rows, heads, n, d), k and v (rows, kv heads, keys, d); mask bool, or what
+    is added to the scores, or None: causal, or of everything."""
     causal = causal and mask is None
     if q.device.type == "cpu" and torch.is_grad_enabled() and q.shape[1] == k.shape[1]:
         if mask is None:
