@@ -59,6 +59,27 @@ class Kernels(Protocol):
         self, p: Tensor, draft: Any, u: Tensor, order: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
+    def grows(self, grower: Any) -> bool: ...
+
+    def growth(self, grower: Any, rows: int, vocabulary: int, device: torch.device) -> Any: ...
+
+    def skip(
+        self,
+        choice: Any,
+        state: Any,
+        draft: Any,
+        history: Tensor,
+        count: Tensor,
+        step: Tensor,
+        known: int,
+        tags: int,
+        tag: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+    def join(
+        self, choice: Any, first: Any, path: Tensor, length: Tensor, second: Any
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]: ...
+
     def advance(
         self, history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
     ) -> tuple[Tensor, Tensor, Tensor]: ...

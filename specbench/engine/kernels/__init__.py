@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import inputs, lossless, sampling, verification, window
+from specbench.engine.kernels import inputs, lossless, sampling, trees, verification, window
 from specbench.engine.kernels.block import LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.kernels.tuning import tune
@@ -30,6 +30,8 @@ class FusedKernels:
     verify_block, traverse = staticmethod(lossless.verify_block), staticmethod(lossless.traverse)
     keep, window = staticmethod(verification.keep), staticmethod(window.window)
     inputs, newest, level = staticmethod(inputs.inputs), staticmethod(inputs.newest), staticmethod(inputs.level)
+    grows, growth = staticmethod(trees.grows), trees.Growth
+    skip, join = staticmethod(trees.skip), staticmethod(trees.join)
     stream = Stream
 
     def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
