@@ -70,8 +70,8 @@ class Skips:
 
     @staticmethod
     def reused(fresh: Tensor, length: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the `fresh` (B,) + 1 hidden states of the last verdict the tree behind a path of `length` (B,) tokens
-        begins with, by offsets (n,): (B, n); and how many these are, less one (B,)."""
+        """Which of the `fresh` (B,) + 1 hidden states of the last verdict the tree behind a path of `length` (B,)
+        tokens begins with, by offsets (n,): (B, n); and how many these are, less one (B,)."""
         known, skipped = fresh[:, None] + 1, length[:, None]
         reused = torch.minimum((known - skipped).clamp_min(0) + offsets, known - 1)
         return torch.where(skipped > 0, reused, offsets), torch.where(length > 0, length - 1, fresh)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import inputs, lossless, sampling, trees, verification, window
+from specbench.engine.kernels import inputs, lossless, sampling, selected, trees, verification, window
 from specbench.engine.kernels.block import LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.kernels.tuning import tune
@@ -28,6 +28,7 @@ class FusedKernels:
     uniforms, draw_distinct = staticmethod(sampling.uniforms), staticmethod(sampling.draw_distinct)
     verify, advance = staticmethod(verification.verify), staticmethod(verification.advance)
     verify_block, traverse = staticmethod(lossless.verify_block), staticmethod(lossless.traverse)
+    select = staticmethod(selected.select)
     keep, window = staticmethod(verification.keep), staticmethod(window.window)
     inputs, newest, level = staticmethod(inputs.inputs), staticmethod(inputs.newest), staticmethod(inputs.level)
     grows, growth = staticmethod(trees.grows), trees.Growth

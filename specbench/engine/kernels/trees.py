@@ -96,7 +96,7 @@ def _candidates(
     A lane has the tokens lane, lane + BLOCK .. and knows the best of them that was not taken; once it is taken, its
     other tokens are read again."""
     here = tl.program_id(0).to(tl.int64)
-    row, lane, column = here // nodes, tl.arange(0, BLOCK), tl.arange(0, COLUMNS)
+    lane, column = tl.arange(0, BLOCK), tl.arange(0, COLUMNS)
     probs, cell = P + here * vocabulary, here // nodes * held + begin + here % nodes * width
     best, who = tl.full([BLOCK], -1.0, tl.float32), lane
     for start in range(0, vocabulary, BLOCK):
