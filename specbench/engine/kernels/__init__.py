@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from specbench.engine.kernels import inputs, lossless, sampling, selected, trees, verification, window
-from specbench.engine.kernels.block import LayerKernels, Stream
+from specbench.engine.kernels.block import MOST_WEIGHTS, LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.kernels.tuning import tune
 
@@ -35,10 +35,11 @@ class FusedKernels:
     skip, join = staticmethod(trees.skip), staticmethod(trees.join)
     stream = Stream
 
-    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True, most_weights: int = MOST_WEIGHTS) -> None:
         """tiles: how the layers' kernels divide their work (default: not tuned); dependent: whether a kernel of a layer
-        may begin before the one in front of it has ended, on devices that can."""
-        self.layers = LayerKernels(tiles, dependent)
+        may begin before the one in front of it has ended, on devices that can; most_weights: those of a matrix whose
+        products with few rows are left to cuBLAS where it has more."""
+        self.layers = LayerKernels(tiles, dependent, most_weights)
 
     def tune(self, blocks: Sequence[Any], rows: Iterable[int]) -> None:
         """Measure tiles for products of so many rows with the weights of some `Block`s, and keep the fastest (see

@@ -16,13 +16,10 @@ from specbench.engine.kernels.products import FEW, _few, _few_qkv, _many, _many_
 from specbench.engine.kernels.tiles import Tile, Tiles, parts
 from specbench.engine.masks import TreeMask
 
-#: Rows and weights up to which a product is done here; beyond, by cuBLAS.
+#: Rows, and by default weights, up to which a product is done here; beyond, by cuBLAS.
 MOST_ROWS, MOST_WEIGHTS = 16, 1 << 23
-
-
-def small(rows: int, weight: Tensor) -> bool:
-    """Whether a product of so many rows is done here."""
-    return rows <= MOST_ROWS and weight.numel() <= MOST_WEIGHTS
+#: Numbers of SwiGLU that a program computes.
+_SWIGLU = 1024
 
 
 class Stream:
@@ -41,11 +38,16 @@ class Stream:
 
 class LayerKernels:
     """The kernels of a Transformer's layers. `dependent`: whether a kernel may begin before the one in front of it has
-    ended, where the device can (compute capability 9.0 and newer)."""
+    ended, where the device can (compute capability 9.0 and newer); `most_weights`: up to which a product of few rows is
+    not left to cuBLAS."""
 
-    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
-        self.tiles, self.dependent = tiles or Tiles(), dependent
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True, most_weights: int = MOST_WEIGHTS) -> None:
+        self.tiles, self.dependent, self.most_weights = tiles or Tiles(), dependent, most_weights
         self.counters = Counters()
+
+    def small(self, rows: int, weight: Tensor) -> bool:
+        """Whether a product of so many rows with this weight is done by a kernel of this package."""
+        return rows <= MOST_ROWS and weight.numel() <= self.most_weights
 
     def _depends(self, on: torch.device) -> bool:
         return self.dependent and launch.can_depend(on)
@@ -60,7 +62,7 @@ class LayerKernels:
         k, v, dependent = cache.k[layer], cache.v[layer], self._depends(q.device)
         attended = attend(q, k, v, mask, self.counters, self.tiles, dependent)
         self._add(attended.view(len(stream.value), -1), attention.wo.weight, stream, one.attention_norm, one.post_norm)
-        inner = self._product(stream, between, feed.w1.weight, feed.w3.weight)
+        inner = self._gated(stream, between, feed)
         self._add(inner, feed.w2.weight, stream, one.ffn_norm, one.post_norm)
         return stream
 
@@ -76,7 +78,7 @@ class LayerKernels:
         assert context.nodes == 1 or slots.stride(1) == 1
         sizes = context.nodes, k.shape[2], rope_stride, slots.stride(0)
         heads = c.n_heads, c.n_kv_heads, half
-        if c.qkv_bias or c.qk_norm or not small(rows, weight):
+        if c.qkv_bias or c.qk_norm or not self.small(rows, weight):
             if c.qkv_bias:  # cuBLAS adds it
                 qkv = F.linear(self._normed(stream, norm), weight, attention.wqkv.bias)
             else:
@@ -107,16 +109,20 @@ class LayerKernels:
             )  # fmt: skip
         return q
 
-    def _product(self, stream: Stream, norm: Any, weight: Tensor, gate: Tensor | None = None) -> Tensor:
-        """norm(stream) @ weight.T; with a `gate` (out, in) SwiGLU of both products, of which weight's is activated."""
-        rows = len(stream.value)
-        if not small(rows, weight):
-            x = self._normed(stream, norm)
-            y = F.linear(x, weight)
-            return y if gate is None else self._swiglu(y, F.linear(x, gate))
+    def _product(self, stream: Stream, norm: Any, weight: Tensor) -> Tensor:
+        """norm(stream) @ weight.T."""
+        if not self.small(len(stream.value), weight):
+            return F.linear(self._normed(stream, norm), weight)
         x, scale, eps = _unsummed(stream, norm, weight)
-        kind = "add" if gate is None else "gate"
-        return self._small(kind, x, weight, weight if gate is None else gate, scale, eps, None)
+        return self._small("add", x, weight, weight, scale, eps, None)
+
+    def _gated(self, stream: Stream, norm: Any, feed: Any) -> Tensor:
+        """SwiGLU of the products of norm(stream) with the weights w1, which is activated, and w3 of a `FeedForward`."""
+        weight, gate = feed.w1.weight, feed.w3.weight
+        if not self.small(len(stream.value), weight):
+            return self._swiglu(F.linear(self._normed(stream, norm), feed.joined()))
+        x, scale, eps = _unsummed(stream, norm, weight)
+        return self._small("gate", x, weight, gate, scale, eps, None)
 
     def _small(
         self, kind: str, x: Tensor, weight: Tensor, gate: Tensor, scale: Tensor, eps: float, residual: Tensor | None
@@ -143,7 +149,7 @@ class LayerKernels:
         if post_norm:
             y = self._product(Stream(x), None, weight)
             stream.value = self.rms_norm(y, norm, stream.summed())
-        elif small(len(x), weight):
+        elif self.small(len(x), weight):
             residual = stream.summed()
             stream.value = self._small("add", x, weight, weight, weight, 0.0, residual)
         else:
@@ -186,10 +192,12 @@ class LayerKernels:
             dependent=self._depends(x.device), num_warps=8 if width > 2048 else 4,
         )  # fmt: skip
 
-    def _swiglu(self, a: Tensor, b: Tensor) -> Tensor:
-        y = torch.empty_like(a)
-        programs, dependent = triton.cdiv(a.numel(), 1024), self._depends(a.device)
-        launch.start(_swiglu, (programs,), a, b, y, a.numel(), 1024, dependent=dependent)
+    def _swiglu(self, both: Tensor) -> Tensor:
+        """SwiGLU (rows, n) of rows (rows, 2 n) that hold what is activated, then the gate."""
+        rows, width = len(both), both.shape[1] // 2
+        y = both.new_empty(rows, width)
+        grid = rows, triton.cdiv(width, _SWIGLU)
+        launch.start(_swiglu, grid, both, y, width, _SWIGLU, dependent=self._depends(both.device))
         return y
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.drawing import draw_row, parts
 
-#: Tokens that a program reads at once, alone and with _SHARES shares for each; the compiler's options. (With fewer
-#: registers than it may have, it spills.)
-_BLOCK, _PIECE, _OPTIONS = 4096, 1024, {"num_warps": 16, "maxnreg": 128}
+#: Tokens that a program reads at once: as they are, in their order with sums in float64, and with _SHARES shares for
+#: each; the compiler's options. (With fewer registers than it may have, it spills.)
+_BLOCK, _ORDERED, _PIECE, _OPTIONS = 4096, 1024, 512, {"num_warps": 16, "maxnreg": 128}
 _SHARES = tl.constexpr(16)
 
 
@@ -184,7 +184,9 @@ def _walk(
                     share += select
                     if AUTO:
                         kept_row = KEPT + row * (grid + 1)
-                        _kept_by_shares(p_row, probs, best, kept_row, mass, sampled, first_token, vocabulary, grid, PIECE)
+                        _kept_by_shares(
+                            p_row, probs, best, kept_row, mass, sampled, first_token, vocabulary, grid, PIECE
+                        )
                         tl.debug_barrier()
                         g = tl.arange(0, GRID)
                         kept = tl.load(kept_row + g, mask=g <= grid, other=-float("inf"))
@@ -257,7 +259,11 @@ def select(
     the uniforms of the nodes, then that of the next token and, by depth, those that choose children; share, grid: as
     of `Selected`, same: what sums must differ by."""
     tree, (rows, nodes, vocabulary) = draft.tree, p.shape
-    (inner, width), height, block = tree.children.shape[1:], tree.height, min(_BLOCK, triton.next_power_of_2(vocabulary))
+    (inner, width), height, block = (
+        tree.children.shape[1:],
+        tree.height,
+        min(_BLOCK, triton.next_power_of_2(vocabulary)),
+    )
     valid = draft.valid.contiguous().view(torch.uint8)
     # (that of nodes that are not valid does not matter)
     sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
@@ -272,7 +278,7 @@ def select(
         order = ratios.sort(dim=-1, stable=True).indices
         launch.start(_best, (rows * inner,),
             q, tokens, valid, sampled, children, order, best, nodes, inner, trees, vocabulary, width, wide,
-            draft.replacement, block, **_OPTIONS,
+            draft.replacement, min(_ORDERED, block), **_OPTIONS,
         )  # fmt: skip
     path, length, chosen = tokens.new_empty(rows, height), tokens.new_empty(rows), tokens.new_empty(rows, height + 1)
     next_probs, (first, shares) = p.new_empty(rows, vocabulary), p.new_empty(2, rows)

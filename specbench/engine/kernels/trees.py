@@ -21,14 +21,16 @@ MOST_CANDIDATES, MOST_NODES = 4096, 256
 _HISTORY = 1024
 #: Numbers that a program compares with all others at once, and that it clears at once.
 _COMPARED, _CLEARED = tl.constexpr(32), tl.constexpr(1024)
+#: Pairs of numbers that a program compares at once.
+_PAIRS = 8192
 
 
 @triton.jit
-def _ahead(X, x, i, count):
+def _ahead(X, x, i, count, COMPARED: tl.constexpr):
     """How many of the numbers X (count,) are larger than each of x, or equal to it and in front of its index i."""
     ahead = tl.zeros_like(i)
-    for start in range(0, count, _COMPARED):
-        j = start + tl.arange(0, _COMPARED)
+    for start in range(0, count, COMPARED):
+        j = start + tl.arange(0, COMPARED)
         other = tl.load(X + j, mask=j < count, other=0)[None, :]
         first = (other > x[:, None]) | ((other == x[:, None]) & (j[None, :] < i[:, None]))
         ahead += tl.sum((first & (j < count)[None, :]).to(tl.int32), 1)
@@ -70,7 +72,7 @@ def _topology(
     _clear(CHILDREN, -1, inner * width)
     _clear(ANCESTORS, 0, nodes * nodes)
     tl.debug_barrier()
-    place = _ahead(KIDS, more, n, nodes)
+    place = _ahead(KIDS, more, n, nodes, _COMPARED)
     tl.store(INNER + place, n, mask=there & (place < inner))
     slot = tl.where((kids > 0) & (place < inner), place, -1)
     tl.store(SLOT + n, slot, mask=there)
@@ -86,7 +88,7 @@ def _topology(
     tl.store(DEPTH + n, depth, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("nodes", "begin"))  # one binary for all levels of a tree but the first
 def _candidates(
     P, BEST, CHOSEN, SCORES, TOKENS, ABOVE, HOME, nodes, vocabulary, held, begin, width,
     ROOT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
@@ -124,17 +126,18 @@ def _candidates(
         who = tl.where(mine, tl.min(tl.where(p == second, at, vocabulary), 0), who)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("begin", "count", "first"))
 def _beam(
     SCORES, TOKENS, HOME, BEFORE, PICK, PARENTS, CHOSEN, BEST, SEES, held, begin, count, first, width, expanded,
     ROOT: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr, KNOWN: tl.constexpr,
+    COMPARED: tl.constexpr,
 ):  # fmt: skip
     """The best `width` of the `count` candidates of a level of one row, from `begin` on. They are expanded next, and
     numbered from `first` on. BEFORE: what SEES was of the level before."""
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, COUNT)
     scores = SCORES + row * held + begin
     score = tl.load(scores + i, mask=i < count, other=0.0)
-    rank = _ahead(scores, score, i, count)
+    rank = _ahead(scores, score, i, count, COMPARED)
     chosen, to = (i < count) & (rank < width), row * width + rank
     tl.store(PICK + to, tl.load(TOKENS + row * held + begin + i, mask=chosen, other=0), mask=chosen)
     parent = i * 0
@@ -157,6 +160,7 @@ def _beam(
 def _select_nodes(
     SCORES, TOKENS, ABOVE, HOME, HISTORY, COUNT, MEMORY, PARENT, DEPTH, ANCESTORS, INNER, SLOT, CHILDREN, DRAFT, VALID,
     OF, held, nodes, inner, width, height, history_stride, CANDIDATES: tl.constexpr, NODES: tl.constexpr,
+    COMPARED: tl.constexpr,
 ):  # fmt: skip
     """The best candidates of one row, parents in front of their children, as a draft. MEMORY: for `held` + 3 `nodes`
     numbers: of every candidate its node, of every node its rank, the distribution of its children, and the number of
@@ -166,7 +170,7 @@ def _select_nodes(
     ranks, homes, kids = numbers + held, numbers + held + nodes, numbers + held + 2 * nodes
     parents, valid = PARENT + row * nodes, VALID + row * nodes
     score = tl.load(SCORES + cell, mask=here, other=0.0)
-    kept = here & (_ahead(SCORES + row * held, score, i, held) < nodes - 1)
+    kept = here & (_ahead(SCORES + row * held, score, i, held, COMPARED) < nodes - 1)
     number = tl.cumsum(kept.to(tl.int32), 0)
     tl.store(numbers + i, number, mask=kept)
     tl.debug_barrier()
@@ -231,7 +235,7 @@ class Growth:
         launch.start(_beam, (self.rows,),
             self.scores, self.tokens, self.home, before, pick, parents, self.chosen, self.best, sees, self.held,
             self.begin, self.count, first, width, expanded, self.sees is None, triton.next_power_of_2(self.count),
-            triton.next_power_of_2(width), triton.next_power_of_2(expanded),
+            triton.next_power_of_2(width), triton.next_power_of_2(expanded), _compared(self.count), num_warps=8,
         )  # fmt: skip
         self.sees = sees
         return pick, parents, depth, first, sees.view(torch.bool)
@@ -249,9 +253,14 @@ class Growth:
         launch.start(_select_nodes, (self.rows,),
             self.scores, self.tokens, self.above, self.home, history, count, memory, *_as_bytes(made), tokens,
             valid.view(torch.uint8), of, self.held, nodes, inner, self.width, self.grower.depth, history.stride(0),
-            triton.next_power_of_2(self.held), triton.next_power_of_2(nodes), num_warps=8,
+            triton.next_power_of_2(self.held), triton.next_power_of_2(nodes), _compared(self.held), num_warps=8,
         )  # fmt: skip
         return made, tokens, valid, of
+
+
+def _compared(count: int) -> int:
+    """With how many of `count` numbers a program compares all of them at once."""
+    return min(32, max(1, _PAIRS // triton.next_power_of_2(count)))
 
 
 def grows(grower: Any) -> bool:

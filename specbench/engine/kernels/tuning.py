@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.kernels import tiles
-from specbench.engine.kernels.block import LayerKernels, Stream, small
+from specbench.engine.kernels.block import LayerKernels, Stream
 from specbench.engine.ops import KVCache
 
 
@@ -30,7 +30,7 @@ def tune(layers: LayerKernels, blocks: Sequence[Any], rows: Iterable[int]) -> No
             out, width = weight.shape
             out = out // 2 if kind == "qkv" else out
             key = layers.tiles.key(kind, count, out, width, weight.dtype)
-            if key in layers.tiles.tuned or not small(count, weight):
+            if key in layers.tiles.tuned or not layers.small(count, weight):
                 continue
 
             def timed(tile: tiles.Tile, key: str = key, run: Callable[[], None] = run) -> None:
@@ -74,8 +74,7 @@ def _products(
 
     def gates() -> None:
         for block in blocks:
-            feed = block.feed_forward
-            layers._product(Stream(x), None if c.post_norm else block.ffn_norm, feed.w1.weight, feed.w3.weight)
+            layers._gated(Stream(x), None if c.post_norm else block.ffn_norm, block.feed_forward)
 
     def fed() -> None:
         for block in blocks:
