@@ -29,7 +29,8 @@ class FusedKernels:
     verify, advance = staticmethod(verification.verify), staticmethod(verification.advance)
     verify_block, traverse = staticmethod(lossless.verify_block), staticmethod(lossless.traverse)
     select = staticmethod(selected.select)
-    keep, window = staticmethod(verification.keep), staticmethod(window.window)
+    begin_windows, window = staticmethod(window.begin_windows), staticmethod(window.window)
+    keep = staticmethod(verification.keep)
     inputs, newest, level = staticmethod(inputs.inputs), staticmethod(inputs.newest), staticmethod(inputs.level)
     grows, growth = staticmethod(trees.grows), trees.Growth
     skip, join = staticmethod(trees.skip), staticmethod(trees.join)
