@@ -42,10 +42,10 @@ class FusedKernels:
         products with few rows are left to cuBLAS where it has more."""
         self.layers = LayerKernels(tiles, dependent, most_weights)
 
-    def tune(self, blocks: Sequence[Any], rows: Iterable[int]) -> None:
-        """Measure tiles for products of so many rows with the weights of some `Block`s, and keep the fastest (see
-        `tiles`). Without CUDA nothing happens."""
-        tune(self.layers, blocks, rows)
+    def tune(self, blocks: Sequence[Any], nodes: Iterable[int], rows: int, slots: int) -> None:
+        """Measure tiles for passes of `rows` sequences over each number of nodes, with the weights of some `Block`s and
+        caches of `slots` positions, and keep the fastest (see `tiles`). Without CUDA nothing happens."""
+        tune(self.layers, blocks, nodes, rows, slots)
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
         return self.layers.rms_norm(x, norm)

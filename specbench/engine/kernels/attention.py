@@ -154,7 +154,7 @@ def attend(
     each of which reads the keys once."""
     (rows, nodes, heads, dim), (_, kv, slots, _) = q.shape, k.shape
     queries, among = nodes * heads // kv, mask.among
-    tile = tiles.attention(queries, dim, q.dtype, launch.can_depend(q.device))
+    tile = tiles.attention(rows * kv, queries, dim, q.dtype, launch.can_depend(q.device))
     blocks = triton.cdiv(queries, tile.queries)
     splits = tile.waves * processors(q.device) // (rows * kv * blocks)
     splits = max(1, min(splits, _MOST_SPLITS, triton.cdiv(slots, tile.keys)))

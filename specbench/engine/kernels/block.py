@@ -49,7 +49,7 @@ class LayerKernels:
         """Whether a product of so many rows with this weight is done by a kernel of this package."""
         return rows <= MOST_ROWS and weight.numel() <= self.most_weights
 
-    def _depends(self, on: torch.device) -> bool:
+    def depends(self, on: torch.device) -> bool:
         return self.dependent and launch.can_depend(on)
 
     def block(self, one: Any, stream: Stream, context: Any, layer: int) -> Stream:
@@ -59,7 +59,7 @@ class LayerKernels:
         q = self._queries(attention, before, stream, context, layer)
         cache, mask = context.cache, context.mask
         assert isinstance(mask, TreeMask), "fused kernels take the masks of decode passes alone"
-        k, v, dependent = cache.k[layer], cache.v[layer], self._depends(q.device)
+        k, v, dependent = cache.k[layer], cache.v[layer], self.depends(q.device)
         attended = attend(q, k, v, mask, self.counters, self.tiles, dependent)
         self._add(attended.view(len(stream.value), -1), attention.wo.weight, stream, one.attention_norm, one.post_norm)
         inner = self._gated(stream, between, feed)
@@ -71,7 +71,7 @@ class LayerKernels:
         c, weight, cache = attention.cfg, attention.wqkv.weight, context.cache
         rope, slots = context.rope, context.slots
         k, v, half = cache.k[layer], cache.v[layer], c.head_dim // 2
-        rows, width, dependent = context.rows * context.nodes, weight.shape[1], self._depends(weight.device)
+        rows, width, dependent = context.rows * context.nodes, weight.shape[1], self.depends(weight.device)
         q = stream.value.new_empty(context.rows, context.nodes, c.n_heads, c.head_dim)
         rope_stride = 0 if len(rope) == 1 else rope.stride(0)
         assert rope[0].is_contiguous()
@@ -133,7 +133,7 @@ class LayerKernels:
         y = x.new_empty(rows, out)
         flags = scale is not weight, gate is not weight, residual is not None
         given = x, weight, gate, scale, y if residual is None else residual, y
-        grid, options = (triton.cdiv(out, tile.over),), _options(tile, self._depends(x.device))
+        grid, options = (triton.cdiv(out, tile.over),), _options(tile, self.depends(x.device))
         if rows <= FEW:
             launch.start(_few, grid,
                 *given, out, eps, rows, tile.over, width, *parts(width), *flags, **options,
@@ -189,7 +189,7 @@ class LayerKernels:
         width = x.shape[-1]
         launch.start(_rms_norm, (x.numel() // width,),
             x, norm.weight, residual, total, y, norm.eps, width, triton.next_power_of_2(width), before, after,
-            dependent=self._depends(x.device), num_warps=8 if width > 2048 else 4,
+            dependent=self.depends(x.device), num_warps=8 if width > 2048 else 4,
         )  # fmt: skip
 
     def _swiglu(self, both: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class LayerKernels:
         rows, width = len(both), both.shape[1] // 2
         y = both.new_empty(rows, width)
         grid = rows, triton.cdiv(width, _SWIGLU)
-        launch.start(_swiglu, grid, both, y, width, _SWIGLU, dependent=self._depends(both.device))
+        launch.start(_swiglu, grid, both, y, width, _SWIGLU, dependent=self.depends(both.device))
         return y
 
 
