@@ -100,7 +100,7 @@ def specialised(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 
 #: Target, drafter, length of a window, images, format: whose steps start every kernel in every way that matters.
 STEPS = (
-    *(("xl", name, 0, 1, torch.bfloat16) for name in models.DRAFTERS),
+    *(("xl", name, 0, 1, torch.bfloat16) for name in (*models.DRAFTERS, "pjd")),
     *(("xl", name, 0, 1, torch.float32) for name in ("none", "tree", "sjd")),
     *(("xl", name, 0, 4, torch.bfloat16) for name in ("none", "tree")),
     *(("7b", name, 0, 1, torch.bfloat16) for name in ("none", "tree", "eagle2", "sjd", "scd")),
@@ -116,6 +116,7 @@ FEW = (
     ("7b", "none", 0, 1, torch.float32),
     ("xl", "none", 0, 1, torch.bfloat16),
     ("xl", "vvs", 0, 1, torch.bfloat16),
+    ("xl", "pjd", 0, 1, torch.bfloat16),
 )
 
 
@@ -158,7 +159,8 @@ def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: tor
         given = models.conditioning(name, images, "meta", dtype)
         rng = RandomStreams([(0, i) for i in range(images)], "meta")
         ways: list[Verification] = [TokenWise()]
-        if not drafting.shape.tree.is_chain and not drafting.shape.carries_over:
+        shape = drafting.shape
+        if not (shape.tree.is_chain or shape.carries_over or shape.skips):
             ways.append(Traversal())
         for way in ways:
             config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name], verification=way)

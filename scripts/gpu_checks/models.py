@@ -45,7 +45,7 @@ DRAFTERS = (
     "scd",
     "sjd_pac",
 )
-#: Those out of raster order, whose steps start the same kernels.
+#: Those out of raster order.
 PARALLEL = ("zipar", "pjd")
 
 
