@@ -200,7 +200,7 @@ def _select_nodes(
 
 class Growth:
     """A tree of each of `rows` images that grows as `decoding.drafters.dynamic.Grower` says: `add` the distributions of
-    the root's children, then by turns `beam` and `add` those of its children; `draft` ends it."""
+    the root's children, then at every level `beam`, and `add` those of its children; `draft` ends it."""
 
     def __init__(self, grower: Any, rows: int, vocabulary: int, device: torch.device) -> None:
         self.grower, self.rows, self.device = grower, rows, device
