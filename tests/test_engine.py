@@ -321,6 +321,7 @@ def test_a_function_of_tensors_is_recorded_for_its_shapes() -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (("engine=graph", "device=cpu"), "engine=graph records CUDA graphs, and the device is cpu"),
+    (("engine=compiled", "device=cpu"), "engine=compiled records CUDA graphs, and the device is cpu"),
     (("engine=triton", "device=cpu"), "engine=triton records CUDA graphs, and the device is cpu"),
     (("engine=fast",), "engine"),
 ])  # fmt: skip
