@@ -174,7 +174,8 @@ def test_every_rule_sees_every_kind_of_draft() -> None:
         ("chain", BlockVerification(), "triton"),
         ("eagle2", Traversal(), "graph"),
         ("tree", Traversal(), "triton"),
-        ("tree", Selected(), "graph"),  # it has no kernel
+        ("tree", Selected(), "graph"),
+        ("tree", Selected(), "triton"),
     ],
 )
 def test_a_step_of_other_verification_can_be_recorded(name: str, way: Verification, engine: str) -> None:

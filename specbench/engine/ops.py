@@ -59,6 +59,31 @@ class Kernels(Protocol):
         self, p: Tensor, draft: Any, u: Tensor, order: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
+    def select(
+        self, p: Tensor, draft: Any, u: Tensor, share: float | None, grid: int, same: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+    def grows(self, grower: Any) -> bool: ...
+
+    def growth(self, grower: Any, rows: int, vocabulary: int, device: torch.device) -> Any: ...
+
+    def skip(
+        self,
+        choice: Any,
+        state: Any,
+        draft: Any,
+        history: Tensor,
+        count: Tensor,
+        step: Tensor,
+        known: int,
+        tags: int,
+        tag: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+    def join(
+        self, choice: Any, first: Any, path: Tensor, length: Tensor, second: Any
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]: ...
+
     def advance(
         self, history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
     ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -68,6 +93,8 @@ class Kernels(Protocol):
     def window(
         self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
     ) -> tuple[Tensor, Tensor | None]: ...
+
+    def begin_windows(self, state: Any, position: Tensor, numbers: Tensor, tags: int, tag: int) -> None: ...
 
     def inputs(
         self, session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None
