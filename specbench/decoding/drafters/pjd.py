@@ -93,7 +93,8 @@ class ParallelJacobi:
         valid = torch.cat([torch.ones_like(valid[..., :1]), valid], -1)
         tokens = torch.cat([at.token.unsqueeze(-1), state.tokens], -1).flatten(0, 1)
         fronts = lines.fronts(at, valid, keys, at.top)
-        return Draft(self.tree, tokens, state.probs.flatten(0, 1), valid.flatten(0, 1), fronts=fronts)
+        probs = state.probs.flatten(0, 1).clone()  # `commit` writes the window before the statistics are taken
+        return Draft(self.tree, tokens, probs, valid.flatten(0, 1), fronts=fronts)
 
     def commit(self, state: ParallelState, outcome: Outcome) -> None:
         """Draw the positions that were not committed from the distributions of this step."""
