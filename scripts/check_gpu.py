@@ -6,6 +6,7 @@
 3 compares recorded steps with plain ones, for each rule, drafter and engine.
 4 measures the gates, from recorded replays, next to the floor of the measured bandwidth.
 5 lists the most expensive kernels of some steps.
+6 (only where it is asked for) compares two ways of the same pass, and says which decision follows.
 
 Every check appends a line of JSON to a file at once; the next one goes on after a failure; a table comes last. The exit
 code is 1 if anything failed. Tuned tiles are written next to that file, and read by later runs. Runs from a checkout
@@ -31,9 +32,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from gpu_checks import results  # noqa: E402
 
-STAGES = {1: "compiling", 2: "parity", 3: "recording", 4: "gates", 5: "profiles"}
+STAGES = {1: "compiling", 2: "parity", 3: "recording", 4: "gates", 5: "profiles", 6: "experiments"}
 #: Seconds that a stage may take. A stage that is slower than usual leaves less for the last one, see --seconds.
-LIMITS = {1: 130, 2: 110, 3: 130, 4: 140, 5: 60}
+LIMITS = {1: 130, 2: 110, 3: 130, 4: 140, 5: 60, 6: 400}
 #: Processes that a stage may lose to errors of the device.
 LOSSES = 6
 _LOST = 3  # exit code of a process that lost the device

@@ -33,9 +33,10 @@ from gpu_checks import gates, models, parity, recording, results
 from specbench.decoding.loop import DecoderConfig
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
-from specbench.decoding.trees import build, chain_paths
+from specbench.decoding.trees import Path, build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
+from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.kernels import FusedKernels, launch, tiles, tuning
 
@@ -112,7 +113,7 @@ class Specialisation:
 
 #: Target, drafter, length of a window, images, format: whose steps start every kernel in every way that matters.
 STEPS = (
-    *(("xl", name, 0, 1, torch.bfloat16) for name in models.DRAFTERS),
+    *(("xl", name, 0, 1, torch.bfloat16) for name in (*models.DRAFTERS, "pjd")),
     *(("xl", name, 0, 1, torch.float32) for name in ("none", "tree", "sjd")),
     *(("xl", name, 0, 2, torch.bfloat16) for name in ("none", "tree")),
     *(("7b", name, 0, 1, torch.bfloat16) for name in ("none", "tree", "eagle2", "sjd", "scd")),
@@ -127,6 +128,8 @@ FEW = (
     ("emu3", "none", 0, 1, torch.bfloat16),
     ("7b", "none", 0, 1, torch.float32),
     ("xl", "none", 0, 1, torch.bfloat16),
+    ("xl", "vvs", 0, 1, torch.bfloat16),
+    ("xl", "pjd", 0, 1, torch.bfloat16),
 )
 
 
@@ -147,8 +150,13 @@ def started(work: Iterable[Callable[[], object]], capability: int = 90) -> list[
 
 
 def steps(some: Any = STEPS) -> list[Callable[[], None]]:
-    """Steps of the real sizes, and block verification."""
-    return [*(partial(step_on_shapes, *case) for case in some), partial(block_on_shapes, 5, 16384)]
+    """Steps of the real sizes, and other ways of verification."""
+    ways = (
+        partial(verify_on_shapes, BlockVerification(), chain_paths(5), 16384),
+        partial(verify_on_shapes, Selected(), parse("mc_sim_7b_63"), 16384, True),
+        partial(verify_on_shapes, Selected(), parse("2-2-2"), 16384, False),
+    )
+    return [*(partial(step_on_shapes, *case) for case in some), *ways]
 
 
 def later_stages() -> list[Callable[[], None]]:
@@ -182,14 +190,15 @@ def case_on_shapes(target: str, drafter: str, rule: str, engine: str) -> None:
         recording.step_on_shapes(*recording.configured(target, drafter, rule, "meta"))
 
 
-def block_on_shapes(length: int, vocabulary: int) -> None:
-    """Block verification of a chain, on the meta device."""
-    tokens = torch.zeros(1, length + 1, dtype=torch.int64, device="meta")
-    p, valid = torch.empty(1, length + 1, vocabulary, device="meta"), torch.empty_like(tokens, dtype=torch.bool)
-    draft = Draft(build(chain_paths(length)).to("meta"), tokens, p[:, 1:], valid)
+def verify_on_shapes(way: Verification, paths: list[Path], vocabulary: int, replacement: bool = False) -> None:
+    """The verification of a draft, on the meta device."""
+    tree = build(paths).to("meta")
+    tokens = torch.zeros(1, tree.nodes, dtype=torch.int64, device="meta")
+    p, valid = torch.empty(1, tree.nodes, vocabulary, device="meta"), torch.empty_like(tokens, dtype=torch.bool)
+    draft = Draft(tree, tokens, p[:, : tree.inner.shape[1]], valid, replacement=replacement)
     step, rng = tokens[:, 0], RandomStreams([(0, 0)], "meta")
     rng.kernels = FusedKernels()
-    BlockVerification().verify(p, draft, exact(), rng, step, kernels=rng.kernels)
+    way.verify(p, draft, exact(), rng, step, kernels=rng.kernels)
 
 
 def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: torch.dtype) -> None:
@@ -198,7 +207,8 @@ def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: tor
     drafting = models.drafter(drafter, network, "meta", dtype, window=window)
     given = models.conditioning(name, images, "meta", dtype)
     ways: list[Verification] = [TokenWise()]
-    if not drafting.shape.tree.is_chain and not drafting.shape.carries_over:
+    shape = drafting.shape
+    if not (shape.tree.is_chain or shape.carries_over or shape.skips):
         ways.append(Traversal())
     for way in ways:
         config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name], verification=way)

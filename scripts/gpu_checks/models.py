@@ -14,6 +14,7 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.pjd import ParallelJacobi
+from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.sampling import Sampling
@@ -36,6 +37,7 @@ DRAFTERS = (
     "chain",
     "tree",
     "eagle2",
+    "vvs",
     "medusa",
     "draft_model",
     "jacobi",
@@ -46,7 +48,7 @@ DRAFTERS = (
 )
 #: The tree that begins a window of SJD-PAC, of the real size and of a small one.
 PAC = ({"width": 4, "depth": 3}, {"width": 2, "depth": 2})
-#: Those out of raster order, whose steps start the same kernels.
+#: Those out of raster order.
 PARALLEL = ("zipar", "pjd")
 
 
@@ -112,6 +114,7 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
     shape = like_shape(model)
     tree = parse("[[0],[1],[0,0],[0,1],[1,0]]" if small else "mc_sim_7b_63")
     window = window or (4 if small else 32)
+    grown = (4, 2, 2) if small else (25, 5, 4)
 
     def head() -> Any:
         return made(lambda: EagleNetwork(shape), device, dtype)
@@ -127,7 +130,9 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
     if name == "tree":
         return Eagle(head(), tree)
     if name == "eagle2":
-        return Eagle2(head(), *((4, 2, 2) if small else (25, 5, 4)))
+        return Eagle2(head(), *grown)
+    if name == "vvs":
+        return VVS(head(), *grown, "filtered", 2)
     if name == "medusa":
         heads = MedusaConfig(model.block.dim, model.vocab_size, 5)
         return Medusa(made(lambda: MedusaNetwork(heads), device, dtype), tree)
