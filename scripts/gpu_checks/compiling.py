@@ -29,7 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from gpu_checks import gates, models, parity, recording, results
+from gpu_checks import experiments, gates, models, parity, recording, results
 from specbench.decoding.loop import DecoderConfig
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
@@ -38,7 +38,7 @@ from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
-from specbench.engine.kernels import FusedKernels, launch, tiles, tuning
+from specbench.engine.kernels import FusedKernels, block, launch, tiles, tuning
 
 #: Without these ptxas reports nothing, or not again.
 REPORTING = {"TRITON_DUMP_PTXAS_LOG": "1", "TRITON_ALWAYS_COMPILE": "1"}
@@ -163,12 +163,13 @@ def later_stages() -> list[Callable[[], None]]:
     """What the stages after this one start, so that they find it compiled."""
     passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(True)]
     cases = [partial(case_on_shapes, *case) for case in recording.CASES.values()]
-    return [*passes, *cases, *(partial(candidates_on_shapes, name) for name in gates.TUNED)]
+    tuned = [partial(candidates_on_shapes, name, *case) for name, case in (*gates.TUNED.items(), *experiments.TUNED)]
+    return [*passes, *cases, *tuned]
 
 
-def candidates_on_shapes(name: str) -> None:
-    """Every tile that stage 4 tries for a target."""
-    network, (nodes, slots) = models.target(name, "meta", torch.bfloat16, 1), gates.TUNED[name]
+def candidates_on_shapes(name: str, nodes: tuple[int, ...], slots: int, most_weights: int = block.MOST_WEIGHTS) -> None:
+    """Every tile that tuning tries for passes of a target."""
+    network = models.target(name, "meta", torch.bfloat16, 1)
 
     def all_of(tried: Iterable[tiles.T], run: Callable[[tiles.T], None]) -> tiles.T:
         tried = list(tried)
@@ -181,7 +182,7 @@ def candidates_on_shapes(name: str) -> None:
         mock.patch.object(tiles, "fastest", all_of),
         torch.no_grad(),
     ):
-        FusedKernels().tune(network.layers, nodes, gates.ROWS, slots)
+        FusedKernels(most_weights=most_weights).tune(network.layers, nodes, gates.ROWS, slots)
 
 
 def case_on_shapes(target: str, drafter: str, rule: str, engine: str) -> None:

@@ -118,8 +118,9 @@ def line(measured: float, gate: float, read: int, aim: float | None = None) -> d
 
 
 def stored_tiles() -> Tiles:
-    """The tiles that were tuned for this device, in the folder of the results."""
-    return Tiles.load(Path(os.environ["OUT"]) / results.TILES)
+    """The tiles that were tuned for this device, in the folder of the results, if there is one."""
+    folder = os.environ.get("OUT")
+    return Tiles.load(Path(folder) / results.TILES) if folder else Tiles()
 
 
 @lru_cache(1)
