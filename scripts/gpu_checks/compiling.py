@@ -160,11 +160,14 @@ def steps(some: Any = STEPS) -> list[Callable[[], None]]:
 
 
 def later_stages() -> list[Callable[[], None]]:
-    """What the stages after this one start, so that they find it compiled."""
+    """What stages 2 and 3 start, so that they find it compiled."""
     passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(True)]
-    cases = [partial(case_on_shapes, *case) for case in recording.CASES.values()]
-    tuned = [partial(candidates_on_shapes, name, *case) for name, case in (*gates.TUNED.items(), *experiments.TUNED)]
-    return [*passes, *cases, *tuned]
+    return [*passes, *(partial(case_on_shapes, *case) for case in recording.CASES.values())]
+
+
+def tuning_on_shapes() -> list[Callable[[], None]]:
+    """What tuning tries in stages 4 and 6."""
+    return [partial(candidates_on_shapes, name, *case) for name, case in (*gates.TUNED.items(), *experiments.TUNED)]
 
 
 def candidates_on_shapes(name: str, nodes: tuple[int, ...], slots: int, most_weights: int = block.MOST_WEIGHTS) -> None:
@@ -287,15 +290,25 @@ def _extremes(some: list[Specialisation]) -> list[Specialisation]:
 def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
     """For this device; where there is none, one specialisation of each kernel of a step for Hopper."""
     os.environ |= REPORTING
+    tried: list[Specialisation] = []
     if cuda:
         major, minor = torch.cuda.get_device_capability()
         some = started([*steps(), *later_stages()], 10 * major + minor)
+        tried = [one for one in started(tuning_on_shapes(), 10 * major + minor) if one not in set(some)]
     else:
         some = list({one.kernel: one for one in started(steps(FEW[:1]))}.values())
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
         futures = [(one.label, pool.submit(compiled, one)) for one in some[: 3 if fast else None]]
+        more = [pool.submit(compiled, one) for one in tried]
         for label, future in futures:
             yield label, lambda future=future: _checked(future.result())
+        yield "tiles that tuning tries", lambda: _tried([future.result() for future in more])
+
+
+def _tried(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A tile that spills, or does not compile, is only not chosen."""
+    broken = sum(bool(faults(row)) for row in rows)
+    return {"note": f"{len(rows)} compiled, of which {broken} spill or need too much shared memory"}
 
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:
