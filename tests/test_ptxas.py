@@ -142,11 +142,11 @@ def test_of_equal_kernels_those_of_least_and_most_known_sizes_are_compiled(monke
 
 
 @pytest.mark.parametrize(("kernel", "version", "capability", "spilled", "fine"), [
-    ("_conclude", "3.6.0", 90, 72, True),
-    ("_conclude", "3.6.0", 90, 76, False),
-    ("_conclude", "3.9.0", 90, 8, False),
-    ("_conclude", "3.9.0", 89, 16, True),
+    ("_probs", "3.6.0", 120, 40, True),
+    ("_probs", "3.6.0", 120, 44, False),
     ("_probs", "3.6.0", 90, 8, False),
+    ("_probs", "3.9.0", 120, 8, False),
+    ("_attend", "3.9.0", 120, 172, True),
 ])  # fmt: skip
 def test_a_kernel_may_spill_what_is_known_of_its_version_and_device(
     kernel: str, version: str, capability: int, spilled: int, fine: bool, monkeypatch: pytest.MonkeyPatch
