@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import inputs, lossless, sampling, verification, window
+from specbench.engine.kernels import inputs, longest, lossless, sampling, verification, window
 from specbench.engine.kernels.block import LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.kernels.tuning import tune
@@ -27,6 +27,7 @@ class FusedKernels:
     probs, draw = staticmethod(sampling.probs), staticmethod(sampling.draw)
     uniforms, draw_distinct = staticmethod(sampling.uniforms), staticmethod(sampling.draw_distinct)
     verify, advance = staticmethod(verification.verify), staticmethod(verification.advance)
+    verify_longest = staticmethod(longest.verify_longest)
     verify_block, traverse = staticmethod(lossless.verify_block), staticmethod(lossless.traverse)
     keep, window = staticmethod(verification.keep), staticmethod(window.window)
     inputs, newest, level = staticmethod(inputs.inputs), staticmethod(inputs.newest), staticmethod(inputs.level)
