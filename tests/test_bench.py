@@ -456,10 +456,12 @@ def test_fused_kernels_take_the_tiles_of_this_device(monkeypatch: pytest.MonkeyP
     assert file.name == "NVIDIA-H100-80GB-HBM3.json"
     tuned = tiles.Tiles(file)
     tuned.tuned["add 1 rows 8 x 8 bfloat16"] = tiles.Tile(2, 0)
+    tuned.tuned_attention["2 heads 33 queries 64 bfloat16"] = tiles.AttentionTile(32, 64, 4, 3, 2)
     tuned.save()
     cfg = {"engine": "triton", "model": "llamagen_xl"}
-    for tuned_here in (tuned.tuned, {}):
-        assert pipeline.engine_of(cfg, torch.device("cuda", 0)).kernels.layers.tiles.tuned == tuned_here
+    for tuned_here in ((tuned.tuned, tuned.tuned_attention), ({}, {})):
+        table = pipeline.engine_of(cfg, torch.device("cuda", 0)).kernels.layers.tiles
+        assert (table.tuned, table.tuned_attention) == tuned_here
         here[0] = "NVIDIA H200"
 
 
@@ -477,10 +479,10 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
         config=SimpleNamespace(drafter=drafter, target=target),
         model=SimpleNamespace(target=target),
     )
-    measure._tune(given, (1, 16), 2)
-    assert tuned == [(["a block"], [2, 4, 6, 8, 14, 32])]
+    measure._tune(given, (1, 16), 2, 70)
+    assert tuned == [(["a block"], [1, 2, 3, 4, 7, 16], 2, 70)]
     given.engine = Eager()
-    measure._tune(given, (1,), 2)
+    measure._tune(given, (1,), 2, 70)
     assert len(tuned) == 1
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench.engine import ops
 from specbench.engine.masks import TreeMask
-from specbench.models.transformer import Block, BlockConfig, RMSNorm, grid_rotary, line_rotary, run_blocks
+from specbench.models.transformer import Block, BlockConfig, FeedForward, RMSNorm, grid_rotary, line_rotary, run_blocks
 
 pytest.importorskip("triton")
 from gpu_checks.parity import poisoned
@@ -73,12 +73,30 @@ def test_products(rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None
     within(kernels._product(Stream(x), norm, weight), want, 4 * rounding * size)
     # SiLU's slope is at most 1.1; three roundings on the way through cuBLAS
     bound = 4 * rounding * (1.1 * size * gated.abs() + F.silu(want).abs() * gated_size) + 3 * rounding
-    within(kernels._product(Stream(x), norm, weight, gate), F.silu(want) * gated, bound)
+    feed = FeedForward(BlockConfig(width, 1, 1, out)).to(DEVICE, dtype)
+    feed.w1.weight.copy_(weight)
+    feed.w3.weight.copy_(gate)
+    within(kernels._gated(Stream(x), norm, feed), F.silu(want) * gated, bound)
     stream = Stream(residual)
     kernels._add(x, weight, stream, None, False)
     assert (stream.pending is None) == (rows <= 16)
     total, size = wide @ w.T + residual.double(), wide.abs() @ w.T.abs() + residual.double().abs()
     within(Stream.summed(stream), total, 3 * rounding * size)
+
+
+@torch.inference_mode()
+def test_weights_that_are_joined_stay_what_they_are() -> None:
+    feed = FeedForward(BlockConfig(8, 1, 1, 12)).requires_grad_(False)
+    first, second = feed.w1.weight.clone(), feed.w3.weight.clone()
+    assert torch.equal(feed.joined(), torch.cat([first, second]))
+    memory = feed.joined().data_ptr()
+    assert (feed.w1.weight.data_ptr(), feed.joined().data_ptr()) == (memory, memory)  # joined once
+    assert torch.equal(feed.w1.weight, first)
+    assert torch.equal(feed.w3.weight, second)
+    feed.load_state_dict({name: x + 1 for name, x in feed.state_dict().items()})
+    assert torch.equal(feed.joined(), torch.cat([first, second]) + 1)
+    feed.w3.weight.data = second  # elsewhere
+    assert torch.equal(feed.joined(), torch.cat([first + 1, second]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -185,12 +203,8 @@ def _blocks(cfg: BlockConfig, first: bool, dtype: torch.dtype) -> torch.nn.Modul
     ],
 )
 @torch.inference_mode()
-def test_blocks_and_their_cache(
-    name: str, first: bool, nodes: int, large: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_and_their_cache(name: str, first: bool, nodes: int, large: bool) -> None:
     cfg, rows, slots = BLOCKS[name], 2, 24
-    if large:
-        monkeypatch.setattr(block, "MOST_WEIGHTS", 0)
     blocks = _blocks(cfg, first, torch.float32)
     table = grid_rotary(4, cfg.head_dim, 2, 8) if cfg.rotary == "interleaved" else line_rotary(slots, cfg.head_dim, 1e4)
     root = torch.tensor([4, 9], device=DEVICE)
@@ -201,7 +215,7 @@ def test_blocks_and_their_cache(
     for cache in (plain, fused):
         cache.k.copy_(normal(*cache.k.shape, seed=7))
         cache.v.copy_(normal(*cache.v.shape, seed=8))
-    fused.kernels = FusedKernels(WideTiles())
+    fused.kernels = FusedKernels(WideTiles(), most_weights=0 if large else block.MOST_WEIGHTS)
     found, want = (run_blocks(blocks, x, rope, mask, cache, at, (0,)) for cache in (fused, plain))
     # float32 sums in another order: 1e-5 of numbers of order one, some hundred of them added up
     torch.testing.assert_close((found, fused.k, fused.v), (want, plain.k, plain.v), rtol=1e-4, atol=1e-4)

@@ -291,6 +291,21 @@ def test_only_image_tokens_stay_in_the_head():
     assert model.ids(torch.tensor([5, 0])).tolist() == [3, 7]
 
 
+def test_a_large_vocabulary_is_a_multiple_of_what_a_gpu_reads_at_once():
+    """The tokens behind the grammar's own are allowed nowhere."""
+    image = image_tokens(torch.arange(8192) + 4, 2, 2, 8803, [8196])
+    assert len(image.ids) == 8208
+    assert image.ids[8192:].tolist() == [8803, 8196] + [4] * 14
+    assert image.grammar.codes == 8192
+    assert image.grammar.forced.tolist() == [-1, -1, 8192, -1, -1, 8192, 8193]
+    model = Unified(replace(BASE, vocab_size=8804), image)
+    session = model.open(Prompts(*[torch.ones(1, 2, dtype=x) for x in (torch.int64, torch.bool)] * 2), 1, False, 0)
+    logits = torch.zeros(1, 7, 8208).index_fill_(2, torch.arange(8194, 8208), 9.0)
+    probs = session.constrain(logits, torch.arange(7)[None]).softmax(-1)
+    assert probs[..., 8194:].eq(0).all()
+    assert probs[0, 2, 8192] == 1
+
+
 @pytest.mark.parametrize("proximity", MEASURES)
 def test_a_token_that_is_no_code_is_near_to_itself_alone(proximity):
     """Else a relaxed rule could let a new line stand for a code."""

@@ -13,37 +13,43 @@ from specbench.models.transformer import Block, BlockConfig
 
 pytest.importorskip("triton")
 from specbench.engine.kernels import FusedKernels, tiles, tuning
-from specbench.engine.kernels.tiles import Tile, Tiles
+from specbench.engine.kernels.tiles import AttentionTile, Tile, Tiles
 
 CFG = BlockConfig(32, 2, 2, 48)
 
 
 def _tuned(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FusedKernels, list[int]]:
-    """Tuned for 2 and 3 rows, on a device where the widest tile is fastest."""
+    """Tuned for 1 and 2 nodes of two rows, on a device where the tile that takes most at once is fastest."""
     runs: list[int] = []
     kernels = FusedKernels(Tiles.load(path))
 
     def seconds(run: Callable[[], None], samples: int) -> float:
         runs.append(samples)
         run()
-        return -max(tile.over for tile in kernels.layers.tiles.tuned.values())
+        table = kernels.layers.tiles
+        return -max(t.over for t in table.tuned.values()) - sum(t.keys for t in table.tuned_attention.values())
 
     monkeypatch.setattr(tuning, "can_measure", lambda device: True)
     monkeypatch.setattr(tiles, "_seconds", seconds)
-    monkeypatch.setattr(tiles, "candidates", lambda *_: [Tile(16, 0), Tile(32, 0)])
+    monkeypatch.setattr(tiles, "candidates", lambda *_: [Tile(16, 0), Tile(32, 16)])
+    monkeypatch.setattr(tiles, "attention_candidates", lambda *_: [AttentionTile(16, n, 4, 1, 1) for n in (16, 32)])
     with torch.inference_mode():
-        kernels.tune([Block(CFG), Block(CFG)], (2, 3))
+        kernels.tune([Block(CFG), Block(CFG)], (1, 2), 2, 20)
     return kernels, runs
 
 
 def test_tuned_tiles_are_kept_for_the_same_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cache" / "tiles.json"
     kernels, runs = _tuned(path, monkeypatch)
-    assert len(runs) == 2 * 2 * 4  # rows, tiles, products
+    assert len(runs) == 2 * 2 * 5  # nodes, tiles, products and attention
     tuned = kernels.layers.tiles
+    assert tuned.tuned_attention == {f"4 heads {n} queries 16 float32": AttentionTile(16, 32, 4, 1, 1) for n in (1, 2)}
+    assert tuned.attention(4, 2, 16, torch.float32, False).keys == 32
+    assert tuned.attention(4, 3, 16, torch.float32, False) == tiles.default_attention(3, 16, torch.float32, False)
     assert {tile.over for tile in tuned.tuned.values()} <= {16, 32}
     assert tuned.product("gate", 2, 48, 32, torch.float32) in tuned.tuned.values()
     assert Tiles.load(path).tuned == tuned.tuned
+    assert Tiles.load(path).tuned_attention == tuned.tuned_attention
     _, runs = _tuned(path, monkeypatch)
     assert not runs  # all are known
     held = json.loads(path.read_text())
@@ -55,7 +61,7 @@ def test_tuned_tiles_are_kept_for_the_same_device(tmp_path: Path, monkeypatch: p
 def test_nothing_is_measured_without_a_device(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    FusedKernels(Tiles.load(tmp_path / "tiles.json")).tune([Block(CFG)], (1, 2))
+    FusedKernels(Tiles.load(tmp_path / "tiles.json")).tune([Block(CFG)], (1, 2), 2, 20)
     assert not list(tmp_path.iterdir())
 
 
@@ -77,7 +83,17 @@ def test_tiles_suit_what_kernels_can_take(dtype: torch.dtype) -> None:
     )
 
 
+def test_smaller_blocks_are_tried_for_a_window_of_32() -> None:
+    """Its 33 nodes fill a block of 64 by half."""
+    tried = list(tiles.attention_candidates(33, 128, torch.bfloat16, True))
+    assert tried[0] == tiles.default_attention(33, 128, torch.bfloat16, True)
+    assert {tile.queries for tile in tried} == {16, 32, 64}
+    assert len(set(tried)) == len(tried) < 16
+    assert max(tile.queries for tile in list(tiles.attention_candidates(65, 128, torch.bfloat16, True))[1:]) == 64
+    assert len(list(tiles.attention_candidates(33, 128, torch.float32, True))) == 1
+
+
 def test_a_window_of_64_reads_the_cache_once() -> None:
-    assert Tiles.attention(65, 128, torch.bfloat16, hopper=True).queries == 128
-    assert Tiles.attention(65, 64, torch.bfloat16, hopper=False).queries == 128
-    assert Tiles.attention(26, 64, torch.bfloat16, hopper=True).queries == 32
+    assert tiles.default_attention(65, 128, torch.bfloat16, hopper=True).queries == 128
+    assert tiles.default_attention(65, 64, torch.bfloat16, hopper=False).queries == 128
+    assert tiles.default_attention(26, 64, torch.bfloat16, hopper=True).queries == 32

@@ -137,7 +137,7 @@ def lumina_image_grammar(t: Tensors, c: Config) -> Compared:
         ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2])
         yield f"{name}/position_class", ours, t[f"out/{name}/position_class"]
         own = torch.tensor([c["new_line"], c["image_end"]])
-        yield f"{name}/ids", image.ids[image.grammar.codes :], own
+        yield f"{name}/ids", image.ids[image.grammar.codes :][: len(own)], own
         for key in (k for k in t if k.startswith(f"out/{name}/window_")):
             start, wanted = int(key.rsplit("_", 1)[1]), t[key]
             known = torch.cat([ours, torch.full((len(wanted),), 3, dtype=ours.dtype)])  # behind the end: anything
@@ -168,7 +168,7 @@ def emu3_image_grammar(t: Tensors, c: Config) -> Compared:
         wanted = t[key]
         yield name, ours, wanted[wanted != 5]  # padding behind the end is not generated
         own = torch.tensor([c["eol_token"], c["eof_token"], c["eoi_token"], c["eos_token"]])
-        yield f"{name}/ids", image.ids[image.grammar.codes :], own
+        yield f"{name}/ids", image.ids[image.grammar.codes :][: len(own)], own
 
 
 def lumina2_lm(t: Tensors, c: Config) -> Compared:
@@ -224,7 +224,7 @@ def lumina2_image_grammar(t: Tensors, c: Config) -> Compared:
         ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2])
         yield f"{name}/position_class", ours, t[f"out/{name}/position_class"]
         own = torch.tensor([first, last, c["new_line"], c["image_end"]])
-        yield f"{name}/ids", torch.cat([image.ids[[0, lumina2.CODES - 1]], image.ids[lumina2.CODES :]]), own
+        yield f"{name}/ids", torch.cat([image.ids[[0, lumina2.CODES - 1]], image.ids[lumina2.CODES :][:2]]), own
     for name, count in c["generated_after_start"].items():
         width, height = (int(x) for x in name.split("x"))
         image = lumina2.image(lumina2.CODES, width, height)

@@ -1,7 +1,8 @@
 """Kernel launches of a step, counted on fake CUDA tensors at full size: without a device, weights or memory.
 
 An operation of PyTorch counts as one launch, unless it is a view or only allocates; `addmm` of a matrix counts as two,
-since it copies the summand first; attention by PyTorch counts as one. Some operations (sort, topk, cumsum) launch more:
+since it copies the summand first; attention by PyTorch counts as one, and as three more where it makes what it adds to
+the scores of a bool mask. Some operations (sort, topk, cumsum) launch more:
 the count is a lower bound.
 Fused kernels are counted where they are started, `engine.kernels.launch.start`.
 """
@@ -74,6 +75,9 @@ class Launches(TorchDispatchMode):
 
         def attend(*args: Any, **kwargs: Any) -> Tensor:
             self.add("scaled_dot_product_attention")
+            mask = kwargs.get("attn_mask")
+            if mask is not None and mask.dtype == torch.bool:
+                self.add("masks of attention", 3)
             return attended(*args, **kwargs)
 
         hooks = torch.nn.modules.module

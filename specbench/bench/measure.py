@@ -109,7 +109,7 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         pipeline = pipeline.overridden(ForcedLength(plan.forced))
     vanilla = pipeline.vanilla()
     with torch.inference_mode():
-        _tune(pipeline, plan.nodes, 2 * rows if guided else rows)
+        _tune(pipeline, plan.nodes, 2 * rows if guided else rows, plan.context or target.length)
         clock = Clock(device)
         decoding = pipeline.images(conditioning, rng, clock)
         context = position_of(decoding, plan.context)
@@ -228,9 +228,10 @@ def _against_floors(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tune(pipeline: Pipeline, nodes: Iterable[int], rows: int) -> None:
-    """Before the first measurement, lets fused kernels choose their tiles for passes over so many sequences: of the
-    given numbers of nodes, and of those that the method has. A device does this once; later runs use the tiles, too."""
+def _tune(pipeline: Pipeline, nodes: Iterable[int], rows: int, slots: int) -> None:
+    """Before the first measurement, lets fused kernels choose their tiles for passes over so many sequences of `slots`
+    positions: of the given numbers of nodes, and of those that the method has. A device does this once; later runs use
+    the tiles, too."""
     kernels: Any = pipeline.engine.kernels
     if kernels is None:
         return
@@ -239,7 +240,7 @@ def _tune(pipeline: Pipeline, nodes: Iterable[int], rows: int) -> None:
     levels = tree.depth[0].bincount().tolist()
     every = shape.fronts(pipeline.config.target.width) * tree.nodes
     counts = {1, every, tree.height + 1, *levels, *nodes}
-    kernels.tune(pipeline.model.target.layers, sorted(rows * count for count in counts))
+    kernels.tune(pipeline.model.target.layers, sorted(counts), rows, slots)
 
 
 def _before(decoding: Decoding) -> int:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+#: What CUDA's attention wants the strides of a mask to be a multiple of.
+_ALIGNED = 8
+
 
 @dataclass(frozen=True)
 class TreeMask:
@@ -29,6 +32,14 @@ class TreeMask:
         own = order[:, None]
         valid = (positions >= start[:, None]).unsqueeze(1)  # (R, 1, n)
         return cls(start, root, ((order <= own) & valid) | (order == own))
+
+    def bias(self, keys: int, dtype: torch.dtype) -> Tensor:
+        """What attention adds to the scores of the first `keys` slots of a cache, (R, 1, n, keys) of `dtype`: 0 where a
+        position attends, else minus infinity. PyTorch would make it of a bool mask in every layer. Rows of the memory
+        are a multiple of `_ALIGNED` numbers, without which CUDA's kernels copy it in every layer."""
+        wide = -(-keys // _ALIGNED) * _ALIGNED
+        mask = self.dense(torch.arange(wide, device=self.root.device))
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)[..., :keys]
 
     def dense(self, keys: Tensor) -> Tensor:
         """The mask (R, 1, n, slots) bool over the slots of a cache, whose numbers are keys (slots,) int64."""

@@ -112,9 +112,9 @@ class HeadNorm(nn.Module):
 @dataclass(frozen=True)
 class AttentionContext:
     """What all blocks of a pass share, of R rows of n positions: rope (R or 1, n, head_dim / 2, 2), and its
-    `rope_factors`; mask (R, 1, n, keys) bool, True = may attend, or None: causal over the positions
-    themselves (training); the cache, whose first slots are the keys, and `slots` (R, n) int64, where the keys go. The
-    mask of a decode pass is a `TreeMask` where the cache has fused kernels, which take no other."""
+    `rope_factors`; mask (R, 1, n, keys) bool, True = may attend, or what is added to the scores, or None: causal over
+    the positions themselves (training); the cache, whose first slots are the keys, and `slots` (R, n) int64, where the
+    keys go. The mask of a decode pass is a `TreeMask` where the cache has fused kernels, which take no other."""
 
     rows: int
     nodes: int
@@ -165,6 +165,16 @@ class FeedForward(nn.Module):
         """x (N, dim) -> (N, dim)."""
         return linear(silu(linear(x, self.w1.weight)) * linear(x, self.w3.weight), self.w2.weight)
 
+    def joined(self) -> Tensor:
+        """The weights of w1, then those of w3 (2 ffn_dim, dim), in one memory, of which theirs are parts from then on:
+        one product reads both."""
+        first, second = self.w1.weight, self.w3.weight
+        behind = first.storage_offset() + first.numel() == second.storage_offset()
+        if not behind or first.untyped_storage()._cdata != second.untyped_storage()._cdata:
+            both = torch.cat([first.detach(), second.detach()])
+            first.data, second.data = both.chunk(2)
+        return first.detach().as_strided((2 * len(first), first.shape[1]), first.stride())
+
 
 class Block(nn.Module):
     """Attention and SwiGLU. `input_norm=False` drops the first norm (the first layer of an EAGLE drafter)."""
@@ -205,7 +215,7 @@ def run_blocks(
     kernels = None if cache is None else cache.kernels
     if isinstance(mask, TreeMask) and kernels is None:
         assert cache is not None
-        mask = mask.dense(torch.arange(cache.read(mask, first.attention.cfg.n_heads), device=x.device))
+        mask = mask.bias(cache.read(mask, first.attention.cfg.n_heads), x.dtype)
     context = AttentionContext(rows, nodes, rope, rope_factors(rope, first.attention.cfg.rotary), mask, cache, slots)
     flat: Any = x.reshape(-1, dim)
     if kernels is not None:

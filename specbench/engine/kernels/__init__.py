@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from specbench.engine.kernels import inputs, longest, lossless, sampling, verification, window
-from specbench.engine.kernels.block import LayerKernels, Stream
+from specbench.engine.kernels.block import MOST_WEIGHTS, LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.kernels.tuning import tune
 
@@ -33,15 +33,16 @@ class FusedKernels:
     inputs, newest, level = staticmethod(inputs.inputs), staticmethod(inputs.newest), staticmethod(inputs.level)
     stream = Stream
 
-    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True, most_weights: int = MOST_WEIGHTS) -> None:
         """tiles: how the layers' kernels divide their work (default: not tuned); dependent: whether a kernel of a layer
-        may begin before the one in front of it has ended, on devices that can."""
-        self.layers = LayerKernels(tiles, dependent)
+        may begin before the one in front of it has ended, on devices that can; most_weights: those of a matrix whose
+        products with few rows are left to cuBLAS where it has more."""
+        self.layers = LayerKernels(tiles, dependent, most_weights)
 
-    def tune(self, blocks: Sequence[Any], rows: Iterable[int]) -> None:
-        """Measure tiles for products of so many rows with the weights of some `Block`s, and keep the fastest (see
-        `tiles`). Without CUDA nothing happens."""
-        tune(self.layers, blocks, rows)
+    def tune(self, blocks: Sequence[Any], nodes: Iterable[int], rows: int, slots: int) -> None:
+        """Measure tiles for passes of `rows` sequences over each number of nodes, with the weights of some `Block`s and
+        caches of `slots` positions, and keep the fastest (see `tiles`). Without CUDA nothing happens."""
+        tune(self.layers, blocks, nodes, rows, slots)
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
         return self.layers.rms_norm(x, norm)

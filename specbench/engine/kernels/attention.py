@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,9 +16,18 @@ from specbench.engine.kernels.products import dot
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.masks import TreeMask
 
-#: Programs that a device runs at once (the multiprocessors of an H100 or H200), and the largest number of programs that
-#: share the keys of a head: the last of them reads the partial sums of all.
-_PROCESSORS, _MOST_SPLITS = 132, 16
+#: The largest number of programs that share the keys of a head: the last of them reads the partial sums of all.
+_MOST_SPLITS = 16
+#: Multiprocessors that are assumed where there is no device: those of an H100 or H200.
+_PROCESSORS = 132
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device: programs of attention that it runs at once."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return _PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @triton.jit
@@ -144,9 +154,9 @@ def attend(
     each of which reads the keys once."""
     (rows, nodes, heads, dim), (_, kv, slots, _) = q.shape, k.shape
     queries, among = nodes * heads // kv, mask.among
-    tile = tiles.attention(queries, dim, q.dtype, launch.can_depend(q.device))
+    tile = tiles.attention(rows * kv, queries, dim, q.dtype, launch.can_depend(q.device))
     blocks = triton.cdiv(queries, tile.queries)
-    splits = tile.waves * _PROCESSORS // (rows * kv * blocks)
+    splits = tile.waves * processors(q.device) // (rows * kv * blocks)
     splits = max(1, min(splits, _MOST_SPLITS, triton.cdiv(slots, tile.keys)))
     out = torch.empty_like(q)
     part = top = total = q.new_empty(0, dtype=torch.float32)

@@ -16,13 +16,10 @@ from specbench.engine.kernels.products import FEW, _few, _few_qkv, _many, _many_
 from specbench.engine.kernels.tiles import Tile, Tiles, parts
 from specbench.engine.masks import TreeMask
 
-#: Rows and weights up to which a product is done here; beyond, by cuBLAS.
+#: Rows, and by default weights, up to which a product is done here; beyond, by cuBLAS.
 MOST_ROWS, MOST_WEIGHTS = 16, 1 << 23
-
-
-def small(rows: int, weight: Tensor) -> bool:
-    """Whether a product of so many rows is done here."""
-    return rows <= MOST_ROWS and weight.numel() <= MOST_WEIGHTS
+#: Numbers of SwiGLU that a program computes.
+_SWIGLU = 1024
 
 
 class Stream:
@@ -41,13 +38,18 @@ class Stream:
 
 class LayerKernels:
     """The kernels of a Transformer's layers. `dependent`: whether a kernel may begin before the one in front of it has
-    ended, where the device can (compute capability 9.0 and newer)."""
+    ended, where the device can (compute capability 9.0 and newer); `most_weights`: up to which a product of few rows is
+    not left to cuBLAS."""
 
-    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
-        self.tiles, self.dependent = tiles or Tiles(), dependent
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True, most_weights: int = MOST_WEIGHTS) -> None:
+        self.tiles, self.dependent, self.most_weights = tiles or Tiles(), dependent, most_weights
         self.counters = Counters()
 
-    def _depends(self, on: torch.device) -> bool:
+    def small(self, rows: int, weight: Tensor) -> bool:
+        """Whether a product of so many rows with this weight is done by a kernel of this package."""
+        return rows <= MOST_ROWS and weight.numel() <= self.most_weights
+
+    def depends(self, on: torch.device) -> bool:
         return self.dependent and launch.can_depend(on)
 
     def block(self, one: Any, stream: Stream, context: Any, layer: int) -> Stream:
@@ -57,10 +59,10 @@ class LayerKernels:
         q = self._queries(attention, before, stream, context, layer)
         cache, mask = context.cache, context.mask
         assert isinstance(mask, TreeMask), "fused kernels take the masks of decode passes alone"
-        k, v, dependent = cache.k[layer], cache.v[layer], self._depends(q.device)
+        k, v, dependent = cache.k[layer], cache.v[layer], self.depends(q.device)
         attended = attend(q, k, v, mask, self.counters, self.tiles, dependent)
         self._add(attended.view(len(stream.value), -1), attention.wo.weight, stream, one.attention_norm, one.post_norm)
-        inner = self._product(stream, between, feed.w1.weight, feed.w3.weight)
+        inner = self._gated(stream, between, feed)
         self._add(inner, feed.w2.weight, stream, one.ffn_norm, one.post_norm)
         return stream
 
@@ -69,14 +71,14 @@ class LayerKernels:
         c, weight, cache = attention.cfg, attention.wqkv.weight, context.cache
         rope, slots = context.rope, context.slots
         k, v, half = cache.k[layer], cache.v[layer], c.head_dim // 2
-        rows, width, dependent = context.rows * context.nodes, weight.shape[1], self._depends(weight.device)
+        rows, width, dependent = context.rows * context.nodes, weight.shape[1], self.depends(weight.device)
         q = stream.value.new_empty(context.rows, context.nodes, c.n_heads, c.head_dim)
         rope_stride = 0 if len(rope) == 1 else rope.stride(0)
         assert rope[0].is_contiguous()
         assert context.nodes == 1 or slots.stride(1) == 1
         sizes = context.nodes, k.shape[2], rope_stride, slots.stride(0)
         heads = c.n_heads, c.n_kv_heads, half
-        if c.qkv_bias or c.qk_norm or not small(rows, weight):
+        if c.qkv_bias or c.qk_norm or not self.small(rows, weight):
             if c.qkv_bias:  # cuBLAS adds it
                 qkv = F.linear(self._normed(stream, norm), weight, attention.wqkv.bias)
             else:
@@ -107,16 +109,20 @@ class LayerKernels:
             )  # fmt: skip
         return q
 
-    def _product(self, stream: Stream, norm: Any, weight: Tensor, gate: Tensor | None = None) -> Tensor:
-        """norm(stream) @ weight.T; with a `gate` (out, in) SwiGLU of both products, of which weight's is activated."""
-        rows = len(stream.value)
-        if not small(rows, weight):
-            x = self._normed(stream, norm)
-            y = F.linear(x, weight)
-            return y if gate is None else self._swiglu(y, F.linear(x, gate))
+    def _product(self, stream: Stream, norm: Any, weight: Tensor) -> Tensor:
+        """norm(stream) @ weight.T."""
+        if not self.small(len(stream.value), weight):
+            return F.linear(self._normed(stream, norm), weight)
         x, scale, eps = _unsummed(stream, norm, weight)
-        kind = "add" if gate is None else "gate"
-        return self._small(kind, x, weight, weight if gate is None else gate, scale, eps, None)
+        return self._small("add", x, weight, weight, scale, eps, None)
+
+    def _gated(self, stream: Stream, norm: Any, feed: Any) -> Tensor:
+        """SwiGLU of the products of norm(stream) with the weights w1, which is activated, and w3 of a `FeedForward`."""
+        weight, gate = feed.w1.weight, feed.w3.weight
+        if not self.small(len(stream.value), weight):
+            return self._swiglu(F.linear(self._normed(stream, norm), feed.joined()))
+        x, scale, eps = _unsummed(stream, norm, weight)
+        return self._small("gate", x, weight, gate, scale, eps, None)
 
     def _small(
         self, kind: str, x: Tensor, weight: Tensor, gate: Tensor, scale: Tensor, eps: float, residual: Tensor | None
@@ -127,7 +133,7 @@ class LayerKernels:
         y = x.new_empty(rows, out)
         flags = scale is not weight, gate is not weight, residual is not None
         given = x, weight, gate, scale, y if residual is None else residual, y
-        grid, options = (triton.cdiv(out, tile.over),), _options(tile, self._depends(x.device))
+        grid, options = (triton.cdiv(out, tile.over),), _options(tile, self.depends(x.device))
         if rows <= FEW:
             launch.start(_few, grid,
                 *given, out, eps, rows, tile.over, width, *parts(width), *flags, **options,
@@ -143,7 +149,7 @@ class LayerKernels:
         if post_norm:
             y = self._product(Stream(x), None, weight)
             stream.value = self.rms_norm(y, norm, stream.summed())
-        elif small(len(x), weight):
+        elif self.small(len(x), weight):
             residual = stream.summed()
             stream.value = self._small("add", x, weight, weight, weight, 0.0, residual)
         else:
@@ -183,13 +189,15 @@ class LayerKernels:
         width = x.shape[-1]
         launch.start(_rms_norm, (x.numel() // width,),
             x, norm.weight, residual, total, y, norm.eps, width, triton.next_power_of_2(width), before, after,
-            dependent=self._depends(x.device), num_warps=8 if width > 2048 else 4,
+            dependent=self.depends(x.device), num_warps=8 if width > 2048 else 4,
         )  # fmt: skip
 
-    def _swiglu(self, a: Tensor, b: Tensor) -> Tensor:
-        y = torch.empty_like(a)
-        programs, dependent = triton.cdiv(a.numel(), 1024), self._depends(a.device)
-        launch.start(_swiglu, (programs,), a, b, y, a.numel(), 1024, dependent=dependent)
+    def _swiglu(self, both: Tensor) -> Tensor:
+        """SwiGLU (rows, n) of rows (rows, 2 n) that hold what is activated, then the gate."""
+        rows, width = len(both), both.shape[1] // 2
+        y = both.new_empty(rows, width)
+        grid = rows, triton.cdiv(width, _SWIGLU)
+        launch.start(_swiglu, grid, both, y, width, _SWIGLU, dependent=self.depends(both.device))
         return y
 
 

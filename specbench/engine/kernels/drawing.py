@@ -85,17 +85,40 @@ def most_probable(ROW, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def race(ROW, without, below, beyond, key, index, count, BLOCK: tl.constexpr):
-    """The token (int64) with the largest p / e, and that number, of those that come after number `below` and token
-    `beyond` in falling order; p from ROW (count,) float32, zero for the token `without`; e the exponential noise at
-    `index`, `index` + 1 .. of the stream `key`."""
+def _scores(ROW, without, at, key, index, count):
+    """p / e (float32) of the tokens `at`, with p from ROW (count,) float32, zero for the token `without`, and e the
+    exponential noise at `index` + `at` of the stream `key`."""
+    p = tl.load(ROW + at, mask=at < count, other=0.0)
+    return tl.div_rn(tl.where((p > 0) & (at != without), p, 0.0), exponential(uniform(key, index + at)))
+
+
+@triton.jit
+def race(ROW, key, index, count, BLOCK: tl.constexpr):
+    """The first token (int64) with the largest p / e of ROW (count,); see `_scores`."""
     best, who = tl.full([BLOCK], -1.0, tl.float32), tl.full([BLOCK], 0, tl.int64)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        p = tl.load(ROW + at, mask=at < count, other=0.0)
-        score = tl.div_rn(tl.where((p > 0) & (at != without), p, 0.0), exponential(uniform(key, index + at)))
-        after = (score < below) | ((score == below) & (at > beyond))
-        better = (at < count) & after & (score > best)
+        score = _scores(ROW, -1, at, key, index, count)
+        better = (at < count) & (score > best)
         best, who = tl.where(better, score, best), tl.where(better, at, who)
-    top = tl.max(best, 0)
-    return tl.min(tl.where(best == top, who, count), 0), top
+    return tl.min(tl.where(best == tl.max(best, 0), who, count), 0)
+
+
+@triton.jit
+def write_scores(ROW, SCORES, without, key, index, count, BLOCK: tl.constexpr):
+    """All `_scores` into SCORES (count,) float32, and -1 for the token `without`."""
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        score = _scores(ROW, without, at, key, index, count)
+        tl.store(SCORES + at, tl.where(at == without, -1.0, score), mask=at < count)
+    tl.debug_barrier()  # all threads see them
+
+
+@triton.jit
+def take_largest(SCORES, count, BLOCK: tl.constexpr):
+    """The first token (int64) of the largest of SCORES (count,), which is -1 from then on."""
+    token = most_probable(SCORES, count, BLOCK)
+    tl.debug_barrier()  # no thread writes what another one still reads
+    tl.store(SCORES + token, -1.0)
+    tl.debug_barrier()
+    return token

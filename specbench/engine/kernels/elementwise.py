@@ -38,15 +38,15 @@ def _rms_norm(
 
 
 @triton.jit
-def _swiglu(A, B, Y, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """silu(A) * B."""
+def _swiglu(X, Y, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """silu(a) * b of rows that hold a, then b, each of `width` numbers."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    a = tl.load(A + at, mask=at < count, other=0.0).to(tl.float32)
-    b = tl.load(B + at, mask=at < count, other=0.0).to(tl.float32)
-    tl.store(Y + at, (a * tl.sigmoid(a) * b).to(Y.dtype.element_ty), mask=at < count)
+    row, at = tl.program_id(0).to(tl.int64) * width, tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(X + 2 * row + at, mask=at < width, other=0.0).to(tl.float32)
+    b = tl.load(X + 2 * row + width + at, mask=at < width, other=0.0).to(tl.float32)
+    tl.store(Y + row + at, (a * tl.sigmoid(a) * b).to(Y.dtype.element_ty), mask=at < width)
 
 
 @triton.jit

@@ -2,7 +2,8 @@
 embedding after it, are part of the same kernel.
 
 Up to `FEW` rows a program reads its share of the weights in one shot, all loads before the first sum and before it
-waits for the activations. Above, the matrix units take 16 rows at once, and the loop over the inputs is pipelined.
+waits for the activations. Above, the matrix units take 16 rows at once, and the loop over the inputs is pipelined; the
+program asks for its first weights before it waits.
 """
 
 from __future__ import annotations
@@ -135,12 +136,29 @@ def _products_of_few(
 
 
 @triton.jit
+def _prefetch(W, rows, WIDTH: tl.constexpr, AHEAD: tl.constexpr):
+    """Asks for the first AHEAD weights of the matrix rows `rows`, by lines of 128 bytes, into the L2 cache."""
+    LINE: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth
+    at = tl.minimum(tl.arange(0, AHEAD // LINE) * LINE, WIDTH - 1)
+    address = (W + rows[:, None].to(tl.int64) * WIDTH + at[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _products_of_many(
     X, W, W2, NORM, rm, count, rows, rows2, eps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    WIDTH: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr,
+    WIDTH: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The products (BM, BN) of the rows rm < count with the weights' rows `rows`, and if PAIRED with those of W2 at
-    `rows2`, by the matrix units."""
+    `rows2`, by the matrix units. The first weights are on their way before the program waits for the activations.
+    (Loaded into registers there, they make it spill.)"""
+    if PDL:
+        _prefetch(W, rows, WIDTH, 4 * BK)
+        if PAIRED:
+            _prefetch(W2, rows2, WIDTH, 4 * BK)
+        gdc_wait()
     rk, here = tl.arange(0, BK), (rm < count)[:, None]
     y, z = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
     square = tl.zeros([BM, BK], tl.float32)
@@ -218,10 +236,9 @@ def _many(
     """BN outputs of up to BM rows."""
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
     rm, rn = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     rows = tl.minimum(rn, out - 1)
-    y, z = _products_of_many(X, W, W2, NORM, rm, count, rows, rows, eps, BM, BN, BK, WIDTH, GATED, NORMED)
+    y, z = _products_of_many(X, W, W2, NORM, rm, count, rows, rows, eps, BM, BN, BK, WIDTH, GATED, NORMED, PDL)
     inside = (rm < count)[:, None] & (rn < out)[None, :]
     cell = rm[:, None] * out + rn[None, :]
     tl.store(Y + cell, _finish(y, z, RES, cell, inside, GATED, ADDED), mask=inside)
@@ -326,10 +343,9 @@ def _many_qkv(
     """BN pairs of coordinates of the queries, keys and values of up to BM positions."""
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
     rm, pair, pairs = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN), (HEADS + 2 * KV) * HALF
     one, two = _pair_rows(tl.minimum(pair, pairs - 1), HALF, HALVES)
-    y, z = _products_of_many(X, W, W, NORM, rm, count, one, two, eps, BM, BN, BK, WIDTH, True, NORMED)
+    y, z = _products_of_many(X, W, W, NORM, rm, count, one, two, eps, BM, BN, BK, WIDTH, True, NORMED, PDL)
     inside = (rm < count)[:, None] & (pair < pairs)[None, :]
     position, pair = rm[:, None], pair[None, :]
     y, z, slot = _rotate_pairs(

@@ -8,11 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import draw_row, race, stream, uniform
+from specbench.engine.kernels.drawing import draw_row, stream, take_largest, uniform, write_scores
 
-#: Tokens that a program holds in registers (`_probs`), and that it reads at once elsewhere.
-_HELD, _BLOCK = 8192, 4096
-_OPTIONS = {"num_warps": 16}
+#: Tokens that a program holds in registers (`_probs`), and that it reads at once elsewhere; the compiler's options. (It
+#: spills where it takes fewer registers than it may have.)
+_HELD, _BLOCK, _OPTIONS = 8192, 4096, {"num_warps": 16, "maxnreg": 128}
 #: Numbers of a stream that a program computes.
 _NUMBERS = 1024
 
@@ -33,19 +33,21 @@ def _number(ordered):
 @triton.jit
 def _guided(ROW, without, at, vocabulary, scale, forced, codes, temperature, GUIDED: tl.constexpr):
     """Logits of tokens `at`: guided, minus infinity where the grammar forbids, divided by the temperature."""
-    allowed = (at < vocabulary) & tl.where(forced < 0, at < codes, at == forced)
-    x = tl.load(ROW + at, mask=allowed, other=0.0).to(tl.float32)
+    inside = at < vocabulary  # of which whole groups of 16 are: what the grammar allows would make every load scalar
+    allowed = inside & tl.where(forced < 0, at < codes, at == forced)
+    x = tl.load(ROW + at, mask=inside, other=0.0).to(tl.float32)
     if GUIDED:
-        none = tl.load(ROW + without + at, mask=allowed, other=0.0).to(tl.float32)
+        none = tl.load(ROW + without + at, mask=inside, other=0.0).to(tl.float32)
         x = none + scale * (x - none)
     return tl.where(allowed, tl.div_rn(x, temperature), -float("inf"))
 
 
 @triton.jit
-def _at_least(ordered, least, step):
-    """Whether each number is at least least, + step, + 2 step: ones in the bits 0, 10 and 20."""
-    count = (ordered >= least).to(tl.int32) + ((ordered >= least + step).to(tl.int32) << 10)
-    return count + ((ordered >= least + 2 * step).to(tl.int32) << 20)
+def _digits(ordered, shift, least):
+    """How many numbers have each digit (32,), five bits from `shift` on, of those whose bits above are those of
+    `least`."""
+    digit = ((ordered >> shift) & 31).to(tl.int32)
+    return tl.histogram(digit, 32, mask=((ordered >> shift) >> 5) == ((least >> shift) >> 5))
 
 
 @triton.jit
@@ -79,18 +81,17 @@ def _probs(
         top = tl.maximum(top, tl.max(x, 0))
     tl.debug_barrier()
     least = tl.full([], 0, tl.uint32)
-    if CUT:  # the top_k-th largest number, two bits a pass
-        step = tl.full([], 1 << 30, tl.uint32)
-        for _ in range(16):
-            counts = _at_least(held, least + step, step)
+    if CUT:  # the top_k-th largest number, five bits a pass
+        bins, wanted = tl.arange(0, 32), top_k
+        for shift in range(30, -1, -5):
+            counts = _digits(held, shift, least)
             for start in range(BLOCK, vocabulary, BLOCK):
                 x = tl.load(out + start + lane, mask=start + lane < vocabulary, other=-float("inf"))
-                counts += _at_least(_ordered(x), least + step, step)
-            packed = (counts & 1023).to(tl.int64) + (((counts >> 10) & 1023).to(tl.int64) << 21)
-            total = tl.sum(packed + ((counts >> 20).to(tl.int64) << 42), 0)
-            enough = ((total & 0x1FFFFF) >= top_k).to(tl.uint32) + (((total >> 21) & 0x1FFFFF) >= top_k).to(tl.uint32)
-            least += step * (enough + ((total >> 42) >= top_k).to(tl.uint32))
-            step = step >> 2
+                counts += _digits(_ordered(x), shift, least)
+            reached = tl.cumsum(counts, 0, reverse=True) >= wanted
+            digit = tl.sum(reached.to(tl.int32), 0) - 1
+            wanted -= tl.sum(tl.where(bins > digit, counts, 0), 0)
+            least = least | (digit.to(tl.uint32) << shift)
     weight = _weight(_number(held), top, least, CUT)
     total = tl.sum(weight, 0)
     for start in range(BLOCK, vocabulary, BLOCK):
@@ -180,15 +181,15 @@ def uniforms(
 
 
 @triton.jit
-def _draw_distinct(P, KEY, STEP, OUT, steps_tags, tag, nodes, vocabulary, wanted, BLOCK: tl.constexpr):
+def _draw_distinct(P, KEY, STEP, SCORES, OUT, steps_tags, tag, nodes, vocabulary, wanted, BLOCK: tl.constexpr):
     """The tokens after one node: those of the largest p / e, of which equal ones come in the order of their numbers."""
     here = tl.program_id(0).to(tl.int64)
     row = here // nodes
     key = stream(tl.load(KEY + row), tl.load(STEP + row) * steps_tags + tag)
-    token, score = tl.full([], -1, tl.int64), tl.full([], float("inf"), tl.float32)
+    scores = SCORES + here * vocabulary
+    write_scores(P + here * vocabulary, scores, -1, key, here % nodes * vocabulary, vocabulary, BLOCK)
     for i in range(wanted):
-        token, score = race(P + here * vocabulary, -1, score, token, key, here % nodes * vocabulary, vocabulary, BLOCK)
-        tl.store(OUT + here * wanted + i, token)
+        tl.store(OUT + here * wanted + i, take_largest(scores, vocabulary, BLOCK))
 
 
 def draw_distinct(probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, tag: int, count: int) -> Tensor:
@@ -199,7 +200,7 @@ def draw_distinct(probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, 
     probs = probs.contiguous()
     out = torch.empty(rows, nodes, count, dtype=torch.int64, device=probs.device)
     launch.start(_draw_distinct, (rows * nodes,),
-        probs, key, step, out, tags_per_step, tag, nodes, vocabulary, count,
+        probs, key, step, torch.empty_like(probs), out, tags_per_step, tag, nodes, vocabulary, count,
         min(_BLOCK, triton.next_power_of_2(vocabulary)), **_OPTIONS,
     )  # fmt: skip
     return out

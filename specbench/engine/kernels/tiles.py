@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -39,16 +41,19 @@ class AttentionTile:
     waves: int
 
 
+T = TypeVar("T", Tile, AttentionTile)
 #: Where a product stands: "qkv" (with the norm and the rotary embedding), "gate" (two products and SwiGLU), "add".
 Kind = str
 
 
 class Tiles:
-    """Tiles by kind, rows, outputs, inputs and data type of a product; `path`: where tuned ones are kept, or none."""
+    """Tiles by kind, rows, outputs, inputs and data type of a product, and by heads, queries, width and data type of
+    attention; `path`: where tuned ones are kept, or none."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.tuned: dict[str, Tile] = {}
+        self.tuned_attention: dict[str, AttentionTile] = {}
 
     @classmethod
     def load(cls, path: Path) -> Tiles:
@@ -57,7 +62,9 @@ class Tiles:
         try:
             held = json.loads(path.read_text())
             if held["made_for"] == made_for():
-                tiles.tuned = {key: Tile(**fields) for key, fields in held["tiles"].items()}
+                products = {key: Tile(**fields) for key, fields in held["tiles"].items()}
+                attention = {key: AttentionTile(**fields) for key, fields in held["attention"].items()}
+                tiles.tuned, tiles.tuned_attention = products, attention
         except (OSError, ValueError, KeyError, TypeError):
             pass
         return tiles
@@ -65,7 +72,9 @@ class Tiles:
     def save(self) -> None:
         if self.path is None:
             return
-        held = {"made_for": made_for(), "tiles": {key: asdict(tile) for key, tile in sorted(self.tuned.items())}}
+        tables: dict[str, Mapping[str, Any]] = {"tiles": self.tuned, "attention": self.tuned_attention}
+        held: dict[str, Any] = {"made_for": made_for()}
+        held |= {name: {key: asdict(table[key]) for key in sorted(table)} for name, table in tables.items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_name(f"{self.path.name}.new")
         new.write_text(json.dumps(held, indent=1) + "\n")
@@ -80,17 +89,13 @@ class Tiles:
         return self.tuned.get(self.key(kind, rows, out, width, dtype)) or default(kind, rows, width, dtype)
 
     @staticmethod
-    def attention(queries: int, dim: int, dtype: torch.dtype, hopper: bool) -> AttentionTile:
-        """Of attention of so many queries of one row that share keys. Keys are read once up to 128 queries; up to 64 of
-        wide heads before Hopper, whose matrix units leave sums in shared or tensor memory; in float32, which has no
-        matrix units here, up to 32."""
-        block = max(16, triton.next_power_of_2(queries))
-        if dtype.itemsize > 2:
-            return AttentionTile(min(block, 32 if dim <= 64 else 16), 32 if dim <= 64 else 16, 8, 2, 2)
-        block = min(block, 128 if hopper or dim <= 64 else 64)
-        if block * dim > 8192:  # keys by 64 would take more registers than a thread has
-            return AttentionTile(block, 32, 8, 4, 1)
-        return AttentionTile(block, 64, 8 if block * dim > 4096 else 4, 3, 1 if block > 64 else 2)
+    def attention_key(heads: int, queries: int, dim: int, dtype: torch.dtype) -> str:
+        return f"{heads} heads {queries} queries {dim} {str(dtype).removeprefix('torch.')}"
+
+    def attention(self, heads: int, queries: int, dim: int, dtype: torch.dtype, hopper: bool) -> AttentionTile:
+        """Of attention of `queries` queries that share keys, for each of `heads` heads of keys in all rows."""
+        tuned = self.tuned_attention.get(self.attention_key(heads, queries, dim, dtype))
+        return tuned or default_attention(queries, dim, dtype, hopper)
 
 
 def _bucket(rows: int) -> int:
@@ -114,6 +119,32 @@ def default(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Tile:
     return Tile(max(1, min(triton.next_power_of_2(over + 1) // 2, 2 if kind == "qkv" else 4)), 0, 4, 1)
 
 
+def default_attention(queries: int, dim: int, dtype: torch.dtype, hopper: bool) -> AttentionTile:
+    """Keys are read once up to 128 queries; up to 64 of wide heads before Hopper, whose matrix units leave sums in
+    shared or tensor memory; in float32, which has no matrix units here, up to 32."""
+    block = max(16, triton.next_power_of_2(queries))
+    if dtype.itemsize > 2:
+        return AttentionTile(min(block, 32 if dim <= 64 else 16), 32 if dim <= 64 else 16, 8, 2, 2)
+    block = min(block, 128 if hopper or dim <= 64 else 64)
+    if block * dim > 8192:  # keys by 64 would take more registers than a thread has
+        return AttentionTile(block, 32, 8, 4, 1)
+    return AttentionTile(block, 64, 8 if block * dim > 4096 else 4, 3, 1 if block > 64 else 2)
+
+
+def attention_candidates(queries: int, dim: int, dtype: torch.dtype, hopper: bool) -> Iterable[AttentionTile]:
+    """What tuning tries, the default first. A block of 64 is half empty for the 33 nodes of a window of 32; smaller
+    ones read the keys from the L2 cache several times."""
+    first = default_attention(queries, dim, dtype, hopper)
+    yield first
+    if dtype.itemsize > 2:
+        return
+    fit = (block for block in (16, 32, 64, 128) if block * dim <= 8192)
+    blocks = [block for block in fit if first.queries <= 4 * block <= 4 * first.queries]
+    shapes = ((32, 4, 4, 1), (64, 4, 3, 2), (64, 8, 3, 1), (128, 8, 2, 1))
+    some = [AttentionTile(block, *shape) for block in blocks for shape in shapes]
+    yield from (tile for tile in some if tile != first)
+
+
 def candidates(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Iterable[Tile]:
     """What tuning tries, the default first."""
     first = default(kind, rows, width, dtype)
@@ -131,13 +162,13 @@ def candidates(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Iterabl
     yield from (tile for tile in some if tile != first)
 
 
-def fastest(tiles: Iterable[Tile], run: Callable[[Tile], None], samples: int = 5) -> Tile:
+def fastest(tiles: Iterable[T], run: Callable[[T], None], samples: int = 5) -> T:
     """The tile with which `run` takes the least time on the current CUDA device, recorded as a graph. A tile that does
     not compile, or needs more shared memory than there is, is passed over."""
     best, least = None, float("inf")
     for tile in tiles:
         try:
-            seconds = _seconds(lambda tile=tile: run(tile), samples)  # type: ignore[misc]
+            seconds = _seconds(partial(run, tile), samples)
         except (RuntimeError, triton.runtime.errors.OutOfResources, triton.compiler.errors.CompilationError):
             continue
         if seconds < least:

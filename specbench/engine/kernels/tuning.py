@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.engine.kernels import tiles
-from specbench.engine.kernels.block import LayerKernels, Stream, small
+from specbench.engine.kernels import launch, tiles
+from specbench.engine.kernels.attention import attend
+from specbench.engine.kernels.block import LayerKernels, Stream
+from specbench.engine.masks import TreeMask
 from specbench.engine.ops import KVCache
 
 
@@ -18,34 +20,65 @@ def can_measure(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def tune(layers: LayerKernels, blocks: Sequence[Any], rows: Iterable[int]) -> None:
-    """Choose the tiles of products of `rows` rows with the weights of all `blocks`, one after the other, so that none
-    stays in a cache; each recorded as a graph. Tuned ones are neither measured again nor replaced; new ones are saved.
-    Without CUDA nothing happens."""
+def tune(layers: LayerKernels, blocks: Sequence[Any], nodes: Iterable[int], rows: int, slots: int) -> None:
+    """Choose the tiles of passes of `rows` sequences over each number of nodes: of products with the weights of all
+    `blocks`, one after the other, so that none stays in a cache, and of attention to caches of `slots` positions. Each
+    is recorded as a graph. Tuned ones are neither measured again nor replaced; new ones are saved. Without CUDA nothing
+    happens."""
     if not can_measure(blocks[0].attention.wqkv.weight.device):
         return
-    before = len(layers.tiles.tuned)
-    for count in rows:
-        for kind, weight, run in _products(layers, blocks, count):
+    table = layers.tiles
+    before = len(table.tuned) + len(table.tuned_attention)
+    for count in nodes:
+        for kind, weight, run in _products(layers, blocks, rows * count):
             out, width = weight.shape
             out = out // 2 if kind == "qkv" else out
-            key = layers.tiles.key(kind, count, out, width, weight.dtype)
-            if key in layers.tiles.tuned or not small(count, weight):
-                continue
+            key = table.key(kind, rows * count, out, width, weight.dtype)
+            if layers.small(rows * count, weight):
+                _choose(table.tuned, key, tiles.candidates(kind, rows * count, width, weight.dtype), run)
+        heads, queries, like, attend = _attention(layers, blocks, count, rows, slots)
+        shape = queries, like.shape[-1], like.dtype
+        tried = tiles.attention_candidates(*shape, launch.can_depend(like.device))
+        _choose(table.tuned_attention, table.attention_key(heads, *shape), tried, attend)
+    if len(table.tuned) + len(table.tuned_attention) > before:
+        table.save()
 
-            def timed(tile: tiles.Tile, key: str = key, run: Callable[[], None] = run) -> None:
-                layers.tiles.tuned[key] = tile
-                run()
 
-            best = None
-            try:
-                best = tiles.fastest(tiles.candidates(kind, count, width, weight.dtype), timed)
-            finally:
-                layers.tiles.tuned.pop(key, None)
-                if best is not None:
-                    layers.tiles.tuned[key] = best
-    if len(layers.tiles.tuned) > before:
-        layers.tiles.save()
+def _choose(table: dict[str, tiles.T], key: str, tried: Iterable[tiles.T], run: Callable[[], None]) -> None:
+    """Put into the table, under a key that it does not have, the tile with which `run` is fastest."""
+    if key in table:
+        return
+
+    def timed(tile: tiles.T) -> None:
+        table[key] = tile
+        run()
+
+    best = None
+    try:
+        best = tiles.fastest(tried, timed)
+    finally:
+        table.pop(key, None)
+        if best is not None:
+            table[key] = best
+
+
+def _attention(
+    layers: LayerKernels, blocks: Sequence[Any], nodes: int, rows: int, slots: int
+) -> tuple[int, int, Tensor, Callable[[], None]]:
+    """Attention of `nodes` nodes of each row to a full cache, in as many layers as there are blocks: heads of keys in
+    all rows, queries that share one, queries (R, n, heads, head dim), and a function that computes it."""
+    c, like = blocks[0].attention.cfg, blocks[0].attention.wqkv.weight
+    q = torch.randn(rows, nodes, c.n_heads, c.head_dim, device=like.device, dtype=like.dtype)
+    cache = KVCache(len(blocks), rows, c.n_kv_heads, slots + nodes, c.head_dim, q)
+    start = torch.zeros(rows, dtype=torch.int64, device=q.device)
+    among = torch.ones(1, nodes, nodes, dtype=torch.bool, device=q.device).tril()
+    mask, dependent = TreeMask(start, start + slots, among), layers.depends(q.device)
+
+    def attended() -> None:
+        for k, v in zip(cache.k, cache.v, strict=True):
+            attend(q, k, v, mask, layers.counters, layers.tiles, dependent)
+
+    return rows * c.n_kv_heads, nodes * c.n_heads // c.n_kv_heads, q, attended
 
 
 def _products(
@@ -74,8 +107,7 @@ def _products(
 
     def gates() -> None:
         for block in blocks:
-            feed = block.feed_forward
-            layers._product(Stream(x), None if c.post_norm else block.ffn_norm, feed.w1.weight, feed.w3.weight)
+            layers._gated(Stream(x), None if c.post_norm else block.ffn_norm, block.feed_forward)
 
     def fed() -> None:
         for block in blocks:

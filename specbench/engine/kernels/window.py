@@ -10,7 +10,16 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import draw_residual, draw_row, most_probable, race, stream, uniform
+from specbench.engine.kernels.drawing import (
+    draw_residual,
+    draw_row,
+    most_probable,
+    race,
+    stream,
+    take_largest,
+    uniform,
+    write_scores,
+)
 
 #: Tokens that a program reads at once; the compiler's options. (With fewer registers than it may have, it spills.)
 _BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
@@ -109,7 +118,7 @@ def _choose(
     if drawn > 0:
         if COUPLING == 2:
             noise = stream(key, step * 0 + noise_tag)  # the same at every step
-            token, _ = race(probs, -1, float("inf"), -1, noise, position * vocabulary, vocabulary, BLOCK)
+            token = race(probs, noise, position * vocabulary, vocabulary, BLOCK)
         else:
             kept, u = 0, fresh
             others, mass = vocabulary * 0, 1.0
@@ -193,8 +202,9 @@ def _write(
 
 @triton.jit
 def _siblings(
-    TOKENS, POOL, HEIGHTS, HISTORY, COUNT, STEP, KEY, OFFSETS, CHOICE, DRAFT, LEVELS, nodes, height, deep, vocabulary,
-    held, branching, tags, tag, WIDTH: tl.constexpr, HIGH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS, POOL, SCORES, HEIGHTS, HISTORY, COUNT, STEP, KEY, OFFSETS, CHOICE, DRAFT, LEVELS, nodes, height, deep,
+    vocabulary, held, branching, tags, tag,
+    WIDTH: tl.constexpr, HIGH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All candidates of one position of a row: its token, and others drawn without replacement from the rest of POOL,
     (deep, vocabulary) of a row; into the tokens and heights of the draft's nodes."""
@@ -207,9 +217,10 @@ def _siblings(
     if offset < branching:
         probs = POOL + (row * deep + offset) * vocabulary
         noise = stream(tl.load(KEY + row), tl.load(STEP + row) * tags + tag)
-        token, score = tl.full([], -1, tl.int64), tl.full([], float("inf"), tl.float32)
+        scores = SCORES + (row * branching + offset) * vocabulary
+        write_scores(probs, scores, first, noise, offset * vocabulary, vocabulary, BLOCK)
         for rank in range(1, tl.minimum(WIDTH, vocabulary + 1)):
-            token, score = race(probs, first, score, token, noise, offset * vocabulary, vocabulary, BLOCK)
+            token = take_largest(scores, vocabulary, BLOCK)
             tokens = tl.where(choice == rank, token, tokens)
     tl.store(DRAFT + row * nodes + 1 + i, tokens, mask=here)
     if HIGH:
@@ -259,8 +270,9 @@ def window(
     if not chain:
         pool = state.probs if replaced is None else drafter.pool(state, replaced)
         launch.start(_siblings, (rows, height),
-            state.tokens, pool, state.heights, history, count, step, key, drafter.offsets, drafter.choice, draft,
-            levels, nodes, height, pool.shape[1], size, history.shape[1], drafter.branching, tags, tag + 3,
+            state.tokens, pool, pool.new_empty(rows, drafter.branching, size), state.heights, history, count, step, key,
+            drafter.offsets, drafter.choice, draft, levels, nodes, height, pool.shape[1], size, history.shape[1],
+            drafter.branching, tags, tag + 3,
             drafter.width, high, triton.next_power_of_2(nodes), block, **_OPTIONS,
         )  # fmt: skip
     return draft, levels if high else None
