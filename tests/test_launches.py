@@ -53,6 +53,19 @@ def test_verification_beyond_token_wise_launches_few_kernels_more(words: str, mo
     assert other["outside"] <= token["outside"] + more, other["by_kernel"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("lantern", "lantern variant=released", "lantern_pp", "lantern_pp resample=optimal", "vvs"),
+        *("mentored", "medusa", "jacobi_built_in"),
+    ],
+)
+def test_rules_are_verified_by_few_kernels(words: str) -> None:
+    """The random numbers, one kernel or two, and what the draft asks for; these were hundreds of operations."""
+    counts = counted((*REDUCED, *f"method={words}".split()))
+    assert counts["parts"]["verify"] <= 6, counts["by_kernel"]
+
+
 @pytest.mark.parametrize("shape", ["eagle window=5", "eagle_tree", "sjd"])
 def test_a_band_launches_no_more_than_a_factor(shape: str) -> None:
     """The fused verification finds its limits."""

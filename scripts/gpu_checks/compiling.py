@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +31,10 @@ from triton.runtime.jit import JITFunction
 from gpu_checks import models, results
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import exact
-from specbench.decoding.trees import build, chain_paths
+from specbench.decoding.rules import Mentored, Rule, exact
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.typical import Typical
+from specbench.decoding.trees import Path, build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.traversal import Traversal
@@ -131,17 +133,41 @@ def started(steps: Any = STEPS, dependent: bool = True) -> list[Specialisation]:
         for case in steps:
             step_on_shapes(*case)
         block_on_shapes(5, 16384)
+        rules_on_shapes("mc_sim_7b_63", 16384)
     return list(found)
 
 
 def block_on_shapes(length: int, vocabulary: int) -> None:
     """Block verification of a chain, on the meta device."""
-    tokens = torch.zeros(1, length + 1, dtype=torch.int64, device="meta")
-    p, valid = torch.empty(1, length + 1, vocabulary, device="meta"), torch.empty_like(tokens, dtype=torch.bool)
-    draft = Draft(build(chain_paths(length)).to("meta"), tokens, p[:, 1:], valid)
-    step, rng = tokens[:, 0], RandomStreams([(0, 0)], "meta")
+    verify_on_shapes(BlockVerification(), exact(), chain_paths(length), vocabulary)
+
+
+def rules_on_shapes(tree: str, vocabulary: int) -> None:
+    """Token-wise verification of a tree by rules beyond the exact one, on the meta device. The last one needs most
+    registers."""
+    near = torch.empty(vocabulary, 1001, dtype=torch.int64, device="meta")
+    rules = (
+        Typical(),
+        Lantern("lantern", near, 1000, "tvd", 0.1, greedy=True),
+        Lantern("lantern", near, 1000, "tvd", 0.1),
+        Lantern("lantern", near, 1000, "jsd", 0.1, "released"),
+        Lantern("lantern_pp", near[:, :11], 10, "total", 2.0, "released_p"),
+        Mentored(0.05),
+    )
+    for rule in rules:
+        verify_on_shapes(TokenWise(), rule, parse(tree), vocabulary)
+
+
+def verify_on_shapes(way: Verification, rule: Rule, paths: Sequence[Path], vocabulary: int) -> None:
+    """Verification of one draft with these paths, on the meta device."""
+    tree = build(paths).to("meta")
+    tokens = torch.zeros(1, tree.nodes, dtype=torch.int64, device="meta")
+    p, q = (torch.empty(1, n, vocabulary, device="meta") for n in (tree.nodes, tree.inner.shape[1]))
+    rule.open(p.device)
+    rng = RandomStreams([(0, 0)], "meta")
     rng.kernels = FusedKernels()
-    BlockVerification().verify(p, draft, exact(), rng, step, kernels=rng.kernels)
+    draft = Draft(tree, tokens, q, torch.empty_like(tokens, dtype=torch.bool))
+    way.verify(p, draft, rule, rng, tokens[:, 0], kernels=rng.kernels)
 
 
 def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: torch.dtype) -> None:

@@ -89,7 +89,7 @@ def budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK: tl.co
             least = tl.where(further, least, low)
             begin = tl.maximum(tl.div_rn(1.0, 1 + tl.sqrt(2 * budget)), (low + 1) / 2)
             low = tl.where(unknown | first, 1.0, tl.where(further, following, tl.where(done, low, begin)))
-            high = tl.where(unknown, 1.0, tl.where(further | done, high, tl.div_rn(1.0, low)))
+            high = tl.where(unknown, 1.0, tl.where(further | done, high, tl.div_rn(1.0, tl.maximum(low, 1e-30))))
             passes = tl.where(done, 200, passes)
         else:
             lowered = q_down - rejected
@@ -101,7 +101,8 @@ def budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK: tl.co
             if settled:
                 excess = raising + lowered * tl.log(root) - budget
                 least, most = tl.where(excess <= 0, least, low), tl.where(excess <= 0, low, most)
-                following = low + tl.div_rn(excess, r_up * tl.log(tl.div_rn(root, low)))
+                slope = r_up * tl.log(tl.div_rn(root, low))
+                following = low + tl.div_rn(excess, tl.maximum(slope, 1e-30))
                 done = (tl.abs(following - low) <= 5e-7 * low) | (most - least <= 1e-7 * most) | (excess != excess)
                 inside = (following > least) & (following < most) & ((steps < 12) | (steps % 2 == 0))
                 following = tl.where(inside, following, (least + most) / 2)

@@ -18,13 +18,16 @@ _BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
 
 
 @triton.jit
-def end_walk(PATH, LENGTH, CHOSEN, tokens, node, length, height, next_token, DEEP: tl.constexpr):
-    """Store what a verdict has of an image from the end of its path on, `node` at depth `length`, where `next_token`
-    follows; tokens: of its nodes."""
+def end_walk(
+    PATH, LENGTH, CHOSEN, tokens, node, length, height, probs, u, vocabulary, DEEP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Store what a verdict has of an image from the end of its path on, `node` at depth `length`; tokens: of its nodes;
+    the token that follows is drawn with u from probs (vocabulary,)."""
     depth = tl.arange(0, DEEP)
     beyond = (depth >= length) & (depth < height)
     tl.store(PATH + depth, tl.zeros([DEEP], tl.int64) + node, mask=beyond)
     tl.store(LENGTH, length)
+    next_token = draw_row(probs, u, vocabulary, BLOCK)
     token = tl.where((depth == length) | (depth == height), next_token, tl.load(tokens + node))
     tl.store(CHOSEN + depth, token, mask=(depth >= length) & (depth <= height))
 
@@ -54,7 +57,7 @@ def _accept(
             parts = tl.zeros([BLOCK], tl.float32)
             for start in range(0, vocabulary, BLOCK):
                 r = tl.load(r_row + start + at, mask=start + at < vocabulary, other=0.0)
-                parts -= tl.where(r == 0, 0.0, r * tl.log(r))
+                parts -= r * tl.log(tl.where(r > 0, r, 1.0))
             least = tl.minimum(alpha * tl.exp(-tl.sum(parts, 0)), epsilon, propagate_nan=tl.PropagateNan.ALL)
             accepted = ((own > least) | (own >= 1)).to(tl.int32)
     tl.store(ACCEPTED + here, accepted)
@@ -108,8 +111,10 @@ def _longest(
     for start in range(0, vocabulary, BLOCK):
         i = start + tl.arange(0, BLOCK)
         tl.store(next_row + i, tl.load(p_row + i, mask=i < vocabulary), mask=i < vocabulary)
-    next_token = draw_row(p_row, tl.load(U + row * u_stride + nodes), vocabulary, BLOCK)
-    end_walk(PATH + row * height, LENGTH + row, chosen, tokens, node, length, height, next_token, DEEP)
+    end_walk(
+        PATH + row * height, LENGTH + row, chosen, tokens, node, length, height, p_row,
+        tl.load(U + row * u_stride + nodes), vocabulary, DEEP, BLOCK,
+    )  # fmt: skip
 
 
 def verify_longest(

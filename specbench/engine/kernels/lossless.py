@@ -12,7 +12,6 @@ from torch import Tensor
 
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.drawing import draw_row
-from specbench.engine.kernels.longest import end_walk
 
 #: Tokens that a program reads at once; the compiler's options. (With fewer registers than it may have, it spills.)
 _BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
@@ -176,7 +175,12 @@ def _conclude(
         tl.store(chosen + d, tl.load(tokens + above))
         above = tl.load(PARENT + tree * nodes + above)
         d -= 1
-    end_walk(PATH + row * height, LENGTH + row, chosen, tokens, node, length, height, next_token, DEEP)
+    depth = tl.arange(0, DEEP)
+    beyond = (depth >= length) & (depth < height)
+    tl.store(PATH + row * height + depth, tl.zeros([DEEP], tl.int64) + node, mask=beyond)
+    tl.store(LENGTH + row, length)
+    token = tl.where((depth == length) | (depth == height), next_token, tl.load(tokens + node))
+    tl.store(chosen + depth, token, mask=(depth >= length) & (depth <= height))
 
 
 def verify_block(p: Tensor, draft: Any, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

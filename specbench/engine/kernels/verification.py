@@ -12,7 +12,6 @@ from torch import Tensor
 
 from specbench.engine.kernels import launch, neighbours
 from specbench.engine.kernels.bands import budget_limits, lower_limit
-from specbench.engine.kernels.drawing import draw_row
 from specbench.engine.kernels.longest import end_walk
 from specbench.engine.kernels.neighbours import gathered, residual_mass
 
@@ -71,7 +70,7 @@ def _verify(
             omega = omega * low
         if RESIDUAL == "budget":
             budget = tl.where(live, omega, 0.0)
-            low, omega = budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK)
+            low, omega = budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK // 2)  # it has five sums
         own = omega * tl.load(r_row + token)
         if NEAR is not None:
             near, gain, count = NEAR + token * near_stride, tl.zeros_like(own), tl.full([], 0, tl.int32)
@@ -143,8 +142,10 @@ def _verify(
             i = start + tokens
             tl.store(next_row + i, tl.load(r_row + i, mask=i < vocabulary), mask=i < vocabulary)
         tl.debug_barrier()
-    next_token = draw_row(next_row, tl.load(U + row * u_stride + nodes), vocabulary, BLOCK)
-    end_walk(PATH + row * height, LENGTH + row, chosen, TOKENS + here, node, length, height, next_token, DEEP)
+    end_walk(
+        PATH + row * height, LENGTH + row, chosen, TOKENS + here, node, length, height, next_row,
+        tl.load(U + row * u_stride + nodes), vocabulary, DEEP, BLOCK,
+    )  # fmt: skip
 
 
 def verify(p: Tensor, draft: Any, u: Tensor, relaxation: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
