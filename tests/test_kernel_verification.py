@@ -165,6 +165,22 @@ def test_neighbours(name: str, bound: str, limit: float, greedy: bool) -> None:
     assert len(ends) > 1
 
 
+@pytest.mark.parametrize(("bound", "limit"), [("tvd", 3 / 64), ("total", 4.0), ("neighbours", 3.0)])
+@pytest.mark.parametrize("resample", ["paper", "released"])
+def test_a_mass_that_equals_the_bound(bound: str, limit: float, resample: str) -> None:
+    """It is inside, or not, as in the plain code: exactly, since all tokens have the mass 1 / 64."""
+    name = "lantern" if bound == "tvd" else "lantern_pp"
+    rule, tree = Lantern(name, near(64, 9), 8, bound, limit, resample), shared(chain_paths(1))
+    q = torch.full((ROWS, 1, 64), 0.25 / 63, device=DEVICE)
+    tokens = torch.tensor([0, 5], device=DEVICE).expand(ROWS, -1) + torch.arange(ROWS, device=DEVICE)[:, None]
+    q.scatter_(2, tokens[:, 1:, None], 0.75)
+    draft = Draft(tree, tokens, q, torch.ones_like(tokens, dtype=torch.bool))
+    p = torch.full((ROWS, 2, 64), 1 / 64, device=DEVICE)
+    plain = judged(p, draft, rule)
+    same(judged(p, draft, rule, kernels=FusedKernels()), plain)
+    assert plain.first[0] * 2 < plain.first[1]  # the first token has no code, so no neighbours
+
+
 @pytest.mark.parametrize(("size", "rows"), [(50, ROWS), (97, ROWS), (1301, 3)])
 def test_distributions_with_ties(size: int, rows: int) -> None:
     """Of logits in bfloat16; more neighbours than a program reads at once."""
@@ -208,12 +224,14 @@ def test_the_band_of_a_budget(budget: float) -> None:
     q = torch.where(torch.arange(size, device=DEVICE) < 60, 0.7 * p + 0.3 * other, 0.0)  # near
     q[1], q[2], q[3] = other[1], p[2], other[3] * (torch.arange(size, device=DEVICE) > 30)
     p[3] = p[3] * (torch.arange(size, device=DEVICE) < 70)
-    p[4] = 1e-3 * p[4]
-    p[4, 0, 7] += 1 - p[4].sum()
+    p[4] = 1e-3 * p[4] + (torch.arange(size, device=DEVICE) == 7)
+    p[5] = 0.15 / (size - 1)
+    p[5, 0, 7] = 0.85
+    q[5] = torch.arange(size, device=DEVICE) == 7  # more than Newton's method can follow at once
     p, q = (x / x.sum(-1, keepdim=True) for x in (p, q))
     limits = rule.limits(p.double(), q.double(), torch.ones(rows, 1, dtype=torch.int64))
     low, high = (x.unsqueeze(-1) for x in limits)
-    for token in range(0, size, 16):
+    for token in range(7, size, 15):
         tokens = torch.full((rows, 2), token, device=DEVICE)
         valid = torch.ones_like(tokens, dtype=torch.bool)
         found = judged(torch.cat([p, p], 1), Draft(one, tokens, q, valid), rule, token, FusedKernels())

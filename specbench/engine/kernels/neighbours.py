@@ -48,12 +48,13 @@ def gathered(r_row, near, token, own, k, limit, MEASURE: tl.constexpr, CLOSED: t
 
 @triton.jit
 def residual_mass(
-    WORK, r_row, q_row, near, cleared, vocabulary, token, sampled, own, q_token, gain, count,
+    WORK, r_row, q_row, near, cleared, vocabulary, token, sampled, q_token, count,
     BLOCK: tl.constexpr, NEAR_BLOCK: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Write to WORK the residual mass after `token` was rejected, and return its sum; arguments as of `gathered`, which
-    gave `gain` and `count`. Where nothing is left of what the released code samples from, nothing is cleared."""
-    ranks, mass = tl.arange(0, NEAR_BLOCK), tl.zeros_like(own)
+    """Write to WORK the residual mass after `token` was rejected, and return its sum; near as in `gathered`, which gave
+    `count`; cleared: how many neighbours the released code clears. Where nothing is left of what that samples from,
+    nothing is cleared. The token itself has no residual mass, or it could not have been rejected."""
+    ranks, mass = tl.arange(0, NEAR_BLOCK), tl.zeros_like(q_token)
     until, tries = count, tl.full([], 0, tl.int32)
     if RESIDUAL != "paper":
         until = tl.where(count > 0, cleared, 0)
@@ -72,12 +73,6 @@ def residual_mass(
             if RESIDUAL == "released":  # cleared in r where the token was chosen, else in q
                 left = tl.load(r_row + code, mask=start + ranks < tl.where(q_token < 1, until, 0), other=0.0)
             tl.store(WORK + code, left, mask=inside)
-        if until > 0:
-            if RESIDUAL == "paper":
-                left = own + gain - q_token
-                tl.store(WORK + token, tl.maximum(left, 0.0, propagate_nan=tl.PropagateNan.ALL))
-            if RESIDUAL == "released_p":
-                tl.store(WORK + token, 0 * own)
         tl.debug_barrier()
         total = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocabulary, BLOCK):

@@ -95,8 +95,8 @@ def _verify(
             if live:
                 if MOVES:
                     mass = residual_mass(
-                        work_row, r_row, q_row, near, cleared, vocabulary, token, sampled, own, q_token, gain, count,
-                        BLOCK, NEAR_BLOCK, RESIDUAL,
+                        work_row, r_row, q_row, near, cleared, vocabulary, token, sampled, q_token, count, BLOCK,
+                        NEAR_BLOCK, RESIDUAL,
                     )  # fmt: skip
                 elif RESIDUAL == "target":
                     mass = 0 * low
