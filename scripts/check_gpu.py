@@ -6,6 +6,7 @@
 3 compares recorded steps with plain ones, for each drafter, rule and engine.
 4 measures the gates, from recorded replays, next to the floor of the measured bandwidth.
 5 lists the dearest kernels of three steps.
+6 (only where it is asked for) compares two ways of the same pass, and says which decision follows.
 
 Every check appends a line of JSON to a file at once; the next one goes on after a failure; a table comes last. The exit
 code is 1 if anything failed. Runs from a checkout with torch, triton and numpy; stages 4 and 5 use no more, but for
@@ -30,9 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from gpu_checks import results  # noqa: E402
 
-STAGES = {1: "compiling", 2: "parity", 3: "recording", 4: "gates", 5: "profiles"}
+STAGES = {1: "compiling", 2: "parity", 3: "recording", 4: "gates", 5: "profiles", 6: "experiments"}
 #: Seconds that a stage may take: nine minutes in all.
-LIMITS = {1: 130, 2: 120, 3: 110, 4: 120, 5: 60}
+LIMITS = {1: 130, 2: 120, 3: 110, 4: 120, 5: 60, 6: 360}
 #: Processes that a stage may lose to errors of the device.
 LOSSES = 6
 _LOST = 3  # exit code of a process that lost the device

@@ -82,7 +82,7 @@ class Lint(TorchDispatchMode):
         super().__init__()
         self.found: Counter[str] = Counter()
         self.operations = 0
-        self._on = False
+        self.on = False
 
     def record(self, functions: Mapping[str, Action], device: torch.device) -> list[Action]:
         """As of `graph.cuda_graphs`: a plain round, which makes what is made once, then the one that is recorded."""
@@ -100,15 +100,15 @@ class Lint(TorchDispatchMode):
     @contextmanager
     def _recording(self) -> Iterator[None]:
         with mock.patch("torch.cuda.synchronize", side_effect=lambda *_: self.found.update(["the host waits"])), self:
-            self._on = True
+            self.on = True
             try:
                 yield
             finally:
-                self._on = False
+                self.on = False
 
     def start(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         """Instead of `launch.start`."""
-        if not self._on:
+        if not self.on:
             return
         self.operations += 1
         for number, x in enumerate(arguments):

@@ -26,6 +26,7 @@ from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
+from specbench.engine.compiled import BlockCall, call_block, compiling
 from specbench.engine.graph import Graphs
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
@@ -45,7 +46,7 @@ def few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emitted, "_EXACT", tiny.VOCAB)
 
 
-ENGINES = ("graph", "triton")
+ENGINES = ("graph", "compiled", "triton")
 GUIDED = Sampling(cfg_scale=2.0, top_k=4)
 SAMPLINGS = {
     "greedy": Sampling(0.0, cfg_scale=2.0),
@@ -68,6 +69,13 @@ def unified() -> tuple[Any, Any]:
     valid = torch.tensor([[False, True, True], [True, True, True]])
     ids = torch.zeros(2, 3, dtype=torch.int64)
     return Unified(UnifiedConfig(32, 1, 2, 2, 48, 8, qk_norm=2), image), Prompts(ids, valid, ids, valid)
+
+
+def traced_before(found: Lint) -> BlockCall:
+    """Blocks that `torch.compile` traces, as a whole, in the round before a recording. It cannot while a lint watches:
+    then they are executed operation by operation."""
+    traced = torch.compile(call_block, backend="eager", fullgraph=True, dynamic=False)
+    return lambda *given: (call_block if found.on else traced)(*given)
 
 
 class Case:
@@ -110,7 +118,8 @@ class Case:
             if self.engine == "eager":
                 found.record({"a step": decoding.step, "its statistics": decoding.observe}, decoding.state.device)
             else:
-                Graphs(found.record, kernels).begin(decoding)
+                compiled = compiling(found.record, lambda: traced_before(found))
+                Graphs(compiled if self.engine == "compiled" else found.record, kernels).begin(decoding)
         assert found.operations > 30 or found.found
         return found.found
 
@@ -133,8 +142,9 @@ KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "pjd")
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)
 def test_a_step_can_be_recorded(name: str, engine: str) -> None:
     """With the exact rule; and drafts of each kind with every rule that the engine's kernels know, or with plain
-    tensors every rule."""
-    rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and name in KINDS}
+    tensors every rule. (engine=compiled verifies as engine=graph does.)"""
+    others = name in KINDS and engine != "compiled"
+    rules = {rule: make() for rule, make in test_engine.RULES.items() if rule != "exact" and others}
     with Case(name, engine) as case:
         found = {"exact": case.lint(exact())}
         for rule, one in rules.items():
@@ -164,7 +174,8 @@ def test_every_rule_sees_every_kind_of_draft() -> None:
         ("chain", BlockVerification(), "triton"),
         ("eagle2", Traversal(), "graph"),
         ("tree", Traversal(), "triton"),
-        ("tree", Selected(), "graph"),  # it has no kernel
+        ("tree", Selected(), "graph"),
+        ("tree", Selected(), "triton"),
     ],
 )
 def test_a_step_of_other_verification_can_be_recorded(name: str, way: Verification, engine: str) -> None:

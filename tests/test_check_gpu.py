@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 import check_gpu
-from gpu_checks import gates, results
+from gpu_checks import experiments, gates, results
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -60,6 +61,43 @@ def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(run: Callable[..., Any]
     assert all(line["note"].startswith("SKIPPED: there is no CUDA device") for line in lines if line["stage"] > 3)
     assert "stage 4: 0 passed, 0 failed, 8 skipped" in output.splitlines()
     assert all(line["registers"] > 0 for line in lines if line["stage"] == 1)
+
+
+def test_experiments_are_done_once_without_a_gpu(run: Callable[..., Any]) -> None:
+    code, lines, output = run("--patience=5", "--stages=6")
+    assert code == 0, output
+    assert all(line["ratio"] is None for line in lines if line["ok"])
+    assert [line["check"] for line in lines if line["ok"] is None] == [
+        "XL, one node: next layer's weights prefetched in bulk"
+    ]
+    assert len(lines) == 11
+
+
+@pytest.mark.parametrize(("name", "nodes", "ratio", "decision"), [
+    ("7b", 33, 1.04, "delete the path above 16 rows, limit 1.05"),
+    ("7b", 33, 1.06, "keep the path above 16 rows, limit 1.05"),
+    ("xl", 33, 1.0, "7B decides about the path above 16 rows"),
+    ("xl", 1, 1.14, "delete the few-row kernels: they gain under 15 % at XL, limit 1.15"),
+    ("xl", 1, 1.16, "keep the few-row kernels, limit 1.15"),
+    ("7b", 1, 1.5, "XL decides about the few-row kernels"),
+])  # fmt: skip
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_an_experiment_decides(
+    name: str, nodes: int, ratio: float, decision: str, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one whose logits differ fails, whatever it took."""
+    logits = iter([torch.ones(2), torch.ones(2), torch.ones(2) + noise])
+    monkeypatch.setattr(experiments, "recorded_pass", lambda *_: experiments.Way(lambda: None, [next(logits)]))
+    monkeypatch.setattr(experiments, "compared", lambda *_: {"triton": 2.0, "graph": 3.0, "compiled": 2 * ratio})
+    monkeypatch.setattr(experiments, "network", lambda *_: experiments.small_network("xl"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H200")
+    line = experiments.inductor_blocks(name, nodes, cuda=False)
+    if noise:
+        assert line["ok"] is False
+        assert line["note"].startswith("logits differ")
+    else:
+        assert line["ratio"] == pytest.approx(ratio)
+        assert line["note"].startswith(decision + " (triton 2.000 ms")
 
 
 def test_a_stage_that_hangs_is_stopped_and_the_next_one_goes_on(

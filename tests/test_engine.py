@@ -98,6 +98,25 @@ def test_steps_in_place_give_what_plain_steps_give(name: str) -> None:
     assert len(engine._kept) == 2
 
 
+@pytest.mark.parametrize("name", DRAFTERS)
+@torch.inference_mode()
+def test_a_drafter_leaves_the_draft_as_it_was_verified(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics are taken after the drafter has taken the verdict: PJD wrote its next window over the draft."""
+    config, compared = configured(tiny.llamagen(side=4), name), []
+    commit = config.drafter.commit
+
+    def committed(state: Any, outcome: Any) -> None:
+        draft = outcome.draft
+        before = draft.tokens.clone(), draft.probs.clone(), draft.valid.clone()
+        commit(state, outcome)
+        compared.append(all(map(torch.equal, before, (draft.tokens, draft.probs, draft.valid))))
+
+    monkeypatch.setattr(config.drafter, "commit", committed)
+    decode(config, conditioning(2, 0), tiny.rng(2, 0))
+    assert len(compared) > 2
+    assert all(compared)
+
+
 @pytest.mark.parametrize("engine", [Eager(), Graphs(at_once)])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
@@ -321,6 +340,7 @@ def test_a_function_of_tensors_is_recorded_for_its_shapes() -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (("engine=graph", "device=cpu"), "engine=graph records CUDA graphs, and the device is cpu"),
+    (("engine=compiled", "device=cpu"), "engine=compiled records CUDA graphs, and the device is cpu"),
     (("engine=triton", "device=cpu"), "engine=triton records CUDA graphs, and the device is cpu"),
     (("engine=fast",), "engine"),
 ])  # fmt: skip

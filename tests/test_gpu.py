@@ -25,6 +25,7 @@ from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
+from specbench.engine.compiled import compiling
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import RunError
 from specbench.harness.pipeline import Pipeline
@@ -42,6 +43,7 @@ SAMPLING = Sampling(cfg_scale=2.0, top_k=4)
 ENGINES: dict[str, Callable[[], Any]] = {
     "eager": Eager,
     "graph": Graphs,
+    "compiled": lambda: Graphs(compiling()),
     "triton": lambda: Graphs(kernels=FusedKernels()),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -94,7 +96,7 @@ def test_streams_are_those_of_the_cpu(device: str) -> None:
     assert torch.equal(there.cpu(), here)
 
 
-@pytest.mark.parametrize("engine", ["eager", "graph", "triton"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("drafting", [False, True])
 @ON_CUDA
 def test_a_target_keeps_its_distribution(drafting: bool, engine: str, device: str) -> None:

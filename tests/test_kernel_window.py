@@ -12,14 +12,18 @@ import tiny
 import torch
 from torch import Tensor
 
+from specbench.decoding.drafters.pjd import _INIT, ParallelJacobi
 from specbench.decoding.drafters.window import COUPLINGS, INITS, Window, WindowState
 from specbench.decoding.loop import Outcome
+from specbench.decoding.rng import TAGS
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict
 
 pytest.importorskip("triton")
-from specbench.engine.kernels import FusedKernels
+from gpu_checks.parity import poisoned
+
+from specbench.engine.kernels import FusedKernels, window
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, SIDE, LENGTH, STEPS = 3, 3, 9, 3
@@ -140,3 +144,27 @@ def test_what_released_codes_do() -> None:
 
 def test_a_vocabulary_of_several_blocks() -> None:
     compare(Window(4, "horizontal_sample", coupling="maximal", width=2, depth=2), Grid(4099, 4000, grammar=False))
+
+
+@pytest.mark.parametrize("grammar", [False, True])
+def test_windows_of_parallel_rows(grammar: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the positions that the last step did not draw begin, all of a window, some or none."""
+    monkeypatch.setattr(window, "_BLOCK", 8)
+    drafter, grid = ParallelJacobi(4, 1), Grid(21, 19, grammar)
+    keys = torch.tensor([[3, 4, 5, 6]], device=DEVICE) + torch.tensor([[0], [40], [80]], device=DEVICE)
+    found = []
+    for fused in (False, True):
+        state = drafter.open(grid, None, Sampling(), tiny.rng(ROWS, 3, DEVICE))
+        fronts = state.known.shape[1]
+        state.known.copy_((torch.arange(ROWS * fronts, device=DEVICE) % 5).view(ROWS, fronts))
+        state.tokens.fill_(7)
+        at: Any = SimpleNamespace(position=torch.arange(ROWS * fronts, device=DEVICE).view(ROWS, fronts) % LENGTH - 1)
+        with torch.inference_mode(), poisoned():
+            if fused:
+                FusedKernels().begin_windows(state, at.position, keys[:, :fronts], TAGS, _INIT)
+            else:
+                drafter._initialise(state, at, keys[:, :fronts].flatten())
+        found.append((state.tokens, state.probs))
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=0)
+    assert (found[0][0] != 7).any()

@@ -20,7 +20,7 @@ from specbench.engine.kernels import FusedKernels
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("name", ["vvs", "sjd", "zipar"])
+@pytest.mark.parametrize("name", ["vvs", "sjd", "zipar", "pjd"])
 def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal tokens for equal uniforms: the distributions differ by rounding, far less than a uniform is from
     a bound."""

@@ -132,7 +132,15 @@ def test_make_lists_every_target_with_a_line(clone: Path) -> None:
 def test_make_test_says_what_took_its_time() -> None:
     cases = [("test_run", 4.0), ("test_run", 3.5), ("test_audit", 30.0), *((f"test_{i}", 0.1) for i in range(9))]
     xml = "".join(f'<testcase classname="tests.{name}" name="any" time="{spent}"/>' for name, spent in cases)
-    line = test_time.sentence(f'<testsuites><testsuite time="20.2">{xml}</testsuite></testsuites>', 25.0)
+    *slow, line = test_time.summary(f'<testsuites><testsuite time="20.2">{xml}</testsuite></testsuites>', 25.0).split(
+        "\n"
+    )
+    assert [text.split() for text in slow[:3]] == [
+        ["30.0", "s", "tests.test_audit::any"],
+        ["4.0", "s", "tests.test_run::any"],
+        ["3.5", "s", "tests.test_run::any"],
+    ]
+    assert len(slow) == 10
     assert [int(x) for x in re.findall(r" (\d+)\b", line)] == [25, 5, 20, 38, 30, 8, 0, 0, 0]
     assert line.index("test_audit 30") < line.index("test_run 8")
 

@@ -199,6 +199,7 @@ def test_plans_of_a_grid_and_of_a_bandwidth(call: Call) -> None:
         (("--plan", "n=4"), "'n' belongs to specbench run"),
         (("--plan", "method=sjd", "window=300"), "window drafts 300 tokens, and an image of llamagen_xl has 256"),
         (("--plan", "model=mar_b", "engine=triton"), "engine=triton needs discrete tokens"),
+        (("--plan", "model=mar_b", "engine=compiled"), "engine=compiled needs discrete tokens"),
     ],
 )
 def test_bad_words_of_a_plan_cost_one_sentence(call: Call, words: tuple[str, ...], message: str) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from specbench.decoding.rules.typical import Typical
 from specbench.decoding.trees import Path, build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
+from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.kernels import FusedKernels, launch
 
@@ -101,7 +102,7 @@ def specialised(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 
 #: Target, drafter, length of a window, images, format: whose steps start every kernel in every way that matters.
 STEPS = (
-    *(("xl", name, 0, 1, torch.bfloat16) for name in models.DRAFTERS),
+    *(("xl", name, 0, 1, torch.bfloat16) for name in (*models.DRAFTERS, "pjd")),
     *(("xl", name, 0, 1, torch.float32) for name in ("none", "tree", "sjd")),
     *(("xl", name, 0, 4, torch.bfloat16) for name in ("none", "tree")),
     *(("7b", name, 0, 1, torch.bfloat16) for name in ("none", "tree", "eagle2", "sjd", "scd")),
@@ -116,6 +117,8 @@ FEW = (
     ("emu3", "none", 0, 1, torch.bfloat16),
     ("7b", "none", 0, 1, torch.float32),
     ("xl", "none", 0, 1, torch.bfloat16),
+    ("xl", "vvs", 0, 1, torch.bfloat16),
+    ("xl", "pjd", 0, 1, torch.bfloat16),
 )
 
 
@@ -132,42 +135,40 @@ def started(steps: Any = STEPS, dependent: bool = True) -> list[Specialisation]:
     ):
         for case in steps:
             step_on_shapes(*case)
-        block_on_shapes(5, 16384)
-        rules_on_shapes("mc_sim_7b_63", 16384)
+        verify_on_shapes(BlockVerification(), chain_paths(5), 16384)
+        for replacement, tree in ((True, parse("mc_sim_7b_63")), (False, parse("2-2-2"))):
+            verify_on_shapes(Selected(), tree, 16384, replacement)
+        for rule in rules_on_shapes(16384):
+            verify_on_shapes(TokenWise(), parse("mc_sim_7b_63"), 16384, rule=rule)
     return list(found)
 
 
-def block_on_shapes(length: int, vocabulary: int) -> None:
-    """Block verification of a chain, on the meta device."""
-    verify_on_shapes(BlockVerification(), exact(), chain_paths(length), vocabulary)
-
-
-def rules_on_shapes(tree: str, vocabulary: int) -> None:
-    """Token-wise verification of a tree by rules beyond the exact one, on the meta device. The last one needs most
-    registers."""
+def rules_on_shapes(vocabulary: int) -> list[Rule]:
+    """Rules that start the kernels of token-wise verification in other ways than the exact one, on the meta device. The
+    last one needs most registers."""
     near = torch.empty(vocabulary, 1001, dtype=torch.int64, device="meta")
-    rules = (
+    return [
         Typical(),
         Lantern("lantern", near, 1000, "tvd", 0.1, greedy=True),
         Lantern("lantern", near, 1000, "tvd", 0.1),
         Lantern("lantern", near, 1000, "jsd", 0.1, "released"),
         Lantern("lantern_pp", near[:, :11], 10, "total", 2.0, "released_p"),
         Mentored(0.05),
-    )
-    for rule in rules:
-        verify_on_shapes(TokenWise(), rule, parse(tree), vocabulary)
+    ]
 
 
-def verify_on_shapes(way: Verification, rule: Rule, paths: Sequence[Path], vocabulary: int) -> None:
-    """Verification of one draft with these paths, on the meta device."""
-    tree = build(paths).to("meta")
+def verify_on_shapes(
+    way: Verification, paths: list[Path], vocabulary: int, replacement: bool = False, rule: Rule | None = None
+) -> None:
+    """The verification of a draft, on the meta device; rule: the exact one where it is None."""
+    tree, rule = build(paths).to("meta"), rule or exact()
     tokens = torch.zeros(1, tree.nodes, dtype=torch.int64, device="meta")
-    p, q = (torch.empty(1, n, vocabulary, device="meta") for n in (tree.nodes, tree.inner.shape[1]))
-    rule.open(p.device)
-    rng = RandomStreams([(0, 0)], "meta")
+    p, valid = torch.empty(1, tree.nodes, vocabulary, device="meta"), torch.empty_like(tokens, dtype=torch.bool)
+    draft = Draft(tree, tokens, p[:, : tree.inner.shape[1]], valid, replacement=replacement)
+    step, rng = tokens[:, 0], RandomStreams([(0, 0)], "meta")
     rng.kernels = FusedKernels()
-    draft = Draft(tree, tokens, q, torch.empty_like(tokens, dtype=torch.bool))
-    way.verify(p, draft, rule, rng, tokens[:, 0], kernels=rng.kernels)
+    rule.open(step.device)
+    way.verify(p, draft, rule, rng, step, kernels=rng.kernels)
 
 
 def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: torch.dtype) -> None:
@@ -179,7 +180,8 @@ def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: tor
         given = models.conditioning(name, images, "meta", dtype)
         rng = RandomStreams([(0, i) for i in range(images)], "meta")
         ways: list[Verification] = [TokenWise()]
-        if not drafting.shape.tree.is_chain and not drafting.shape.carries_over:
+        shape = drafting.shape
+        if not (shape.tree.is_chain or shape.carries_over or shape.skips):
             ways.append(Traversal())
         for way in ways:
             config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name], verification=way)

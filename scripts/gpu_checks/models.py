@@ -13,6 +13,7 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.pjd import ParallelJacobi
+from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.sampling import Sampling
@@ -35,6 +36,7 @@ DRAFTERS = (
     "chain",
     "tree",
     "eagle2",
+    "vvs",
     "medusa",
     "draft_model",
     "jacobi",
@@ -43,7 +45,7 @@ DRAFTERS = (
     "scd",
     "sjd_pac",
 )
-#: Those out of raster order, whose steps start the same kernels.
+#: Those out of raster order.
 PARALLEL = ("zipar", "pjd")
 
 
@@ -126,6 +128,8 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
         return Eagle(head(), tree)
     if name == "eagle2":
         return Eagle2(head(), *((6, 3, 2) if small else (25, 5, 4)))
+    if name == "vvs":
+        return VVS(head(), *((6, 3, 2) if small else (25, 5, 4)), "filtered", 2)
     if name == "medusa":
         heads = MedusaConfig(model.block.dim, model.vocab_size, 5)
         return Medusa(made(lambda: MedusaNetwork(heads), device, dtype), tree)

@@ -79,10 +79,10 @@ def described(line: dict[str, Any]) -> str:
 
 
 def summary(lines: list[dict[str, Any]]) -> str:
-    """The table of a run: what failed, every gate, and how many checks passed of each stage."""
+    """The table of a run: what failed, every gate and experiment, and how many checks passed of each stage."""
     # a check that was repeated, kernel by kernel, failed all the same
     failed = [line for line in lines if line["ok"] is False]
-    gates = [line for line in lines if line["ok"] and line["stage"] == 4]
+    gates = [line for line in lines if line["ok"] and (line["stage"] == 4 or line.get("ratio"))]
     skipped = [line for line in lines if line["ok"] is None]
     rows = [described(line) for line in (*failed, *gates, *skipped)]
     for stage in sorted({line["stage"] for line in lines}):

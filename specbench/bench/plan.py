@@ -127,6 +127,13 @@ def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
     }
 
 
+def uncounted(engine: str) -> str | None:
+    """Why the launches of an engine cannot be counted here, or None."""
+    if engine == "compiled":
+        return "Inductor chooses the kernels on the device"
+    return "engine=triton needs Triton" if engine == "triton" and not has_triton() else None
+
+
 def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict[str, Any]:
     memory, pipeline = Memory(), made.pipeline
     target, drafter, above = pipeline.model.target, pipeline.config.drafter, {}
@@ -156,7 +163,7 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
         "cache_gb": sizes[0],
         "draft_cache_gb": sum(sizes[1:]),
         "logits_gb": rows * nodes * target.vocab_size * target.output.weight.element_size() / GB,
-        "launches": None if cfg["engine"] == "triton" and not has_triton() else launches,
+        "launches": None if uncounted(cfg["engine"]) else launches,
         "reads_gb": {"forward": read[0] / GB, "draft": read[1] / GB, "step": sum(read) / GB},
         "tera_operations": {"forward": done[0] / TERA, "draft": done[1] / TERA, "step": sum(done) / TERA},
         "resident": resident,
@@ -239,7 +246,7 @@ def describe(planned: Mapping[str, Any]) -> str:
     lines.append(_line("peak, estimate", p["peak_estimate_gb"], f"beyond what is held: {estimates}"))
     found = p["launches"]
     if found is None:
-        lines.append("  launches cannot be counted: engine=triton needs Triton")
+        lines.append(f"  launches cannot be counted: {uncounted(p['engine'])}")
     elif "diffusion_step" in found:
         layers, outside = found["forward"].values()
         lines.append(f"  launches: {layers + outside} of a pass of encoder and decoder ({layers} in the layers),")

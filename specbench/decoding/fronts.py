@@ -56,7 +56,7 @@ class Fronts:
         images."""
         length = self.images(length)
         count = torch.where(length > 0, length, self.recovers.long())
-        return torch.where(self.extends & active[:, None], count, 0)
+        return count * (self.extends & active[:, None])
 
     def committed(self, tokens: Tensor, kept: Tensor, junk: int) -> tuple[Tensor, Tensor, Tensor]:
         """Of a verdict's tokens (B * K, D + 1), of which `kept` (B, K) are committed: where they go, (B, K * (D + 1)),
@@ -64,7 +64,7 @@ class Fronts:
         offsets = torch.arange(tokens.shape[1], device=tokens.device)
         some = offsets < kept.unsqueeze(-1)
         where = torch.where(some, self.positions[:, :, :1] + 1 + offsets, junk)
-        return where.flatten(1), torch.where(some, self.images(tokens), 0).flatten(1), some.flatten(1)
+        return where.flatten(1), (self.images(tokens) * some).flatten(1), some.flatten(1)
 
 
 def fronts_needed(width: int, lag: int) -> int:
@@ -182,15 +182,19 @@ class Lines:
     """The rows of B images, of which up to K are decoded at once, as of `PlannedRows`; but how many tokens a line gains
     in a pass depends on what is sampled."""
 
-    constants = ("position", "lengths", "needed", "number", "owner", "forced")
+    constants = ("position", "column", "lengths", "needed", "number", "own", "owner", "stand_ins", "forced")
 
     def __init__(self, session: Any, rows: int, device: torch.device, lag: int) -> None:
         total, self.width = session.length, session.width
         self.position = torch.arange(total, device=device)
+        self.column = self.position % self.width
         first = torch.arange(0, total, self.width, device=device)
         self.lengths = (total - first).clamp_max(self.width)
         self.needed = self.lengths.clamp_max(lag).roll(1)
         self.number = torch.arange(fronts_needed(self.width, lag), device=device)
+        self.own = torch.eye(len(self.number), dtype=torch.bool, device=device)
+        # the slots of what stands in for a front's tokens, and those that nobody attends to, (2, K, 1)
+        self.stand_ins = (total + torch.arange(2 * len(self.number), device=device)).view(2, -1, 1)
         self.owner = torch.arange(rows, device=device).repeat_interleave(len(self.number))
         self.forced = session.forced_tokens
         self.line = self.number.repeat(rows, 1)  # (B, K): of each front
@@ -226,15 +230,15 @@ class Lines:
     def fronts(self, at: Roots, valid: Tensor, keys: Tensor, recovers: Tensor) -> Fronts:
         """The fronts of chains that begin at `at`; valid (B, K, n): nodes that there are; the rest as of `Fronts`."""
         total, nodes = len(self.position), valid.shape[-1]
-        exists = self.progress.repeat_interleave(self.width, 1)[:, :total] > self.position % self.width
+        exists = self.progress.repeat_interleave(self.width, 1)[:, :total] > self.column
         offsets = torch.arange(nodes, device=valid.device)
         positions = at.position.unsqueeze(-1) + offsets
         own, begin = positions.unsqueeze(-1), at.position + at.stand_in
         stands = at.stand_in.unsqueeze(-1) & (offsets == 0)
-        slots = torch.where(stands, (total + self.number)[:, None], positions)
-        slots = torch.where(valid & at.live.unsqueeze(-1), slots, (total + len(self.number) + self.number)[:, None])
+        slots = torch.where(stands, self.stand_ins[0], positions)
+        slots = torch.where(valid & at.live.unsqueeze(-1), slots, self.stand_ins[1])
         image = (self.position <= own) & (exists[:, None, None] | (self.position >= begin[:, :, None, None]))
-        leads = (at.lead.unsqueeze(-1) & (self.number == self.number[:, None])).unsqueeze(2).expand(-1, -1, nodes, -1)
+        leads = (at.lead.unsqueeze(-1) & self.own).unsqueeze(2).expand(-1, -1, nodes, -1)
         sees = torch.cat([torch.ones_like(leads[..., :1]), image, leads], -1).flatten(1, 2)
         return Fronts(positions, slots, sees, keys, at.extends, recovers, self.owner)
 
@@ -244,8 +248,8 @@ class Lines:
         line = self.line.clamp_max(count - 1)
         real, length = self.line == line, self.lengths[line]
         fed = real & (self.progress.gather(1, line) == length)  # this pass fed the last token of a complete line
-        self.progress.scatter_add_(1, line, torch.where(real, kept, 0))
+        self.progress.scatter_add_(1, line, kept * real)
         complete = real & (self.progress.gather(1, line) == length)
         below = self.progress.gather(1, (line + 1).clamp_max(count - 1)) > 0
         below &= line + 1 < count
-        self.line += torch.where(fed | (complete & ~below), len(self.number), 0)
+        self.line += (fed | (complete & ~below)) * len(self.number)

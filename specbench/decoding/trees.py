@@ -250,15 +250,33 @@ def from_parents(
     children = torch.full((rows, inner * width + 1), -1, dtype=torch.int64, device=parent.device)
     cell = torch.where(nodes > 0, slot.gather(1, parent) * width + rank, inner * width)  # the root has no parent
     children.scatter_(1, cell, nodes.expand(rows, -1))
+    depth, children = sees.sum(-1).long() - 1, children[:, :-1].reshape(rows, inner, width)
+    return topology(parent, depth, sees > 0, order[:, :inner], slot, children, height=height, beam=beam)
+
+
+def topology(
+    parent: Tensor,
+    depth: Tensor,
+    ancestors: Tensor,
+    inner: Tensor,
+    slot: Tensor,
+    children: Tensor,
+    *,
+    height: int,
+    beam: int | None = None,
+) -> Tree:
+    """A topology per row from its tensors, as of `Tree`, where `inner` are the root, then the nodes with most children;
+    height, beam: as of `from_parents`."""
+    count, (most, width) = parent.shape[1], children.shape[1:]
     return Tree(
-        parent=parent,
-        depth=sees.sum(-1).long() - 1,
-        ancestors=sees > 0,
-        inner=order[:, :inner],
-        slot=slot,
-        children=children[:, :-1].reshape(rows, inner, width),
-        parents_per_rank=tuple(min(inner, 1 + (count - 2) // (m + 1)) for m in range(width)),
+        parent,
+        depth,
+        ancestors,
+        inner,
+        slot,
+        children,
+        parents_per_rank=tuple(min(most, 1 + (count - 2) // (m + 1)) for m in range(width)),
         height=height,
         is_chain=False,
-        levels=((1, width), *[(min(inner if beam is None else beam, inner), width)] * (height - 1)),
+        levels=((1, width), *[(min(most if beam is None else beam, most), width)] * (height - 1)),
     )

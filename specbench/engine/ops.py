@@ -63,6 +63,31 @@ class Kernels(Protocol):
         self, p: Tensor, draft: Any, u: Tensor, order: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
+    def select(
+        self, p: Tensor, draft: Any, u: Tensor, share: float | None, grid: int, same: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+    def grows(self, grower: Any) -> bool: ...
+
+    def growth(self, grower: Any, rows: int, vocabulary: int, device: torch.device) -> Any: ...
+
+    def skip(
+        self,
+        choice: Any,
+        state: Any,
+        draft: Any,
+        history: Tensor,
+        count: Tensor,
+        step: Tensor,
+        known: int,
+        tags: int,
+        tag: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+    def join(
+        self, choice: Any, first: Any, path: Tensor, length: Tensor, second: Any
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]: ...
+
     def advance(
         self, history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
     ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -72,6 +97,8 @@ class Kernels(Protocol):
     def window(
         self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
     ) -> tuple[Tensor, Tensor | None]: ...
+
+    def begin_windows(self, state: Any, position: Tensor, numbers: Tensor, tags: int, tag: int) -> None: ...
 
     def inputs(
         self, session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None
@@ -149,12 +176,13 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention by plain matrix products: forward and backward, several times as fast as the fused CPU kernel."""
     with torch.autocast(q.device.type, enabled=False):  # it would move the softmax to float32
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-        return scores.masked_fill(~mask, -1e4).softmax(-1) @ v.to(q.dtype)
+        scores = scores.masked_fill(~mask, -1e4) if mask.dtype == torch.bool else scores + mask
+        return scores.softmax(-1) @ v.to(q.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
-    """Scaled dot-product attention; q (rows, heads, n, d), k and v (rows, kv heads, keys, d); mask bool, or None:
-    causal, or of everything."""
+    """Scaled dot-product attention; q (rows, heads, n, d), k and v (rows, kv heads, keys, d); mask bool, or what
+    is added to the scores, or None: causal, or of everything."""
     causal = causal and mask is None
     if q.device.type == "cpu" and torch.is_grad_enabled() and q.shape[1] == k.shape[1]:
         if mask is None:

@@ -23,6 +23,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.trace import Trace
 from specbench.engine.clock import Clock
+from specbench.engine.compiled import compiling
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError, check_choice
 from specbench.harness.method import build_continuous, build_method
@@ -55,9 +56,9 @@ def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
     if device.type != "cuda":
         raise UsageError(f"engine={name} records CUDA graphs, and the device is {device}; use engine=eager")
     check_engine(cfg)
-    if name == "triton" and importlib.util.find_spec("triton") is None:
-        raise UsageError("engine=triton needs Triton, which comes with PyTorch's CUDA builds; use engine=graph")
-    return _fused(device) if name == "triton" else Graphs()
+    if name != "graph" and importlib.util.find_spec("triton") is None:
+        raise UsageError(f"engine={name} needs Triton, which comes with PyTorch's CUDA builds; use engine=graph")
+    return _fused(device) if name == "triton" else Graphs(compiling() if name == "compiled" else None)
 
 
 def _fused(device: torch.device) -> Graphs:
@@ -70,9 +71,9 @@ def _fused(device: torch.device) -> Graphs:
 
 def check_engine(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError where an engine cannot execute a model on any device."""
-    if cfg["engine"] == "triton" and parameters.is_continuous("model", cfg["model"]):
+    if cfg["engine"] in ("compiled", "triton") and parameters.is_continuous("model", cfg["model"]):
         raise UsageError(
-            f"engine=triton needs discrete tokens, and {cfg['model']} has continuous tokens; use engine=graph"
+            f"engine={cfg['engine']} needs discrete tokens, and {cfg['model']} has continuous tokens; use engine=graph"
         )
 
 

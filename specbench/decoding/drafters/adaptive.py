@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,10 @@ from torch import Tensor
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, sample_distinct
-from specbench.decoding.trees import Path, Tree, from_parents, in_order, sized
+from specbench.decoding.trees import Path, Tree, from_parents, in_order, sized, topology
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.ops import sum_last, take
-from specbench.engine.state import Buffer, Buffers, put, with_tensors
+from specbench.engine.state import Buffer, Buffers, put
 from specbench.errors import UsageError
 
 #: TreeShapes to choose from: a tenth of the range of acceptances each.
@@ -67,40 +67,49 @@ def largest_tree(nodes: int, depth: int, width: int) -> Tree:
     return sized(nodes, depth)
 
 
-@dataclass(frozen=True)
-class _ShapeLevel:
-    """The inner nodes of one depth in each of K shapes, n at most. nodes (K, n): their numbers, 0 where a shape has
-    fewer; parents (K, n): 0 for the root, else one more than the parent's index among the expanded nodes; kids
-    (K, n, W): their children's numbers, one more than the last node's where there is none; sees (K, n, E) bool: which
-    expanded nodes each attends to, itself included; first: the index of the first among the expanded."""
+class _Packed:
+    """Tensors (K, ...) of one type in one piece of memory, so that some rows of all are picked at once."""
 
-    nodes: Tensor
-    parents: Tensor
-    kids: Tensor
-    sees: Tensor
-    first: int
+    constants = ("memory",)
 
-    def to(self, device: torch.device) -> _ShapeLevel:
-        return with_tensors(self, lambda x: x.to(device))
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self.sizes = [x.shape[1:] for x in parts]
+        self.memory = torch.cat([x.flatten(1) for x in parts], 1)
+
+    def to(self, device: torch.device) -> _Packed:
+        put(self, device)
+        return self
+
+    def rows(self, index: Tensor) -> list[Tensor]:
+        """Rows `index` (B,) of all, (B, ...) each."""
+        parts = self.memory[index].split([size.numel() for size in self.sizes], 1)
+        return [x.unflatten(1, size) for x, size in zip(parts, self.sizes, strict=True)]
 
 
 class TreeShapes:
-    """The trees of `best_paths` at `SHAPES` acceptances, and their growth, each row by its own."""
+    """The trees of `best_paths` at `SHAPES` acceptances, and their growth, each row by its own.
 
-    constants = ("tree", "levels", "home", "rank")
+    Of the inner nodes of one depth in each of the K shapes, n at most: nodes (K, n): their numbers, 0 where a shape has
+    fewer; parents (K, n): 0 for the root, else one more than the parent's index among the expanded nodes; kids
+    (K, n, W): their children's numbers, one more than the last node's where there is none; sees (K, n, E) bool: which
+    expanded nodes each attends to, itself included. home (K, M): of an inner node, one more than its index among the
+    expanded ones; rank (K, M): a node's number among its siblings."""
+
+    constants = ("numbers", "flags")
 
     def __init__(self, nodes: int, depth: int, width: int) -> None:
         largest_tree(nodes, depth, width)
         trees = [in_order(best_paths((k + 0.5) / SHAPES, nodes, depth, width)) for k in range(SHAPES)]
-        self.nodes, self.width = nodes, width
+        self.nodes, self.width, self.height = nodes, width, depth
         number = [{(): 0} | {path: i + 1 for i, path in enumerate(paths)} for paths in trees]
         inner = [sorted({path[:-1] for path in paths}, key=lambda p: (len(p), p)) for paths in trees]
         per_depth = [max(sum(len(p) == d for p in some) for some in inner) for d in range(depth)]
-        self.expanded = sum(per_depth[1:])
-        self.home = torch.zeros(SHAPES, self.nodes + 1, dtype=torch.int64)  # of an inner node: one more than its index
-        self.levels: list[_ShapeLevel] = []
-        first = 0
-        for d, count in enumerate(per_depth):
+        self.expanded, self.beam = sum(per_depth[1:]), max(per_depth)
+        self.first = [sum(per_depth[1:d]) for d in range(depth)]  # of every depth: its first among the expanded nodes
+        home = torch.zeros(SHAPES, self.nodes + 1, dtype=torch.int64)
+        levels: list[Tensor] = []
+        flags: list[Tensor] = []
+        for d, (count, first) in enumerate(zip(per_depth, self.first, strict=True)):
             nodes_of, parents = (torch.zeros(SHAPES, count, dtype=torch.int64) for _ in range(2))
             kids = torch.full((SHAPES, count, width), self.nodes + 1)
             sees = torch.zeros(SHAPES, count, self.expanded, dtype=torch.bool)
@@ -110,20 +119,22 @@ class TreeShapes:
                     for rank in range(width):
                         kids[k, i, rank] = names.get((*path, rank), self.nodes + 1)
                     if d:
-                        parents[k, i] = above = self.home[k, names[path[:-1]]]
-                        self.home[k, node] = first + i + 1
+                        parents[k, i] = above = home[k, names[path[:-1]]]
+                        home[k, node] = first + i + 1
                         if above > 0:
-                            sees[k, i] = self.levels[-1].sees[k, above - 1 - self.levels[-1].first]
+                            sees[k, i] = flags[-1][k, above - 1 - self.first[d - 1]]
                 if d:
                     index = torch.arange(count)
                     sees[k, index, first + index] = True
-            self.levels.append(_ShapeLevel(nodes_of, parents, kids, sees, first))
-            first += count if d else 0
+            levels += [nodes_of, parents, kids]
+            flags.append(sees)
         parent = torch.tensor(
             [[0, *(names[p[:-1]] for p in paths)] for names, paths in zip(number, trees, strict=True)]
         )
-        self.rank = torch.tensor([[0, *(p[-1] for p in paths)] for paths in trees])
-        self.tree = from_parents(parent, self.rank, width, depth, max(map(len, inner)), max(per_depth))
+        ranks = torch.tensor([[0, *(p[-1] for p in paths)] for paths in trees])
+        tree = from_parents(parent, ranks, width, depth, max(map(len, inner)))
+        of_tree = (tree.parent, tree.depth, tree.inner, tree.slot, tree.children)
+        self.numbers, self.flags = _Packed([*levels, home, ranks, *of_tree]), _Packed([*flags, tree.ancestors])
 
     def to(self, device: torch.device) -> TreeShapes:
         put(self, device)
@@ -147,23 +158,25 @@ class TreeShapes:
         of `Expand`. Siblings are sampled without replacement or, in greedy decoding, the most probable ones."""
         rows, size = len(root), given[0].shape[-1]
         width = min(self.width, size)
+        *levels, home, rank, parent, depth, inner, slot, children = self.numbers.rows(shape)
+        *sees, ancestors = self.flags.rows(shape)
         tokens = torch.cat([root, root.new_zeros(rows, self.nodes + 1)], 1)  # the last is no node
         probs = []
-        for d, level in enumerate(self.levels):
+        for d, first in enumerate(self.first):
+            nodes, parents, kids = levels[3 * d : 3 * d + 3]
             if d:
-                here = tokens.gather(1, level.nodes[shape])
-                given = expand(here, level.parents[shape], d, level.first, level.sees[shape])
+                given = expand(tokens.gather(1, nodes), parents, d, first, sees[d])
             probs.append(given[0])
             if given[1] is None:
                 picks = sample_distinct(given[0], rng, step, DRAFT + d, width)
             else:
                 picks = given[1].topk(width, dim=-1).indices
-            tokens.scatter_(1, level.kids[shape][..., :width].flatten(1), picks.flatten(1))
-        tree: Tree = with_tensors(self.tree, lambda x: x[shape])
+            tokens.scatter_(1, kids[..., :width].flatten(1), picks.flatten(1))
+        tree = topology(parent, depth, ancestors, inner, slot, children, height=self.height, beam=self.beam)
         valid = torch.ones(rows, self.nodes + 1, dtype=torch.bool, device=root.device)
         if width < self.width:  # a vocabulary has no more candidates than tokens
-            valid = ~(tree.ancestors & (self.rank[shape] >= width).unsqueeze(1)).any(-1)
-        of_inner = take(torch.cat(probs, 1), self.home[shape].gather(1, tree.inner))
+            valid = ~(ancestors & (rank >= width).unsqueeze(1)).any(-1)
+        of_inner = take(torch.cat(probs, 1), home.gather(1, inner))
         sampled = torch.zeros_like(valid) if sampling.temperature == 0 else None
         return Draft(tree, tokens[:, :-1], of_inner, valid, sampled)
 

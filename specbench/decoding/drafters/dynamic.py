@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.trees import Tree, from_parents, sized
+from specbench.decoding.trees import Tree, from_parents, sized, topology
 from specbench.decoding.verify import Draft
-from specbench.engine.ops import take
+from specbench.engine.ops import Kernels, take
 from specbench.errors import UsageError, check_choice
 
 #: expand(tokens (B, n), parents (B, n), depth, first, sees (B, n, E)) -> distributions (B, n, V) of the children of n
@@ -50,10 +50,31 @@ class Grower:
         self.depth, self.width, self.nodes = depth, width, largest_tree(nodes, depth, width).nodes - 1
         self.expanded = width * (depth - 1)
 
+    def ranks_filtered(self, sampling: Sampling) -> bool:
+        """Whether the distributions that rank the nodes are those after top-k and top-p."""
+        return self.filtered and sampling.temperature > 0
+
+    def grow_fused(
+        self, kernels: Kernels, history: Tensor, count: Tensor, probs: Tensor, expand: Expand, sampling: Sampling | None
+    ) -> Draft:
+        """`grow` behind `count` (B,) tokens of the history (B, *) by kernels, for trees that these grow. Before the
+        first token no node is valid. `sampling` None: the distributions are those of the draft."""
+        growth = kernels.growth(self, len(count), probs.shape[-1], probs.device)
+        growth.add(probs)
+        every = [probs]
+        for depth in range(1, self.depth):
+            every.append(expand(*growth.beam(depth)))
+            growth.add(every[-1])
+        tensors, tokens, valid, of_inner = growth.draft(history, count)
+        tree = topology(*tensors, height=self.depth, beam=growth.width)
+        given = take(torch.cat(every, 1), of_inner)
+        given = given if sampling is None else sampling.filtered_probs(given)
+        return Draft(tree, tokens, given, valid, torch.zeros_like(valid))
+
     def grow(self, root: Tensor, probs: Tensor, expand: Expand, sampling: Sampling) -> Draft:
         """root (B, 1): the last committed token; probs (B, 1, V): the distribution of its children. Distributions are
         those before top-k, top-p and arg max: they rank the nodes. `sampling` computes the draft's from them."""
-        filtered = self.filtered and sampling.temperature > 0
+        filtered = self.ranks_filtered(sampling)
         rows, _, size = probs.shape
         probs = sampling.filtered_probs(probs) if filtered else probs
         width = min(self.width, size)

@@ -337,12 +337,16 @@ class Grown(Entries):
     def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
         """The tree behind `count` (B,) tokens of the history (B, *); before the first token there is none to use."""
         last, feature = self._newest(state, history, count)
-        sampling = state.sampling
-        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        sampling, kernels = state.sampling, state.cache.kernels
+        fused = kernels is not None and kernels.grows(self.grower)
+        # the distributions of the draft itself, where they rank the nodes and depend on the logits as plain ones do
+        drawn = fused and self.grower.ranks_filtered(sampling) and sampling.top_n_sigma is None
+        ranking = sampling if drawn else sampling.unfiltered
+        positions = count[:, None] + self.offsets[: self.grower.depth]
         outputs = feature  # of the root and the expanded nodes, in order
 
         def probs(features: Tensor, depth: int) -> Tensor:
-            return self._distributions(state, sampling.unfiltered, features, count + depth).p
+            return self._distributions(state, ranking, features, positions[:, depth]).p
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs
@@ -350,6 +354,10 @@ class Grown(Entries):
             outputs = torch.cat([outputs, new], 1)
             return probs(new, depth)
 
+        if fused:
+            begin = probs(feature, 0)
+            return self.grower.grow_fused(kernels, history, count, begin, expand, None if drawn else sampling)
+        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         draft = self.grower.grow(root, probs(feature, 0), expand, sampling)
         draft.valid &= self._after_first(count, draft.tree.nodes)
         return draft

@@ -43,10 +43,10 @@ class AdaptiveEagle(Entries):
 
     def propose(self, state: AdaptiveState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         last, outputs = self._newest(state, history, count)  # of the root and, further on, of the expanded nodes
-        sampling = state.sampling
+        sampling, positions = state.sampling, count[:, None] + self.offsets
 
         def given(features: Tensor, depth: int) -> tuple[Tensor, Tensor | None]:
-            found = self._distributions(state, sampling, features, count + depth)
+            found = self._distributions(state, sampling, features, positions[:, depth])
             return found.p, found.logits if sampling.temperature == 0 else None
 
         def expand(

@@ -22,13 +22,12 @@ from torch import Tensor
 
 from specbench.decoding.fronts import Lines, Roots
 from specbench.decoding.loop import Drafter, Outcome
-from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.trees import chain_paths
 from specbench.decoding.verify import DRAFT, Draft, one_hot
-from specbench.engine.ops import take
 from specbench.engine.state import Buffer, Buffers, put
 
 _TOKEN, _INIT = DRAFT, DRAFT + 1  # tags of a step's random numbers
@@ -85,13 +84,17 @@ class ParallelJacobi:
         lines = state.lines
         at = lines.roots(history)
         keys = step[:, None] * len(lines.number) + lines.number  # no two chains share their random numbers
-        self._initialise(state, at, keys.flatten())
+        if (kernels := state.sampling.kernels) is not None:
+            kernels.begin_windows(state, at.position, keys, TAGS, _INIT)
+        else:
+            self._initialise(state, at, keys.flatten())
         room = torch.minimum(at.length, at.above) - at.done
         valid = (state.ahead < room.unsqueeze(-1)) & at.extends.unsqueeze(-1)
         valid = torch.cat([torch.ones_like(valid[..., :1]), valid], -1)
         tokens = torch.cat([at.token.unsqueeze(-1), state.tokens], -1).flatten(0, 1)
         fronts = lines.fronts(at, valid, keys, at.top)
-        return Draft(self.tree, tokens, state.probs.flatten(0, 1), valid.flatten(0, 1), fronts=fronts)
+        probs = state.probs.flatten(0, 1).clone()  # `commit` writes the window before the statistics are taken
+        return Draft(self.tree, tokens, probs, valid.flatten(0, 1), fronts=fronts)
 
     def commit(self, state: ParallelState, outcome: Outcome) -> None:
         """Draw the positions that were not committed from the distributions of this step."""
@@ -101,13 +104,13 @@ class ParallelJacobi:
         before, keys = lines.line.clone(), draft.fronts.keys.flatten()
         lines.advance(kept)
         node = (kept.unsqueeze(-1) + state.ahead).flatten(0, 1)  # after which a position of the new window stands
-        probs = take(outcome.p, node.clamp_max(self.window))
+        probs, node = state.probs.flatten(0, 1), node.clamp_max(self.window)
+        torch.gather(outcome.p, 1, node.unsqueeze(-1).expand_as(probs), out=probs)
         u = state.rng.rows(lines.owner).uniform(keys, _TOKEN, self.window)
         state.tokens.copy_(draw(probs, u, state.sampling.kernels).view_as(state.tokens))
-        state.probs.copy_(probs.view_as(state.probs))
         nodes = draft.fronts.images(draft.valid.sum(1))
-        known = torch.where(draft.fronts.extends & (lines.line == before), nodes - kept, 0)
-        state.known.copy_(known.clamp(0, self.window))
+        known = (nodes - kept) * (draft.fronts.extends & (lines.line == before))
+        torch.clamp(known, 0, self.window, out=state.known)
 
     def _initialise(self, state: ParallelState, at: Roots, keys: Tensor) -> None:
         """Positions of the windows that the last step did not draw: uniform over the codes, or what is forced."""

@@ -18,17 +18,14 @@ from torch import Tensor
 from specbench.decoding.drafters.dynamic import Grower, largest_tree
 from specbench.decoding.drafters.eagle import EagleState, Grown
 from specbench.decoding.loop import Drafter
-from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.trees import from_parents, sized
+from specbench.decoding.trees import from_parents, sized, topology
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.decoding.verify.traversal import path_to
-from specbench.engine.ops import take
+from specbench.engine.ops import Kernels, take
 from specbench.engine.state import Buffer, Buffers
-
-#: An image with so many tokens or fewer has none committed without verification.
-_FIRST = 5
 
 
 class Skips:
@@ -41,12 +38,15 @@ class Skips:
     shorter than the mean does not have; here such a path is committed as a whole.)
     """
 
+    #: An image with so many tokens or fewer has none committed without verification.
+    first = 5
+
     def __init__(self, interval: int, grower: Grower) -> None:
         self.interval, self.depth, self.nodes, self.expanded = interval, grower.depth, grower.nodes, grower.expanded
 
     def due(self, rounds: Tensor, count: Tensor, length: int) -> Tensor:
         """Whether images (B,) with `count` tokens of `length` commit a path without verification; counts the rounds."""
-        found = (rounds % self.interval == 1) & (count > _FIRST) & (count < length)
+        found = (rounds % self.interval == 1) & (count > self.first) & (count < length)
         rounds += 1 + found
         return found
 
@@ -67,6 +67,14 @@ class Skips:
         index = torch.arange(self.depth, device=count.device)
         at = count[:, None] + index
         return history.scatter(1, at, torch.where(index < length[:, None], tokens, history.gather(1, at)))
+
+    @staticmethod
+    def reused(fresh: Tensor, length: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of the `fresh` (B,) + 1 hidden states of the last verdict the tree behind a path of `length` (B,)
+        tokens begins with, by offsets (n,): (B, n); and how many these are, less one (B,)."""
+        known, skipped = fresh[:, None] + 1, length[:, None]
+        reused = torch.minimum((known - skipped).clamp_min(0) + offsets, known - 1)
+        return torch.where(skipped > 0, reused, offsets), torch.where(length > 0, length - 1, fresh)
 
     def joined(self, first: Draft, nodes: Tensor, length: Tensor, second: Draft) -> Draft:
         """`length` (B,) of the nodes (B, D) of `first` as a chain, and behind it the tree of `second`."""
@@ -117,19 +125,28 @@ class VVS(Grown):
         return VVSState(**vars(opened), rounds=torch.zeros_like(opened.fresh))
 
     def propose(self, state: VVSState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        first = self.grow(state, history, count)
+        first, kernels = self.grow(state, history, count), state.cache.kernels
+        if kernels is not None and kernels.grows(self.grower):
+            return self._joined(state, history, count, step, first, kernels)
         due = self.choice.due(state.rounds, count, state.session.length)
         nodes, length = self.choice.path(first, due, state.rng.uniform(step, DRAFT, 1)[:, 0])
-        known, skipped = state.fresh[:, None] + 1, length[:, None]
-        reused = torch.minimum((known - skipped).clamp_min(0) + self.offsets, known - 1)
-        index = state.session.both(torch.where(skipped > 0, reused, self.offsets))
-        other = replace(
-            state,
-            pending=take(state.pending, index),
-            fresh=torch.where(length > 0, length - 1, state.fresh),
-        )
+        index, fresh = self.choice.reused(state.fresh, length, self.offsets)
+        other = replace(state, pending=take(state.pending, state.session.both(index)), fresh=fresh)
         longer = self.choice.extended(history, count, first.tokens.gather(1, nodes), length)
         return self.choice.joined(first, nodes, length, self.grow(other, longer, count + length))
+
+    def _joined(
+        self, state: VVSState, history: Tensor, count: Tensor, step: Tensor, first: Draft, kernels: Kernels
+    ) -> Draft:
+        """The rest of `propose` by kernels, after the `first` tree."""
+        nodes, length, longer, further, fresh, reused = kernels.skip(
+            self.choice, state, first, history, count, step, len(self.offsets), TAGS, DRAFT
+        )
+        other = replace(state, pending=take(state.pending, reused), fresh=fresh)
+        second = self.grow(other, longer, further)
+        tensors, tokens, probs, valid, unverified = kernels.join(self.choice, first, nodes, length, second)
+        tree = topology(*tensors, height=2 * self.choice.depth, beam=second.tree.width + 1)
+        return Draft(tree, tokens, probs, valid, torch.zeros_like(valid), unverified=unverified)
 
 
 def skipping_shape(nodes: int, depth: int, width: int) -> DraftShape:

@@ -48,6 +48,8 @@ class Selected(Verification):
         tree, rows, height = draft.tree, len(p), draft.tree.height
         if tree.width > 2 and not draft.replacement:
             raise ValueError("selection needs siblings that were drawn with replacement, or pairs")
+        if kernels is not None and rule.name == "exact":
+            return Verdict(*kernels.select(p, draft, numbers, self.select, self.grid, _SAME))
         slot, children = tree.slot.expand(rows, -1), tree.children.expand(rows, -1, -1)
         u, u_next = numbers.unbind(1)
         node = length = torch.zeros_like(draft.tokens[:, :1])

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import inputs, longest, lossless, sampling, verification, window
+from specbench.engine.kernels import inputs, longest, lossless, sampling, selected, trees, verification, window
 from specbench.engine.kernels.block import MOST_WEIGHTS, LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.kernels.tuning import tune
@@ -29,8 +29,12 @@ class FusedKernels:
     verify, advance = staticmethod(verification.verify), staticmethod(verification.advance)
     verify_longest = staticmethod(longest.verify_longest)
     verify_block, traverse = staticmethod(lossless.verify_block), staticmethod(lossless.traverse)
-    keep, window = staticmethod(verification.keep), staticmethod(window.window)
+    select = staticmethod(selected.select)
+    begin_windows, window = staticmethod(window.begin_windows), staticmethod(window.window)
+    keep = staticmethod(verification.keep)
     inputs, newest, level = staticmethod(inputs.inputs), staticmethod(inputs.newest), staticmethod(inputs.level)
+    grows, growth = staticmethod(trees.grows), trees.Growth
+    skip, join = staticmethod(trees.skip), staticmethod(trees.join)
     stream = Stream
 
     def __init__(self, tiles: Tiles | None = None, dependent: bool = True, most_weights: int = MOST_WEIGHTS) -> None:

@@ -185,14 +185,15 @@ def level(
         features.contiguous(),
         tokens.contiguous(),
     )
+    assert parents.stride(-1) == 1 or parents.shape[-1] == 1
     (rows, held, width), nodes, half = features.shape, parents.shape[-1], table.shape[1]
     x, rope = embeddings.new_empty(rows, nodes, 2 * width), table.new_empty(rows, nodes, half, 2)
     slots = torch.empty(rows, nodes, dtype=torch.int64, device=x.device)
     root = torch.empty(rows, dtype=torch.int64, device=x.device)
     launch.start(_level, (rows * nodes,),
-        tokens, tokens if chosen is None else chosen, parents.contiguous(), count, tokens if ids is None else ids,
+        tokens, tokens if chosen is None else chosen, parents, count, tokens if ids is None else ids,
         embeddings, features, table, session.padding, x, rope, slots, root, len(tokens), nodes, session.prefix_length,
-        depth, first, held, width, half, tokens.stride(0), nodes if parents.dim() > 1 else 0,
+        depth, first, held, width, half, tokens.stride(0), parents.stride(0) if parents.dim() > 1 else 0,
         chosen is not None, ids is not None, head.cfg.line, min(_BLOCK, triton.next_power_of_2(width)),
     )  # fmt: skip
     return x, rope, slots, root

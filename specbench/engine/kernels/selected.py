@@ -1,0 +1,291 @@
+"""Selected-path verification: the order of the tokens at every inner node, the distribution of the best of its
+children, and the walk to the node that ends the accepted path, with the next token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specbench.engine.kernels import launch
+from specbench.engine.kernels.drawing import draw_row, parts
+
+#: Tokens that a program reads at once: as they are, in their order with sums in float64, and with _SHARES shares for
+#: each; the compiler's options. (With fewer registers than it may have, it spills.)
+_BLOCK, _ORDERED, _PIECE, _OPTIONS = 4096, 1024, 512, {"num_warps": 16, "maxnreg": 128}
+_SHARES = tl.constexpr(16)
+
+
+@triton.jit
+def _drafter(Q, at, vocabulary, sampled, token):
+    """q of tokens `at`: a point mass on `token` where that is deterministic."""
+    q = tl.load(Q + at, mask=at < tl.where(sampled, vocabulary, 0), other=0.0)
+    return tl.where(sampled, q, tl.where(at == token, 1.0, 0.0))
+
+
+@triton.jit
+def _ratio(p, q):
+    return tl.where(q > 0, tl.div_rn(p, tl.where(q > 0, q, 1.0)), float("inf"))
+
+
+@triton.jit
+def _ratios(
+    P, Q, TOKENS, SAMPLED, CHILDREN, INNER, OUT, nodes, inner, tree_rows, vocabulary, width, BLOCK: tl.constexpr
+):  # fmt: skip
+    """p / q of a block of tokens at one inner node, by which they are ordered."""
+    here, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row, tree = here // inner, here // inner % tree_rows
+    slot = tree * inner + here % inner
+    child = row * nodes + tl.maximum(tl.load(CHILDREN + slot * width), 0)
+    p = tl.load(P + (row * nodes + tl.load(INNER + slot)) * vocabulary + at, mask=at < vocabulary, other=0.0)
+    q = _drafter(Q + here * vocabulary, at, vocabulary, tl.load(SAMPLED + child) != 0, tl.load(TOKENS + child))
+    tl.store(OUT + here * vocabulary + at, _ratio(p, q), mask=at < vocabulary)
+
+
+@triton.jit
+def _children(Q, TOKENS, VALID, SAMPLED, KIDS, vocabulary, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    """The children of an inner node, all of one row: their numbers, tokens and q, which of them exist, and whether they
+    were sampled."""
+    k = tl.arange(0, WIDE)
+    kids = tl.load(KIDS + k, mask=k < WIDTH, other=-1)
+    some = tl.maximum(kids, 0)
+    first = tl.maximum(tl.load(KIDS), 0)
+    sampled, token = tl.load(SAMPLED + first) != 0, tl.load(TOKENS + first)
+    tokens = tl.load(TOKENS + some)
+    q = _drafter(Q, tokens, vocabulary, sampled, token)
+    exists = (kids >= 0) & (tl.load(VALID + some) != 0) & (q > 0)
+    return kids, tokens, q, exists, sampled, token
+
+
+@triton.jit
+def _best(
+    Q, TOKENS, VALID, SAMPLED, CHILDREN, ORDER, OUT, nodes, inner, tree_rows, vocabulary,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, REPLACEMENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As of `decoding.verify.selected.best_of` or, without replacement, `best_of_pair`, at one inner node with several
+    children."""
+    here, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    row, tree = here // inner, here // inner % tree_rows
+    probs, order, out = Q + here * vocabulary, ORDER + here * vocabulary, OUT + here * vocabulary
+    _, _, _, exists, sampled, token = _children(
+        probs, TOKENS + row * nodes, VALID + row * nodes, SAMPLED + row * nodes,
+        CHILDREN + (tree * inner + here % inner) * WIDTH, vocabulary, WIDTH, WIDE,
+    )  # fmt: skip
+    count = tl.sum(exists.to(tl.int32), 0)
+    if count > 1:
+        if REPLACEMENT:
+            whole = tl.zeros([BLOCK], tl.int64)
+            for start in range(0, vocabulary, BLOCK):
+                at = start + lane
+                whole += parts(_drafter(probs, at, vocabulary, sampled, token))
+            total, before = tl.sum(whole, 0).to(tl.float64), tl.full([], 0, tl.int64)
+            for start in range(0, vocabulary, BLOCK):
+                inside = start + lane < vocabulary
+                at = tl.load(order + start + lane, mask=inside, other=0)
+                some = tl.where(inside, parts(_drafter(probs, at, vocabulary, sampled, token)), 0)
+                after = before + tl.cumsum(some, 0)
+                upto, without = after.to(tl.float64) / total, (after - some).to(tl.float64) / total
+                power = tl.full([BLOCK], 1.0, tl.float64)
+                factor = power
+                for k in tl.static_range(1, WIDTH):
+                    power = power * upto
+                    factor = tl.where(k < count, factor * without + power, factor)
+                tl.store(out + at, (some.to(tl.float64) / total * factor).to(tl.float32), mask=inside)
+                before += tl.sum(some, 0)
+        else:
+            sums = tl.zeros([BLOCK], tl.float64)
+            for start in range(0, vocabulary, BLOCK):
+                at = start + lane
+                sums += _drafter(probs, at, vocabulary, sampled, token).to(tl.float64)
+            total = tl.sum(sums, 0)
+            mass = tl.full([], 0.0, tl.float64)
+            odds_mass = mass
+            for start in range(0, vocabulary, BLOCK):
+                inside = start + lane < vocabulary
+                at = tl.load(order + start + lane, mask=inside, other=0)
+                some = tl.where(inside, _drafter(probs, at, vocabulary, sampled, token).to(tl.float64), 0.0) / total
+                odds = some / tl.maximum(1 - some, 1e-30, propagate_nan=tl.PropagateNan.ALL)
+                before, odds_before = mass + tl.cumsum(some, 0) - some, odds_mass + tl.cumsum(odds, 0) - odds
+                tl.store(out + at, (some * odds_before + odds * before).to(tl.float32), mask=inside)
+                mass += tl.sum(some, 0)
+                odds_mass += tl.sum(odds, 0)
+
+
+@triton.jit
+def _path_distribution(Q, BEST, at, vocabulary, share, mixed, sampled, token):
+    """e of tokens `at`: q, or with `mixed` the mixture of q and the distribution of the best."""
+    q = _drafter(Q, at, vocabulary, sampled, token)
+    best = tl.load(BEST + at, mask=at < tl.where(mixed, vocabulary, 0), other=0.0)
+    return tl.where(mixed, q + share * (best - q), q)
+
+
+@triton.jit
+def _kept_by_shares(P, Q, BEST, KEPT, mass, sampled, token, vocabulary, grid, PIECE: tl.constexpr):
+    """The sums of min(mass p, e) with the shares 0, 1 / grid .. 1."""
+    for begin in range(0, grid + 1, _SHARES):
+        step = begin + tl.arange(0, _SHARES)
+        share = tl.div_rn(step.to(tl.float32), tl.zeros([_SHARES], tl.float32) + grid)[:, None]
+        kept = tl.zeros([_SHARES, PIECE], tl.float32)
+        for start in range(0, vocabulary, PIECE):
+            at = start + tl.arange(0, PIECE)
+            inside = at < vocabulary
+            q = _drafter(Q, at, vocabulary, sampled, token)
+            more = tl.load(BEST + at, mask=inside, other=0.0) - q
+            weighted = mass * tl.load(P + at, mask=inside, other=0.0)
+            e = q[None, :] + share * more[None, :]
+            least = tl.minimum(weighted[None, :], e, propagate_nan=tl.PropagateNan.ALL)
+            kept += tl.where(inside[None, :], least, 0.0)
+        tl.store(KEPT + step, tl.sum(kept, 1), mask=step <= grid)
+
+
+@triton.jit
+def _walk(
+    P, Q, BEST, TOKENS, VALID, SAMPLED, U, CHILDREN, SLOT, KEPT, PATH, LENGTH, CHOSEN, NEXT, FIRST, SHARE,
+    nodes, inner, height, tree_rows, vocabulary, grid, select, same,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, GRID: tl.constexpr, AUTO: tl.constexpr,
+    BLOCK: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """One image, from the root along the children that are followed to a leaf. What is known of the last node that
+    passes: `end`, its depth, its mass, the share there, the sum that is left, and whether it has children."""
+    row, k, lane = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE), tl.arange(0, BLOCK)
+    tree = row % tree_rows
+    tokens_row, valid_row, sampled_row = TOKENS + row * nodes, VALID + row * nodes, SAMPLED + row * nodes
+    u, path, chosen = U + row * 2 * nodes, PATH + row * height, CHOSEN + row * (height + 1)
+    p_rows, next_row = P + row * nodes * vocabulary, NEXT + row * vocabulary
+    node, depth, goes = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64), tl.full([], 1, tl.int32)
+    mass, shares, choices = tl.full([], 1.0, tl.float32), tl.full([], 0.0, tl.float32), tl.full([], 0, tl.int32)
+    end, length, end_mass, end_share, end_left = node, depth, mass, shares, shares
+    end_mixed, end_inner = choices, choices
+    tl.store(FIRST + row, 0.0)
+    while goes > 0:
+        which = tl.load(SLOT + tree * nodes + node)
+        slot = tl.maximum(which, 0)
+        probs, best = Q + (row * inner + slot) * vocabulary, BEST + (row * inner + slot) * vocabulary
+        p_row = p_rows + node * vocabulary
+        kids, tokens, q, exists, sampled, first_token = _children(
+            probs, tokens_row, valid_row, sampled_row, CHILDREN + (tree * inner + slot) * WIDTH, vocabulary, WIDTH, WIDE
+        )
+        exists = exists & (which >= 0)
+        count = tl.sum(exists.to(tl.int32), 0)
+        passes, share, left = mass, tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
+        mixed, child, entered = count * 0, node, mass
+        if count > 0:
+            ratio = _ratio(tl.load(p_row + tokens), q)
+            if depth == 0:
+                first = tl.sum(tl.where(exists & (k == 0), ratio, 0.0), 0)
+                tl.store(FIRST + row, tl.minimum(first, 1.0, propagate_nan=tl.PropagateNan.ALL))
+            wanted = exists
+            if WIDTH > 1:  # noqa: SIM102  (a constant of the compiler)
+                if count > 1:
+                    mixed += 1
+                    share += select
+                    if AUTO:
+                        kept_row = KEPT + row * (grid + 1)
+                        _kept_by_shares(
+                            p_row, probs, best, kept_row, mass, sampled, first_token, vocabulary, grid, PIECE
+                        )
+                        tl.debug_barrier()
+                        g = tl.arange(0, GRID)
+                        kept = tl.load(kept_row + g, mask=g <= grid, other=-float("inf"))
+                        level = (kept >= tl.max(kept, 0) - same) & (tl.sum((kept != kept).to(tl.int32), 0) == 0)
+                        least = tl.min(tl.where(level, g, grid), 0)
+                        share = tl.div_rn(least.to(tl.float32), tl.zeros_like(share) + grid)
+                        tl.debug_barrier()  # no thread writes what another one still reads
+                    shares += share
+                    choices += 1
+                    if tl.load(u + nodes + depth + 1) < share:
+                        # the last in the order of the tokens, in which equal ratios come in that of their numbers
+                        ratio = tl.where(ratio != ratio, float("inf"), ratio)
+                        last = exists & (ratio == tl.max(tl.where(exists, ratio, -1.0), 0))
+                        token = tl.max(tl.where(last, tokens, -1), 0)
+                        wanted = last & (tokens == token)
+            rank = tl.min(tl.where(wanted, k, WIDTH), 0)
+            rank = tl.minimum(rank, WIDTH - 1)
+            child = tl.maximum(tl.sum(tl.where(k == rank, kids, 0), 0), 0)
+            token = tl.load(tokens_row + child)
+            total = tl.zeros([BLOCK], tl.float32)
+            for start in range(0, vocabulary, BLOCK):
+                at = start + lane
+                e = _path_distribution(probs, best, at, vocabulary, share, mixed > 0, sampled, first_token)
+                p = tl.load(p_row + at, mask=at < vocabulary, other=0.0)
+                total += tl.maximum(mass * p - e, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            left = tl.sum(total, 0)
+            among = left + (1 - mass)
+            passes = tl.where(among == 0, 1.0, left / tl.where(among == 0, 1.0, among))
+            e = _path_distribution(probs, best, token, vocabulary, share, mixed > 0, sampled, first_token)
+            ratio_here = tl.minimum(_ratio(tl.load(p_row + token), e), 1e30, propagate_nan=tl.PropagateNan.ALL)
+            entered = tl.minimum(mass * ratio_here, 1.0, propagate_nan=tl.PropagateNan.ALL)
+            entered = tl.where(e > 0, entered, 0.0)
+        passed = (depth == 0) | (tl.load(u + node) < passes)
+        end, length = tl.where(passed, node, end), tl.where(passed, depth, length)
+        end_mass, end_share = tl.where(passed, mass, end_mass), tl.where(passed, share, end_share)
+        end_left, end_mixed = tl.where(passed, left, end_left), tl.where(passed, mixed, end_mixed)
+        end_inner = tl.where(passed, count, end_inner)
+        if count > 0:
+            tl.store(path + depth, child)
+            tl.store(chosen + depth, tl.load(tokens_row + child))
+        goes = tl.where(count > 0, 1, 0)
+        depth += goes
+        node, mass = child, entered
+    tl.store(SHARE + row, tl.where(choices > 0, shares / choices, float("nan")))
+    slot = tl.maximum(tl.load(SLOT + tree * nodes + end), 0)
+    probs, best = Q + (row * inner + slot) * vocabulary, BEST + (row * inner + slot) * vocabulary
+    p_row, first = p_rows + end * vocabulary, tl.maximum(tl.load(CHILDREN + (tree * inner + slot) * WIDTH), 0)
+    sampled, first_token = tl.load(sampled_row + first) != 0, tl.load(tokens_row + first)
+    for start in range(0, vocabulary, BLOCK):
+        at = start + lane
+        inside = at < vocabulary
+        p = tl.load(p_row + at, mask=inside, other=0.0)
+        e = _path_distribution(probs, best, at, vocabulary, end_share, end_mixed > 0, sampled, first_token)
+        rest = tl.maximum(end_mass * p - e, 0.0, propagate_nan=tl.PropagateNan.ALL) / tl.maximum(end_left, 1e-30)
+        tl.store(next_row + at, tl.where((end_inner > 0) & (end_left > 1e-30), rest, p), mask=inside)
+    tl.debug_barrier()
+    next_token = draw_row(next_row, tl.load(u + nodes), vocabulary, BLOCK)
+    d = tl.arange(0, DEEP)
+    beyond = (d >= length) & (d < height)
+    tl.store(path + d, tl.zeros([DEEP], tl.int64) + end, mask=beyond)
+    tl.store(LENGTH + row, length)
+    token = tl.where((d == length) | (d == height), next_token, tl.load(tokens_row + end))
+    tl.store(chosen + d, token, mask=(d >= length) & (d <= height))
+
+
+def select(
+    p: Tensor, draft: Any, u: Tensor, share: float | None, grid: int, same: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As of `decoding.verify.selected` for the exact rule: the fields of a Verdict. p (B, M, V) float32; u (B, 2, M):
+    the uniforms of the nodes, then that of the next token and, by depth, those that choose children; share, grid: as
+    of `Selected`, same: what sums must differ by."""
+    tree, (rows, nodes, vocabulary) = draft.tree, p.shape
+    (inner, width), height, block = (
+        tree.children.shape[1:],
+        tree.height,
+        min(_BLOCK, triton.next_power_of_2(vocabulary)),
+    )
+    valid = draft.valid.contiguous().view(torch.uint8)
+    # (that of nodes that are not valid does not matter)
+    sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+    p, q, tokens, children = (x.contiguous() for x in (p, draft.probs, draft.tokens, tree.children))
+    wide, best, trees = triton.next_power_of_2(width), q, len(tree.children)
+    if width > 1:
+        ratios, best = torch.empty(2, *q.shape, device=p.device)
+        launch.start(_ratios, (rows * inner, triton.cdiv(vocabulary, block)),
+            p, q, tokens, sampled, children, tree.inner.contiguous(), ratios, nodes, inner, trees, vocabulary, width,
+            block, num_warps=8,
+        )  # fmt: skip
+        order = ratios.sort(dim=-1, stable=True).indices
+        launch.start(_best, (rows * inner,),
+            q, tokens, valid, sampled, children, order, best, nodes, inner, trees, vocabulary, width, wide,
+            draft.replacement, min(_ORDERED, block), **_OPTIONS,
+        )  # fmt: skip
+    path, length, chosen = tokens.new_empty(rows, height), tokens.new_empty(rows), tokens.new_empty(rows, height + 1)
+    next_probs, (first, shares) = p.new_empty(rows, vocabulary), p.new_empty(2, rows)
+    launch.start(_walk, (rows,),
+        p, q, best, tokens, valid, sampled, u.contiguous(), children, tree.slot.contiguous(),
+        p.new_empty(rows, grid + 1), path, length, chosen, next_probs, first, shares, nodes, inner, height, trees,
+        vocabulary, grid, 0.0 if share is None else share, same, width, wide, triton.next_power_of_2(height + 1),
+        triton.next_power_of_2(grid + 1), share is None, block, min(_PIECE, block), **_OPTIONS,
+    )  # fmt: skip
+    return path, length, chosen, next_probs, first, shares
