@@ -18,13 +18,13 @@ XL, LUMINA = ("model=llamagen_xl", 36), ("model=lumina_mgpt", 32)
 #: Target and its layers, method: launches in the layers and outside, with the fused kernels.
 BUDGETS: dict[str, tuple[tuple[str, int], tuple[str, ...], int, int]] = {
     "XL vanilla": (XL, ("method=vanilla",), 180, 20),
-    "XL EAGLE tree of 26": (XL, ("method=eagle1",), 385, 85),
-    "XL EAGLE chain": (XL, ("method=eagle_chain",), 205, 70),
-    "XL EAGLE-2": (XL, ("method=eagle2",), 401, 66),
-    "7B vanilla": (LUMINA, ("method=vanilla",), 320, 20),
-    "7B SJD 64": (LUMINA, ("method=sjd", "window=64"), 320, 22),
-    "7B SCD 64, heights": (LUMINA, ("method=scd", "window=64", "coupling=height"), 320, 25),
-    "7B SJD-PAC 64": (LUMINA, ("method=sjd_pac", "window=64"), 320, 25),
+    "XL EAGLE tree of 26": (XL, ("method=eagle1",), 349, 74),
+    "XL EAGLE chain": (XL, ("method=eagle_chain",), 205, 62),
+    "XL EAGLE-2": (XL, ("method=eagle2",), 361, 66),
+    "7B vanilla": (LUMINA, ("method=vanilla",), 288, 20),
+    "7B SJD 64": (LUMINA, ("method=sjd", "window=64"), 288, 22),
+    "7B SCD 64, heights": (LUMINA, ("method=scd", "window=64", "coupling=height"), 288, 25),
+    "7B SJD-PAC 64": (LUMINA, ("method=sjd_pac", "window=64"), 288, 25),
 }
 
 #: Most launches outside the layers that a speculative step may have.
