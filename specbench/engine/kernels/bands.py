@@ -8,9 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def lower_limit(r_row, q_row, vocabulary, spread, BLOCK: tl.constexpr):
-    """As of `rules.band.lower_limit`. A pass over the row sums what is raised, kept and lowered at `low`; the root that
-    these would have is the next `low`, and the solution once it no longer moves. Where it leaves the interval of the
-    root, and from the ninth pass on every second time, the interval is halved."""
+    """What `rules.band.lower_limit` computes. A pass over the row sums what is raised, kept and lowered at `low`; the
+    root that these would have is the next `low`, and the solution once it no longer moves. Where it leaves the interval
+    of the root, and from the ninth pass on every second time, the interval is halved."""
     tokens, passes = tl.arange(0, BLOCK), tl.full([], 0, tl.int32)
     low = tl.full([], 1.0, tl.float32)
     least, most = tl.div_rn(low, spread), low
@@ -62,7 +62,8 @@ def _sums(r_row, q_row, vocabulary, token, sampled, low, high, BLOCK: tl.constex
 
 @triton.jit
 def budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK: tl.constexpr):
-    """As of `rules.band.Mentored.limits`, without sorting: (low, high) of the widest band e with KL(e | r) <= budget.
+    """What `rules.band.Mentored.limits` computes, without sorting: low and high of the widest band e with KL(e | r) <=
+    budget. q is a point mass on `token` unless `sampled`.
 
     First without `high`: tokens that r cannot give must be rejected, which sets the least `low`, found from above by
     Newton's method (what a band raises is convex in `low`). If that band is too far from r, `low` is found between it

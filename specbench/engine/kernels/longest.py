@@ -44,14 +44,14 @@ def _accept(
     if (node > 0) & (tl.load(VALID + here) != 0):
         r_row = P + (row * nodes + tl.load(PARENT + row % tree_rows * nodes + node)) * vocabulary
         token = tl.load(TOKENS + here)
-        own = tl.load(r_row + token)
+        r_token = tl.load(r_row + token)
         if NEAR is not None:
             near = NEAR + token * near_stride
-            gain, _ = gathered(r_row, near, token, own, k, limit, MEASURE, CLOSED, NEAR_BLOCK)
+            gain, _ = gathered(r_row, near, token, r_token, k, limit, MEASURE, CLOSED, NEAR_BLOCK)
             more = tl.zeros([BLOCK], tl.int32)  # (a neighbour is not more probable than all of them)
             for start in range(0, vocabulary, BLOCK):
                 r = tl.load(r_row + start + at, mask=start + at < vocabulary, other=0.0)
-                more += tl.where(r <= own + gain, 0, 1)
+                more += tl.where(r <= r_token + gain, 0, 1)
             accepted = (tl.sum(more, 0) == 0).to(tl.int32)
         else:
             parts = tl.zeros([BLOCK], tl.float32)
@@ -59,7 +59,7 @@ def _accept(
                 r = tl.load(r_row + start + at, mask=start + at < vocabulary, other=0.0)
                 parts -= r * tl.log(tl.where(r > 0, r, 1.0))
             least = tl.minimum(alpha * tl.exp(-tl.sum(parts, 0)), epsilon, propagate_nan=tl.PropagateNan.ALL)
-            accepted = ((own > least) | (own >= 1)).to(tl.int32)
+            accepted = ((r_token > least) | (r_token >= 1)).to(tl.int32)
     tl.store(ACCEPTED + here, accepted)
 
 

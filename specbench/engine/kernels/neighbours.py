@@ -12,29 +12,29 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _divergence(own, moved):
-    """As of `rules.lantern._divergence`."""
-    half = own + moved / 2
+def _divergence(r_token, moved):
+    """What `rules.lantern._divergence` computes."""
+    half = r_token + moved / 2
     least = tl.maximum(half, 1e-38)
-    part = own * tl.log(tl.maximum(own, 1e-38) / least)
-    rest = (own + moved) * tl.log(tl.maximum(own + moved, 1e-38) / least)
+    part = r_token * tl.log(tl.maximum(r_token, 1e-38) / least)
+    rest = (r_token + moved) * tl.log(tl.maximum(r_token + moved, 1e-38) / least)
     return 0.5 * (moved * 0.6931471805599453 + part + rest)
 
 
 @triton.jit
-def gathered(r_row, near, token, own, k, limit, MEASURE: tl.constexpr, CLOSED: tl.constexpr, BLOCK: tl.constexpr):
-    """The mass of the neighbours of `token` that count, and their number, as of `rules.base.Neighbours`. near: the row
-    of `token`; own: its probability."""
+def gathered(r_row, near, token, r_token, k, limit, MEASURE: tl.constexpr, CLOSED: tl.constexpr, BLOCK: tl.constexpr):
+    """The mass of the neighbours of `token` that count, and their number; see `rules.base.Neighbours`. near: the row of
+    `token` in the table; r_token: its probability."""
     ranks, size = tl.arange(0, BLOCK), tl.where(tl.load(near) == token, 0, k)
-    before, gain, count = tl.zeros_like(own), tl.zeros_like(own), tl.full([], 0, tl.int32)
+    before, gain, count = tl.zeros_like(r_token), tl.zeros_like(r_token), tl.full([], 0, tl.int32)
     for start in range(0, size, BLOCK):
         code = tl.load(near + start + ranks, mask=start + ranks < size, other=0)
         mass = tl.load(r_row + code, mask=start + ranks < size, other=0.0)
         upto, bound = before + tl.cumsum(mass, 0), limit
         if MEASURE == "share":
-            bound = limit * own
+            bound = limit * r_token
         if MEASURE == "divergence":
-            upto = _divergence(own, upto)
+            upto = _divergence(r_token, upto)
         if CLOSED:
             inside = upto <= bound
         else:
@@ -86,8 +86,8 @@ def residual_mass(
 
 
 def constants(neighbours: Any) -> tuple[Any, ...]:
-    """Of `rules.base.Neighbours` or None, what kernels take: the table, its stride, its number of columns, k, the
-    limit, MEASURE, CLOSED and NEAR_BLOCK."""
+    """What kernels take for a `rules.base.Neighbours`, or for None: the table, its stride, its number of columns, k,
+    the limit, MEASURE, CLOSED and NEAR_BLOCK."""
     if neighbours is None:
         return None, 0, 0, 0, 0.0, "", False, 16
     near = neighbours.near if neighbours.near.stride(1) == 1 else neighbours.near.contiguous()

@@ -71,14 +71,14 @@ def _verify(
         if RESIDUAL == "budget":
             budget = tl.where(live, omega, 0.0)
             low, omega = budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK // 2)  # it has five sums
-        own = omega * tl.load(r_row + token)
+        r_token = omega * tl.load(r_row + token)
         if NEAR is not None:
-            near, gain, count = NEAR + token * near_stride, tl.zeros_like(own), tl.full([], 0, tl.int32)
+            near, gain, count = NEAR + token * near_stride, tl.zeros_like(r_token), tl.full([], 0, tl.int32)
             if live:
-                gain, count = gathered(r_row, near, token, own, k, limit, MEASURE, CLOSED, NEAR_BLOCK)
-            accept = tl.div_rn(own + gain, tl.where(q_token > 0, q_token, 1.0))
+                gain, count = gathered(r_row, near, token, r_token, k, limit, MEASURE, CLOSED, NEAR_BLOCK)
+            accept = tl.div_rn(r_token + gain, tl.where(q_token > 0, q_token, 1.0))
         else:
-            accept = tl.div_rn(own, tl.where(q_token > 0, q_token, 1.0))
+            accept = tl.div_rn(r_token, tl.where(q_token > 0, q_token, 1.0))
         accept = tl.where(live, tl.minimum(accept, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
         if (length == 0) & (rank == 0):
             tl.store(FIRST + row, accept)
