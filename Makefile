@@ -1,5 +1,6 @@
 # Every target sets up what it needs in .venv, which requires Python 3.11 or newer with venv. Set-up is repeated only when
-# pyproject.toml or constraints.txt changed. ARGS="..." is passed to the command.
+# pyproject.toml or constraints.txt changed. ARGS="..." is passed to the command. `make gpu` sets up nothing where
+# $(PYTHON) has torch and triton, as on a GPU machine without network.
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -35,8 +36,9 @@ tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list
 bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)
 	scripts/bench_gpu.sh "$(BIN)/specbench"
 
-gpu: $(READY) ## the first ten minutes on a GPU: kernels, recordings, gates, profiles (a dry run where there is none)
-	"$(BIN)/python" scripts/check_gpu.py $(ARGS)
+gpu: ## the first ten minutes on a GPU: kernels, recordings, gates, profiles (a dry run where there is none)
+	@if "$(PYTHON)" -c 'import torch, triton' 2>/dev/null; then python="$(PYTHON)"; \
+	  else $(MAKE) --no-print-directory $(READY) && python="$(BIN)/python"; fi && "$$python" scripts/check_gpu.py $(ARGS)
 
 train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes where it was stopped
 	"$(BIN)/specbench" train scenes $(ARGS)

@@ -1,9 +1,11 @@
 #!/bin/sh
 # What the benchmarks of one GPU consist of, with random weights at real sizes; rows and rooflines go to results/bench/.
-# The first argument is the command (default: .venv/bin/specbench), the second the folder. Fails when a line fails.
+# The first argument is the command (default: .venv/bin/specbench), the second the folder, the third the engines. Fails
+# when a line fails.
 set -eu
 specbench=${1:-.venv/bin/specbench}
 folder=${2:-results/bench}
+engines=${3:-eager graph triton}
 mkdir -p "$folder"
 
 bench() { # file of rows, then the arguments of one line
@@ -20,16 +22,17 @@ for engine in eager graph compiled triton; do
     bench llamagen_xl model=llamagen_xl engine=$engine method=eagle1 forced_accept=2.73 bench.nodes=1,26
     bench llamagen_xl model=llamagen_xl engine=$engine method=vanilla batch=8
     # 7B at 2,400 positions: vanilla, EAGLE, SJD and SJD-PAC at the published accepted lengths
-    bench lumina_mgpt model=lumina_mgpt engine=$engine method=vanilla bench.context=2400 bench.nodes=1,32,64
+    bench lumina_mgpt model=lumina_mgpt engine=$engine method=vanilla bench.context=2400 bench.nodes=1,33,65
     bench lumina_mgpt model=lumina_mgpt engine=$engine method=eagle1 forced_accept=2.76 bench.context=2400 bench.nodes=1,26
-    bench lumina_mgpt model=lumina_mgpt engine=$engine method=sjd window=64 forced_accept=2.22 bench.context=2400 bench.nodes=1,32,64
-    bench lumina_mgpt model=lumina_mgpt engine=$engine method=sjd_pac window=64 forced_accept=4.51 bench.context=2400 bench.nodes=1,32,64
+    bench lumina_mgpt model=lumina_mgpt engine=$engine method=sjd window=64 forced_accept=2.22 bench.context=2400 bench.nodes=1,33,65
+    bench lumina_mgpt model=lumina_mgpt engine=$engine method=sjd_pac window=64 forced_accept=4.51 bench.context=2400 bench.nodes=1,33,65
     # Emu3 at 4,100 positions
     bench emu3 model=emu3 engine=$engine method=vanilla bench.context=4100 bench.images=0
 done
 # MAR-L in both number formats: the diffusion head at batch 8, and a batch of CSpD (of the criteria that let a pass go on
 # without the host)
-for engine in eager graph; do
+for engine in $engines; do
+    case $engine in eager | graph) ;; *) continue ;; esac
     for dtype in float32 bfloat16; do
         bench mar_l model=mar_l engine=$engine dtype=$dtype method=vanilla batch=8
         bench mar_l model=mar_l engine=$engine dtype=$dtype method=cspd criterion=exact gamma=8 batch=8

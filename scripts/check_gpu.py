@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
 """The first ten minutes on a GPU: five stages, each in a process of its own with a time limit.
 
-1 compiles every fused kernel as steps of the real sizes start it: no spills, shared memory suffices.
+1 compiles every fused kernel as the real sizes and the later stages start it: no spills, shared memory suffices.
 2 compares the kernels in bfloat16 with float64 at the shapes of LlamaGen-XL, Lumina-mGPT 7B and Emu3.
-3 compares recorded steps with plain ones, for each drafter, rule and engine.
+3 compares recorded steps with plain ones, for each rule, drafter and engine.
 4 measures the gates, from recorded replays, next to the floor of the measured bandwidth.
-5 lists the dearest kernels of three steps.
+5 lists the most expensive kernels of some steps.
 6 (only where it is asked for) compares two ways of the same pass, and says which decision follows.
 
 Every check appends a line of JSON to a file at once; the next one goes on after a failure; a table comes last. The exit
-code is 1 if anything failed. Runs from a checkout with torch, triton and numpy; stages 4 and 5 use no more, but for
-MAR. Without a CUDA device stage 1 compiles for Hopper, stages 2 and 3 are done on small shapes by Triton's interpreter
-and without recordings, and stages 4 and 5 are skipped.
+code is 1 if anything failed. Tuned tiles are written next to that file, and read by later runs. Runs from a checkout
+with torch, triton and numpy. Without a CUDA device stage 1 compiles for Hopper, and the other stages do their work on
+small shapes by Triton's interpreter, without recordings and gates.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,8 +33,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from gpu_checks import results  # noqa: E402
 
 STAGES = {1: "compiling", 2: "parity", 3: "recording", 4: "gates", 5: "profiles", 6: "experiments"}
-#: Seconds that a stage may take: nine minutes in all.
-LIMITS = {1: 130, 2: 120, 3: 110, 4: 120, 5: 60, 6: 360}
+#: Seconds that a stage may take. A stage that is slower than usual leaves less for the last one, see --seconds.
+LIMITS = {1: 130, 2: 110, 3: 130, 4: 140, 5: 60, 6: 400}
 #: Processes that a stage may lose to errors of the device.
 LOSSES = 6
 _LOST = 3  # exit code of a process that lost the device
@@ -45,10 +46,14 @@ def main() -> int:
     if arguments.worker:
         return worker(int(arguments.stages), arguments.run, file, arguments.fast, arguments.again)
     run = uuid.uuid4().hex[:12]
+    if arguments.tiles:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(arguments.tiles, file.with_name(results.TILES))
     began = time.monotonic()
     for stage in map(int, arguments.stages.split(",")):
         print(f"-- stage {stage}: {STAGES[stage]}", flush=True)
-        carry_out(stage, run, file, arguments.fast, LIMITS[stage] * arguments.patience)
+        left = began + arguments.seconds - time.monotonic()
+        carry_out(stage, run, file, arguments.fast, max(1.0, min(LIMITS[stage], left)) * arguments.patience)
     lines = results.read(file, run)
     print(f"-- summary ({time.monotonic() - began:.0f} s, lines in {file})\n{results.summary(lines)}")
     return int(any(line["ok"] is False for line in lines) or not lines)
@@ -57,10 +62,12 @@ def main() -> int:
 def parser() -> argparse.ArgumentParser:
     out = os.environ.get("OUT") or str(ROOT / "results" / "bench")
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--stages", default="1,2,3,4,5", help="which, in this order (default: all)")
+    made.add_argument("--stages", default="1,2,3,4,5", help="which, in this order (default: %(default)s)")
     made.add_argument("--out", default=f"{out}/gpu_check.jsonl", help="file of the lines (default: %(default)s)")
+    made.add_argument("--tiles", help=f"tuned tiles to begin with: {results.TILES} of an earlier run")
+    made.add_argument("--seconds", type=float, default=570.0, help="for all stages (default: %(default).0f)")
     made.add_argument("--fast", action="store_true", help="a few checks of each stage")
-    made.add_argument("--patience", type=float, default=1.0, help="factor of the time limits")
+    made.add_argument("--patience", type=float, default=1.0, help="factor of the stages' limits")
     made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     made.add_argument("--run", default="", help=argparse.SUPPRESS)
     made.add_argument("--again", default="", help=argparse.SUPPRESS)
@@ -109,10 +116,12 @@ def worker(stage: int, run: str, file: Path, fast: bool, again: str) -> int:
     import torch
 
     cuda = torch.cuda.is_available()
+    os.environ["OUT"] = str(file.parent)
     if stage != 1 and not cuda:
         os.environ["TRITON_INTERPRET"] = "1"
     if stage == 1:
         os.environ.pop("TRITON_INTERPRET", None)
+    results.describe_environment(file, run, cuda)
     done = {line["check"] for line in results.read(file, run) if line["stage"] == stage}
     checks = import_module(f"gpu_checks.{STAGES[stage]}").checks(cuda, fast)
     try:

@@ -427,6 +427,11 @@ def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> 
         assert (cfg["weights"], cfg["device"]) == ("random", "cuda")
         assert line["bench.steps"] == 50
         assert line["out"].parent == tmp_path / "rows"
+    noted.unlink()
+    subprocess.run([script, command, tmp_path / "rows", "triton"], check=True)
+    assert {word for line in noted.read_text().splitlines() for word in line.split() if word.startswith("engine=")} == {
+        "engine=triton"
+    }
 
 
 def test_a_numbered_device_becomes_the_current_one(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

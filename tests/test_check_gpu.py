@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,12 +19,14 @@ pytest.importorskip("triton")
 import check_gpu
 from gpu_checks import experiments, gates, results
 
+from specbench.engine.kernels.tiles import Tile
+
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Started before each of the script's processes: it has what a bare machine has, and hangs in the fourth stage.
 BARE = """
 import sys, time
-GONE = {"hydra", "omegaconf", "transformers", "huggingface_hub", "torchmetrics", "tokenizers", "pycocotools"}
+GONE = {"hydra", "omegaconf", "antlr4", "transformers", "huggingface_hub", "torchmetrics", "tokenizers", "pycocotools"}
 class Gone:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in GONE:
@@ -40,7 +45,7 @@ def run(
 
     def run_it(*arguments: str, hangs: str = "") -> tuple[int, list[dict[str, Any]], str]:
         (tmp_path / "sitecustomize.py").write_text(BARE.replace("HANGS", repr(f"--stages={hangs}")))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
         file = tmp_path / "made" / "lines.jsonl"
         monkeypatch.setattr(sys, "argv", ["check_gpu.py", *arguments, f"--out={file}"])
@@ -51,20 +56,75 @@ def run(
     return run_it
 
 
-def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(run: Callable[..., Any]) -> None:
-    """All stages but the fifth, which the next test runs."""
+@pytest.mark.parametrize("stages", ["1,2", "3", "4,5"])
+def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(stages: str, run: Callable[..., Any]) -> None:
+    """The whole of every stage: the last two do their work and time nothing."""
     assert check_gpu.parser().parse_args([]).stages == "1,2,3,4,5"
-    code, lines, output = run("--fast", "--patience=3", "--stages=1,2,3,4")
+    code, lines, output = run("--patience=5", f"--stages={stages}")
     assert code == 0, output
-    assert {line["stage"] for line in lines} == {1, 2, 3, 4}
-    assert all(line["ok"] for line in lines if line["stage"] < 4)
-    assert all(line["note"].startswith("SKIPPED: there is no CUDA device") for line in lines if line["stage"] > 3)
-    assert "stage 4: 0 passed, 0 failed, 8 skipped" in output.splitlines()
-    assert all(line["registers"] > 0 for line in lines if line["stage"] == 1)
+    environment, *checks = lines
+    assert environment["stage"] == 0
+    assert {"torch", "triton", "driver", "device_name", "commit", "python"} <= environment.keys()
+    assert {str(line["stage"]) for line in checks} == set(stages.split(","))
+    assert all(line["ok"] for line in checks if line["stage"] < 4)
+    skipped = [line for line in checks if line["stage"] > 3]
+    assert all(line["note"].startswith("SKIPPED: there is no CUDA device; done on small shapes") for line in skipped)
+    assert all(line["registers"] > 0 for line in checks[:-1] if line["stage"] == 1)
+
+
+def test_the_tests_for_a_gpu_are_collected_without_hydra(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BARE.replace("HANGS", "''"))
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
+    names = {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert "tests/test_gpu.py::test_no_step_waits_for_the_host" in names
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not here")
+@pytest.mark.parametrize("triton", [True, False])
+def test_where_triton_is_nothing_is_set_up(triton: bool, tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase "$*" in *triton*) exit {int(not triton)};; esac\n'
+    )
+    python.chmod(0o755)
+    subprocess.run(["make", "gpu", f"PYTHON={python}", "ARGS=--stages 1"], cwd=tmp_path, capture_output=True)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert ("-m venv .venv" in calls) == (not triton)
+    assert ("scripts/check_gpu.py --stages 1" in calls) == triton
+
+
+def test_what_travels_to_a_gpu_is_small() -> None:
+    """A machine takes 64 MiB: the tracked files, and wheels."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    assert 10 << 20 < sum(file.lstat().st_size for file in files if file.is_symlink() or file.exists()) < 60 << 20
+
+
+def test_stages_share_the_time_and_tuned_tiles_are_kept(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles that a run begins with are next to its lines, where the gates read them and tuning writes them."""
+    (tmp_path / "earlier.json").write_text("{}")
+    _, lines, _ = run("--stages=5", "--seconds=0", f"--tiles={tmp_path / 'earlier.json'}")
+    assert [line["note"] for line in lines if line["ok"] is False] == ["stopped after 1 s"]
+    stored = tmp_path / "made" / results.TILES
+    assert stored.read_text() == "{}"
+    monkeypatch.setenv("OUT", str(stored.parent))
+    tiles = gates.stored_tiles()
+    tiles.tuned["a"] = Tile(1, 0)
+    tiles.save()
+    assert gates.stored_tiles().tuned == {"a": Tile(1, 0)}
 
 
 def test_experiments_are_done_once_without_a_gpu(run: Callable[..., Any]) -> None:
-    code, lines, output = run("--patience=5", "--stages=6")
+    code, (_, *lines), output = run("--patience=5", "--stages=6")
     assert code == 0, output
     assert all(line["ratio"] is None for line in lines if line["ok"])
     assert [line["check"] for line in lines if line["ok"] is None] == [
@@ -105,13 +165,23 @@ def test_a_stage_that_hangs_is_stopped_and_the_next_one_goes_on(
 ) -> None:
     monkeypatch.setattr(check_gpu, "LIMITS", {4: 1, 5: 100})
     began = time.monotonic()
-    code, lines, output = run("--stages=4,5", hangs="4")
+    code, lines, output = run("--stages=4,5", "--fast", hangs="4")
     assert code == 1
     assert [line["check"] for line in lines if line["ok"] is False] == ["stage 4"]
     assert lines[0]["note"] == "stopped after 1 s"
     assert "FAIL  stage 4  stage 4" in output
     assert "stage 5: 0 passed, 0 failed, 3 skipped" in output
     assert time.monotonic() - began < 60
+
+
+def test_gates_are_the_goals() -> None:
+    """Of the window's real numbers of nodes, which include the root."""
+    assert {name: case[-2:] for name, case in gates.STEPS.items()} == {
+        "XL vanilla, a token": (0.75, 0.60),
+        "XL EAGLE tree of 26, a step": (2.0, None),
+        "7B vanilla at 2,400 keys, a token": (4.4, None),
+    }
+    assert gates.PASSES == {33: 1.10, 65: 1.20}
 
 
 def test_a_line_says_what_was_measured(tmp_path: Path) -> None:
@@ -178,7 +248,7 @@ def test_after_an_error_of_the_device_another_process_goes_on(tmp_path: Path, mo
 def test_a_gate_is_of_its_device(
     device: str, bytes_a_second: float, gate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: device)
+    monkeypatch.setattr(gates, "device_name", lambda: device)
     monkeypatch.setattr(gates, "speed", lambda: bytes_a_second)
     good, bad = (gates.line(gate + more, 1.0, 4_300_000_000) for more in (-0.01, 0.01))
     assert good["gate"] == pytest.approx(gate)

@@ -18,7 +18,7 @@ from fake_cuda import Lint, fake_cuda, moved, moved_drafter
 
 from specbench import cli
 from specbench.audit.tabular import codes
-from specbench.config import configuration, parameters, registry
+from specbench.config import parameters, registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
@@ -46,6 +46,7 @@ ENGINES: dict[str, Callable[[], Any]] = {
     "compiled": lambda: Graphs(compiling()),
     "triton": lambda: Graphs(kernels=FusedKernels()),
 }
+NO_HYDRA = "the command line needs hydra and omegaconf: carry them as wheels (docs/gpu.md)"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -115,6 +116,9 @@ def test_a_target_keeps_its_distribution(drafting: bool, engine: str, device: st
 @pytest.mark.parametrize("model", REAL)
 @ON_CUDA
 def test_every_real_target_draws_pictures(model: str, dtype: str, engine: str, device: str) -> None:
+    pytest.importorskip("hydra", reason=NO_HYDRA)
+    from specbench.config import configuration
+
     words = [f"model={model}", "weights=random", "reduced=true", f"dtype={dtype}", f"device={device}"]
     pipeline = Pipeline.load(configuration.compose([*words, f"engine={engine}"]))
     prompts = ["7", "8"]
@@ -257,6 +261,7 @@ def test_the_checks_of_make_gpu_pass(stage: str, device: str) -> None:
 
 @ON_CUDA
 def test_a_benchmark_times_recorded_and_plain_steps(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("hydra", reason=NO_HYDRA)
     arguments = f"model=llamagen_xl reduced=true weights=random device={device} dtype=bfloat16 bench.steps=5".split()
     for engine in ("eager", "graph", "triton"):
         assert cli.main(["bench", *arguments, f"engine={engine}", "method=cool_sd", "forced_accept=2"]) == 0
@@ -268,6 +273,7 @@ def test_a_benchmark_times_recorded_and_plain_steps(device: str, capsys: pytest.
 @pytest.mark.parametrize("features", ["stored", "live"])
 @ON_CUDA
 def test_a_drafter_is_trained_and_used(tmp_path: Path, features: str, device: str) -> None:
+    pytest.importorskip("hydra", reason=NO_HYDRA)
     arguments = ["model=lumina_mgpt", "weights=random", "reduced=true", "data=prompts", f"prompts={tmp_path / 'a.txt'}"]
     (tmp_path / "a.txt").write_text("\n".join(f"number {i}" for i in range(12)))
     small = ["n=12", "batch=4", "steps=10", "warmup=2", "held_out=0.2", f"features={features}", "dtype=bfloat16"]

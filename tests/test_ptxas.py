@@ -18,15 +18,64 @@ KERNELS = ROOT / "specbench" / "engine" / "kernels"
 pytest.importorskip("triton")
 
 
+#: Compiles what some steps start, as the first stage of `make gpu` does, then does the steps with a driver that
+#: launches nothing; prints how often Triton found a binary in its cache, and how often it compiled.
+STARTS = """
+import os
+from collections import Counter
+from types import SimpleNamespace
+from unittest import mock
+from triton import knobs
+from triton.runtime.driver import driver
+from gpu_checks import compiling
+from specbench.engine.kernels import launch
+
+class Device(compiling.NoDevice):
+    utils = SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": compiling.SHARED[90]},
+        load_binary=lambda *_: (None, None, 32, 0, 1024),
+        unload_module=lambda module: None,
+    )
+    launcher_cls = staticmethod(lambda source, metadata: lambda *_: None)
+
+some = [*compiling.steps(compiling.STEPS[:1]), lambda: compiling.case_on_shapes("xl", "none", "uniform", "triton")]
+jobs = compiling.started(some)
+assert all("error" not in row for row in compiling.all_compiled(jobs, 2))
+for name in compiling.REPORTING:
+    del os.environ[name]
+driver.set_active(Device(90))
+seen = Counter()
+knobs.compilation.listener = lambda *, cache_hit, **_: seen.update([cache_hit])
+with mock.patch.object(launch, "can_depend", return_value=True):
+    for step in some:
+        step()
+print(len(jobs), seen[True], seen[False])
+"""
+
+
+def _output(folder: Path, *command: str) -> str:
+    """Of a process with a cache of its own, in which Triton does not interpret."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = [ROOT, ROOT / "scripts", os.environ.get("PYTHONPATH", "")]
+    env |= {"PYTHONPATH": ":".join(map(str, paths)), "TRITON_CACHE_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *command], env=env, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Of every specialisation; in processes of their own, since Triton interprets in this one."""
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    command = [sys.executable, "-W", "ignore", "-m", "gpu_checks.compiling"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    """Of every specialisation."""
+    output = _output(tmp_path_factory.mktemp("triton"), "-m", "gpu_checks.compiling")
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_a_step_finds_every_kernel_that_the_first_stage_compiled(tmp_path: Path) -> None:
+    jobs, hits, misses = map(int, _output(tmp_path, "-c", STARTS).split())
+    assert misses == 0
+    assert hits == jobs >= 12
 
 
 def started_in_source() -> set[str]:
@@ -42,7 +91,7 @@ def started_in_source() -> set[str]:
 
 
 def test_every_kernel_is_compiled(reports: list[dict[str, Any]]) -> None:
-    for capability in (80, 90, 100):
+    for capability in (80, 89, 90, 100):
         of = [row for row in reports if row["capability"] == capability]
         assert not [row for row in of if "error" in row]
         assert {row["kernel"] for row in of} == started_in_source()
@@ -74,11 +123,37 @@ def test_of_equal_kernels_those_of_least_and_most_known_sizes_are_compiled(monke
     from gpu_checks import compiling
 
     params = [SimpleNamespace(name="BLOCK", is_constexpr=True), SimpleNamespace(name="n", is_constexpr=False)]
-    monkeypatch.setattr(compiling, "_kernel", lambda one: SimpleNamespace(params=params))
+    monkeypatch.setattr(compiling.Specialisation, "function", SimpleNamespace(params=params))
 
-    def of(block: int, constants: tuple[tuple[str, Any], ...], *divisible: str) -> compiling.Specialisation:
-        given = (("BLOCK", block), *constants)
-        return compiling.Specialisation("m", "k", (("x", "*fp32"), ("n", "i32")), given, divisible, ())
+    def of(block: int, n: int | None, *divisible: int) -> compiling.Specialisation:
+        constants = {2: block} | ({} if n is None else {1: n})
+        start = {
+            "signature": {"x": "*fp32", "n": "i32" if n is None else "constexpr", "BLOCK": "constexpr"},
+            "constant_keys": [[at] for at in constants],
+            "constant_vals": list(constants.values()),
+            "attrs_keys": [[at] for at in divisible],
+            "attrs_vals": [[["tt.divisibility", 16]] for _ in divisible],
+            "options": {},
+        }
+        return compiling.Specialisation("m", "k", 90, json.dumps(start))
 
-    some = [of(16, (), "x"), of(16, ()), of(16, (("n", 1),), "x"), of(32, (), "x")]
+    some = [of(16, None, 0), of(16, None), of(16, 1, 0), of(32, None, 0)]
     assert set(compiling._extremes(some)) == {some[1], some[2], some[3]}
+
+
+@pytest.mark.parametrize(("kernel", "version", "capability", "spilled", "fine"), [
+    ("_conclude", "3.6.0", 90, 72, True),
+    ("_conclude", "3.6.0", 90, 76, False),
+    ("_conclude", "3.9.0", 90, 8, False),
+    ("_conclude", "3.9.0", 89, 16, True),
+    ("_probs", "3.6.0", 90, 8, False),
+])  # fmt: skip
+def test_a_kernel_may_spill_what_is_known_of_its_version_and_device(
+    kernel: str, version: str, capability: int, spilled: int, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu_checks import compiling
+
+    monkeypatch.setattr("triton.__version__", version)
+    row = {"kernel": kernel, "capability": capability, "spills": spilled, "shared": 99 << 10}
+    assert (compiling.faults(row) == []) == fine
+    assert compiling.faults({**row, "spills": 0, "shared": (99 << 10) + 1, "capability": 120}) != []

@@ -97,3 +97,11 @@ def test_a_window_of_64_reads_the_cache_once() -> None:
     assert tiles.default_attention(65, 128, torch.bfloat16, hopper=True).queries == 128
     assert tiles.default_attention(65, 64, torch.bfloat16, hopper=False).queries == 128
     assert tiles.default_attention(26, 64, torch.bfloat16, hopper=True).queries == 32
+
+
+def test_tiles_that_registers_cannot_hold_are_not_tried() -> None:
+    """Of the products of Lumina-mGPT 7B: compiled, those left out spill kilobytes."""
+    tried = {tile for tile in tiles.candidates("add", 2, 11008, torch.bfloat16) if tile.warps < 4}
+    assert tried == set()
+    assert Tile(2, 0, 2, 1) in set(tiles.candidates("gate", 2, 4096, torch.bfloat16))
+    assert Tile(4, 0, 2, 1) not in set(tiles.candidates("gate", 2, 4096, torch.bfloat16))

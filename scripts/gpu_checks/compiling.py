@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,13 +24,13 @@ from unittest import mock
 
 import torch
 import triton
-from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from gpu_checks import models, results
-from specbench.decoding.loop import DecoderConfig, Decoding
+from gpu_checks import experiments, gates, models, parity, recording, results
+from specbench.decoding.loop import DecoderConfig
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Mentored, Rule, exact
 from specbench.decoding.rules.lantern import Lantern
@@ -39,72 +40,84 @@ from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
-from specbench.engine.kernels import FusedKernels, launch
+from specbench.engine.kernels import FusedKernels, block, launch, tiles, tuning
 
-_TYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.int64: "i64",
-    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
-}  # fmt: skip
 #: Without these ptxas reports nothing, or not again.
-_REPORTING = {"TRITON_DUMP_PTXAS_LOG": "1", "TRITON_ALWAYS_COMPILE": "1"}
+REPORTING = {"TRITON_DUMP_PTXAS_LOG": "1", "TRITON_ALWAYS_COMPILE": "1"}
 #: Bytes of shared memory that a program can have, by compute capability.
-SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+#: Bytes that a thread may spill, by kernel, minor version of Triton and compute capability, None for all: a few
+#: registers of one specialisation, once a step.
+SPILLS: dict[tuple[str, str | None, int | None], int] = {
+    ("_conclude", "3.6", None): 72,
+    ("_conclude", "3.9", 89): 16,
+    ("_attend", "3.6", 89): 12,
+}
+
+
+class NoDevice:
+    """What Triton asks a driver for when it compiles: the target, and its number, which is the compute capability."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
 @dataclass(frozen=True)
 class Specialisation:
-    """A kernel by module and name; the types of its arguments in order, "constexpr" for constants; these constants;
-    which arguments are divisible by 16; options of the compiler."""
+    """A kernel by module and name, a compute capability, and how a start specialises the kernel, as this version of
+    Triton writes it in JSON: types and constants of the arguments, which are divisible by 16, options."""
 
     module: str
     kernel: str
-    types: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, Any], ...]
-    divisible: tuple[str, ...]
-    options: tuple[tuple[str, Any], ...]
+    capability: int
+    start: str
+
+    @property
+    def function(self) -> JITFunction[Any]:
+        return getattr(import_module(self.module), self.kernel)
+
+    @property
+    def types(self) -> dict[str, str]:
+        """By argument; "constexpr" of a constant, which a size of 1 is, too."""
+        return json.loads(self.start)["signature"]
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        start, names = json.loads(self.start), list(self.types)
+        return {names[at]: x for [at], x in zip(start["constant_keys"], start["constant_vals"], strict=True)}
+
+    @property
+    def divisible(self) -> list[str]:
+        """The arguments that are known to be divisible by 16."""
+        start, names = json.loads(self.start), list(self.types)
+        return [names[at] for [at], x in zip(start["attrs_keys"], start["attrs_vals"], strict=True) if x]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return json.loads(self.start)["options"]
 
     @property
     def label(self) -> str:
-        kinds = sorted({kind for _, kind in self.types if (kind.startswith("*") and "p" in kind) or "bf" in kind})
-        given = " ".join(f"{name}={value}" for name, value in (*self.constants, *self.options))
-        return f"{self.kernel} {','.join(kinds)} {given}"
-
-
-def specialised(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Specialisation:
-    """Of a start with these arguments."""
-    names = kernel.arg_names
-    given = dict(zip(names, arguments)) | {name: x for name, x in options.items() if name in names}
-    types, constants, divisible = [], [], []
-    for parameter in kernel.params:
-        x = given.get(parameter.name, parameter.default)
-        plain = not parameter.do_not_specialize
-        if parameter.is_constexpr or x is None or (plain and isinstance(x, int) and not isinstance(x, bool) and x == 1):
-            types.append((parameter.name, "constexpr"))
-            constants.append((parameter.name, x))
-            continue
-        aligned = False
-        if isinstance(x, Tensor):
-            kind = "*" + _TYPES[x.dtype]
-            aligned = x.storage_offset() * x.element_size() % 16 == 0
-        elif isinstance(x, bool):
-            kind = "u1"
-        elif isinstance(x, int):
-            kind, aligned = "i32" if -(2**31) <= x < 2**31 else "i64", x % 16 == 0
-        else:
-            kind = "fp32"
-        types.append((parameter.name, kind))
-        if aligned and plain:
-            divisible.append(parameter.name)
-    rest = tuple(sorted((name, x) for name, x in options.items() if name not in names))
-    module = kernel.__module__ if isinstance(kernel.__module__, str) else kernel.fn.__module__
-    return Specialisation(module, kernel.__name__, tuple(types), tuple(constants), tuple(divisible), rest)
+        kinds = sorted({kind for kind in self.types.values() if kind.startswith("*") and "f" in kind})
+        options = {name: self.options[name] for name in ("num_warps", "num_stages")}
+        described = " ".join(f"{name}={x}" for name, x in (self.constants | options).items() if x is not None)
+        return f"{self.kernel} {','.join(kinds)} {described}"
 
 
 #: Target, drafter, length of a window, images, format: whose steps start every kernel in every way that matters.
 STEPS = (
     *(("xl", name, 0, 1, torch.bfloat16) for name in (*models.DRAFTERS, "pjd")),
     *(("xl", name, 0, 1, torch.float32) for name in ("none", "tree", "sjd")),
-    *(("xl", name, 0, 4, torch.bfloat16) for name in ("none", "tree")),
+    *(("xl", name, 0, 2, torch.bfloat16) for name in ("none", "tree")),
     *(("7b", name, 0, 1, torch.bfloat16) for name in ("none", "tree", "eagle2", "sjd", "scd")),
     *(("7b", name, 64, 1, torch.bfloat16) for name in ("sjd", "sjd_pac")),
     *(("7b", name, 0, 1, torch.float32) for name in ("none", "sjd")),
@@ -122,25 +135,66 @@ FEW = (
 )
 
 
-def started(steps: Any = STEPS, dependent: bool = True) -> list[Specialisation]:
-    """The kernels that some steps start; dependent: where kernels can begin before the one in front of them ends."""
-    found: dict[Specialisation, None] = {}
+def started(work: Iterable[Callable[[], object]], capability: int = 90) -> list[Specialisation]:
+    """The kernels that functions start on a device of this compute capability, none of which is compiled."""
+    seen: dict[Specialisation, None] = {}
 
-    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        found[specialised(kernel, arguments, options)] = None
+    def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002
+        seen[Specialisation(fn.module, fn.name, capability, compile["specialization_data"])] = None
+        return True
+
+    driver.set_active(NoDevice(capability))
+    with knobs.runtime.scope(), mock.patch.object(launch, "can_depend", return_value=capability >= 90):
+        knobs.runtime.jit_cache_hook = note
+        for function in work:
+            function()
+    return list(seen)
+
+
+def steps(some: Any = STEPS) -> list[Callable[[], None]]:
+    """Steps of the real sizes, and other ways of verification."""
+    ways = (
+        partial(verify_on_shapes, BlockVerification(), chain_paths(5), 16384),
+        partial(verify_on_shapes, Selected(), parse("mc_sim_7b_63"), 16384, True),
+        partial(verify_on_shapes, Selected(), parse("2-2-2"), 16384, False),
+        *(partial(verify_on_shapes, TokenWise(), parse("mc_sim_7b_63"), 16384, rule=x) for x in rules_on_shapes(16384)),
+    )
+    return [*(partial(step_on_shapes, *case) for case in some), *ways]
+
+
+def later_stages() -> list[Callable[[], None]]:
+    """What stages 2 and 3 start, so that they find it compiled."""
+    passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(True)]
+    return [*passes, *(partial(case_on_shapes, *case) for case in recording.CASES.values())]
+
+
+def tuning_on_shapes() -> list[Callable[[], None]]:
+    """What tuning tries in stages 4 and 6."""
+    return [partial(candidates_on_shapes, name, *case) for name, case in (*gates.TUNED.items(), *experiments.TUNED)]
+
+
+def candidates_on_shapes(name: str, nodes: tuple[int, ...], slots: int, most_weights: int = block.MOST_WEIGHTS) -> None:
+    """Every tile that tuning tries for passes of a target."""
+    network = models.target(name, "meta", torch.bfloat16, 1)
+
+    def all_of(tried: Iterable[tiles.T], run: Callable[[tiles.T], None]) -> tiles.T:
+        tried = list(tried)
+        for tile in tried:
+            run(tile)
+        return tried[0]
 
     with (
-        mock.patch.object(JITFunction, "run", run),
-        mock.patch.object(launch, "can_depend", return_value=dependent, create=True),
+        mock.patch.object(tuning, "can_measure", return_value=True),
+        mock.patch.object(tiles, "fastest", all_of),
+        torch.no_grad(),
     ):
-        for case in steps:
-            step_on_shapes(*case)
-        verify_on_shapes(BlockVerification(), chain_paths(5), 16384)
-        for replacement, tree in ((True, parse("mc_sim_7b_63")), (False, parse("2-2-2"))):
-            verify_on_shapes(Selected(), tree, 16384, replacement)
-        for rule in rules_on_shapes(16384):
-            verify_on_shapes(TokenWise(), parse("mc_sim_7b_63"), 16384, rule=rule)
-    return list(found)
+        FusedKernels(most_weights=most_weights).tune(network.layers, nodes, gates.ROWS, slots)
+
+
+def case_on_shapes(target: str, drafter: str, rule: str, engine: str) -> None:
+    """A step of a case of stage 3."""
+    if engine == "triton":
+        recording.step_on_shapes(*recording.configured(target, drafter, rule, "meta"))
 
 
 def rules_on_shapes(vocabulary: int) -> list[Rule]:
@@ -172,37 +226,29 @@ def verify_on_shapes(
 
 
 def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: torch.dtype) -> None:
-    """The first step of a target of two layers, on the meta device: tensors without values. A tree is verified token by
-    token and by traversal."""
-    with torch.no_grad():
-        network = models.target(name, "meta", dtype, 2)
-        drafting = models.drafter(drafter, network, "meta", dtype, window=window)
-        given = models.conditioning(name, images, "meta", dtype)
-        rng = RandomStreams([(0, i) for i in range(images)], "meta")
-        ways: list[Verification] = [TokenWise()]
-        shape = drafting.shape
-        if not (shape.tree.is_chain or shape.carries_over or shape.skips):
-            ways.append(Traversal())
-        for way in ways:
-            config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name], verification=way)
-            decoding = Decoding(config, given, rng, kernels=FusedKernels())
-            decoding.step()
-            getattr(decoding, "observe", lambda: None)()
+    """A step of a target of two layers. A tree is verified token by token and by traversal."""
+    network = models.target(name, "meta", dtype, 2)
+    drafting = models.drafter(drafter, network, "meta", dtype, window=window)
+    given = models.conditioning(name, images, "meta", dtype)
+    ways: list[Verification] = [TokenWise()]
+    shape = drafting.shape
+    if not (shape.tree.is_chain or shape.carries_over or shape.skips):
+        ways.append(Traversal())
+    for way in ways:
+        config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name], verification=way)
+        recording.step_on_shapes(config, given)
 
 
-def compiled(one: Specialisation, capability: int) -> dict[str, Any]:
+def compiled(one: Specialisation) -> dict[str, Any]:
     """What ptxas reports: {"kernel", "label", "capability", "registers", "spills" and "shared" in bytes, "copies":
-    asynchronous copies, "seconds"}, or "error", or "unknown" where this ptxas does not know the capability."""
-    kernel = _kernel(one)
-    at = {name: (i,) for i, name in enumerate(kernel.arg_names)}
-    constants = {at[name]: value for name, value in one.constants}
-    attributes = {at[name]: [["tt.divisibility", 16]] for name in one.divisible}
-    row: dict[str, Any] = {"kernel": one.kernel, "label": one.label, "capability": capability}
+    asynchronous copies, "seconds"}, or "error", or "unknown" where this ptxas does not know the capability. The binary
+    is in Triton's cache afterwards, where the start that it was noted of finds it."""
+    row: dict[str, Any] = {"kernel": one.kernel, "label": one.label, "capability": one.capability}
     began, log = time.perf_counter(), io.StringIO()
+    driver.set_active(NoDevice(one.capability))
     try:
-        source = ASTSource(kernel, dict(one.types), constants, attributes)
         with contextlib.redirect_stdout(log):
-            done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(one.options))
+            done = one.function.preload(one.start)
     except Exception as e:
         message = f"{type(e).__name__}: {e} {log.getvalue()}"
         return {**row, ("unknown" if "is not defined for option 'gpu-name'" in message else "error"): message[:500]}
@@ -210,37 +256,42 @@ def compiled(one: Specialisation, capability: int) -> dict[str, Any]:
     used = re.search(r"Used (\d+) registers", report)
     assert used is not None, "ptxas reported nothing"
     spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
-    ptx = done.asm["ptx"]
     return {
         **row,
         "registers": int(used.group(1)),
         "spills": sum(map(int, spilled)),
         "shared": int(done.metadata.shared),
-        "copies": len(re.findall(r"cp\.async\.c[ag]|cp\.async\.bulk", ptx)),
+        "copies": len(re.findall(r"cp\.async\.c[ag]|cp\.async\.bulk", done.asm["ptx"])),
         "seconds": round(time.perf_counter() - began, 2),
     }
 
 
-def all_compiled(jobs: list[tuple[Specialisation, int]], workers: int) -> Iterator[dict[str, Any]]:
+def all_compiled(jobs: list[Specialisation], workers: int) -> Iterator[dict[str, Any]]:
     """`compiled` of all jobs, in some processes, copies of this one, which has used no device; as they come."""
-    os.environ |= _REPORTING
+    os.environ |= REPORTING
     with ProcessPoolExecutor(workers, get_context("fork")) as pool:
-        yield from pool.map(compiled, *zip(*jobs, strict=True))
+        yield from pool.map(compiled, jobs)
 
 
 def faults(row: dict[str, Any]) -> list[str]:
-    """What a report breaks: no register may be spilled, and shared memory must suffice."""
+    """What a report breaks: no register may be spilled, but for `SPILLS`, and shared memory must suffice."""
     if "error" in row or "unknown" in row:
         return [row["error"]] if "error" in row else []
-    found = [f"{row['spills']} bytes spilled"] if row["spills"] else []
-    most = SHARED.get(row["capability"], min(SHARED.values()))
-    return found + ([f"{row['shared']} bytes of shared memory, at most {most}"] if row["shared"] > most else [])
+    capability, version = row["capability"], triton.__version__
+    spills = [
+        SPILLS.get((row["kernel"], *more), 0)
+        for more in itertools.product((version.rpartition(".")[0], None), (capability, None))
+    ]
+    most = SHARED.get(capability, min(SHARED.values()))
+    broken = [f"{row['spills']} bytes spilled, at most {max(spills)}"] if row["spills"] > max(spills) else []
+    return broken + ([f"{row['shared']} bytes of shared memory, at most {most}"] if row["shared"] > most else [])
 
 
-def jobs() -> list[tuple[Specialisation, int]]:
+def jobs() -> list[Specialisation]:
     """A quick look: some steps for Hopper, and one specialisation of each of their kernels for the others."""
-    other = [(one, c) for c in (80, 100) for one in {one.kernel: one for one in started(FEW, c >= 90)}.values()]
-    return [*((one, 90) for one in _extremes(started(FEW))), *other]
+    few = steps(FEW)
+    other = [one for c in (80, 89, 100) for one in {one.kernel: one for one in started(few, c)}.values()]
+    return [*_extremes(started(few)), *other]
 
 
 def _extremes(some: list[Specialisation]) -> list[Specialisation]:
@@ -248,33 +299,36 @@ def _extremes(some: list[Specialisation]) -> list[Specialisation]:
     needs most registers, and the one of which most is: there a size of 1 is a constant."""
     alike: dict[Any, list[Specialisation]] = {}
     for one in some:
-        constant = {parameter.name for parameter in _kernel(one).params if parameter.is_constexpr}
-        pointers = tuple(kind for _, kind in one.types if kind.startswith("*"))
-        key = one.kernel, pointers, tuple(c for c in one.constants if c[0] in constant), one.options
-        alike.setdefault(key, []).append(one)
-    chosen = [
-        end(group, key=lambda one: len(one.constants + one.divisible)) for group in alike.values() for end in (min, max)
-    ]
-    return list(dict.fromkeys(chosen))
-
-
-def _kernel(one: Specialisation) -> Any:
-    return getattr(import_module(one.module), one.kernel)
+        constant = {parameter.name for parameter in one.function.params if parameter.is_constexpr}
+        pointers = [kind for kind in one.types.values() if kind.startswith("*")]
+        key = one.kernel, pointers, {name: x for name, x in one.constants.items() if name in constant}, one.options
+        alike.setdefault(repr(key), []).append(one)
+    known = [sorted(group, key=lambda one: len(one.constants) + len(one.divisible)) for group in alike.values()]
+    return list(dict.fromkeys(group[end] for group in known for end in (0, -1)))
 
 
 def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
-    """For this device, or for Hopper where there is none."""
-    os.environ |= _REPORTING
-    major, minor = torch.cuda.get_device_capability() if cuda else (9, 0)
-    capability = 10 * major + minor
-    some = started(FEW[:1] if fast else STEPS, capability >= 90)
-    if fast:
-        yield from ((one.label, partial(lambda x: _checked(compiled(x, capability)), one)) for one in some[:3])
-        return
+    """For this device; where there is none, one specialisation of each kernel of a step for Hopper."""
+    os.environ |= REPORTING
+    tried: list[Specialisation] = []
+    if cuda:
+        major, minor = torch.cuda.get_device_capability()
+        some = started([*steps(), *later_stages()], 10 * major + minor)
+        tried = [one for one in started(tuning_on_shapes(), 10 * major + minor) if one not in set(some)]
+    else:
+        some = list({one.kernel: one for one in started(steps(FEW[:1]))}.values())
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
-        futures = [(one.label, pool.submit(compiled, one, capability)) for one in some]
+        futures = [(one.label, pool.submit(compiled, one)) for one in some[: 3 if fast else None]]
+        more = [pool.submit(compiled, one) for one in tried]
         for label, future in futures:
             yield label, lambda future=future: _checked(future.result())
+        yield "tiles that tuning tries", lambda: _tried([future.result() for future in more])
+
+
+def _tried(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A tile that spills, or does not compile, is only not chosen."""
+    broken = sum(bool(faults(row)) for row in rows)
+    return {"note": f"{len(rows)} compiled, of which {broken} spill or need too much shared memory"}
 
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,10 @@ from specbench.engine.masks import TreeMask
 
 #: Positions before the nodes.
 CONTEXT = {"xl": 400, "7b": 2400}
+#: A number of weights that no product has more of.
+EVERY_WEIGHT = 1 << 30
+#: Targets, numbers of nodes, positions and weights for which tiles are tuned, and which the first stage compiles.
+TUNED = (("7b", ((1,), CONTEXT["7b"], EVERY_WEIGHT)), ("xl", ((1, 33), CONTEXT["xl"])))
 #: Seconds of one experiment.
 LIMIT = 120
 #: Largest difference of two ways' logits, relative to the largest logit: bfloat16 keeps eight bits.
@@ -177,8 +181,8 @@ def dependent(cuda: bool) -> dict[str, Any]:
 
 
 def few_rows(cuda: bool) -> dict[str, Any]:
-    kernels = FusedKernels(most_weights=1 << 30)
-    kernels.tune(network("7b", cuda).layers, (1,), 2, CONTEXT["7b"])
+    kernels = FusedKernels(gates.stored_tiles(), most_weights=EVERY_WEIGHT)
+    kernels.tune(network("7b", cuda).layers, (1,), gates.ROWS, CONTEXT["7b"])
     ways = {
         "cuBLAS": recorded_pass("7b", 1, cuda, graphs(cuda, FusedKernels())),
         "few rows": recorded_pass("7b", 1, cuda, graphs(cuda, kernels)),
@@ -292,8 +296,8 @@ def traced() -> BlockCall:
 
 def inductor_blocks(name: str, nodes: int, cuda: bool) -> dict[str, Any]:
     """Blocks are compiled once for all layers. Ours have tuned tiles, since Inductor tunes its own."""
-    kernels = FusedKernels()
-    kernels.tune(network(name, cuda).layers, (nodes,), 2, CONTEXT[name])
+    kernels = FusedKernels(gates.stored_tiles())
+    kernels.tune(network(name, cuda).layers, (nodes,), gates.ROWS, CONTEXT[name])
     compiled = Graphs(compiling(cuda_graphs, inductor) if cuda else compiling(not_recorded, traced))
     ways = {
         "triton": recorded_pass(name, nodes, cuda, graphs(cuda, kernels)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -45,28 +46,31 @@ DRAFTERS = (
     "scd",
     "sjd_pac",
 )
+#: The tree that begins a window of SJD-PAC, of the real size and of a small one.
+PAC = ({"width": 4, "depth": 3}, {"width": 2, "depth": 2})
 #: Those out of raster order.
 PARALLEL = ("zipar", "pjd")
 
 
-def _target(name: str, layers: int, small: bool) -> nn.Module:
+def _target(name: str, layers: int, small: bool, side: int | None) -> nn.Module:
     if name == "xl":
-        cut = {"dim": 32, "n_head": 2, "ffn_hidden": 48, "vocab_size": 13, "block_size": 4, "caption_dim": 8}
-        return LlamaGen(LlamaGenConfig(n_layer=layers, **({**cut, "cls_token_num": 3} if small else {})))
+        cut = {"dim": 8, "n_head": 1, "ffn_hidden": 8, "vocab_size": 13, "block_size": 4, "caption_dim": 8}
+        sizes = {**cut, "cls_token_num": 3} if small else {} if side is None else {"block_size": side * side}
+        return LlamaGen(LlamaGenConfig(n_layer=layers, **sizes))
     with torch.device("cpu"):  # tables of token ids, never on the meta device
         if small:
             image, shape = (
                 image_tokens(torch.arange(12), 2, 2, 12, [13]),
-                (32, layers, 2, 1 if name == "emu3" else 2, 48, 20),
+                (16, layers, 2, 1, 16, 20) if name == "emu3" else (8, layers, 1, 1, 8, 20),
             )
         elif name == "7b":
             image, shape = (
-                image_tokens(torch.arange(4, 8196), 48, 48, 8803, [8196]),
+                image_tokens(torch.arange(4, 8196), side or 48, side or 48, 8803, [8196]),
                 (4096, layers, 32, 32, 11008, 65536),
             )
         else:
             codes = torch.arange(151854, 184622)
-            image = image_tokens(codes, 90, 90, 151846, [151847, 151853, 151850])
+            image = image_tokens(codes, side or 90, side or 90, 151846, [151847, 151853, 151850])
             shape = (4096, layers, 32, 8, 14336, 184622)
     return Unified(UnifiedConfig(*shape, qk_norm=int(name == "7b")), image)
 
@@ -89,9 +93,12 @@ def made(build: Callable[[], nn.Module], device: str, dtype: torch.dtype) -> Any
     return network.to(device).eval().requires_grad_(False)  # what was made on the host on purpose moves, too
 
 
-def target(name: str, device: str, dtype: torch.dtype, layers: int, small: bool = False) -> Any:
-    """One of `TARGETS` with so many layers; small: of a size for Triton's interpreter."""
-    return made(lambda: _target(name, layers, small), device, dtype)
+def target(
+    name: str, device: str, dtype: torch.dtype, layers: int, small: bool = False, side: int | None = None
+) -> Any:
+    """One of `TARGETS` with so many layers; small: of a size for Triton's interpreter; side: rows and columns of an
+    image, where they are not those of the real model."""
+    return made(lambda: _target(name, layers, small, side), device, dtype)
 
 
 def conditioning(name: str, images: int, device: str, dtype: torch.dtype, small: bool = False) -> Any:
@@ -112,6 +119,7 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
     shape = like_shape(model)
     tree = parse("[[0],[1],[0,0],[0,1],[1,0]]" if small else "mc_sim_7b_63")
     window = window or (4 if small else 32)
+    grown = (4, 2, 2) if small else (25, 5, 4)
 
     def head() -> Any:
         return made(lambda: EagleNetwork(shape), device, dtype)
@@ -127,19 +135,19 @@ def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool 
     if name == "tree":
         return Eagle(head(), tree)
     if name == "eagle2":
-        return Eagle2(head(), *((6, 3, 2) if small else (25, 5, 4)))
+        return Eagle2(head(), *grown)
     if name == "vvs":
-        return VVS(head(), *((6, 3, 2) if small else (25, 5, 4)), "filtered", 2)
+        return VVS(head(), *grown, "filtered", 2)
     if name == "medusa":
         heads = MedusaConfig(model.block.dim, model.vocab_size, 5)
         return Medusa(made(lambda: MedusaNetwork(heads), device, dtype), tree)
     if name == "draft_model":
         kind = "xl" if isinstance(model, LlamaGen) else "emu3" if model.block.n_kv_heads < model.block.n_heads else "7b"
-        return DraftModel(target(kind, device, dtype, 1, small), 3)
+        return DraftModel(target(kind, device, dtype, 1, small, math.isqrt(model.length)), 3)
     return Window(window, **{
         "jacobi": {"match": True},
         "sjd": {},
         "sjd_vertical": {"init": "vertical_sample"},
         "scd": {"coupling": "gumbel"},
-        "sjd_pac": {"init": "horizontal_repeat", "coupling": "maximal", "width": 2 if small else 4, "depth": 3},
+        "sjd_pac": {"init": "horizontal_repeat", "coupling": "maximal", **PAC[small]},
     }[name])  # fmt: skip

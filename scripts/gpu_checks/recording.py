@@ -35,6 +35,27 @@ RULES: dict[str, Callable[[int], Rule]] = {
 }
 
 
+#: Tokens in a row of the images that are compared, which have 64.
+SIDE = 8
+IMAGES = 2
+ENGINES = ("triton", "graph")
+#: By name: target, drafter, rule and engine. The rules are first, since a stage that is stopped loses what is last; the
+#: last target has an image grammar.
+CASES = {
+    **{f"tree, {rule}, triton": ("xl", "tree", rule, "triton") for rule in RULES},
+    **{
+        f"{name}, exact, {engine}": ("xl", name, "exact", engine)
+        for name in (*models.DRAFTERS, *models.PARALLEL)
+        for engine in ENGINES
+    },
+    **{
+        f"{name}, exact, triton, with a grammar": ("7b", name, "exact", "triton")
+        for name in ("none", "tree", "sjd_vertical")
+    },
+}
+FEW = ("none, exact, graph", "sjd, exact, graph")
+
+
 def at_once(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
     """Instead of a recorder, where nothing can be recorded."""
     for function in functions.values():
@@ -43,35 +64,44 @@ def at_once(functions: Mapping[str, Action], device: torch.device) -> list[Actio
 
 
 def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
-    """Every drafter with both engines, every rule, and a target with an image grammar."""
-    device = "cuda" if cuda else "cpu"
-    drafters = ("none", "sjd") if fast else (*models.DRAFTERS, *models.PARALLEL)
-    engines = ("graph", "triton")
-    for name in drafters:
-        for engine in engines[: 1 if fast and not (cuda and name == "none") else None]:
-            yield f"{name}, exact, {engine}", partial(_same, "xl", name, "exact", engine, device)
-    for rule in () if fast else RULES:
-        yield f"tree, {rule}, triton", partial(_same, "xl", "tree", rule, "triton", device)
-    for name in () if fast else ("none", "tree", "sjd_vertical"):
-        yield f"{name}, exact, triton, with a grammar", partial(_same, "7b", name, "exact", "triton", device)
+    """Every rule, every drafter with both engines, and a target with an image grammar."""
+    for name in FEW if fast else CASES:
+        yield name, partial(_same, *CASES[name], "cuda" if cuda else "cpu")
 
 
-def _same(target: str, name: str, rule: str, engine: str, device: str) -> dict[str, Any]:
-    """Two batches by one recording, and by plain steps with the same kernels."""
-    cuda = device == "cuda"
-    small, dtype = not cuda or target != "xl", torch.bfloat16 if cuda else torch.float32
-    model = models.target(target, device, dtype, 2 if cuda else 1, small)
-    drafter = models.drafter(name, model, device, dtype, small)
+def configured(target: str, drafter: str, rule: str, device: str) -> tuple[DecoderConfig, Any]:
+    """A case's configuration, with wide layers in bfloat16, or with those for Triton's interpreter on the CPU; and what
+    its images are conditioned on."""
+    small = device == "cpu"
+    dtype = torch.float32 if small else torch.bfloat16
+    model = models.target(target, device, dtype, 1 if small else 2, small, SIDE)
+    drafting = models.drafter(drafter, model, device, dtype, small)
     chosen = exact() if rule == "exact" else RULES[rule](model.vocab_size)
-    config = DecoderConfig(model, drafter, chosen, models.SAMPLING[target])
+    given = models.conditioning(target, 1 if small else IMAGES, device, dtype, small)
+    return DecoderConfig(model, drafting, chosen, models.SAMPLING[target]), given
+
+
+def step_on_shapes(config: DecoderConfig, given: Any) -> None:
+    """The first step of a decoding with fused kernels on the meta device: tensors without values."""
+    with torch.no_grad():
+        rng = RandomStreams([(0, i) for i in range(len(given))], "meta")
+        decoding = Decoding(config, given, rng, kernels=FusedKernels())
+        decoding.step()
+        decoding.observe()
+
+
+def _same(target: str, drafter: str, rule: str, engine: str, device: str) -> dict[str, Any]:
+    """Two batches by one recording, and by plain steps with the same kernels; on the CPU, where nothing is recorded,
+    one image with fused kernels and without."""
+    cuda = device == "cuda"
+    config, given = configured(target, drafter, rule, device)
     kernels = FusedKernels() if engine == "triton" else None
     recorded, plain = Graphs(None if cuda else at_once, kernels), Eager()
-    plain.kernels = kernels
     if cuda:
-        _never_waits(config, model, target, device, dtype, small, kernels)
+        plain.kernels = kernels
+        _never_waits(config, given, device, kernels)
     steps = []
     for seed in range(2 if cuda else 1):
-        given = models.conditioning(target, 2 if cuda else 1, device, dtype, small)
         rng = RandomStreams([(seed, i) for i in range(len(given))], device)
         a, b = (decode(config, given, rng, executed) for executed in (recorded, plain))
         if not _equal(a, b):
@@ -85,13 +115,11 @@ def _equal(a: Decoded[Any], b: Decoded[Any]) -> bool:
     return torch.equal(a.tokens, b.tokens) and torch.equal(a.steps, b.steps)
 
 
-def _never_waits(
-    config: Any, model: Any, target: str, device: str, dtype: torch.dtype, small: bool, kernels: Any
-) -> None:
+def _never_waits(config: Any, given: Any, device: str, kernels: Any) -> None:
     """Three steps in which CUDA reports whatever makes the host wait as an error."""
-    given = models.conditioning(target, 2, device, dtype, small)
     with torch.inference_mode():
-        steps = Decoding(config, given, RandomStreams([(0, 0), (0, 1)], device), kernels=kernels)
+        rng = RandomStreams([(0, i) for i in range(len(given))], device)
+        steps = Decoding(config, given, rng, kernels=kernels)
         steps.step()  # kernels are compiled, workspaces allocated
         steps.observe()
         torch.cuda.synchronize()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+#: The file of tuned tiles, next to the lines.
+TILES = "gpu_tiles.json"
 #: A check: its name, and a function that returns what it measured. "ok": False in it, or an exception, is a failure.
 Check = tuple[str, Callable[[], dict[str, Any]]]
 
@@ -39,6 +42,22 @@ def read(file: Path, run: str) -> list[dict[str, Any]]:
         if line.get("run") == run:
             found.append(line)
     return found
+
+
+def describe_environment(file: Path, run: str, cuda: bool) -> None:
+    """The first line of a run: versions, driver, device and commit, which the variable COMMIT names where the checkout
+    is a copy without its repository."""
+    if any(line["stage"] == 0 for line in read(file, run)):
+        return
+    import torch
+    import triton
+
+    from specbench.rows.provenance import environment
+
+    here = environment(torch.device("cuda" if cuda else "cpu"))
+    here |= {"triton": triton.__version__, "commit": here["commit"] or os.environ.get("COMMIT", "")}
+    append(file, {"run": run, "stage": 0, "check": "environment", "ok": True, **here})
+    print("  ".join(f"{name} {value}" for name, value in here.items()), flush=True)
 
 
 def carry_out(checks: Iterable[Check], stage: int, run: str, file: Path, done: set[str], again: bool) -> None:
@@ -85,7 +104,7 @@ def summary(lines: list[dict[str, Any]]) -> str:
     gates = [line for line in lines if line["ok"] and (line["stage"] == 4 or line.get("ratio"))]
     skipped = [line for line in lines if line["ok"] is None]
     rows = [described(line) for line in (*failed, *gates, *skipped)]
-    for stage in sorted({line["stage"] for line in lines}):
+    for stage in sorted({line["stage"] for line in lines} - {0}):
         of = [line["ok"] for line in lines if line["stage"] == stage]
         rows.append(f"stage {stage}: {of.count(True)} passed, {of.count(False)} failed, {of.count(None)} skipped")
     return "\n".join(rows)

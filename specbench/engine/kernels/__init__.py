@@ -2,9 +2,10 @@
 almost nothing else. Each computes the same as the plain functions of `models.transformer` and `decoding`, which stay
 the specification; they are used with `engine=triton` (`ops.Kernels`).
 
-Measurements behind the choices: results/bench. A kernel that depends on another costs about a microsecond in a graph,
-whatever it does, so the norm, SwiGLU and the sum with the residual are part of the matrix product that reads or
-produces them; from a few million weights on cuBLAS reads faster than these products do.
+A kernel that depends on another costs microseconds in a graph, whatever it does, so the norm, SwiGLU and the sum with
+the residual are part of the matrix product that reads or produces them. Products of many rows or of large weights are
+left to cuBLAS (`block.MOST_ROWS`, `block.MOST_WEIGHTS`), and their shapes are not tuned. No device has measured these
+limits yet: stage 6 of `make gpu` does.
 """
 
 from __future__ import annotations

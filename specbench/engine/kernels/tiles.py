@@ -42,6 +42,8 @@ class AttentionTile:
 
 
 T = TypeVar("T", Tile, AttentionTile)
+#: Bytes of the registers of a warp.
+_WARP_BYTES = 32 * 256 * 4
 #: Where a product stands: "qkv" (with the norm and the rotary embedding), "gate" (two products and SwiGLU), "add".
 Kind = str
 
@@ -150,8 +152,15 @@ def candidates(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Iterabl
     first = default(kind, rows, width, dtype)
     yield first
     if rows <= 4:
-        # a program of one warp sums without shared memory, one of several reads the activations less often
-        some = [Tile(over, 0, warps, 1) for warps in (1, 2, 4, 8) for over in (1, 2, 4, 8) if warps <= 2 * over]
+        # a program of one warp sums without shared memory, one of several reads the activations less often; a warp has
+        # registers for 32 KB of weights and activations
+        vectors, size = 1 if kind == "add" else 2, sum(parts(width)) * dtype.itemsize
+        some = [
+            Tile(over, 0, warps, 1)
+            for warps in (1, 2, 4, 8)
+            for over in (1, 2, 4, 8)
+            if warps <= 2 * over and (vectors * over + rows) * size < warps * _WARP_BYTES
+        ]
     else:
         some = [
             Tile(over, deep, warps, stages)
