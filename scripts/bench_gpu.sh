@@ -5,7 +5,7 @@
 set -eu
 specbench=${1:-.venv/bin/specbench}
 folder=${2:-results/bench}
-engines=${3:-eager graph triton}
+engines=${3:-eager graph compiled triton}
 mkdir -p "$folder"
 
 bench() { # file of rows, then the arguments of one line
@@ -14,7 +14,7 @@ bench() { # file of rows, then the arguments of one line
     "$specbench" bench weights=random device=cuda bench.steps=50 "$@" "out=$out"
 }
 
-for engine in eager graph compiled triton; do
+for engine in $engines; do
     # LlamaGen-XL: vanilla, Cool-SD on a chain of 5 and EAGLE's tree of 26 nodes, at the published accepted length
     bench llamagen_xl model=llamagen_xl engine=$engine method=vanilla bench.images=3
     bench llamagen_xl model=llamagen_xl engine=$engine method=cool_sd drafter=eagle window=5 forced_accept=2.73 bench.images=3

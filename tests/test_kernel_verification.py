@@ -3,6 +3,7 @@ compiled on CUDA, by Triton's interpreter elsewhere."""
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from specbench.decoding import trees
 from specbench.decoding.loop import Decoding
-from specbench.decoding.rules import Band, Rule, cool, exact, uniform
+from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.redraw import Redraw
+from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
@@ -90,11 +94,12 @@ def judged(
     seed: int = 0,
     kernels: FusedKernels | None = None,
     way: Verification = TOKEN,
+    decided_by: Tensor | None = None,
 ) -> Verdict:
     step = torch.arange(len(p), device=DEVICE)
     rule.open(step.device)
     with torch.inference_mode(), poisoned():
-        return way.verify(p, draft, rule, tiny.rng(len(p), seed, DEVICE), step, kernels=kernels)
+        return way.verify(p, draft, rule, tiny.rng(len(p), seed, DEVICE), step, decided_by, kernels)
 
 
 def same(found: Verdict, plain: Verdict) -> None:
@@ -109,8 +114,8 @@ CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
 
 @pytest.mark.parametrize("rule", [
     exact(), uniform(0.8), uniform(1.5, "vanilla"), cool(1.5, 3), cool(1.5, 3, resample="vanilla"),
-    Band(0.45, 0.5, 3), Band(6.0, 0.0, 3),
-], ids=lambda r: f"{r.name}-{r.relaxation().residual}")  # fmt: skip
+    Band(0.45, 0.5, 3), Band(6.0, 0.0, 3), Mentored(0.05), Redraw(), Redraw("vanilla"), Typical(),
+], ids=lambda r: f"{r.name}-{getattr(r.relaxation(), 'residual', r.relaxation())}")  # fmt: skip
 @pytest.mark.parametrize("paths", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", ["sampled", "mixed", "deterministic"])
 def test_rules(paths: list[trees.Path], rule: Rule, kind: str) -> None:
@@ -127,9 +132,129 @@ def test_rules(paths: list[trees.Path], rule: Rule, kind: str) -> None:
     assert torch.equal(draft.probs, before[1])
 
 
+def near(size: int, count: int) -> Tensor:
+    """Neighbours (size, count) of codes in no order; token 5 has no code."""
+    far = torch.rand(size, size, generator=torch.Generator().manual_seed(3)).fill_diagonal_(2)
+    table = far.argsort(-1)[:, :count].to(DEVICE)
+    table[5] = 5
+    return table
+
+
+BOUNDS = (
+    ("lantern", "tvd", 0.15),
+    ("lantern", "jsd", 0.05),
+    ("lantern_pp", "total", 2.0),
+    ("lantern_pp", "neighbours", 1.5),
+)
+RESAMPLE = ("paper", "optimal", "released", "released_p")
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize(("name", "bound", "limit"), BOUNDS)
+def test_neighbours(name: str, bound: str, limit: float, greedy: bool) -> None:
+    """Sampled and chosen candidates, neighbours without mass, and one more neighbour that is cleared than may count."""
+    size, ends = 77, set()
+    for paths, resample in itertools.product((CHAIN, TREE), ("paper", "released") if greedy else RESAMPLE):
+        tree, rule = shared(paths), Lantern(name, near(size, 13), 12, bound, limit, resample, greedy)
+        sampled = torch.arange(tree.nodes, device=DEVICE).expand(ROWS, -1) % 3 != 2
+        p, draft = drafted(tree, size, 40, sampled)
+        decided_by = peaked(*p.shape, seed=1) if greedy else None
+        plain = judged(p, draft, rule, decided_by=decided_by)
+        same(judged(p, draft, rule, kernels=FusedKernels(), decided_by=decided_by), plain)
+        ends |= set(plain.length.tolist())
+    assert len(ends) > 1
+
+
+@pytest.mark.parametrize(("bound", "limit"), [("tvd", 3 / 64), ("total", 4.0), ("neighbours", 3.0)])
+@pytest.mark.parametrize("resample", ["paper", "released"])
+def test_a_mass_that_equals_the_bound(bound: str, limit: float, resample: str) -> None:
+    """It is inside, or not, as in the plain code: exactly, since all tokens have the mass 1 / 64."""
+    name = "lantern" if bound == "tvd" else "lantern_pp"
+    rule, tree = Lantern(name, near(64, 9), 8, bound, limit, resample), shared(chain_paths(1))
+    q = torch.full((ROWS, 1, 64), 0.25 / 63, device=DEVICE)
+    tokens = torch.tensor([0, 5], device=DEVICE).expand(ROWS, -1) + torch.arange(ROWS, device=DEVICE)[:, None]
+    q.scatter_(2, tokens[:, 1:, None], 0.75)
+    draft = Draft(tree, tokens, q, torch.ones_like(tokens, dtype=torch.bool))
+    p = torch.full((ROWS, 2, 64), 1 / 64, device=DEVICE)
+    plain = judged(p, draft, rule)
+    same(judged(p, draft, rule, kernels=FusedKernels()), plain)
+    assert plain.first[0] * 2 < plain.first[1]  # the first token has no code, so no neighbours
+
+
+@pytest.mark.parametrize(("size", "rows"), [(50, ROWS), (97, ROWS), (1301, 3)])
+def test_distributions_with_ties(size: int, rows: int) -> None:
+    """Of logits in bfloat16; more neighbours than a program reads at once."""
+    tree = shared(TREE)
+    p, draft = drafted(tree, size, size // 2, None, rows)
+    p, draft.probs = ((x + 1e-6).log().bfloat16().float().softmax(-1) for x in (p, draft.probs))
+    table = near(size, size - 1)
+    for rule in (
+        Lantern("lantern", table, size, "tvd", 0.3), Lantern("lantern_pp", table, size, "total", 2.0, "released"),
+        Mentored(0.05), Typical(),
+    ):  # fmt: skip
+        same(judged(p, draft, rule, kernels=FusedKernels()), judged(p, draft, rule))
+
+
+@pytest.mark.parametrize("rule", [
+    exact(), Lantern("lantern", near(19, 7), 6, "tvd", 0.2, "released"), Mentored(0.05), Typical(),
+], ids=lambda r: r.name)  # fmt: skip
+def test_nodes_that_are_accepted_in_any_case(rule: Rule) -> None:
+    """As VVS drafts them: chosen tokens, a tree for each row, some of whose nodes are the only valid children."""
+    tree = grown(12, 4, 3)
+    p, draft = drafted(tree, 19, 3, torch.zeros(ROWS, tree.nodes, dtype=torch.bool, device=DEVICE))
+    row, kids = torch.arange(ROWS, device=DEVICE), tree.children[:, 0]
+    without = (tree.depth == 1) & (torch.arange(tree.nodes, device=DEVICE) != kids[:, :1]) & (row % 2 == 0)[:, None]
+    draft.valid &= ~(without.unsqueeze(1) & tree.ancestors).any(-1)
+    draft.unverified = torch.zeros_like(draft.valid).scatter_(1, kids[:, :1], (row % 2 == 0)[:, None])
+    p.scatter_(
+        2, draft.tokens[row, kids[:, 0]].view(-1, 1, 1).expand(-1, tree.nodes, 1), 0.0
+    )  # never accepted by itself
+    p = p / p.sum(-1, keepdim=True)
+    plain = judged(p, draft, rule)
+    same(judged(p, draft, rule, kernels=FusedKernels()), plain)
+    assert plain.length[::2].min() >= 1
+    assert torch.equal(plain.path[::2, 0], kids[::2, 0])
+
+
+@pytest.mark.parametrize("budget", [0.0, 1e-3, 0.05, 1.0])
+def test_the_band_of_a_budget(budget: float) -> None:
+    """For pairs of all kinds: alike, far apart, equal, each without some of the other's tokens, nearly a point mass."""
+    size, rows, rule, one = 97, 6, Mentored(budget), shared(chain_paths(1))
+    p, other = peaked(rows, 1, size), peaked(rows, 1, size, seed=1)
+    q = torch.where(torch.arange(size, device=DEVICE) < 60, 0.7 * p + 0.3 * other, 0.0)  # near
+    q[1], q[2], q[3] = other[1], p[2], other[3] * (torch.arange(size, device=DEVICE) > 30)
+    p[3] = p[3] * (torch.arange(size, device=DEVICE) < 70)
+    p[4] = 1e-3 * p[4] + (torch.arange(size, device=DEVICE) == 7)
+    p[5] = 0.15 / (size - 1)
+    p[5, 0, 7] = 0.85
+    q[5] = torch.arange(size, device=DEVICE) == 7  # more than Newton's method can follow at once
+    p, q = (x / x.sum(-1, keepdim=True) for x in (p, q))
+    limits = rule.limits(p.double(), q.double(), torch.ones(rows, 1, dtype=torch.int64))
+    low, high = (x.unsqueeze(-1) for x in limits)
+    for token in range(7, size, 15):
+        tokens = torch.full((rows, 2), token, device=DEVICE)
+        valid = torch.ones_like(tokens, dtype=torch.bool)
+        found = judged(torch.cat([p, p], 1), Draft(one, tokens, q, valid), rule, token, FusedKernels())
+        accept = torch.where(q > 0, (high * p.double() / q).clamp_max(1), 0)[:, 0, token]
+        weight = q[:, 0, token].double()  # the limits are not exact enough for tokens that are hardly ever drafted
+        torch.testing.assert_close(weight * found.first, weight * accept, rtol=0, atol=2e-6)
+        left = (low * p - q).clamp_min(0)[:, 0]
+        rejected = (found.length == 0) & (weight > 0) & (left.sum(-1) > 1e-4)
+        expected = left / left.sum(-1, keepdim=True)
+        torch.testing.assert_close(found.next_probs.double()[rejected], expected[rejected], rtol=0, atol=2e-4)
+
+
+def test_of_equally_long_paths_the_earliest_is_accepted() -> None:
+    """Siblings by their rank, whatever their numbers are."""
+    p, draft = drafted(grown(20, 4, 3), 19, 3, None)
+    plain = judged(p, draft, Typical(1e-3, 1e-3))
+    same(judged(p, draft, Typical(1e-3, 1e-3), kernels=FusedKernels()), plain)
+    assert len(set(plain.length.tolist())) > 1
+
+
 def test_a_vocabulary_of_several_blocks() -> None:
     p, draft = drafted(shared(TREE), 9001, 3000, None)
-    for rule in (exact(), cool(1.5, 3), Band(0.45, 0.5, 3)):
+    for rule in (exact(), cool(1.5, 3), Band(0.45, 0.5, 3), Mentored(0.05), Typical()):
         same(judged(p, draft, rule, kernels=FusedKernels()), judged(p, draft, rule))
 
 
@@ -140,7 +265,9 @@ def test_a_band_of_no_strength_is_the_exact_rule() -> None:
     assert tiny.equal(vars(found), vars(wanted))
 
 
-@pytest.mark.parametrize("rule", [cool(1.5, 3), Band(0.45, 0.5, 3)], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", [
+    cool(1.5, 3), Band(0.45, 0.5, 3), Mentored(0.05), Lantern("lantern", near(77, 13), 12, "tvd", 0.15), Typical(),
+], ids=lambda r: r.name)  # fmt: skip
 def test_numbers_that_are_not_finite(rule: Rule) -> None:
     """They are rejected and stay in what the next token is drawn from, so that the step's statistics show them."""
     p, draft = drafted(shared(TREE), 77, 40, None)

@@ -18,13 +18,13 @@ XL, LUMINA = ("model=llamagen_xl", 36), ("model=lumina_mgpt", 32)
 #: Target and its layers, method: launches in the layers and outside, with the fused kernels.
 BUDGETS: dict[str, tuple[tuple[str, int], tuple[str, ...], int, int]] = {
     "XL vanilla": (XL, ("method=vanilla",), 180, 20),
-    "XL EAGLE tree of 26": (XL, ("method=eagle1",), 385, 85),
-    "XL EAGLE chain": (XL, ("method=eagle_chain",), 205, 70),
-    "XL EAGLE-2": (XL, ("method=eagle2",), 401, 66),
-    "7B vanilla": (LUMINA, ("method=vanilla",), 320, 20),
-    "7B SJD 64": (LUMINA, ("method=sjd", "window=64"), 320, 22),
-    "7B SCD 64, heights": (LUMINA, ("method=scd", "window=64", "coupling=height"), 320, 25),
-    "7B SJD-PAC 64": (LUMINA, ("method=sjd_pac", "window=64"), 320, 25),
+    "XL EAGLE tree of 26": (XL, ("method=eagle1",), 349, 74),
+    "XL EAGLE chain": (XL, ("method=eagle_chain",), 205, 62),
+    "XL EAGLE-2": (XL, ("method=eagle2",), 361, 66),
+    "7B vanilla": (LUMINA, ("method=vanilla",), 288, 20),
+    "7B SJD 64": (LUMINA, ("method=sjd", "window=64"), 288, 22),
+    "7B SCD 64, heights": (LUMINA, ("method=scd", "window=64", "coupling=height"), 288, 25),
+    "7B SJD-PAC 64": (LUMINA, ("method=sjd_pac", "window=64"), 288, 25),
 }
 
 #: Most launches outside the layers that a speculative step may have.
@@ -33,13 +33,11 @@ MOST = 150
 OUTSIDE = {
     "band": 62, "band_sjd": 18, "band_tree": 74, "cool_sd": 74, "eagle1": 74, "eagle2": 70, "eagle3": 82,
     "eagle3_traversal": 94, "eagle_adaptive": 134, "eagle_block": 88, "eagle_chain": 62, "eagle_selected": 88,
-    "eagle_traversal": 80, "gsd": 110, "jacobi": 18, "jacobi_built_in": 76, "pjd": 148, "scd": 18, "sd": 94,
-    "sd_block": 96, "sjd": 18, "sjd_entropy": 82, "sjd_isp": 18, "sjd_pac": 22, "sjd_sv": 104, "sjd_threshold": 18,
-    "uniform_rsd": 74, "vanilla": 16, "zipar": 50,
-    # whose rules the fused verification does not know yet
-    "lantern": 756, "lantern_pp": 372, "medusa": 468, "mentored": 924, "vvs": 1048,
+    "eagle_traversal": 80, "gsd": 110, "jacobi": 18, "jacobi_built_in": 30, "lantern": 70, "lantern_pp": 74,
+    "medusa": 62, "mentored": 62, "pjd": 148, "scd": 18, "sd": 94, "sd_block": 96, "sjd": 18, "sjd_entropy": 82,
+    "sjd_isp": 18, "sjd_pac": 22, "sjd_sv": 104, "sjd_threshold": 18, "uniform_rsd": 74, "vanilla": 16, "vvs": 128,
+    "zipar": 50,
 }  # fmt: skip
-BEYOND = {"lantern", "lantern_pp", "medusa", "mentored", "vvs"}
 
 
 def counted(words: tuple[str, ...], engine: str = "triton") -> dict[str, Any]:
@@ -58,7 +56,7 @@ def test_a_step_stays_within_its_budget(name: str) -> None:
 
 def test_every_method_has_a_budget() -> None:
     assert OUTSIDE.keys() == {m for m in parameters.choices("method") if not parameters.is_continuous("method", m)}
-    assert {method for method, most in OUTSIDE.items() if most > MOST} == BEYOND
+    assert max(OUTSIDE.values()) <= MOST
 
 
 @pytest.mark.parametrize("model", ["llamagen_xl", "lumina_mgpt"])
@@ -77,6 +75,15 @@ def test_verification_beyond_token_wise_launches_few_kernels_more(words: str, mo
     token, other = (counted((*REDUCED, f"method={method}", *added)) for added in ((), (way,)))
     assert other["layers"] == token["layers"]
     assert other["outside"] <= token["outside"] + more, other["by_kernel"]
+
+
+@pytest.mark.parametrize(
+    "words", ["lantern variant=released", "lantern_pp", "lantern_pp resample=optimal", "vvs", "mentored", "medusa"]
+)
+def test_rules_are_verified_by_few_kernels(words: str) -> None:
+    """The random numbers, one kernel or two, and what the draft asks for; these were hundreds of operations."""
+    counts = counted((*REDUCED, *f"method={words}".split()))
+    assert counts["parts"]["verify"] <= 6, counts["by_kernel"]
 
 
 @pytest.mark.parametrize("shape", ["eagle window=5", "eagle_tree", "sjd"])

@@ -456,6 +456,20 @@ def test_a_rule_without_its_relaxation_is_exact(case):
             torch.testing.assert_close(rule.residual(*case), exact, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("resample", ["paper", "optimal", "released", "released_p"])
+def test_a_token_without_a_code_is_near_to_itself_alone(resample):
+    """Its row of neighbours repeats it; other tokens have theirs."""
+    codebook = torch.tensor([[0.0], [1.0], [math.nan], [2.0]])
+    rule = Lantern("lantern_pp", neighbours(codebook, 2), 2, "total", 100.0, resample)
+    r, q = torch.tensor([0.2, 0.3, 0.1, 0.4]), torch.tensor([0.1, 0.1, 0.7, 0.1])
+    every, depth = torch.arange(4), torch.ones(4, dtype=torch.int64)
+    accepted = rule.accept(r.expand(4, -1), q.expand(4, -1), every, depth)
+    torch.testing.assert_close(accepted, torch.tensor([1, 1, 1 / 7, 1]))
+    torch.testing.assert_close(rule.acceptance(r, q, depth[0]), accepted)
+    residual = rule.residual(r, q, every[2], depth[2])
+    torch.testing.assert_close(residual, rules.exact().residual(r, q, every[2], depth[2]))
+
+
 def test_the_released_code_is_exact_without_relaxation_where_every_token_has_mass():
     """A neighbour without mass counts there, so that its neighbourhood is cleared: with zeros it is not."""
     r, q = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.3, 0.2, 0.1])

@@ -32,7 +32,9 @@ from triton.runtime.jit import JITFunction
 from gpu_checks import experiments, gates, models, parity, recording, results
 from specbench.decoding.loop import DecoderConfig
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import exact
+from specbench.decoding.rules import Mentored, Rule, exact
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.typical import Typical
 from specbench.decoding.trees import Path, build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
@@ -151,6 +153,7 @@ def steps(some: Any = STEPS) -> list[Callable[[], None]]:
         partial(verify_on_shapes, BlockVerification(), chain_paths(5), 16384),
         partial(verify_on_shapes, Selected(), parse("mc_sim_7b_63"), 16384, True),
         partial(verify_on_shapes, Selected(), parse("2-2-2"), 16384, False),
+        *(partial(verify_on_shapes, TokenWise(), parse("mc_sim_7b_63"), 16384, rule=x) for x in rules_on_shapes(16384)),
     )
     return [*(partial(step_on_shapes, *case) for case in some), *ways]
 
@@ -190,15 +193,32 @@ def case_on_shapes(target: str, drafter: str, rule: str, engine: str) -> None:
         recording.step_on_shapes(*recording.configured(target, drafter, rule, "meta"))
 
 
-def verify_on_shapes(way: Verification, paths: list[Path], vocabulary: int, replacement: bool = False) -> None:
-    """The verification of a draft, on the meta device."""
-    tree = build(paths).to("meta")
+def rules_on_shapes(vocabulary: int) -> list[Rule]:
+    """Rules that start the kernels of token-wise verification in other ways than the exact one, on the meta device. The
+    last one needs most registers."""
+    near = torch.empty(vocabulary, 1001, dtype=torch.int64, device="meta")
+    return [
+        Typical(),
+        Lantern("lantern", near, 1000, "tvd", 0.1, greedy=True),
+        Lantern("lantern", near, 1000, "tvd", 0.1),
+        Lantern("lantern", near, 1000, "jsd", 0.1, "released"),
+        Lantern("lantern_pp", near[:, :11], 10, "total", 2.0, "released_p"),
+        Mentored(0.05),
+    ]
+
+
+def verify_on_shapes(
+    way: Verification, paths: list[Path], vocabulary: int, replacement: bool = False, rule: Rule | None = None
+) -> None:
+    """The verification of a draft, on the meta device; rule: the exact one where it is None."""
+    tree, rule = build(paths).to("meta"), rule or exact()
     tokens = torch.zeros(1, tree.nodes, dtype=torch.int64, device="meta")
     p, valid = torch.empty(1, tree.nodes, vocabulary, device="meta"), torch.empty_like(tokens, dtype=torch.bool)
     draft = Draft(tree, tokens, p[:, : tree.inner.shape[1]], valid, replacement=replacement)
     step, rng = tokens[:, 0], RandomStreams([(0, 0)], "meta")
     rng.kernels = FusedKernels()
-    way.verify(p, draft, exact(), rng, step, kernels=rng.kernels)
+    rule.open(step.device)
+    way.verify(p, draft, rule, rng, step, kernels=rng.kernels)
 
 
 def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: torch.dtype) -> None:

@@ -75,6 +75,11 @@ def _target(name: str, layers: int, small: bool, side: int | None) -> nn.Module:
     return Unified(UnifiedConfig(*shape, qk_norm=int(name == "7b")), image)
 
 
+def near(size: int, count: int = 8) -> Tensor:
+    """Neighbours (size, count) of codes: those that follow."""
+    return (torch.arange(size)[:, None] + torch.arange(1, count + 1)) % size
+
+
 def made(build: Callable[[], nn.Module], device: str, dtype: torch.dtype) -> Any:
     """A network with random weights, created on its device: the host never holds it."""
     torch.manual_seed(0)

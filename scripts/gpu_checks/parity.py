@@ -15,7 +15,9 @@ from torch import Tensor
 
 from gpu_checks import models, results
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import Band, Rule, cool, exact, uniform
+from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise
@@ -38,6 +40,8 @@ def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
         for shape in ("chain", "tree"):
             for rule in ("exact",) if fast else ("exact", "uniform", "cool", "band"):
                 yield f"verification, {size} tokens, {shape}, {rule}", partial(_verification, size, shape, rule, device)
+        for rule in () if fast or size > 16384 else ("mentored", "lantern", "typical"):
+            yield f"verification, {size} tokens, tree, {rule}", partial(_verification, size, "tree", rule, device)
 
 
 def passes(real: bool) -> list[tuple[str, int, int]]:
@@ -134,7 +138,8 @@ def _verification(size: int, shape: str, rule: str, device: str) -> dict[str, An
     deep = 5 if size < 1000 else 64
     tree = build(chain_paths(deep) if shape == "chain" else parse("mc_sim_7b_63")).to(torch.device(device))
     rules: dict[str, Rule] = {"exact": exact(), "uniform": uniform(0.8), "cool": cool(1.3, tree.height)}
-    rules["band"] = Band(0.45, 0.5, tree.height)
+    rules |= {"band": Band(0.45, 0.5, tree.height), "mentored": Mentored(0.05), "typical": Typical()}
+    rules["lantern"] = Lantern("lantern", models.near(size, min(size, 1100) - 1), 1050, "tvd", 0.2)
     rows, chosen = 4, rules[rule]
     chosen.open(torch.device(device))
     q = _logits(rows, tree.inner.shape[1], size, device).softmax(-1)

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gpu_checks import models, results
 from specbench.decoding.loop import Decoded, DecoderConfig, Decoding, decode
@@ -16,26 +15,23 @@ from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.neighbourhood import Neighbourhood
+from specbench.decoding.rules.redraw import Redraw
 from specbench.decoding.rules.typical import Typical
 from specbench.engine.graph import Action, Eager, Graphs
 from specbench.engine.kernels import FusedKernels
-
-
-def _near(size: int) -> Tensor:
-    """Neighbours (size, 8) of codes: those that follow."""
-    return (torch.arange(size)[:, None] + torch.arange(1, 9)) % size
-
 
 RULES: dict[str, Callable[[int], Rule]] = {
     "uniform": lambda size: uniform(0.8),
     "cool": lambda size: cool(1.3, 3),
     "band": lambda size: Band(0.45, 0.5, 3),
     "mentored": lambda size: Mentored(0.05),
-    "lantern": lambda size: Lantern("lantern", _near(size), 4, "tvd", 0.2),
-    "lantern, optimal": lambda size: Lantern("lantern_pp", _near(size), 4, "total", 2.0, "optimal"),
-    "neighbourhood": lambda size: Neighbourhood(_near(size), "optimal"),
+    "lantern": lambda size: Lantern("lantern", models.near(size), 4, "tvd", 0.2),
+    "lantern, released": lambda size: Lantern("lantern", models.near(size), 4, "jsd", 0.2, "released"),
+    "lantern, optimal": lambda size: Lantern("lantern_pp", models.near(size), 4, "total", 2.0, "optimal"),
+    "neighbourhood": lambda size: Neighbourhood(models.near(size), "optimal"),
     "gsd": lambda size: Grouped(torch.arange(size)[:, None] / 8, 6),
     "typical": lambda size: Typical(),
+    "redraw": lambda size: Redraw(),
 }
 
 

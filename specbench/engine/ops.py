@@ -53,6 +53,10 @@ class Kernels(Protocol):
         self, p: Tensor, draft: Any, u: Tensor, relaxation: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
+    def verify_longest(
+        self, p: Tensor, decided_by: Tensor, draft: Any, u: Tensor, threshold: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
     def verify_block(self, p: Tensor, draft: Any, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
     def traverse(

@@ -1,16 +1,18 @@
 """Acceptance rules: pure functions of tensors, one module per family."""
 
 from specbench.decoding.rules.band import Band, Mentored
-from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
+from specbench.decoding.rules.base import Neighbours, Relaxation, Rule, Setting, Threshold, at, normalise, ratio
 from specbench.decoding.rules.relaxed import Relaxed, cool, cool_schedule, exact, uniform
 
 __all__ = [
     "Band",
     "Mentored",
+    "Neighbours",
     "Relaxation",
     "Relaxed",
     "Rule",
     "Setting",
+    "Threshold",
     "at",
     "cool",
     "cool_schedule",

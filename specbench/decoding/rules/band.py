@@ -80,9 +80,8 @@ class Band(_Clipped):
         self.halvings = math.ceil(max(0.0, math.log2(max(exponents) / _PRECISION))) if strength else 0
         self.spread = torch.tensor([1.0, *map(math.exp, exponents)])
 
-    def relaxation(self) -> Relaxation | None:
-        """As of `Rule`."""
-        return Relaxation(self.spread, "band")
+    def relaxation(self) -> Relaxation:
+        return Relaxation("band", self.spread)
 
     def limits(self, r: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         """As of `_Clipped`."""
@@ -128,9 +127,14 @@ class Mentored(_Clipped):
     """
 
     name = "mentored"
+    constants = ("budgets",)
 
     def __init__(self, budget: float) -> None:
         self.budget, self.halvings = budget, math.ceil(-math.log2(_PRECISION)) if budget else 0
+        self.budgets = torch.tensor([budget])
+
+    def relaxation(self) -> Relaxation:
+        return Relaxation("budget", self.budgets)
 
     def limits(self, r: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         """As of `_Clipped`."""

@@ -64,19 +64,56 @@ class Rule(Protocol):
         """Put the rule's tensors on the device of a decoding that starts: a recorded step cannot move them."""
         put(self, device)
 
-    def relaxation(self) -> Relaxation | None:
-        """What the fused kernel needs in order to compute the rule; None: it cannot."""
+    def relaxation(self) -> Relaxation | Threshold | None:
+        """What the fused kernels need in order to compute the rule; None: they cannot, and tensor code does."""
         return None
 
 
 @dataclass(frozen=True)
-class Relaxation:
-    """A rule min(1, factor r / q). factors: by depth, from 0 on, the last one for deeper positions; residual: what is
-    sampled after a rejection, Cool-SD's Eq. 10 ("optimal") or Eq. 11 ("vanilla"). Where it is "band", the factors are
-    high / low of `rules.band`, whose `high` is the rule's factor and whose residual is Norm[low r - q]_+."""
+class Neighbours:
+    """The tokens whose mass counts towards that of a token x.
 
-    factors: Tensor
+    near (V, n) int64: the neighbours of every token, nearest first, of which the first k may count. A token that is its
+    own first neighbour has none. A neighbour counts while s, the mass of it and of all nearer ones, is inside a bound.
+    measure: what is bounded, "mass" s, "share" s / r(x), or "divergence" the Jensen-Shannon divergence (nats) of the
+    distributions before and after s moves onto x. closed: whether `limit` itself is inside.
+    """
+
+    near: Tensor
+    k: int
+    measure: str
+    limit: float
+    closed: bool
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """What the fused kernels compute for a rule that accepts x with min(1, (f r(x) + g) / q(x)).
+
+    residual: the distribution after a rejection, and what f is:
+
+    - "vanilla" Norm[r - q]_+ (Cool-SD's Eq. 11), "optimal" Cool-SD's Eq. 10, "target" r; f is the value of the depth.
+    - "band" Norm[low r - q]_+, with low and f = high of `rules.band`, whose ratio is the value of the depth.
+    - "budget" the same, with the widest band whose KL(e | p) is at most the value of the depth, in nats.
+    - "paper", "released", "released_p" as in `rules.lantern.Lantern`; f is 1.
+
+    values (n,) float32: by depth, from 0 on, the last one for deeper positions; None: 1 at every depth. g is the mass
+    of the `neighbours`, 0 without them.
+    """
+
     residual: str
+    values: Tensor | None = None
+    neighbours: Neighbours | None = None
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What the fused kernels compute for a deterministic rule: x is accepted where r(x) is 1 or more than
+    min(epsilon, alpha exp(-H(r))); with `neighbours` instead where r(x) and their mass are at least every token's r."""
+
+    epsilon: float = 0.0
+    alpha: float = 0.0
+    neighbours: Neighbours | None = None
 
 
 @dataclass(frozen=True)

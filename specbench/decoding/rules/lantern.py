@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
+from specbench.decoding.rules.base import Neighbours, Relaxation, Rule, Setting, Threshold, at, normalise, ratio
 from specbench.decoding.shape import DraftShape
 from specbench.errors import check_choice
 
@@ -28,7 +28,8 @@ class Lantern(Rule):
     `bound` limits the mass s that moves from the neighbours onto x: "tvd" s < delta, "jsd" the Jensen-Shannon
     divergence (nats) of the distribution before and after < delta, "total" s <= (lam - 1) r(x), "neighbours"
     s < lam r(x) (ERRATA, LANTERN 2). `resample` is the distribution after a rejection: "paper" Norm([r' - q]_+) with r'
-    the distribution whose mass has moved; "optimal" Cool-SD's Eq. 10; "released" what LANTERN's code does on LlamaGen
+    the distribution whose mass has moved; "optimal" Cool-SD's Eq. 10, which is Norm([r - q]_+) for every rule that
+    accepts at least what the exact one does; "released" what LANTERN's code does on LlamaGen
     and Anole (ERRATA, LANTERN 3; golden lantern_acceptance). There "tvd" means s <= delta, and where any neighbour is
     inside the bound, even one without mass, the k + 1 nearest are cleared before [r - q]_+: in r, together with x,
     where x is deterministic (q is a point mass); in q, without renormalising it, where x was sampled. "released_p" is
@@ -51,11 +52,22 @@ class Lantern(Rule):
         self.deterministic = self.uses_pre_argmax_probs = greedy
         self.residual_by_token = not greedy and resample != "optimal"
 
+    def relaxation(self) -> Relaxation | Threshold:
+        measure, limit = {"tvd": "mass", "jsd": "divergence"}.get(self.bound, "share"), self.limit
+        if self.bound == "total":  # of which x has one part
+            limit -= 1
+        closed = self.bound == "total" or (self.bound == "tvd" and self.resample in _RELEASED)
+        neighbours = Neighbours(self.near, self.k, measure, limit, closed)
+        if self.deterministic:
+            return Threshold(neighbours=neighbours)
+        return Relaxation("vanilla" if self.resample == "optimal" else self.resample, neighbours=neighbours)
+
     def moved(self, r: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The neighbours of x (..., k), the mass of each that moves onto x (..., k), all or none, and which count."""
         near = self.near[token][..., : self.k]
         mass = r.gather(-1, near)
         inside = self._counts(mass.cumsum(-1), at(r, token).unsqueeze(-1))
+        inside &= near[..., :1] != token.unsqueeze(-1)  # a token without a code is near to itself alone
         return near, mass * inside, inside
 
     def _counts(self, running: Tensor, own: Tensor) -> Tensor:
@@ -77,7 +89,7 @@ class Lantern(Rule):
         if self.deterministic:
             return r
         if self.resample == "optimal":
-            return normalise((r - q * self.acceptance(r, q, depth)).clamp_min(0), r)
+            return normalise((r - q).clamp_min(0), r)
         near, gain, inside = self.moved(r, token)
         if self.resample == "paper":
             return normalise((self._shifted(r, token, near, gain) - q).clamp_min(0), r)
@@ -112,7 +124,8 @@ class Lantern(Rule):
             mass = own[nearest]
             running += mass
             gain += mass * self._counts(running, own)
-        return gain.t()
+        tokens = torch.arange(len(own), device=own.device)
+        return gain.masked_fill_((self.near[:, 0] == tokens)[:, None], 0).t()
 
 
 def _divergence(own: Tensor, moved: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
+from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
 from specbench.decoding.sampling import within_sigma
 from specbench.decoding.shape import DraftShape
 from specbench.errors import check_choice
@@ -30,6 +30,10 @@ class Redraw(Rule):
     def __init__(self, resample: str = "target", top_n_sigma: float | None = None) -> None:
         check_choice("resample", resample, RESAMPLE, self.name)
         self.resample, self.top_n_sigma = resample, top_n_sigma
+
+    def relaxation(self) -> Relaxation | None:
+        filtered = self.resample == "target" and self.top_n_sigma is not None
+        return None if filtered else Relaxation(self.resample)
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         return ratio(at(r, token), at(q, token))

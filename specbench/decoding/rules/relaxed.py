@@ -40,8 +40,7 @@ class Relaxed(Rule):
         return p if self.name == "exact" else super().emits(p, q, depth)
 
     def relaxation(self) -> Relaxation:
-        """As of `Rule`."""
-        return Relaxation(self.omega, self.resample)
+        return Relaxation(self.resample, self.omega)
 
     def _omega(self, depth: Tensor) -> Tensor:
         return self.omega[depth.clamp_max(len(self.omega) - 1)]

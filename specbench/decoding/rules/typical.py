@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, Setting, at
+from specbench.decoding.rules.base import Rule, Setting, Threshold, at
 from specbench.engine.ops import sum_last
 
 
@@ -26,6 +26,9 @@ class Typical(Rule):
 
     def __init__(self, epsilon: float = 0.09, alpha: float = 0.3) -> None:
         self.epsilon, self.alpha = epsilon, alpha
+
+    def relaxation(self) -> Threshold:
+        return Threshold(self.epsilon, self.alpha)
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         own, least = at(r, token), self._least(r)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, at
+from specbench.decoding.rules.base import Rule, Threshold, at
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.verify.base import (
     Draft,
@@ -41,10 +41,13 @@ class TokenWise(Verification):
         kernels: Kernels | None,
     ) -> Verdict:
         """As of `Verification`."""
-        if kernels is not None and not draft.replacement and (relaxation := rule.relaxation()) is not None:
+        decided_by = p if pre_argmax_probs is None else pre_argmax_probs
+        relaxation = None if kernels is None or draft.replacement else rule.relaxation()
+        if kernels is not None and isinstance(relaxation, Threshold):
+            return Verdict(*kernels.verify_longest(p, decided_by, draft, numbers, relaxation))
+        if kernels is not None and relaxation is not None:
             return Verdict(*kernels.verify(p, draft, numbers, relaxation))
         u, u_next = numbers.unbind(1)  # of the candidates and the next token
-        decided_by = p if pre_argmax_probs is None else pre_argmax_probs
         accepted_child, residual, first = _decide(decided_by, draft, rule, u)
         slot = draft.tree.slot.expand(len(p), -1)
         path, length = accepted_path(draft.tree, accepted_child, slot)

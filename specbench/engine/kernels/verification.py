@@ -10,71 +10,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import draw_row
+from specbench.engine.kernels import launch, neighbours
+from specbench.engine.kernels.bands import budget_limits, lower_limit
+from specbench.engine.kernels.longest import end_walk
+from specbench.engine.kernels.neighbours import gathered, residual_mass
 
 #: Tokens that a program reads at once; the compiler's options. (With fewer registers than it may have, it spills.)
 _BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
 
 
 @triton.jit
-def _lower_limit(r_row, q_row, vocabulary, spread, BLOCK: tl.constexpr):
-    """As of `rules.band.lower_limit`. A pass over the row sums what is raised, kept and lowered at `low`; the root that
-    these would have is the next `low`, and the solution once it no longer moves. Where it leaves the interval of the
-    root, and from the ninth pass on every second time, the interval is halved."""
-    tokens, passes = tl.arange(0, BLOCK), tl.full([], 0, tl.int32)
-    low = tl.full([], 1.0, tl.float32)
-    least, most = tl.div_rn(low, spread), low
-    if spread > 1:
-        low = tl.sqrt(least)
-    else:
-        passes += 64
-    while passes < 64:
-        moved, kept = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-        for start in range(0, vocabulary, BLOCK):
-            r = tl.load(r_row + start + tokens, mask=start + tokens < vocabulary, other=0.0)
-            q = tl.load(q_row + start + tokens, mask=start + tokens < vocabulary, other=0.0)
-            raised, lowered = q < low * r, q > spread * (low * r)
-            moved += tl.where(raised, r, tl.where(lowered, spread * r, 0.0))
-            kept += tl.where(raised | lowered, 0.0, q + 0 * r)  # NaN stays
-        slope, same = tl.sum(moved, 0), tl.sum(kept, 0)
-        root = tl.div_rn(1.0 - same, tl.maximum(slope, 1e-30))
-        enough = low * slope + same >= 1
-        least, most = tl.where(enough, least, low), tl.where(enough, low, most)
-        done = (tl.abs(root - low) <= 1e-7 * low) | (most - least <= 1e-7 * most) | (slope == 0) | (root != root)
-        halve = (root <= least) | (root >= most) | ((passes >= 8) & (passes % 2 == 0))
-        low = tl.where(done, tl.where(root != root, 1.0, low), tl.where(halve, tl.sqrt(least * most), root))
-        passes = tl.where(done, 64, passes + 1)
-    return low
-
-
-@triton.jit
-def _left(r_row, q_row, at, vocabulary, token, sampled, omega, low, OPTIMAL: tl.constexpr, BAND: tl.constexpr):
+def _left(r_row, q_row, at, vocabulary, token, sampled, omega, low, RESIDUAL: tl.constexpr):
     """The residual mass of tokens `at` after `token` was rejected, not normalised."""
     r = tl.load(r_row + at, mask=at < vocabulary, other=0.0)
     q = tl.load(q_row + at, mask=at < tl.where(sampled, vocabulary, 0), other=0.0)
-    if BAND:
+    if (RESIDUAL == "band") | (RESIDUAL == "budget"):
         r = low * r
     mass = r - tl.where(sampled, q, tl.where(at == token, 1.0, 0.0))
-    if OPTIMAL:
+    if RESIDUAL == "optimal":
         mass = tl.maximum(mass, (1 - omega) * r, propagate_nan=tl.PropagateNan.ALL)
     return tl.maximum(mass, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _verify(
-    P, Q, TOKENS, VALID, SAMPLED, U, CHILDREN, SLOT, OMEGA, PATH, LENGTH, CHOSEN, NEXT, FIRST, REST,
-    nodes, inner, height, tree_rows, vocabulary, deepest, u_stride,
-    WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr,
-    OPTIMAL: tl.constexpr, BAND: tl.constexpr,
+    P, Q, TOKENS, VALID, SAMPLED, U, CHILDREN, SLOT, VALUES, NEAR, PATH, LENGTH, CHOSEN, NEXT, FIRST, REST, WORK,
+    nodes, inner, height, tree_rows, vocabulary, deepest, u_stride, near_stride, cleared, k, limit,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr,
+    MEASURE: tl.constexpr, CLOSED: tl.constexpr, NEAR_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One image, from the root down, sibling after sibling. NEXT holds the residual distribution of the node whose
     children are being tried, once one of them was rejected; REST the distribution that the next sibling was drawn
-    from."""
+    from; WORK a residual distribution before it is normalised."""
+    MOVES: tl.constexpr = (RESIDUAL == "paper") | (RESIDUAL == "released") | (RESIDUAL == "released_p")
     row = tl.program_id(0).to(tl.int64)
     children, slots = CHILDREN + (row % tree_rows) * inner * WIDTH, SLOT + (row % tree_rows) * nodes
     here, probs, chosen = row * nodes, P + row * nodes * vocabulary, CHOSEN + row * (height + 1)
-    next_row, rest_row = NEXT + row * vocabulary, REST + row * vocabulary
+    next_row, rest_row, work_row = NEXT + row * vocabulary, REST + row * vocabulary, WORK + row * vocabulary
     tokens, ranks = tl.arange(0, BLOCK), tl.arange(0, WIDE)
     node, length, rank = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
     which = tl.load(slots)  # of the node among the inner ones, -1 at the end of the walk
@@ -83,18 +55,30 @@ def _verify(
         child = tl.load(children + which * WIDTH + rank)
         at = tl.maximum(child, 0)
         token, sampled = tl.load(TOKENS + here + at), tl.load(SAMPLED + here + at) != 0
-        omega = tl.load(OMEGA + tl.minimum(length + 1, deepest))
+        omega = tl.full([], 1.0, tl.float32)
+        if VALUES is not None:
+            omega = tl.load(VALUES + tl.minimum(length + 1, deepest))
         q_token = tl.load(q_row + token, mask=sampled, other=1.0)
         live = (child >= 0) & (tl.load(VALID + here + at) != 0) & (q_token > 0)
         low = tl.full([], 1.0, tl.float32)
-        if BAND:
+        if RESIDUAL == "band":
             if live:
                 if sampled:
-                    low = _lower_limit(r_row, q_row, vocabulary, omega, BLOCK)
+                    low = lower_limit(r_row, q_row, vocabulary, omega, BLOCK)
                 else:
                     low = tl.div_rn(low, 1 + (omega - 1) * tl.load(r_row + token))
             omega = omega * low
-        accept = tl.div_rn(omega * tl.load(r_row + token), tl.where(q_token > 0, q_token, 1.0))
+        if RESIDUAL == "budget":
+            budget = tl.where(live, omega, 0.0)
+            low, omega = budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK // 2)  # it has five sums
+        r_token = omega * tl.load(r_row + token)
+        if NEAR is not None:
+            near, gain, count = NEAR + token * near_stride, tl.zeros_like(r_token), tl.full([], 0, tl.int32)
+            if live:
+                gain, count = gathered(r_row, near, token, r_token, k, limit, MEASURE, CLOSED, NEAR_BLOCK)
+            accept = tl.div_rn(r_token + gain, tl.where(q_token > 0, q_token, 1.0))
+        else:
+            accept = tl.div_rn(r_token, tl.where(q_token > 0, q_token, 1.0))
         accept = tl.where(live, tl.minimum(accept, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
         if (length == 0) & (rank == 0):
             tl.store(FIRST + row, accept)
@@ -109,16 +93,27 @@ def _verify(
             q_row = Q + (row * inner + tl.maximum(which, 0)) * vocabulary
         else:
             if live:
-                total = tl.zeros([BLOCK], tl.float32)
-                for start in range(0, vocabulary, BLOCK):
-                    i = start + tokens
-                    total += _left(r_row, q_row, i, vocabulary, token, sampled, omega, low, OPTIMAL, BAND)
-                mass = tl.sum(total, 0)
-                tl.debug_barrier()  # no thread writes what another one still reads
+                if MOVES:
+                    mass = residual_mass(
+                        work_row, r_row, q_row, near, cleared, vocabulary, token, sampled, q_token, count, BLOCK,
+                        NEAR_BLOCK, RESIDUAL,
+                    )  # fmt: skip
+                elif RESIDUAL == "target":
+                    mass = 0 * low
+                else:
+                    total = tl.zeros([BLOCK], tl.float32)
+                    for start in range(0, vocabulary, BLOCK):
+                        i = start + tokens
+                        total += _left(r_row, q_row, i, vocabulary, token, sampled, omega, low, RESIDUAL)
+                    mass = tl.sum(total, 0)
+                    tl.debug_barrier()  # no thread writes what another one still reads
                 if mass > 1e-30:
                     for start in range(0, vocabulary, BLOCK):
                         i = start + tokens
-                        left = _left(r_row, q_row, i, vocabulary, token, sampled, omega, low, OPTIMAL, BAND)
+                        if MOVES:
+                            left = tl.load(work_row + i, mask=i < vocabulary)
+                        else:
+                            left = _left(r_row, q_row, i, vocabulary, token, sampled, omega, low, RESIDUAL)
                         tl.store(next_row + i, left / mass, mask=i < vocabulary)
                     r_row = next_row
                     untouched = untouched * 0
@@ -147,34 +142,33 @@ def _verify(
             i = start + tokens
             tl.store(next_row + i, tl.load(r_row + i, mask=i < vocabulary), mask=i < vocabulary)
         tl.debug_barrier()
-    depth = tl.arange(0, DEEP)
-    beyond = (depth >= length) & (depth < height)
-    tl.store(PATH + row * height + depth, tl.zeros([DEEP], tl.int64) + node, mask=beyond)
-    tl.store(LENGTH + row, length)
-    next_token = draw_row(next_row, tl.load(U + row * u_stride + nodes), vocabulary, BLOCK)
-    token = tl.where((depth == length) | (depth == height), next_token, tl.load(TOKENS + here + node))
-    tl.store(chosen + depth, token, mask=(depth >= length) & (depth <= height))
+    end_walk(
+        PATH + row * height, LENGTH + row, chosen, TOKENS + here, node, length, height, next_row,
+        tl.load(U + row * u_stride + nodes), vocabulary, DEEP, BLOCK,
+    )  # fmt: skip
 
 
 def verify(p: Tensor, draft: Any, u: Tensor, relaxation: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As of `decoding.verify.verify` for a rule with a `relaxation`: the fields of a Verdict. p (B, M, V) float32; u
-    (B, 2, M): the uniforms of the candidates, then, first of its row, that of the next token."""
-    tree, (rows, nodes, vocabulary), factors = draft.tree, p.shape, relaxation.factors
+    """Verify a draft as `decoding.verify.TokenWise` does, by a rule with a `Relaxation`; returns the fields of a
+    Verdict. p (B, M, V) float32; u (B, 2, M): the uniforms of the candidates, then, first of its row, that of the next
+    token."""
+    tree, (rows, nodes, vocabulary), values = draft.tree, p.shape, relaxation.values
     inner, height, p = tree.children.shape[1], tree.height, p.contiguous()
     path = draft.tokens.new_empty(rows, height)
     length, chosen = draft.tokens.new_empty(rows), draft.tokens.new_empty(rows, height + 1)
     next_probs, first = p.new_empty(rows, vocabulary), p.new_empty(rows)
     rest = torch.empty_like(next_probs) if tree.width > 1 else next_probs  # not written
+    work = next_probs if relaxation.neighbours is None else torch.empty_like(next_probs)
     valid = draft.valid.contiguous().view(torch.uint8)
     # (that of nodes that are not valid does not matter)
     sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+    near, stride, cleared, k, limit, *bound = neighbours.constants(relaxation.neighbours)
     launch.start(_verify, (rows,),
         p, draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled, u.contiguous(),
-        tree.children.contiguous(), tree.slot.contiguous(), factors, path, length, chosen, next_probs, first, rest,
-        nodes, inner, height, len(tree.children), vocabulary, len(factors) - 1, 2 * nodes,
-        tree.width, triton.next_power_of_2(tree.width), triton.next_power_of_2(height + 1),
-        min(_BLOCK, triton.next_power_of_2(vocabulary)), relaxation.residual == "optimal",
-        relaxation.residual == "band", **_OPTIONS,
+        tree.children.contiguous(), tree.slot.contiguous(), values, near, path, length, chosen, next_probs, first, rest,
+        work, nodes, inner, height, len(tree.children), vocabulary, 0 if values is None else len(values) - 1, 2 * nodes,
+        stride, cleared, k, limit, tree.width, triton.next_power_of_2(tree.width), triton.next_power_of_2(height + 1),
+        min(_BLOCK, triton.next_power_of_2(vocabulary)), relaxation.residual, *bound, **_OPTIONS,
     )  # fmt: skip
     return path, length, chosen, next_probs, first
 
