@@ -318,7 +318,8 @@ def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
         more = [pool.submit(compiled, one) for one in tried]
         for label, future in futures:
             yield label, lambda future=future: _checked(future.result())
-        yield "tiles that tuning tries", lambda: _tried([future.result() for future in more])
+        if more:
+            yield "tiles that tuning tries", lambda: _tried([future.result() for future in more])
 
 
 def _tried(rows: list[dict[str, Any]]) -> dict[str, Any]:
