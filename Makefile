@@ -37,8 +37,9 @@ bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA de
 	scripts/bench_gpu.sh "$(BIN)/specbench"
 
 gpu: ## the first ten minutes on a GPU: kernels, recordings, gates, profiles (a dry run where there is none)
-	@if "$(PYTHON)" -c 'import torch, triton' 2>/dev/null; then python="$(PYTHON)"; \
-	  else $(MAKE) --no-print-directory $(READY) && python="$(BIN)/python"; fi && "$$python" scripts/check_gpu.py $(ARGS)
+	@"$(PYTHON)" -c 'import torch, triton' 2>/dev/null || $(MAKE) --no-print-directory $(READY)
+	@python="$(BIN)/python"; "$(PYTHON)" -c 'import torch, triton' 2>/dev/null && python="$(PYTHON)"; \
+	  "$$python" scripts/check_gpu.py $(ARGS)
 
 train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes where it was stopped
 	"$(BIN)/specbench" train scenes $(ARGS)

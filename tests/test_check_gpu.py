@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ pytest.importorskip("triton")
 import check_gpu
 from gpu_checks import experiments, gates, results
 
+from specbench.config import parameters
 from specbench.engine.kernels.tiles import Tile
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,6 +73,28 @@ def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(stages: str, run: Calla
     skipped = [line for line in checks if line["stage"] > 3]
     assert all(line["note"].startswith("SKIPPED: there is no CUDA device; done on small shapes") for line in skipped)
     assert all(line["registers"] > 0 for line in checks if line["stage"] == 1)
+
+
+def test_the_plan_of_thirty_minutes_names_what_there_is() -> None:
+    """Every stage once, stage 1 whenever another machine begins, and no more than ten minutes a call."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs/gpu.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    stages = []
+    for block in blocks:
+        seconds = 0.0
+        for words in (shlex.split(line, comments=True) for line in block.splitlines()):
+            script = next((word for word in words if word.startswith("scripts/")), None)
+            if script == "scripts/check_gpu.py":
+                given = check_gpu.parser().parse_args(words[words.index(script) + 1 :])
+                stages.append([int(stage) for stage in given.stages.split(",")])
+                seconds += given.seconds
+            elif script:
+                assert script == "scripts/bench_gpu.sh"
+                seconds += float(words[words.index("timeout") + 1])
+                assert words[-1] in parameters.choices("engine")
+        assert 0 < seconds <= 600
+    assert {stage for some in stages for stage in some} == set(check_gpu.STAGES)
+    assert all(some[0] == 1 for some in stages)
 
 
 def test_the_tests_for_a_gpu_are_collected_without_hydra(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ NOT_RUN = {
     "specbench run engine=http url=": "needs a server; test_served has one",
     "specbench run model=mar_scenes method=cspd gamma=2 drafter.weights=": "needs a trained drafter",
     "scripts/smoke.sh": "installs gigabytes",
+    "scripts/second_triton.sh": NETWORK,
+    "scripts/gpu_wheels.sh": NETWORK,
 }
 
 
@@ -241,6 +243,7 @@ def test_fenced_commands_are_in_documents_whose_tests_run_them() -> None:
     assert kinds.pop("plugins.md") == {"python", "yaml", "sh", "text", "toml"}  # test_plugins
     assert kinds.pop("api.md") == {"python"}  # test_api
     assert kinds.pop("reproduce.md") == {"sh"}  # test_dry_run
+    assert kinds.pop("gpu.md") == {"sh"}  # test_check_gpu
     assert kinds.pop("results.md") == {"python"}
     assert kinds.pop("suites.md") == {"yaml"}  # read above
     assert set().union(*kinds.values()) == set()
