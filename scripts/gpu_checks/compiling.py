@@ -237,8 +237,9 @@ def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: tor
 
 def compiled(one: Specialisation) -> dict[str, Any]:
     """What ptxas reports: {"kernel", "label", "capability", "registers", "spills" and "shared" in bytes, "copies":
-    asynchronous copies, "seconds"}, or "error", or "unknown" where this ptxas does not know the capability. The binary
-    is in Triton's cache afterwards, where the start that it was noted of finds it."""
+    asynchronous copies, "scalars": loads of one number of 16 or 32 bits, "seconds"}, or "error", or "unknown" where
+    this ptxas does not know the capability. The binary is in Triton's cache afterwards, where the start that it was
+    noted of finds it."""
     row: dict[str, Any] = {"kernel": one.kernel, "label": one.label, "capability": one.capability}
     began, log = time.perf_counter(), io.StringIO()
     driver.set_active(NoDevice(one.capability))
@@ -258,6 +259,7 @@ def compiled(one: Specialisation) -> dict[str, Any]:
         "spills": sum(map(int, spilled)),
         "shared": int(done.metadata.shared),
         "copies": len(re.findall(r"cp\.async\.c[ag]|cp\.async\.bulk", done.asm["ptx"])),
+        "scalars": len(re.findall(r"ld\.global(?!\S*\.v[24])\S*\.[bfsu](?:16|32)\b", done.asm["ptx"])),
         "seconds": round(time.perf_counter() - began, 2),
     }
 
@@ -286,7 +288,7 @@ def faults(row: dict[str, Any]) -> list[str]:
 def jobs() -> list[Specialisation]:
     """A quick look: some steps for Hopper, and one specialisation of each of their kernels for the others."""
     few = steps(FEW)
-    other = [one for c in (80, 89, 100) for one in {one.kernel: one for one in started(few, c)}.values()]
+    other = [one for c in (89, 100) for one in {one.kernel: one for one in started(few, c)}.values()]
     return [*_extremes(started(few)), *other]
 
 
