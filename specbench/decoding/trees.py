@@ -265,8 +265,8 @@ def topology(
     height: int,
     beam: int | None = None,
 ) -> Tree:
-    """A topology per row from its tensors, as of `Tree`, where `inner` are the root, then the nodes with most children;
-    height, beam: as of `from_parents`."""
+    """A topology per row from its tensors (see `Tree`), where `inner` are the root, then the nodes with most children;
+    height, beam: see `from_parents`."""
     count, (most, width) = parent.shape[1], children.shape[1:]
     return Tree(
         parent,

@@ -65,8 +65,8 @@ def _best(
     Q, TOKENS, VALID, SAMPLED, CHILDREN, ORDER, OUT, nodes, inner, tree_rows, vocabulary,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, REPLACEMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As of `decoding.verify.selected.best_of` or, without replacement, `best_of_pair`, at one inner node with several
-    children."""
+    """The distribution of `decoding.verify.selected.best_of` or, without replacement, `best_of_pair`, at one inner node
+    with several children."""
     here, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     row, tree = here // inner, here // inner % tree_rows
     probs, order, out = Q + here * vocabulary, ORDER + here * vocabulary, OUT + here * vocabulary
@@ -255,9 +255,9 @@ def _walk(
 def select(
     p: Tensor, draft: Any, u: Tensor, share: float | None, grid: int, same: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As of `decoding.verify.selected` for the exact rule: the fields of a Verdict. p (B, M, V) float32; u (B, 2, M):
-    the uniforms of the nodes, then that of the next token and, by depth, those that choose children; share, grid: as
-    of `Selected`, same: what sums must differ by."""
+    """Verify a draft as `decoding.verify.selected` does by the exact rule; returns the fields of a Verdict. p (B, M, V)
+    float32; u (B, 2, M): the uniforms of the nodes, then that of the next token and, by depth, those that choose
+    children; share, grid: see `Selected`; same: what sums must differ by."""
     tree, (rows, nodes, vocabulary) = draft.tree, p.shape
     (inner, width), height, block = (
         tree.children.shape[1:],

@@ -62,8 +62,8 @@ def _clear(X, value, count):
 def _topology(
     PARENT, RANK, KIDS, DEPTH, ANCESTORS, INNER, SLOT, CHILDREN, nodes, inner, width, height, NODES: tl.constexpr
 ):  # fmt: skip
-    """As of `decoding.trees.from_parents`, of one row: PARENT, RANK (nodes,) as there, and memory for `nodes` numbers
-    at KIDS."""
+    """What `decoding.trees.from_parents` makes, of one row: PARENT, RANK (nodes,) as there, and memory for `nodes`
+    numbers at KIDS."""
     n = tl.arange(0, NODES)
     there = n < nodes
     kids = _count_children(PARENT, PARENT, n, nodes, True) - (n == 0).to(tl.int32)
@@ -289,7 +289,7 @@ def _skip(
     FRESH_OUT, REUSED, nodes, height, known, held, rows, halves, interval, first, total, tags, tag,
     NODES: tl.constexpr, KNOWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As of `decoding.drafters.vvs.VVS.propose`, what one row does between its two trees."""
+    """What `decoding.drafters.vvs.VVS.propose` does for one row between its two trees."""
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, NODES)
     there, path = n < nodes, NODES_OUT + row * height
     rounds, count, fresh = tl.load(ROUNDS + row), tl.load(COUNT + row), tl.load(FRESH + row)
@@ -357,7 +357,7 @@ def _join(
     ANCESTORS, INNER, SLOT, CHILDREN, TOKENS, VALID, UNVERIFIED, OF, first_nodes, second_nodes, second_inner, height,
     nodes, inner, width, NODES: tl.constexpr,
 ):  # fmt: skip
-    """As of `decoding.drafters.vvs.Skips.joined`, of one row. MEMORY: for 2 `nodes` numbers: ranks, and numbers of
+    """What `decoding.drafters.vvs.Skips.joined` makes, of one row. MEMORY: for 2 `nodes` numbers: ranks, and numbers of
     children. OF: of every inner node, whose distribution that of its children is: that of an inner node of the first
     tree, or -1 less the number of one of the second."""
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, NODES)
@@ -415,8 +415,8 @@ def _collect(FIRST, SECOND, OF, OUT, first_inner, second_inner, inner, vocabular
 def join(
     choice: Any, first: Any, path: Tensor, length: Tensor, second: Any
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]:
-    """As of `decoding.drafters.vvs.Skips.joined`, for two grown trees: the tensors of `decoding.trees.topology`;
-    tokens, distributions, valid and unverified of the draft."""
+    """Join two grown trees as `decoding.drafters.vvs.Skips.joined` does. Returns the tensors of
+    `decoding.trees.topology`, and tokens, distributions, valid and unverified of the draft."""
     (rows, nodes), height, width = second.tokens.shape, choice.depth, second.tree.width + 1
     nodes += height
     inner, device, size = min(1 + height + choice.expanded, nodes - 1), path.device, first.probs.shape[-1]

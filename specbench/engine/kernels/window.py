@@ -302,8 +302,8 @@ def _begin(
 
 
 def begin_windows(state: Any, position: Tensor, numbers: Tensor, tags: int, tag: int) -> None:
-    """As of `decoding.drafters.pjd.ParallelJacobi`: initialises the new positions of the windows of its `state`, which
-    begin after `position` (B, K); numbers (B, K) key their random numbers."""
+    """Initialise the new positions of the windows of a `decoding.drafters.pjd.ParallelState`, which begin after
+    `position` (B, K); numbers (B, K) key their random numbers."""
     (images, fronts, height, size), forced = state.probs.shape, state.session.forced_tokens
     block = min(_BLOCK, triton.next_power_of_2(size))
     launch.start(_begin, (images * fronts * height, triton.cdiv(size, block)),
