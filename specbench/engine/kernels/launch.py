@@ -16,6 +16,9 @@ gdc_wait: Any = getattr(cuda, "gdc_wait", None)
 #: Whether Triton interprets the kernels, on a machine without a GPU.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
+#: Options of the compiler for a program that reads distributions. With fewer registers than it may have, it spills.
+DISTRIBUTIONS = {"num_warps": 16, "maxnreg": 128}
+
 
 def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, dependent: Any = None, **options: Any) -> None:
     """Start `kernel` in as many programs as `grid` names; options: constants and those of the compiler (num_warps,

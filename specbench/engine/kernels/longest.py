@@ -10,26 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch, neighbours
-from specbench.engine.kernels.drawing import draw_row
 from specbench.engine.kernels.neighbours import gathered
+from specbench.engine.kernels.verdicts import draft_flags, end_walk, verdict_memory
 
-#: Tokens that a program reads at once; the compiler's options. (With fewer registers than it may have, it spills.)
-_BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
-
-
-@triton.jit
-def end_walk(
-    PATH, LENGTH, CHOSEN, tokens, node, length, height, probs, u, vocabulary, DEEP: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Store what a verdict has of an image from the end of its path on, `node` at depth `length`; tokens: of its nodes;
-    the token that follows is drawn with u from probs (vocabulary,)."""
-    depth = tl.arange(0, DEEP)
-    beyond = (depth >= length) & (depth < height)
-    tl.store(PATH + depth, tl.zeros([DEEP], tl.int64) + node, mask=beyond)
-    tl.store(LENGTH, length)
-    next_token = draw_row(probs, u, vocabulary, BLOCK)
-    token = tl.where((depth == length) | (depth == height), next_token, tl.load(tokens + node))
-    tl.store(CHOSEN + depth, token, mask=(depth >= length) & (depth <= height))
+#: Tokens that a program reads at once; the compiler's options.
+_BLOCK, _OPTIONS = 4096, launch.DISTRIBUTIONS
 
 
 @triton.jit
@@ -125,9 +110,7 @@ def verify_longest(
     uniforms of the candidates, then, first of its row, that of the next token."""
     tree, (rows, nodes, vocabulary), p = draft.tree, p.shape, p.contiguous()
     inner, height, block = tree.children.shape[1], tree.height, min(_BLOCK, triton.next_power_of_2(vocabulary))
-    tokens, valid, parent = draft.tokens.contiguous(), draft.valid.contiguous().view(torch.uint8), tree.parent
-    # (that of nodes that are not valid does not matter)
-    sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+    tokens, parent, (valid, sampled) = draft.tokens.contiguous(), tree.parent, draft_flags(draft)
     accepted, mark = (tokens.new_empty(rows, nodes, dtype=torch.int32) for _ in range(2))
     near, stride, _, k, limit, measure, closed, near_block = neighbours.constants(threshold.neighbours)
     launch.start(_accept, (rows * nodes,),
@@ -135,8 +118,7 @@ def verify_longest(
         float(threshold.epsilon), float(threshold.alpha), stride, k, limit, measure, closed, block, near_block,
         **_OPTIONS,
     )  # fmt: skip
-    path, length, chosen = tokens.new_empty(rows, height), tokens.new_empty(rows), tokens.new_empty(rows, height + 1)
-    next_probs, first = p.new_empty(rows, vocabulary), p.new_empty(rows)
+    path, length, chosen, next_probs, first = verdict = verdict_memory(p, height)
     launch.start(_longest, (rows,),
         p, draft.probs.contiguous(), tokens, valid, sampled, u.contiguous(), tree.children.contiguous(),
         tree.slot.contiguous(), parent.contiguous(), tree.depth.contiguous(), accepted, mark, path, length, chosen,
@@ -144,4 +126,4 @@ def verify_longest(
         tree.width, triton.next_power_of_2(tree.width), triton.next_power_of_2(nodes),
         triton.next_power_of_2(height + 1), block, **_OPTIONS,
     )  # fmt: skip
-    return path, length, chosen, next_probs, first
+    return verdict

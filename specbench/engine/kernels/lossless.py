@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.drawing import draw_row
+from specbench.engine.kernels.verdicts import draft_flags
 
-#: Tokens that a program reads at once; the compiler's options. (With fewer registers than it may have, it spills.)
-_BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
+#: Tokens that a program reads at once; the compiler's options.
+_BLOCK, _OPTIONS = 4096, launch.DISTRIBUTIONS
 
 #: Of every child of an inner node, in KEPT: the mass with which it was tried, the sum R of [mass p - q]_+, -1 for one
 #: that does not exist, and the sum of the q that were left.
@@ -213,9 +213,7 @@ def traverse(p: Tensor, draft: Any, u: Tensor, order: Tensor) -> tuple[Tensor, T
 def _prepared(p: Tensor, draft: Any) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Buffers of the masses, of the first candidate's acceptance and of `_FACTS`; and p, q, tokens, valid, sampled."""
     rows, nodes, _ = p.shape
-    valid = draft.valid.contiguous().view(torch.uint8)
-    # (that of nodes that are not valid does not matter)
-    sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+    valid, sampled = draft_flags(draft)
     kept = p.new_empty(rows, *draft.tree.children.shape[1:], _FACTS)
     given = p.contiguous(), draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled
     return p.new_zeros(rows, nodes), p.new_empty(rows), kept, given

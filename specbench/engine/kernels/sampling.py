@@ -10,9 +10,8 @@ from torch import Tensor
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.drawing import draw_row, stream, take_largest, uniform, write_scores
 
-#: Tokens that a program holds in registers (`_probs`), and that it reads at once elsewhere; the compiler's options. (It
-#: spills where it takes fewer registers than it may have.)
-_HELD, _BLOCK, _OPTIONS = 8192, 4096, {"num_warps": 16, "maxnreg": 128}
+#: Tokens that a program holds in registers (`_probs`), and that it reads at once elsewhere; the compiler's options.
+_HELD, _BLOCK, _OPTIONS = 8192, 4096, launch.DISTRIBUTIONS
 #: Numbers of a stream that a program computes.
 _NUMBERS = 1024
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.drawing import draw_row, parts
+from specbench.engine.kernels.verdicts import draft_flags, verdict_memory
 
 #: Tokens that a program reads at once: as they are, in their order with sums in float64, and with _SHARES shares for
-#: each; the compiler's options. (With fewer registers than it may have, it spills.)
-_BLOCK, _ORDERED, _PIECE, _OPTIONS = 4096, 1024, 512, {"num_warps": 16, "maxnreg": 128}
+#: each; the compiler's options.
+_BLOCK, _ORDERED, _PIECE, _OPTIONS = 4096, 1024, 512, launch.DISTRIBUTIONS
 _SHARES = tl.constexpr(16)
 
 
@@ -264,9 +265,7 @@ def select(
         tree.height,
         min(_BLOCK, triton.next_power_of_2(vocabulary)),
     )
-    valid = draft.valid.contiguous().view(torch.uint8)
-    # (that of nodes that are not valid does not matter)
-    sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+    valid, sampled = draft_flags(draft)
     p, q, tokens, children = (x.contiguous() for x in (p, draft.probs, draft.tokens, tree.children))
     wide, best, trees = triton.next_power_of_2(width), q, len(tree.children)
     if width > 1:
@@ -280,12 +279,12 @@ def select(
             q, tokens, valid, sampled, children, order, best, nodes, inner, trees, vocabulary, width, wide,
             draft.replacement, min(_ORDERED, block), **_OPTIONS,
         )  # fmt: skip
-    path, length, chosen = tokens.new_empty(rows, height), tokens.new_empty(rows), tokens.new_empty(rows, height + 1)
-    next_probs, (first, shares) = p.new_empty(rows, vocabulary), p.new_empty(2, rows)
+    path, length, chosen, next_probs, first = verdict = verdict_memory(p, height)
+    shares = torch.empty_like(first)
     launch.start(_walk, (rows,),
         p, q, best, tokens, valid, sampled, u.contiguous(), children, tree.slot.contiguous(),
         p.new_empty(rows, grid + 1), path, length, chosen, next_probs, first, shares, nodes, inner, height, trees,
         vocabulary, grid, 0.0 if share is None else share, same, width, wide, triton.next_power_of_2(height + 1),
         triton.next_power_of_2(grid + 1), share is None, block, min(_PIECE, block), **_OPTIONS,
     )  # fmt: skip
-    return path, length, chosen, next_probs, first, shares
+    return *verdict, shares

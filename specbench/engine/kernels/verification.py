@@ -12,11 +12,11 @@ from torch import Tensor
 
 from specbench.engine.kernels import launch, neighbours
 from specbench.engine.kernels.bands import budget_limits, lower_limit
-from specbench.engine.kernels.longest import end_walk
 from specbench.engine.kernels.neighbours import gathered, residual_mass
+from specbench.engine.kernels.verdicts import Written, draft_flags, end_walk, verdict_memory
 
-#: Tokens that a program reads at once; the compiler's options. (With fewer registers than it may have, it spills.)
-_BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
+#: Tokens that a program reads at once; the compiler's options.
+_BLOCK, _OPTIONS = 4096, launch.DISTRIBUTIONS
 
 
 @triton.jit
@@ -148,20 +148,16 @@ def _verify(
     )  # fmt: skip
 
 
-def verify(p: Tensor, draft: Any, u: Tensor, relaxation: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def verify(p: Tensor, draft: Any, u: Tensor, relaxation: Any) -> Written:
     """Verify a draft as `decoding.verify.TokenWise` does, by a rule with a `Relaxation`; returns the fields of a
     Verdict. p (B, M, V) float32; u (B, 2, M): the uniforms of the candidates, then, first of its row, that of the next
     token."""
     tree, (rows, nodes, vocabulary), values = draft.tree, p.shape, relaxation.values
     inner, height, p = tree.children.shape[1], tree.height, p.contiguous()
-    path = draft.tokens.new_empty(rows, height)
-    length, chosen = draft.tokens.new_empty(rows), draft.tokens.new_empty(rows, height + 1)
-    next_probs, first = p.new_empty(rows, vocabulary), p.new_empty(rows)
+    path, length, chosen, next_probs, first = verdict = verdict_memory(p, height)
     rest = torch.empty_like(next_probs) if tree.width > 1 else next_probs  # not written
     work = next_probs if relaxation.neighbours is None else torch.empty_like(next_probs)
-    valid = draft.valid.contiguous().view(torch.uint8)
-    # (that of nodes that are not valid does not matter)
-    sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+    valid, sampled = draft_flags(draft)
     near, stride, cleared, k, limit, *bound = neighbours.constants(relaxation.neighbours)
     launch.start(_verify, (rows,),
         p, draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled, u.contiguous(),
@@ -170,7 +166,7 @@ def verify(p: Tensor, draft: Any, u: Tensor, relaxation: Any) -> tuple[Tensor, T
         stride, cleared, k, limit, tree.width, triton.next_power_of_2(tree.width), triton.next_power_of_2(height + 1),
         min(_BLOCK, triton.next_power_of_2(vocabulary)), relaxation.residual, *bound, **_OPTIONS,
     )  # fmt: skip
-    return path, length, chosen, next_probs, first
+    return verdict
 
 
 @triton.jit

@@ -21,8 +21,8 @@ from specbench.engine.kernels.drawing import (
     write_scores,
 )
 
-#: Tokens that a program reads at once; the compiler's options. (With fewer registers than it may have, it spills.)
-_BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
+#: Tokens that a program reads at once; the compiler's options.
+_BLOCK, _OPTIONS = 4096, launch.DISTRIBUTIONS
 #: Origins of a position's distribution other than a node of the last draft: -3 - k is the k-th of the past.
 _UNIFORM, _POINT, _PAST = tl.constexpr(-1), tl.constexpr(-2), tl.constexpr(-3)
 
