@@ -272,7 +272,7 @@ def all_compiled(jobs: list[Specialisation], workers: int) -> Iterator[dict[str,
 
 
 def faults(row: dict[str, Any]) -> list[str]:
-    """What a report breaks: no register may be spilled, but for `SPILLS`, and shared memory must suffice."""
+    """What a report breaks: no register may be spilled except as `SPILLS` says, and shared memory must suffice."""
     if "error" in row or "unknown" in row:
         return [row["error"]] if "error" in row else []
     capability, version = row["capability"], triton.__version__
@@ -306,7 +306,7 @@ def _extremes(some: list[Specialisation]) -> list[Specialisation]:
 
 
 def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
-    """For this device; where there is none, one specialisation of each kernel of a step for Hopper."""
+    """For this device; without one, one specialisation of each kernel of a step for Hopper."""
     os.environ |= REPORTING
     tried: list[Specialisation] = []
     if cuda:

@@ -156,7 +156,7 @@ def line(ms: Mapping[str, float] | None, of: str, to: str, decision: Decision) -
 
 
 def of_passes(ways: Mapping[str, Way], of: str, to: str, cuda: bool, decision: Decision, exact: bool) -> dict[str, Any]:
-    """A `line`, after a comparison of the logits with those of `to`; exact: bit for bit."""
+    """A `line`, after a comparison of the logits with the logits of `to`; exact: bit for bit."""
     found = line(compared({name: way.run for name, way in ways.items()}, cuda), of, to, decision)
     [want] = ways[to].logits
     differences = {

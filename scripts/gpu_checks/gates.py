@@ -39,8 +39,8 @@ STEPS = {
     "XL EAGLE tree of 26, a step": ("xl", "tree", 0, None, 2.0, None),
     "7B vanilla at 2,400 keys, a token": ("7b", "none", 0, 2400, 4.4, None),
 }
-#: Nodes of a recorded pass of 7B at 2,400 keys, those of windows of 32 and 64 with their root, and how much longer it
-#: may take than a pass of one node.
+#: Nodes of a recorded pass of 7B at 2,400 keys (windows of 32 and 64 with their root), and how much longer it may take
+#: than a pass of one node.
 PASSES = {33: 1.10, 65: 1.20}
 LAYERS = {"xl": 36, "7b": 32}
 #: Rows of one image with guidance.

@@ -97,7 +97,7 @@ def target(
     name: str, device: str, dtype: torch.dtype, layers: int, small: bool = False, side: int | None = None
 ) -> Any:
     """One of `TARGETS` with so many layers; small: of a size for Triton's interpreter; side: rows and columns of an
-    image, where they are not those of the real model."""
+    image, where they differ from the real model's."""
     return made(lambda: _target(name, layers, small, side), device, dtype)
 
 

@@ -193,7 +193,7 @@ class Lines:
         self.needed = self.lengths.clamp_max(lag).roll(1)
         self.number = torch.arange(fronts_needed(self.width, lag), device=device)
         self.own = torch.eye(len(self.number), dtype=torch.bool, device=device)
-        # the slots of what stands in for a front's tokens, and those that nobody attends to, (2, K, 1)
+        # slots of the tokens that replace a front's own, and slots that nothing attends to, (2, K, 1)
         self.stand_ins = (total + torch.arange(2 * len(self.number), device=device)).view(2, -1, 1)
         self.owner = torch.arange(rows, device=device).repeat_interleave(len(self.number))
         self.forced = session.forced_tokens

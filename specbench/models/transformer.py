@@ -170,8 +170,8 @@ class FeedForward(nn.Module):
         return linear(silu(linear(x, self.w1.weight)) * linear(x, self.w3.weight), self.w2.weight)
 
     def joined(self) -> Tensor:
-        """The weights of w1, then those of w3 (2 ffn_dim, dim), in one memory, of which theirs are parts from then on:
-        one product reads both."""
+        """The weights of w1, then of w3 (2 ffn_dim, dim), in one memory. From then on w1 and w3 are parts of it: one
+        product reads both."""
         first, second = self.w1.weight, self.w3.weight
         behind = first.storage_offset() + first.numel() == second.storage_offset()
         if not behind or first.untyped_storage()._cdata != second.untyped_storage()._cdata:

@@ -44,7 +44,7 @@ class Planner:
     sources: dict[str, set[str]] = field(default_factory=dict)  # of the tokens of a step: where from -> names
 
     def plan(self, cfg: Mapping[str, Any]) -> dict[str, Any]:
-        """The plan of `bench.plan`; where launches cannot be counted, with those of engine=graph."""
+        """The plan of `bench.plan`; where launches cannot be counted, with the launches of engine=graph."""
         free = _FREE | parameters.declared("rule", cfg["rule"])
         key = json.dumps({name: value for name, value in cfg.items() if name not in free}, default=str, sort_keys=True)
         if key not in self.plans:

@@ -91,7 +91,7 @@ class TreeShapes:
 
     Of the inner nodes of one depth in each of the K shapes, n at most: nodes (K, n): their numbers, 0 where a shape has
     fewer; parents (K, n): 0 for the root, else one more than the parent's index among the expanded nodes; kids
-    (K, n, W): their children's numbers, one more than the last node's where there is none; sees (K, n, E) bool: which
+    (K, n, W): their children's numbers, one more than the last node's where no child exists; sees (K, n, E) bool: which
     expanded nodes each attends to, itself included. home (K, M): of an inner node, one more than its index among the
     expanded ones; rank (K, M): a node's number among its siblings."""
 

@@ -58,7 +58,7 @@ class Grower:
         self, kernels: Kernels, history: Tensor, count: Tensor, probs: Tensor, expand: Expand, sampling: Sampling | None
     ) -> Draft:
         """`grow` behind `count` (B,) tokens of the history (B, *) by kernels, for trees that these grow. Before the
-        first token no node is valid. `sampling` None: the distributions are those of the draft."""
+        first token no node is valid. `sampling` None: the distributions are the draft's already."""
         growth = kernels.growth(self, len(count), probs.shape[-1], probs.device)
         growth.add(probs)
         every = [probs]

@@ -40,8 +40,8 @@ class FusedKernels:
 
     def __init__(self, tiles: Tiles | None = None, dependent: bool = True, most_weights: int = MOST_WEIGHTS) -> None:
         """tiles: how the layers' kernels divide their work (default: not tuned); dependent: whether a kernel of a layer
-        may begin before the one in front of it has ended, on devices that can; most_weights: those of a matrix whose
-        products with few rows are left to cuBLAS where it has more."""
+        may begin before the one in front of it has ended, on devices that can; most_weights: the
+        products of few rows with a matrix of more weights are left to cuBLAS."""
         self.layers = LayerKernels(tiles, dependent, most_weights)
 
     def tune(self, blocks: Sequence[Any], nodes: Iterable[int], rows: int, slots: int) -> None:

@@ -18,7 +18,7 @@ from specbench.engine.masks import TreeMask
 
 #: The largest number of programs that share the keys of a head: the last of them reads the partial sums of all.
 _MOST_SPLITS = 16
-#: Multiprocessors that are assumed where there is no device: those of an H100 or H200.
+#: Multiprocessors that are assumed without a device: an H100 and an H200 have so many.
 _PROCESSORS = 132
 
 

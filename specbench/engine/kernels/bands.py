@@ -68,7 +68,7 @@ def budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK: tl.co
     First without `high`: tokens that r cannot give must be rejected, which sets the least `low`, found from above by
     Newton's method (what a band raises is convex in `low`). If that band is too far from r, `low` is found between it
     and 1: for each `low`, `high` such that what is lowered equals what is raised, by Newton's method again, from below
-    but for the first step; then KL(e | r), whose slope is -sum(r raised) log(high / low), gives the next `low`. Where
+    except in the first step; then KL(e | r), whose slope is -sum(r raised) log(high / low), gives the next `low`. Where
     that leaves the interval, and from the 13th time on every second time, the interval is halved. Ten passes are usual.
     """
     least, most = tl.full([], 0.0, tl.float32), tl.full([], 1.0, tl.float32)

@@ -32,7 +32,7 @@ def _number(ordered):
 @triton.jit
 def _guided(ROW, without, at, vocabulary, scale, forced, codes, temperature, GUIDED: tl.constexpr):
     """Logits of tokens `at`: guided, minus infinity where the grammar forbids, divided by the temperature."""
-    inside = at < vocabulary  # of which whole groups of 16 are: what the grammar allows would make every load scalar
+    inside = at < vocabulary  # whole groups of 16 are; a mask of what the grammar allows would make every load scalar
     allowed = inside & tl.where(forced < 0, at < codes, at == forced)
     x = tl.load(ROW + at, mask=inside, other=0.0).to(tl.float32)
     if GUIDED:
@@ -43,8 +43,8 @@ def _guided(ROW, without, at, vocabulary, scale, forced, codes, temperature, GUI
 
 @triton.jit
 def _digits(ordered, shift, least):
-    """How many numbers have each digit (32,), five bits from `shift` on, of those whose bits above are those of
-    `least`."""
+    """How many numbers have each digit (32,), five bits from `shift` on, of the numbers whose higher bits equal the
+    bits of `least`."""
     digit = ((ordered >> shift) & 31).to(tl.int32)
     return tl.histogram(digit, 32, mask=((ordered >> shift) >> 5) == ((least >> shift) >> 5))
 

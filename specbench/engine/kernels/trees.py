@@ -200,7 +200,7 @@ def _select_nodes(
 
 class Growth:
     """A tree of each of `rows` images that grows as `decoding.drafters.dynamic.Grower` says: `add` the distributions of
-    the root's children, then at every level `beam`, and `add` those of its children; `draft` ends it."""
+    the root's children, then at every level `beam`, and `add` for its children; `draft` ends it."""
 
     def __init__(self, grower: Any, rows: int, vocabulary: int, device: torch.device) -> None:
         self.grower, self.rows, self.device = grower, rows, device
@@ -243,7 +243,7 @@ class Growth:
     def draft(self, history: Tensor, count: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
         """The tensors of `decoding.trees.topology`, and of the draft behind `count` (B,) tokens of the history (B, *):
         tokens and valid (B, M), and of every inner node (B, I) which of all distributions is that of its children: 0
-        the root's, then those of the expanded nodes in order."""
+        the root's, then the distributions of the expanded nodes in order."""
         nodes = 1 + min(self.grower.nodes, self.held)
         inner = min(1 + self.grower.expanded, nodes - 1)
         made = _tensors(self.rows, nodes, inner, self.width, self.device)
@@ -392,7 +392,7 @@ def _join(
         SLOT + row * nodes, CHILDREN + row * inner * width, nodes, inner, width, 2 * height, NODES,
     )  # fmt: skip
     node = tl.load(INNER + row * inner + n, mask=n < inner, other=0)
-    own = (n < inner) & (node < length)  # of the chain, but for its end
+    own = (n < inner) & (node < length)  # of the chain, except its end
     before = tl.load(path + node - 1, mask=own & (node > 0), other=0)
     of_first = tl.load(SLOT_1 + row * first_nodes + before, mask=own, other=0)
     later = (n < inner) & (node > height)
@@ -403,7 +403,7 @@ def _join(
 
 @triton.jit
 def _collect(FIRST, SECOND, OF, OUT, first_inner, second_inner, inner, vocabulary, BLOCK: tl.constexpr):
-    """A block of one distribution, of those of two trees."""
+    """A block of one distribution of either tree."""
     here, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row, of = here // inner, tl.load(OF + here)
     probs = FIRST + (row * first_inner + of) * vocabulary
