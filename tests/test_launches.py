@@ -66,6 +66,16 @@ def test_no_method_launches_more_than_its_budget(model: str) -> None:
     assert not {name: one for name, one in found.items() if one["outside"] > OUTSIDE[name]}
 
 
+def test_the_mask_of_a_target_is_made_once_a_pass() -> None:
+    """Attention with a bool mask makes what it adds to the scores in three operations, in every layer: EAGLE's network,
+    which has one layer, is left with it."""
+    vanilla, eagle = (counted((*REDUCED, f"method={name}"), "graph")["by_kernel"] for name in ("vanilla", "eagle1"))
+    assert "masks of attention" not in vanilla
+    passes = eagle["scaled_dot_product_attention"] - vanilla["scaled_dot_product_attention"]
+    assert 0 < eagle["masks of attention"] <= 3 * passes
+    assert eagle["masks of attention"] % 3 == 0
+
+
 @pytest.mark.parametrize(
     ("words", "more"),
     [("eagle_chain verification=block", 2), ("eagle1 verification=traversal", 6)],  # a kernel per depth, less one

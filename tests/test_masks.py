@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from specbench.engine.masks import TreeMask
@@ -31,3 +32,15 @@ def test_a_chain_that_starts_in_the_padding() -> None:
     own = positions.unsqueeze(-1)
     want = ((keys <= own) & (keys >= start[:, None, None])) | (keys == own)
     assert torch.equal(TreeMask.chain(start, positions).dense(keys), want.unsqueeze(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_added_to_scores_has_rows_that_cuda_reads_without_a_copy(dtype: torch.dtype) -> None:
+    start, root = torch.tensor([0, 3]), torch.tensor([5, 6])
+    mask = TreeMask(start, root, torch.ones(1, 3, 3, dtype=torch.bool).tril())
+    bias = mask.bias(13, dtype)
+    assert bias.dtype == dtype
+    assert torch.equal(bias == 0, mask.dense(torch.arange(13)))
+    assert bias.masked_fill(bias == 0, -torch.inf).eq(-torch.inf).all()
+    assert bias.stride(3) == 1
+    assert all(stride % 8 == 0 for stride in bias.stride()[:3])

@@ -106,11 +106,10 @@ def race(ROW, key, index, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def write_scores(ROW, SCORES, without, key, index, count, BLOCK: tl.constexpr):
-    """All `_scores` into SCORES (count,) float32, and -1 for the token `without`."""
+    """All `_scores` into SCORES (count,) float32."""
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        score = _scores(ROW, without, at, key, index, count)
-        tl.store(SCORES + at, tl.where(at == without, -1.0, score), mask=at < count)
+        tl.store(SCORES + at, _scores(ROW, without, at, key, index, count), mask=at < count)
     tl.debug_barrier()  # all threads see them
 
 
