@@ -6,8 +6,8 @@ import json
 import time
 from importlib import resources
 
-from specbench._version import __version__
 from specbench.report import gather
+from specbench.storage.version import __version__
 
 
 def page(found: gather.Found) -> str:

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from specbench import data
-from specbench._version import __version__
 from specbench.config import parameters
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import say, warn
@@ -33,6 +32,7 @@ from specbench.rows import indices, provenance
 from specbench.rows.journal import Record, pixel_digest
 from specbench.storage import image_files
 from specbench.storage.images_server import ImagesClient, RequestError
+from specbench.storage.version import __version__
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a second attempt, which double; and at most
 GIVE_UP = 10  # images in a row that failed, after which a run stops asking
