@@ -11,8 +11,8 @@ import pytest
 import yaml
 from commands import ROOT, copy_package, python, run_copy
 
-from specbench._version import __version__
 from specbench.config import parameters
+from specbench.storage.version import __version__
 
 INDEX = ROOT / "docs/index.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from specbench.config import command_line, parameters
-from specbench.config.caches import cached
+from specbench.config.yaml_files import cached
 from specbench.errors import plain, unknown
 from specbench.rows.columns import COLUMNS, SHOWN
 from specbench.tables import suite_files
@@ -116,14 +116,13 @@ def _column(source: Source, one: Any) -> Column:
 
 
 def _default_column(source: Source, key: str, better: str | None) -> Column:
-    from specbench.bench import rows as benchmarks
-    from specbench.probe import rows as probes
+    from specbench.bench.rows import PROBES, ROWS
 
     if key in STANDARD:
         return STANDARD[key]
     if key in SHOWN:
         return row_column(key)
-    others = {"bench": benchmarks.ROWS.columns, "probe": probes.ROWS.columns}
+    others = {"bench": ROWS.columns, "probe": PROBES.columns}
     if key not in others.get(source.definition.rows_of, COLUMNS):
         raise unknown("column", plain(key), SHOWN)
     if better is None:

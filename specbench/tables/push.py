@@ -15,7 +15,6 @@ from typing import Any
 
 import yaml
 
-from specbench._version import __version__
 from specbench.config import networks, parameters
 from specbench.errors import RunError, UsageError, plain
 from specbench.rows import summary
@@ -25,6 +24,7 @@ from specbench.rows.journal import TIMINGS
 from specbench.rows.memory import RunMemory
 from specbench.rows.shown import shown
 from specbench.storage.files import sha256, write_atomically
+from specbench.storage.version import __version__
 from specbench.tables import report
 
 #: Files of a run that a data set gets; images are extra.

@@ -14,7 +14,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from specbench._version import __version__
 from specbench.config import configuration, parameters, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
@@ -25,6 +24,7 @@ from specbench.rows.csv_files import csv_lines, read_header, to_csv
 from specbench.rows.journal import IMAGE_NAME, TIMINGS, Record, TimingJournal, fault, read_records
 from specbench.rows.shown import shown
 from specbench.storage.files import content, write_atomically
+from specbench.storage.version import __version__
 
 #: Columns of a row that are not numbers and too long for a list of facts.
 _ELSEWHERE = ("drafted_by_position", "acceptance_by_step")
