@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.api.results import AuditResult, ComparisonResult, DecodedPrompts, RunResult
-from specbench.config import caches, command_line, configuration, parameters, plugins
+from specbench.config import command_line, configuration, parameters, plugins, yaml_files
 from specbench.errors import UsageError, unknown
 from specbench.storage import home
 
@@ -159,13 +159,13 @@ def include(*folders: str | Path) -> None:
     own = os.environ.get(plugins.INCLUDE, "")
     paths = [str(Path(folder).expanduser().absolute()) for folder in folders]
     os.environ[plugins.INCLUDE] = os.pathsep.join(filter(None, [own, *paths]))
-    caches.clear()
+    yaml_files.clear()
     faults = list(parameters.found_choices().faults_included)
     if "specbench.rows.columns" in sys.modules and before != {name: {*found} for name, found in _columns().items()}:
         faults.append("these folders add columns to rows, so include them before anything else: restart Python")
     if faults:
         os.environ[plugins.INCLUDE] = own
-        caches.clear()
+        yaml_files.clear()
         raise UsageError(faults[0])
 
 
