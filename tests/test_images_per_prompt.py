@@ -20,7 +20,7 @@ from specbench.evaluate import pairing
 from specbench.harness import run, status
 from specbench.metrics import ASSETS, Score, ScoringContext
 from specbench.metrics.base import over_prompts
-from specbench.metrics.scenes_reward import ScenesReward
+from specbench.metrics.scenes import ScenesReward
 from specbench.rows import indices, provenance, summary
 from specbench.rows.journal import read_records
 

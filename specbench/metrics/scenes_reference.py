@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specbench.data import scenes, scenes_classes
-from specbench.metrics.embedded import as_input
 from specbench.metrics.frechet import Moments
+from specbench.metrics.scenes import as_input
 from specbench.models import evaluators as ev
 from specbench.storage import home
 from specbench.storage.files import atomic_path
