@@ -250,7 +250,7 @@ def test_absent_weights_are_a_note_not_a_crash(images: np.ndarray, items: list[I
     for name, score in zip(NAMES, measure(NAMES, images, items, tmp_path).values(), strict=True):
         assert (score.value, score.stderr, score.backend) == (None, None, "")
         assert metrics.missing(name, context) == score.note
-        assert re.fullmatch(r"no scenes_\w+\.safetensors: run `specbench train scenes`", score.note)
+        assert re.fullmatch(r"no scenes_\w+\.safetensors: run `make train-scenes` in a clone", score.note)
         assert metrics.missing(name, metrics.ScoringContext(ASSETS, tmp_path)) == ""
 
 
@@ -296,9 +296,9 @@ def test_a_look_at_every_choice_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize(("columns", "message"), [
-    ({"brightness": {"title": "Brightness", "better": "more", "decimals": 3}}, "better of brightness must be"),
-    ({"brightness": {"title": "Brightness", "better": "higher"}}, "brightness needs .* decimals: None"),
-    ({"brightness": {"title": "Brightness", "better": "higher", "decimals": 3, "unit": "s"}}, "unit: 's'"),
+    ({"brightness": {"title": "Brightness", "better": "more", "decimals": 3}}, "better must be one of higher, lower"),
+    ({"brightness": {"title": "Brightness", "better": "higher"}}, "missing a required argument: 'decimals'"),
+    ({"brightness": {"title": "Brightness", "better": "higher", "decimals": 3, "unit": "s"}}, "argument 'unit'"),
     ({"fid": {"title": "Brightness", "better": "higher", "decimals": 3}}, "another metric declares the column fid"),
     (["brightness"], "no metric declares the column brightness"),
 ])  # fmt: skip
