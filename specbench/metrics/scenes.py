@@ -74,6 +74,7 @@ class EmbeddedScorer(Scorer):
         import torch
 
         from specbench.data import scenes
+        from specbench.models import evaluators as ev
 
         for image in images:
             height, width = image.shape[:2]
@@ -86,7 +87,7 @@ class EmbeddedScorer(Scorer):
             padding = GROUP - len(group)
             x = torch.from_numpy(np.stack([*group, *[group[-1]] * padding])).permute(0, 3, 1, 2).contiguous()
             with torch.no_grad():
-                y = self.outputs(as_input(x.to(self.device)), [*group_items, *[group_items[-1]] * padding])
+                y = self.outputs(ev.as_input(x.to(self.device)), [*group_items, *[group_items[-1]] * padding])
             outputs.append(y[: len(group)].cpu().numpy())
         return np.concatenate(outputs)
 
@@ -104,11 +105,6 @@ def of_classes(item: PromptItem) -> bool:
 
     background = list(scenes.ATTRIBUTES).index("background")
     return of_scenes(item) and item.labels is not None and item.labels[background] == scenes.ABSENT
-
-
-def as_input(x: Tensor) -> Tensor:
-    """uint8 (B, 3, H, W) -> float32 in [-1, 1], what every embedded evaluator reads."""
-    return x.float() / 127.5 - 1
 
 
 class ScenesFID(EmbeddedMetric):
