@@ -27,9 +27,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from specbench.compare.paired import LEVEL
 from specbench.errors import UsageError
 from specbench.rows.columns import SHOWN, stderr_of
+from specbench.rows.differences import LEVEL
 from specbench.tables import matched
 from specbench.tables.definitions import Column, TableFigure, row_column
 from specbench.tables.figures import point

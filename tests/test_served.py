@@ -28,9 +28,9 @@ from specbench.errors import RunError, UsageError
 from specbench.harness import run
 from specbench.harness.served import executor
 from specbench.report import gather
-from specbench.rows import degenerate
-from specbench.rows import serving as columns
+from specbench.rows import summary as columns
 from specbench.rows.journal import read_records
+from specbench.rows.remarks import FLAT, degenerate_remarks
 from specbench.storage import image_files, images_server
 from specbench.storage.images_server import ImagesClient, RequestError
 
@@ -368,15 +368,15 @@ def test_what_is_not_degenerate(server: StubServer, tmp_path: Path) -> None:
 
 def test_the_rules_of_degenerate_images() -> None:
     def remarks(prompts: list[str], digests: list[str | None], contrast: int | None = 99, **more: Any) -> list[str]:
-        return degenerate.remarks(prompts, digests, [contrast] * len(digests), [(64, 64)] * len(digests), **more)
+        return degenerate_remarks(prompts, digests, [contrast] * len(digests), [(64, 64)] * len(digests), **more)
 
     assert remarks(["a cat", "A  cat ", "a dog"], ["x", "x", "y"]) == []  # one prompt for every text encoder
     assert remarks(["a", "b", "b", "c"], ["x", "x", "x", "y"]) == [
         "3 of 4 images equal the image of another prompt to the pixel"
     ]
     assert remarks(["a", "b"], [None, None], None) == []  # unknown
-    assert remarks(["a", "b"], ["x", "x"], degenerate.FLAT) == ["2 of 2 images are of one flat colour"]
-    assert remarks(["a", "b"], ["x", "y"], degenerate.FLAT + 1) == []
+    assert remarks(["a", "b"], ["x", "x"], FLAT) == ["2 of 2 images are of one flat colour"]
+    assert remarks(["a", "b"], ["x", "y"], FLAT + 1) == []
     assert remarks(["", ""], ["x", "x"]) == ["all 2 images are equal to the pixel"]
     assert remarks(["", "", ""], ["x", "x", "y"]) == remarks([""], ["x"]) == []  # a folder may hold copies
     assert remarks(["a"], ["x"], requested="64x64") == []

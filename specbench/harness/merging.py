@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.harness.folder import RunFolder, stored
 from specbench.harness.run import RunOutcome, rescore
-from specbench.rows import indices
 from specbench.rows.journal import Journal, TimingJournal
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from specbench.config import parameters
+from specbench.config import indices, parameters
 from specbench.harness.folder import RunFolder
-from specbench.rows import indices
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Record, read_of
 from specbench.rows.scores import Score, ScoreLine, fingerprint, prompts_fingerprint

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from specbench import data
+from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.harness.served import row as served
-from specbench.rows import indices, provenance, summary, timing
+from specbench.rows import provenance, summary, timing
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.journal import Journal, Record
-from specbench.rows.memory import RunMemory
+from specbench.rows.provenance import RunMemory
 from specbench.rows.remarks import emitted_remarks, measurement_remarks
 from specbench.rows.scores import ScoreLine, notes, score_columns
 

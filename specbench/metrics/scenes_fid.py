@@ -12,7 +12,7 @@ import numpy as np
 
 from specbench.metrics.base import PromptItem, Score
 from specbench.metrics.embedded import EmbeddedMetric, EmbeddedScorer, of_classes, of_scenes
-from specbench.rows import sample_size
+from specbench.rows.shown import too_few
 
 if TYPE_CHECKING:
     from specbench.metrics.scenes_reference import ScenesReference
@@ -32,7 +32,7 @@ class ScenesFID(EmbeddedMetric):
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         n, d = outputs.shape
-        if few := sample_size.too_few(n, d):
+        if few := too_few(n, d):
             return (Score.unmeasured(few, self.cache_key),)
         import torch
 

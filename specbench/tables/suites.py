@@ -23,8 +23,8 @@ from specbench.config.run_config import RunConfig as RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest, execute
 from specbench.harness.planned import R as R  # of a field, for the documentation
+from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells, csv_text, has_runs, read_rows, to_csv
-from specbench.rows.seconds import is_timed
 from specbench.storage.files import write_atomically
 from specbench.tables import reading, suite_files
 from specbench.tables.collect import Bench
@@ -130,7 +130,7 @@ def read(source: Source, name: str) -> Suite:
         table = replace(
             table, columns=_default_columns(held, own, table.model, [*models.values()], [*prompts.values()])
         )
-    seconds = any(is_timed(column.key) for column in table.columns)
+    seconds = any(column.key in TIMED_COLUMNS for column in table.columns)
     timed = source.integer("timed", held.get("timed", min(table.n, TIMED) if seconds else 0), 0)
     baseline = source.mapping("baseline", held.get("baseline", {"method": "vanilla"}))
     return Suite(

@@ -25,11 +25,11 @@ import numpy as np
 
 from specbench import data
 from specbench._version import __version__
-from specbench.config import parameters
+from specbench.config import indices, parameters
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import say, warn
 from specbench.harness.worker import Event, Failure, Image, Joined, never
-from specbench.rows import indices, provenance
+from specbench.rows import provenance
 from specbench.rows.journal import Record, pixel_digest
 from specbench.storage import image_files
 from specbench.storage.images_server import ImagesClient, RequestError

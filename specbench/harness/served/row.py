@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench.rows import degenerate, serving
 from specbench.rows.journal import Record
+from specbench.rows.remarks import degenerate_remarks
+from specbench.rows.summary import served_columns
 
 #: Columns that describe what decoded here.
 _UNKNOWN = ("drafter", "rule", "weights", "device", "timing")
@@ -17,7 +18,7 @@ def columns(cfg: Mapping[str, Any], images: Sequence[Record]) -> dict[str, Any]:
     """The columns of the images of a run."""
     sides = {side for record in images for side in record.size or ()}
     found: dict[str, Any] = {"resolution": sides.pop() if len(sides) == 1 else None}  # square and equal
-    return found | dict.fromkeys(_UNKNOWN) | serving.columns(images, cfg["latency_bound"])
+    return found | dict.fromkeys(_UNKNOWN) | served_columns(images, cfg["latency_bound"])
 
 
 def remarks(
@@ -38,4 +39,4 @@ def remarks(
         found.append("the images are not squares of one size")
     sizes = [(r.size[0], r.size[1]) if r.size and len(r.size) == 2 else None for r in images]
     digests, contrasts = [r.sha256 for r in images], [r.contrast for r in images]
-    return found + degenerate.remarks([r.prompt for r in images], digests, contrasts, sizes, cfg["image_size"])
+    return found + degenerate_remarks([r.prompt for r in images], digests, contrasts, sizes, cfg["image_size"])
