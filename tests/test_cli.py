@@ -164,7 +164,6 @@ def test_a_mistake_costs_one_sentence_and_exit_code_2(
         ("audit --method sjd --samples 1000", "method=sjd audit.samples=1000"),
         ("probe --num_samples 4", "n=4"),
         ("train --drafter eagle --batch-size 2 --seed 1", "drafter=eagle batch=2 seed=1"),
-        ("train scenes --asset x", "--assets x"),
         ("resume here --limit 3", "n=3"),
         ("suite glance --seeds 1 --device cuda", "seeds=1 device=cuda"),
         ("tables --modle emu3", "--model emu3"),

@@ -249,7 +249,7 @@ def test_absent_weights_are_a_note_not_a_crash(images: np.ndarray, items: list[I
     for name, score in zip(NAMES, measure(NAMES, images, items, tmp_path).values(), strict=True):
         assert (score.value, score.stderr, score.backend) == (None, None, "")
         assert metrics.missing(name, context) == score.note
-        assert re.fullmatch(r"no scenes_\w+\.safetensors: run `specbench train scenes`", score.note)
+        assert re.fullmatch(r"no scenes_\w+\.safetensors: run `make train-scenes` in a clone", score.note)
         assert metrics.missing(name, metrics.ScoringContext(ASSETS, tmp_path)) == ""
 
 

@@ -21,13 +21,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench import data
 from specbench.config import indices, parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
-from specbench.harness import older, row, scoring, sheet
+from specbench.harness import row, scoring, sheet
 from specbench.harness.execution import Execution
 from specbench.harness.folder import (
     RunFolder,
@@ -39,7 +39,7 @@ from specbench.harness.folder import (
 )
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
-from specbench.harness.worker import Loader, PromptDecoder
+from specbench.harness.worker import Loader
 from specbench.models.loading import missing
 from specbench.rows import report_text, sources, trackers
 from specbench.rows.csv_files import as_read
@@ -48,6 +48,9 @@ from specbench.rows.scores import ScoreLine
 from specbench.rows.shown import too_few_for
 from specbench.storage import home
 from specbench.storage.files import sha256_file
+
+if TYPE_CHECKING:
+    from specbench.harness.pipeline import BasePipeline
 
 
 class Stopped(KeyboardInterrupt):
@@ -127,7 +130,6 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     complete, requests = records.is_complete, scoring.requests(config)
     items = current_prompts(config) if complete else data.images_of(config)
     records.check_prompts(items)
-    older.adopt_scores(folder)
     folder.write_config(config)
     if asked != folder.memory().asked:
         folder.remember(asked=asked)
@@ -169,7 +171,6 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
                 )
         items = current_prompts(config) or recorded_prompts(records.both[0], config)
         records.check_prompts(items)
-        older.adopt_scores(folder)
         folder.write_config(config)
         found = Scoring(config, scoring.requests(config), folder.path, device, batch)
         return _finish(config, folder, records, found.lines(records, lambda: items), not found.added)
@@ -181,9 +182,7 @@ def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     config, folder = stored(path), RunFolder(path)
     mine = _recorded(folder.records, config)
     vanilla = _recorded(folder.baseline_records, config) if config.wants_baseline else None
-    journal = folder.open_scores()
-    journal.lines += older.scores(folder)
-    lines = scoring.stored_lines(scoring.requests(config), journal, mine, vanilla)
+    lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
     return config, as_read(_row(config, folder, mine, vanilla, lines, TimingJournal(folder.timings)))
 
 
@@ -195,7 +194,7 @@ def _row(
     lines: Sequence[ScoreLine],
     again: TimingJournal,
 ) -> dict[str, Any]:
-    return row.row(config, folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines, again.lines)
+    return row.row(config, folder.memory(), mine, vanilla, lines, again.lines)
 
 
 def _recorded(path: Path, config: RunConfig) -> list[Record]:
@@ -280,7 +279,7 @@ def keep(rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
         warn(f"the row is not added to {path} ({e}); specbench collect finds it in its folder")
 
 
-def _load_pipeline(cfg: Mapping[str, Any]) -> PromptDecoder:
+def _load_pipeline(cfg: Mapping[str, Any]) -> BasePipeline:
     from specbench.harness.pipeline import Pipeline
 
     check(cfg)

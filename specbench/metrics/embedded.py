@@ -39,7 +39,7 @@ class EmbeddedMetric(Metric):
     @property
     def cache_key(self) -> str:
         if not self.path.is_file():
-            raise Unavailable(f"no {self.weights}: run `specbench train scenes`")
+            raise Unavailable(f"no {self.weights}: run `make train-scenes` in a clone")
         return f"{self.path.stem.replace('_', '-')}@{digest(self.path)}"
 
 

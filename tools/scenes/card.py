@@ -231,7 +231,7 @@ class Card:
         lines = [
             "# The embedded models",
             "",
-            "Written by `make train-scenes` (`specbench train scenes`): what the weights under `specbench/assets`",
+            "Written by `make train-scenes`: what the weights under `specbench/assets`",
             "reached on the validation split of *scenes*, measured from the stored half-precision files.",
             "",
             *(f"- {', '.join(stages)}: {source}" for stages, source in self.runs),

@@ -26,7 +26,7 @@ from specbench.metrics.scenes_reference import ScenesReference
 from specbench.models import evaluators as ev
 from specbench.storage import home, image_files
 from specbench.training.trainer import MicroStep, Recipe, fit
-from specbench.training.world import World
+from tools.scenes.world import Split
 
 CLASSIFIER_RECIPE = Recipe(steps=800, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
 READER_RECIPE = Recipe(steps=1200, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
@@ -270,16 +270,15 @@ def evaluate_two_tower(
 
 
 def train_all(
-    world_train: World, world_validation: World, work: Path, assets: Path = ASSETS, device: torch.device | str = "cpu"
+    train: Split, held: Split, work: Path, assets: Path = ASSETS, device: torch.device | str = "cpu"
 ) -> dict[str, float]:
     """Train the evaluators whose files are missing in `assets`, write them, and measure every one as it was stored.
 
-    The reference statistics of the Fréchet distance (all of `world_validation`) are written next to the classifier,
+    The reference statistics of the Fréchet distance (all of `held`) are written next to the classifier,
     and again whenever they are not of its weights. Returns flat values such as "reader_accuracy" and "two_tower_top1".
     `fid_of_real` is the distance of as many training images to that reference: the score of a perfect model.
     """
     statistics: dict[str, float] = {}
-    train, held = world_train, world_validation
 
     def trained(name: str, kind: type[ev.Evaluator], train_it: Callable[[], tuple[Any, dict[str, float]]]) -> Any:
         path = assets / name

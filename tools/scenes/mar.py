@@ -13,21 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.data import scenes
-from specbench.models import diffusion, mar
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
-from specbench.models.mar_sampling import Guided, MarSession
+from specbench.models.mar_sampling import Guided
+from specbench.training.continuous import REPEATS, conditions_of_masked, divergence, draw
 from specbench.training.trainer import MicroStep, Recipe, fit
 
 #: Weight of the divergence from a standard normal, in nats per latent dimension, relative to the pixels' squared error.
 #: Less makes sharper images; more leaves every token more noise of its own, a floor below which two models need not
 #: agree for a draft to be accepted. At ten times as much, half of the dimensions are noise, and shapes are lost.
 KL_WEIGHT = 2e-4
-#: Shares of masked tokens in training: at least none, and a normal distribution of this spread below all. MAR's own
-#: are above 0.7; decoding token by token uses every share equally.
-LEAST, SPREAD = 0.0, 0.5
-#: How often each token is noised in a batch: the head costs less than the layers before it.
-REPEATS = 4
 
 
 def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dict[str, float]:
@@ -100,17 +95,6 @@ def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, floa
     return {name: float(torch.cat(x).mean()) for name, x in zip(names, (psnr, nats, beyond), strict=True)}
 
 
-def draw(
-    distributions: np.ndarray, labels: np.ndarray, generator: torch.Generator, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (n, L, D) float32 from their distributions (2, n, L, D), their labels (n,) int64, and which of them are
-    masked (n, L) bool, as many of every image."""
-    mean, spread = torch.as_tensor(distributions.astype(np.float32))
-    tokens = mean + spread * torch.randn(mean.shape, generator=generator)
-    masked = mar.masks(len(tokens), tokens.shape[1], generator, LEAST, SPREAD)
-    return tokens.to(device), torch.as_tensor(labels).to(device), masked.to(device)
-
-
 def _seeded(
     distributions: np.ndarray, labels: np.ndarray, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
@@ -179,45 +163,6 @@ def train_draft(
         return value, statistics
 
     return fit("mar_draft" if target is not None else "mar_draft_alone", draft, loss, recipe, work)
-
-
-def conditions(
-    model: Guided, tokens: Tensor, labels: Tensor, known: Tensor, positions: Tensor
-) -> tuple[MarSession, Tensor]:
-    """A session for images of tokens (N, L, D) and classes `labels` (N,), of which those in `known` (N, L) bool are
-    read; and the conditions (N n, ...) of the tokens at `positions` (N, n)."""
-    count = known.sum(1, keepdim=True)
-    session = model.open(labels, len(labels))
-    rows = torch.arange(len(labels), device=tokens.device)
-    z = session.condition(tokens, known, rows, positions, count.expand_as(positions), int(count.max()))
-    return session, z.flatten(0, 1)
-
-
-def conditions_of_masked(model: Guided, tokens: Tensor, labels: Tensor, masked: Tensor) -> tuple[MarSession, Tensor]:
-    """`conditions` of the masked (N, L) bool tokens, of which every image has as many."""
-    return conditions(model, tokens, labels, ~masked, masked.nonzero()[:, 1].view(len(labels), -1))
-
-
-def divergence(
-    target: MarSession,
-    draft: MarSession,
-    x0: Tensor,
-    z: Tensor,
-    z_draft: Tensor,
-    generator: torch.Generator,
-    repeats: int = 2,
-    temperature: float = 1.0,
-) -> Tensor:
-    """KL divergence (repeats n,) in nats of the draft's distribution of a step from the target's, at one random
-    sampling step of each token x0 (n, D); its mean times the number of steps is the divergence of complete paths."""
-    x0, z, z_draft = (x.repeat(repeats, 1) for x in (x0, z, z_draft))
-    schedule = diffusion.schedule(draft.guided.steps, x0.device)
-    index = torch.randint(0, len(schedule), (len(x0),), generator=generator).to(x0.device)
-    x = schedule.noised(x0, torch.randn(x0.shape, generator=generator).to(x0.device), index)
-    mean, log_variance = target.moments(x, index, z)
-    own_mean, own = draft.moments(x, index, z_draft)
-    distance = ((mean - own_mean) / temperature).square()
-    return 0.5 * ((log_variance - own).exp() + distance * (-own).exp() - 1 + own - log_variance).sum(-1)
 
 
 def _batches(

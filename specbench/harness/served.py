@@ -10,29 +10,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from specbench import data
 from specbench._version import __version__
-from specbench.config import indices, parameters
+from specbench.config import indices
 from specbench.errors import RunError, UsageError
+from specbench.harness.images_client import ImagesClient, RequestError
 from specbench.harness.log import say, warn
 from specbench.harness.worker import Event, Failure, Image, Joined, never
 from specbench.rows import provenance
 from specbench.rows.journal import Record, pixel_digest
 from specbench.storage import image_files
-from specbench.storage.images_server import ImagesClient, RequestError
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a second attempt, which double; and at most
 GIVE_UP = 10  # images in a row that failed, after which a run stops asking
@@ -88,24 +85,19 @@ class ServerExecutor:
                 if not e.again:
                     raise UsageError(f"the server refuses a request ({e})") from None
                 warn(f"a request before the first measured one failed: {e}")
-        self.joined = Joined(
-            secrets.token_hex(4),
-            {
-                "specbench": __version__,
-                "commit": provenance.commit(),
-                "python": platform.python_version(),
-                "plugins": "; ".join(parameters.plugins_of(cfg)),
-                "model": model,
-                "server": server,
-                # What a resumed run must find again. (It may be at another address.)
-                "weights": f"{model} by {server or 'an unnamed server'}",
-                "device": "served",
-                "resolution": None,
-                "tokens": None,
-                "pid": os.getpid(),
-                "started": datetime.now(UTC).isoformat(timespec="microseconds"),
-                "loaded_s": round(time.perf_counter() - started, 1),
-            },
+        self.joined = Joined.now(
+            cfg,
+            started,
+            specbench=__version__,
+            commit=provenance.commit(),
+            python=platform.python_version(),
+            model=model,
+            server=server,
+            # What a resumed run must find again. (It may be at another address.)
+            weights=f"{model} by {server or 'an unnamed server'}",
+            device="served",
+            resolution=None,
+            tokens=None,
         )
 
     def decode(

@@ -1,8 +1,7 @@
-"""`specbench train scenes`: the embedded world's models from scratch, resumable, with their results."""
+"""The stages of the embedded models' training, resumable, with their statistics."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,8 +12,7 @@ import numpy as np
 import torch
 
 from specbench.config import registry
-from specbench.data import scenes, scenes_classes
-from specbench.errors import UsageError, unknown
+from specbench.data import scenes
 from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
@@ -25,8 +23,9 @@ from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
 from specbench.storage.files import write_atomically
-from specbench.training import card, command, mar, recipes, target, tokenizer, world
+from specbench.training import command, recipes
 from specbench.training.trainer import Recipe
+from tools.scenes import card, evaluators, mar, target, tokenizer, world
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,19 @@ CONTINUOUS = ("kl", "mar", "mar_draft", *_VECTORS, "mar_samples")
 STAGES = (*DISCRETE, *CONTINUOUS)
 
 
-class Scenes:
+class Stages:
     """The stages, each trained from the outputs of those before it and skipped when its asset is current."""
 
-    def __init__(self, work: Path, assets: Path, budget: Budget, device: torch.device, distil: bool = True) -> None:
+    def __init__(
+        self,
+        work: Path,
+        assets: Path,
+        budget: Budget,
+        device: torch.device,
+        distil: bool = True,
+        of: world.World = world.SCENES,
+    ) -> None:
+        self.world = of
         self.work, self.assets, self.budget, self.device, self.distil = work, assets, budget, device, distil
         work.mkdir(parents=True, exist_ok=True)
         self.recipes = budget.recipes
@@ -119,12 +127,12 @@ class Scenes:
         self._made: dict[str, Any] = {}
 
     @cached_property
-    def train(self) -> world.World:
-        return world.load(self.work, "train", self.budget.train)
+    def train(self) -> world.Split:
+        return world.load(self.world, self.work, "train", self.budget.train)
 
     @cached_property
-    def validation(self) -> world.World:
-        return world.load(self.work, "validation", self.budget.validation)
+    def validation(self) -> world.Split:
+        return world.load(self.world, self.work, "validation", self.budget.validation)
 
     def make(self, stage: str) -> Any:
         """The output of a stage; the stages it needs are made first, and none twice."""
@@ -134,14 +142,15 @@ class Scenes:
         return self._made[stage]
 
     def path(self, kind: str) -> Path:
-        return self.assets / f"scenes_{kind}.safetensors"
+        return self.assets / f"{self.world.name}_{kind}.safetensors"
 
     def _stage(self, name: str, module: torch.nn.Module, fit: Callable[[], dict[str, float]]) -> None:
         spent = fit()
         module.eval()
-        checkpoints.save(module, self.path(name), f"scenes-{name}")
+        in_file = f"{self.world.name}-{name}"
+        checkpoints.save(module, self.path(name), in_file)
         # load the saved weights back, so that the statistics include half precision
-        checkpoints.fill(module, checkpoints.read(self.path(name), f"scenes-{name}")[1], name)
+        checkpoints.fill(module, checkpoints.read(self.path(name), in_file)[1], name)
         self.statistics[name] = {k: v for k, v in spent.items() if k in ("seconds", "images")}
 
     def _cached(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
@@ -211,7 +220,7 @@ class Scenes:
             self.make(needed)
         own = recipes.settings(of.recipe, of.network)["n"] if of.recipe else self.budget.train
         n = min(own, self.budget.train)
-        model = "mar_scenes" if stage in _VECTORS else "llamagen_scenes"
+        model = f"mar_{self.world.name}" if stage in _VECTORS else f"llamagen_{self.world.name}"
         arguments = [f"drafter={of.network}", f"model={model}", f"n={n}"]
         arguments += [f"recipe={of.recipe}", *self.budget.variants] if of.recipe else self.budget.drafters
         arguments += [f"weights={card.weights_argument(self.assets)}", f"device={self.device}"]
@@ -229,8 +238,6 @@ class Scenes:
         self.statistics |= card.drafter_statistics(self.assets, self.device, self.budget.drafted)
 
     def evaluators(self) -> None:
-        from specbench.training import evaluators
-
         statistics = evaluators.train_all(self.train, self.validation, self.work, self.assets, self.device)
         self.statistics["evaluators"] = statistics
 
@@ -245,7 +252,7 @@ class Scenes:
         n = (self.budget.train if split == "train" else self.budget.validation) // 3
         images, classes = (self.work / f"portraits-{split}-{n}.{what}.npy" for what in ("images", "classes"))
         if not classes.exists():
-            for path, made in zip((images, classes), scenes_classes.portraits(split, n), strict=True):
+            for path, made in zip((images, classes), self.world.portraits(split, n), strict=True):
                 np.save(path, made)
         return np.load(images, mmap_mode="c"), np.load(classes)  # "c": PyTorch needs it writable
 
@@ -295,43 +302,3 @@ class Scenes:
         trial = self.budget.trial
         self.statistics["mar_samples"] = card.class_statistics(self.assets, self.device, trial)
         self.statistics["mar_samples"] |= card.draft_statistics(self.assets, self.device, trial)
-
-
-def _chosen(only: str | None, until: str) -> list[str]:
-    """The requested stages, in their order."""
-    if not only:
-        return list(STAGES[: STAGES.index(until) + 1])
-    names = only.split(",")
-    for name in names:
-        if name not in STAGES:
-            raise unknown("stage", name, STAGES)
-    return [stage for stage in STAGES if stage in names]
-
-
-def main(
-    work: Path, assets: Path, until: str, only: str | None, undistilled: bool, card_file: Path, budget: str
-) -> int:
-    """`specbench train scenes`: trains the stages `only`, or all up to `until`, and adds their results to the model
-    card. work: folder of what is resumed from; assets: of the finished weights; undistilled: the smaller MAR learns
-    from the data alone; budget: a name in `BUDGETS`. Returns the exit status."""
-    if budget == "gpu" and not torch.cuda.is_available():
-        raise UsageError("--budget gpu needs a CUDA device and none is visible; use --budget cpu")
-    recipes_of, chosen = BUDGETS[budget], _chosen(only, until)
-    possible = (*recipes_of.recipes, *recipes_of.measured)
-    if absent := [stage for stage in chosen if stage not in possible]:
-        known = [stage for stage in STAGES if stage in possible]
-        raise UsageError(f"--budget {budget} has no recipe for {', '.join(absent)}: add --only, of {','.join(known)}")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    began = time.time()
-    stages = Scenes(work, assets, recipes_of, device, not undistilled)
-    for stage in chosen:
-        stages.make(stage)
-    date = time.strftime("%Y-%m-%d", time.gmtime())
-    found = card.Card.read(card_file)
-    found.add(stages.statistics, card.origin(device, budget, date), [*STAGES, *card.DRAFTERS])
-    card_file.parent.mkdir(parents=True, exist_ok=True)
-    card_file.write_text(found.render())
-    for stage, statistics in stages.statistics.items():
-        print(f"{stage:10s} " + "  ".join(f"{k} {v:.4g}" for k, v in statistics.items()))
-    print(f"weights in {assets}, model card in {card_file}, {time.time() - began:.0f} s")
-    return 0

@@ -12,7 +12,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,9 @@ from specbench import data, metrics
 from specbench.config import configuration, indices, parameters
 from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
-from specbench.evaluate.digests import StoredDigests
-from specbench.evaluate.pairing import Pairs, listed, pair
 from specbench.harness.folder import stored
 from specbench.harness.log import say
+from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context
 from specbench.rows.columns import COLUMNS
@@ -33,7 +32,8 @@ from specbench.rows.provenance import new_run_id
 from specbench.rows.remarks import degenerate_remarks
 from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, score_columns
 from specbench.storage import home, image_files
-from specbench.storage.files import is_temporary, locked, sha256, write_atomically
+from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
+from specbench.storage.image_files import ImageFiles
 
 #: Parameters of the scoring of a run.
 OF_RUN = ("metrics", "metrics_dir", "reference", "device", "batch")
@@ -205,8 +205,8 @@ def _stop_message(out: Path) -> Iterator[None]:
 def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mapping[str, Any]) -> Evaluation:
     """Scores pairs of images and prompts, and writes the row and the scores of each image. Metrics that were asked for
     earlier join the row, while the images are the same."""
-    files = image_files.ImageFiles(pairs.paths)
-    digests = StoredDigests(out / "digests.json", files)
+    files = ImageFiles(pairs.paths)
+    digests = _StoredDigests(out / "digests.json", files)
     content = fingerprint(sorted(filter(None, digests.contents)))
     labelled = [[item.id, item.prompt, item.labels] for item in pairs.items]
     images = ImageSet("method", files, lambda: pairs.items, content, sha256(json.dumps(labelled), 16))
@@ -230,6 +230,39 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
     return Evaluation(f"{folder}: {len(files)} images", _columns(names), row, [out / "row.csv", out / "pictures.csv"])
 
 
+class _StoredDigests:
+    """What `ImageFiles` remembers, in a file: SHA-256 of a file's bytes -> [digest, height, width, contrast].
+
+    contents: that SHA-256 of each image; None where it cannot be read, which is reported when it is scored.
+    """
+
+    def __init__(self, path: Path, files: ImageFiles) -> None:
+        """Fills in what an earlier scoring of files with this content found."""
+        self._path, self._files = path, files
+        self.contents = [_content(one) for one in files.paths]
+        known: Any = None
+        with suppress(OSError, ValueError, RecursionError):  # absent or damaged: the images are read again
+            known = json.loads(path.read_text(encoding="utf-8"))
+        for i, content in enumerate(self.contents):
+            match known.get(content) if isinstance(known, dict) else None:
+                case [str(digest), int(height), int(width), int(contrast)]:
+                    files.digests[i], files.sizes[i], files.contrasts[i] = digest, (height, width), contrast
+
+    def write(self) -> None:
+        """Writes those of these images alone, so that the file does not grow beyond the folder."""
+        files = self._files
+        rows = zip(self.contents, files.digests, files.sizes, files.contrasts, strict=True)
+        found = {content: [digest, *size, most] for content, digest, size, most in rows if content and digest and size}
+        write_atomically(self._path, json.dumps(found).encode())
+
+
+def _content(path: Path) -> str | None:
+    with suppress(OSError):
+        if path.is_file():  # opening a pipe would block
+            return sha256_file(path)
+    return None
+
+
 def _columns(names: Iterable[str]) -> list[str]:
     return [column for name in names for column in parameters.metric_columns(name)]
 
@@ -248,7 +281,7 @@ def _row(
     folder: Path,
     run_id: str,
     pairs: Pairs,
-    files: image_files.ImageFiles,
+    files: ImageFiles,
     cfg: Mapping[str, Any],
     lines: Sequence[ScoreLine],
 ) -> dict[str, Any]:
@@ -277,7 +310,7 @@ def _row(
 
 def _per_image(
     pairs: Pairs,
-    files: image_files.ImageFiles,
+    files: ImageFiles,
     scored: Mapping[str, ScoreLine],
     context: metrics.ScoringContext,
     cache: metrics.Outputs,
