@@ -17,7 +17,7 @@ from fake_pipeline import FakePipeline
 import specbench
 from specbench.api.arguments import overrides
 from specbench.api.model import LoadedModel
-from specbench.config import caches, configuration, parameters
+from specbench.config import configuration, parameters, yaml_files
 from specbench.harness import pipeline
 
 
@@ -129,7 +129,7 @@ def test_an_included_folder_joins_unless_rows_exist_without_its_columns(tmp_path
             specbench.include(tmp_path / "nowhere")
     finally:
         del parameters.os.environ[parameters.plugins.INCLUDE]
-        caches.clear()
+        yaml_files.clear()
 
 
 def test_an_import_loads_nothing_heavy() -> None:

@@ -16,10 +16,10 @@ from commands import ROOT, Call, python, refused, row_of
 from fake_pipeline import FakePipeline
 from omegaconf import OmegaConf
 
-from specbench._version import __version__
 from specbench.config import composition, configuration, parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
+from specbench.storage.version import __version__
 from specbench.training import recipes
 
 

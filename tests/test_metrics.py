@@ -295,9 +295,9 @@ def test_a_look_at_every_choice_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize(("columns", "message"), [
-    ({"brightness": {"title": "Brightness", "better": "more", "decimals": 3}}, "better of brightness must be"),
-    ({"brightness": {"title": "Brightness", "better": "higher"}}, "brightness needs .* decimals: None"),
-    ({"brightness": {"title": "Brightness", "better": "higher", "decimals": 3, "unit": "s"}}, "unit: 's'"),
+    ({"brightness": {"title": "Brightness", "better": "more", "decimals": 3}}, "better must be one of higher, lower"),
+    ({"brightness": {"title": "Brightness", "better": "higher"}}, "missing a required argument: 'decimals'"),
+    ({"brightness": {"title": "Brightness", "better": "higher", "decimals": 3, "unit": "s"}}, "argument 'unit'"),
     ({"fid": {"title": "Brightness", "better": "higher", "decimals": 3}}, "another metric declares the column fid"),
     (["brightness"], "no metric declares the column brightness"),
 ])  # fmt: skip

@@ -27,11 +27,11 @@ from specbench.config import configuration
 from specbench.errors import RunError, UsageError
 from specbench.harness import images_client, run, served
 from specbench.harness.images_client import ImagesClient, RequestError
-from specbench.report import gather
 from specbench.rows.journal import read_records
 from specbench.rows.remarks import FLAT, degenerate_remarks
 from specbench.rows.summary import served_columns
 from specbench.storage import image_files
+from specbench.tables import report
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_run_against_a_server(server: StubServer, call: Call, tmp_path: Path) 
         "metrics=scenes_clip", "concurrency=2", "latency_bound=60", "image_size=8x8",
         "extra_body={guidance_scale:1.5,response_format:null}", "out=here")[1]  # fmt: skip
     assert len(server.seen) == 5  # the first one was the warm-up
-    [row] = gather.gather([tmp_path / "here"], [], 1).rows
+    [row] = report.gather([tmp_path / "here"], [], 1).rows
     told = {"model": "GLM-Image", "method": "served", "engine": "http", "server": "vllm 0.16.0", "n": 4, "seed": 0,
             "concurrency": 2, "resolution": SIDE, "goodput": 1, "request_retries": 0, "requests_failed": 0}  # fmt: skip
     assert {name: row[name] for name in told} == told
@@ -81,7 +81,7 @@ def test_a_run_against_a_server(server: StubServer, call: Call, tmp_path: Path) 
     unknown = "steps accepted_length_mean acceptance_rate step_compression latency_s_mean images_per_s tokens weights"
     unknown += " device device_name dtype drafter rule timing perplexity emitted_kl speedup_step baseline_run_id batch"
     assert [row[name] for name in unknown.split()] == [None] * len(unknown.split())
-    assert gather.label(row) == "served concurrency=2"
+    assert report.label(row) == "served concurrency=2"
     assert row["command"].startswith("specbench run url=... model_name=GLM-Image ")
     fields = server.seen[1]
     assert {k: fields[k] for k in ("n", "size", "guidance_scale", "output_format")} == {
@@ -345,7 +345,7 @@ def test_degenerate_images_are_reported(
     code, out, err = call("run", *words, "out=run")
     assert code == 0, err
     assert remark in out
-    [row] = gather.gather([tmp_path / "run"], [], 1).rows
+    [row] = report.gather([tmp_path / "run"], [], 1).rows
     assert remark in row["note"]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from specbench.api.arguments import folder_of, overrides, text_of
 from specbench.api.model import LoadedModel
 from specbench.api.results import AuditResult, ComparisonResult, RunResult
-from specbench.config import caches, configuration, parameters, plugins
+from specbench.config import configuration, parameters, plugins, yaml_files
 from specbench.errors import UsageError, unknown
 
 __all__ = ["audit", "choices", "compare", "include", "load", "result", "run"]
@@ -138,13 +138,13 @@ def include(*folders: str | Path) -> None:
     own = os.environ.get(plugins.INCLUDE, "")
     paths = [str(Path(folder).expanduser().absolute()) for folder in folders]
     os.environ[plugins.INCLUDE] = os.pathsep.join(filter(None, [own, *paths]))
-    caches.clear()
+    yaml_files.clear()
     faults = list(parameters.found_choices().faults_included)
     if "specbench.rows.columns" in sys.modules and before != {name: {*found} for name, found in _columns().items()}:
         faults.append("these folders add columns to rows, so include them before anything else: restart Python")
     if faults:
         os.environ[plugins.INCLUDE] = own
-        caches.clear()
+        yaml_files.clear()
         raise UsageError(faults[0])
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from specbench import metrics
-from specbench._version import __version__
 from specbench.config import parameters
 from specbench.data import Item
 from specbench.errors import UsageError
@@ -24,6 +23,7 @@ from specbench.rows.columns import TAKEN
 from specbench.rows.journal import Journal, Record
 from specbench.rows.scores import Score, ScoreJournal, ScoreLine, Side, fingerprint, prompts_fingerprint
 from specbench.storage import home
+from specbench.storage.version import __version__
 
 _UNMEASURED = "cannot be measured here: "
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specbench.config import parameters
-from specbench.config.caches import cached
+from specbench.config.yaml_files import cached
 from specbench.errors import UsageError
 from specbench.rows.columns import (
     OF_TIMING,

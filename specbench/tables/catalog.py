@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from specbench.config.caches import cached
+from specbench.config.yaml_files import cached
 from specbench.tables import reading, suite_files
 from specbench.tables.definitions import Table
 

@@ -1,4 +1,4 @@
-"""The content of a report as plain data: rows of runs with their commands, audits, images. No HTML."""
+"""A report: rows of runs with their commands, audits and images as plain data, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import base64
 import json
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,12 @@ from specbench.rows.csv_files import csv_lines, read_header, to_csv
 from specbench.rows.journal import IMAGE_NAME, TIMINGS, Record, TimingJournal, fault, read_records
 from specbench.rows.shown import shown
 from specbench.storage.files import content, write_atomically
+from specbench.storage.version import __version__
 
 #: Columns of a row that are not numbers and too long for a list of facts.
 _ELSEWHERE = ("drafted_by_position", "acceptance_by_step")
-
-
 #: Columns that can distinguish two runs with the same label, in the order in which they are tried.
 APART = (*(name for name in parameters.table() if name in COLUMNS), "device_name", "time", "run_id")
-
-
 #: Methods or models, and differing parameters, that the first sentence of a report names; more are counted.
 _MOST_NAMES, _MOST_DIFFERING = 5, 4
 
@@ -47,7 +46,8 @@ class Shot:
 class Found:
     """rows: of runs, each with its source file; baselines: of the vanilla AR images that these runs decoded, see
     `rows.baseline`; audits: rows of `specbench audit`; shots: run_id -> images by prompt index; groups: run_id -> its
-    `rows.breakdown`; folders: of the runs, with their run_id; notes: what was left out, and why."""
+    `rows.breakdown`; folders: of the runs, with their run_id; notes: what was left out, and why; by_id: run_id -> row
+    of everything that was read."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     baselines: list[dict[str, Any]] = field(default_factory=list)
@@ -56,6 +56,7 @@ class Found:
     groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     folders: list[tuple[Path, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    by_id: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def gather(given: Sequence[Path], runs: Sequence[Path], images: int, gallery: Sequence[Path] = ()) -> Found:
@@ -68,51 +69,49 @@ def gather(given: Sequence[Path], runs: Sequence[Path], images: int, gallery: Se
 
     Raises UsageError for a source that is absent or unreadable, for a folder without runs, or if there is no row.
     """
-    found, by_id = Found(), dict[str, dict[str, Any]]()
-    folders: list[tuple[Path, str]] = []  # of runs, with their run_id
+    found = Found()
     for source in given:
         if source.is_file():
-            _add_table(source, by_id, found)
-            continue
-        if not source.is_dir():
+            _add_table(source, found)
+        elif source.is_dir():
+            is_table = [_add_table(path, found) for path in sources.tables_in(source)]
+            found.folders += _add_runs(source, found, needed=not any(is_table))
+        else:
             raise UsageError(f"there is no file or folder {source}")
-        is_table = [_add_table(path, by_id, found) for path in sources.tables_in(source)]
-        folders += _add_runs(source, by_id, found, needed=not any(is_table))
     for folder in runs:
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder} with runs")
-        folders += _add_runs(folder, by_id, found, needed=True)
+        found.folders += _add_runs(folder, found, needed=True)
     found.audits = [dict(cells) for cells in dict.fromkeys(tuple(row.items()) for row in found.audits)]
-    shown = _shown(by_id, {run_id for _, run_id in folders})
-    found.rows = [row for row in shown if not baseline.is_baseline(row)]
-    found.baselines = [row for row in shown if baseline.is_baseline(row)]
+    shown = _shown(found)
     if not shown and not found.audits:
         raise UsageError(
             f"no rows of runs or audits in {', '.join(map(str, [*given, *runs]))}; name their CSV files or folder"
         )
-    found.folders = list(folders)
-    for row in baseline.baselines(shown, [(folder, by_id[run_id]) for folder, run_id in folders]):
-        found.baselines.append(row | {"file": by_id[baseline.run_of(row)]["file"]})
+    found.rows = [row for row in shown if not baseline.is_baseline(row)]
+    found.baselines = [row for row in shown if baseline.is_baseline(row)]
+    for row in baseline.baselines(shown, [(folder, found.by_id[run_id]) for folder, run_id in found.folders]):
+        found.baselines.append(row | {"file": found.by_id[baseline.run_of(row)]["file"]})
     for row in (*found.rows, *found.baselines):
         row["command"], row["command_exact"] = command(row)
-    for folder in gallery:
-        folders += _add_runs(folder, {}, found, needed=False)
-    for folder, run_id in folders:
-        if run_id in by_id:
+    others = Found(notes=found.notes)
+    of_gallery = [one for folder in gallery for one in _add_runs(folder, others, needed=False)]
+    for folder, run_id in (*found.folders, *of_gallery):
+        if run_id in found.by_id:
             _add_images(folder / "records.jsonl", run_id, images, found)
-            _add_groups(folder, by_id[run_id], found)
+            _add_groups(folder, found.by_id[run_id], found)
         for row in found.baselines:
             if baseline.run_of(row) == run_id:
                 _add_images(folder / baseline.RECORDS, row["run_id"], images, found)
     return found
 
 
-def _add_table(path: Path, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
+def _add_table(path: Path, found: Found) -> bool:
     """Adds the rows of one file; returns whether it is a table of runs or audits. Other files have no rows."""
     rows = sources.rows_of_table(path)
     if rows is not None:
         for row in rows:
-            _add_row(row, path.name, by_id, found)
+            _add_row(row, path.name, found)
         return True
     if {"verdict", "samples"} <= set(read_header(path)):
         found.audits += [row for _, row in csv_lines(path)[1]]
@@ -120,49 +119,53 @@ def _add_table(path: Path, by_id: dict[str, dict[str, Any]], found: Found) -> bo
     return False
 
 
-def _add_runs(folder: Path, by_id: dict[str, dict[str, Any]], found: Found, needed: bool) -> list[tuple[Path, str]]:
-    """The rows of the runs at or below a folder, nested as in grids. UsageError if there are none but `needed`."""
+def _add_runs(folder: Path, found: Found, needed: bool) -> list[tuple[Path, str]]:
+    """The runs at or below a folder, nested as in grids, whose rows are added. UsageError if there are none but
+    `needed`."""
     taken: list[tuple[Path, str]] = []
     faults: list[str] = []
     for path, row in sources.runs_in(folder):
         if isinstance(row, UsageError):
             faults.append(str(row))
-        elif _add_row(row, (Path(folder.name) / path.relative_to(folder)).as_posix(), by_id, found):
+        elif _add_row(row, (Path(folder.name) / path.relative_to(folder)).as_posix(), found):
             taken.append((path.parent, str(row["run_id"])))
     if needed and not taken:
         raise UsageError(faults[0] if faults else f"there are no runs in {folder}: no {sources.ROW} is at or below it")
-    found.notes += [f"left out: {fault}" for fault in faults]
+    found.notes.extend(f"left out: {fault}" for fault in faults)
     return taken
 
 
-def _add_row(row: dict[str, Any], file: str, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
+def _add_row(row: dict[str, Any], file: str, found: Found) -> bool:
     """Adds a row and returns whether it can be shown; of one run_id the newest is shown, of equal ones the first."""
     if row["model"] is None or row["method"] is None:  # images that specbench evaluate scored, from elsewhere
         found.notes.append(f"left out: run {plain(row['run_id'])} of {file} names no model and method")
         return False
-    other = by_id.get(row["run_id"])
+    other = found.by_id.get(row["run_id"])
     if other is None or (row["time"] or "") > (other["time"] or ""):
-        by_id[row["run_id"]] = row | {"file": file}
+        found.by_id[row["run_id"]] = row | {"file": file}
     return True
 
 
-def _shown(by_id: Mapping[str, dict[str, Any]], always: set[str]) -> list[dict[str, Any]]:
-    """The newest row of every configuration, and the rows of the run_ids `always`."""
+def _shown(found: Found) -> list[dict[str, Any]]:
+    """The newest row of every configuration, and the rows of the runs whose folders were given."""
     newest: dict[tuple[str | None, ...], dict[str, Any]] = {}
-    for run_id, row in by_id.items():
+    for run_id, row in found.by_id.items():
         # Of a served run the server names the model and its own version.
         key = row["config_hash"] or f"run {run_id}", row["server"], row["server"] and row["model"]
         if key not in newest or (row["time"] or "") >= (newest[key]["time"] or ""):
             newest[key] = row
-    chosen = {row["run_id"] for row in newest.values()} | always
-    return [row for run_id, row in by_id.items() if run_id in chosen]
+    chosen = {row["run_id"] for row in newest.values()} | {run_id for _, run_id in found.folders}
+    return [row for run_id, row in found.by_id.items() if run_id in chosen]
 
 
 def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     """The command line of the run of a row, and whether it gives exactly the same configuration: a row lacks some of a
-    run's parameters, and those of an older version may have another meaning today."""
+    run's parameters, and those of an older version may have another meaning today; of images that a server decoded, its
+    address."""
     if parameters.is_served(row):
-        return _served_command(row), False
+        own = [name for name in parameters.parameters_of(row) if name not in (*parameters.SERVED, "device")]
+        given = [f"{name}={_text(row[name])}" for name in own if row.get(name) is not None]
+        return f"specbench run {shlex.join(['url=...', 'model_name=' + str(row['model']), *given])}", False
     try:
         arguments, preset = _preset(row)
         for name, value in preset.items():
@@ -177,7 +180,7 @@ def command(row: Mapping[str, Any]) -> tuple[str, bool]:
             arguments.append("baseline=false")
         exact = False
         for more in ([], ["baseline=false"], ["metrics=none"], ["baseline=false", "metrics=none"]):
-            if exact := _hash((*arguments, *more)) == row["config_hash"]:
+            if exact := provenance.config_hash(configuration.compose([*arguments, *more])) == row["config_hash"]:
                 arguments += more
                 break
     except UsageError:
@@ -194,29 +197,13 @@ def _preset(row: Mapping[str, Any]) -> tuple[list[str], RunConfig]:
     return arguments, _composed(tuple(arguments))
 
 
-def _served_command(row: Mapping[str, Any]) -> str:
-    """The command of a run whose images a server decoded, but for the server's address."""
-    own = parameters.parameters_of(row)
-    given = [name for name in own if name not in parameters.SERVED and row.get(name) is not None]
-    arguments = [f"{name}={_text(row[name])}" for name in given if name != "device"]
-    return f"specbench run {shlex.join(['url=...', 'model_name=' + str(row['model']), *arguments])}"
-
-
 @cache
 def _composed(arguments: tuple[str, ...]) -> RunConfig:
     return configuration.compose(arguments)
 
 
-def _hash(arguments: tuple[str, ...]) -> str:
-    return provenance.config_hash(configuration.compose(arguments))
-
-
 def _text(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, separators=(",", ":"))
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def _short(value: Any) -> str:
@@ -299,6 +286,17 @@ def keep(found: Found, folder: Path) -> None:
         write_atomically(run / sources.ROW, to_csv([{name: row[name] for name in COLUMNS}]).encode())
 
 
+def page(found: Found) -> str:
+    """The HTML page. Whatever texts the rows hold, they are data in it, never markup."""
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    texts = {"about": about(found), "made": f"Drawn by specbench {__version__} on {day}"}
+    content = json.dumps(page_data(found) | texts, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&":
+        content = content.replace(sign, f"\\u{ord(sign):04x}")
+    template = (resources.files("specbench.tables") / "page.html").read_text(encoding="utf-8")
+    return template.replace("/*DATA*/", content)
+
+
 def page_data(found: Found) -> dict[str, Any]:
     """The JSON from which the page draws everything."""
     rows = []
@@ -345,9 +343,8 @@ def page_data(found: Found) -> dict[str, Any]:
 def about(found: Found) -> str:
     """What the runs are, in a few words: how many, methods, models, prompts, and in what they differ."""
     rows = [*found.baselines, *found.rows]
-    counts = [f"{len(some)} {name}{'s' if len(some) > 1 else ''}" for name, some in
-              (("run", found.rows), ("audit", found.audits)) if some]  # fmt: skip
-    text = " and ".join(counts)
+    counts = {"run": len(found.rows), "audit": len(found.audits)}
+    text = " and ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count)
     if not rows:
         return f"{text}."
     methods, models = (_count_or_list([str(row[name]) for row in rows], name) for name in ("method", "model"))
@@ -360,11 +357,9 @@ def about(found: Found) -> str:
 
 def _count_or_list(values: Sequence[str], name: str) -> str:
     some = list(dict.fromkeys(values))
-    return (
-        f"{len(some)} {name}s"
-        if len(some) > _MOST_NAMES
-        else " and ".join(filter(None, [", ".join(some[:-1]), some[-1]]))
-    )
+    if len(some) > _MOST_NAMES:
+        return f"{len(some)} {name}s"
+    return " and ".join(filter(None, [", ".join(some[:-1]), some[-1]]))
 
 
 def _numbers(text: str | None) -> list[float] | None:
@@ -373,8 +368,8 @@ def _numbers(text: str | None) -> list[float] | None:
         found = json.loads(text) if text else None
     except (ValueError, RecursionError):
         return None
-    numbers = isinstance(found, list) and all(type(v) in (int, float) and abs(v) < 1e100 for v in found)
-    return found if numbers else None
+    is_list = isinstance(found, list) and all(type(v) in (int, float) and abs(v) < 1e100 for v in found)
+    return found if is_list else None
 
 
 def label(row: Mapping[str, Any]) -> str:

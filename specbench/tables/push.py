@@ -15,10 +15,8 @@ from typing import Any
 
 import yaml
 
-from specbench._version import __version__
 from specbench.config import networks, parameters
 from specbench.errors import RunError, UsageError, plain
-from specbench.report import gather
 from specbench.rows import summary
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import to_csv
@@ -26,6 +24,8 @@ from specbench.rows.journal import TIMINGS
 from specbench.rows.provenance import RunMemory
 from specbench.rows.shown import shown
 from specbench.storage.files import sha256, write_atomically
+from specbench.storage.version import __version__
+from specbench.tables import report
 
 #: Files of a run that a data set gets; images are extra.
 _OF_RUN = ("row.csv", "run.json", "records.jsonl", "baseline.jsonl", TIMINGS, "scores.jsonl", "contact_sheet.png")
@@ -101,7 +101,7 @@ def send(upload: Upload, repository: str, private: bool) -> str:
 
 
 def _of_rows(paths: Sequence[Path], images: bool) -> Upload:
-    found = gather.gather(paths, [], 0)
+    found = report.gather(paths, [], 0)
     if not found.rows:
         raise UsageError("there are audits, but no rows of runs")
     rows = [{name: row[name] for name in COLUMNS} for row in found.rows]
@@ -143,7 +143,7 @@ def _rows_card(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ["model", "method", "prompts", *(SHOWN[name].title for name in present)]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in rows:
-        own = [row["model"], gather.label(row), f"{row['data']} ({row['n']})", *(_value(row, name) for name in present)]
+        own = [row["model"], report.label(row), f"{row['data']} ({row['n']})", *(_value(row, name) for name in present)]
         lines.append(f"| {' | '.join(_cell(text) for text in own)} |")
     commands = "\n".join(plain(row["command"]) for row in rows)
     return f"""\
