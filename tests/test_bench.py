@@ -20,7 +20,7 @@ from test_engine import at_once
 from torch import Tensor
 
 from specbench.bench import floor, measure
-from specbench.bench.bases import ATTEMPTS, Bases
+from specbench.bench.floor import ATTEMPTS, Bases
 from specbench.bench.measure import ForcedLength
 from specbench.bench.rows import COLUMNS, ROWS, describe
 from specbench.cli import bench as cli

@@ -26,8 +26,7 @@ from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
-from specbench.engine.compiled import BlockCall, call_block, compiling
-from specbench.engine.graph import Graphs
+from specbench.engine.graph import BlockCall, Graphs, call_block, compiling
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
 from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens

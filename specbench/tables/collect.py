@@ -19,9 +19,9 @@ class Bench:
     def row(self, run: PlannedRun) -> Mapping[str, Any]:
         """The row of a planned run, which `specbench run` starts or continues in its folder."""
         if run.rows_of == "probe":
-            from specbench.probe import rows as probes
+            from specbench.bench import rows
 
-            return probes.row(run.config)
+            return rows.probe(run.config)
         if run.rows_of == "bench":
             from specbench.bench import measure, rows
 

@@ -16,12 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-from specbench.bench import rows as benchmarks
+from specbench.bench.rows import PROBES, ROWS
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
 from specbench.harness.planned import R as R  # of a field, for the documentation
-from specbench.probe import rows as probes
 from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
 from specbench.rows.selection import pooled
@@ -30,7 +29,7 @@ from specbench.tables import literature
 from specbench.tables.definitions import Panel, Table, TableFigure, TableTest
 
 #: The command that rows are of, where it is not `specbench run` -> their files.
-ROW_FILES = {"bench": benchmarks.ROWS, "probe": probes.ROWS}
+ROW_FILES = {"bench": ROWS, "probe": PROBES}
 
 
 @dataclass(frozen=True)

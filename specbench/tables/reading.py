@@ -108,15 +108,14 @@ def _column(source: Source, one: Any) -> Column:
 
 
 def _default_column(source: Source, key: str, more: Mapping[str, Any]) -> Column:
-    from specbench.bench import rows as benchmarks
-    from specbench.probe import rows as probes
+    from specbench.bench.rows import PROBES, ROWS
     from specbench.rows.columns import COLUMNS
 
     if key in STANDARD:
         return STANDARD[key]
     if key in SHOWN:
         return row_column(key)
-    known = {"bench": benchmarks.ROWS.columns, "probe": probes.ROWS.columns}.get(source.held.get("rows_of", ""))
+    known = {"bench": ROWS.columns, "probe": PROBES.columns}.get(source.held.get("rows_of", ""))
     if key not in (known or COLUMNS):
         raise unknown("column", plain(key), SHOWN)
     if "better" not in more:

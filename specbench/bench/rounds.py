@@ -24,6 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specbench import data
+from specbench.bench.distributions import load
 from specbench.decoding.emitted import distances
 from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.rules.band import log_ratios
@@ -32,7 +33,6 @@ from specbench.decoding.verify import Draft, TokenWise, Verdict
 from specbench.decoding.verify.block import masses, ratios
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
-from specbench.probe.measure import load
 
 #: log(high / low) of bands, and log(omega) of UniformRSD, between which curves are interpolated.
 _GRID = (0.0, *np.geomspace(0.03, 8, 60).tolist())
