@@ -42,7 +42,7 @@ gpu: ## the first ten minutes on a GPU: kernels, recordings, gates, profiles (a 
 	  "$$python" scripts/check_gpu.py $(ARGS)
 
 train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes where it was stopped
-	"$(BIN)/specbench" train scenes $(ARGS)
+	"$(BIN)/python" -m tools.scenes $(ARGS)
 
 test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
 	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specbench.errors import plain
-from specbench.report import submission
+from specbench.tables import submission
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -14,9 +14,9 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from specbench._version import __version__ as __version__
 from specbench.errors import RunError as RunError
 from specbench.errors import UsageError as UsageError
+from specbench.storage.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from specbench.api import audit as audit

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import copy_package, run_copy
 
-from specbench.config import caches, parameters, plugins, yaml_files
+from specbench.config import parameters, plugins, yaml_files
 from specbench.config.parameter import METADATA
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS
@@ -145,7 +145,7 @@ def test_a_name_has_one_kind(tmp_path: Path) -> None:
         assert str(file) in fault
         assert "conf/rule/cool.yaml" in fault
         file.write_text(f"{head}delta: 0.5\nparameters: {{delta: {{kind: number, line: x, low: 0, high: 1}}}}\n")
-        caches.clear()
+        yaml_files.clear()
         assert parameters.found_choices().faults_included == ()
         assert parameters.in_run({"rule": "mine"})["delta"].high == 1
         assert parameters.in_run({"rule": "cool"})["delta"].high is None

@@ -21,13 +21,12 @@ from specbench.compare.comparison import compare
 from specbench.compare.grouping import of_pass
 from specbench.data import parti
 from specbench.errors import UsageError
-from specbench.report import gather
-from specbench.report.page import page
 from specbench.rows import summary
 from specbench.rows.breakdown import COLUMNS, breakdown, interval
 from specbench.rows.columns import COLUMNS as ROW
 from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import Record
+from specbench.tables import report
 
 
 def image(index: int, per_step: list[int], **changes: Any) -> Record:
@@ -161,17 +160,17 @@ def test_the_report_shows_them(folders: Folders, tmp_path: Path) -> None:
     folder = Path(folders.make("one", mine, "method=sjd", baseline=[vanilla(i) for i in range(3)]))
     row = dict.fromkeys(ROW) | {"run_id": "run-one", "model": "llamagen_scenes", "method": "sjd", "drafter": "sjd"}
     (folder / "row.csv").write_text(to_csv([row]))
-    found = gather.gather([folder], [], 0)
+    found = report.gather([folder], [], 0)
     groups = found.groups["run-one"]
     assert {row["group"] for row in groups if row["by"] == "category"} == {"<", "</"}
     assert {row["images"] for row in groups if row["by"] == "position"} == {3}  # with a baseline
-    [shown] = gather.page_data(found)["rows"]
+    [shown] = report.page_data(found)["rows"]
     assert shown["groups"] == groups
-    assert "</script>[" not in page(found)
+    assert "</script>[" not in report.page(found)
     (folder / "baseline.jsonl").write_text("not a record\n")
-    assert {row["images"] for row in gather.gather([folder], [], 0).groups["run-one"] if row["by"] == "position"} == {4}
+    assert {row["images"] for row in report.gather([folder], [], 0).groups["run-one"] if row["by"] == "position"} == {4}
     shutil.copy(folder / "baseline.jsonl", folder / "records.jsonl")
-    assert gather.gather([folder], [], 0).groups == {}
+    assert report.gather([folder], [], 0).groups == {}
 
 
 def test_categories_of_data(tmp_path: Path) -> None:

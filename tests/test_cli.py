@@ -16,10 +16,10 @@ from commands import ROOT, Call, python, refused, row_of
 from fake_pipeline import FakePipeline
 from omegaconf import OmegaConf
 
-from specbench._version import __version__
 from specbench.config import composition, configuration, parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
+from specbench.storage.version import __version__
 from specbench.training import recipes
 
 
@@ -164,7 +164,6 @@ def test_a_mistake_costs_one_sentence_and_exit_code_2(
         ("audit --method sjd --samples 1000", "method=sjd audit.samples=1000"),
         ("probe --num_samples 4", "n=4"),
         ("train --drafter eagle --batch-size 2 --seed 1", "drafter=eagle batch=2 seed=1"),
-        ("train scenes --asset x", "--assets x"),
         ("resume here --limit 3", "n=3"),
         ("suite glance --seeds 1 --device cuda", "seeds=1 device=cuda"),
         ("tables --modle emu3", "--model emu3"),

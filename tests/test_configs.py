@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specbench.config import caches, composition, configuration, parameters, registry
+from specbench.config import composition, configuration, parameters, registry, yaml_files
 from specbench.decoding.drafters.window import COUPLINGS, INITS
-from specbench.decoding.rules.proximity import MEASURES
+from specbench.decoding.rules.base import MEASURES
 from specbench.errors import UsageError, install
 from specbench.rows.columns import METRICS
 
@@ -342,10 +342,10 @@ def test_what_only_hydra_can_compose_is_left_to_it(
     shutil.copytree(parameters.conf_dir(), tmp_path / "conf")
     (tmp_path / "conf/method/mine.yaml").write_text(f"{content}\n")
     monkeypatch.setattr(parameters, "conf_dir", lambda: tmp_path / "conf")
-    caches.clear()
+    yaml_files.clear()
     assert composition.compose({"method": "mine"}) is None
     assert composition.compose({"method": "sjd"}) is not None
-    caches.clear()
+    yaml_files.clear()
 
 
 def test_a_composed_configuration_belongs_to_its_caller() -> None:

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from commands import ROOT, copy_package, python, run_copy
 
-from specbench._version import __version__
 from specbench.config import parameters
+from specbench.storage.version import __version__
 
 INDEX = ROOT / "docs/index.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -27,7 +27,7 @@ SMALL = {
 #: The guide's metric in a row's columns, in a table, in a comparison and in a report: title and better side.
 SHOWN = """
 from specbench.compare.comparison import _metric_statistic
-from specbench.report import gather
+from specbench.tables import report
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import read_rows
 from specbench.tables import layout, render
@@ -41,7 +41,7 @@ table = TABLES["sjd_table3"]
 row = {name: str(value) for name, value in read_rows(Path("run7/row.csv"))[0].items() if value is not None}
 drawn = layout.build(table, "greys", {table.lines[0].key: row}, [], {}, "")
 assert "| Brightness \u2191" in render.markdown(drawn), render.markdown(drawn)
-columns = gather.page_data(gather.gather([Path("run7")], [], 0))["shown"]
+columns = report.page_data(report.gather([Path("run7")], [], 0))["shown"]
 [shown] = [column for column in columns if column["key"] == "brightness"]
 assert (shown["title"], shown["better"], shown["decimals"]) == ("Brightness", "higher", 3)
 """

@@ -21,9 +21,10 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
-from specbench.training import card, drafter
+from specbench.training import drafter
 from specbench.training.dataset import LiveDataset, TargetHead
 from specbench.training.trainer import Checkpoints, MicroStep, Recipe, fit
+from tools.scenes import card
 
 
 def small_world(count=4, seed=3):

@@ -117,7 +117,7 @@ def test_another_seed_is_another_image():
 
 
 def test_the_tokenizer_reaches_its_statistics():
-    from specbench.training.tokenizer import evaluate
+    from tools.scenes.tokenizer import evaluate
 
     statistics = evaluate(pipeline("method=vanilla").model.tokenizer, scenes.render("validation", range(200))[0])
     assert statistics["psnr_db"] > 26
@@ -126,8 +126,9 @@ def test_the_tokenizer_reaches_its_statistics():
 
 def test_target_and_drafter_reach_their_statistics():
     """An ambiguous target, a drafter that is good and not perfect."""
-    from specbench.training import drafter, target
+    from specbench.training import drafter
     from specbench.training.dataset import TargetHead
+    from tools.scenes import target
 
     model = pipeline("method=eagle_chain").model
     images, captions, _ = scenes.render("validation", range(32))

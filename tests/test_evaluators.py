@@ -16,9 +16,9 @@ from specbench.config.registry import ASSETS
 from specbench.data import scenes
 from specbench.metrics.scenes_reference import FILE, ScenesReference
 from specbench.models import evaluators as ev
-from specbench.training import evaluators as te
 from specbench.training.trainer import Recipe
-from specbench.training.world import World
+from tools.scenes import evaluators as te
+from tools.scenes.world import Split
 
 WIDTHS = (8, 8, 8)
 
@@ -183,7 +183,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
     """Two steps of each: this is about files and statistics, not about learning."""
     for name in ("CLASSIFIER_RECIPE", "READER_RECIPE", "TWO_TOWER_RECIPE"):
         monkeypatch.setattr(te, name, Recipe(steps=2, batch=8, lr=1e-3, warmup=1))
-    train, held = (World(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
+    train, held = (Split(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
     assets = tmp_path / "assets"
     statistics = te.train_all(train, held, tmp_path / "work", assets)
     files = [ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, FILE]
@@ -207,7 +207,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
 
 def test_training_learns(tmp_path: Path) -> None:
     """Twenty steps on sixteen pictures: the loss of the same batch must fall well below that of a blind guess."""
-    world = World(*scenes.render("train", range(16)))
+    world = Split(*scenes.render("train", range(16)))
     recipe = Recipe(steps=20, batch=16, lr=2e-3, warmup=2)
     reader, statistics = te.train_attributes(ev.AttributeReader, world.images, world.labels, recipe, tmp_path)
     choices = np.array([len(names) for names in scenes.ATTRIBUTES.values()])

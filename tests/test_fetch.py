@@ -31,6 +31,7 @@ from specbench.errors import UsageError
 from specbench.models.loading import missing
 from specbench.storage import downloads, home, sources
 from specbench.storage.downloads import HubFile
+from specbench.storage.reading import made
 from specbench.storage.sources import Data, File
 
 T2I, T5, DRAFTER = "peizesun/llamagen_t2i", "google/flan-t5-xl", "jadohu/llamagen_drafter"
@@ -488,13 +489,16 @@ def test_sizes_are_known_by_name_or_not_at_all() -> None:
         "licence": "MIT",
         "listed": {"model-1.safetensors": "1.5 GB", "config.json": 9},
     }
-    part = sources.part(fields, "files of x")
+    part = made(sources.Part, fields, "files of x")
     assert part.known_sizes == {"model-1.safetensors": 1.5e9, "config.json": 9}
     assert part.unknown_sizes == []  # one of *.safetensors and *.bin is enough
-    assert sources.part({**fields, "listed": {}}, "").unknown_sizes == ["config.json", "*.safetensors|*.bin"]
+    assert made(sources.Part, {**fields, "listed": {}}, "").unknown_sizes == ["config.json", "*.safetensors|*.bin"]
     for wrong in ("1.5 GiB", "many", [1]):
-        with pytest.raises(UsageError, match="files of x: listed must have bytes, or sizes such as 1.5 GB"):
-            sources.part({**fields, "listed": {"config.json": wrong}}, "files of x")
+        with pytest.raises(
+            UsageError,
+            match="files of x.*(listed must have bytes, or|listed: config.json must be)",
+        ):
+            made(sources.Part, {**fields, "listed": {"config.json": wrong}}, "files of x")
 
 
 def test_advice() -> None:
@@ -898,7 +902,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(web: Web, tmp_path: Path, monke
     code = (
         "import sys; from specbench import cli; from specbench.config import registry\n"
         "from specbench.storage import sources\n"
-        "registry.model_sources()['anole'] = sources.ModelSource({'target': sources.hugging_face('o/m', 'MIT')})\n"
+        "registry.model_sources()['anole'] = sources.ModelSource({'target': sources.Part('o/m', 'MIT')})\n"
         "sys.exit(cli.main(['fetch', 'model=anole', '--yes']))"
     )
     monkeypatch.setenv("HF_ENDPOINT", web.root)

@@ -41,13 +41,12 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.metrics import reference
 from specbench.models.loading import checkpoints
-from specbench.report import gather, page
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.rows.journal import Journal, to_line
 from specbench.rows.memory import RunMemory
 from specbench.storage import image_files
-from specbench.tables import render
+from specbench.tables import render, report
 
 many = settings(
     max_examples=150,
@@ -150,8 +149,8 @@ def test_text_stays_text(text: str) -> None:
     assert not re.search(r"[\\%$#&_{}~^]", re.sub(known, "", latex))
     assert not re.search(r"(?<!\\)[<>`|]", render.markdown_text(text))
     one = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
-    shots = {"x": {0: gather.Shot(b"", text)}}
-    written = page.page(gather.Found([one], audits=[{"verdict": text}], shots=shots))
+    shots = {"x": {0: report.Shot(b"", text)}}
+    written = report.page(report.Found([one], audits=[{"verdict": text}], shots=shots))
     message = re.search(r'id="data">(.*?)</script>', written, re.DOTALL)
     assert message is not None
     assert not set("<>&") & set(message[1])
@@ -310,7 +309,7 @@ def test_a_record_shows_no_image_from_another_folder(tmp_path: Path, image: str)
     """A report used to embed any .png that a record named."""
     Image.fromarray(picture(1)).save(tmp_path / "secret.png")
     run_folder(tmp_path / "in/run", "a", image.format(tmp_path))
-    found = gather.gather([tmp_path / "in/run/row.csv"], [tmp_path / "in"], 8)
+    found = report.gather([tmp_path / "in/run/row.csv"], [tmp_path / "in"], 8)
     assert found.shots == {}
     line = to_line(replace(record(0), image=image.format(tmp_path)))
     with pytest.raises(UsageError, match="line 1 of .* is not a record"):

@@ -16,11 +16,10 @@ from specbench.compare import comparison, passes, scores
 from specbench.config import configuration
 from specbench.config.parameter import PROMPTS
 from specbench.errors import UsageError
-from specbench.evaluate import pairing
-from specbench.harness import run, status
+from specbench.harness import pairing, run, status
 from specbench.metrics import ASSETS, Score, ScoringContext
 from specbench.metrics.base import over_prompts
-from specbench.metrics.scenes_reward import ScenesReward
+from specbench.metrics.scenes import ScenesReward
 from specbench.rows import indices, provenance, summary
 from specbench.rows.journal import read_records
 

@@ -25,10 +25,10 @@ from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentConfig
 from specbench.storage.image_files import ImageArray
-from specbench.training import card
-from specbench.training import embedded as training_cli
-from specbench.training import mar as training
 from specbench.training.trainer import Recipe
+from tools.scenes import __main__ as tool
+from tools.scenes import card
+from tools.scenes import mar as training
 
 #: The same architectures, small: 4 x 4 tokens of three numbers.
 TINY_KL = LatentConfig(8, (1, 1, 1, 1, 2), 1, 8, codebook_size=0, codebook_embed_dim=3, norm_groups=4, attention=False)
@@ -172,7 +172,7 @@ def test_absent_weights_are_reported_and_the_list_shows_it(tmp_path, monkeypatch
         assert cli.main(["run", "model=mar_scenes", f"method={method}", f"out={tmp_path}/run"]) == 2
         error = capsys.readouterr().err
         assert file in error
-        assert "run `specbench train scenes`" in error
+        assert "run `make train-scenes` in a clone" in error
     for there in (False, True):
         assert cli.main(["list", "models", "drafters", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
@@ -321,9 +321,9 @@ def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
 
 
 def train(folder, *words):
-    """`specbench train scenes` in seconds; the digests of the files that it wrote."""
+    """`make train-scenes` in seconds; the digests of the files that it wrote."""
     words = ["--budget", "smoke", "--work", str(folder / "work"), "--assets", str(folder / "assets"), *words]
-    assert cli.main(["train", "scenes", *words, "--card", str(folder / "card.md")]) == 0
+    assert tool.main([*words, "--card", str(folder / "card.md")]) == 0
     return {p.stem: registry.digest(p) for p in sorted((folder / "assets").iterdir())}
 
 
@@ -410,16 +410,16 @@ def test_a_run_uses_the_drafter_that_it_names(tiny, tmp_path):
     ],
 )
 def test_a_bad_word_costs_one_sentence(words, sentence, tmp_path, capsys):
-    assert cli.main(["train", "scenes", *words, "--work", str(tmp_path / "work")]) == 2
+    assert tool.main([*words, "--work", str(tmp_path / "work")]) == 2
     assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_recipes_name_stages():
-    for budget in training_cli.BUDGETS.values():
-        assert {*budget.recipes, *budget.measured} <= set(training_cli.STAGES)
-    everything = training_cli.BUDGETS["cpu"]
-    assert {*everything.recipes, *everything.measured} == set(training_cli.STAGES)
+    for budget in tool.BUDGETS.values():
+        assert {*budget.recipes, *budget.measured} <= set(tool.STAGES)
+    everything = tool.BUDGETS["cpu"]
+    assert {*everything.recipes, *everything.measured} == set(tool.STAGES)
 
 
 def test_a_card_survives_its_file_and_keeps_older_runs(tmp_path):

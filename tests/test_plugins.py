@@ -18,7 +18,7 @@ from fake_pipeline import at, interrupt
 from hatchling import build
 
 from specbench import data
-from specbench.config import caches, composition, configuration, parameters, registry
+from specbench.config import composition, configuration, parameters, registry, yaml_files
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.folder import stored
@@ -41,11 +41,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         for name, text in {**files, **written}.items():
             (site / name).parent.mkdir(parents=True, exist_ok=True)
             (site / name).write_text(text)
-        caches.clear()
+        yaml_files.clear()
 
     yield install
     monkeypatch.undo()
-    caches.clear()
+    yaml_files.clear()
 
 
 @pytest.fixture
@@ -120,12 +120,12 @@ def test_the_example_is_a_package_that_adds_to_every_command(example: Path, tmp_
         (
             {"broken/conf/rule/mine.yaml": RULE + DECLARED.replace("number", "float")},
             "[specbench.conf]\na = broken.conf\n",
-            "warmth has kind float",
+            "warmth: kind must be one of integer",
         ),
         (
             {"broken/conf/metrics/mine.yaml": "mine: {metric: 'm:M', columns: {mine: {title: Mine}}}\n"},
             "[specbench.conf]\na = broken.conf\n",
-            "column mine needs title: TEXT, better: higher or lower",
+            "column mine is not declared well (missing a required argument: 'better')",
         ),
         (
             {"broken/conf/metrics/mine.yaml": "mine: {metric: 'm:M', columns: {window: {}}}\n"},
@@ -214,7 +214,7 @@ def test_a_folder_holds_one_module_and_one_file_per_choice(folder: Path) -> None
         )
         [label] = parameters.plugins_of(cfg)
         (folder / "helper.py").write_text("VALUE = 8\n")
-        caches.clear()
+        yaml_files.clear()
         [other] = parameters.plugins_of(cfg)
         assert label != other
         assert {label[:5], other[:5]} == {"mine:"}
@@ -271,8 +271,8 @@ def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: C
         (folder / "model/toy.yaml").write_text(
             "# @package _global_\n# Mine.\nmodel: toy\nfiles: {target: {licence: MIT}}\n"
         )
-        caches.clear()
-        with pytest.raises(UsageError, match="files of model toy is not declared well .*'repository'"):
+        yaml_files.clear()
+        with pytest.raises(UsageError, match="files of model toy: parts: target is not declared well .*'repository'"):
             registry.model_sources()
 
 
@@ -283,7 +283,7 @@ def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytes
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path, str(example)])
-    caches.clear()
+    yaml_files.clear()
     smaller = {"run": ["n=2", "metrics=none"], "audit": ["audit.samples=1000", "audit.model=v3t5"]}
     done = []
     try:
@@ -294,7 +294,7 @@ def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytes
             done.append(out)
     finally:
         monkeypatch.undo()
-        caches.clear()
+        yaml_files.clear()
     assert len(done) == 7
     assert "lazy " in done[0]
     assert "not lossless" in done[2]  # the audit of the rule

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from commands import ROOT, Call, refused, row_of
 
-from specbench.config import caches, configuration, parameters, protocols, variants
+from specbench.config import configuration, parameters, protocols, variants, yaml_files
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
@@ -307,10 +307,10 @@ def experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call
 
     def write(text: str) -> None:
         (conf / "experiment/mine.yaml").write_text(f"# @package _global_\n# Mine.\n{text}")
-        caches.clear()
+        yaml_files.clear()
 
     yield write
-    caches.clear()
+    yaml_files.clear()
 
 
 def test_an_experiment_stands_between_the_user_and_the_protocol(experiment: Callable[[str], None]) -> None:

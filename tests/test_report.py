@@ -19,10 +19,10 @@ from specbench.cli import report as cli
 from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.report import gather
 from specbench.rows import baseline, provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import read_rows, to_csv
+from specbench.tables import report
 
 EVIL = "</script><img src=x onerror=alert(1)>&amp; <b>a \\cite{x} | \N{RIGHT-TO-LEFT OVERRIDE}"
 
@@ -100,7 +100,7 @@ def test_every_row_is_shown_once_with_its_values(page: Path) -> None:
     ("method=cspd", "model=mar_scenes", "gamma=4", "cfg_scale=3"),
 ])  # fmt: skip
 def test_the_command_of_a_row_gives_its_configuration(words: tuple[str, ...]) -> None:
-    line, exact = gather.command(row("x", *words))
+    line, exact = report.command(row("x", *words))
     assert exact
     again = configuration.compose(line.split()[2:])
     assert provenance.config_hash(again) == provenance.config_hash(configuration.compose(["n=4", *words]))
@@ -115,7 +115,7 @@ def test_images_can_be_kept_without_their_runs(results: Path, page: Path, tmp_pa
 
 def test_a_command_that_cannot_be_rebuilt_is_not_exact() -> None:
     for name, value, method in (("config_hash", "other", "sjd"), ("method", "gone", "gone")):
-        line, exact = gather.command(row("x", "method=sjd") | {name: value})
+        line, exact = report.command(row("x", "method=sjd") | {name: value})
         assert (exact, line.split()[2:4]) == (False, ["model=llamagen_scenes", f"method={method}"])
 
 
@@ -270,7 +270,7 @@ def test_the_baseline_is_a_row_with_images(compared: Path, tmp_path: Path) -> No
     assert (
         content["about"] == "2 runs: vanilla and cool_sd on llamagen_scenes, 3 prompts a run. The runs differ in delta."
     )
-    assert [row["method"] for row in gather.gather([compared], [], 0).rows] == ["cool_sd"] * 2  # what is pushed
+    assert [row["method"] for row in report.gather([compared], [], 0).rows] == ["cool_sd"] * 2  # what is pushed
 
 
 def test_a_damaged_baseline_is_left_out(compared: Path, tmp_path: Path) -> None:
@@ -278,8 +278,8 @@ def test_a_damaged_baseline_is_left_out(compared: Path, tmp_path: Path) -> None:
     for i, damaged in enumerate((b"", content[: len(content) // 2], b"{}\n", content.replace(b'"steps"', b'"stops"'))):
         shutil.copytree(compared / "delta=2", tmp_path / str(i))
         (tmp_path / str(i) / "baseline.jsonl").write_bytes(damaged)
-        assert gather.gather([tmp_path / str(i)], [], 2).baselines == []
-    assert len(gather.gather([compared / "delta=2"], [], 2).baselines) == 1
+        assert report.gather([tmp_path / str(i)], [], 2).baselines == []
+    assert len(report.gather([compared / "delta=2"], [], 2).baselines) == 1
     [mine] = read_rows(compared / "delta=2/row.csv")
     for name, value in (("n", 10**15), ("n", 0), ("n", -1), ("n", None), ("n", "x"), ("images_per_prompt", -3)):
         assert baseline.baseline_row(compared / "delta=2", mine | {name: value}) is None, value

@@ -16,14 +16,13 @@ from specbench.config import parameters
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes
 from specbench.errors import UsageError
-from specbench.metrics import fd_dinov2, inception
-from specbench.metrics.scenes_fid import ScenesFID
+from specbench.metrics import features, inception
+from specbench.metrics.scenes import ScenesFID
 from specbench.models import evaluators as ev
-from specbench.report import gather
 from specbench.rows import sample_size
 from specbench.rows.columns import COLUMNS
 from specbench.rows.differences import Difference, differences, several
-from specbench.tables import figures, layout
+from specbench.tables import figures, layout, report
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
 
@@ -51,7 +50,7 @@ def test_metrics_declare_the_features_of_their_networks() -> None:
     assert declared == {
         **{name: {"inception-v3": inception.FEATURES} for name in inceptions},
         "scenes_fid": {"scenes-classifier": classifier.num_features},
-        "fd_dinov2": {"dinov2-vit-l-14": fd_dinov2.FEATURES},
+        "fd_dinov2": {"dinov2-vit-l-14": features.DINO_FEATURES},
     }
     context = metrics.ScoringContext(ASSETS, ASSETS)
     assert metrics.metric("scenes_fid", context).cache_key.startswith("scenes-classifier@")  # of the rows' backends
@@ -109,7 +108,7 @@ def test_a_figure_leaves_the_axis_out(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_report_leaves_it_out() -> None:
     row = dict.fromkeys(COLUMNS) | {"run_id": "1", "model": "llamagen_scenes", "method": "vanilla", "command": ""}
     row |= {"command_exact": True, "file": "", "clip_score": 0.5, "fid": 9.0, "fid_backend": BACKEND}
-    pages = [gather.page_data(gather.Found(rows=[row | {"n": n}])) for n in (500, 1024)]
+    pages = [report.page_data(report.Found(rows=[row | {"n": n}])) for n in (500, 1024)]
     assert [sorted(page["rows"][0]["values"]) for page in pages] == [["clip_score"], ["clip_score", "fid"]]
 
 

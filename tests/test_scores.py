@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Call, older, row_of
+from commands import Call, row_of
 from fake_pipeline import FakePipeline, at, interrupt
 from light_metrics import Light
 from light_metrics import light_metrics as light_metrics  # a fixture
@@ -288,24 +288,6 @@ def test_whatever_was_asked_before_a_request_has_one_row(tmp_path: Path, weights
                 again += 1
             known[key] = text
     assert again > 10
-
-
-def test_a_folder_of_an_older_version_keeps_its_scores(call: Call, weights: dict[str, str]) -> None:
-    """Its row was where scores were kept, and run.json told what determined them."""
-    before, _ = start(call, "metrics=[fid,clip_b32]", "baseline=false")
-    held = {one.metric: one.basis for one in ScoreJournal(Path("first/scores.jsonl"))}
-    Path("first/scores.jsonl").unlink()
-    older("first")
-    file = Path("first/run.json")
-    made = read_records(Path("first/records.jsonl"))
-    images = provenance.sha256("".join(r.sha256 for r in made), 16)
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"metrics": held, "images": images}))
-    weights.clear()
-    assert status.of_run(Path("first")).state == "finished"
-    assert specbench.result("first").row["clip_score"] == before["clip_score"]
-    after, _ = start(call, "metrics=[fid,clip_b32]", "baseline=false")
-    assert of(after, "fid", "clip") == of(before, "fid", "clip")
-    assert "config" in json.loads(file.read_text())
 
 
 @pytest.fixture

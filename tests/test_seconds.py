@@ -12,12 +12,11 @@ from commands import Call
 from test_tables import FakeBench
 
 from specbench.cli import tables as cli
-from specbench.report import gather
 from specbench.rows import seconds
 from specbench.rows.columns import COLUMNS, OF_TIMING, SHIFT_BOUND, SPEEDUPS, TIMED_COLUMNS
 from specbench.rows.csv_files import append_row
 from specbench.rows.shown import shown
-from specbench.tables import layout, literature, measure
+from specbench.tables import layout, literature, measure, report
 from specbench.tables.catalog import TABLES
 
 TABLE = TABLES["sjd_table4"]
@@ -134,7 +133,7 @@ def test_the_difference_from_the_paper_has_no_withheld_value() -> None:
 
 def test_a_report_prints_what_tables_print() -> None:
     def shown(**cells: Any) -> set[str]:
-        found = gather.Found()
+        found = report.Found()
         own = {"run_id": "a", "baseline_run_id": "a/baseline", "model": "llamagen_scenes", "method": "sjd", "n": 4}
         speeds = {
             "speedup_latency": 1.5,
@@ -145,7 +144,7 @@ def test_a_report_prints_what_tables_print() -> None:
             "file": "",
         }
         found.rows = [dict.fromkeys(COLUMNS) | own | speeds | cells]
-        [one] = gather.page_data(found)["rows"]
+        [one] = report.page_data(found)["rows"]
         return set(one["values"]) & {"speedup_latency", "latency_s_mean"}
 
     unsteady = {"timed_pairs": 64, "further_pairs": 64, "speedup_shift": 0.2, "timing_valid": "false"}

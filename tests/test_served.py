@@ -25,20 +25,19 @@ import specbench
 from specbench.compare import comparison, passes
 from specbench.config import configuration
 from specbench.errors import RunError, UsageError
-from specbench.harness import run
-from specbench.harness.served import executor
-from specbench.report import gather
+from specbench.harness import images_client, run, served
+from specbench.harness.images_client import ImagesClient, RequestError
 from specbench.rows import degenerate
 from specbench.rows import serving as columns
 from specbench.rows.journal import read_records
-from specbench.storage import image_files, images_server
-from specbench.storage.images_server import ImagesClient, RequestError
+from specbench.storage import image_files
+from specbench.tables import report
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(executor, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(served, "FIRST_WAIT", 0.01)
     with serving() as found:
         yield found
 
@@ -72,7 +71,7 @@ def test_a_run_against_a_server(server: StubServer, call: Call, tmp_path: Path) 
         "metrics=scenes_clip", "concurrency=2", "latency_bound=60", "image_size=8x8",
         "extra_body={guidance_scale:1.5,response_format:null}", "out=here")[1]  # fmt: skip
     assert len(server.seen) == 5  # the first one was the warm-up
-    [row] = gather.gather([tmp_path / "here"], [], 1).rows
+    [row] = report.gather([tmp_path / "here"], [], 1).rows
     told = {"model": "GLM-Image", "method": "served", "engine": "http", "server": "vllm 0.16.0", "n": 4, "seed": 0,
             "concurrency": 2, "resolution": SIDE, "goodput": 1, "request_retries": 0, "requests_failed": 0}  # fmt: skip
     assert {name: row[name] for name in told} == told
@@ -82,7 +81,7 @@ def test_a_run_against_a_server(server: StubServer, call: Call, tmp_path: Path) 
     unknown = "steps accepted_length_mean acceptance_rate step_compression latency_s_mean images_per_s tokens weights"
     unknown += " device device_name dtype drafter rule timing perplexity emitted_kl speedup_step baseline_run_id batch"
     assert [row[name] for name in unknown.split()] == [None] * len(unknown.split())
-    assert gather.label(row) == "served concurrency=2"
+    assert report.label(row) == "served concurrency=2"
     assert row["command"].startswith("specbench run url=... model_name=GLM-Image ")
     fields = server.seen[1]
     assert {k: fields[k] for k in ("n", "size", "guidance_scale", "output_format")} == {
@@ -94,16 +93,14 @@ def test_a_run_against_a_server(server: StubServer, call: Call, tmp_path: Path) 
 
 
 def test_seeds_and_images_depend_on_seed_and_index_alone(server: StubServer, tmp_path: Path) -> None:
-    seeds = {executor.seed_of(seed, index) for seed in range(3) for index in range(50)}
+    seeds = {served.seed_of(seed, index) for seed in range(3) for index in range(50)}
     assert len(seeds) == 150
     assert max(seeds) < 2**31
     for out, more in (("a", ["concurrency=3"]), ("b", ["request_rate=500", "concurrency=2"])):
         run.run(configured(server, *more), tmp_path / out)
     a, b = ({r.index: r.sha256 for r in read_records(tmp_path / out / "records.jsonl")} for out in "ab")
     assert a == b
-    assert [f["seed"] for f in server.seen if f["prompt"] == prompt_of(tmp_path / "a", 3)] == [
-        executor.seed_of(0, 3)
-    ] * 2
+    assert [f["seed"] for f in server.seen if f["prompt"] == prompt_of(tmp_path / "a", 3)] == [served.seed_of(0, 3)] * 2
 
 
 def prompt_of(folder: Path, index: int) -> str:
@@ -139,7 +136,7 @@ def test_what_misbehaves_once_is_asked_again(server: StubServer, tmp_path: Path)
 
 
 def test_what_fails_for_good_is_counted_and_asked_again_by_the_next_start(server: StubServer, tmp_path: Path) -> None:
-    server.trouble = lambda h, f, n: f["seed"] == executor.seed_of(0, 1) and h.send({"detail": "too long"}, 400)  # type: ignore[method-assign]
+    server.trouble = lambda h, f, n: f["seed"] == served.seed_of(0, 1) and h.send({"detail": "too long"}, 400)  # type: ignore[method-assign]
     cfg = configured(server, "latency_bound=60")
     with pytest.raises(RunError, match="1 images could not be decoded"):
         run.run(cfg, tmp_path / "run")
@@ -241,13 +238,13 @@ def test_requests_at_a_time_and_arrivals(server: StubServer, tmp_path: Path) -> 
     assert server.most == 1
     # All arrive within a few milliseconds and wait for each other, 0.05 s each: that wait counts.
     assert row["request_s_p99"] > 0.2
-    gaps = executor.arrivals(5, 4000, 20.0)
+    gaps = served.arrivals(5, 4000, 20.0)
     # Exponential gaps of mean 1/20: their mean has the standard error 1/20/sqrt(4000) = 0.0008, and their standard
     # deviation equals the mean up to 1/20/sqrt(2000).
     assert gaps.mean() == pytest.approx(0.05, abs=0.004)
     assert gaps.std() == pytest.approx(0.05, abs=0.006)
-    assert (executor.arrivals(5, 10, 20.0) == gaps[:10]).all()
-    assert (executor.arrivals(6, 10, 20.0) != gaps[:10]).all()
+    assert (served.arrivals(5, 10, 20.0) == gaps[:10]).all()
+    assert (served.arrivals(6, 10, 20.0) != gaps[:10]).all()
 
 
 def test_a_stop_finishes_what_is_under_way(server: StubServer) -> None:
@@ -256,7 +253,7 @@ def test_a_stop_finishes_what_is_under_way(server: StubServer) -> None:
 
     items = data.load(cfg)
     server.trouble = lambda h, f, n: time.sleep(0.02) or False  # type: ignore[method-assign, func-returns-value]
-    one = executor.ServerExecutor(cfg, items)
+    one = served.ServerExecutor(cfg, items)
     stops: list[int] = []
     made = []
     for [image] in one.decode(items, stop=lambda: bool(stops)):
@@ -348,7 +345,7 @@ def test_degenerate_images_are_reported(
     code, out, err = call("run", *words, "out=run")
     assert code == 0, err
     assert remark in out
-    [row] = gather.gather([tmp_path / "run"], [], 1).rows
+    [row] = report.gather([tmp_path / "run"], [], 1).rows
     assert remark in row["note"]
 
 
@@ -459,7 +456,7 @@ def test_whatever_a_server_sends_is_one_failure(server: StubServer, monkeypatch:
 
 def test_a_body_is_read_up_to_a_size(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server sends until the client has gone."""
-    monkeypatch.setattr(images_server, "LARGEST", 1 << 20)
+    monkeypatch.setattr(images_client, "LARGEST", 1 << 20)
     gone = threading.Event()
 
     def endless(handler: Any, fields: dict[str, Any], number: int) -> bool:
@@ -479,7 +476,7 @@ def test_a_body_is_read_up_to_a_size(server: StubServer, monkeypatch: pytest.Mon
 
 def test_a_small_answer_cannot_become_a_large_one(server: StubServer) -> None:
     """Neither by decompression nor as objects, which take 20 times the memory of their text."""
-    for lie, words in (("compressed", "compressed"), ("many_values", f"more than {images_server.MOST_VALUES} values")):
+    for lie, words in (("compressed", "compressed"), ("many_values", f"more than {images_client.MOST_VALUES} values")):
         server.trouble = lambda h, f, n, lie=lie: LIES[lie](h) or True  # type: ignore[misc]
         with pytest.raises(RequestError, match=words) as raised:
             client(server).generate({"prompt": "x"})
@@ -487,7 +484,7 @@ def test_a_small_answer_cannot_become_a_large_one(server: StubServer) -> None:
 
 
 def test_an_address_that_is_none_fails_its_request_alone(server: StubServer, tmp_path: Path) -> None:
-    bad = executor.seed_of(0, 1)
+    bad = served.seed_of(0, 1)
     server.trouble = lambda h, f, n: f["seed"] == bad and address("http://[::1")(h)  # type: ignore[method-assign]
     with pytest.raises(RunError, match="1 images could not be decoded"):
         run.run(configured(server), tmp_path / "run")

@@ -16,13 +16,13 @@ from fake_pipeline import FakePipeline
 from specbench.config import configuration
 from specbench.errors import UsageError, decimal
 from specbench.harness import run
-from specbench.report import gather
 from specbench.rows import baseline, selection, sources, store
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read, read_rows
 from specbench.rows.journal import read_records
 from specbench.rows.scores import Score, ScoreLine, Side, fingerprint, prompts_fingerprint
 from specbench.storage.files import split_paths
+from specbench.tables import report
 
 SMALL = ("metrics=none", "n=2", "baseline=false", "device=cpu", "warmup=0")
 
@@ -104,7 +104,7 @@ def test_any_mixture_of_sources(call: Call, tmp_path: Path) -> None:
     assert found.keys() == {"a", "b", "c", mine["run_id"]}
     assert found["b"]["fid"] == 5.0  # the newer of two
     assert found[mine["run_id"]] == mine
-    shown = gather.gather([Path("all.sqlite")], [], 0)
+    shown = report.gather([Path("all.sqlite")], [], 0)
     assert mine["run_id"] in {one["run_id"] for one in shown.rows}
     for words in (
         ["collect", "absent", "out=x.csv"],

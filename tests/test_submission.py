@@ -15,9 +15,9 @@ from fake_pipeline import FakePipeline
 from specbench import cli
 from specbench.config import configuration
 from specbench.harness import run
-from specbench.report import submission
 from specbench.rows import checked_lines, provenance
 from specbench.rows.memory import RunMemory
+from specbench.tables import submission
 
 COMMIT = "a" * 40
 

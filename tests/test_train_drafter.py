@@ -32,6 +32,7 @@ from specbench.harness.pipeline import Pipeline
 from specbench.models import eagle
 from specbench.training import command, recipes, trainer
 from specbench.training.dataset import LiveDataset, TargetHead
+from tools.scenes import __main__ as train_scenes
 
 
 @torch.inference_mode()
@@ -300,11 +301,11 @@ def test_mistakes_cost_one_sentence(tmp_path):
 
 
 def test_the_embedded_drafters_come_from_this_very_command(tmp_path):
-    """`train scenes`, in seconds: tokenizer, text encoder and target, then every drafter on the same examples."""
+    """`make train-scenes`, in seconds: tokenizer, text encoder and target, then every drafter on the same examples."""
     folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
     first, drafters = ["tokenizer", "text", "target"], ["draft", "eagle", "eagle3", "medusa"]
     stages = ",".join([*first, *drafters, "eagle_steps", "eagle_guided", "drafters"])
-    assert cli.main(["train", "scenes", "--budget", "smoke", "--only", stages, *folders]) == 0
+    assert train_scenes.main(["--budget", "smoke", "--only", stages, *folders]) == 0
     drafters += [f"eagle_{name}" for name in registry.drafter_networks()["eagle"].variants]
     assert {p.stem for p in (tmp_path / "assets").iterdir()} == {f"scenes_{name}" for name in [*first, *drafters]}
     assert len({registry.digest(p) for p in (tmp_path / "assets").iterdir()}) == len([*first, *drafters])

@@ -17,9 +17,10 @@ from specbench.models import medusa
 from specbench.models.eagle import like_target
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
-from specbench.training import drafter, target, tokenizer, world
+from specbench.training import drafter
 from specbench.training.dataset import TargetHead
 from specbench.training.trainer import Recipe, fit
+from tools.scenes import target, tokenizer, world
 
 
 class Small(nn.Module):
@@ -141,8 +142,8 @@ def test_the_text_encoder_learns_to_state_what_a_caption_says(tmp_path):
 
 
 def test_the_rendered_world_is_cached(tmp_path):
-    first = world.load(tmp_path, "train", 30)
-    again = world.load(tmp_path, "train", 30)
+    first = world.load(world.SCENES, tmp_path, "train", 30)
+    again = world.load(world.SCENES, tmp_path, "train", 30)
     assert np.array_equal(first.images, scenes.render("train", range(30))[0])
     assert np.array_equal(first.images, again.images)
     assert first.captions == again.captions

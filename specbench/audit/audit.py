@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench._version import __version__
 from specbench.audit import statistics, theorem
 from specbench.audit.exercised import Exercised
 from specbench.audit.marginals import Marginal
@@ -27,6 +26,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.harness.method import build_method
 from specbench.rows import provenance
+from specbench.storage.version import __version__
 
 #: The meaning of every column, in order: first those that DESIGN fixes, then what else identifies a row.
 COLUMNS = {

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specbench._version import __version__
 from specbench.cli import including
 from specbench.cli.commands import COMMANDS, module
 from specbench.cli.exits import FAILED, STOPPED, USAGE, debug, fail
 from specbench.errors import RunError, UsageError, unknown
+from specbench.storage.version import __version__
 
 _HEAD = """\
 specbench: how much faster, and how much worse, an autoregressive image model becomes under a decoding method

@@ -8,14 +8,23 @@ from typing import Any
 
 from tqdm import tqdm
 
-from specbench.bench import arguments
 from specbench.cli.arguments import CommandLine, Own, command
 from specbench.cli.exits import FAILED, fail
-from specbench.config import command_line, configuration
+from specbench.config import command_line, configuration, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 
 _MOST = 10**6
+#: Parameters of a run that a benchmark of steps does not take.
+_UNUSED = frozenset(
+    "n seed shard shards baseline warmup data split prompts metrics protocol reference metrics_dir data_dir"
+    " workers ray_address experiment".split()
+)
+
+
+def names() -> list[str]:
+    """The parameters of a run that a benchmark takes."""
+    return [name for name in parameters.table() if name not in _UNUSED]
 
 
 @command(
@@ -60,7 +69,7 @@ _MOST = 10**6
         ),
         "out=FILE.csv": Own("path", "a file for the rows; the figure is written next to it", written=True),
     },
-    others=["specbench.bench.arguments:names"],
+    others=["specbench.cli.bench:names"],
     tables={"columns:": "specbench.bench.rows:COLUMNS"},
 )
 def main(line: CommandLine) -> int:
@@ -78,7 +87,9 @@ def main(line: CommandLine) -> int:
       specbench bench --plan model=emu3 method=sjd engine=triton bench.bandwidth=h200
     """
     given = command_line.read(line.others, line["--multirun"])
-    arguments.check(given)
+    for key in (argument.partition("=")[0] for argument in given):
+        if key in _UNUSED or command_line.is_hydras(key):
+            raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
     if line["bench.bandwidth"] and not line["--plan"]:
         raise UsageError("bench.bandwidth= goes with --plan; a benchmark measures the bandwidth")
     found, code = (_planned(line, given), 0) if line["--plan"] else _measured(line, given)
@@ -99,7 +110,7 @@ def _jobs(line: CommandLine, given: Sequence[str], title: str) -> Iterator[RunCo
 def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     """A row of each job, printed and added to the file, and the exit code: a job that other work disturbed has no row,
     and stops no other one."""
-    from specbench.bench import measure, roofline
+    from specbench.bench import floor, measure
     from specbench.bench.rows import ROWS, describe, row
 
     out, rows, code = line["out"], [], 0
@@ -118,7 +129,7 @@ def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, A
         if out is not None:
             ROWS.append(out, rows[-1])
     if out is not None and rows:
-        drawn = roofline.draw(ROWS.read(out), out.with_suffix(""))
+        drawn = floor.draw_roofline(ROWS.read(out), out.with_suffix(""))
         print(f"wrote {', '.join(str(path) for path in (out, *drawn))}")
     return rows, code
 

@@ -23,7 +23,7 @@ COMMANDS = {
     "collect": "rows from folders, CSV, Parquet and stores in one file",
     "report": "one page of results to read and share: leaderboard, plots, images, audits",
     "push": "rows of runs, or a drafter, into a repository of a hub, with a card",
-    "train": "a drafter for a target; the embedded models",
+    "train": "a drafter for a target",
     "convert": "an EAGLE drafter to and from LANTERN's layout",
 }
 

@@ -10,7 +10,7 @@ from specbench.errors import UsageError, plain
 from specbench.storage import home
 
 if TYPE_CHECKING:
-    from specbench.evaluate.images import Evaluation
+    from specbench.harness.evaluation import Evaluation
 
 
 @command(
@@ -55,7 +55,7 @@ def main(line: CommandLine) -> int:
     images are the same; changes are printed.
     """
     from specbench.config import configuration
-    from specbench.evaluate.images import evaluate
+    from specbench.harness.evaluation import evaluate
     from specbench.rows.unmeasured import unmeasured
 
     folder = home.expanded(line.words[0])

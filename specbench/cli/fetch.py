@@ -156,7 +156,7 @@ def _of_model(given: Mapping[str, Any]) -> tuple[dict[str, Part], Path]:
     if "repository" in given:
         name = given["repository"]
         known = {part.repository: part for part in (*entry.instead, parts["target"], *entry.sizes.values())}
-        parts["target"] = known.get(name) or sources.hugging_face(name, "see its page")
+        parts["target"] = known.get(name) or Part(name, "see its page")
     if "revision" in given:
         parts["target"] = replace(parts["target"], revision=given["revision"])
     if "drafter" in given:

@@ -55,9 +55,9 @@ def main(line: CommandLine) -> int:
     replays = any(argument.startswith("drafter=") and argument != "drafter=none" for argument in given)
     if (unused := "probe.offsets" if replays else "probe.strengths") in line.given:
         raise UsageError(f"{unused}= is for a probe {'without' if replays else 'with'} drafter=: leave it out")
-    from specbench.probe import rows
+    from specbench.bench import rows
 
-    file = rows.ROUNDS if replays else rows.ROWS
+    file = rows.ROUNDS if replays else rows.PROBES
     out = line["out"]
     if out is not None:
         file.read(out)
@@ -67,10 +67,10 @@ def main(line: CommandLine) -> int:
         strengths = line["probe.strengths"]
         found = rows.rounds(cfg, [] if strengths == "none" else strengths)
     else:
-        found = [rows.row(cfg, line["probe.offsets"])]
+        found = [rows.probe(cfg, line["probe.offsets"])]
     if out is not None:
         for one in found:
             file.append(out, one)
-    print(rows.describe_rounds(found) if replays else rows.describe(found[0]))
+    print(rows.describe_rounds(found) if replays else rows.describe_probe(found[0]))
     print(json.dumps(found if replays else found[0]))
     return 0

@@ -31,7 +31,7 @@ def main(line: CommandLine) -> int:
       specbench push drafters/eagle repository=me/eagle-for-llamagen --dry-run
       specbench push first to=results/submitted/me-first
     """
-    from specbench.report import push
+    from specbench.tables import push
 
     repository, folder = line["repository"], line["to"]
     if (repository is None) == (folder is None):

@@ -41,8 +41,7 @@ def main(line: CommandLine) -> int:
       specbench report runs/2026-11-21
       specbench report mine.csv runs=runs/2026-11-21 out=mine.html
     """
-    from specbench.report import gather
-    from specbench.report.page import page
+    from specbench.tables import report
 
     out: Path = line["out"]
     if out.suffix != ".html":
@@ -52,11 +51,11 @@ def main(line: CommandLine) -> int:
         raise UsageError(f"runs={line['runs']} has an empty folder name; remove the extra comma")
     gallery = [_GALLERY] if line.words and not parts and _GALLERY.is_dir() else []
     sources = [home.expanded(word) for word in line.words] or [Path("results")]
-    found = gather.gather(sources, [home.expanded(part) for part in parts], line["pictures"], gallery)
+    found = report.gather(sources, [home.expanded(part) for part in parts], line["pictures"], gallery)
     say(found.notes)
     if line["keep"]:
-        gather.keep(found, line["keep"])
-    write_atomically(out, page(found).encode())
+        report.keep(found, line["keep"])
+    write_atomically(out, report.page(found).encode())
     shown = f"{len(found.rows)} runs, {sum(map(len, found.shots.values()))} images, {len(found.audits)} audits"
     print(f"wrote {out}: {shown}, {out.stat().st_size / 1e6:.1f} MB")
     return 0

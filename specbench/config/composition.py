@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specbench.config import parameters, plugins, yaml_files
-from specbench.config.caches import cached
 from specbench.config.parameter import METADATA
+from specbench.config.yaml_files import cached
 
 #: Group -> chosen file (None: none), or, of metrics, several.
 Choices = Mapping[str, Any]

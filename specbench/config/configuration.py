@@ -29,9 +29,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench.config import command_line, composition, parameters, protocols, registry, variants
-from specbench.config.caches import cached
 from specbench.config.parameter import METADATA
 from specbench.config.run_config import RunConfig
+from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, install, one_line, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour

@@ -7,12 +7,12 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from specbench.errors import UsageError
+from specbench.storage.reading import made, short
 
 Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path", "fields"]
-KINDS = get_args(Kind)
 
 #: Keys of the files under conf/ that are not parameters of a run: Hydra's own, and those that describe a choice.
 METADATA = frozenset(
@@ -79,7 +79,7 @@ class Parameter:
         try:
             return self.read(value)
         except ValueError:
-            got = "null" if value is None else _short(value)
+            got = "null" if value is None else short(value, 200)
             raise UsageError(f"{name} must be {self.wanted()} (got {got})") from None
 
     def allows(self, value: Any) -> bool:
@@ -142,15 +142,6 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _short(value: Any) -> str:
-    """A value as a message displays it."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to format integers of thousands of digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 200 else f"{text[:200]}..., {len(text)} characters"
-
-
 def _fields(value: Any) -> str:
     """The JSON text of a mapping, or of the JSON text of one, with sorted keys; ValueError for anything else."""
     try:
@@ -178,12 +169,16 @@ def declared(name: object, fields: Any) -> Parameter:
         raise UsageError(f"parameters: {name} needs the form NAME: {{kind: number, line: its meaning}}")
     if None in fields:
         raise UsageError(f"parameters: {name}: write the field 'null' in quotes")
-    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    try:
-        parameter = Parameter(**given)
-        parameter.wanted()
-    except (TypeError, ValueError) as e:
-        raise UsageError(f"parameters: {name} is not declared well ({e})") from None
-    if parameter.kind not in KINDS:
-        raise UsageError(f"parameters: {name} has kind {parameter.kind}; choose from: {', '.join(KINDS)}")
-    return parameter
+    return made(Parameter, fields, f"parameters: {name}")
+
+
+@dataclass(frozen=True)
+class ShownColumn:
+    """How tables and reports show a column that metrics fill, as the file of one of them declares it under `columns`:
+    its title, its better side, its decimals, and up to which size a value is rounding: it is printed as 0, and such a
+    difference is none in every test."""
+
+    title: str
+    better: Literal["higher", "lower"]
+    decimals: int
+    resolution: float = 0.0

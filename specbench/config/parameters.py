@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specbench.config import caches, plugins, yaml_files
-from specbench.config.caches import cached
+from specbench.config import plugins, yaml_files
 from specbench.config.parameter import METADATA, PROMPTS, Parameter
 from specbench.config.plugins import PARAMETER_GROUPS as PARAMETER_GROUPS
+from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, nearest, unknown
 
 #: The groups of which a method consists.
@@ -100,14 +100,14 @@ def including(folders: Sequence[Path]) -> Iterator[None]:
     before = os.environ.get(plugins.INCLUDE)
     texts = [*([before] if before else []), *(str(folder.expanduser().absolute()) for folder in folders)]
     os.environ[plugins.INCLUDE] = os.pathsep.join(texts)
-    caches.clear()
+    yaml_files.clear()
     try:
         yield
     finally:
         del os.environ[plugins.INCLUDE]
         if before is not None:
             os.environ[plugins.INCLUDE] = before
-        caches.clear()
+        yaml_files.clear()
 
 
 def content(group: str, name: str) -> Mapping[str, Any]:

@@ -28,11 +28,11 @@ from types import ModuleType
 from typing import Any
 
 from specbench.config import yaml_files
-from specbench.config.caches import cached
-from specbench.config.parameter import METADATA, Parameter, declared
-from specbench.config.shown_columns import ShownColumn, shown
+from specbench.config.parameter import METADATA, Parameter, ShownColumn, declared
+from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, one_line
 from specbench.storage.files import sha256, sha256_file
+from specbench.storage.reading import made
 
 #: Group of conf/ -> its group of entry points, and the package of the modules of specbench's own choices.
 IMPLEMENTED = {
@@ -269,7 +269,7 @@ class _Search:
                 raise UsageError(f"another metric declares the column {name}, too")
             if name in self.parameters or not str(name).isidentifier():
                 raise UsageError(f"the column {name} exists, or is no name; choose another")
-        self.columns |= {str(name): shown(name, fields) for name, fields in declares.items()}
+        self.columns |= {str(name): made(ShownColumn, fields, f"column {name}") for name, fields in declares.items()}
 
     def _check_columns(self, one: Choice) -> None:
         """UsageError unless a metric declares each of the columns that a metric fills."""

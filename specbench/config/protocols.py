@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.config import parameters
-from specbench.config.caches import cached
+from specbench.config.yaml_files import cached
 from specbench.errors import UsageError
-from specbench.storage import sources
+from specbench.storage.reading import made
 
 #: Parameters that a protocol sets for its own data only.
 OF_DATA = ("split", "caption", "metrics")
@@ -68,7 +68,7 @@ class Protocol:
 @cached
 def read(name: str) -> Protocol:
     """The protocol of a name in `parameters.choices("protocol")`."""
-    return sources.made(Protocol, parameters.content("protocol", name), f"protocol {name}")
+    return made(Protocol, parameters.content("protocol", name), f"protocol {name}")
 
 
 def name_of(argument: str) -> str:

@@ -17,13 +17,14 @@ from types import ModuleType
 from typing import Any
 
 from specbench.config import networks, parameters
-from specbench.config.caches import cached
 from specbench.config.networks import ASSETS as ASSETS
 from specbench.config.networks import DrafterNetwork
 from specbench.config.run_config import RunConfig
+from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, unknown
 from specbench.storage import home, sources
 from specbench.storage.files import LARGE, cached_sha256, state
+from specbench.storage.reading import made
 
 
 def find(group: str, name: str) -> Any:
@@ -67,7 +68,7 @@ def network(declared: str | Mapping[str, Any]) -> DrafterNetwork:
     """The network of a drafter's file: the name of the drafter that declares it, or its fields. UsageError for another
     name, and for wrong fields."""
     if not isinstance(declared, str):
-        return sources.made(DrafterNetwork, declared, "network")
+        return made(DrafterNetwork, declared, "network")
     if declared not in drafter_networks():
         raise unknown("network", declared, drafter_networks())
     return drafter_networks()[declared]
@@ -95,7 +96,8 @@ def model_sources() -> dict[str, sources.ModelSource]:
 @cached
 def data_sources() -> dict[str, sources.Data]:
     """Every data set whose file says where its data come from -> these."""
-    return {name: sources.data(files, f"files of data {name}") for name, files in _declared("data", "files").items()}
+    held = _declared("data", "files").items()
+    return {name: made(sources.Data, files, f"files of data {name}") for name, files in held}
 
 
 @cached
@@ -103,7 +105,7 @@ def evaluators() -> dict[str, sources.Part]:
     """Folder below the one of metrics -> what fills it. One metric declares it; others that read it name it."""
     files = {name: parameters.default("metrics", name, name).get("files") for name in parameters.single_metrics()}
     return {
-        folder: sources.part(fields, f"files of metric {name}")
+        folder: made(sources.Part, fields, f"files of metric {name}")
         for name, held in files.items()
         if isinstance(held, Mapping)
         for folder, fields in held.items()

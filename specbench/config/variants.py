@@ -35,6 +35,9 @@ ADDED: dict[str, Any] = {
     "top_n_sigma": None,
     "images_per_prompt": 1,
     "shard": None,
+    "timing": None,
+    "emitted_draws": 0,
+    "log": "none",
     "unconditional": "header",
 }
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,6 @@ from specbench.errors import UsageError
 from specbench.storage import home
 
 LONGEST = 10_000  # characters of a prompt
-LARGEST = 2**27  # bytes of a file; COCO's captions have 92 million
 
 
 @dataclass(frozen=True)
@@ -99,53 +96,6 @@ def find(cfg: Mapping[str, Any], *names: str, how: str = "") -> Path:
         f"data={name} needs {' or '.join(names)}, looked for in {folder}:"
         f" {how or f'run `specbench fetch data={name}`'}, or name a folder that has it with data_dir=DIR"
     )
-
-
-def check_file(path: Path) -> None:
-    """Raises UsageError for a path that is not a regular file: a pipe blocks, a device has no end."""
-    if path.is_file():
-        return
-    if path.exists():
-        what = "a folder" if path.is_dir() else "a pipe or a device"
-        raise UsageError(f"{path} is {what}, and not a file; name a file")
-    raise UsageError(f"there is no file {path}; check its name and folder")
-
-
-def read_text(path: Path) -> str:
-    """The text of a file. UsageError where it is absent, unreadable, not UTF-8, or contains a NUL."""
-    try:
-        check_file(path)
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"{path} is larger than {LARGEST / 2**20:g} MiB; give a smaller file")
-        content = path.read_bytes()
-        text = content.decode("utf-8-sig")
-    except OSError as e:
-        raise UsageError(f"cannot read {path} ({e.strerror}); give another file") from None
-    except UnicodeDecodeError as e:
-        line = content.count(b"\n", 0, e.start) + 1
-        raise UsageError(f"{path}, line {line}: this is not UTF-8 text; save the file as UTF-8") from None
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise UsageError(f"{path}, line {line}: there is a NUL character; save the file as UTF-8 text")
-    return text
-
-
-def parse_json(text: str, where: str) -> Any:
-    """A JSON value. UsageError for invalid JSON, and for an object that has a key twice; `where` is its location."""
-    try:
-        return json.loads(text, object_pairs_hook=_distinct)
-    except RecursionError:
-        raise UsageError(f"{where}: the JSON is nested too deeply; give a plain list or object") from None
-    except ValueError as e:
-        raise UsageError(f"{where}: cannot read it as JSON ({e}); fix the file") from None
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the key {twice[:100]!r} occurs twice in one object")
-    return found
 
 
 def clean(text: object, where: str, what: str = "prompt") -> str:

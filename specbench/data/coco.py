@@ -16,6 +16,7 @@ from typing import Any
 from specbench.data import base
 from specbench.data.base import Item, PromptEntry
 from specbench.errors import UsageError
+from specbench.storage.reading import read_json
 
 #: (data set, split) -> its annotation file. The images lie in val2017/, train2017/, ..., under the names that the file
 #: gives them.
@@ -43,7 +44,7 @@ def read(path: Path, caption: str, seed: int) -> list[PromptEntry]:
     Blank captions do not count, and an image without any is left out. Raises UsageError for a file that is no such
     annotation file, and one whose captions do not fit its images.
     """
-    coco = _index(base.parse_json(base.read_text(path), str(path)), path)
+    coco = _index(read_json(path, way_out="give another file"), path)
     entries = []
     index = length = 0  # of the longest caption so far
     for _, image in sorted(coco.imgs.items()):

@@ -28,6 +28,7 @@ from specbench.data import base
 from specbench.data.base import Item, PromptEntry
 from specbench.errors import UsageError
 from specbench.storage import home
+from specbench.storage.reading import parse_json, read_text
 
 COLUMNS = ("prompt", "caption", "text")
 IDS = ("id", "file_name")
@@ -42,9 +43,9 @@ def items(cfg: Mapping[str, Any]) -> list[Item]:
 def read(path: Path) -> list[PromptEntry]:
     """Every prompt of a file, in its order. UsageError for a file that cannot be read to its end."""
     if path.suffix.lower() not in _READERS:
-        base.check_file(path)
+        read_text(path)  # what is no file is told first
         raise UsageError(f"cannot determine the format of {path}: its name must end in {', '.join(_READERS)}")
-    return base.check_ids(list(_READERS[path.suffix.lower()](base.read_text(path), path)), path)
+    return base.check_ids(list(_READERS[path.suffix.lower()](read_text(path), path)), path)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -107,7 +108,7 @@ def _column(header: list[str], names: tuple[str, ...], where: str) -> int | None
 
 
 def _json(text: str, path: Path) -> Iterator[PromptEntry]:
-    found = base.parse_json(text, str(path))
+    found = parse_json(text, str(path))
     if isinstance(found, dict):
         for name, prompt in found.items():
             where = f"{path}, id {name[:100]!r}"
@@ -122,7 +123,7 @@ def _json(text: str, path: Path) -> Iterator[PromptEntry]:
 def _jsonl(text: str, path: Path) -> Iterator[PromptEntry]:
     for number, line in _lines(text):
         where = f"{path}, line {number}"
-        yield _value(base.parse_json(line, where), number, where)
+        yield _value(parse_json(line, where), number, where)
 
 
 def _value(value: object, number: int, where: str) -> PromptEntry:

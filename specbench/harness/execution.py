@@ -28,7 +28,7 @@ from specbench.storage.progress import tqdm
 
 
 class Executor(Protocol):
-    """A `worker.Worker` in this process, `cluster.Workers` in others, or `served.executor.ServerExecutor`."""
+    """A `worker.Worker` in this process, `cluster.Workers` in others, or `served.ServerExecutor`."""
 
     def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]: ...
 
@@ -54,14 +54,19 @@ class Execution:
 
         Raises RunError if some failed, and KeyboardInterrupt if the user stopped the run.
         """
+        journals = {journal is records.vanilla: journal for journal in records.journals}  # of vanilla: True
         with self._executor(items) as executor, stop_on_interrupt() as stop:
-            if isinstance(executor, Worker) and executor.is_timed and records.vanilla is not None:
-                self._decode_pairs(executor, records.method, records.vanilla, items, stop)
-            for journal in records.journals:
-                if any(item.index not in journal for item in items):
-                    self._decode(executor, journal, items, journal is records.vanilla, stop)
-            if isinstance(executor, Worker) and executor.is_timed and not self._failed:
-                self._measure_further(executor, records, items, stop)
+            timed = executor if isinstance(executor, Worker) and executor.is_timed else None
+            if timed is not None and records.vanilla is not None:
+                # An image of which an interruption left one half is completed alone, and is no pair.
+                left = [item for item in items if not any(item.index in journal for journal in records.journals)]
+                self._record(timed.decode_pairs(left, stop), journals, len(left), len(items), stop)
+            for baseline, journal in journals.items():
+                left = [item for item in items if item.index not in journal]
+                decoded = executor.decode(left, baseline, stop)
+                self._record(decoded, {baseline: journal}, len(left), len(items), stop)
+            if timed is not None and not self._failed:
+                self._measure_further(timed, records, items, stop)
         if self._failed:
             raise RunError(
                 f"{self._failed} images could not be decoded, see {self.folder.failures}; the others are done. The"
@@ -71,7 +76,7 @@ class Execution:
     @contextmanager
     def _executor(self, items: Sequence[data.Item]) -> Iterator[Executor]:
         if parameters.is_served(self.cfg):
-            from specbench.harness.served.executor import ServerExecutor
+            from specbench.harness.served import ServerExecutor
 
             server = ServerExecutor(self.cfg, items)
             self._join(server.joined)
@@ -88,34 +93,6 @@ class Execution:
         say(f"loaded in {one.joined.session['loaded_s']:.1f} s")
         self._join(one.joined)
         yield one
-
-    def _decode(
-        self,
-        executor: Executor,
-        journal: Journal,
-        items: Sequence[data.Item],
-        baseline: bool,
-        stop: Callable[[], bool],
-    ) -> None:
-        """One pass over the prompts that have no record yet."""
-        left = [item for item in items if item.index not in journal]
-        events = executor.decode(left, baseline, stop)
-        self._record(events, {baseline: journal}, self._label(baseline), len(items), len(left))
-        if stop():
-            raise KeyboardInterrupt
-
-    def _decode_pairs(
-        self, worker: Worker, method: Journal, vanilla: Journal, items: Sequence[data.Item], stop: Callable[[], bool]
-    ) -> None:
-        """The images that neither pass has a record of, by both passes alternately. (An image of which an interruption
-        left one half is completed alone, and is no pair.)"""
-        count = len(items)
-        if left := [item for item in items if item.index not in method and item.index not in vanilla]:
-            title = f"{self._label(False)} and {self._label(True)}"
-            events = worker.decode_pairs(left, stop)
-            self._record(events, {False: method, True: vanilla}, title, 2 * count, 2 * len(left))
-        if stop():
-            raise KeyboardInterrupt
 
     def _measure_further(
         self, worker: Worker, records: RunRecords, items: Sequence[data.Item], stop: Callable[[], bool]
@@ -135,13 +112,23 @@ class Execution:
                 raise KeyboardInterrupt
 
     def _record(
-        self, decoded: Iterator[list[Event]], journals: Mapping[bool, Journal], title: str, count: int, left: int
+        self,
+        decoded: Iterator[list[Event]],
+        journals: Mapping[bool, Journal],
+        left: int,
+        count: int,
+        stop: Callable[[], bool],
     ) -> None:
-        """Records events as they come. journals: of the method (False) and of vanilla (True); `left` of `count` images
-        are to come."""
+        """Records events as they come. journals: of the method (False), of vanilla (True), or of both; `left` of
+        `count` prompts have no image yet. Raises KeyboardInterrupt if the user stopped the run."""
+        if not left:
+            return
+        title, each = " and ".join(map(self._label, journals)), len(journals)
         # Without a terminal, an occasional line shows that the run is alive.
         interval = 0.2 if sys.stderr.isatty() else 20.0
-        with tqdm(total=count, initial=count - left, desc=title, unit="image", mininterval=interval) as bar:
+        with tqdm(
+            total=each * count, initial=each * (count - left), desc=title, unit="image", mininterval=interval
+        ) as bar:
             for events in decoded:
                 for event in events:
                     if isinstance(event, Image):
@@ -152,6 +139,8 @@ class Execution:
                         bar.update()
                     else:
                         self._note(event)
+        if stop():
+            raise KeyboardInterrupt
 
     def _known(self, image: Image) -> dict[str, Any]:
         """What this process knows of an image: the configuration, and how often earlier starts failed at it."""

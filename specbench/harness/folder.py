@@ -243,11 +243,8 @@ def stored(path: Path) -> RunConfig:
     no configuration, or a bad one."""
     folder = RunFolder(path)
     theirs = folder.read_config()
-    # versions without these parameters
-    older: dict[str, Any] = {} if parameters.is_served(theirs) else {"timing": None, "emitted_draws": 0}
-    older["log"] = "none"
     try:
-        return RunConfig(parameters.validate({**older, **variants.of_older(theirs), "out": None}))
+        return RunConfig(parameters.validate({**variants.of_older(theirs), "out": None}))
     except UsageError as e:
         labels = [
             label for one in folder.memory().sessions.values() for label in str(one.get("plugins") or "").split("; ")

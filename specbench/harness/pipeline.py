@@ -23,8 +23,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.trace import Trace
 from specbench.engine.clock import Clock
-from specbench.engine.compiled import compiling
-from specbench.engine.graph import Eager, Graphs
+from specbench.engine.graph import Eager, Graphs, compiling
 from specbench.errors import NumberError, UsageError, check_choice
 from specbench.harness.method import build_continuous, build_method
 from specbench.storage import home
@@ -126,7 +125,7 @@ def _naming(model: str) -> Iterator[None]:
         raise NumberError(f"{model}: {e}") from None
 
 
-class _Base(ABC):
+class BasePipeline(ABC):
     """A loaded model on its device, its name, and the label of its weights in a row (see registry.weights_label)."""
 
     def __init__(self, model: Any, device: torch.device, name: str, weights: str, engine: Eager | Graphs) -> None:
@@ -146,6 +145,14 @@ class _Base(ABC):
     @abstractmethod
     def images(self, conditioning: Any, rng: RandomStreams) -> BatchDecoding:
         """One image per row of `rng`, for decoding step by step."""
+
+    @abstractmethod
+    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[Any]:
+        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
+
+    @abstractmethod
+    def vanilla(self) -> BasePipeline:
+        """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
 
     @property
     @abstractmethod
@@ -206,7 +213,7 @@ class _Base(ABC):
         synchronize(self.device)
 
 
-class Pipeline(_Base):
+class Pipeline(BasePipeline):
     """A model with discrete tokens; `decode` returns tokens (B, T) int64."""
 
     def __init__(
@@ -230,11 +237,9 @@ class Pipeline(_Base):
 
     @property
     def passes(self) -> int:
-        """As of `_Base`."""
         return self.config.drafter.shape.passes
 
     def vanilla(self) -> Pipeline:
-        """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
         sampling, draws = self.config.sampling, self.config.emitted_draws
         return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), sampling, emitted_draws=draws))
 
@@ -246,21 +251,19 @@ class Pipeline(_Base):
         return Pipeline(self.model, config, self.device, self.name, self.weights, self.engine.fresh())
 
     def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
-        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
         with _naming(self.name):
             return decode(self.config, conditioning, RandomStreams(keys, self.device), self.engine)
 
     def images(self, conditioning: Any, rng: RandomStreams, clock: Clock | None = None) -> Decoding:
-        """As of `_Base`; `clock` as of `Decoding`."""
+        """`clock` as of `Decoding`."""
         return Decoding(self.config, conditioning, rng, clock, self.engine.kernels)
 
     @property
     def uneven(self) -> bool:
-        """As of `_Base`."""
         return self.config.drafter.shape.height > 0
 
 
-class ContinuousPipeline(_Base):
+class ContinuousPipeline(BasePipeline):
     """A model with continuous tokens and its smaller drafter; `decode` returns tokens (B, T, D)."""
 
     def __init__(
@@ -284,22 +287,18 @@ class ContinuousPipeline(_Base):
 
     @property
     def passes(self) -> int:
-        """As of `_Base`."""
         return self.rule.gamma
 
     def vanilla(self) -> ContinuousPipeline:
-        """The same loaded target alone, one token per pass: the baseline."""
         rule = continuous.ContinuousRule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
         return ContinuousPipeline(self.model, None, rule, self.device, self.name, self.weights, self.engine.fresh())
 
     def images(self, conditioning: Any, rng: RandomStreams) -> continuous.ContinuousDecoding:
-        """As of `_Base`."""
         target = self.model.target
         return continuous.ContinuousDecoding(target, self.drafter, self.rule, conditioning, rng, engine=self.engine)
 
     @property
     def uneven(self) -> bool:
-        """As of `_Base`."""
         return self.rule.gamma > 0
 
     @property
@@ -310,8 +309,7 @@ class ContinuousPipeline(_Base):
     def decode(
         self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None
     ) -> Decoded[continuous.ContinuousTrace]:
-        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts. `clock` as in
-        `continuous.decode`."""
+        """`clock` as in `continuous.decode`."""
         rng, target = RandomStreams(keys, self.device), self.model.target
         with _naming(self.name):
             return continuous.decode(target, self.drafter, self.rule, conditioning, rng, clock, self.engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,8 +11,7 @@ from typing import Any
 from specbench import data
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
-from specbench.harness.served import row as served
-from specbench.rows import indices, provenance, summary, timing
+from specbench.rows import degenerate, indices, provenance, serving, summary, timing
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.memory import RunMemory
@@ -55,8 +55,8 @@ def row(
     found["n"] = len({indices.prompt_of(record.index) for record in records})
     found |= score_columns(scores)
     if config.is_served:
-        found |= served.columns(config, records)
-        remarks = served.remarks(config, sessions, found, records)
+        found |= _served(config, records)
+        remarks = _served_remarks(config, sessions, found, records)
     else:
         found |= _measured(config, found, records, reference, again, memory.run_id)
         remarks = measurement_remarks(config, sessions, found) + emitted_remarks(config, records)
@@ -107,6 +107,35 @@ def _measured(
             found |= summary.expected_speedup(mine, reference, config["gamma"])
         found["baseline_run_id"] = run_id + ("" if config.is_vanilla else "/baseline")
     return found
+
+
+def _served(config: RunConfig, images: Sequence[Record]) -> dict[str, Any]:
+    """The columns of images that a server decoded; empty are those that describe what decodes here."""
+    unknown = dict.fromkeys(("drafter", "rule", "weights", "device", "timing"))
+    sides = {side for record in images for side in record.size or ()}
+    resolution = sides.pop() if len(sides) == 1 else None  # square and equal
+    return unknown | {"resolution": resolution} | serving.columns(images, config["latency_bound"])
+
+
+def _served_remarks(
+    config: RunConfig,
+    sessions: Mapping[str, Mapping[str, Any]],
+    row: Mapping[str, Any],
+    images: Sequence[Record],
+) -> list[str]:
+    """Remarks on how the row was measured, and on what the server returned."""
+    found = []
+    if not row["server"]:
+        found.append("the server does not tell its version, and server= is not given")
+    if "seed" in (fields := json.loads(config["extra_body"] or "{}")) and fields["seed"] is None:
+        found.append("the requests had no seed: another run has other images")
+    if len(sessions) > 1:
+        found.append(f"requested by {len(sessions)} processes: their latencies are mixed")
+    if row["resolution"] is None:
+        found.append("the images are not squares of one size")
+    sizes = [(r.size[0], r.size[1]) if r.size and len(r.size) == 2 else None for r in images]
+    digests, contrasts = [r.sha256 for r in images], [r.contrast for r in images]
+    return found + degenerate.remarks([r.prompt for r in images], digests, contrasts, sizes, config["image_size"])
 
 
 def _plugins(session: Mapping[str, Any], scores: Iterable[ScoreLine]) -> str | None:

@@ -21,13 +21,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench import data
 from specbench.config import parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
-from specbench.harness import older, row, scoring, sheet
+from specbench.harness import row, scoring, sheet
 from specbench.harness.execution import Execution
 from specbench.harness.folder import (
     RunFolder,
@@ -39,14 +39,17 @@ from specbench.harness.folder import (
 )
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
-from specbench.harness.worker import Loader, PromptDecoder
+from specbench.harness.worker import Loader
 from specbench.models.loading import missing
 from specbench.rows import indices, report_text, sample_size, store, time_spent, trackers
 from specbench.rows.csv_files import as_read
-from specbench.rows.journal import Record, TimingJournal, read_of
+from specbench.rows.journal import Journal, Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
 from specbench.storage import home
 from specbench.storage.files import sha256_file
+
+if TYPE_CHECKING:
+    from specbench.harness.pipeline import BasePipeline
 
 
 class Stopped(KeyboardInterrupt):
@@ -126,7 +129,6 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     complete, requests = records.is_complete, scoring.requests(config)
     items = current_prompts(config) if complete else data.images_of(config)
     records.check_prompts(items)
-    older.adopt_scores(folder)
     folder.write_config(config)
     if asked != folder.memory().asked:
         folder.remember(asked=asked)
@@ -168,10 +170,67 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
                 )
         items = current_prompts(config) or recorded_prompts(records.both[0], config)
         records.check_prompts(items)
-        older.adopt_scores(folder)
         folder.write_config(config)
         found = Scoring(config, scoring.requests(config), folder.path, device, batch)
         return _finish(config, folder, records, found.lines(records, lambda: items), not found.added)
+
+
+def merge(shards: Sequence[Path], out: Path, given: Mapping[str, Any]) -> RunOutcome:
+    """Makes one run of the finished shards of a run, in a new folder or in one that an interrupted merge left.
+
+    Its records come from the shards, in the order of the prompts; its images are scored as a whole. given: see
+    `rescore`. Raises UsageError where the shards are not all the parts of one run.
+    """
+    shards = list(dict.fromkeys(shards))
+    configs = [stored(path) for path in shards]
+    whole = _whole(shards, configs)
+    sessions: dict[str, Mapping[str, Any]] = {}
+    for path in shards:
+        sessions |= RunFolder(path).memory().sessions
+    for name in ("weights", "device"):
+        if len(different := sorted({str(session.get(name)) for session in sessions.values()})) > 1:
+            raise UsageError(f"the shards were decoded with different {name}: {' and '.join(different[:2])}")
+    owners = {index: path for path, config in zip(shards, configs) for index in indices.of_run(config)}
+    folder = RunFolder(out)
+    with folder.opened():
+        folder.compare_config(whole)
+        folder.remember(sessions=sessions)
+        folder.write_config(whole)
+        for journal in (folder.records, folder.baseline_records):
+            _copy(journal, shards, owners)
+        again = TimingJournal(folder.timings)
+        for record in [record for path in shards for record in TimingJournal(RunFolder(path).timings)]:
+            if record not in again.lines:
+                again.add(record)
+    return rescore(out, given)
+
+
+def _whole(shards: Sequence[Path], configs: Sequence[RunConfig]) -> RunConfig:
+    """The configuration of the run of which these are all the shards."""
+    whole = configs[0].changed(shard=None)
+    for path, config in zip(shards, configs):
+        if config["shard"] is None:
+            raise UsageError(f"{path} is no shard: its run decoded all prompts")
+        if names := sorted(name for name in whole if name != "shard" and config.get(name) != whole[name]):
+            raise UsageError(f"{shards[0]} and {path} are of different runs: they differ in {', '.join(names)}")
+    parts = int(configs[0]["shard"].partition("/")[2])
+    wanted = {f"{part}/{parts}" for part in range(1, min(parts, whole.n) + 1)}
+    if missing := wanted.difference(config["shard"] for config in configs):
+        raise UsageError(f"shard {min(missing)} is missing: name the folders of all {len(wanted)} shards")
+    if len(configs) > len(wanted):
+        raise UsageError(f"{len(configs)} folders for {len(wanted)} shards: name each shard once")
+    return whole
+
+
+def _copy(journal: Path, shards: Sequence[Path], owners: Mapping[int, Path]) -> None:
+    """Adds to a journal the records of the shards' journals of its name, and their images, in the order of the
+    prompts."""
+    journals = {path: Journal(file) for path in shards if (file := path / journal.name).is_file()}
+    target = Journal(journal)
+    for index in sorted(owners, key=lambda i: (indices.prompt_of(i), i)):
+        source = journals.get(owners[index])
+        if source is not None and index in source and index not in target:
+            target.add(source.records[index], source.image(index))
 
 
 def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
@@ -180,9 +239,7 @@ def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     config, folder = stored(path), RunFolder(path)
     mine = _recorded(folder.records, config)
     vanilla = _recorded(folder.baseline_records, config) if config.wants_baseline else None
-    journal = folder.open_scores()
-    journal.lines += older.scores(folder)
-    lines = scoring.stored_lines(scoring.requests(config), journal, mine, vanilla)
+    lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
     return config, as_read(_row(config, folder, mine, vanilla, lines, TimingJournal(folder.timings)))
 
 
@@ -194,7 +251,7 @@ def _row(
     lines: Sequence[ScoreLine],
     again: TimingJournal,
 ) -> dict[str, Any]:
-    return row.row(config, folder.memory(), older.with_sizes(mine, folder.path), vanilla, lines, again.lines)
+    return row.row(config, folder.memory(), mine, vanilla, lines, again.lines)
 
 
 def _recorded(path: Path, config: RunConfig) -> list[Record]:
@@ -279,7 +336,7 @@ def keep(rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
         warn(f"the row is not added to {path} ({e}); specbench collect finds it in its folder")
 
 
-def _load_pipeline(cfg: Mapping[str, Any]) -> PromptDecoder:
+def _load_pipeline(cfg: Mapping[str, Any]) -> BasePipeline:
     from specbench.harness.pipeline import Pipeline
 
     check(cfg)

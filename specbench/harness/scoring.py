@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 
 from specbench import metrics
-from specbench._version import __version__
 from specbench.config import parameters
 from specbench.data import Item
 from specbench.errors import UsageError
 from specbench.harness.folder import RunRecords
 from specbench.harness.log import say
 from specbench.metrics.base import Images, PromptItem
-from specbench.metrics.differences import difference_stderr
 from specbench.rows import provenance
 from specbench.rows.columns import TAKEN
 from specbench.rows.journal import Journal, Record
 from specbench.rows.scores import Score, ScoreJournal, ScoreLine, Side, fingerprint, prompts_fingerprint
 from specbench.storage import home
+from specbench.storage.version import __version__
 
 _UNMEASURED = "cannot be measured here: "
 
@@ -180,7 +179,7 @@ class Scoring:
                 continue
             known = self.journal.newest(name, "difference", both, mine.prompts, line.basis)
             if known is None and self._requests[name] == line.basis:
-                stderr = difference_stderr(name, mine, theirs, self._context(), self.cache)
+                stderr = metrics.difference_stderr(name, mine, theirs, self._context(), self.cache)
                 columns = _minus(line.columns, other.columns, stderr)
                 known = self._append(name, "difference", mine, both, columns)
             if known is not None:

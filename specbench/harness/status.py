@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from specbench.config.run_config import RunConfig
-from specbench.harness import older
 from specbench.harness.folder import RunFolder, stored
 from specbench.rows import indices, timing
 from specbench.rows.journal import read_of, read_records
@@ -107,7 +106,7 @@ def _has_row(folder: RunFolder, config: RunConfig) -> bool:
     if not folder.row.is_file():
         return False
     images = fingerprint(r.sha256 for r in read_of(folder.records, indices.of_run(config)) or ())
-    tried = {line.metric for line in [*folder.open_scores(), *older.scores(folder)] if line.images == images}
+    tried = {line.metric for line in folder.open_scores() if line.images == images}
     return tried.issuperset(config.metrics)
 
 

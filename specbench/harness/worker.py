@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,54 +28,10 @@ from specbench.rows.journal import Record, pixel_digest
 if TYPE_CHECKING:
     import torch
 
-    from specbench.decoding.continuous import ContinuousTrace
-    from specbench.decoding.trace import Trace
-    from specbench.harness.pipeline import Finished
+    from specbench.harness.pipeline import BasePipeline, Finished
 
 
-class DecodedImages(Protocol):
-    """A decoded batch of B images."""
-
-    @property
-    def tokens(self) -> torch.Tensor: ...  # (B, T) int64
-    @property
-    def steps(self) -> torch.Tensor: ...  # (B,) target forward passes of the decode phase
-    @property
-    def drafted(self) -> torch.Tensor: ...  # (B,) draft tokens verified
-    @property
-    def accepted(self) -> torch.Tensor: ...  # (B,) draft tokens accepted
-    @property
-    def seconds(self) -> float: ...  # first target forward to last token, device-synchronised
-    @property
-    def trace(self) -> Trace | ContinuousTrace: ...
-
-
-class PromptDecoder(Protocol):
-    """All that a run uses of a model and its decoding (`specbench.harness.pipeline.Pipeline`)."""
-
-    @property
-    def weights(self) -> str: ...  # a short name with a hash of the content
-    @property
-    def resolution(self) -> int: ...  # side of an image in pixels
-    @property
-    def tokens_per_image(self) -> int: ...
-    @property
-    def passes(self) -> int: ...  # forward passes of a drafter network in a step
-    @property
-    def device(self) -> torch.device: ...
-    def encode(self, prompts: list[str]) -> Any: ...
-    def decode(
-        self, conditioning: Any, keys: list[tuple[int, int]]
-    ) -> DecodedImages: ...  # keys: (seed, index of the image)
-    def stream(
-        self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int, stop: Callable[[], bool]
-    ) -> Iterator[Finished]: ...  # the same, image by image as they are done, until stop() is true
-    def pixels(self, tokens: torch.Tensor) -> np.ndarray: ...  # (B, T) -> (B, H, W, 3) uint8
-    def vanilla(self) -> PromptDecoder: ...  # the same target with the empty draft
-    def synchronize(self) -> None: ...
-
-
-Loader = Callable[[Mapping[str, Any]], PromptDecoder]
+Loader = Callable[[Mapping[str, Any]], "BasePipeline"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +40,17 @@ class Joined:
 
     name: str
     session: dict[str, Any]
+
+    @classmethod
+    def now(cls, cfg: Mapping[str, Any], started: float, **session: Any) -> Joined:
+        """This process; started: `time.perf_counter` before it loaded."""
+        own = {
+            "plugins": "; ".join(parameters.plugins_of(cfg)),
+            "pid": os.getpid(),
+            "started": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "loaded_s": round(time.perf_counter() - started, 1),
+        }
+        return cls(secrets.token_hex(4), {**session, **own})
 
 
 @dataclass(frozen=True)
@@ -140,23 +107,18 @@ class Worker:
         self._timed = 0  # batches timed so far
         started = time.perf_counter()
         self._pipeline = loader(cfg)
-        self._vanilla: PromptDecoder | None = None
+        self._vanilla: BasePipeline | None = None
         self._batch: int = cfg["batch"]
         self._positions = {index: i for i, index in enumerate(indices.of_run(cfg))}
         self._warm: set[bool] = set()  # passes whose warm-up is done
-        self.joined = Joined(
-            secrets.token_hex(4),
-            {
-                **provenance.environment(self._pipeline.device),
-                "plugins": "; ".join(parameters.plugins_of(cfg)),
-                "weights": self._pipeline.weights,
-                "resolution": self._pipeline.resolution,
-                "tokens": self._pipeline.tokens_per_image,
-                "pid": os.getpid(),
-                "started": datetime.now(UTC).isoformat(timespec="microseconds"),
-                "loaded_s": round(time.perf_counter() - started, 1),
-                "workers": num_workers,
-            },
+        self.joined = Joined.now(
+            cfg,
+            started,
+            **provenance.environment(self._pipeline.device),
+            weights=self._pipeline.weights,
+            resolution=self._pipeline.resolution,
+            tokens=self._pipeline.tokens_per_image,
+            workers=num_workers,
         )
 
     def decode_pairs(self, items: Sequence[data.Item], stop: Callable[[], bool] = never) -> Iterator[list[Event]]:
@@ -222,7 +184,7 @@ class Worker:
             else:
                 yield [Failure(left.pop(0).index, f"out of memory: {reason[:300]}", baseline)]
 
-    def _ready(self, items: Sequence[data.Item], baseline: bool) -> PromptDecoder:
+    def _ready(self, items: Sequence[data.Item], baseline: bool) -> BasePipeline:
         """The pipeline of a pass, warmed up."""
         if baseline and self._vanilla is None:
             self._vanilla = self._pipeline.vanilla()
@@ -239,7 +201,7 @@ class Worker:
 
     def _images(
         self,
-        pipeline: PromptDecoder,
+        pipeline: BasePipeline,
         finished: Finished,
         items: Sequence[data.Item],
         baseline: bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specbench.config import parameters, plugins
-from specbench.config.shown_columns import ShownColumn
+from specbench.config.parameter import ShownColumn
 
 # The order of the metrics' columns; those that conf/metrics declares and that are not named here follow.
 _ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall")

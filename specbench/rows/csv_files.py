@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from specbench._version import __version__
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
 from specbench.rows.columns import _NEEDED, _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
 from specbench.storage.files import content, write_atomically
+from specbench.storage.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specbench._version import __version__
 from specbench.config import variants
 from specbench.storage.files import sha256
+from specbench.storage.version import __version__
 
 #: The embedded metrics had the names of their columns before the real metrics took these names.
 RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench.config import parameters
-from specbench.config.caches import cached
+from specbench.config.yaml_files import cached
 from specbench.errors import UsageError
 
 IMAGES_PER_FEATURE = 16

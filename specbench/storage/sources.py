@@ -9,36 +9,38 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from specbench.errors import UsageError
 from specbench.storage.files import format_size, in_bytes
-
-T = TypeVar("T")
+from specbench.storage.reading import made
 
 #: A licence -> the restriction that is printed with it; the others are permissive.
 NON_COMMERCIAL = {
     "Chameleon Research License": "non-commercial: research use only, also of what is made with the weights"
 }
+#: What a Hugging Face folder of a model has, and what it may have; never its code.
+_MODEL = ("config.json", "*.safetensors|*.bin")
+_ALSO = ("generation_config.json", "*.index.json", "tokenizer*.json", "special_tokens_map.json", "merges.txt")
 
 
 @dataclass(frozen=True)
 class Part:
     """One folder of a model and the repository that fills it.
 
-    `files` are patterns of file names, each of which must be there ("a|b": a, else b); `also` is taken where it is
-    there. All of them lie in `subfolder` of the repository. `md5` and `sha256` hold published checksums. With `sizes`,
-    which holds the size of every file, the files are those of a release of a GitHub repository, `revision` its tag;
-    with `address`, too, they lie at that address, `revision` is the date of their last change and `repository` a name.
-    `listed` has sizes as the repository's own page or its pointers to large files showed them without a login: bytes,
-    or three digits and a unit. They serve forecasts alone; a fetch asks the hub.
+    `files` are patterns of file names, each of which must be there ("a|b": a, else b), by default those of a model in
+    the layout of transformers: one file of tensors, or shards with their index; `also` is taken where it is there. All
+    of them lie in `subfolder` of the repository. `md5` and `sha256` hold published checksums. With `sizes`, which holds
+    the size of every file, the files are those of a release of a GitHub repository, `revision` its tag; with `address`,
+    too, they lie at that address, `revision` is the date of their last change and `repository` a name. `listed` has
+    sizes as the repository's own page or its pointers to large files showed them without a login: bytes, or three
+    digits and a unit. They serve forecasts alone; a fetch asks the hub.
     """
 
     repository: str
-    files: tuple[str, ...]
     licence: str
+    files: tuple[str, ...] = ()
     revision: str = "main"
     also: tuple[str, ...] = ()
     subfolder: str = ""
@@ -47,6 +49,15 @@ class Part:
     sizes: Mapping[str, int] = field(default_factory=dict)
     address: str = ""
     listed: Mapping[str, int | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            object.__setattr__(self, "files", _MODEL)
+            object.__setattr__(self, "also", (*_ALSO, *self.also))
+        try:
+            self.known_sizes  # noqa: B018 (raises)
+        except ValueError as e:
+            raise ValueError(f"listed must have bytes, or sizes such as 1.5 GB: {e}") from None
 
     @property
     def known_sizes(self) -> dict[str, float]:
@@ -82,56 +93,15 @@ class ModelSource:
         return replace(self, parts={**target, **others}, drafters={})
 
 
-#: What a Hugging Face folder of a model has, and what it may have; never its code.
-_MODEL = ("config.json", "*.safetensors|*.bin")
-_ALSO = ("generation_config.json", "*.index.json", "tokenizer*.json", "special_tokens_map.json", "merges.txt")
-
-
-def hugging_face(repository: str, licence: str, revision: str = "main", *also: str) -> Part:
-    """A model in the layout of transformers: one file of tensors, or shards with their index."""
-    return Part(repository, _MODEL, licence, revision, (*_ALSO, *also))
-
-
-def made(kind: Callable[..., T], fields: Any, where: str) -> T:
-    """A dataclass from the fields in a file. UsageError, naming `where`, for wrong ones."""
-    try:
-        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
-    except (AttributeError, TypeError) as e:
-        raise UsageError(f"{where} is not declared well ({e})") from None
-
-
-def part(fields: Any, where: str) -> Part:
-    """A folder's files as a file under conf/ declares them; the default is `hugging_face`'s files.
-
-    Raises UsageError, naming `where`, for wrong fields.
-    """
-    found = made(Part, {"files": (), **fields} if isinstance(fields, Mapping) else fields, where)
-    if wrong := [name for name in ("repository", "licence", "revision") if not isinstance(getattr(found, name), str)]:
-        raise UsageError(f"{where}: {wrong[0]} must be text")
-    try:
-        found.known_sizes  # noqa: B018 (raises)
-    except (AttributeError, TypeError, ValueError) as e:
-        raise UsageError(f"{where}: listed must have bytes, or sizes such as 1.5 GB ({e})") from None
-    if found.files:
-        return found
-    return replace(found, files=_MODEL, also=(*_ALSO, *found.also))
-
-
 def model_source(fields: Any, where: str) -> ModelSource:
     """The files of a model: its folders, and, under `drafters`, `sizes` and `instead`, the others of `ModelSource`.
 
     Raises UsageError, naming `where`, for wrong fields.
     """
-    try:
-        others = {name: fields[name] for name in ("drafters", "sizes") if name in fields}
-        order = [name for name in _ORDER if name in fields] + [name for name in fields if name not in _ORDER]
-        return ModelSource(
-            {name: part(fields[name], where) for name in order if name not in ("drafters", "sizes", "instead")},
-            **{name: {str(key): part(one, where) for key, one in held.items()} for name, held in others.items()},
-            instead=tuple(part(one, where) for one in fields.get("instead", ())),
-        )
-    except (AttributeError, TypeError) as e:
-        raise UsageError(f"{where} are not declared well ({e})") from None
+    held = dict(fields) if isinstance(fields, Mapping) else {}
+    others = {name: held.pop(name) for name in ("drafters", "sizes", "instead") if name in held}
+    parts = {name: held[name] for name in [*_ORDER, *held] if name in held}
+    return made(ModelSource, {"parts": parts, **others}, where)
 
 
 #: Folders that most models have, in the order in which they are listed and hashed.
@@ -158,12 +128,6 @@ class Data:
 
     files: tuple[File, ...]
     licence: str
-
-
-def data(fields: Any, where: str) -> Data:
-    """The files of a data set and their licence. UsageError, naming `where`, for wrong fields."""
-    found = made(Data, fields, where)
-    return Data(tuple(made(File, file, where) for file in found.files), found.licence)
 
 
 def sized(sizes: Mapping[str, float], unknown: Iterable[str]) -> Iterator[str]:

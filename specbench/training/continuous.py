@@ -13,8 +13,9 @@ from torch import Tensor
 from specbench.decoding.continuous import ContinuousRule
 from specbench.decoding.continuous.verify import Verifier
 from specbench.harness.pipeline import ContinuousPipeline
-from specbench.models.mar_sampling import Guided
-from specbench.training import examples, mar
+from specbench.models import diffusion, mar
+from specbench.models.mar_sampling import Guided, MarSession
+from specbench.training import examples
 from specbench.training.drafter import Order
 from specbench.training.recipes import TrainingPlan
 from specbench.training.trainer import Loss, MicroStep, Processes
@@ -22,6 +23,11 @@ from specbench.training.trainer import Loss, MicroStep, Processes
 HELD, FEWER = 256, 64  # held-out images of the final statistics and of a validation, at most
 _POSITIONS = 2  # of an image, whose paths are drawn
 _BATCH = 32
+#: Shares of masked tokens in training: at least none, and a normal distribution of this spread below all. MAR's own
+#: are above 0.7; decoding token by token uses every share equally.
+LEAST, SPREAD = 0.0, 0.5
+#: How often each token is noised in a batch: the head costs less than the layers before it.
+REPEATS = 4
 
 
 class ContinuousTask:
@@ -64,17 +70,17 @@ class ContinuousTask:
             own = slice(micro_step.part, None, micro_step.parts)
             picks = self.rows[order(micro_step.step)][own]
             generator = micro_step.generator(torch.device("cpu"))
-            tokens, labels, masked = mar.draw(self.distributions[:, picks], self.labels[picks], generator, device)
+            tokens, labels, masked = draw(self.distributions[:, picks], self.labels[picks], generator, device)
             if not guided:
                 lost = micro_step.rng.uniform(size=batch)[own] < self.chosen["dropout"]
                 labels = labels.masked_fill(torch.as_tensor(lost).to(device), draft.model.cfg.classes)
-            session, z = mar.conditions_of_masked(draft, tokens, labels, masked)
+            session, z = conditions_of_masked(draft, tokens, labels, masked)
             if self.chosen["objective"] == "denoising":
-                value = draft.model.head_loss(tokens[masked], z, generator, mar.REPEATS)
+                value = draft.model.head_loss(tokens[masked], z, generator, REPEATS)
                 return value, {"loss": float(value.detach())}
-            teacher, wanted = mar.conditions_of_masked(target, tokens, labels, masked)
+            teacher, wanted = conditions_of_masked(target, tokens, labels, masked)
             temperature = self.rule.temperature
-            apart = mar.divergence(teacher, session, tokens[masked], wanted, z, generator, temperature=temperature)
+            apart = divergence(teacher, session, tokens[masked], wanted, z, generator, temperature=temperature)
             value = draft.steps * apart.mean()
             return value, {"loss": float(value.detach())}
 
@@ -124,15 +130,65 @@ def _paths(
     random order are drawn by either model."""
     target, device, n = pipeline.model.target, pipeline.device, len(labels)
     generator = torch.Generator().manual_seed(seed)
-    tokens, classes, _ = mar.draw(distributions, labels, generator, device)
+    tokens, classes, _ = draw(distributions, labels, generator, device)
     order = torch.rand(n, target.length, generator=generator).argsort(1)
     count = torch.randint(target.length - _POSITIONS + 1, (n, 1), generator=generator)
     known = (order.argsort(1) < count).to(device)
     positions = order.gather(1, count + torch.arange(_POSITIONS)).to(device)
-    (p, z), (q, z_draft) = (mar.conditions(m, tokens, classes, known, positions) for m in (target, draft))
+    (p, z), (q, z_draft) = (conditions(m, tokens, classes, known, positions) for m in (target, draft))
     verifier, shape = Verifier(p, q, rule, pipeline.engine), (2, n * _POSITIONS, target.steps + 1, target.dim)
     noises = torch.randn(shape, generator=generator).to(device)
     _, of_target = verifier.propose_path(z, z_draft, noises[0])
     _, of_draft = verifier.sample(False, z, z_draft, lambda tag: noises[1])
     each = torch.stack([of_target, of_draft.clamp_max(0).exp()])
     return each.view(2, n, _POSITIONS).mean(-1).cpu()
+
+
+def draw(
+    distributions: np.ndarray, labels: np.ndarray, generator: torch.Generator, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (n, L, D) float32 from their distributions (2, n, L, D), their labels (n,) int64, and which of them are
+    masked (n, L) bool, as many of every image."""
+    mean, spread = torch.as_tensor(distributions.astype(np.float32))
+    tokens = mean + spread * torch.randn(mean.shape, generator=generator)
+    masked = mar.masks(len(tokens), tokens.shape[1], generator, LEAST, SPREAD)
+    return tokens.to(device), torch.as_tensor(labels).to(device), masked.to(device)
+
+
+def conditions(
+    model: Guided, tokens: Tensor, labels: Tensor, known: Tensor, positions: Tensor
+) -> tuple[MarSession, Tensor]:
+    """A session for images of tokens (N, L, D) and classes `labels` (N,), of which those in `known` (N, L) bool are
+    read; and the conditions (N n, ...) of the tokens at `positions` (N, n)."""
+    count = known.sum(1, keepdim=True)
+    session = model.open(labels, len(labels))
+    rows = torch.arange(len(labels), device=tokens.device)
+    z = session.condition(tokens, known, rows, positions, count.expand_as(positions), int(count.max()))
+    return session, z.flatten(0, 1)
+
+
+def conditions_of_masked(model: Guided, tokens: Tensor, labels: Tensor, masked: Tensor) -> tuple[MarSession, Tensor]:
+    """`conditions` of the masked (N, L) bool tokens, of which every image has as many."""
+    return conditions(model, tokens, labels, ~masked, masked.nonzero()[:, 1].view(len(labels), -1))
+
+
+def divergence(
+    target: MarSession,
+    draft: MarSession,
+    x0: Tensor,
+    z: Tensor,
+    z_draft: Tensor,
+    generator: torch.Generator,
+    repeats: int = 2,
+    temperature: float = 1.0,
+) -> Tensor:
+    """KL divergence (repeats n,) in nats of the draft's distribution of a step from the target's, at one random
+    sampling step of each token x0 (n, D); its mean times the number of steps is the divergence of complete paths."""
+    x0, z, z_draft = (x.repeat(repeats, 1) for x in (x0, z, z_draft))
+    schedule = diffusion.schedule(draft.guided.steps, x0.device)
+    index = torch.randint(0, len(schedule), (len(x0),), generator=generator).to(x0.device)
+    x = schedule.noised(x0, torch.randn(x0.shape, generator=generator).to(x0.device), index)
+    mean, log_variance = target.moments(x, index, z)
+    own_mean, own = draft.moments(x, index, z_draft)
+    distance = ((mean - own_mean) / temperature).square()
+    return 0.5 * ((log_variance - own).exp() + distance * (-own).exp() - 1 + own - log_variance).sum(-1)

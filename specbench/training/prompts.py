@@ -11,9 +11,10 @@ import numpy as np
 
 from specbench import data
 from specbench.data import scenes, scenes_classes
-from specbench.data.base import key, read_text
+from specbench.data.base import key
 from specbench.errors import UsageError
 from specbench.storage import home, image_files
+from specbench.storage.reading import read_text
 from specbench.training.recipes import TrainingPlan
 
 _UNSEEN = 1  # seed of scenes that the embedded models were not trained on

@@ -136,10 +136,7 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
     mine, theirs = _sorted_out(command_line.read(arguments, own=TABLE))
     kind = mine.get("drafter")
     if kind is None:
-        raise UsageError(
-            f"name the drafter to train: drafter={'|'.join(TABLE['drafter'].choices)}, or `specbench train scenes` for"
-            " the embedded models"
-        )
+        raise UsageError(f"name the drafter to train: drafter={'|'.join(TABLE['drafter'].choices)}")
     kind = _checked("drafter", kind)
     parameters_of = values(theirs, {w.partition("=")[0] for w in theirs})
     model = parameters_of.get("model", parameters.default_choice("model"))

@@ -21,7 +21,7 @@ from specbench.models.language import Language
 from specbench.models.loading import checkpoints, missing
 from specbench.models.loading.drafters import Drafters
 from specbench.models.vq import VQConfig, VQModel
-from specbench.storage import sources
+from specbench.storage.reading import made
 
 M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
@@ -30,7 +30,7 @@ C = TypeVar("C")
 def shape_of(model: str, kind: Callable[..., C], **others: Any) -> C:
     """The network's configuration that a model's file declares with `shape`, and `others`. UsageError for wrong
     fields."""
-    return sources.made(kind, {**others, **(parameters.default("model", model, "shape") or {})}, f"shape of {model}")
+    return made(kind, {**others, **(parameters.default("model", model, "shape") or {})}, f"shape of {model}")
 
 
 class Bundle:

@@ -53,7 +53,7 @@ def _same(path: Path, kind: str, config: str, tensors: dict[str, Tensor]) -> boo
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """(config, tensors) of a file written by `save`; a UsageError names what is wrong with any other file."""
     if not path.exists():
-        what = steps("run `specbench train scenes`", "weights=DIR of a folder that has them")
+        what = steps("run `make train-scenes` in a clone", "weights=DIR of a folder that has them")
         raise UsageError(f"weights '{path.name}' are not here: {what}")
     try:
         with safe_open(path, framework="pt") as f:
@@ -91,7 +91,7 @@ def load(
             built = module(cfg)
     except Exception as e:  # an invalid network raises exceptions of many kinds
         raise UsageError(
-            f"{path.name} is damaged, or of another version of specbench; run `specbench train scenes` without it"
+            f"{path.name} is damaged, or of another version of specbench; run `make train-scenes` without it"
         ) from e
     source = official.from_tensors(tensors, path.name)
     return official.load(lambda: built, source, official.own_names(built), device, dtype)

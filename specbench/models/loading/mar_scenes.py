@@ -57,8 +57,8 @@ class ScenesMAR(Bundle):
         side = self.target.model.cfg.side * self.autoencoder.cfg.downsample
         if self._tokens(self.target) != (*wanted, self.target.length) or side != self.resolution:
             raise UsageError(
-                f"scenes_mar and scenes_kl in {self.folder} are not from one training run: run `specbench train"
-                " scenes`, or take both from one folder"
+                f"scenes_mar and scenes_kl in {self.folder} are not from one training run: run `make"
+                " train-scenes` in a clone, or take both from one folder"
             )
 
     def _load(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], seed: int, dtype: Any) -> M:

@@ -25,7 +25,7 @@ def check(cfg: Mapping[str, Any]) -> None:
             put = steps(f"put the weights of {model} there", "weights=random")
             raise UsageError(f"{folder} does not exist: {put}")
     elif absent := [path.name for group in registry.weight_files(cfg) for path in group if not path.is_file()]:
-        train = steps("run `specbench train scenes`", "weights=DIR of a folder that has them", "weights=random")
+        train = steps("run `make train-scenes` in a clone", "weights=DIR of a folder that has them", "weights=random")
         raise UsageError(f"{folder} lacks {', '.join(absent)}: {train}")
 
 

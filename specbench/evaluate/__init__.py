@@ -1,1 +1,0 @@
-"""Scores of existing images from any source: a run's, or any folder of images."""

@@ -1,0 +1,335 @@
+"""Scores of existing images from any source: a run's, or any folder of images. Decodes nothing.
+
+The scores of a run go into its row. The scores of other images go into a folder with a row, the scores of each image,
+and the cached outputs of the scorers, so that a scoring that was stopped or killed continues there. The requested
+metrics join the metrics of earlier requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench import data, metrics
+from specbench.config import configuration, parameters
+from specbench.data.prompts import SUFFIXES
+from specbench.errors import UsageError, plain
+from specbench.harness.folder import stored
+from specbench.harness.log import say
+from specbench.harness.pairing import Pairs, listed, pair
+from specbench.harness.run import rescore
+from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context
+from specbench.rows import degenerate, indices
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import csv_text, to_csv
+from specbench.rows.memory import new_run_id
+from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, score_columns
+from specbench.storage import home, image_files
+from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
+from specbench.storage.image_files import ImageFiles
+
+#: Parameters of the scoring of a run.
+OF_RUN = ("metrics", "metrics_dir", "reference", "device", "batch")
+
+#: Columns of a row that identify its prompts.
+_OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
+
+#: Names, without the extension, of a file of prompts that lies in the folder of its images.
+PROMPT_FILES = ("prompts", "captions", "metadata")
+
+_MEMORY = "evaluation.json"  # in the folder of the results: the folder of the images, and how their prompts were found
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A row with scores: its title, the columns of the scores, and the files that were written."""
+
+    title: str
+    columns: list[str]
+    row: Mapping[str, Any]
+    files: list[Path]
+
+
+def evaluate(folder: Path, given: Mapping[str, Any], partial: bool = False) -> Evaluation:
+    """Scores the images in a folder.
+
+    Args:
+        folder: a run's folder, or one with images.
+        given: checked values of parameters (for a run: in `OF_RUN`); others have their defaults.
+        partial: prompts without an image are allowed.
+
+    Raises UsageError for images and prompts that do not fit together.
+    """
+    if (folder / "config.yaml").is_file() and (folder / "records.jsonl").is_file():
+        return _evaluate_run(folder, [*given, *(["partial"] if partial else [])], given)
+    return _evaluate_images(folder, dict(given), partial)
+
+
+def _evaluate_run(folder: Path, names: Sequence[str], given: Mapping[str, Any]) -> Evaluation:
+    for name in names:
+        if name not in OF_RUN:
+            raise UsageError(f"{folder} holds a run, which has its own prompts and folder: leave {name}= out")
+    try:
+        stored(folder)
+    except UsageError as e:
+        raise UsageError(f"{e}; score the folder {folder / 'images'} instead") from None
+    new = {name: given[name] for name in given if name in ("metrics", "metrics_dir", "reference")}
+    with _stop_message(folder):
+        outcome = rescore(folder, new, given.get("device"), given.get("batch"))
+    found = outcome.row
+    title = f"{folder}: {found['n']} images of {found['model']}, method {found['method']}"
+    return Evaluation(title, _columns(outcome.config.metrics), found, [outcome.folder.row])
+
+
+def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Evaluation:
+    if runs := sorted(path.parent.name for path in folder.glob("*/records.jsonl")):
+        raise UsageError(f"{folder} holds {listed(runs, 'runs')}: score them one by one")
+    paths = image_files.find(folder)
+    if not paths:
+        raise UsageError(f"{folder} holds no images ({', '.join(image_files.ENDINGS)}) and no run")
+    if "prompts" in given and given.setdefault("data", "prompts") != "prompts":
+        raise UsageError("prompts= and data= name two sets of prompts; give one of them")
+    if given.get("n") == "all":
+        del given["n"]  # the default
+    out = home.expanded(given["out"]) if given.get("out") else _default_out(folder)
+    if not {"prompts", "data"} & given.keys():
+        given |= _own_prompts(folder) or _earlier_prompts(out)
+    cfg = _settings(given)
+    if not cfg["metrics"]:
+        raise UsageError("no metrics are chosen: name some with metrics=")
+    context = scoring_context(cfg)
+    reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
+    pairs = pair(paths, cfg, given, cfg["data"], reading, partial)
+    with _opened(out, folder) as run_id, _stop_message(out):
+        write_atomically(out / _MEMORY, _memory(folder, run_id, given))
+        return _score_images(folder, out, run_id, pairs, cfg)
+
+
+def _own_prompts(folder: Path) -> dict[str, Any]:
+    """The parameters of the prompts that lie in a folder of images; UsageError where several files could be they."""
+    found = [path for name in PROMPT_FILES for path in sorted(folder.glob(f"{name}.*")) if path.suffix in SUFFIXES]
+    if len(found) > 1:
+        raise UsageError(
+            f"{folder} holds {listed([path.name for path in found], 'files of prompts')}: name one, prompts="
+        )
+    if found:
+        say(f"the prompts are those of {plain(found[0])}")
+    return {"data": "prompts", "prompts": str(found[0])} if found else {}
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a scoring of images, with defaults. UsageError for one that the data set does not have."""
+    source = given.get("data", "")
+    own = parameters.declared("data", source) if source else frozenset()
+    known = {*OF_RUN, "data", "seed", "n", "out", *own}
+    if foreign := [name for name in given if name not in known]:
+        where = f"data={source}" if source else "a folder of images without data="
+        raise UsageError(f"{where} has no parameter '{foreign[0]}'")
+    defaults = {**parameters.content("", "config"), **(parameters.content("data", source) if source else {})}
+    defaults |= {"data": source, "batch": metrics.ScoringContext.batch}
+    if "metrics" not in given:
+        chosen = parameters.preferred("data", source).get("metrics", "coco")
+        defaults |= configuration.values([f"metrics={chosen}"], ["metrics"])
+    cfg = {name: given[name] if name in given else defaults[name] for name in known}
+    return cfg | {name: parameters.in_run(cfg)[name].checked(name, cfg[name]) for name in own}
+
+
+def _default_out(folder: Path) -> Path:
+    """The same folder always gets the same path, so that scoring continues there."""
+    here = folder.resolve()
+    return Path("runs", "evaluate", f"{here.name}-{sha256(str(here), 8)}")
+
+
+def _memory(folder: Path, run_id: str, given: Mapping[str, Any]) -> bytes:
+    """The content of `_MEMORY`: whose scores a folder holds, and by which parameters their prompts were found."""
+    prompts = {name: given[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in given}
+    held = {"pictures": str(folder.resolve()), "run_id": run_id, "prompts": prompts}
+    return (json.dumps(held, indent=1) + "\n").encode()
+
+
+def _remembered(out: Path) -> tuple[str, str, dict[str, Any]] | None:
+    """The folder of the images, the name and the parameters of the prompts of an earlier scoring in `out`; None without
+    one. UsageError for a damaged file."""
+    if not (out / _MEMORY).exists():
+        return None
+    try:
+        found = json.loads((out / _MEMORY).read_text(encoding="utf-8"))
+        return str(found["pictures"]), str(found["run_id"]), dict(found.get("prompts", {}))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise UsageError(f"cannot read {out / _MEMORY}; choose another out=") from None
+
+
+def _earlier_prompts(out: Path) -> dict[str, Any]:
+    """The parameters of the prompts of an earlier scoring, if their files are still there."""
+    _, _, prompts = _remembered(out) or ("", "", {})
+    file = prompts.get("prompts")
+    return {} if file and not home.expanded(file).is_file() else prompts
+
+
+@contextmanager
+def _opened(out: Path, folder: Path) -> Iterator[str]:
+    """Makes and locks the folder of the results, checks that it belongs to these images, and yields its name."""
+
+    def check() -> None:
+        earlier = _remembered(out)
+        if earlier is None:
+            if others := {p.name for p in out.iterdir() if not is_temporary(p)} - {".lock"}:
+                raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
+        elif earlier[0] != str(folder.resolve()):
+            raise UsageError(f"{out} holds the scores of {earlier[0]}; choose another out=")
+
+    with locked(out, check):
+        check()  # another process may have written before the lock
+        earlier = _remembered(out)
+        yield earlier[1] if earlier else new_run_id()
+
+
+@contextmanager
+def _stop_message(out: Path) -> Iterator[None]:
+    """Ctrl-C ends with a one-sentence message."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"stopped; the scores so far are cached in {out}, the same command continues there"
+        ) from None
+
+
+def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mapping[str, Any]) -> Evaluation:
+    """Scores pairs of images and prompts, and writes the row and the scores of each image. Metrics that were asked for
+    earlier join the row, while the images are the same."""
+    files = ImageFiles(pairs.paths)
+    digests = _StoredDigests(out / "digests.json", files)
+    content = fingerprint(sorted(filter(None, digests.contents)))
+    labelled = [[item.id, item.prompt, item.labels] for item in pairs.items]
+    images = ImageSet("method", files, lambda: pairs.items, content, sha256(json.dumps(labelled), 16))
+    earlier = _earlier_lines(ScoreJournal(out / "scores.jsonl"), content)
+    context = scoring_context(cfg)
+    names = joined([*earlier], cfg["metrics"])
+    unpaired = [name for name in names if not cfg["data"] and metrics.metric(name, context).reads_prompt]
+    wanted = {name: basis(name, context) for name in names if name not in unpaired}
+    scoring = Scoring(cfg, wanted, out, cfg["device"], cfg["batch"])
+    try:
+        scored = scoring.score(images)
+        for i, digest in enumerate(files.digests):  # of those that were not read, but for one that cannot be
+            if digest is None and digests.contents[i]:
+                _ = files[i]  # keeps its digest
+    finally:  # stopped, too
+        digests.write()
+    lines = [scored.get(name) or earlier[name] for name in names]
+    row = _row(folder, run_id, pairs, files, cfg, lines)
+    each = _per_image(pairs, files, scored, context, scoring.cache)
+    lines_of_images = (dict(zip(each, cells, strict=True)) for cells in zip(*each.values(), strict=True))
+    write_atomically(out / "pictures.csv", csv_text(each, lines_of_images).encode())
+    write_atomically(out / "row.csv", to_csv([row]).encode())
+    return Evaluation(f"{folder}: {len(files)} images", _columns(names), row, [out / "row.csv", out / "pictures.csv"])
+
+
+class _StoredDigests:
+    """What `ImageFiles` remembers, in a file: SHA-256 of a file's bytes -> [digest, height, width, contrast].
+
+    contents: that SHA-256 of each image; None where it cannot be read, which is reported when it is scored.
+    """
+
+    def __init__(self, path: Path, files: ImageFiles) -> None:
+        """Fills in what an earlier scoring of files with this content found."""
+        self._path, self._files = path, files
+        self.contents = [_content(one) for one in files.paths]
+        known: Any = None
+        with suppress(OSError, ValueError, RecursionError):  # absent or damaged: the images are read again
+            known = json.loads(path.read_text(encoding="utf-8"))
+        for i, content in enumerate(self.contents):
+            match known.get(content) if isinstance(known, dict) else None:
+                case [str(digest), int(height), int(width), int(contrast)]:
+                    files.digests[i], files.sizes[i], files.contrasts[i] = digest, (height, width), contrast
+
+    def write(self) -> None:
+        """Writes those of these images alone, so that the file does not grow beyond the folder."""
+        files = self._files
+        rows = zip(self.contents, files.digests, files.sizes, files.contrasts, strict=True)
+        found = {content: [digest, *size, most] for content, digest, size, most in rows if content and digest and size}
+        write_atomically(self._path, json.dumps(found).encode())
+
+
+def _content(path: Path) -> str | None:
+    with suppress(OSError):
+        if path.is_file():  # opening a pipe would block
+            return sha256_file(path)
+    return None
+
+
+def _columns(names: Iterable[str]) -> list[str]:
+    return [column for name in names for column in parameters.metric_columns(name)]
+
+
+def _earlier_lines(journal: ScoreJournal, images: str) -> dict[str, ScoreLine]:
+    """The newest measured line of each metric of these images; of metrics of one column, the newest one's."""
+    found: dict[str, ScoreLine] = {}
+    for line in journal:
+        if line.is_measured and line.images == images and line.metric in parameters.single_metrics():
+            kept = joined([*found], [line.metric])
+            found = {name: found[name] for name in kept if name in found} | {line.metric: line}
+    return found
+
+
+def _row(
+    folder: Path,
+    run_id: str,
+    pairs: Pairs,
+    files: ImageFiles,
+    cfg: Mapping[str, Any],
+    lines: Sequence[ScoreLine],
+) -> dict[str, Any]:
+    """The row of these images and scores."""
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    newest = max(lines, key=lambda line: line.time)
+    row |= {"run_id": run_id, "time": newest.time, "specbench": newest.specbench, "commit": newest.commit}
+    prompts = Counter(indices.prompt_of(item.index) for item in pairs.items)
+    row |= {"images": len(files), "n": len(prompts)}
+    row["images_per_prompt"] = prompts.popitem()[1] if len(set(prompts.values())) == 1 else None
+    used = {*(label for line in lines for label in line.plugins), *parameters.plugins_of({"data": cfg["data"]})}
+    row["plugins"] = "; ".join(sorted(used)) or None
+    if source := cfg["data"]:
+        own = ("data", *parameters.declared("data", source))
+        row |= {name: cfg[name] for name in own if name in COLUMNS}
+    if any(item.id for item in pairs.items):
+        row["prompts_hash"] = data.prompts_hash(pairs.items)
+    sides = {side for size in files.sizes for side in (size or (None,))}
+    row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
+    row |= score_columns(lines)
+    sizes = [size and (size[1], size[0]) for size in files.sizes]
+    remarks = degenerate.remarks([item.prompt for item in pairs.items], files.digests, files.contrasts, sizes)
+    where = f"pictures from {folder.resolve()}"
+    return row | {"note": "; ".join(filter(None, [where, pairs.remark, *remarks, *notes(lines)]))}
+
+
+def _per_image(
+    pairs: Pairs,
+    files: ImageFiles,
+    scored: Mapping[str, ScoreLine],
+    context: metrics.ScoringContext,
+    cache: metrics.Outputs,
+) -> dict[str, Sequence[object]]:
+    """Column -> cells, one line per image: its file, id, prompt, and its score by each metric that is a mean over
+    images."""
+    table: dict[str, Sequence[object]] = {
+        "file": [path.name for path in files.paths],
+        "id": [item.id for item in pairs.items],
+        "prompt": [item.prompt for item in pairs.items],
+    }
+    for name, line in scored.items():
+        if not line.is_measured or name not in cache.scorers:
+            continue
+        one = metrics.metric(name, context)
+        keys = [
+            metrics.image_key(digest or "", item.prompt if one.reads_prompt else None)
+            for digest, item in zip(files.digests, pairs.items, strict=True)
+        ]
+        if (values := one.per_image(cache.of(name, keys))) is not None:
+            table[name] = values.tolist()
+    return table

@@ -1,0 +1,272 @@
+"""A client of OpenAI's images interface: one request, its answer, and what a failed one means.
+
+The fields that vLLM-Omni and SGLang both read (their documentation and request classes, 2026-11): `prompt`, `model`,
+`n`, `size` ("1024x1024"), `response_format` ("b64_json"; SGLang also "url"), `output_format` ("png"; SGLang's own
+default is a JPEG), `seed`, `negative_prompt`, `guidance_scale`, `num_inference_steps`. The answer is {"data":
+[{"b64_json": ...} or {"url": ...}]}, where the address may be relative to the server.
+
+The answers are not trusted: each ends in an image or in a `RequestError`, within the timeout, connection, headers, body
+and redirections included, and reads at most `LARGEST` bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import email.utils
+import http.client
+import io
+import json
+import os
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from specbench.errors import UsageError, plain
+from specbench.storage import image_files
+from specbench.storage.deadline import within
+from specbench.storage.version import __version__
+
+#: Environment variable with the key of a server that asks for one. It is sent to the server's own address alone.
+KEY = "SPECBENCH_API_KEY"
+LARGEST = 2**28  # bytes of an answer: the pixels of the largest image, uncompressed, in base64
+MOST_VALUES = 10_000  # of an answer's JSON; small ones take 20 times the memory of their text
+_SMALL = 2**20  # bytes of an answer that holds no image
+_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)  # status codes after which another attempt may succeed
+_QUICK = 20.0  # seconds that a server may take to name its version and its models
+
+
+class RequestError(Exception):
+    """A request without an image. again: whether another attempt may succeed; wait: seconds that the server asks to
+    wait before it."""
+
+    def __init__(self, reason: str, again: bool = True, wait: float | None = None) -> None:
+        super().__init__(plain(" ".join(reason.split()))[:300])
+        self.again, self.wait = again, wait
+
+
+class ImagesClient:
+    """A server. url: its address, with or without /v1; timeout: seconds until a request must be complete."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
+        self._key = os.environ.get(KEY, "").strip()
+        if not (self._key.isascii() and self._key.isprintable()):  # the request's error would show the key
+            raise UsageError(f"{KEY} must be one line of ASCII characters: set it to the server's key alone")
+        try:
+            address = urllib.parse.urlsplit(self.url)
+            self._host, _ = address.netloc, address.port
+        except ValueError as e:
+            raise UsageError(f"url={url} is not an address ({e}); correct it") from None
+        self._tls = ssl.create_default_context()
+
+    def generate(self, fields: Mapping[str, Any]) -> np.ndarray:
+        """The image (H, W, 3) uint8 of one request; `fields` that are None are left out. Raises RequestError."""
+        body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
+        deadline = time.monotonic() + self.timeout
+        answer = _parsed(self._read("/v1/images/generations", deadline, LARGEST, body))
+        data = answer.get("data")
+        first = data[0] if isinstance(data, list) and data else None
+        if not isinstance(data, list) or not isinstance(first, dict):
+            raise RequestError("the answer holds no image")
+        if len(data) > 1:
+            raise RequestError(f"the answer holds {len(data)} images instead of 1", again=False)
+        if isinstance(first.get("b64_json"), str):
+            try:
+                content = base64.b64decode(
+                    first["b64_json"].partition("base64,")[2] or first["b64_json"], validate=True
+                )
+            except (binascii.Error, ValueError):
+                raise RequestError("the answer's b64_json is not base64") from None
+        elif isinstance(first.get("url"), str):
+            content = self._read(first["url"], deadline, LARGEST)
+        else:
+            raise RequestError("the answer has neither b64_json nor url")
+        try:
+            return image_files.read_bytes(content, "the answer")
+        except UsageError as e:
+            raise RequestError(str(e)) from None
+
+    def identity(self) -> tuple[str, list[str]]:
+        """The server's name and version as far as it tells them ("vllm 0.16.0", "sglang", ""), and the names of its
+        models. RequestError where nothing answers at all."""
+        deadline = time.monotonic() + min(self.timeout, _QUICK)
+        models = self._object("/v1/models", deadline)
+        listed = models.get("data") if models else None
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        owner = next((entry["owned_by"] for entry in entries if isinstance(entry.get("owned_by"), str)), "")
+        version = ""
+        for path in ("/version", "/server_info", "/get_server_info"):  # of vLLM; of SGLang, newer and older
+            about = self._object(path, deadline)
+            if about and isinstance(about.get("version"), str):
+                version = about["version"]
+                break
+        names = [plain(entry["id"])[:200] for entry in entries if isinstance(entry.get("id"), str)]
+        return plain(" ".join(filter(None, [owner, version])))[:100], names
+
+    def _object(self, path: str, deadline: float) -> dict[str, Any] | None:
+        """The JSON object at a path; None where the server has none there. RequestError where nothing answers."""
+        try:
+            return _parsed(self._read(path, deadline, _SMALL))
+        except RequestError as e:
+            if isinstance(e.__cause__, OSError) and not isinstance(e.__cause__, urllib.error.HTTPError):
+                raise
+            return None
+
+    def _read(self, path: str, deadline: float, largest: int, body: bytes | None = None) -> bytes:
+        """The bytes behind a path of the server, or behind another address. Raises RequestError."""
+        sockets: list[socket.socket] = []
+        try:
+            return within(_left(deadline), lambda: self._fetched(path, deadline, largest, body, sockets))
+        except urllib.error.HTTPError as e:
+            raise _refused(e) from e
+        except http.client.InvalidURL as e:
+            raise RequestError(f"the address is not valid ({e})", again=False) from e
+        except http.client.HTTPException as e:
+            raise RequestError(f"no complete answer ({type(e).__name__})") from e
+        except (OSError, ValueError) as e:  # unreachable, reset, too late; an address that is none
+            reason = e.reason if isinstance(e, urllib.error.URLError) else e
+            late = isinstance(e, TimeoutError) or isinstance(reason, TimeoutError)
+            kind = "" if isinstance(reason, str) else f"{type(reason).__name__}: "
+            text = f"no answer within {self.timeout:g} s" if late else f"{kind}{reason}"
+            raise RequestError(text, again=isinstance(e, OSError)) from e
+        finally:
+            for each in sockets:
+                with suppress(OSError):  # ends a thread that still reads. (That of TLS would wait for the other side.)
+                    socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+    def _fetched(
+        self, path: str, deadline: float, largest: int, body: bytes | None, sockets: list[socket.socket]
+    ) -> bytes:
+        """The work of `_read`; `sockets` gets each socket that an answer is read from."""
+        url = path if "://" in path else f"{self.url}/{path.lstrip('/')}"
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise RequestError(f"the image's address is neither http nor https ({url[:100]})", again=False)
+        headers = {"User-Agent": f"specbench/{__version__}", "Accept": "*/*"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(url, body, headers)  # noqa: S310
+        if self._key and urllib.parse.urlsplit(url).netloc == self._host:
+            request.add_unredirected_header("Authorization", f"Bearer {self._key}")
+        opener = urllib.request.OpenerDirector()
+        for handler in (
+            urllib.request.ProxyHandler(),
+            _Http(sockets, deadline),
+            _Https(sockets, deadline, self._tls),
+            urllib.request.HTTPRedirectHandler(),
+            urllib.request.HTTPDefaultErrorHandler(),
+            urllib.request.HTTPErrorProcessor(),
+            urllib.request.UnknownHandler(),  # a redirection to a file, or by ftp
+        ):
+            opener.add_handler(handler)
+        try:
+            with opener.open(request, timeout=_left(deadline)) as answer:
+                return _body(answer, deadline, largest)
+        except urllib.error.HTTPError as e:
+            with e:
+                e.msg = _explanation(e, min(deadline, time.monotonic() + 5))
+                raise
+
+
+class _SocketCollector(urllib.request.AbstractHTTPHandler):
+    """Collects the sockets of all answers, so that reading them can be ended from another thread."""
+
+    def __init__(self, sockets: list[socket.socket], deadline: float, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__()
+        self._sockets, self._deadline, self._tls = sockets, deadline, tls
+
+    def _response(self, sock: socket.socket, *arguments: Any, **options: Any) -> http.client.HTTPResponse:
+        _left(self._deadline)  # nobody waits any more for a connection that was made too late
+        self._sockets.append(sock)
+        return http.client.HTTPResponse(sock, *arguments, **options)
+
+    def _connection(self, kind: Any, *arguments: Any, **options: Any) -> http.client.HTTPConnection:
+        made: http.client.HTTPConnection = kind(*arguments, **options)
+        made.response_class = self._response  # type: ignore[assignment]
+        return made
+
+
+class _Http(_SocketCollector):
+    http_request = urllib.request.AbstractHTTPHandler.do_request_
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connection, http.client.HTTPConnection), request)
+
+
+class _Https(_SocketCollector):
+    https_request = urllib.request.AbstractHTTPHandler.do_request_
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connection, http.client.HTTPSConnection, context=self._tls), request)
+
+
+def _left(deadline: float) -> float:
+    """Seconds until a deadline. Raises TimeoutError after it."""
+    if (left := deadline - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left
+
+
+def _body(answer: Any, deadline: float, largest: int) -> bytes:
+    """An answer's bytes, read piece by piece up to a deadline and a size."""
+    if (coding := answer.headers.get("Content-Encoding", "identity")).lower() != "identity":
+        raise RequestError(f"the answer is compressed ({coding}), which was not asked for", again=False)
+    found = io.BytesIO()
+    while piece := answer.read1(1 << 16):
+        found.write(piece)
+        _left(deadline)
+        if found.tell() > largest:
+            raise RequestError(f"the answer is larger than {largest >> 20} MiB", again=False)
+    wanted = answer.headers.get("Content-Length")
+    if wanted and wanted.isdecimal() and found.tell() < int(wanted):
+        raise RequestError(f"the answer ends after {found.tell()} of {wanted} bytes")
+    return found.getvalue()
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    if sum(content.count(sign) for sign in b",[{") > MOST_VALUES:
+        raise RequestError(f"the answer holds more than {MOST_VALUES} values", again=False)
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise RequestError("the answer is not a JSON object")
+    return found
+
+
+def _explanation(error: urllib.error.HTTPError, deadline: float) -> str:
+    """A server's own words on a status code: {"error": {"message": ...}} or {"detail": ...}; or ""."""
+    try:
+        about = _parsed(_body(error, deadline, _SMALL))
+    except (OSError, ValueError, RequestError, http.client.HTTPException):
+        return ""
+    detail = about.get("error") or about.get("detail") or about.get("message") or ""
+    return str(detail.get("message", detail) if isinstance(detail, dict) else detail)[:1000]
+
+
+def _refused(error: urllib.error.HTTPError) -> RequestError:
+    """What a status code means, with the explanation in `error.msg`."""
+    reason = f"HTTP {error.code}{f': {error.msg}' if error.msg else ''}"
+    return RequestError(reason, error.code in _AGAIN, _retry_after(error.headers.get("Retry-After")))
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Seconds in a Retry-After header: a number, or a date."""
+    if not text:
+        return None
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,213 @@
+"""The images of a run from a server: requests at a fixed concurrency or at random arrivals, retries, and the records.
+
+With `request_rate`, requests arrive at random: the gaps between them are exponential and drawn from a generator keyed
+by `seed`, so that the same run has the same arrivals. A latency counts from the arrival, also where `concurrency`
+delays the request; at a fixed concurrency it counts from the sending. It ends with the complete answer, and contains
+failed attempts and the waits between them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specbench import data
+from specbench.errors import RunError, UsageError
+from specbench.harness.images_client import ImagesClient, RequestError
+from specbench.harness.log import say, warn
+from specbench.harness.worker import Event, Failure, Image, Joined, never
+from specbench.rows import indices, provenance
+from specbench.rows.journal import Record, pixel_digest
+from specbench.storage import image_files
+from specbench.storage.version import __version__
+
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a second attempt, which double; and at most
+GIVE_UP = 10  # images in a row that failed, after which a run stops asking
+_TICK = 0.5  # seconds after which a Ctrl-C is seen
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of a request, 31 bits that look random, from the key of an image: (seed, prompt index)."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:4]) >> 1
+
+
+def arrivals(seed: int, n: int, rate: float | None) -> np.ndarray:
+    """Gaps (n,) in seconds before the arrivals of n requests: exponential with mean 1 / rate; 0 without a rate."""
+    if rate is None:
+        return np.zeros(n)
+    return np.random.default_rng(seed).exponential(1 / rate, n)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The end of a request: its image, or the reason why there is none; None: given up because the run stops."""
+
+    item: data.Item
+    result: np.ndarray | RequestError | None
+    seconds: float
+    attempts: int
+
+
+class ServerExecutor:
+    """A server as an executor (`execution.Executor`). Raises UsageError where it does not answer, or refuses the first
+    request."""
+
+    def __init__(self, cfg: Mapping[str, Any], items: Sequence[data.Item]) -> None:
+        self.cfg = cfg
+        self._client = ImagesClient(cfg["url"], cfg["timeout"])
+        self._stopping = threading.Event()
+        started = time.perf_counter()
+        try:
+            told, names = self._client.identity()
+        except RequestError as e:
+            raise UsageError(f"the server at url={cfg['url']} does not answer ({e}); start it, or fix url=") from None
+        if cfg["model_name"] and names and cfg["model_name"] not in names:
+            warn(f"the server names its model {', '.join(names[:3])}, not {cfg['model_name']}")
+        model = cfg["model_name"] or (names[0] if names else "")
+        if not model:
+            raise UsageError("the server does not name its model: give model_name=")
+        server = cfg["server"] or told
+        say(f"{cfg['url']}: {server or 'an unnamed server'}, model {model}")
+        for item in items[:1] * cfg["warmup"]:
+            try:
+                self._client.generate(self._fields(item))
+            except RequestError as e:
+                if not e.again:
+                    raise UsageError(f"the server refuses a request ({e})") from None
+                warn(f"a request before the first measured one failed: {e}")
+        self.joined = Joined.now(
+            cfg,
+            started,
+            specbench=__version__,
+            commit=provenance.commit(),
+            python=platform.python_version(),
+            model=model,
+            server=server,
+            # What a resumed run must find again. (It may be at another address.)
+            weights=f"{model} by {server or 'an unnamed server'}",
+            device="served",
+            resolution=None,
+            tokens=None,
+        )
+
+    def decode(
+        self, items: Sequence[data.Item], baseline: bool = False, stop: Callable[[], bool] = never
+    ) -> Iterator[list[Event]]:
+        """Requests images and yields them as they come; after `stop` returns true, requests under way are finished and
+        no new ones are sent. RunError after `GIVE_UP` failures in a row."""
+        rate, limit = self.cfg["request_rate"], self.cfg["concurrency"]
+        limit = limit or (1 if rate is None else len(items))
+        positions = {index: i for i, index in enumerate(indices.of_run(self.cfg))}
+        gaps = arrivals(self.cfg["seed"], len(positions), rate)
+        dues = time.monotonic() + np.cumsum(gaps[[positions[item.index] for item in items]])
+        answers: queue.SimpleQueue[_Answer | BaseException] = queue.SimpleQueue()
+        sent, under_way, failed = 0, 0, 0
+        while under_way or sent < len(items):
+            if stop():
+                self._stopping.set()
+                if not under_way:
+                    return
+            now = time.monotonic()
+            while sent < len(items) and not self._stopping.is_set() and under_way < limit and dues[sent] <= now:
+                due = float(dues[sent]) if rate is not None else now
+                threading.Thread(target=self._work, args=(items[sent], due, answers), daemon=True).start()
+                sent, under_way = sent + 1, under_way + 1
+            wait = max(0.0, float(dues[sent]) - now) if sent < len(items) and under_way < limit else _TICK
+            try:
+                answer = answers.get(timeout=min(wait, _TICK))
+            except queue.Empty:
+                continue
+            under_way -= 1
+            if isinstance(answer, BaseException):
+                raise answer
+            if isinstance(answer.result, RequestError):
+                failed += 1
+                yield [Failure(answer.item.index, f"{answer.result} (attempt {answer.attempts})")]
+                if failed >= GIVE_UP:
+                    self._stopping.set()
+                    raise RunError(
+                        f"{failed} images in a row failed, the last one with: {answer.result}; finished images are"
+                        " kept, and the same command goes on"
+                    )
+            elif answer.result is not None:
+                failed = 0
+                yield [self._image(answer, answer.result)]
+
+    def _work(self, item: data.Item, due: float, answers: queue.SimpleQueue[_Answer | BaseException]) -> None:
+        try:
+            answers.put(self._request(item, due))
+        except BaseException as e:  # the run's own thread reports it
+            answers.put(e)
+
+    def _request(self, item: data.Item, due: float) -> _Answer:
+        """One image, with up to `retries` further attempts."""
+        fields, attempt = self._fields(item), 0
+        # Requests that fail together are not repeated together.
+        spread = np.random.default_rng([self.cfg["seed"], item.index])
+        while True:
+            attempt += 1
+            try:
+                result: np.ndarray | RequestError = self._client.generate(fields)
+            except RequestError as e:
+                result = e
+            seconds = time.monotonic() - due
+            if not isinstance(result, RequestError) or not result.again or attempt > self.cfg["retries"]:
+                return _Answer(item, result, seconds, attempt)
+            wait = FIRST_WAIT * 2 ** (attempt - 1) * spread.uniform(0.5, 1)
+            if self._stopping.wait(min(max(wait, result.wait or 0.0), LONGEST_WAIT)):
+                return _Answer(item, None, seconds, attempt)
+
+    def _fields(self, item: data.Item) -> dict[str, Any]:
+        """The fields of the request of an image; those of `extra_body` replace others."""
+        fields = {
+            "model": self.cfg["model_name"],
+            "prompt": item.prompt,
+            "n": 1,
+            "size": self.cfg["image_size"],
+            "response_format": "b64_json",
+            "output_format": "png",
+            "seed": seed_of(self.cfg["seed"], item.index),
+        }
+        return fields | json.loads(self.cfg["extra_body"] or "{}")
+
+    def _image(self, answer: _Answer, pixels: np.ndarray) -> Image:
+        record = Record(
+            index=answer.item.index,
+            prompt=answer.item.prompt,
+            seed=self.cfg["seed"],
+            tokens=0,
+            steps=0,
+            drafted=0,
+            accepted=0,
+            accepted_length=0.0,
+            latency_s=None,
+            decode_s=answer.seconds,
+            text_s=0.0,
+            pixels_s=0.0,
+            batch=1,
+            peak_memory_mib=0.0,
+            image=f"images/{indices.file_name(answer.item.index)}",
+            sha256=pixel_digest(pixels),
+            session=self.joined.name,
+            accepted_per_step=[],
+            accepted_by_depth=[],
+            verified_by_depth=[],
+            draft_passes=0,
+            request_s=answer.seconds,
+            attempts=answer.attempts,
+            id=answer.item.id,
+            category=answer.item.kind,
+            size=[pixels.shape[1], pixels.shape[0]],
+            contrast=image_files.contrast(pixels),
+            done=time.time(),
+        )
+        return Image(record, pixels)

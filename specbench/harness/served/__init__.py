@@ -1,1 +1,0 @@
-"""Runs whose images a server decodes: `engine=http`."""

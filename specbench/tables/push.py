@@ -1,0 +1,189 @@
+"""Rows of runs, and drafters, as repositories of a hub: their files and their card.
+
+Rows become a data set: rows.csv, and of every run its row, configuration, records and contact sheet, so that
+`specbench compare`, `breakdown` and `report` read a downloaded copy. Locations on this machine are left out.
+A drafter becomes a model: its weights and the card that `specbench train` wrote.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specbench.config import networks, parameters
+from specbench.errors import RunError, UsageError, plain
+from specbench.rows import summary
+from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
+from specbench.rows.csv_files import to_csv
+from specbench.rows.journal import TIMINGS
+from specbench.rows.memory import RunMemory
+from specbench.rows.shown import shown
+from specbench.storage.files import sha256, write_atomically
+from specbench.storage.version import __version__
+from specbench.tables import report
+
+#: Files of a run that a data set gets; images are extra.
+_OF_RUN = ("row.csv", "run.json", "records.jsonl", "baseline.jsonl", TIMINGS, "scores.jsonl", "contact_sheet.png")
+#: Parameters that name places of this machine.
+_PLACES = ("out", "data_dir", "metrics_dir", "reference", "url", "ray_address", "log_dir", "drafter_weights")
+#: Columns of the card's table, where some row has them.
+_COLUMNS = (
+    "step_compression",
+    "acceptance_rate",
+    "speedup_latency",
+    "request_s_p50",
+    "goodput",
+    *parameters.found_choices().columns,
+)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """kind: of the repository, dataset or model; files: path in it -> content, or the file that holds it."""
+
+    kind: str
+    card: str
+    files: Mapping[str, bytes | Path]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(f.stat().st_size if isinstance(f, Path) else len(f) for f in self.files.values())
+
+
+def prepare(paths: Sequence[Path], images: bool) -> Upload:
+    """What of some paths goes to a hub: files and folders of rows, or the folder of one drafter. images: also those of
+    runs. UsageError where there is neither."""
+    drafters = [path for path in paths if (path / networks.FILE).is_file()]
+    if drafters and len(paths) > 1:
+        raise UsageError(f"{drafters[0]} is a drafter, which has a repository of its own: push it alone")
+    return _of_drafter(drafters[0]) if drafters else _of_rows(paths, images)
+
+
+def write(upload: Upload, folder: Path) -> None:
+    """Writes the files into a new or an empty folder. UsageError where it has files or cannot be written."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not an empty folder; choose another to=")
+    try:
+        for name, content in {"README.md": upload.card.encode(), **upload.files}.items():
+            write_atomically(folder / name, content if isinstance(content, bytes) else content.read_bytes())
+    except OSError as e:
+        raise UsageError(f"cannot write into {folder} ({e.strerror}); choose another to=") from None
+
+
+def send(upload: Upload, repository: str, private: bool) -> str:
+    """Makes the repository if it is not there, and commits the files; returns its address. UsageError where the hub
+    refuses the user, RunError where it fails."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    files = {"README.md": upload.card.encode(), **upload.files}
+    operations = [
+        CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
+        for name, content in files.items()
+    ]
+    try:
+        address = api.create_repo(repository, repo_type=upload.kind, private=private, exist_ok=True)
+        message = f"specbench {__version__}: {len(files)} files"
+        api.create_commit(repository, operations, commit_message=message, repo_type=upload.kind)
+    except Exception as e:  # the client's exceptions differ from version to version
+        text = " ".join(str(e).split())[:300]
+        status = getattr(getattr(e, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise UsageError(f"the hub does not let you write {repository} ({text}): run `hf auth login`") from e
+        raise RunError(f"cannot push to {repository} ({type(e).__name__}: {text}); the same command tries again") from e
+    return str(address)
+
+
+def _of_rows(paths: Sequence[Path], images: bool) -> Upload:
+    found = report.gather(paths, [], 0)
+    if not found.rows:
+        raise UsageError("there are audits, but no rows of runs")
+    rows = [{name: row[name] for name in COLUMNS} for row in found.rows]
+    files: dict[str, bytes | Path] = {"rows.csv": to_csv(rows).encode()}
+    shown = {str(row["run_id"]) for row in rows}
+    for folder, run_id in found.folders:
+        if run_id in shown:
+            name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run_id)
+            files |= {f"runs/{name}/{path}": content for path, content in _of_run(folder, images).items()}
+    return Upload("dataset", _rows_card(found.rows), files)
+
+
+def _of_run(folder: Path, images: bool) -> dict[str, bytes | Path]:
+    files: dict[str, bytes | Path] = {name: folder / name for name in _OF_RUN if (folder / name).is_file()}
+    if images:
+        files |= {p.relative_to(folder).as_posix(): p for part in ("images", "baseline")
+                  for p in sorted((folder / part).glob("*.png"))}  # fmt: skip
+    try:
+        cfg = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return files
+    if isinstance(cfg, dict):
+        own = {name: None if name in _PLACES and not _is_shipped(value) else value for name, value in cfg.items()}
+        if str(own.get("weights", "")).startswith(("/", ".", "~")):
+            own["weights"] = "folder"
+        text = yaml.safe_dump(own, sort_keys=False, allow_unicode=True).encode()
+        files["config.yaml"] = text
+        files["run.json"] = RunMemory.read(folder / "run.json").changed(config=(sha256(text, 16),)).content()
+    return files
+
+
+def _is_shipped(value: object) -> bool:
+    """Whether a location is that of shipped weights, such as "embedded:guided"."""
+    return isinstance(value, str) and value.startswith("embedded:")
+
+
+def _rows_card(rows: Sequence[Mapping[str, Any]]) -> str:
+    present = [name for name in _COLUMNS if any(row.get(name) is not None for row in rows)]
+    head = ["model", "method", "prompts", *(SHOWN[name].title for name in present)]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for row in rows:
+        own = [row["model"], report.label(row), f"{row['data']} ({row['n']})", *(_value(row, name) for name in present)]
+        lines.append(f"| {' | '.join(_cell(text) for text in own)} |")
+    commands = "\n".join(plain(row["command"]) for row in rows)
+    return f"""\
+---
+tags:
+- specbench
+configs:
+- config_name: rows
+  data_files: rows.csv
+---
+
+# Runs of specbench
+
+Speculative decoding of autoregressive image models, measured by specbench {__version__}. ± is the standard error.
+
+{chr(10).join(lines)}
+
+`rows.csv` has every column: commit, device, seeds and what computed each metric. `runs/` has the records of each image;
+`specbench compare`, `specbench breakdown` and `specbench report` read a downloaded copy.
+
+```
+{commands}
+```
+"""
+
+
+def _value(row: Mapping[str, Any], name: str) -> str:
+    row = shown(row)
+    if row.get(name) is None:
+        return ""
+    return summary.with_error(row[name], row.get(stderr_of(name)), SHOWN[name].decimals)
+
+
+def _cell(text: object) -> str:
+    return plain(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _of_drafter(folder: Path) -> Upload:
+    card = folder / "card.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else f"# {folder.name}\n"
+    head = "---\ntags:\n- specbench\n- speculative-decoding\nlibrary_name: specbench\n---\n\n"
+    use = f"\n\nUse: download `{networks.FILE}` into a folder and give `drafter_weights=FOLDER`.\n"
+    return Upload("model", head + text + use, {networks.FILE: folder / networks.FILE})

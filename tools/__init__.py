@@ -1,0 +1,1 @@
+"""Maintainers' programs that are part of no installation."""

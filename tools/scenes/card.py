@@ -1,0 +1,263 @@
+"""Results of the embedded models: attributes read from vanilla samples, and the model card with every statistic."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from specbench.config import registry
+from specbench.data import Item, scenes, scenes_classes
+from specbench.harness.pipeline import ContinuousPipeline, Pipeline
+from specbench.models import evaluators as ev
+from specbench.rows import provenance
+from specbench.training import drafter, recipes
+from specbench.training.dataset import LiveDataset, TargetHead
+from specbench.training.examples import Encoded
+
+SAMPLES, BATCH = 256, 16
+
+
+def sample_statistics(assets: Path, device: torch.device) -> dict[str, float]:
+    """Attribute accuracy of vanilla samples (validation captions, guidance 3, temperature 1), by the reader.
+
+    `reader_accuracy_vanilla` is the share of stated attributes that are read as stated; `..._renders` the same on the
+    real images of the same captions, and `..._tokenized` on those after the tokenizer, the ceiling of any sample.
+    """
+    pipeline = _pipeline(assets, device, "model=llamagen_scenes", "method=vanilla", "cfg_scale=3", "dtype=float32")
+    reader = ev.load(assets / ev.READER, ev.AttributeReader, device)
+    real, captions, labels = scenes.render("validation", range(SAMPLES))
+    images = []
+    for i in tqdm(range(0, SAMPLES, BATCH), desc="samples"):
+        conditioning = pipeline.encode(captions[i : i + BATCH])
+        tokens = pipeline.decode(conditioning, [(0, j) for j in range(i, i + BATCH)]).tokens
+        images.append(pipeline.pixels(tokens))
+    tokenizer = pipeline.model.tokenizer
+    with torch.inference_mode():
+        again = scenes.to_uint8(tokenizer.decode(tokenizer.encode(scenes.to_float(real).to(device))))
+    return {
+        "reader_accuracy_renders": _read(reader, real, labels),
+        "reader_accuracy_tokenized": _read(reader, again, labels),
+        "reader_accuracy_vanilla": _read(reader, np.concatenate(images), labels),
+    }
+
+
+#: Name in the card -> network and weights of every drafter of discrete tokens, as drafter_weights= takes them.
+DRAFTERS = {
+    f"tv_{network.folder}{variant and f'_{variant}'}": (name, f"embedded{variant and f':{variant}'}")
+    for name, network in registry.drafter_networks().items()
+    if network.training and not recipes.is_continuous(name)
+    for variant in ("", *network.variants)
+}
+
+
+def drafter_statistics(assets: Path, device: torch.device, count: int) -> dict[str, dict[str, float]]:
+    """Of every drafter in the folder: the model's default guidance and temperature, and the drafter's distance from the
+    target under these on `count` validation scenes (see `drafter.evaluate`)."""
+    pipeline = _pipeline(assets, device, "model=llamagen_scenes", "method=vanilla", "dtype=float32")
+    model, sampling = pipeline.model, pipeline.config.sampling
+    images, captions, _ = scenes.render("validation", range(count))
+    with torch.inference_mode():
+        codes = torch.cat([model.codes(part) for part in scenes.to_float(images).split(BATCH)]).cpu().numpy()
+    conditions, found = Encoded(pipeline, captions), {}
+    for name, (kind, given) in DRAFTERS.items():
+        network = registry.network(kind)
+        path = assets / network.path(given).name
+        if not path.is_file():
+            continue
+        drafts = model.trained(kind, path)
+        target = model.target.with_aux_hidden_layers(getattr(drafts.cfg, "aux_hidden_layers", ()))
+        training = pkgutil.resolve_name(network.training)(drafts, TargetHead(target))
+        data = LiveDataset(target, codes, conditions)
+        used = {"cfg_scale": sampling.cfg_scale, "temperature": sampling.temperature}
+        found[name] = used | drafter.evaluate(training, data, range(count), batch_size=BATCH, sampling=sampling)
+    return found
+
+
+def weights_argument(assets: Path) -> str:
+    """The value of weights= of a run for this folder."""
+    return "embedded" if assets == registry.ASSETS else str(assets)
+
+
+@torch.inference_mode()
+def _right(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> Tensor:
+    device = next(reader.parameters()).device
+    return ev.read_right(reader(scenes.to_float(images).to(device)), torch.as_tensor(labels).to(device))
+
+
+def _read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> float:
+    return float(_right(reader, images, labels).nanmean())
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The samples of the pair for its card: `count` vanilla images at each guidance scale of `scales` (the model's own
+    among them), `drafted` with drafts of `gamma` tokens; `overrides` of the model's parameters."""
+
+    count: int = 120
+    drafted: int = 32
+    gamma: int = 4
+    scales: tuple[float, ...] = (1.0, 2.0)
+    overrides: tuple[str, ...] = ()
+
+
+def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
+    """Shares of shapes and colours that the reader finds as in the class, by guidance scale; empty without a reader.
+
+    `reader_accuracy_renders` is the same of real images, `..._decoded` of those after the autoencoder, and
+    `..._vanilla` that of the model's own guidance, with its shares by attribute.
+    """
+    if not (assets / ev.READER).is_file():
+        return {}
+    reader = ev.load(assets / ev.READER, ev.AttributeReader, device)
+    real, numbers = scenes_classes.portraits("validation", trial.count)
+    labels = np.array([scenes_classes.labels_of(int(number)) for number in numbers])
+    own = _pipeline(assets, device, "model=mar_scenes", *trial.overrides, "method=vanilla")
+    with torch.inference_mode():
+        pixels = scenes.to_float(real).to(device)
+        decoded = [own.pixels(own.model.autoencoder.token_distribution(x)[0]) for x in pixels.split(50)]
+    statistics = {
+        "reader_accuracy_renders": _classes_read(reader, real, labels)["shape_and_colour"],
+        "reader_accuracy_decoded": _classes_read(reader, np.concatenate(decoded), labels)["shape_and_colour"],
+    }
+    items = scenes_classes.items({"seed": 0, "n": trial.count})
+    labels = np.array([item.labels for item in items])
+    for scale in trial.scales:
+        pipeline = _pipeline(
+            assets, device, "model=mar_scenes", *trial.overrides, "method=vanilla", f"cfg_scale={scale}"
+        )
+        read = _classes_read(reader, _sample(pipeline, items)[0], labels)
+        statistics[f"reader_accuracy_cfg_{scale:g}"] = read["shape_and_colour"]
+        if scale == own.model.target.scale:
+            statistics["reader_accuracy_vanilla"] = read.pop("shape_and_colour")
+            statistics |= {f"vanilla_{name}": value for name, value in read.items()}
+    return statistics
+
+
+def draft_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
+    """Share of verified draft tokens that are accepted, and tokens per target pass, under each exact criterion; at the
+    model's own guidance, and for `path` without guidance as well."""
+    statistics = {}
+    items = scenes_classes.items({"seed": 0, "n": trial.drafted})
+    for name, arguments in {
+        "path": ["criterion=path"],
+        "path_cfg_1": ["criterion=path", "cfg_scale=1"],
+        "exact": ["criterion=exact"],
+    }.items():
+        pipeline = _pipeline(
+            assets, device, "model=mar_scenes", *trial.overrides, "method=cspd", f"gamma={trial.gamma}", *arguments
+        )
+        _, steps, drafted, accepted = _sample(pipeline, items)
+        statistics[f"acceptance_{name}"] = accepted / drafted
+        statistics[f"tokens_a_pass_{name}"] = len(items) * pipeline.tokens_per_image / steps
+    return statistics
+
+
+def _pipeline(assets: Path, device: torch.device, *arguments: str) -> Any:
+    from specbench.config import configuration
+
+    cfg = configuration.compose(list(arguments))
+    return Pipeline.load({**cfg, "weights": weights_argument(assets), "device": str(device)})
+
+
+def _sample(pipeline: ContinuousPipeline, items: Sequence[Item], batch: int = 64) -> tuple[np.ndarray, int, int, int]:
+    """Images of the items, and over all of them target passes, draft tokens verified and accepted."""
+    images, counts = [], np.zeros(3, dtype=np.int64)
+    for i in tqdm(range(0, len(items), batch), desc="samples of classes"):
+        some = items[i : i + batch]
+        out = pipeline.decode(pipeline.encode([item.prompt for item in some]), [(0, item.index) for item in some])
+        images.append(pipeline.pixels(out.tokens))
+        counts += [int(x.sum()) for x in (out.steps, out.drafted, out.accepted)]
+    steps, drafted, accepted = counts.tolist()
+    return np.concatenate(images), steps, drafted, accepted
+
+
+def _classes_read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Shares of the attributes of classes, labels (N, 14), that are read as stated."""
+    shares = _right(reader, images, labels).nanmean(0)
+    one, shape, colour = (float(shares[list(scenes.ATTRIBUTES).index(name)]) for name in scenes_classes.ATTRIBUTES)
+    return {"one_object": one, "shape": shape, "colour": colour, "shape_and_colour": (shape + colour) / 2}
+
+
+#: (stage, name, meaning, lowest, highest): the goals of the embedded world.
+GOALS: list[tuple[str, str, str, float, float]] = [
+    ("tokenizer", "psnr_db", "tokenizer PSNR on validation renders, dB", 26.0, np.inf),
+    ("tokenizer", "codes_used", "share of the codebook in use", 0.80, 1.0),
+    ("target", "top1_probability", "mean top-1 probability of the target", 0.25, 0.55),
+    ("tv_eagle", "tv", "total variation between EAGLE drafter and target, under the guidance in use", 0.35, 0.55),
+    ("tv_eagle", "tv_unguided", "the same without guidance", 0.15, 0.45),
+    ("evaluators", "reader_accuracy", "attributes read from real renders", 0.97, 1.0),
+    ("samples", "reader_accuracy_vanilla", "attributes read from vanilla samples, guidance 3", 0.85, 1.0),
+    ("kl", "psnr_db", "KL autoencoder's PSNR on validation renders of one object, dB", 26.0, np.inf),
+    ("mar_samples", "reader_accuracy_vanilla", "shapes and colours read from vanilla samples of mar_scenes", 0.75, 1.0),
+]
+
+
+@dataclass
+class Card:
+    """runs: (stages, origin) of every training; statistics: stage -> name -> value."""
+
+    runs: list[tuple[list[str], str]] = field(default_factory=list)
+    statistics: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Card:
+        """The card in a file; an empty one where there is none."""
+        text = path.read_text() if path.is_file() else ""
+        runs = [(stages.split(", "), source) for stages, source in re.findall(r"^- ([a-z0-9_, ]+): (.+)$", text, re.M)]
+        statistics = {
+            stage: {name: float(value) for name, value in (one.split(" ") for one in row.split(", "))}
+            for stage, row in re.findall(r"^\| (\w+) \| (\w+ [-+.\w]+(?:, \w+ [-+.\w]+)*) \|$", text, re.M)
+        }
+        return cls(runs, statistics)
+
+    def add(self, statistics: Mapping[str, dict[str, float]], source: str, order: Iterable[str]) -> None:
+        """Replace the statistics of some stages."""
+        others = [([stage for stage in stages if stage not in statistics], old) for stages, old in self.runs]
+        self.runs = [run for run in others if run[0]] + [(list(statistics), source)]
+        together = self.statistics | dict(statistics)
+        self.statistics = {stage: together[stage] for stage in order if stage in together}
+
+    def render(self) -> str:
+        """The card as Markdown: the goals with the reached values, then every statistic of every stage."""
+        lines = [
+            "# The embedded models",
+            "",
+            "Written by `make train-scenes`: what the weights under `specbench/assets`",
+            "reached on the validation split of *scenes*, measured from the stored half-precision files.",
+            "",
+            *(f"- {', '.join(stages)}: {source}" for stages, source in self.runs),
+            "",
+            "| statistic | reached | goal | |",
+            "|---|---|---|---|",
+        ]
+        for stage, name, what, low, high in GOALS:
+            if name in self.statistics.get(stage, {}):
+                value = self.statistics[stage][name]
+                goal = f"at least {low:g}" if high in (1.0, np.inf) else f"{low:g} to {high:g}"
+                lines.append(
+                    f"| {what} | {value:.4g} | {goal} | {'reached' if low <= value <= high else '**short**'} |"
+                )
+        lines += ["", "| stage | statistics |", "|---|---|"]
+        lines += [
+            f"| {stage} | " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()) + " |"
+            for stage, found in self.statistics.items()
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def origin(device: torch.device, budget: str, date: str) -> str:
+    """The device, versions, date and budget of a training, as text."""
+    found = provenance.environment(device)
+    return (
+        f"{found['device_name']}; torch {found['torch']}; specbench {found['specbench']}, commit {found['commit']};"
+        f" {date}; budget `{budget}`"
+    )

@@ -1,0 +1,318 @@
+"""Training of the embedded evaluators on *scenes*: what `make train-scenes` runs, and their statistics.
+
+The networks score images that a tokenizer has decoded, so half of every training batch is blurred and noisy. The reader
+and the two-tower model learn to ignore the damage; the classifier, whose features measure fidelity too, learns to
+predict it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from specbench import metrics
+from specbench.config.registry import ASSETS
+from specbench.data import Item, scenes
+from specbench.metrics import scenes_reference
+from specbench.metrics.scenes_reference import ScenesReference
+from specbench.models import evaluators as ev
+from specbench.storage import home, image_files
+from specbench.training.trainer import MicroStep, Recipe, fit
+from tools.scenes.world import Split
+
+CLASSIFIER_RECIPE = Recipe(steps=800, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
+READER_RECIPE = Recipe(steps=1200, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
+TWO_TOWER_RECIPE = Recipe(steps=1000, batch=128, lr=1.5e-3, warmup=150, weight_decay=0.05)
+
+RETRIEVAL = 100  # captions to choose from in the two-tower model's retrieval accuracy
+
+
+def degrade(x: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Blur and add noise to the first half of a batch (B, 3, H, W) in [-1, 1], as a tokenizer might.
+
+    Per image: a Gaussian of 0.05 to 1.2 pixels, noise of 0 to 0.1, a colour shift of up to 0.05. Returns the batch
+    and the strengths (B, 2) of blur and noise, 0 to 1.
+    """
+    n, side = len(x) // 2, x.shape[-1]
+    sigma = torch.as_tensor(rng.uniform(0.05, 1.2, (n, 1, 1, 1)), dtype=torch.float32, device=x.device)
+    at = torch.arange(side, device=x.device)
+    # (n, 1, H, H): one matrix blurs rows and columns
+    blur = torch.softmax(-0.5 * ((at[:, None] - at) / sigma) ** 2, -1)
+    noise = torch.as_tensor(rng.standard_normal(x[:n].shape, dtype=np.float32), device=x.device)
+    level = torch.as_tensor(rng.uniform(0, 0.1, (n, 1, 1, 1)), dtype=torch.float32, device=x.device)
+    shift = torch.as_tensor(rng.uniform(-0.05, 0.05, (n, 3, 1, 1)), dtype=torch.float32, device=x.device)
+    worse = blur @ x[:n] @ blur.mT + level * noise + shift
+    strength = torch.zeros(len(x), 2, device=x.device)
+    strength[:n] = torch.cat([sigma / 1.2, level / 0.1], 1).flatten(1)
+    return torch.cat([worse.to(x.dtype).clamp(-1, 1), x[n:]]), strength
+
+
+def _pick(images: np.ndarray, recipe: Recipe, rng: np.random.Generator) -> np.ndarray:
+    """Indices of a batch, in random order: its first half is degraded, so it must be random images."""
+    return rng.choice(len(images), min(recipe.batch, len(images)), replace=False)
+
+
+def _attention(device: torch.device) -> Any:
+    """On a CPU, attention over a few dozen tokens trains five times faster with explicit math than fused."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
+
+
+def attribute_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """Cross-entropy in nats, averaged over every present attribute of the batch; labels (N, 14), `ABSENT` left out."""
+    losses = [
+        F.cross_entropy(one.float(), labels[:, i], ignore_index=scenes.ABSENT, reduction="sum")
+        for i, one in enumerate(logits)
+    ]
+    return torch.stack(losses).sum() / (labels != scenes.ABSENT).sum()
+
+
+def train_attributes(
+    kind: type[ev.Classifier] | type[ev.AttributeReader],
+    images: np.ndarray,
+    labels: np.ndarray,
+    recipe: Recipe,
+    work: Path,
+    device: torch.device | str = "cpu",
+) -> tuple[Any, dict[str, float]]:
+    """Train the network behind the Fréchet distance, or the attribute reader, on uint8 images (N, 64, 64, 3) and labels
+    (N, 14) int64.
+
+    Resumes from `work`. Returns it and the last logged statistics of its training.
+    """
+    classifies = kind is ev.Classifier
+    torch.manual_seed(recipe.seed + (not classifies))
+    module: Any = kind(ev.ClassifierConfig() if classifies else ev.ReaderConfig()).to(device)  # type: ignore[arg-type]
+    where = torch.device(device)
+
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+        rng = micro_step.rng
+        picks = _pick(images, recipe, rng)
+        x, y = scenes.to_float(images[picks]).to(where), torch.from_numpy(labels[picks]).to(where)
+        x, strength = degrade(x, rng)
+        with _attention(where):
+            if classifies:
+                logits, damage = module.read(module.features(x))
+                value = attribute_loss(logits, y) + F.mse_loss(damage.float(), strength)
+            else:
+                logits = module(x)
+                value = attribute_loss(logits, y)
+        return value, {"loss": float(value.detach()), "right": float(ev.read_right(logits, y).nanmean())}
+
+    return module, fit("classifier" if classifies else "reader", module, loss, recipe, work)
+
+
+class WordEdits:
+    """Makes a caption wrong by one word: "red" for "blue", or the colours of two objects exchanged.
+
+    Random captions differ so much that no detail is needed to distinguish them; these differ in one detail only.
+    """
+
+    def __init__(self, ids: dict[str, int]) -> None:
+        self.group: dict[int, int] = {}  # word id -> attribute
+        self.choices: list[list[int]] = []  # attribute -> its word ids; no two of them mean the same
+        for words in (*scenes.OBJECT_ATTRIBUTES.values(), scenes.BACKGROUNDS):
+            known = [ids[word] for word in words if word in ids]
+            self.group |= {i: len(self.choices) for i in known if i not in self.group}
+            self.choices.append(known)
+
+    def __call__(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Word ids (N, W) -> the same captions with one edit each; a caption without such a word stays as it is."""
+        out = rows.copy()
+        for row in out:
+            at = [p for p, word in enumerate(row.tolist()) if word in self.group]
+            if not at:
+                continue
+            p = at[rng.integers(len(at))]
+            word = int(row[p])
+            partners = [q for q in at if self.group[int(row[q])] == self.group[word] and row[q] != word]
+            others = [i for i in self.choices[self.group[word]] if i != word]
+            if partners and rng.uniform() < 0.5:
+                q = partners[rng.integers(len(partners))]
+                row[p], row[q] = row[q], row[p]
+            elif others:
+                row[p] = others[rng.integers(len(others))]
+        return out
+
+
+def contrastive_loss(
+    images: Tensor, captions: Tensor, edited: Tensor, wrong: Tensor, same: Tensor, scale: Tensor
+) -> Tensor:
+    """Symmetric InfoNCE, in nats, of unit vectors (B, D), with one edited caption per image as a further negative.
+
+    wrong: (B,) bool, which edited captions differ from their own; same: (B, B) bool, pairs that show the same scene and
+    so are no negatives (the diagonal is the positives and ignored).
+    """
+    to_captions = scale * images @ captions.T
+    off_diagonal = same & ~torch.eye(len(same), dtype=torch.bool, device=same.device)
+    to_captions = to_captions.masked_fill(off_diagonal, -torch.inf)
+    to_edited = scale * (images * edited).sum(-1, keepdim=True)
+    to_edited = to_edited.masked_fill(~wrong.unsqueeze(1), -torch.inf)
+    target = torch.arange(len(images), device=images.device)
+    of_images = F.cross_entropy(torch.cat([to_captions, to_edited], 1), target)
+    return 0.5 * (of_images + F.cross_entropy(to_captions.T, target))
+
+
+def train_two_tower(
+    images: np.ndarray,
+    captions: list[str],
+    recipe: Recipe,
+    work: Path,
+    device: torch.device | str = "cpu",
+    labels: np.ndarray | None = None,
+) -> tuple[ev.TwoTower, dict[str, float]]:
+    """Train the two-tower model on uint8 images (N, 64, 64, 3) and their captions; resumes from `work`.
+
+    With `labels` (N, 14), two images of the same scene are never each other's negatives.
+    """
+    torch.manual_seed(recipe.seed + 2)
+    module = ev.TwoTower(ev.TwoTowerConfig(vocabulary=tuple(scenes.vocabulary()))).to(device)
+    ids = module.tokenize(captions).numpy()
+    scene = (
+        np.arange(len(captions)) if labels is None else np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    )
+    edits = WordEdits(module.text.ids)
+    where = torch.device(device)
+
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+        rng = micro_step.rng
+        picks = _pick(images, recipe, rng)
+        right, edited = ids[picks], edits(ids[picks], rng)
+        words = torch.from_numpy(np.concatenate([right, edited])).to(where)
+        same = torch.from_numpy(scene[picks][:, None] == scene[picks]).to(where)
+        with _attention(where):
+            seen = module.embed_images(degrade(scenes.to_float(images[picks]).to(where), rng)[0])
+            captioned, edited_captioned = module.embed_ids(words).chunk(2)
+        wrong = torch.from_numpy((right != edited).any(1)).to(where)
+        with torch.autocast(where.type, enabled=False):  # cosines near 1 need more than 8 bits
+            value = contrastive_loss(seen, captioned, edited_captioned, wrong, same, module.scale)
+        with torch.no_grad():
+            own, other = (seen * captioned).sum(-1), (seen * edited_captioned).sum(-1)
+        statistics = {
+            "loss": float(value.detach()),
+            "edits_told": float((own > other).float().mean()),
+            "scale": float(module.scale.detach()),
+        }
+        return value, statistics
+
+    return module, fit("two_tower", module, loss, recipe, work)
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+@torch.no_grad()
+def evaluate_attributes(
+    module: ev.Classifier | ev.AttributeReader, images: np.ndarray, labels: np.ndarray
+) -> dict[str, float]:
+    """Share of present attributes read right: "mean" over all of them, and one value for each of `scenes.ATTRIBUTES`.
+
+    images (N, 64, 64, 3) uint8; labels (N, 14) int64. An attribute that no image has is left out.
+    """
+    right = []
+    for i in range(0, len(images), 256):
+        x = scenes.to_float(images[i : i + 256]).to(_device(module))
+        right.append(ev.read_right([one.cpu() for one in module(x)], torch.from_numpy(labels[i : i + 256])))
+    table = torch.cat(right)
+    each = {
+        name: float(table[:, i].nanmean()) for i, name in enumerate(scenes.ATTRIBUTES) if not table[:, i].isnan().all()
+    }
+    return {"mean": float(table.nanmean()), **each}
+
+
+@torch.no_grad()
+def evaluate_two_tower(
+    module: ev.TwoTower, images: np.ndarray, captions: list[str], labels: np.ndarray
+) -> dict[str, float]:
+    """Statistics of the two-tower model on images (N, 64, 64, 3) uint8 with captions and labels (N, 14).
+
+    - top1: the share of images whose nearest of `RETRIEVAL` captions (disjoint groups, one of them their own)
+      describes their scene; a caption of an identical scene counts as right.
+    - edits_told: the share of captions that lie nearer to their image than the same caption with one word wrong.
+    - own_cosine, other_cosine: mean cosine of an image with its own caption and with the other captions of its group.
+    """
+    device = _device(module)
+    seen = torch.cat(
+        [module.embed_images(scenes.to_float(images[i : i + 256]).to(device)) for i in range(0, len(images), 256)]
+    )
+    ids = module.tokenize(captions)
+    edited = torch.from_numpy(
+        WordEdits(module.text.ids)(ids.numpy(), np.random.Generator(np.random.Philox(key=[0, 0])))
+    )
+    captioned, edited_captioned = (
+        torch.cat([module.embed_ids(some.to(device)) for some in table.split(256)]) for table in (ids, edited)
+    )
+    group = min(RETRIEVAL, len(images))
+    hits, own, other = [], [], []
+    for start in range(0, len(images) - group + 1, group):
+        rows = slice(start, start + group)
+        cosine = (seen[rows] @ captioned[rows].T).cpu()
+        nearest = cosine.argmax(1).numpy()
+        hits.append((labels[rows][nearest] == labels[rows]).all(1))
+        own.append(cosine.diagonal())
+        other.append(cosine[~torch.eye(group, dtype=torch.bool)])
+    nearer = (seen * captioned).sum(-1) > (seen * edited_captioned).sum(-1)
+    changed = (ids != edited).any(1).to(device)
+    return {
+        "top1": float(np.concatenate(hits).mean()),
+        "edits_told": float(nearer[changed].float().mean()),
+        "own_cosine": float(torch.cat(own).mean()),
+        "other_cosine": float(torch.cat(other).mean()),
+    }
+
+
+def train_all(
+    train: Split, held: Split, work: Path, assets: Path = ASSETS, device: torch.device | str = "cpu"
+) -> dict[str, float]:
+    """Train the evaluators whose files are missing in `assets`, write them, and measure every one as it was stored.
+
+    The reference statistics of the Fréchet distance (all of `held`) are written next to the classifier,
+    and again whenever they are not of its weights. Returns flat values such as "reader_accuracy" and "two_tower_top1".
+    `fid_of_real` is the distance of as many training images to that reference: the score of a perfect model.
+    """
+    statistics: dict[str, float] = {}
+
+    def trained(name: str, kind: type[ev.Evaluator], train_it: Callable[[], tuple[Any, dict[str, float]]]) -> Any:
+        path = assets / name
+        if not path.exists():
+            module, last = train_it()
+            ev.save(module, path)
+            statistics[f"{path.stem.removeprefix('scenes_')}_seconds"] = last["seconds"]
+        return ev.load(path, kind, device)
+
+    def attributes(kind: Any, recipe: Recipe) -> Callable[[], tuple[Any, dict[str, float]]]:
+        return lambda: train_attributes(kind, train.images, train.labels, recipe, work, device)
+
+    classifier = trained(ev.CLASSIFIER, ev.Classifier, attributes(ev.Classifier, CLASSIFIER_RECIPE))
+    statistics["classifier_accuracy"] = evaluate_attributes(classifier, held.images, held.labels)["mean"]
+
+    name = ev.backend(assets / ev.CLASSIFIER)
+    path = assets / scenes_reference.FILE
+    reference = ScenesReference.load(path) if path.exists() else None
+    if reference is None or reference.backend != name or reference.count != len(held.images):
+        reference = ScenesReference.from_images(classifier, held.images, name)
+        reference.save(path)
+    real = [Item(i, caption, None) for i, caption in enumerate(train.captions[: len(held.images)])]
+    context = metrics.ScoringContext(assets, home.metrics_folder(), device=str(device))
+    score = metrics.score(["scenes_fid"], image_files.ImageArray(train.images[: len(real)]), real, context)["fid"]
+    statistics["fid_of_real"] = float("nan") if score.value is None else score.value
+
+    reader = trained(ev.READER, ev.AttributeReader, attributes(ev.AttributeReader, READER_RECIPE))
+    for attribute, value in evaluate_attributes(reader, held.images, held.labels).items():
+        statistics["reader_accuracy" if attribute == "mean" else f"reader_accuracy_{attribute}"] = value
+
+    towers = trained(
+        ev.TWO_TOWER,
+        ev.TwoTower,
+        lambda: train_two_tower(train.images, train.captions, TWO_TOWER_RECIPE, work, device, train.labels),
+    )
+    found = evaluate_two_tower(towers, held.images, held.captions, held.labels)
+    return statistics | {f"two_tower_{name}": value for name, value in found.items()}

@@ -1,0 +1,304 @@
+"""The stages of the embedded models' training, resumable, with their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specbench.config import registry
+from specbench.data import scenes
+from specbench.harness.pipeline import Pipeline
+from specbench.models.llamagen import LlamaGen
+from specbench.models.loading import checkpoints
+from specbench.models.loading.mar_scenes import Latents
+from specbench.models.mar import MAR
+from specbench.models.scenes_config import MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
+from specbench.models.scenes_config import text as text_config
+from specbench.models.text import TextEncoder
+from specbench.models.vq import VQModel
+from specbench.storage.files import write_atomically
+from specbench.training import command, recipes
+from specbench.training.trainer import Recipe
+from tools.scenes import card, evaluators, mar, target, tokenizer, world
+
+
+@dataclass(frozen=True)
+class DrafterStage:
+    """The training of a drafter network: by a recipe of its own, from the weights of another stage, if given.
+    outputs: the weights that it writes, those of its checkpoints before the last ones."""
+
+    network: str
+    outputs: tuple[str, ...]
+    recipe: str = ""
+    start: str = ""
+
+
+_DISCRETE = [name for name in registry.trained() if not recipes.is_continuous(name)]
+_CODES = {
+    **{f: DrafterStage(name, (f,)) for name in _DISCRETE for f in [registry.network(name).folder]},
+    "eagle_steps": DrafterStage("eagle", ("eagle_steps100", "eagle_steps300", "eagle_steps1000"), "scenes_steps"),
+    "eagle_guided": DrafterStage("eagle", ("eagle_guided",), "scenes_guided", start="eagle"),
+}
+_VECTORS = {"mar_path_kl": DrafterStage("cspd", ("mar_draft_path_kl",), "mar_scenes", start="mar_draft")}
+DRAFTERS = _CODES | _VECTORS
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Recipes of the stages, the stages that need none, the arguments that override the drafters' recipe
+    (conf/recipes.yaml), and those of recipes of their own, the number of scenes of each split, how many of them measure
+    a drafter, and the samples of the continuous pair."""
+
+    recipes: dict[str, Recipe]
+    measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples")
+    drafters: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    train: int = 80_000
+    validation: int = 2_000
+    drafted: int = 150
+    trial: card.Trial = field(default_factory=card.Trial)
+
+
+BUDGETS = {
+    "cpu": Budget(  # two cores: about two hours for the models of discrete tokens, 75 minutes for the continuous ones
+        {
+            "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
+            "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
+            "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
+            "kl": Recipe(steps=1500, batch=48, lr=2e-3),
+            "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
+            "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
+        }
+    ),
+    "gpu": Budget(  # minutes
+        {
+            "tokenizer": Recipe(steps=6000, batch=128, lr=2e-3),
+            "text": Recipe(steps=3000, batch=256, lr=1e-3),
+            "target": Recipe(steps=20000, batch=128, lr=2e-3, ema=0.999, muon=True),
+            "kl": Recipe(steps=6000, batch=128, lr=2e-3),
+            "mar": Recipe(steps=20000, batch=256, lr=1e-3, ema=0.999, muon=True),
+            "mar_draft": Recipe(steps=10000, batch=256, lr=1e-3, ema=0.999, muon=True),
+        },
+        drafters=("steps=6000", "batch=128", "ema=0.999"),
+    ),
+    "smoke": Budget(  # seconds: tests that everything runs, not that it learns
+        {
+            name: Recipe(steps=2, batch=4, lr=1e-3, warmup=1, ema=0.5)
+            for name in ("tokenizer", "text", "target", "kl", "mar", "mar_draft")
+        },
+        measured=(*DRAFTERS, "drafters", "mar_samples"),
+        drafters=("steps=2", "batch=4", "warmup=1"),
+        # Never the default drafter's two steps, which are the same ones.
+        variants=("steps=4", "batch=4", "warmup=1", "checkpoints=[1,3]"),
+        train=120,
+        validation=24,
+        drafted=2,
+        trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
+    ),
+}
+DISCRETE = ("tokenizer", "text", "target", *_CODES, "drafters", "evaluators", "samples")
+CONTINUOUS = ("kl", "mar", "mar_draft", *_VECTORS, "mar_samples")
+STAGES = (*DISCRETE, *CONTINUOUS)
+
+
+class Stages:
+    """The stages, each trained from the outputs of those before it and skipped when its asset is current."""
+
+    def __init__(
+        self,
+        work: Path,
+        assets: Path,
+        budget: Budget,
+        device: torch.device,
+        distil: bool = True,
+        of: world.World = world.SCENES,
+    ) -> None:
+        self.world = of
+        self.work, self.assets, self.budget, self.device, self.distil = work, assets, budget, device, distil
+        work.mkdir(parents=True, exist_ok=True)
+        self.recipes = budget.recipes
+        self.statistics: dict[str, dict[str, float]] = {}
+        self._made: dict[str, Any] = {}
+
+    @cached_property
+    def train(self) -> world.Split:
+        return world.load(self.world, self.work, "train", self.budget.train)
+
+    @cached_property
+    def validation(self) -> world.Split:
+        return world.load(self.world, self.work, "validation", self.budget.validation)
+
+    def make(self, stage: str) -> Any:
+        """The output of a stage; the stages it needs are made first, and none twice."""
+        if stage not in self._made:
+            build = partial(self._drafter, stage) if stage in DRAFTERS else getattr(self, stage)
+            self._made[stage] = build()
+        return self._made[stage]
+
+    def path(self, kind: str) -> Path:
+        return self.assets / f"{self.world.name}_{kind}.safetensors"
+
+    def _stage(self, name: str, module: torch.nn.Module, fit: Callable[[], dict[str, float]]) -> None:
+        spent = fit()
+        module.eval()
+        in_file = f"{self.world.name}-{name}"
+        checkpoints.save(module, self.path(name), in_file)
+        # load the saved weights back, so that the statistics include half precision
+        checkpoints.fill(module, checkpoints.read(self.path(name), in_file)[1], name)
+        self.statistics[name] = {k: v for k, v in spent.items() if k in ("seconds", "images")}
+
+    def _cached(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        path = self.work / f"{name}.npy"
+        if not path.exists():
+            np.save(path, make())
+        return np.load(path, mmap_mode="r")
+
+    # --- models of discrete tokens ------------------------------------------------------------------------------------
+
+    def tokenizer(self) -> VQModel:
+        torch.manual_seed(0)
+        vq = VQModel(VQ).to(self.device)
+        self._stage(
+            "tokenizer", vq, lambda: tokenizer.train(vq, self.train.images, self.recipes["tokenizer"], self.work)
+        )
+        self.statistics["tokenizer"] |= tokenizer.evaluate(vq, self.validation.images)
+        return vq
+
+    def text(self) -> TextEncoder:
+        torch.manual_seed(1)
+        text = TextEncoder(text_config()).to(self.device)
+        self._stage(
+            "text",
+            text,
+            lambda: target.train_text(text, self.train.captions, self.train.labels, self.recipes["text"], self.work),
+        )
+        with torch.no_grad():
+            features = text(text.tokenize(self.validation.captions).to(self.device))
+            labels = torch.as_tensor(scenes.labels_by_position(self.validation.labels)).to(self.device)
+            _, right = text.reading_loss(features, labels)
+        self.statistics["text"]["attributes_right"] = float(right)
+        return text
+
+    def codes(self) -> tuple[np.ndarray, np.ndarray]:
+        vq = self.make("tokenizer")
+        return (
+            self._cached("codes-train", lambda: tokenizer.encode_all(vq, self.train.images)),
+            self._cached("codes-validation", lambda: tokenizer.encode_all(vq, self.validation.images)),
+        )
+
+    def features(self) -> tuple[torch.Tensor, torch.Tensor]:
+        text = self.make("text")
+        return target.features_of(text, self.train.captions), target.features_of(text, self.validation.captions)
+
+    def _held(self) -> tuple[np.ndarray, torch.Tensor]:
+        """Codes and features of a thousand validation scenes."""
+        return self.make("codes")[1][:1000], self.make("features")[1][:1000]
+
+    def target(self) -> LlamaGen:
+        codes, features = self.make("codes")[0], self.make("features")[0]
+        torch.manual_seed(2)
+        model = LlamaGen(TARGET).to(self.device)
+        self._stage(
+            "target",
+            model,
+            lambda: target.train_target("target", model, codes, features, self.recipes["target"], self.work),
+        )
+        self.statistics["target"] |= target.evaluate_target(model, *self._held())
+        return model
+
+    def _drafter(self, stage: str) -> None:
+        """By the public command, on examples that drafters share."""
+        of = DRAFTERS[stage]
+        target = ("kl", "mar") if stage in _VECTORS else ("tokenizer", "text", "target")
+        for needed in (*target, *filter(None, [of.start])):
+            self.make(needed)
+        own = recipes.settings(of.recipe, of.network)["n"] if of.recipe else self.budget.train
+        n = min(own, self.budget.train)
+        model = f"mar_{self.world.name}" if stage in _VECTORS else f"llamagen_{self.world.name}"
+        arguments = [f"drafter={of.network}", f"model={model}", f"n={n}"]
+        arguments += [f"recipe={of.recipe}", *self.budget.variants] if of.recipe else self.budget.drafters
+        arguments += [f"weights={card.weights_argument(self.assets)}", f"device={self.device}"]
+        chosen = recipes.plan(arguments).replaced(
+            out=str(self.work / stage),
+            examples=str(self.work / f"examples-{n}"),
+            start=str(self.path(of.start)) if of.start else None,
+        )
+        done = command.train(chosen, Pipeline.load(chosen.cfg))
+        for name, file in zip(of.outputs, [*done.checkpoints, done.file], strict=False):
+            write_atomically(self.path(name), file.read_bytes())
+        self.statistics[stage] = {name: done.statistics[name] for name in ("seconds", "images")}
+
+    def drafters(self) -> None:
+        self.statistics |= card.drafter_statistics(self.assets, self.device, self.budget.drafted)
+
+    def evaluators(self) -> None:
+        statistics = evaluators.train_all(self.train, self.validation, self.work, self.assets, self.device)
+        self.statistics["evaluators"] = statistics
+
+    def samples(self) -> None:
+        self.statistics["samples"] = card.sample_statistics(self.assets, self.device)
+
+    # --- models of continuous tokens, of scenes with one object -------------------------------------------------------
+
+    def portraits(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Images of one object, (N, 64, 64, 3) uint8, and their classes (N,) int64: as many as the world has scenes
+        with one object."""
+        n = (self.budget.train if split == "train" else self.budget.validation) // 3
+        images, classes = (self.work / f"portraits-{split}-{n}.{what}.npy" for what in ("images", "classes"))
+        if not classes.exists():
+            for path, made in zip((images, classes), self.world.portraits(split, n), strict=True):
+                np.save(path, made)
+        return np.load(images, mmap_mode="c"), np.load(classes)  # "c": PyTorch needs it writable
+
+    def kl(self) -> Latents:
+        torch.manual_seed(5)
+        kl = Latents(MAR_CONFIGS["kl"]).to(self.device)
+        images = self.portraits("train")[0]
+        self._stage("kl", kl, lambda: mar.train_kl(kl, images, self.recipes["kl"], self.work))
+        self.statistics["kl"] |= mar.evaluate_kl(kl, self.portraits("validation")[0], TOKEN_LIMIT)
+        return kl
+
+    def latents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Distributions of the tokens and classes: of training images and their mirror images, of validation images."""
+        kl = self.make("kl")
+        images, classes = self.portraits("train")
+        held, held_classes = self.portraits("validation")
+        of = registry.digest(self.path("kl"))
+        distributions = self._cached(f"latents-train-{of}", lambda: mar.encode_all(kl, mar.mirrored(images)))
+        held_distributions = self._cached(f"latents-validation-{of}", lambda: mar.encode_all(kl, held))
+        return distributions, np.tile(classes, 2), held_distributions, held_classes
+
+    def mar(self) -> MAR:
+        distributions, classes, *held = self.make("latents")
+        torch.manual_seed(6)
+        model = MAR(MAR_CONFIGS["mar"]).to(self.device)
+        self._stage(
+            "mar", model, lambda: mar.train_target(model, distributions, classes, self.recipes["mar"], self.work)
+        )
+        self.statistics["mar"] |= mar.evaluate_target(model, *held)
+        return model
+
+    def mar_draft(self) -> MAR:
+        model = self.make("mar")
+        distributions, classes, *held = self.make("latents")
+        torch.manual_seed(7)
+        draft = MAR(MAR_CONFIGS["mar_draft"]).to(self.device)
+        teacher = model if self.distil else None
+        self._stage(
+            "mar_draft",
+            draft,
+            lambda: mar.train_draft(draft, teacher, distributions, classes, self.recipes["mar_draft"], self.work),
+        )
+        self.statistics["mar_draft"] |= mar.evaluate_draft(model, draft, *held)
+        return draft
+
+    def mar_samples(self) -> None:
+        trial = self.budget.trial
+        self.statistics["mar_samples"] = card.class_statistics(self.assets, self.device, trial)
+        self.statistics["mar_samples"] |= card.draft_statistics(self.assets, self.device, trial)
