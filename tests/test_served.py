@@ -28,9 +28,9 @@ from specbench.config import configuration
 from specbench.errors import RunError, UsageError
 from specbench.harness import images_client, run, served
 from specbench.harness.images_client import ImagesClient, RequestError
-from specbench.rows import degenerate
-from specbench.rows import serving as columns
 from specbench.rows.journal import read_records
+from specbench.rows.remarks import FLAT, degenerate_remarks
+from specbench.rows.summary import served_columns
 from specbench.storage import image_files
 from specbench.storage.deadline import within
 from specbench.tables import report
@@ -276,10 +276,10 @@ def test_columns_of_records(server: StubServer, tmp_path: Path) -> None:
     run.run(configured(server, "n=3"), tmp_path / "a")
     run.run(configured(server, "n=3", "seed=1"), tmp_path / "b")
     one = read_records(tmp_path / "a/records.jsonl")
-    made = columns.columns([replace(one[0], failed=1), *one[1:]], 0.0)
+    made = served_columns([replace(one[0], failed=1), *one[1:]], 0.0)
     assert made["goodput"] == 0
     assert made["request_s_mean"] == pytest.approx(np.mean([r.request_s for r in one]))
-    assert columns.columns(one, None).get("goodput") is None
+    assert served_columns(one, None).get("goodput") is None
     found = comparison.compare(passes.read(str(tmp_path / "a")), passes.read(str(tmp_path / "b")))
     assert [r.statistic.name for r in found.results] == ["request_s"]
 
@@ -361,15 +361,15 @@ def test_what_is_not_degenerate(server: StubServer, tmp_path: Path) -> None:
 
 def test_the_rules_of_degenerate_images() -> None:
     def remarks(prompts: list[str], digests: list[str | None], contrast: int | None = 99, **more: Any) -> list[str]:
-        return degenerate.remarks(prompts, digests, [contrast] * len(digests), [(64, 64)] * len(digests), **more)
+        return degenerate_remarks(prompts, digests, [contrast] * len(digests), [(64, 64)] * len(digests), **more)
 
     assert remarks(["a cat", "A  cat ", "a dog"], ["x", "x", "y"]) == []  # one prompt for every text encoder
     assert remarks(["a", "b", "b", "c"], ["x", "x", "x", "y"]) == [
         "3 of 4 images equal the image of another prompt to the pixel"
     ]
     assert remarks(["a", "b"], [None, None], None) == []  # unknown
-    assert remarks(["a", "b"], ["x", "x"], degenerate.FLAT) == ["2 of 2 images are of one flat colour"]
-    assert remarks(["a", "b"], ["x", "y"], degenerate.FLAT + 1) == []
+    assert remarks(["a", "b"], ["x", "x"], FLAT) == ["2 of 2 images are of one flat colour"]
+    assert remarks(["a", "b"], ["x", "y"], FLAT + 1) == []
     assert remarks(["", ""], ["x", "x"]) == ["all 2 images are equal to the pixel"]
     assert remarks(["", "", ""], ["x", "x", "y"]) == remarks([""], ["x"]) == []  # a folder may hold copies
     assert remarks(["a"], ["x"], requested="64x64") == []
