@@ -12,7 +12,7 @@ from specbench.storage.files import write_atomically
         "RUN": Words("the folder of a run; followed by /baseline, its vanilla images", 1),
         "out=FILE.csv": Own("path", "a file for the rows", written=True),
     },
-    tables={"columns of out=:": "specbench.rows.breakdown:COLUMNS"},
+    tables={"columns of out=:": "specbench.compare.breakdown:COLUMNS"},
 )
 def main(line: CommandLine) -> int:
     """Acceptance, step compression and speed-up of runs by category of prompt (where the data set has categories: those
@@ -23,15 +23,14 @@ def main(line: CommandLine) -> int:
       specbench breakdown first
       specbench breakdown first second out=groups.csv
     """
-    from specbench.compare.grouping import interval, of_pass, table
+    from specbench.compare.breakdown import INTERVALS, ROWS, of_pass, table
     from specbench.compare.passes import read
-    from specbench.rows.breakdown import ROWS
     from specbench.rows.csv_files import csv_text
 
     rows = []
     for one in map(read, line.words):
         found = of_pass(one)
-        print(f"{one.method}, {len(one.records)} images in {one.path}; {interval()}")
+        print(f"{one.method}, {len(one.records)} images in {one.path}; {INTERVALS}")
         print("\n".join(table(found)) if found else "One category, one length, and no raster order: nothing to show.")
         rows += found
     if out := line["out"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.errors import UsageError
@@ -28,23 +28,26 @@ def main(line: CommandLine) -> int:
     """
     from specbench.rows import sources
 
-    rows, notes = sources.read(places(line.words))
-    say(notes)
+    rows = read(line.words)
     sources.write(line["out"], rows)
     print(f"wrote {line['out']}: {len(rows)} rows")
     return 0
 
 
-def places(names: Sequence[str]) -> list[Path]:
-    """The sources that a command line names; the store of results where it names none."""
-    from specbench.rows import store
+def read(names: Sequence[str], baselines: bool = False) -> list[dict[str, Any]]:
+    """The rows of the sources that a command line names; of the store of results where it names none. Prints what was
+    left out."""
+    from specbench.rows import sources
 
-    if names:
-        return [home.expanded(name) for name in names]
-    default = store.default()
-    if default is None or not default.is_file():
-        raise UsageError(f"there is no store {default or store.DEFAULT} yet: name files or folders with rows")
-    return [default]
+    places = [home.expanded(name) for name in names]
+    if not places:
+        default = sources.default_store()
+        if default is None or not default.is_file():
+            raise UsageError(f"there is no store {default or sources.STORE} yet: name files or folders with rows")
+        places = [default]
+    rows, notes = sources.read(places, baselines)
+    say(notes)
+    return rows
 
 
 def say(notes: Sequence[str]) -> None:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from specbench.errors import plain
 
 if TYPE_CHECKING:
-    from specbench.rows.unmeasured import Run
+    from specbench.rows.remarks import MeasuredRun
 
 USAGE, FAILED, UNMEASURED, STOPPED = 2, 1, 3, 130
 
 
-def unmeasured(runs: Sequence[Run]) -> int:
+def unmeasured(runs: Sequence[MeasuredRun]) -> int:
     """Prints which metrics have no value in these runs, and returns the exit code."""
-    from specbench.rows.unmeasured import report
+    from specbench.rows.remarks import missing_metrics
 
-    return missing(*report(runs))
+    return missing(*missing_metrics(runs))
 
 
 def missing(lines: Sequence[str], asked: bool = True) -> int:

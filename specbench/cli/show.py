@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from specbench.cli.arguments import CommandLine, Own, command
-from specbench.cli.collect import SOURCE, places, say
+from specbench.cli.collect import SOURCE, read, say
 from specbench.errors import UsageError
 
 
@@ -33,7 +33,7 @@ def main(line: CommandLine) -> int:
       specbench show runs/grid more.csv --where method=sjd --where 'fid<5' --sort=-speedup_step
       specbench show --group-by method --columns method,seeds,speedup_step,image_reward --format md
     """
-    from specbench.rows import selection, sources
+    from specbench.rows import selection
     from specbench.rows.csv_files import as_cells, csv_text
     from specbench.rows.shown import shown
 
@@ -44,9 +44,7 @@ def main(line: CommandLine) -> int:
     )
     for name in [*columns, *groups, *(name.removeprefix("-") for name in order)]:
         selection.column(name)
-    rows, notes = sources.read(places(line.words), baselines=True)
-    say(notes)
-    rows = [row for row in map(shown, rows) if all(test(row) for test in conditions)]
+    rows = [row for row in map(shown, read(line.words, baselines=True)) if all(test(row) for test in conditions)]
     if not rows:
         raise UsageError("no row meets the conditions")
     pooled, notes = selection.grouped(rows, groups, not line["--no-pool"])

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.cli.arguments import CommandLine, Own, Words, command
+from specbench.config.indices import label
 from specbench.errors import UsageError
-from specbench.rows.indices import label
 from specbench.storage import home
 from specbench.storage.files import format_size
 

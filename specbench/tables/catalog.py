@@ -229,8 +229,10 @@ def _line(source: Source, key: str, given: Mapping[str, Any], lines: dict[str, L
 
 def _figure(source: Source, panels: Sequence[Panel]) -> TableFigure | Series | Maps | Stack:
     keys = source.made("figure", FigureKeys, source.definition.figure)
-    if other := keys.series or keys.maps or keys.stack:
-        return other
+    kinds: dict[str, type[Series | Maps | Stack]] = {"series": Series, "maps": Maps, "stack": Stack}
+    for name, kind in kinds.items():
+        if held := getattr(keys, name):
+            return source.made(f"figure: {name}", kind, held)
     if keys.curves:
         panels = [Panel("", tuple(Curve(label, lines) for label, lines in keys.curves.items()))]
     if keys.panel is not None:

@@ -12,7 +12,8 @@ from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.compare.paired import LEVEL, holm
+from specbench.compare.paired import holm
+from specbench.rows.differences import LEVEL
 from specbench.tables import figures
 from specbench.tables.definitions import Column, Panel, row_column
 from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, facts, printable

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 from specbench.config import parameters
 from specbench.errors import UsageError, plain, unknown
 from specbench.storage.reading import made, read_yaml, short
-from specbench.tables.definitions import DEFAULT_MODEL, Maps, Series, Stack
+from specbench.tables.definitions import DEFAULT_MODEL
 
 GROUP = "suite"
 T = TypeVar("T")
@@ -42,9 +42,9 @@ class FigureKeys:
     panel: str | None = None
     curves: dict[str, tuple[str, ...]] = field(default_factory=dict)
     log: bool = False
-    series: Series | None = None
-    maps: Maps | None = None
-    stack: Stack | None = None
+    series: Parameters = field(default_factory=dict)
+    maps: Parameters = field(default_factory=dict)
+    stack: Parameters = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
