@@ -30,6 +30,6 @@ def _complete(arguments: list[str], text: str) -> int:
             print(" ".join(run.offered(line[2].rpartition(" ")[2]) if isinstance(run, Command) else []))
             return 0
         os.environ["COMP_LINE"] = f"{line[0]} {line[2]}"
-    from specbench.cli.launch import by_hydra
+    from specbench.cli.run import by_hydra
 
     return by_hydra(arguments)

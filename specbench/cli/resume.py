@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specbench.cli.arguments import CommandLine, Words, command
 from specbench.cli.exits import unmeasured
-from specbench.cli.launch import start
+from specbench.cli.run import start
 from specbench.errors import UsageError, integer, values
 from specbench.storage import home
 

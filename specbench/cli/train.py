@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     "train",
     {},
     others=["specbench.training.recipes:TABLE", "specbench.config.parameters:table"],
-    tables={"": "specbench.cli.manual:training"},
+    manual="specbench.cli.manual:training",
 )
 def drafter(line: CommandLine) -> int:
     """Trains a drafter for a target: makes its examples, trains, and writes weights with their card. After an
