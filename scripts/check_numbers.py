@@ -43,7 +43,7 @@ import doc_tables
 import pandas as pd
 import yaml
 
-from specbench.cli.exits import fail
+from specbench.cli.commands import fail
 from specbench.errors import UsageError
 from specbench.tables import catalog, matched, measure
 

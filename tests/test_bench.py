@@ -23,7 +23,7 @@ from specbench.bench import floor, measure
 from specbench.bench.bases import ATTEMPTS, Bases
 from specbench.bench.measure import ForcedLength
 from specbench.bench.rows import COLUMNS, ROWS, describe
-from specbench.cli import bench as cli
+from specbench.cli.measurements import bench
 from specbench.config import configuration
 from specbench.decoding.batch import finished
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
@@ -421,7 +421,7 @@ def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> 
     assert len(lines) >= 10
     for name, *words in lines:
         assert name == "bench"
-        line = cli.main.read(words)
+        line = bench.read(words)
         assert line is not None
         cfg = configuration.grid(line.others, multirun=False)[0].cfg
         assert (cfg["weights"], cfg["device"]) == ("random", "cuda")

@@ -171,7 +171,7 @@ class Command:
             usage.append("[name=value ...]")
         text = " ".join(part.replace(" ", "\0") for part in usage)
         text = textwrap.fill(text, _WIDTH, subsequent_indent=" " * 9).replace("\0", " ")
-        title = f"specbench {self.name}: {COMMANDS[self.name.partition(' ')[0]]}"
+        title = f"specbench {self.name}: {COMMANDS[self.name][1]}"
         lines = [title, "", text, "", inspect.cleandoc(self.run.__doc__ or "")]
         found = {"": self.arguments} if self.arguments else {}
         found |= {title: _resolved(where) for title, where in self.tables.items()}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.cli.arguments import CommandLine, Own, command
-from specbench.cli.exits import FAILED, USAGE, fail, unmeasured
+from specbench.cli.commands import FAILED, USAGE, fail, unmeasured
 from specbench.config import command_line
 from specbench.errors import RunError, UsageError, one_line
 
