@@ -30,7 +30,8 @@ from PIL import Image
 from specbench import cli
 from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
-from specbench.cli import commands, fetch, suite
+from specbench.cli import commands as sub_commands
+from specbench.cli import fetch, suite
 from specbench.config import configuration, parameters, variants
 from specbench.config.parameter import METADATA
 from specbench.rows import selection
@@ -191,7 +192,7 @@ def _checked(line: str) -> None:
         _checked(shlex.join(["specbench", *arguments[3:]]))
     elif tool == "specbench":
         command, *rest = arguments
-        own = commands.find("bench").own
+        own = sub_commands.find("bench").own
         overrides = [argument for argument in rest if argument != "-m" and argument.partition("=")[0] not in own]
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetched(rest),
@@ -200,9 +201,9 @@ def _checked(line: str) -> None:
             "run": lambda: configuration.grid([o for o in overrides if o != "--dry-run"], "-m" in rest),
             "tables": lambda: _listed(rest),
             "suite": lambda: suite._read(rest[0], [argument for argument in rest[1:] if "=" in argument]),
-            "show": lambda: [selection.condition(a) for a in commands.find("show").read(rest)["--where"] or ()],
+            "show": lambda: [selection.condition(a) for a in sub_commands.find("show").read(rest)["--where"] or ()],
             **dict.fromkeys(("status", "resume"), lambda: None),
-            **dict.fromkeys(("reference", "push", "report", "collect"), lambda: commands.find(command).read(rest)),
+            **dict.fromkeys(("reference", "push", "report", "collect"), lambda: sub_commands.find(command).read(rest)),
         }
         check[command]()
     elif tool == "pytest":

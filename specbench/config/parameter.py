@@ -59,7 +59,8 @@ class Parameter:
         if self.choices:
             text = "one of " + ", ".join(self.choices)
         elif self.kind == "integers":
-            text = f"a list of rising integers of at least {self.low:g}, such as [100,400]"
+            most = "" if self.high is None else f" and at most {self.high}"
+            text = f"a list of rising integers of at least {self.low:g}{most}, such as [100,400]"
         elif self.kind in _WANTED:
             text = _WANTED[self.kind]
         elif self.kind in ("string", "text", "path"):
