@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +28,7 @@ from torch import nn
 
 from specbench import metrics
 from specbench.data.base import Item
-from specbench.metrics import clip, cmmd, dinov2, fd_dinov2, frechet
-from specbench.metrics.base import Scorer
+from specbench.metrics import clip, dinov2, frechet
 from specbench.metrics.compared import ComparedMetric
 from specbench.metrics.reference import ReferenceStatistics
 from specbench.rows import provenance, sample_size
@@ -37,7 +37,7 @@ from specbench.storage import image_files
 LIMIT_GB, SIDE = 3.0, 256
 #: Metric -> its network with random weights.
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"fd_dinov2": dinov2.DINOv2, "cmmd": clip.random_image_tower}
-SCORERS = {"fd_dinov2": fd_dinov2.DINOv2Scorer, "cmmd": cmmd.CLIPImageScorer}
+LOADERS: dict[str, tuple[Any, str]] = {"fd_dinov2": (dinov2, "load"), "cmmd": (clip, "load_image_tower")}
 
 
 def gigabytes() -> float:
@@ -58,13 +58,13 @@ def draw(folder: Path, count: int) -> list[Path]:
 def with_random_weights(name: str) -> ComparedMetric:
     """A metric whose scorer is random, compared with random features."""
     torch.manual_seed(0)
+    network = NETWORKS[name]().eval().requires_grad_(False)
+    module, load = LOADERS[name]
+    setattr(module, load, lambda *_: network)
     whole = type(metrics.metric(name, metrics.ScoringContext(Path(), Path())))
 
     class Random(whole):  # type: ignore[misc, valid-type]
-        cache_key = f"{name}-random"
-
-        def scorer(self) -> Scorer:
-            return SCORERS[name](NETWORKS[name]().eval().requires_grad_(False), "cpu")  # type: ignore[arg-type]
+        cache_key, published_files = f"{name}-random", (Path(),)
 
     one: ComparedMetric = Random(metrics.ScoringContext(Path(), Path()), {})
     real = np.random.default_rng(0).standard_normal((2 * one.width, one.width)).astype(np.float32)

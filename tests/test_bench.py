@@ -20,13 +20,14 @@ from test_engine import at_once
 from torch import Tensor
 
 from specbench.bench import floor, measure
-from specbench.bench.bases import ATTEMPTS, Bases
+from specbench.bench.floor import ATTEMPTS, Bases
 from specbench.bench.measure import ForcedLength
 from specbench.bench.rows import COLUMNS, ROWS, describe
 from specbench.cli.measurements import bench
 from specbench.config import configuration
 from specbench.decoding.batch import finished
-from specbench.decoding.drafters.eagle import Eagle, Eagle2
+from specbench.decoding.drafters.dynamic import Eagle2
+from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Decoding

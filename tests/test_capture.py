@@ -20,14 +20,13 @@ from specbench.decoding.continuous import ContinuousDecoding, ContinuousRule
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule, band, exact
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
-from specbench.engine.compiled import BlockCall, call_block, compiling
-from specbench.engine.graph import Graphs
+from specbench.engine.graph import BlockCall, Graphs, call_block, compiling
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
 from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens

@@ -304,7 +304,7 @@ def test_the_helpers_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
     program.parent.mkdir()
     program.write_text("import time\ntime.sleep(600)\n")
     start = (
-        "import subprocess, sys, time\nfrom specbench.harness import orphans\nwith orphans.guarded():\n"
+        "import subprocess, sys, time\nfrom specbench.harness import processes\nwith processes.guarded():\n"
         "    some = [subprocess.Popen([sys.executable, *words], stdout=2) for words in"
         f" ([{str(program)!r}], ['-c', 'import time; time.sleep(600)'])]\n"
         "    time.sleep(3)\n    print(*(one.pid for one in some), flush=True)\n    sys.stdin.read()\n"

@@ -21,8 +21,7 @@ from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
 from specbench.engine import ops
-from specbench.engine.compiled import BlockCall, call_block, compiling
-from specbench.engine.graph import Graphs, Recorder
+from specbench.engine.graph import BlockCall, Graphs, Recorder, call_block, compiling
 from specbench.engine.masks import TreeMask
 from specbench.engine.ops import KVCache
 from specbench.models.transformer import Block, BlockConfig, line_rotary, run_blocks

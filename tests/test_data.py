@@ -19,8 +19,7 @@ from specbench import data, metrics
 from specbench.config import configuration, parameters, registry
 from specbench.data import Item, base, coco, prompts
 from specbench.errors import UsageError
-from specbench.metrics import scenes_clip
-from specbench.metrics.embedded import of_scenes
+from specbench.metrics.scenes import of_scenes, readable
 from specbench.models import evaluators
 from specbench.rows import provenance
 from specbench.storage.image_files import ImageArray
@@ -421,4 +420,4 @@ def test_items_of_scenes_are_scored(load: Load) -> None:
     towers = evaluators.load(metrics.ASSETS / evaluators.TWO_TOWER, evaluators.TwoTower)
     for item in load("n=300"):
         assert of_scenes(item)
-        assert scenes_clip.readable(towers, item.prompt)
+        assert readable(towers, item.prompt)

@@ -21,9 +21,8 @@ from specbench import metrics
 from specbench.config import configuration
 from specbench.data import scenes
 from specbench.harness import run
-from specbench.metrics import scenes_fid
 from specbench.metrics.base import Metric
-from specbench.metrics.scenes_clip import ScenesClip
+from specbench.metrics.scenes import ScenesClip, ScenesFID
 from specbench.rows.columns import METRICS
 from specbench.storage import image_files
 
@@ -176,7 +175,7 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
         return (metrics.Score(float(np.abs(outputs[:, 0]).sum()), None, "", ""),)
 
     # the distance itself takes seconds to import
-    monkeypatch.setattr(scenes_fid.ScenesFID, "score", first_feature)
+    monkeypatch.setattr(ScenesFID, "score", first_feature)
     assert "scenes_clip reads prompts: give prompts=FILE" in refused(call, "pictures", "metrics=scenes_clip")
     assert call("pictures", "metrics=scenes_fid", "out=out")[0] == 0
     alone = row_of("out")

@@ -25,8 +25,7 @@ from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
-from specbench.engine.compiled import compiling
-from specbench.engine.graph import Eager, Graphs
+from specbench.engine.graph import Eager, Graphs, compiling
 from specbench.errors import RunError
 from specbench.harness.pipeline import Pipeline
 

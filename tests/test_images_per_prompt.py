@@ -19,7 +19,7 @@ from specbench.errors import UsageError
 from specbench.harness import pairing, run, status
 from specbench.metrics import ASSETS, Score, ScoringContext
 from specbench.metrics.base import over_prompts
-from specbench.metrics.scenes_reward import ScenesReward
+from specbench.metrics.scenes import ScenesReward
 from specbench.rows import indices, provenance, summary
 from specbench.rows.journal import read_records
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.bench import launches
+from specbench.bench.shapes import launches
 from specbench.config import configuration, parameters
 from specbench.decoding.loop import Decoding
 
@@ -41,7 +41,7 @@ OUTSIDE = {
 
 
 def counted(words: tuple[str, ...], engine: str = "triton") -> dict[str, Any]:
-    return launches.launches(configuration.compose([*words, "weights=random"]), engine)
+    return launches(configuration.compose([*words, "weights=random"]), engine)
 
 
 @pytest.mark.parametrize("name", BUDGETS)

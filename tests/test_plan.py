@@ -10,9 +10,18 @@ import torch
 import torch.nn.functional as F
 
 from specbench.bench.devices import DEVICES
-from specbench.bench.launches import Launches, count_trajectory, counted, engine_on_shapes, launches
 from specbench.bench.plan import Memory, plan
-from specbench.bench.shapes import DEVICE, Shapes, has_triton, shapes
+from specbench.bench.shapes import (
+    DEVICE,
+    Launches,
+    Shapes,
+    count_trajectory,
+    counted,
+    engine_on_shapes,
+    has_triton,
+    launches,
+    shapes,
+)
 from specbench.config import configuration
 from specbench.decoding.rng import RandomStreams
 from specbench.harness.pipeline import Pipeline

@@ -10,6 +10,8 @@ import pytest
 import tiny
 import torch
 
+from specbench.bench import rows
+from specbench.bench.distributions import TokenDistributions
 from specbench.cli.measurements import probe
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, decode
@@ -17,8 +19,6 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
-from specbench.probe import rows
-from specbench.probe.measure import TokenDistributions
 
 
 def distributions(scale: float, side: int = 3) -> tuple[TokenDistributions, torch.Tensor]:
@@ -76,7 +76,7 @@ def test_a_row_of_the_embedded_target(tmp_path: Path, capsys: pytest.CaptureFixt
     out = tmp_path / "probe.csv"
     assert probe(["n=2", "probe.offsets=3", "device=cpu", f"out={out}"]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
-    [row] = rows.ROWS.read(out)
+    [row] = rows.PROBES.read(out)
     top, tv = json.loads(row["top_probabilities"]), json.loads(row["tv_by_distance"])
     assert line["images"] == 2
     assert len(top) == 100

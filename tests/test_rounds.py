@@ -10,6 +10,8 @@ import pytest
 import tiny
 import torch
 
+from specbench.bench import rounds
+from specbench.bench.rounds import Curves, Replayed, Rounds, replayed
 from specbench.cli.measurements import probe
 from specbench.config import configuration, parameters
 from specbench.decoding.rules import Band, exact, uniform
@@ -19,8 +21,6 @@ from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, TokenWise
 from specbench.decoding.verify.block import BlockVerification
 from specbench.errors import UsageError
-from specbench.probe import rounds
-from specbench.probe.rounds import Curves, Replayed, Rounds, replayed
 
 LENGTH = 4
 
@@ -175,6 +175,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
 
 
 def rounds_of(path: Path) -> list[dict[str, str]]:
-    from specbench.probe.rows import ROUNDS
+    from specbench.bench.rows import ROUNDS
 
     return ROUNDS.read(path)

@@ -25,7 +25,7 @@ from specbench.errors import UsageError
 from specbench.harness import run, sheet
 from specbench.metrics import Score
 from specbench.metrics.base import Images
-from specbench.metrics.scenes_fid import ScenesFID
+from specbench.metrics.scenes import ScenesFID
 from specbench.rows import report_text, time_spent
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import read_rows

@@ -16,8 +16,8 @@ from specbench.config import parameters
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes
 from specbench.errors import UsageError
-from specbench.metrics import fd_dinov2, inception
-from specbench.metrics.scenes_fid import ScenesFID
+from specbench.metrics import features, inception
+from specbench.metrics.scenes import ScenesFID
 from specbench.models import evaluators as ev
 from specbench.rows import sample_size
 from specbench.rows.columns import COLUMNS
@@ -50,7 +50,7 @@ def test_metrics_declare_the_features_of_their_networks() -> None:
     assert declared == {
         **{name: {"inception-v3": inception.FEATURES} for name in inceptions},
         "scenes_fid": {"scenes-classifier": classifier.num_features},
-        "fd_dinov2": {"dinov2-vit-l-14": fd_dinov2.FEATURES},
+        "fd_dinov2": {"dinov2-vit-l-14": features.DINO_FEATURES},
     }
     context = metrics.ScoringContext(ASSETS, ASSETS)
     assert metrics.metric("scenes_fid", context).cache_key.startswith("scenes-classifier@")  # of the rows' backends

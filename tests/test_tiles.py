@@ -12,7 +12,7 @@ import torch
 from specbench.models.transformer import Block, BlockConfig
 
 pytest.importorskip("triton")
-from specbench.engine.kernels import FusedKernels, tiles, tuning
+from specbench.engine.kernels import FusedKernels, block, tiles
 from specbench.engine.kernels.tiles import AttentionTile, Tile, Tiles
 
 CFG = BlockConfig(32, 2, 2, 48)
@@ -29,10 +29,10 @@ def _tuned(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FusedKernels, l
         table = kernels.layers.tiles
         return -max(t.over for t in table.tuned.values()) - sum(t.keys for t in table.tuned_attention.values())
 
-    monkeypatch.setattr(tuning, "can_measure", lambda device: True)
+    monkeypatch.setattr(block, "can_measure", lambda device: True)
     monkeypatch.setattr(tiles, "_seconds", seconds)
-    monkeypatch.setattr(tiles, "candidates", lambda *_: [Tile(16, 0), Tile(32, 16)])
-    monkeypatch.setattr(tiles, "attention_candidates", lambda *_: [AttentionTile(16, n, 4, 1, 1) for n in (16, 32)])
+    monkeypatch.setattr(block, "candidates", lambda *_: [Tile(16, 0), Tile(32, 16)])
+    monkeypatch.setattr(block, "attention_candidates", lambda *_: [AttentionTile(16, n, 4, 1, 1) for n in (16, 32)])
     with torch.inference_mode():
         kernels.tune([Block(CFG), Block(CFG)], (1, 2), 2, 20)
     return kernels, runs

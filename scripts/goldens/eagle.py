@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from goldens.common import Compared, Config, Tensors, fixed, guided, in_order, load, paths, weights
+from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as Eagle1
-from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import parse

@@ -20,7 +20,7 @@ from specbench.decoding.drafters.built_in import BuiltIn
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule
-from specbench.decoding.rules.redraw import Redraw
+from specbench.decoding.rules.relaxed import Redraw
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import Draft
 from specbench.decoding.verify.base import VERIFY

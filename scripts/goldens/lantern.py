@@ -11,8 +11,8 @@ from torch import Tensor
 from goldens.common import Compared, Config, Tensors, in_order, paths
 from specbench.decoding import rules, trees
 from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rules.base import neighbours
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import VERIFY, Draft, TokenWise, Verdict
 from specbench.engine.ops import take

@@ -34,13 +34,13 @@ from specbench.decoding.loop import DecoderConfig
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Mentored, Rule, exact
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.trees import Path, build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
-from specbench.engine.kernels import FusedKernels, block, launch, tiles, tuning
+from specbench.engine.kernels import FusedKernels, block, launch, tiles
 
 #: Without these ptxas reports nothing, or not again.
 REPORTING = {"TRITON_DUMP_PTXAS_LOG": "1", "TRITON_ALWAYS_COMPILE": "1"}
@@ -180,8 +180,8 @@ def candidates_on_shapes(name: str, nodes: tuple[int, ...], slots: int, most_wei
         return tried[0]
 
     with (
-        mock.patch.object(tuning, "can_measure", return_value=True),
-        mock.patch.object(tiles, "fastest", all_of),
+        mock.patch.object(block, "can_measure", return_value=True),
+        mock.patch.object(block, "fastest", all_of),
         torch.no_grad(),
     ):
         FusedKernels(most_weights=most_weights).tune(network.layers, nodes, gates.ROWS, slots)

@@ -22,8 +22,7 @@ from torch import Tensor
 from gpu_checks import gates, models, results
 from specbench.bench import floor
 from specbench.decoding.trees import build, chain_paths
-from specbench.engine.compiled import BlockCall, call_block, compiling, inductor
-from specbench.engine.graph import Action, Graphs, cuda_graphs
+from specbench.engine.graph import Action, BlockCall, Graphs, call_block, compiling, cuda_graphs, inductor
 from specbench.engine.kernels import FusedKernels, block, launch
 from specbench.engine.kernels.attention import Counters, attend
 from specbench.engine.kernels.tiles import Tiles, default_attention

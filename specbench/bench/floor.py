@@ -1,4 +1,5 @@
-"""The memory floor of a step: bytes that must be read, over the measured bandwidth of this device.
+"""What a step is held against: the bytes that must be read, the measured bandwidth of this device, and a second
+measurement of the same pass.
 
 Every weight of a network is read once for each of its passes, whatever the number of rows and nodes, and every cached
 key and value up to the step's position once for the target's pass. Embedding tables do not count: only rows are read.
@@ -6,8 +7,13 @@ key and value up to the step's position once for the target's pass. Embedding ta
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +22,20 @@ from torch import Tensor, nn
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Entries
 from specbench.decoding.drafters.medusa import Medusa
+from specbench.errors import RunError
 from specbench.models.language import Language
 from specbench.models.mar import MAR
+
+#: Measurements until the two agree.
+ATTEMPTS = 3
+#: Steps from which on the spread of their times is known.
+_FEWEST = 5
+#: Relative difference that is no noise: a step's other parts leave the caches in another state.
+_SYSTEMATIC = 0.05
+#: Relative difference above which two measurements never agree, however noisy they are.
+_MOST = 0.15
+#: Okabe and Ito's colours, distinguishable for colour-blind readers, each with its own marker for print.
+_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "v"), ("#E69F00", "D"), ("#56B4E9", "P"))
 
 
 def nbytes(*modules: nn.Module) -> int:
@@ -113,3 +131,96 @@ def arithmetic(device: torch.device, dtype: torch.dtype) -> float:
     a, b = (torch.ones(n, n, device=device, dtype=dtype) for _ in "ab")
     c: Tensor = torch.empty_like(a)
     return 2 * n**3 / min(seconds(lambda: torch.mm(a, b, out=c), device))
+
+
+@dataclass(frozen=True)
+class Bases:
+    """Whether other work disturbed a benchmark. Seconds of the target's pass over one node, on which every relative
+    cost rests, several each: `steps` in the steps of vanilla AR, and `alone`."""
+
+    steps: Sequence[float]
+    alone: Sequence[float]
+
+    @property
+    def difference(self) -> float:
+        """Of their medians, relative to the smaller one."""
+        low, high = sorted((statistics.median(self.steps), statistics.median(self.alone)))
+        return high / low - 1
+
+    @property
+    def noise(self) -> float | None:
+        """The largest difference of measurements that nothing disturbed: three standard errors of both medians, and
+        what is systematic. None: too few steps for their spread."""
+        if len(self.steps) < _FEWEST:
+            return None
+        return min(_MOST, _SYSTEMATIC + 3 * math.hypot(_relative_error(self.steps), _relative_error(self.alone)))
+
+    @property
+    def agree(self) -> bool:
+        return self.noise is None or self.difference <= self.noise
+
+    def refusal(self) -> RunError:
+        """Why there is no row."""
+        steps, alone = (1e3 * statistics.median(some) for some in (self.steps, self.alone))
+        return RunError(
+            f"the target's pass over one token took {steps:.3g} ms in a step of vanilla decoding and {alone:.3g} ms"
+            f" alone; they differ by {self.difference:.0%}, and their noise allows {self.noise or 0:.0%}. {ATTEMPTS}"
+            " attempts disagreed, so this benchmark has no row: measure again while nothing else uses the machine"
+        )
+
+
+def _relative_error(samples: Sequence[float]) -> float:
+    """The standard error of the median relative to it, from the interquartile range (of normal noise)."""
+    low, _, high = statistics.quantiles(samples, n=4)
+    return 1.253 * (high - low) / 1.349 / math.sqrt(len(samples)) / statistics.median(samples)
+
+
+def draw_roofline(rows: Sequence[Mapping[str, str]], stem: Path) -> list[Path]:
+    """Draws the roofline of a device with the passes timed by number of nodes in rows (as read from their file), as SVG
+    and PNG; nothing where no row has any. Returns the files written. The ceilings are those of the newest row."""
+    shown = [row for row in rows if row["by_nodes"] and row["node_gflop"]]
+    if not shown:
+        return []
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams |= {"svg.hashsalt": "specbench", "svg.fonttype": "none"}
+    import matplotlib.pyplot as plt
+
+    drawn, axis = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
+    latest: dict[str, Mapping[str, str]] = {_name(row): row for row in shown}
+    intensities = []
+    for number, (name, row) in enumerate(latest.items()):
+        colour, marker = _STYLES[number % len(_STYLES)]
+        work, read = float(row["node_gflop"]), float(row["weights_gb"]) + float(row["cache_gb"])
+        nodes = {int(n): ms for n, ms in json.loads(row["by_nodes"]).items()}
+        x = [n * work / read for n in nodes]
+        y = [n * work / (ms / 1e3) for n, ms in nodes.items()]
+        intensities += x
+        axis.plot(x, y, color=colour, marker=marker, linewidth=1, markersize=5, label=name)
+        for n, a, b in zip(nodes, x, y, strict=True):
+            axis.annotate(str(n), (a, b), textcoords="offset points", xytext=(4, -9), fontsize=7, color=colour)
+    newest = shown[-1]
+    speed, peak = float(newest["bandwidth_gb_s"]), float(newest["arithmetic_gflop_s"])
+    ends = min(*intensities, peak / speed) / 2, max(*intensities, peak / speed) * 2
+    edge = [ends[0], peak / speed, ends[1]]
+    roof = [min(x * speed, peak) for x in edge]
+    axis.plot(edge, roof, color="black", linewidth=1.5, label=f"{speed:,.0f} GB/s, {peak:,.0f} GFLOP/s measured")
+    axis.set(
+        xscale="log",
+        yscale="log",
+        xlabel="operations a byte that must be read (FLOP/B); numbers at the points: nodes",
+        ylabel="operations a second (GFLOP/s)",
+        title=f"The target's pass on {newest['device_name']}",
+    )
+    axis.grid(True, which="both", linewidth=0.3, alpha=0.6)
+    axis.legend(fontsize=8, frameon=False, loc="upper left")
+    files = [stem.with_name(f"{stem.name}_roofline.{kind}") for kind in ("svg", "png")]
+    for file in files:
+        drawn.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+    plt.close(drawn)
+    return files
+
+
+def _name(row: Mapping[str, str]) -> str:
+    return f"{row['model']}, {row['rows']} rows, {row['context']} positions before ({row['dtype']})"

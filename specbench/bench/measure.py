@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench import data
 from specbench.bench import floor
-from specbench.bench.bases import ATTEMPTS, Bases
+from specbench.bench.floor import ATTEMPTS, Bases
 from specbench.config import registry
 from specbench.decoding.batch import Decoded
 from specbench.decoding.loop import Decoding

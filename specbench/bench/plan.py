@@ -16,16 +16,19 @@ from torch.utils._pytree import tree_leaves
 
 from specbench.bench import floor
 from specbench.bench.devices import Device
-from specbench.bench.launches import (
+from specbench.bench.measure import position_of
+from specbench.bench.shapes import (
+    DEVICE,
     WARMUP,
     Launches,
     PartLaunches,
+    Shapes,
     count_step,
     count_trajectory,
     engine_on_shapes,
+    has_triton,
+    shapes,
 )
-from specbench.bench.measure import position_of
-from specbench.bench.shapes import DEVICE, Shapes, has_triton, shapes
 from specbench.config import parameters
 from specbench.engine.ops import KVCache
 from specbench.harness.pipeline import check_engine

@@ -154,7 +154,7 @@ def merge(line: CommandLine) -> int:
       specbench merge part1 part2 out=whole
     """
     from specbench.config import configuration
-    from specbench.harness import merging
+    from specbench.harness import run as running
     from specbench.harness.planned import PlannedRun
 
     metrics = [f"metrics={line['metrics']}"] if line["metrics"] else []
@@ -162,6 +162,6 @@ def merge(line: CommandLine) -> int:
     folders = [home.expanded(word) for word in line.words]
     if absent := [folder for folder in folders if not (folder / "config.yaml").is_file()]:
         raise UsageError(f"{absent[0]} holds no run; name the folders of all shards")
-    outcome = merging.merge(folders, line["out"], given)
+    outcome = running.merge(folders, line["out"], given)
     print(outcome.report())
     return unmeasured([PlannedRun(outcome.folder.path, outcome.config, asked=bool(metrics))])

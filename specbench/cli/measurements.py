@@ -151,7 +151,7 @@ def _jobs(line: CommandLine, given: Sequence[str], title: str) -> Iterator[RunCo
 def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     """A row of each job, printed and added to the file, and the exit code: a job that other work disturbed has no row,
     and stops no other one."""
-    from specbench.bench import measure, roofline
+    from specbench.bench import floor, measure
     from specbench.bench.rows import ROWS, describe, row
 
     out, rows, code = line["out"], [], 0
@@ -170,7 +170,7 @@ def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, A
         if out is not None:
             ROWS.append(out, rows[-1])
     if out is not None and rows:
-        drawn = roofline.draw(ROWS.read(out), out.with_suffix(""))
+        drawn = floor.draw_roofline(ROWS.read(out), out.with_suffix(""))
         print(f"wrote {', '.join(str(path) for path in (out, *drawn))}")
     return rows, code
 
@@ -234,9 +234,9 @@ def probe(line: CommandLine) -> int:
     replays = any(argument.startswith("drafter=") and argument != "drafter=none" for argument in given)
     if (unused := "probe.offsets" if replays else "probe.strengths") in line.given:
         raise UsageError(f"{unused}= is for a probe {'without' if replays else 'with'} drafter=: leave it out")
-    from specbench.probe import rows
+    from specbench.bench import rows
 
-    file = rows.ROUNDS if replays else rows.ROWS
+    file = rows.ROUNDS if replays else rows.PROBES
     out = line["out"]
     if out is not None:
         file.read(out)
@@ -248,10 +248,10 @@ def probe(line: CommandLine) -> int:
         strengths = line["probe.strengths"]
         found = rows.rounds(cfg, [] if strengths == "none" else strengths)
     else:
-        found = [rows.row(cfg, line["probe.offsets"])]
+        found = [rows.probe(cfg, line["probe.offsets"])]
     if out is not None:
         for one in found:
             file.append(out, one)
-    print(rows.describe_rounds(found) if replays else rows.describe(found[0]))
+    print(rows.describe_rounds(found) if replays else rows.describe_probe(found[0]))
     print(json.dumps(found if replays else found[0]))
     return 0

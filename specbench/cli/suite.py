@@ -94,7 +94,7 @@ def _read(name: str, arguments: Sequence[str]) -> tuple[Suite, Path]:
     source = suite_files.of_file(path) if is_file else suite_files.named(name)
     held: dict[str, Any] = dict(source.held)
     given = _given(arguments)
-    called = str(held.get("name", path.stem if is_file else name))
+    called = source.definition.name or (path.stem if is_file else name)
     out = home.expanded(given.pop("out", Path("runs", "suites", called)))
     held |= {key: given.pop(key) for key in _OWN if key in given}
     if given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,105 +16,12 @@ from specbench.engine.invariance import product
 from specbench.engine.masks import TreeMask
 from specbench.engine.state import Buffer, Buffers
 
+if TYPE_CHECKING:
+    from specbench.engine.kernels import FusedKernels
 
-class Kernels(Protocol):
-    """The fused kernels of a step (`specbench.engine.kernels.FusedKernels`): an engine chooses them and a decoding
-    passes them on, to its sampling, its verification and the caches of its networks. None: the plain functions."""
-
-    def probs(
-        self,
-        logits: Tensor,
-        temperature: float,
-        top_k: int | None,
-        scale: float | None = None,
-        forced: Tensor | None = None,
-        codes: int = 0,
-        positions: Tensor | None = None,
-    ) -> Tensor: ...
-
-    def draw(self, probs: Tensor, u: Tensor) -> Tensor: ...
-
-    def uniforms(
-        self,
-        key: Tensor,
-        step: Tensor,
-        tags_per_step: int,
-        tag: int,
-        tags: int,
-        count: int,
-        index: Tensor | None = None,
-    ) -> Tensor: ...
-
-    def draw_distinct(
-        self, probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, tag: int, count: int
-    ) -> Tensor: ...
-
-    def verify(
-        self, p: Tensor, draft: Any, u: Tensor, relaxation: Any
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
-
-    def verify_longest(
-        self, p: Tensor, decided_by: Tensor, draft: Any, u: Tensor, threshold: Any
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
-
-    def verify_block(self, p: Tensor, draft: Any, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
-
-    def traverse(
-        self, p: Tensor, draft: Any, u: Tensor, order: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
-
-    def select(
-        self, p: Tensor, draft: Any, u: Tensor, share: float | None, grid: int, same: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
-
-    def grows(self, grower: Any) -> bool: ...
-
-    def growth(self, grower: Any, rows: int, vocabulary: int, device: torch.device) -> Any: ...
-
-    def skip(
-        self,
-        choice: Any,
-        state: Any,
-        draft: Any,
-        history: Tensor,
-        count: Tensor,
-        step: Tensor,
-        known: int,
-        tags: int,
-        tag: int,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
-
-    def join(
-        self, choice: Any, first: Any, path: Tensor, length: Tensor, second: Any
-    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]: ...
-
-    def advance(
-        self, history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-
-    def keep(self, k: Tensor, v: Tensor, path: Tensor, length: Tensor, count: Tensor, first: int) -> None: ...
-
-    def window(
-        self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
-    ) -> tuple[Tensor, Tensor | None]: ...
-
-    def begin_windows(self, state: Any, position: Tensor, numbers: Tensor, tags: int, tag: int) -> None: ...
-
-    def inputs(
-        self, session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
-
-    def newest(
-        self, session: Any, head: Any, history: Tensor, count: Tensor, fresh: Tensor, known: Tensor, start: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
-
-    def level(self, session: Any, head: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
-
-    def rms_norm(self, x: Tensor, norm: Any) -> Tensor: ...
-
-    def stream(self, flat: Tensor) -> Any: ...
-
-    def block(self, one: Any, stream: Any, context: Any, layer: int) -> Any: ...
+#: The fused kernels of a step: an engine chooses them and a decoding passes them on, to its sampling, its verification
+#: and the caches of its networks. None: the plain functions. (Where Triton is not installed, nothing imports them.)
+Kernels: TypeAlias = "FusedKernels"
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:

@@ -7,8 +7,6 @@ metrics join the metrics of earlier requests.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +26,7 @@ from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context
 from specbench.rows import degenerate, indices
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import to_csv
+from specbench.rows.csv_files import csv_text, to_csv
 from specbench.rows.memory import new_run_id
 from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, score_columns
 from specbench.storage import home, image_files
@@ -225,7 +223,9 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
         digests.write()
     lines = [scored.get(name) or earlier[name] for name in names]
     row = _row(folder, run_id, pairs, files, cfg, lines)
-    write_atomically(out / "pictures.csv", _csv(_per_image(pairs, files, scored, context, scoring.cache)).encode())
+    each = _per_image(pairs, files, scored, context, scoring.cache)
+    lines_of_images = (dict(zip(each, cells, strict=True)) for cells in zip(*each.values(), strict=True))
+    write_atomically(out / "pictures.csv", csv_text(each, lines_of_images).encode())
     write_atomically(out / "row.csv", to_csv([row]).encode())
     return Evaluation(f"{folder}: {len(files)} images", _columns(names), row, [out / "row.csv", out / "pictures.csv"])
 
@@ -333,11 +333,3 @@ def _per_image(
         if (values := one.per_image(cache.of(name, keys))) is not None:
             table[name] = values.tolist()
     return table
-
-
-def _csv(table: Mapping[str, Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table)
-    writer.writerows(zip(*table.values(), strict=True))
-    return text.getvalue()

@@ -23,8 +23,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.trace import Trace
 from specbench.engine.clock import Clock
-from specbench.engine.compiled import compiling
-from specbench.engine.graph import Eager, Graphs
+from specbench.engine.graph import Eager, Graphs, compiling
 from specbench.errors import NumberError, UsageError, check_choice
 from specbench.harness.method import build_continuous, build_method
 from specbench.storage import home

@@ -32,6 +32,11 @@ _OBJECT_CHOICES = [len(choices) for choices in scenes.OBJECT_ATTRIBUTES.values()
 _SCENE_CHOICES = _CHOICES[: len(_CHOICES) - SLOTS * len(_OBJECT_CHOICES)]  # layout and background come first
 
 
+def as_input(images: Tensor) -> Tensor:
+    """uint8 (B, 3, H, W) -> float32 in [-1, 1], what every evaluator reads."""
+    return images.float() / 127.5 - 1
+
+
 class _Conv(nn.Sequential):
     """Convolution, batch norm, ReLU."""
 

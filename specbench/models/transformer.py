@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.compiled import run_block
+from specbench.engine.graph import run_block
 from specbench.engine.masks import TreeMask
 from specbench.engine.ops import Kernels, KVCache, attention, linear, silu
 

@@ -14,27 +14,78 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from specbench.bench import rows as benchmarks
+from specbench.bench.rows import PROBES, ROWS
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
 from specbench.harness.planned import R as R  # of a field, for the documentation
-from specbench.probe import rows as probes
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
 from specbench.rows.pool import pooled
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import sha256, state
 from specbench.tables import literature
-from specbench.tables.definitions import Panel, Table, TableFigure, TableTest
+from specbench.tables.definitions import Line, Panel, Table, TableFigure, TableTest
 
 #: The command that rows are of, where it is not `specbench run` -> their files.
-ROW_FILES = {"bench": benchmarks.ROWS, "probe": probes.ROWS}
+ROW_FILES = {"bench": ROWS, "probe": PROBES}
 
 
 @dataclass(frozen=True)
-class TablePlan(Plan[PlannedRun]):
+class Cell:
+    """A model, a set of prompts and a seed of a suite; the former two by their labels. A table names none."""
+
+    model: str = ""
+    prompts: str = ""
+    seed: int | None = None  # None: each line's own
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """What stays when seeds are pooled."""
+        return self.model, self.prompts
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, [*self.group, "" if self.seed is None else f"seed {self.seed}"]))
+
+
+@dataclass(frozen=True)
+class TableRun(PlannedRun):
+    """The run of a line. decodes: identifies what it decodes; reference: the folder of the vanilla AR of a suite with
+    which it is compared, None for vanilla itself."""
+
+    cell: Cell = Cell()
+    decodes: str = ""
+    reference: Path | None = None
+
+    @property
+    def name(self) -> str:
+        if not self.cell.model:
+            return self.label
+        return f"{self.label} on {self.cell}" + (", timed" if self.timed else "")
+
+    @classmethod
+    def of(cls, home: Path, line: Line, overrides: Sequence[str], free: Mapping[str, Any], **more: Any) -> Self:
+        """Of a line in its folder in `home`, whose name does not depend on the parameters `free`: these have values
+        that stand for all others. Loads no model."""
+        config = configuration.compose(overrides)
+        weights = registry.weights_here(config)
+        decodes = digest(config.changed(**free), weights)
+        return cls(
+            home / f"{line.key}-{decodes}",
+            config,
+            line.key,
+            line.label,
+            tuple(overrides),
+            weights=weights,
+            asked=configuration.names_metrics(overrides),
+            decodes=decodes,
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class TablePlan(Plan[TableRun]):
     """The runs of one table for one model, of each line one, or one for each of several seeds. compared: the rows of
     `specbench compare` for its tests; pairs: the rows of `compare.equal` for pairs of its curves."""
 
@@ -148,22 +199,9 @@ def plan(
     with configuration.session():  # one for all lines
         for line, seed in itertools.product(table.lines, seeds or (None,)):
             overrides = table.overrides(line, model, n, seed)
-            if overrides is None:
-                continue
-            config = configuration.compose(overrides)
-            weights = registry.weights_here(config)
-            run = PlannedRun(
-                home / f"{line.key}-{digest(config, weights)}",
-                config,
-                line.key,
-                line.label,
-                tuple(overrides),
-                table.rows_of,
-                weights,
-                tuple(needs),
-                asked=configuration.names_metrics(overrides),
-            )
-            planned.append(run.with_newest(rows.get(run.config_hash, ())))
+            if overrides is not None:
+                run = TableRun.of(home, line, overrides, {}, rows_of=table.rows_of, needs=tuple(needs))
+                planned.append(run.with_newest(rows.get(run.config_hash, ())))
     return TablePlan(table.id, home, tuple(planned), table, model).with_tests(results)
 
 

@@ -18,8 +18,8 @@ from specbench.rows.seconds import MACHINE
 from specbench.tables import layout
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
-from specbench.tables.measure import over_seeds
-from specbench.tables.suites import COMPARED, SuitePlan, SuiteRun
+from specbench.tables.measure import TableRun, over_seeds
+from specbench.tables.suites import COMPARED, SuitePlan
 
 #: A column -> the statistic of `specbench compare` for it, where it is no metric's.
 _STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitted_tv": "emitted_tv"}
@@ -32,7 +32,7 @@ def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
     """The sheet of the rows that exist; its table, with a line for every (model, prompts, line); and the rows by the
     keys of these lines, pooled over seeds."""
     groups = list(dict.fromkeys(run.cell.group for run in plan.runs))
-    lines: dict[str, list[SuiteRun]] = {}  # the runs of every line of the sheet
+    lines: dict[str, list[TableRun]] = {}  # the runs of every line of the sheet
     for run in sorted(plan.runs, key=lambda run: groups.index(run.cell.group)):
         lines.setdefault(f"{run.key}@{groups.index(run.cell.group)}", []).append(run)
     members = {key: [run for run in runs if not run.timed] for key, runs in lines.items()}
@@ -82,7 +82,7 @@ def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:
     return tuple(test for test in expanded if test.line in keys and test.other in keys)
 
 
-def _row(runs: Sequence[SuiteRun]) -> Row | None:
+def _row(runs: Sequence[TableRun]) -> Row | None:
     """A line's pooled row: seconds from the timed runs, where there are some, all else from those of quality."""
     quality = [run.row for run in runs if run.row is not None and not run.timed]
     seconds = [run.row for run in runs if run.row is not None and run.timed]
@@ -145,7 +145,7 @@ def _is_vanilla(line: Line) -> bool:
 
 
 def _p_values(
-    plan: SuitePlan, members: Mapping[str, Sequence[SuiteRun]], columns: Sequence[Column]
+    plan: SuitePlan, members: Mapping[str, Sequence[TableRun]], columns: Sequence[Column]
 ) -> dict[tuple[str, str], float]:
     """(line, column) -> the two-sided p-value of its difference from vanilla AR, by Holm's adjustment: of one seed over
     all tests of `COMPARED`, of several over the tests of pooled seeds."""
@@ -186,7 +186,7 @@ def _pooled_p(rows: Sequence[Row]) -> float | None:
 
 
 def _remarks(
-    plan: SuitePlan, members: Mapping[str, Sequence[SuiteRun]], seeds: int, tests: int, beyond: int
+    plan: SuitePlan, members: Mapping[str, Sequence[TableRun]], seeds: int, tests: int, beyond: int
 ) -> Iterator[str]:
     suite = plan.suite
     mixed = {

@@ -15,10 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import inputs, longest, lossless, sampling, selected, trees, verification, window
-from specbench.engine.kernels.block import MOST_WEIGHTS, LayerKernels, Stream
+from specbench.engine.kernels import inputs, lossless, sampling, selected, trees, verification, window
+from specbench.engine.kernels.block import MOST_WEIGHTS, LayerKernels, Stream, tune
 from specbench.engine.kernels.tiles import Tiles
-from specbench.engine.kernels.tuning import tune
 
 
 class FusedKernels:
@@ -28,7 +27,7 @@ class FusedKernels:
     probs, draw = staticmethod(sampling.probs), staticmethod(sampling.draw)
     uniforms, draw_distinct = staticmethod(sampling.uniforms), staticmethod(sampling.draw_distinct)
     verify, advance = staticmethod(verification.verify), staticmethod(verification.advance)
-    verify_longest = staticmethod(longest.verify_longest)
+    verify_longest = staticmethod(verification.verify_longest)
     verify_block, traverse = staticmethod(lossless.verify_block), staticmethod(lossless.traverse)
     select = staticmethod(selected.select)
     begin_windows, window = staticmethod(window.begin_windows), staticmethod(window.window)

@@ -1,7 +1,10 @@
-"""The blocks of a Transformer from fused kernels, for a decode pass with a cache."""
+"""The blocks of a Transformer from fused kernels, for a decode pass with a cache; and the tuning of their tiles on a
+device, where each product of few rows is timed with every candidate."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +16,16 @@ from specbench.engine.kernels import launch
 from specbench.engine.kernels.attention import Counters, attend
 from specbench.engine.kernels.elementwise import _rms_norm, _rotate, _swiglu
 from specbench.engine.kernels.products import FEW, _few, _few_qkv, _many, _many_qkv
-from specbench.engine.kernels.tiles import Tile, Tiles, parts
+from specbench.engine.kernels.tiles import (
+    Kind,
+    T,
+    Tile,
+    Tiles,
+    attention_candidates,
+    candidates,
+    fastest,
+    parts,
+)
 from specbench.engine.masks import TreeMask
 
 #: Rows, and by default weights, up to which a product is done here; beyond, by cuBLAS.
@@ -213,3 +225,110 @@ def _options(tile: Tile, dependent: bool) -> dict[str, Any]:
 
 def _block_rows(rows: int) -> int:
     return max(16, triton.next_power_of_2(rows))
+
+
+def can_measure(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def tune(layers: LayerKernels, blocks: Sequence[Any], nodes: Iterable[int], rows: int, slots: int) -> None:
+    """Choose the tiles of passes of `rows` sequences over each number of nodes: of products with the weights of all
+    `blocks`, one after the other, so that none stays in a cache, and of attention to caches of `slots` positions. Each
+    is recorded as a graph. Tuned ones are neither measured again nor replaced; new ones are saved. Without CUDA nothing
+    happens."""
+    if not can_measure(blocks[0].attention.wqkv.weight.device):
+        return
+    table = layers.tiles
+    before = len(table.tuned) + len(table.tuned_attention)
+    for count in nodes:
+        for kind, weight, run in _products(layers, blocks, rows * count):
+            out, width = weight.shape
+            out = out // 2 if kind == "qkv" else out
+            key = table.key(kind, rows * count, out, width, weight.dtype)
+            if layers.small(rows * count, weight):
+                _choose(table.tuned, key, candidates(kind, rows * count, width, weight.dtype), run)
+        heads, queries, like, attend = _attention(layers, blocks, count, rows, slots)
+        shape = queries, like.shape[-1], like.dtype
+        tried = attention_candidates(*shape, launch.can_depend(like.device))
+        _choose(table.tuned_attention, table.attention_key(heads, *shape), tried, attend)
+    if len(table.tuned) + len(table.tuned_attention) > before:
+        table.save()
+
+
+def _choose(table: dict[str, T], key: str, tried: Iterable[T], run: Callable[[], None]) -> None:
+    """Put into the table, under a key that it does not have, the tile with which `run` is fastest."""
+    if key in table:
+        return
+
+    def timed(tile: T) -> None:
+        table[key] = tile
+        run()
+
+    best = None
+    try:
+        best = fastest(tried, timed)
+    finally:
+        table.pop(key, None)
+        if best is not None:
+            table[key] = best
+
+
+def _attention(
+    layers: LayerKernels, blocks: Sequence[Any], nodes: int, rows: int, slots: int
+) -> tuple[int, int, Tensor, Callable[[], None]]:
+    """Attention of `nodes` nodes of each row to a full cache, in as many layers as there are blocks: heads of keys in
+    all rows, queries that share one, queries (R, n, heads, head dim), and a function that computes it."""
+    c, like = blocks[0].attention.cfg, blocks[0].attention.wqkv.weight
+    q = torch.randn(rows, nodes, c.n_heads, c.head_dim, device=like.device, dtype=like.dtype)
+    cache = q.new_zeros(2, len(blocks), rows, c.n_kv_heads, slots + nodes, c.head_dim)
+    start = torch.zeros(rows, dtype=torch.int64, device=q.device)
+    among = torch.ones(1, nodes, nodes, dtype=torch.bool, device=q.device).tril()
+    mask, dependent = TreeMask(start, start + slots, among), layers.depends(q.device)
+
+    def attended() -> None:
+        for k, v in zip(*cache, strict=True):
+            attend(q, k, v, mask, layers.counters, layers.tiles, dependent)
+
+    return rows * c.n_kv_heads, nodes * c.n_heads // c.n_kv_heads, q, attended
+
+
+def _products(layers: LayerKernels, blocks: Sequence[Any], rows: int) -> list[tuple[Kind, Tensor, Callable[[], None]]]:
+    """The products of a block: kind, weight, and a function that computes them for all blocks."""
+    one, like = blocks[0], blocks[0].attention.wqkv.weight
+    c = one.attention.cfg
+    x = torch.randn(rows, c.dim, device=like.device, dtype=like.dtype)
+    inner = torch.randn(rows, c.ffn_dim, device=like.device, dtype=like.dtype)
+    k, v = x.new_zeros(2, len(blocks), 1, c.n_kv_heads, rows, c.head_dim)
+    context = SimpleNamespace(
+        rows=1,
+        nodes=rows,
+        rope=torch.zeros(1, rows, c.head_dim // 2, 2, device=like.device),
+        slots=torch.arange(rows, device=like.device)[None],
+        cache=SimpleNamespace(k=k, v=v),
+    )
+
+    def queries() -> None:
+        for i, block in enumerate(blocks):
+            layers._queries(block.attention, None if c.post_norm else block.attention_norm, Stream(x), context, i)
+
+    def attended() -> None:
+        for block in blocks:
+            layers._add(x, block.attention.wo.weight, Stream(x), None, False)
+
+    def gates() -> None:
+        for block in blocks:
+            layers._gated(Stream(x), None if c.post_norm else block.ffn_norm, block.feed_forward)
+
+    def fed() -> None:
+        for block in blocks:
+            layers._add(inner, block.feed_forward.w2.weight, Stream(x), None, False)
+
+    found: list[tuple[Kind, Tensor, Callable[[], None]]] = []
+    if not (c.qk_norm or c.qkv_bias):
+        found.append(("qkv", like, queries))
+    return [
+        *found,
+        ("add", one.attention.wo.weight, attended),
+        ("gate", one.feed_forward.w1.weight, gates),
+        ("add", one.feed_forward.w2.weight, fed),
+    ]

@@ -10,8 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import draw_row
-from specbench.engine.kernels.verdicts import draft_flags
+from specbench.engine.kernels.drawing import Written, draft_flags, draw_row, verdict_memory
 
 #: Tokens that a program reads at once; the compiler's options.
 _BLOCK, _OPTIONS = 4096, launch.DISTRIBUTIONS
@@ -183,7 +182,7 @@ def _conclude(
     tl.store(chosen + depth, token, mask=(depth >= length) & (depth <= height))
 
 
-def verify_block(p: Tensor, draft: Any, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def verify_block(p: Tensor, draft: Any, u: Tensor) -> Written:
     """As of `decoding.verify.block`: the fields of a Verdict. p (B, M, V) float32; u (B, 2, M): the uniforms of the
     nodes, then, first of its row, that of the next token."""
     rows, nodes, vocabulary = p.shape
@@ -195,7 +194,7 @@ def verify_block(p: Tensor, draft: Any, u: Tensor) -> tuple[Tensor, Tensor, Tens
     return _concluded(draft, u, draft.tree.post_order, mass, kept, first, given)
 
 
-def traverse(p: Tensor, draft: Any, u: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def traverse(p: Tensor, draft: Any, u: Tensor, order: Tensor) -> Written:
     """As of `decoding.verify.traversal`: the fields of a Verdict. p, u as of `verify_block`; order (R, M): the number
     of every node in post-order."""
     tree, (rows, nodes, vocabulary) = draft.tree, p.shape
@@ -221,13 +220,12 @@ def _prepared(p: Tensor, draft: Any) -> tuple[Tensor, Tensor, Tensor, tuple[Tens
 
 def _concluded(
     draft: Any, u: Tensor, order: Tensor, mass: Tensor, kept: Tensor, first: Tensor, given: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The fields of a Verdict, of the masses (B, M) with which nodes pass."""
+) -> Written:
+    """The verdict of the masses (B, M) with which nodes pass, with `first`."""
     p, q, tokens, _, sampled = given
     tree, (rows, nodes, vocabulary) = draft.tree, p.shape
     inner, height = tree.children.shape[1], tree.height
-    path, length, chosen = tokens.new_empty(rows, height), tokens.new_empty(rows), tokens.new_empty(rows, height + 1)
-    next_probs = p.new_empty(rows, vocabulary)
+    path, length, chosen, next_probs, _ = verdict_memory(p, height)
     launch.start(_conclude, (rows,),
         p, q, tokens, sampled, u.contiguous(), tree.children.contiguous(), tree.slot.contiguous(),
         tree.parent.contiguous(), tree.depth.contiguous(), order.contiguous(), mass, kept, path, length, chosen,

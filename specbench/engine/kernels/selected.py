@@ -11,8 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import draw_row, parts
-from specbench.engine.kernels.verdicts import draft_flags, verdict_memory
+from specbench.engine.kernels.drawing import draft_flags, draw_row, parts, verdict_memory
 
 #: Tokens that a program reads at once: as they are, in their order with sums in float64, and with _SHARES shares for
 #: each; the compiler's options.

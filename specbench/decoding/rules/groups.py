@@ -1,4 +1,5 @@
-"""Grouped speculative decoding: the ratio test on groups of similar tokens (So et al. 2025, arXiv 2508.07747)."""
+"""The ratio test on groups of similar tokens: grouped speculative decoding (So et al. 2025, arXiv 2508.07747), and the
+static grouping that it compares itself with."""
 
 from __future__ import annotations
 
@@ -9,11 +10,8 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Setting, normalise, ratio
-from specbench.decoding.shape import DraftShape
 from specbench.engine.ops import sum_last
-from specbench.errors import check_choice
 
-RESAMPLE, EDGE = ("vanilla", "optimal"), ("clip", "alone")
 #: Numbers of gathered embeddings that are held at once. On the CPU as many as its cache holds, always in the same
 #: memory: the C library returns large blocks to the system, and page faults would take three quarters of the time.
 _CHUNK, _CHUNK_ON_CPU = 1 << 25, 1 << 18
@@ -26,7 +24,6 @@ class GroupRule(Rule):
     residual_by_token = False
 
     def __init__(self, resample: str) -> None:
-        check_choice("resample", resample, RESAMPLE, self.name)
         self.resample = resample
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
@@ -60,7 +57,6 @@ class Grouped(GroupRule):
     ) -> None:
         """table (V, d): the target's input embedding of every token."""
         super().__init__(resample)
-        check_choice("edge", edge, EDGE, self.name)
         self.table, self.delta, self.distance = table.detach(), delta, distance
         self.before, self.after, self.alone = group // 2, (group - 1) // 2, edge == "alone"
 
@@ -103,19 +99,43 @@ class Grouped(GroupRule):
         return self._kept(r.reshape(-1, size), q.reshape(-1, size), token.reshape(-1, 1)).view(token.shape)
 
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """As of `Rule`."""
         size = r.shape[-1]
         rows = r.reshape(-1, size), q.reshape(-1, size)
         every = torch.arange(size, device=r.device).expand_as(rows[0])
         return self._kept(*rows, every).view_as(r)
 
 
-def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
-    """Raises UsageError for values that the rule does not have."""
-    check_choice("resample", cfg["resample"], RESAMPLE, Grouped.name)
-    check_choice("edge", cfg["edge"], EDGE, Grouped.name)
+class Neighbourhood(GroupRule):
+    """Accept x with min(1, r(G) / q(G)), where the group G is x and its nearest codes.
+
+    Groups are neighbourhoods centred on the candidate, not a partition of the codebook, so the rule changes even the
+    distribution over groups.
+    """
+
+    name = "neighbourhood"
+    constants = ("members",)
+
+    def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
+        """near (V, group - 1) int64: the other members of every code's group."""
+        super().__init__(resample)
+        own = torch.arange(len(near), device=near.device)[:, None]
+        self.members = torch.cat([own, near], 1)
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        group = self.members[token]
+        return ratio(r.gather(-1, group).sum(-1), q.gather(-1, group).sum(-1))
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
 
 
-def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_gsd(cfg: Mapping[str, Any], setting: Setting) -> Rule:
     names = ("group", "delta", "distance", "edge", "resample")
     return Grouped(setting.embedding(), *(cfg[name] for name in names))
+
+
+def build_neighbourhood(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    codebook = setting.codebook()
+    if cfg["group"] == 1:  # every token is its own group: exact
+        return Neighbourhood(torch.zeros(len(codebook), 0, dtype=torch.int64), cfg["resample"])
+    return Neighbourhood(setting.neighbours(codebook, cfg["group"] - 1, cfg["proximity"]), cfg["resample"])

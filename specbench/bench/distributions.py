@@ -26,7 +26,7 @@ TOP = 100
 
 
 def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
-    """Means over all codes of the first `n` images of a checked configuration, by the names of `rows.COLUMNS`; the
+    """Means over all codes of the first `n` images of a checked configuration, by the names of `PROBE_COLUMNS`; the
     distances are 1 to `offsets`."""
     pipeline = load({**cfg, "method": "vanilla", "drafter": "none"})
     target, sampling = pipeline.model.target, pipeline.config.sampling
