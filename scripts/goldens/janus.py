@@ -11,7 +11,6 @@ from goldens.llamagen import steps
 from goldens.pixels import llamagen_vq
 from specbench.models import vq
 from specbench.models.loading import image_tokenizers, janus, official
-from specbench.models.loading.prompts import JanusIds, janus_prompt
 from specbench.models.unified import Prompts, Unified
 
 
@@ -24,11 +23,11 @@ def prompts(t: Tensors, c: Config) -> Prompts:
     """Of a golden, the unconditional ones by this project's own format."""
     ids = t["in/prompt_ids"].view(-1, t["in/prompt_ids"].shape[-1])
     valid = t["in/attention_mask"].bool() if "in/attention_mask" in t else torch.ones_like(ids, dtype=torch.bool)
-    own = JanusIds(c["bos"], c["pad"], c["begin_of_image"])
+    own = janus.JanusIds(c["bos"], c["pad"], c["begin_of_image"])
     no_ids = torch.full_like(ids, own.pad)
     for i, row in enumerate(ids):
         text = row[valid[i]].tolist()
-        no_ids[i, -len(text) :] = torch.tensor(janus_prompt(text[1:-1], own).unconditional)
+        no_ids[i, -len(text) :] = torch.tensor(janus.janus_prompt(text[1:-1], own).unconditional)
     return Prompts(ids, valid, no_ids, valid)
 
 

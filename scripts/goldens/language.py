@@ -14,8 +14,8 @@ from goldens.llamagen import steps
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Grammar, Prefix
 from specbench.models.loading import chameleon, emu3, lumina2, naming, simplear
-from specbench.models.loading.prompts import left_pad_ids, lumina_prompt
-from specbench.models.loading.unified_official import EMBEDDING, from_hugging_face
+from specbench.models.loading.chameleon import lumina_prompt
+from specbench.models.loading.unified_official import EMBEDDING, from_hugging_face, left_pad_ids
 from specbench.models.unified import ImageTokens, Prompts, Unified, image_tokens
 
 

@@ -22,7 +22,6 @@ from specbench.models.loading import checkpoints, naming, official
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.unified import Unified
 
-M = TypeVar("M", bound=nn.Module)
 N = TypeVar("N", bound=nn.Module)
 
 
@@ -75,13 +74,10 @@ class Drafters:
         loader: NetworkLoader[Any] = pkgutil.resolve_name(network.loader)(self, network.folder)
         return loader
 
-    def ready(self, module: M) -> M:
-        return module.to(self.device, self.dtype).eval().requires_grad_(False)
-
     def random_network(self, build: Callable[[], Any], seed: int) -> Any:
         torch.manual_seed(seed)
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
-            return self.ready(build())
+            return build().to(self.device, self.dtype).eval().requires_grad_(False)
 
 
 class NetworkLoader(Generic[N]):
@@ -107,7 +103,7 @@ class NetworkLoader(Generic[N]):
     def read(self, path: Path) -> N:
         """The network in a folder or file. UsageError where it does not fit the target."""
         own = own_file(path)
-        read = self.bundle.ready(self._own(own)) if own is not None else self.read_official(path)
+        read = self._own(own) if own is not None else self.read_official(path)
         if not self.fits(read):
             raise UsageError(
                 f"the {self.title} in {path} was trained for another target than {self.bundle.name}; train one for this"
@@ -115,7 +111,7 @@ class NetworkLoader(Generic[N]):
         return read
 
     def _own(self, path: Path) -> N:
-        return checkpoints.load(path, self.folder, self.module, self.config)
+        return checkpoints.load(path, self.folder, self.module, self.config, self.bundle.device, self.bundle.dtype)
 
     def untrained(self, heads: int = 5) -> N:
         raise NotImplementedError
@@ -229,7 +225,7 @@ class DraftModelLoader(NetworkLoader[Language]):
             made: Language = type(like)(cfg, like.image) if isinstance(like, Unified) else type(like)(cfg)
             return made
 
-        return checkpoints.load(path, self.folder, build, type(like.cfg))
+        return checkpoints.load(path, self.folder, build, type(like.cfg), self.bundle.device, self.bundle.dtype)
 
     def untrained(self, heads: int = 5) -> Language:
         return self.bundle.smaller()
