@@ -9,12 +9,11 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.errors import plain, unknown
 
 if TYPE_CHECKING:
-    from specbench.cli.arguments import Command
     from specbench.rows.unmeasured import Run
 
 #: Sub-command -> the function that takes its arguments and returns the exit code, and what it is for, in one line. Its
@@ -72,9 +71,8 @@ def debug() -> bool:
     return os.environ.get("SPECBENCH_DEBUG", "") not in ("", "0")
 
 
-def find(name: str) -> Command:
-    """The function of a sub-command. UsageError for an unknown one."""
+def find(name: str) -> Any:
+    """The function of a sub-command, an `arguments.Command`. UsageError for an unknown one."""
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
-    found: Command = pkgutil.resolve_name(f"specbench.cli.{COMMANDS[name][0]}")
-    return found
+    return pkgutil.resolve_name(f"specbench.cli.{COMMANDS[name][0]}")
