@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from specbench.audit import tiny
-from specbench.compare.paired import LEVEL
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows.columns import SHOWN, stderr_of
+from specbench.rows.differences import LEVEL
 from specbench.tables import matched
 from specbench.tables.definitions import Column, TableFigure, row_column
 from specbench.tables.figures import point

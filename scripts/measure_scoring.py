@@ -31,7 +31,7 @@ from specbench.data.base import Item
 from specbench.metrics import clip, dinov2, frechet
 from specbench.metrics.compared import ComparedMetric
 from specbench.metrics.reference import ReferenceStatistics
-from specbench.rows import provenance, sample_size
+from specbench.rows import provenance, shown
 from specbench.storage import image_files
 
 LIMIT_GB, SIDE = 3.0, 256
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("count", type=int)
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args(arguments)
-    sample_size.IMAGES_PER_FEATURE = 0
+    shown.IMAGES_PER_FEATURE = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.folder or Path(scratch)
         images = image_files.ImageFiles(draw(folder / "images", given.count))

@@ -17,7 +17,7 @@ from specbench.compare import comparison, passes
 from specbench.compare.paired import pairs_needed
 from specbench.config import configuration
 from specbench.harness import run
-from specbench.rows.sample_size import IMAGES_PER_FEATURE
+from specbench.rows.shown import IMAGES_PER_FEATURE
 
 METRICS = ("scenes_geneval", "scenes_reward", "scenes_clip", "scenes_fid")
 SHARED = ("data=scenes_geneval", "batch=48", "baseline=false", "emitted_draws=0", "metrics=scenes_all")

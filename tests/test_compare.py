@@ -28,11 +28,10 @@ from specbench.compare import wording
 from specbench.compare.comparison import Comparison, compare, pair
 from specbench.compare.paired import Paired, PairedTest, by_influence, distribution_test, holm, paired, size
 from specbench.compare.passes import read
-from specbench.config import configuration
+from specbench.config import configuration, indices
 from specbench.errors import UsageError
 from specbench.metrics import frechet
 from specbench.metrics.outputs import image_key
-from specbench.rows import indices
 from specbench.rows.journal import Record, to_line
 
 N = 40

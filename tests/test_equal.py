@@ -20,11 +20,11 @@ from test_tables import FakeBench
 from specbench import data, metrics
 from specbench.compare import equal
 from specbench.compare.passes import ScoredPass, read
+from specbench.config.indices import STRIDE
 from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
 from specbench.metrics.outputs import image_key
 from specbench.rows.csv_files import append_row
-from specbench.rows.indices import STRIDE
 from specbench.tables import collect, differences, matched, measure
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure

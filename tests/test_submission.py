@@ -15,8 +15,8 @@ from fake_pipeline import FakePipeline
 from specbench import cli
 from specbench.config import configuration
 from specbench.harness import run
-from specbench.rows import checked_lines, provenance
-from specbench.rows.memory import RunMemory
+from specbench.rows import journal, provenance
+from specbench.rows.provenance import RunMemory
 from specbench.tables import submission
 
 COMMIT = "a" * 40
@@ -65,9 +65,9 @@ def edit_record(folder: Path) -> None:
     """A smaller number of steps, with a checksum that fits."""
     path = the(folder, "runs/*/records.jsonl")
     first, *rest = path.read_bytes().splitlines(keepends=True)
-    values = checked_lines.decode(first)
+    values = journal.decode(first)
     values["steps"] -= 1
-    path.write_bytes(checked_lines.encode(values).rstrip(b"\n") + b"\n" + b"".join(rest))
+    path.write_bytes(journal.encode(values).rstrip(b"\n") + b"\n" + b"".join(rest))
 
 
 def add_row(folder: Path) -> None:

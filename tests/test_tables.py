@@ -27,7 +27,7 @@ from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows
-from specbench.rows.unmeasured import pieces
+from specbench.rows.remarks import pieces
 from specbench.tables import (
     definitions,
     figures,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.errors import plain, unknown
 
 if TYPE_CHECKING:
-    from specbench.rows.unmeasured import Run
+    from specbench.rows.remarks import MeasuredRun
 
 #: Sub-command -> the function that takes its arguments and returns the exit code, and what it is for, in one line. Its
 #: arguments are declared with it.
@@ -46,11 +46,11 @@ COMMANDS = {
 USAGE, FAILED, UNMEASURED, STOPPED = 2, 1, 3, 130
 
 
-def unmeasured(runs: Sequence[Run]) -> int:
+def unmeasured(runs: Sequence[MeasuredRun]) -> int:
     """Prints which metrics have no value in these runs, and returns the exit code."""
-    from specbench.rows.unmeasured import report
+    from specbench.rows.remarks import missing_metrics
 
-    return missing(*report(runs))
+    return missing(*missing_metrics(runs))
 
 
 def missing(lines: Sequence[str], asked: bool = True) -> int:

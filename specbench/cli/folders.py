@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.cli.commands import unmeasured
 from specbench.cli.run import start
+from specbench.config.indices import label
 from specbench.errors import UsageError, integer, values
-from specbench.rows.indices import label
 from specbench.storage import home
 from specbench.storage.files import format_size
 

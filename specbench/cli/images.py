@@ -59,7 +59,7 @@ def evaluate(line: CommandLine) -> int:
     """
     from specbench.config import configuration
     from specbench.harness.evaluation import evaluate
-    from specbench.rows.unmeasured import unmeasured
+    from specbench.rows.remarks import unmeasured
 
     folder = home.expanded(line.words[0])
     if not folder.is_dir():

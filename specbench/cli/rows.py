@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.errors import UsageError
@@ -30,23 +29,26 @@ def collect(line: CommandLine) -> int:
     """
     from specbench.rows import sources
 
-    rows, notes = sources.read(places(line.words))
-    say(notes)
+    rows = read(line.words)
     sources.write(line["out"], rows)
     print(f"wrote {line['out']}: {len(rows)} rows")
     return 0
 
 
-def places(names: Sequence[str]) -> list[Path]:
-    """The sources that a command line names; the store of results where it names none."""
-    from specbench.rows import store
+def read(names: Sequence[str], baselines: bool = False) -> list[dict[str, Any]]:
+    """The rows of the sources that a command line names; of the store of results where it names none. Prints what was
+    left out."""
+    from specbench.rows import sources
 
-    if names:
-        return [home.expanded(name) for name in names]
-    default = store.default()
-    if default is None or not default.is_file():
-        raise UsageError(f"there is no store {default or store.DEFAULT} yet: name files or folders with rows")
-    return [default]
+    places = [home.expanded(name) for name in names]
+    if not places:
+        default = sources.default_store()
+        if default is None or not default.is_file():
+            raise UsageError(f"there is no store {default or sources.STORE} yet: name files or folders with rows")
+        places = [default]
+    rows, notes = sources.read(places, baselines)
+    say(notes)
+    return rows
 
 
 def say(notes: Sequence[str]) -> None:
@@ -81,7 +83,7 @@ def show(line: CommandLine) -> int:
       specbench show runs/grid more.csv --where method=sjd --where 'fid<5' --sort=-speedup_step
       specbench show --group-by method --columns method,seeds,speedup_step,image_reward --format md
     """
-    from specbench.rows import selection, sources
+    from specbench.rows import selection
     from specbench.rows.csv_files import as_cells, csv_text
     from specbench.rows.shown import shown
 
@@ -92,9 +94,7 @@ def show(line: CommandLine) -> int:
     )
     for name in [*columns, *groups, *(name.removeprefix("-") for name in order)]:
         selection.column(name)
-    rows, notes = sources.read(places(line.words), baselines=True)
-    say(notes)
-    rows = [row for row in map(shown, rows) if all(test(row) for test in conditions)]
+    rows = [row for row in map(shown, read(line.words, baselines=True)) if all(test(row) for test in conditions)]
     if not rows:
         raise UsageError("no row meets the conditions")
     pooled, notes = selection.grouped(rows, groups, not line["--no-pool"])

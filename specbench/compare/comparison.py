@@ -16,9 +16,9 @@ from specbench.compare import passes, scores
 from specbench.compare.grouping import Group, groups_of
 from specbench.compare.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
 from specbench.compare.passes import ScoredPass
-from specbench.config import parameters
+from specbench.config import indices, parameters
 from specbench.errors import UsageError, plain
-from specbench.rows import indices, summary, timing
+from specbench.rows import summary, timing
 from specbench.rows.columns import FLOAT32, SHOWN
 from specbench.rows.journal import Record
 

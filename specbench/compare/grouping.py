@@ -9,10 +9,10 @@ from typing import Any
 from specbench import data
 from specbench.compare import passes
 from specbench.compare.passes import ScoredPass
-from specbench.config import parameters
+from specbench.config import indices, parameters
 from specbench.errors import UsageError, plain
-from specbench.rows import indices
-from specbench.rows.breakdown import LEVEL, STATISTICS, breakdown
+from specbench.rows.breakdown import STATISTICS, breakdown
+from specbench.rows.differences import LEVEL
 from specbench.rows.journal import Record
 
 Group = Mapping[str, Any]

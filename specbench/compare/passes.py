@@ -13,10 +13,9 @@ from omegaconf import OmegaConf
 
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
-from specbench.rows import seconds, summary
+from specbench.rows import shown, summary
 from specbench.rows.journal import TIMINGS, Record, TimingJournal, fault, read_records
-from specbench.rows.memory import RunMemory
-from specbench.rows.provenance import MAY_CHANGE
+from specbench.rows.provenance import MAY_CHANGE, RunMemory
 from specbench.storage import home
 
 
@@ -107,7 +106,7 @@ def unsteady(one: ScoredPass) -> str:
         return ""
     mine, vanilla = map(_records, both)
     shared = sorted(mine.keys() & vanilla.keys())
-    return seconds.unsteady(summary.versus([mine[i] for i in shared], [vanilla[i] for i in shared], one.again))
+    return shown.unsteady(summary.versus([mine[i] for i in shared], [vanilla[i] for i in shared], one.again))
 
 
 def _records(path: Path) -> dict[int, Record]:

@@ -10,10 +10,10 @@ from typing import Any
 
 from specbench.compare import grouping
 from specbench.compare.comparison import Comparison, Result
-from specbench.compare.paired import LEVEL, DistributionTest, holm, pairs_needed, size
+from specbench.compare.paired import DistributionTest, holm, pairs_needed, size
 from specbench.errors import plain
 from specbench.rows.csv_files import RowFile, csv_text
-from specbench.rows.sample_size import POWER
+from specbench.rows.differences import LEVEL, POWER
 
 WIDTH = 120  # columns of the screen
 _LONGEST = 9  # characters of a number

@@ -16,10 +16,10 @@ import numpy as np
 
 from specbench.rows import summary, timing
 from specbench.rows.csv_files import RowFile
+from specbench.rows.differences import LEVEL
 from specbench.rows.journal import Record
 from specbench.rows.timing import Estimate
 
-LEVEL = 0.95  # of the intervals
 BANDS = 8  # most groups of rows of an image
 MOST_TOKENS = 2**20  # of an image
 

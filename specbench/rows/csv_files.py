@@ -1,8 +1,8 @@
 """Rows in CSV files. An empty cell means: not measured.
 
-`frame` gives them to pandas. The csv module reads and writes them: pandas.read_csv accepts a row that is too short,
-takes the first cells of one that is too long for an index and renames a column that occurs twice, all of which are
-mistakes of a user and refused here. It also takes 0.3 s to import, as long as `specbench run --help`.
+`sources.frame` gives them to pandas. The csv module reads and writes them: pandas.read_csv accepts a row that is too
+short, takes the first cells of one that is too long for an index and renames a column that occurs twice, all of which
+are mistakes of a user and refused here. It also takes 0.3 s to import, as long as `specbench run --help`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
 
@@ -22,9 +22,6 @@ from specbench.errors import UsageError, decimal
 from specbench.rows.columns import _NEEDED, _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
 from specbench.storage.files import content, write_atomically
 from specbench.storage.version import __version__
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -60,16 +57,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return json.dumps(value, separators=(",", ":"))
     return str(value)
-
-
-def frame(*paths: str | Path) -> pd.DataFrame:
-    """The rows of CSV files as one table: numbers in float64 or int64 columns, an empty cell as missing.
-
-    Raises UsageError as `read_rows` does.
-    """
-    import pandas as pd
-
-    return pd.DataFrame([row for path in paths for row in read_rows(path)], columns=list(COLUMNS))
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

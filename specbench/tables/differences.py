@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.compare.paired import LEVEL
+from specbench.rows.differences import LEVEL
 from specbench.tables import figures
 from specbench.tables.definitions import Column, Panel, TableFigure, row_column
 from specbench.tables.layout import NORMAL95, Row, printable

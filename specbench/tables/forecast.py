@@ -253,13 +253,13 @@ class _Known:
     """The rows of this machine in the store, and what they say."""
 
     def __init__(self) -> None:
-        from specbench.rows import store
+        from specbench.rows import sources
 
-        path = store.default()
+        path = sources.default_store()
         self.rows: list[tuple[str, dict[str, Any]]] = []
         if path is not None and path.is_file():
             with suppress(UsageError):
-                self.rows = store.read(path)[::-1]  # the newest first
+                self.rows = sources.read_store(path)[::-1]  # the newest first
         self._machines: dict[str, dict[str, Any]] = {}
         self._rates: dict[str, Rate | None] = {}
 

@@ -14,10 +14,9 @@ from string import ascii_lowercase
 
 from specbench.config import parameters
 from specbench.errors import UsageError
-from specbench.rows import sample_size
-from specbench.rows.columns import COLUMNS, SPEEDUPS, stderr_of
-from specbench.rows.seconds import OLDER, common_machine, elsewhere, is_older, is_timed, is_vanilla, with_bias, withheld
-from specbench.rows.unmeasured import pieces
+from specbench.rows.columns import COLUMNS, SPEEDUPS, TIMED_COLUMNS, stderr_of
+from specbench.rows.remarks import pieces
+from specbench.rows.shown import OLDER, common_machine, elsewhere, is_older, is_vanilla, with_bias, withheld
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import PublishedRow
@@ -231,15 +230,15 @@ def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, R
     """The rows without the values that do not hold next to the others; and why, by (line key, column key): seconds of
     another machine than the other lines', a speed-up that does not hold, or a statistic of too few images."""
     keys = [column.key for column in table.columns]
-    timed = [key for key in keys if is_timed(key, table.rows_of == "bench")]
+    timed = [key for key in keys if table.rows_of == "bench" or key in TIMED_COLUMNS]
     present = {name: row for name, row in rows.items() if row is not None}
     common = common_machine(present.values(), timed)
     found, kept = {}, {name: row and dict(with_bias(row)) for name, row in rows.items()}
     for name, row in present.items():
         for key in keys:
-            why = sample_size.withheld(row, key)
-            if key in timed and row.get(key) and common:
-                why = withheld(row, key) or elsewhere(row, key, common)
+            why = withheld(row, key)
+            if not why and key in timed and row.get(key) and common:
+                why = elsewhere(row, key, common)
             if why:
                 found[name, key] = why
                 kept[name] = {**(kept[name] or {}), key: ""}

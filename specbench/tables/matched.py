@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations, groupby
 from math import comb
 
-from specbench.compare.paired import LEVEL, holm
+from specbench.compare.paired import holm
+from specbench.rows.differences import LEVEL
 from specbench.tables.definitions import Column, TableFigure, row_column
 from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, facts, printable
 from specbench.tables.measure import TablePlan

@@ -21,9 +21,9 @@ from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
 from specbench.harness.planned import R as R  # of a field, for the documentation
+from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
-from specbench.rows.pool import pooled
-from specbench.rows.seconds import is_timed
+from specbench.rows.selection import pooled
 from specbench.storage.files import sha256, state
 from specbench.tables import literature
 from specbench.tables.definitions import Line, Panel, Table, TableFigure, TableTest
@@ -192,7 +192,7 @@ def plan(
     table = over_seeds(table, len(seeds))
     rows = _rows(table, results)
     shown = [column.key for column in table.columns] if table.rows_of == "run" else []
-    needs = [*table.needs, *([SECONDS] if any(map(is_timed, shown)) else [])]
+    needs = [*table.needs, *([SECONDS] if not TIMED_COLUMNS.isdisjoint(shown) else [])]
     needs += [EMITTED] if any(key.startswith("emitted_") for key in shown) else []
     home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
     planned = []

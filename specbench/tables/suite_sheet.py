@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
-from specbench.compare.paired import LEVEL, holm
+from specbench.compare.paired import holm
 from specbench.config import parameters
 from specbench.harness.planned import Row
 from specbench.rows.columns import METRICS, TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells
-from specbench.rows.pool import pooled
-from specbench.rows.seconds import MACHINE
+from specbench.rows.differences import LEVEL
+from specbench.rows.selection import pooled
+from specbench.rows.shown import MACHINE
 from specbench.tables import layout
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
