@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.errors import UsageError
@@ -149,7 +150,7 @@ def compare(line: CommandLine) -> int:
         "RUN": Words("the folder of a run; followed by /baseline, its vanilla images", 1),
         "out=FILE.csv": Own("path", "a file for the rows", written=True),
     },
-    tables={"columns of out=:": "specbench.rows.breakdown:COLUMNS"},
+    tables={"columns of out=:": "specbench.compare.breakdown:COLUMNS"},
 )
 def breakdown(line: CommandLine) -> int:
     """Acceptance, step compression and speed-up of runs by category of prompt (where the data set has categories: those
@@ -160,15 +161,14 @@ def breakdown(line: CommandLine) -> int:
       specbench breakdown first
       specbench breakdown first second out=groups.csv
     """
-    from specbench.compare.grouping import interval, of_pass, table
+    from specbench.compare.breakdown import INTERVALS, ROWS, of_pass, table
     from specbench.compare.passes import read
-    from specbench.rows.breakdown import ROWS
     from specbench.rows.csv_files import csv_text
 
     rows = []
     for one in map(read, line.words):
         found = of_pass(one)
-        print(f"{one.method}, {len(one.records)} images in {one.path}; {interval()}")
+        print(f"{one.method}, {len(one.records)} images in {one.path}; {INTERVALS}")
         print("\n".join(table(found)) if found else "One category, one length, and no raster order: nothing to show.")
         rows += found
     if out := line["out"]:
