@@ -15,7 +15,8 @@ import yaml
 from commands import ROOT, TOGETHER, Call, python
 
 from specbench.bench import devices, plan
-from specbench.cli import plans, reference
+from specbench.cli import plans
+from specbench.cli.images import reference
 from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run
@@ -290,7 +291,7 @@ def test_the_pages_commands_are_planned_as_they_stand(
         for words in commands:
             assert words[0] == "specbench"
             if words[1] == "reference":
-                assert reference.main.read(words[2:]) is not None
+                assert reference.read(words[2:]) is not None
             elif words[1] != "suite":
                 code, out, err = call(*words[1:], *[] if "--dry-run" in words else ["--dry-run"])
                 assert code == 0, (words, err)

@@ -10,7 +10,7 @@ import yaml
 
 from specbench.bench.devices import only_dry
 from specbench.cli.arguments import CommandLine, Own, Words, command
-from specbench.cli.exits import unmeasured
+from specbench.cli.commands import unmeasured
 from specbench.cli.tables import draw, drawing, say
 from specbench.config import parameters
 from specbench.errors import UsageError, values

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from specbench.bench.devices import DEVICES, only_dry
 from specbench.cli.arguments import Arguments, CommandLine, Own, Words, command
-from specbench.cli.exits import unmeasured
+from specbench.cli.commands import unmeasured
 from specbench.config import parameters
 from specbench.errors import integer, unknown
 from specbench.harness.planned import PlannedRun
