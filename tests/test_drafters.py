@@ -17,7 +17,8 @@ from specbench.audit.tabular import TabularGrower, random_tables, sequence_probs
 from specbench.decoding import rules
 from specbench.decoding.drafters.dynamic import Eagle2, Grower
 from specbench.decoding.drafters.eagle import Eagle, Entries
-from specbench.decoding.drafters.window import COUPLINGS, INITS, Window
+from specbench.decoding.drafters.positions import COUPLINGS, INITS
+from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, window_paths

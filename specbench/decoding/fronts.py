@@ -1,5 +1,6 @@
-"""Decoding out of raster order: a pass extends an image at several fronts, one in each of the image's rows that are
-decoded at once (`lines` here, since a row is an image of the batch).
+"""Where the nodes of a draft stand: behind the committed tokens, or out of raster order. There a pass extends an image
+at several fronts, one in each of the image's rows that are decoded at once (`lines` here, since a row is an image of
+the batch).
 
 What a method decides is which positions the next pass visits. Positions, cache slots and masks follow: a token has the
 position of raster order and the slot of its position, and a node attends to what exists among the positions before its
@@ -8,19 +9,145 @@ own. So a cache holds a grid with gaps, not a prefix.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.rng import RandomStreams
+from specbench.engine.ops import Kernels
 from specbench.engine.state import Buffer, Buffers
+
+if TYPE_CHECKING:
+    from specbench.decoding.trace import Taken
+    from specbench.decoding.trees import Tree
+    from specbench.decoding.verify import Verdict
+
+
+class Layout(ABC):
+    """Where the nodes of a step's draft stand, and what follows for the loop. A draft has n nodes in each of K chains,
+    or in one tree, of each of B images."""
+
+    @property
+    @abstractmethod
+    def next_positions(self) -> Tensor:
+        """The image positions (B, K * n) of the tokens that follow the nodes."""
+
+    @abstractmethod
+    def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        """The session's logits and hidden states of the nodes, tokens (B * K, n)."""
+
+    def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
+        """The random streams of the chains, and what keys their numbers (B * K,)."""
+        return rng, step
+
+    def chains(self, x: Tensor) -> Tensor:
+        """Values of the nodes (B, K * n, ...) chain by chain, (B * K, n, ...)."""
+        return x
+
+    def images(self, x: Tensor) -> Tensor:
+        """Values of the chains (B * K, ...) image by image, (B, K, ...)."""
+        return x.unsqueeze(1)
+
+    @abstractmethod
+    def commit(self, session: Any, verdict: Verdict, count: Tensor, total: int) -> Tensor | None:
+        """Keep the accepted path in the session's caches; `count` (B,) tokens of `total` were committed before. How
+        many tokens of each chain are committed (B, K), None in raster order: all of the verdict."""
+
+    @abstractmethod
+    def added(
+        self, verdict: Verdict, kept: Tensor | None, count: Tensor, active: Tensor, total: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the verdict's tokens: the positions (B, *) to which they go, the tokens, 0 where they do not count, and
+        which of them are committed to the `active` (B,) images. `kept`: what `commit` returned."""
+
+    def advance(
+        self,
+        verdict: Verdict,
+        kept: Tensor | None,
+        images: tuple[Tensor, Tensor, Tensor],
+        total: int,
+        kernels: Kernels | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add the verdict's tokens to those images that are not complete: their history, count and steps. Returns count
+        and steps from before, and which images these are."""
+        history, now, steps = images
+        before = now.clone(), steps.clone()
+        active = now < total
+        where, tokens, some = self.added(verdict, kept, before[0], active, total)
+        history.scatter_(1, where, tokens)
+        now += some.sum(1)
+        steps += active
+        return *before, active
+
+    @abstractmethod
+    def among_nodes(self, path: Tensor) -> Tensor:
+        """The paths (B * K, D) of the chains as indices (B, K * D) among all nodes of an image."""
+
+    @abstractmethod
+    def inside(self, taken: Taken, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
+        """Draft tokens accepted and `offered` (B * K,) inside the image."""
+
+    @abstractmethod
+    def drafted(self, taken: Taken, total: int) -> Tensor:
+        """How many draft tokens (B,) inside the image were verified."""
+
+
+class Raster(Layout):
+    """The nodes of a tree behind `count` (B,) committed tokens; K is 1."""
+
+    def __init__(self, tree: Tree, count: Tensor) -> None:
+        self.tree, self.count = tree, count
+
+    @property
+    def next_positions(self) -> Tensor:
+        return self.count[:, None] + self.tree.depth
+
+    def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = session.forward(tokens, self.tree, history, self.count)
+        return found
+
+    def commit(self, session: Any, verdict: Verdict, count: Tensor, total: int) -> None:
+        session.commit(verdict, self.tree, count)
+
+    def added(
+        self, verdict: Verdict, kept: Tensor | None, count: Tensor, active: Tensor, total: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        offsets, tokens = torch.arange(verdict.tokens.shape[1], device=count.device), verdict.tokens
+        some = active[:, None] & (offsets <= verdict.length[:, None])
+        # what is written behind them is written again by the next step
+        return count[:, None] + offsets, torch.where(active[:, None], tokens, 0), some
+
+    def advance(
+        self,
+        verdict: Verdict,
+        kept: Tensor | None,
+        images: tuple[Tensor, Tensor, Tensor],
+        total: int,
+        kernels: Kernels | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if kernels is None:
+            return super().advance(verdict, kept, images, total, kernels)
+        return kernels.advance(*images, verdict.tokens, verdict.length, total)
+
+    def among_nodes(self, path: Tensor) -> Tensor:
+        return path
+
+    def inside(self, taken: Taken, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
+        room = (total - taken.count).clamp_min(0)
+        return torch.minimum(taken.verdict.length, room), torch.minimum(offered, room)
+
+    def drafted(self, taken: Taken, total: int) -> Tensor:
+        inside = self.tree.depth[:, 1:] <= (total - taken.count)[:, None]
+        return (taken.draft.valid[:, 1:] & inside).sum(1)
 
 
 @dataclass
-class Fronts:
-    """Where the nodes of a draft stand that are K chains of n nodes in each of B images.
+class Fronts(Layout):
+    """K chains of n nodes in each of B images.
 
     positions (B, K, n) int64: the image positions of their tokens, -1 for the end of the prefix; slots (B, K, n)
     int64: where their keys go, counted alike: slot T + k holds what stands in for a token of front k that does not
@@ -40,31 +167,46 @@ class Fronts:
 
     @property
     def next_positions(self) -> Tensor:
-        """The image positions (B, K * n) of the tokens that follow the nodes."""
         return self.positions.flatten(1) + 1
 
+    def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = session.visit(tokens.view(len(self.keys), -1), self, history)
+        return found
+
+    def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
+        return rng.rows(self.owner), self.keys.flatten()
+
     def chains(self, x: Tensor) -> Tensor:
-        """Values of the nodes (B, K * n, ...) chain by chain, (B * K, n, ...)."""
         return x.unflatten(1, self.positions.shape[1:]).flatten(0, 1)
 
     def images(self, x: Tensor) -> Tensor:
-        """Values of the chains (B * K, ...) image by image, (B, K, ...)."""
         return x.unflatten(0, self.keys.shape)
 
-    def kept(self, length: Tensor, active: Tensor) -> Tensor:
-        """How many tokens of a verdict with `length` (B * K,) accepted ones are committed (B, K), in `active` (B,)
-        images."""
-        length = self.images(length)
-        count = torch.where(length > 0, length, self.recovers.long())
-        return count * (self.extends & active[:, None])
+    def commit(self, session: Any, verdict: Verdict, count: Tensor, total: int) -> Tensor:
+        length = self.images(verdict.length)
+        kept = torch.where(length > 0, length, self.recovers.long())
+        return kept * (self.extends & (count < total)[:, None])
 
-    def committed(self, tokens: Tensor, kept: Tensor, junk: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a verdict's tokens (B * K, D + 1), of which `kept` (B, K) are committed: where they go, (B, K * (D + 1)),
-        `junk` for the others; the tokens, 0 for the others; and which are committed."""
-        offsets = torch.arange(tokens.shape[1], device=tokens.device)
+    def added(
+        self, verdict: Verdict, kept: Tensor | None, count: Tensor, active: Tensor, total: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert kept is not None
+        offsets = torch.arange(verdict.tokens.shape[1], device=kept.device)
         some = offsets < kept.unsqueeze(-1)
-        where = torch.where(some, self.positions[:, :, :1] + 1 + offsets, junk)
-        return where.flatten(1), (self.images(tokens) * some).flatten(1), some.flatten(1)
+        where = torch.where(some, self.positions[:, :, :1] + 1 + offsets, total)
+        return where.flatten(1), (self.images(verdict.tokens) * some).flatten(1), some.flatten(1)
+
+    def among_nodes(self, path: Tensor) -> Tensor:
+        count, nodes = self.positions.shape[1:]
+        first = torch.arange(count, device=path.device)[:, None] * nodes
+        return (self.images(path) + first).flatten(1)
+
+    def inside(self, taken: Taken, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
+        assert taken.kept is not None
+        return torch.minimum(taken.verdict.length, taken.kept.flatten()), offered
+
+    def drafted(self, taken: Taken, total: int) -> Tensor:
+        return self.images(taken.draft.valid[:, 1:]).sum((1, 2))
 
 
 def fronts_needed(width: int, lag: int) -> int:
