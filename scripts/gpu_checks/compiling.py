@@ -83,19 +83,26 @@ class Specialisation:
 
     @property
     def types(self) -> dict[str, str]:
-        """By argument; "constexpr" of a constant, which a size of 1 is, too."""
-        return json.loads(self.start)["signature"]
+        """By argument, and by number within a tuple; "constexpr" of a constant, which a size of 1 is, too."""
+        found: dict[str, str] = {}
+        for name, kind in json.loads(self.start)["signature"].items():
+            parts = enumerate(kind) if isinstance(kind, list) else [("", kind)]
+            found |= {f"{name}{number}": one for number, one in parts}
+        return found
+
+    def _by_argument(self, what: str) -> dict[str, Any]:
+        start = json.loads(self.start)
+        names, keys, values = list(start["signature"]), start[f"{what}_keys"], start[f"{what}_vals"]
+        return {"".join([names[at], *map(str, within)]): x for (at, *within), x in zip(keys, values, strict=True)}
 
     @property
     def constants(self) -> dict[str, Any]:
-        start, names = json.loads(self.start), list(self.types)
-        return {names[at]: x for [at], x in zip(start["constant_keys"], start["constant_vals"], strict=True)}
+        return self._by_argument("constant")
 
     @property
     def divisible(self) -> list[str]:
         """The arguments that are known to be divisible by 16."""
-        start, names = json.loads(self.start), list(self.types)
-        return [names[at] for [at], x in zip(start["attrs_keys"], start["attrs_vals"], strict=True) if x]
+        return [name for name, known in self._by_argument("attrs").items() if known]
 
     @property
     def options(self) -> dict[str, Any]:
