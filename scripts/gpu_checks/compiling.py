@@ -167,7 +167,7 @@ def steps(some: Any = STEPS) -> list[Callable[[], None]]:
 
 def later_stages() -> list[Callable[[], None]]:
     """What stages 2 and 3 start, so that they find it compiled."""
-    passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(True)]
+    passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(real=True)]
     return [*passes, *(partial(case_on_shapes, *case) for case in recording.CASES.values())]
 
 
@@ -312,11 +312,11 @@ def _extremes(some: list[Specialisation]) -> list[Specialisation]:
     return list(dict.fromkeys(group[end] for group in known for end in (0, -1)))
 
 
-def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
+def checks(fast: bool) -> Iterator[results.Check]:
     """For this device; without one, one specialisation of each kernel of a step for Hopper."""
     os.environ |= REPORTING
     tried: list[Specialisation] = []
-    if cuda:
+    if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         some = started([*steps(), *later_stages()], 10 * major + minor)
         tried = [one for one in started(tuning_on_shapes(), 10 * major + minor) if one not in set(some)]
