@@ -17,11 +17,10 @@ from test_journal import record
 
 from specbench import data
 from specbench.compare import passes
+from specbench.compare.breakdown import COLUMNS, breakdown, interval, of_pass
 from specbench.compare.comparison import compare
-from specbench.compare.grouping import of_pass
 from specbench.errors import UsageError
 from specbench.rows import summary
-from specbench.rows.breakdown import COLUMNS, breakdown, interval
 from specbench.rows.columns import COLUMNS as ROW
 from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import Record

@@ -13,13 +13,12 @@ from commands import Call, row_of
 from fake_pipeline import FakePipeline, at, interrupt
 
 import specbench
-from specbench.config import configuration
+from specbench.config import configuration, indices
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.rows import indices
 from specbench.rows.columns import COLUMNS
 from specbench.rows.journal import read_records
-from specbench.rows.memory import RunMemory
+from specbench.rows.provenance import RunMemory
 
 RUN = ["method=sjd", "n=20", "images_per_prompt=2", "metrics=scenes_reward", "warmup=0"]
 #: Of a record and of a row: which process decoded, and when.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import data, metrics
-from specbench.config import configuration, parameters
+from specbench.config import configuration, indices, parameters
 from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
 from specbench.harness.folder import stored
@@ -24,10 +24,10 @@ from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context
-from specbench.rows import degenerate, indices
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_text, to_csv
-from specbench.rows.memory import new_run_id
+from specbench.rows.provenance import new_run_id
+from specbench.rows.remarks import degenerate_remarks
 from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, score_columns
 from specbench.storage import home, image_files
 from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
@@ -303,7 +303,7 @@ def _row(
     row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
     row |= score_columns(lines)
     sizes = [size and (size[1], size[0]) for size in files.sizes]
-    remarks = degenerate.remarks([item.prompt for item in pairs.items], files.digests, files.contrasts, sizes)
+    remarks = degenerate_remarks([item.prompt for item in pairs.items], files.digests, files.contrasts, sizes)
     where = f"pictures from {folder.resolve()}"
     return row | {"note": "; ".join(filter(None, [where, pairs.remark, *remarks, *notes(lines)]))}
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench import data
-from specbench.config import parameters, registry
+from specbench.config import indices, parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness import row, scoring, sheet
@@ -41,10 +41,11 @@ from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader
 from specbench.models.loading import missing
-from specbench.rows import indices, report_text, sample_size, store, time_spent, trackers
+from specbench.rows import report_text, sources, trackers
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Journal, Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
+from specbench.rows.shown import too_few_for
 from specbench.storage import home
 from specbench.storage.files import sha256_file
 
@@ -142,7 +143,7 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     if outcome.nothing_left:
         return outcome
     made = [*records.again, *(record for journal in records.journals for record in journal.records.values())]
-    spent = time_spent.TimeSpent(began, decoded, scored, time.time())
+    spent = report_text.TimeSpent(began, decoded, scored, time.time())
     return replace(outcome, spent=spent.sentence(config["method"], made, folder.memory().sessions))
 
 
@@ -322,16 +323,16 @@ def _announce_unmeasured(config: RunConfig, requests: Mapping[str, str]) -> None
     for name, basis in requests.items():
         if scoring.is_unmeasured(basis):
             say(f"{name} {basis}")
-        elif few := sample_size.too_few_for(name, config.images):
+        elif few := too_few_for(name, config.images):
             say(f"{name} stays empty: {few}, this run has {config.images:,}")
 
 
 def keep(rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
     """Adds finished runs' rows, each with its folder, to the store of results. A run never fails for it."""
-    if (path := store.default()) is None:
+    if (path := sources.default_store()) is None:
         return
     try:
-        store.add(path, [(folder.absolute(), row) for folder, row in rows])
+        sources.add_to_store(path, [(folder.absolute(), row) for folder, row in rows])
     except (OSError, sqlite3.Error, ValueError) as e:
         warn(f"the row is not added to {path} ({e}); specbench collect finds it in its folder")
 

@@ -21,12 +21,12 @@ from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
 from specbench.harness.planned import R as R  # of a field, for the documentation
+from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
-from specbench.rows.pool import pooled
-from specbench.rows.seconds import is_timed
+from specbench.rows.selection import pooled
 from specbench.storage.files import sha256, state
 from specbench.tables import literature
-from specbench.tables.definitions import Line, Panel, Table, TableFigure, TableTest
+from specbench.tables.definitions import Line, Panel, Table, TableTest
 
 #: The command that rows are of, where it is not `specbench run` -> their files.
 ROW_FILES = {"bench": ROWS, "probe": PROBES}
@@ -110,18 +110,10 @@ class TablePlan(Plan[TableRun]):
         return [test for test in runs if compared_row(test, rows, self.compared) is None]
 
     @property
-    def tested_panels(self) -> list[Panel]:
-        """The panels whose curves are compared at equal values."""
-        figure = self.table.figure
-        if self.table.matched is None or not isinstance(figure, TableFigure):
-            return []
-        return [panel for panel in figure.panels if len(panel.curves) > 1]
-
-    @property
     def equal(self) -> dict[str, Panel]:
         """The panels whose curves can be compared, by what identifies their runs: those that have all their rows."""
         rows, found = self.rows, {}
-        for panel in self.tested_panels:
+        for panel in self.table.compared_panels:
             runs = [(rows.get(key) or {}).get("run_id") for key in panel.keys]
             if all(runs):
                 found[sha256(" ".join(map(str, runs)), 12)] = panel
@@ -192,7 +184,7 @@ def plan(
     table = over_seeds(table, len(seeds))
     rows = _rows(table, results)
     shown = [column.key for column in table.columns] if table.rows_of == "run" else []
-    needs = [*table.needs, *([SECONDS] if any(map(is_timed, shown)) else [])]
+    needs = [*table.needs, *([SECONDS] if not TIMED_COLUMNS.isdisjoint(shown) else [])]
     needs += [EMITTED] if any(key.startswith("emitted_") for key in shown) else []
     home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
     planned = []

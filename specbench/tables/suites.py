@@ -21,8 +21,8 @@ from specbench.config import configuration, parameters
 from specbench.errors import RunError, UsageError, integer
 from specbench.harness.planned import EMITTED, SECONDS, Plan, Row
 from specbench.harness.planned import R as R  # of a field, for the documentation
+from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells, csv_text, has_runs, read_rows, to_csv
-from specbench.rows.seconds import is_timed
 from specbench.storage.files import write_atomically
 from specbench.tables import catalog, suite_files
 from specbench.tables.collect import Bench, Executor
@@ -101,7 +101,7 @@ def read(source: Source, name: str) -> Suite:
     if not table.columns:
         table = replace(table, columns=_default_columns(keys, shared, models, prompts))
     shared |= {"batch": str(keys.batch or (batch if batch > 1 else BATCH)), **_QUALITY}
-    seconds = any(is_timed(column.key) for column in table.columns)
+    seconds = any(column.key in TIMED_COLUMNS for column in table.columns)
     timed = keys.timed if keys.timed is not None else min(table.n, TIMED) if seconds else 0
     baseline = named(catalog.overrides(source, "baseline", keys.baseline))
     return Suite(table, models, prompts, seeds, shared, baseline, timed, source)
