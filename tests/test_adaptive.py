@@ -13,9 +13,8 @@ from torch import Tensor
 from specbench.audit.audit import assemble, measure
 from specbench.audit.models import built_in
 from specbench.config import configuration
-from specbench.decoding.drafters.adaptive import PRIOR, SHAPES, Acceptances, TreeShapes, best_paths
+from specbench.decoding.drafters.adaptive import PRIOR, SHAPES, Acceptances, AdaptiveEagle, TreeShapes, best_paths
 from specbench.decoding.drafters.eagle import Eagle
-from specbench.decoding.drafters.eagle_adaptive import AdaptiveEagle
 from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import Path, build

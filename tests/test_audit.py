@@ -24,9 +24,9 @@ from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.loop import decode
 from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rules.groups import Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.neighbourhood import Neighbourhood
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, parse
 

@@ -18,10 +18,10 @@ from specbench.decoding.emitted import distances
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.band import build_band, least_divergence, lower_limit
+from specbench.decoding.rules.base import neighbours
+from specbench.decoding.rules.groups import Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.neighbourhood import Neighbourhood
-from specbench.decoding.rules.proximity import neighbours
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification

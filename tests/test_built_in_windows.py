@@ -12,7 +12,7 @@ from specbench.config import configuration
 from specbench.decoding.drafters.built_in import BuiltIn
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
-from specbench.decoding.rules.redraw import Redraw
+from specbench.decoding.rules.relaxed import Redraw
 from specbench.decoding.sampling import Sampling
 
 

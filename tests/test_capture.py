@@ -20,7 +20,7 @@ from specbench.decoding.continuous import ContinuousDecoding, ContinuousRule
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule, band, exact
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification

@@ -15,8 +15,8 @@ from test_loop import ALPHA, PLAIN, P, Q, fit, run
 from specbench.audit.marginals import filtered
 from specbench.audit.tabular import TabularGrower, random_tables, sequence_probs
 from specbench.decoding import rules
-from specbench.decoding.drafters.dynamic import Grower
-from specbench.decoding.drafters.eagle import Eagle, Eagle2, Entries
+from specbench.decoding.drafters.dynamic import Eagle2, Grower
+from specbench.decoding.drafters.eagle import Eagle, Entries
 from specbench.decoding.drafters.window import COUPLINGS, INITS, Window
 from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling

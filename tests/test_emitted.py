@@ -23,12 +23,10 @@ from specbench.decoding.batch import Decoded
 from specbench.decoding.emitted import Nodes, distances, distributions
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules import Rule
-from specbench.decoding.rules.entropy import EntropyAware
-from specbench.decoding.rules.gsd import Grouped
+from specbench.decoding.rules.base import neighbours
+from specbench.decoding.rules.groups import Grouped, Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.neighbourhood import Neighbourhood
-from specbench.decoding.rules.proximity import neighbours
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import EntropyAware, Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths
 from specbench.rows import summary

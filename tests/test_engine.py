@@ -17,24 +17,22 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from specbench import cli
 from specbench.decoding.batch import decode_stream
+from specbench.decoding.drafters.adaptive import AdaptiveEagle
 from specbench.decoding.drafters.built_in import BuiltIn
 from specbench.decoding.drafters.draft_model import DraftModel
-from specbench.decoding.drafters.eagle import Eagle, Eagle2
-from specbench.decoding.drafters.eagle_adaptive import AdaptiveEagle
+from specbench.decoding.drafters.dynamic import Eagle2
+from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
-from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, band, cool, exact
-from specbench.decoding.rules.entropy import EntropyAware
-from specbench.decoding.rules.gsd import Grouped
+from specbench.decoding.rules.groups import Grouped, Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.neighbourhood import Neighbourhood
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import EntropyAware, Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.graph import Action, Eager, Graphs

@@ -14,7 +14,7 @@ from specbench.audit.audit import SAMPLING, assemble, measure
 from specbench.audit.marginals import filtered
 from specbench.audit.models import built_in
 from specbench.config import configuration, parameters
-from specbench.decoding.rules.entropy import EntropyAware
+from specbench.decoding.rules.thresholds import EntropyAware
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.rows.provenance import config_hash

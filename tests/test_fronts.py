@@ -13,9 +13,8 @@ from torch import Tensor
 from specbench.audit.tabular import TabularTarget, codes, random_tables, sequence_probs
 from specbench.config import configuration, registry
 from specbench.decoding import rules
-from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pjd import ParallelJacobi
-from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.fronts import PlannedRows, fronts_needed
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.sampling import Sampling

@@ -44,7 +44,7 @@ from specbench.models.loading import checkpoints
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.rows.journal import Journal, to_line
-from specbench.rows.memory import RunMemory
+from specbench.rows.provenance import RunMemory
 from specbench.storage import image_files
 from specbench.tables import render, report
 

@@ -18,7 +18,7 @@ from specbench.config import configuration
 from specbench.data import Item
 from specbench.data import geneval as prompts
 from specbench.errors import UsageError
-from specbench.metrics import ScoringContext, clip, geneval, mask2former
+from specbench.metrics import ScoringContext, clip, mask2former, tasks
 from specbench.metrics.mask2former import Instance
 from specbench.storage.image_files import ImageArray
 
@@ -64,8 +64,8 @@ class NearestColour:
 
     def __call__(self, pieces: Any, name: str) -> list[str]:
         means = [piece.reshape(-1, 3).mean(0) for piece in pieces]
-        wanted = np.array([colour_square(colour)[0, 0] for colour in geneval.COLOURS])
-        return [geneval.COLOURS[int(np.abs(wanted - mean).sum(1).argmin())] for mean in means]
+        wanted = np.array([colour_square(colour)[0, 0] for colour in tasks.COLOURS])
+        return [tasks.COLOURS[int(np.abs(wanted - mean).sum(1).argmin())] for mean in means]
 
 
 def item(tag: str, containing: str = "") -> Item:
@@ -76,7 +76,7 @@ def item(tag: str, containing: str = "") -> Item:
 
 
 def solves(one: Item, image: np.ndarray, found: list[Instance]) -> bool:
-    scorer = geneval.GenEvalScorer(torch.nn.Identity(), NearestColour(), "cpu")  # type: ignore[arg-type]
+    scorer = tasks.GenEvalScorer(torch.nn.Identity(), NearestColour(), "cpu")  # type: ignore[arg-type]
     return scorer._solves(image, one.metadata or {}, found)
 
 
@@ -127,8 +127,8 @@ def test_drawn_scenes_solve_their_tasks() -> None:
 def test_detections_count_from_the_published_thresholds_on() -> None:
     _, [one] = drawn(("clock", "red", 5, 5))
     at = [Instance(one.label, score, one.box, one.mask) for score in (0.95, 0.31, 0.3, 0.9, 0.2)]
-    assert [len(geneval.detections(at, tag)["clock"]) for tag in ("colors", "counting")] == [3, 1]
-    found = geneval.detections([Instance(one.label, 0.5 + i / 100, one.box, one.mask) for i in range(20)], "colors")
+    assert [len(tasks.counted(at, tag)["clock"]) for tag in ("colors", "counting")] == [3, 1]
+    found = tasks.counted([Instance(one.label, 0.5 + i / 100, one.box, one.mask) for i in range(20)], "colors")
     assert [x.score for x in found["clock"]] == sorted((0.5 + i / 100 for i in range(4, 20)), reverse=True)
 
 
@@ -186,19 +186,19 @@ def small(weights: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(mask2former, "load", lambda path, device: load(path, device, small_detector()))
     monkeypatch.setattr(mask2former, "SHORTER", 64)
     monkeypatch.setattr(clip, "load_both", lambda path, device, settings: both(path, device, SMALL_CLIP))
-    monkeypatch.setattr(geneval.weights, "published", lambda context, part, path: path)
+    monkeypatch.setattr(tasks.weights, "published", lambda context, part, path: path)
     return weights
 
 
 def test_colours_are_those_of_clip_s_zero_shot_classifier(small: Path) -> None:
     network: Any = clip.load_both(small / "clip_l14/model.safetensors", "cpu", clip.L14)
     pieces = [colour_square("red"), np.random.default_rng(0).integers(0, 256, (20, 33, 3), dtype=np.uint8)]
-    found = geneval.ColourClassifier(network, "cpu")(pieces, "wine glass")
-    x = torch.stack([geneval.normalised(geneval.square(piece, 224), geneval.CLIP) for piece in pieces])
+    found = tasks.ColourClassifier(network, "cpu")(pieces, "wine glass")
+    x = torch.stack([tasks.normalised(tasks.square(piece, 224), tasks.CLIP) for piece in pieces])
     seen = network.visual_projection(network.vision_model(x).pooler_output)
     for row, colour in zip(seen, found):
         cosines = []
-        for one in geneval.COLOURS:
+        for one in tasks.COLOURS:
             texts = [
                 f"a photo of a {one} wine glass",
                 f"a photo of a {one}-colored wine glass",
@@ -206,13 +206,13 @@ def test_colours_are_those_of_clip_s_zero_shot_classifier(small: Path) -> None:
             ]
             embedded = network.text_projection(network.text_model(clip.captions()(texts)).pooler_output)
             cosines.append(float(torch.cosine_similarity(normalize(embedded, dim=-1).mean(0), row, dim=0)))
-        assert geneval.COLOURS[int(np.argmax(cosines))] == colour
+        assert tasks.COLOURS[int(np.argmax(cosines))] == colour
 
 
 def test_a_piece_is_the_object_on_grey() -> None:
     image, [one] = drawn(("clock", "red", 5, 7))
     one.mask[7, 5] = False
-    piece = geneval.cut_out(image, one)
+    piece = tasks.cut_out(image, one)
     assert piece.shape == (12, 12, 3)
     assert (piece[0, 0] == 0x99).all()
     assert (piece[1:] == colour_square("red")[0, 0]).all()

@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.config import configuration, variants
-from specbench.decoding.rules import gsd
+from specbench.decoding.rules import groups
 from specbench.decoding.rules.base import Setting
-from specbench.decoding.rules.gsd import Grouped
+from specbench.decoding.rules.groups import Grouped
 from specbench.errors import UsageError
 from specbench.harness.method import build_rule
 from specbench.rows.provenance import config_hash
@@ -84,7 +84,7 @@ def test_the_acceptance_of_all_tokens_takes_little_memory(monkeypatch: pytest.Mo
         kept = rule.acceptance(p, q, depth)
     assert few.largest <= 1 << 20
     assert few.made < 1 << 23
-    monkeypatch.setattr(gsd, "_CHUNK_ON_CPU", 1 << 24)
+    monkeypatch.setattr(groups, "_CHUNK_ON_CPU", 1 << 24)
     with Memory() as more:
         assert torch.equal(rule.acceptance(p, q, depth), kept)
     assert more.largest > 1 << 25

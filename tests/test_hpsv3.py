@@ -18,7 +18,7 @@ from torch import nn
 
 from specbench import metrics
 from specbench.errors import UsageError
-from specbench.metrics import hpsv3, hpsv3_network
+from specbench.metrics import hpsv3_network
 from specbench.metrics.base import ScoringContext
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
@@ -49,14 +49,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens(SPECIAL)
-    tokenizer.save(str(tmp_path / "hpsv3" / "text" / hpsv3.TOKENIZER))
+    tokenizer.save(str(tmp_path / "hpsv3" / "text" / "tokenizer.json"))
     network = hpsv3_network.HPSv3Network(hpsv3_network.settings(TEXT, VISION, 260))
     own = randomise(network.state_dict())
     names = {ours.name: theirs for theirs, ours in hpsv3_network.table(network.model).items()}
     file = {names.get(name.removeprefix("model."), name): tensor for name, tensor in own.items()}
     file["lm_head.weight"] = torch.zeros(TEXT["vocab_size"], 32)
     assert {"model.embed_tokens.weight", "visual.merger.mlp.2.bias", "rm_head.5.weight"} < set(file)
-    save_file(file, tmp_path / "hpsv3" / hpsv3.FILE)
+    save_file(file, tmp_path / "hpsv3" / "HPSv3.safetensors")
     return tmp_path
 
 
@@ -66,13 +66,13 @@ def test_scores_are_those_of_transformers_qwen2_vl(folder: Path) -> None:
     from transformers import Qwen2VLForConditionalGeneration, Qwen2VLImageProcessor
 
     context = ScoringContext(folder, folder)
-    scorer = metrics.metric("hpsv3", context).scorer()
-    assert isinstance(scorer, hpsv3.HPSv3Scorer)
+    sequences = hpsv3_network.ChatSequences(folder / "hpsv3" / "text" / "tokenizer.json")
+    network = hpsv3_network.load(folder / "hpsv3" / "HPSv3.safetensors", "cpu", sequences.image)
     theirs = Qwen2VLForConditionalGeneration(hpsv3_network.settings(TEXT, VISION, 260)).eval()
-    theirs.model.load_state_dict(scorer.network.model.state_dict())
-    head: nn.Sequential = scorer.network.rm_head
+    theirs.model.load_state_dict(network.model.state_dict())
+    head: nn.Sequential = network.rm_head
     processor = Qwen2VLImageProcessor()
-    tokens = Tokenizer.from_file(str(folder / "hpsv3" / "text" / hpsv3.TOKENIZER))
+    tokens = Tokenizer.from_file(str(folder / "hpsv3" / "text" / "tokenizer.json"))
     tokens.add_special_tokens(["<|Reward|>"])
     expected, by_grid = [], []
     for image, prompt in zip(pictures(), PROMPTS):
@@ -133,7 +133,7 @@ def test_a_network_has_the_published_tensors(folder: Path, monkeypatch: pytest.M
 
 
 def test_another_tokenizer_is_refused(folder: Path) -> None:
-    path = folder / "hpsv3" / "text" / hpsv3.TOKENIZER
+    path = folder / "hpsv3" / "text" / "tokenizer.json"
     Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(path))
     with pytest.raises(UsageError, match="is not the tokenizer of Qwen2-VL-7B-Instruct; fetch it again"):
         metrics.metric("hpsv3", ScoringContext(folder, folder)).scorer()

@@ -23,7 +23,7 @@ from torchvision.transforms import functional as tv
 from specbench import metrics
 from specbench.data.base import Item
 from specbench.errors import UsageError
-from specbench.metrics import compared, fid, frechet, inception, inception_score, kid, precision_recall
+from specbench.metrics import compared, frechet, inception
 from specbench.metrics import reference as references
 from specbench.metrics.base import Metric, ScoringContext, Unavailable
 from specbench.metrics.inception import InceptionScorer
@@ -173,21 +173,20 @@ def test_absent_weights_leave_the_columns_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"resise": "tf"}, "unknown option of kid 'resise' .*crop, resize, subset_size, subsets"),
+    ({"resise": "tf"}, "unknown option of KID 'resise' .*crop, resize, subset_size, subsets"),
     ({"resize": "bicubic"}, "unknown resize of Inception 'bicubic' .*clean, pytorch, tf"),
     *(({"crop": wrong}, "crop must be .*at least 1") for wrong in (0, True)),
     *(({"subsets": wrong}, "subsets must be .*at least 1") for wrong in (None, 2.0)),
 ])  # fmt: skip
 def test_options_are_checked(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        kid.KID(ScoringContext(Path(), Path()), options)
+        inception.KID(ScoringContext(Path(), Path()), options)
 
 
 @pytest.fixture
 def narrow(published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of weights; the statistics see `WIDTH` features."""
-    for module in (inception, inception_score):
-        monkeypatch.setattr(module, "FEATURES", WIDTH)
+    monkeypatch.setattr(inception, "FEATURES", WIDTH)
     return published
 
 
@@ -228,7 +227,7 @@ def by_singular_values(found: np.ndarray, real: np.ndarray) -> float:
 @pytest.mark.parametrize("n", [5, 20, 200])
 def test_fid_agrees_with_torch_fidelity(narrow: Path, n: int) -> None:
     real, found = features(300, 1), features(n, 2, 0.2)
-    (score,) = against(fid.FID, real, narrow).score(outputs(found), some_items(n))
+    (score,) = against(inception.FID, real, narrow).score(outputs(found), some_items(n))
     both = [fid_features_to_statistics(torch.from_numpy(f).double()) for f in (found, real)]
     expected = fid_statistics_to_metric(*both, verbose=False)["frechet_inception_distance"]
     assert score.value == pytest.approx(expected, rel=1e-6)  # 1e-3 is asked for
@@ -240,7 +239,7 @@ def test_fid_agrees_with_torch_fidelity(narrow: Path, n: int) -> None:
 
 @pytest.mark.usefixtures("any_n")
 def test_fid_standard_error_is_the_spread_over_fresh_draws(narrow: Path) -> None:
-    one = against(fid.FID, features(4000, 1), narrow)
+    one = against(inception.FID, features(4000, 1), narrow)
     n = 10 * WIDTH
     scores = [one.score(outputs(features(n, seed, 0.3)), some_items(n))[0] for seed in range(100, 140)]
     spread = np.std([score.value for score in scores], ddof=1)
@@ -251,7 +250,7 @@ def test_fid_standard_error_is_the_spread_over_fresh_draws(narrow: Path) -> None
 @pytest.mark.parametrize("n", [40, 130])
 def test_kid_agrees_with_torch_fidelity(narrow: Path, n: int) -> None:
     real, found, names = features(90, 1), features(n, 2, 0.2), some_items(n)
-    one = against(kid.KID, real, narrow, subsets=7, subset_size=50)
+    one = against(inception.KID, real, narrow, subsets=7, subset_size=50)
     (score,) = one.score(outputs(found), names)
     permuted = torch.from_numpy(found[compared.order(outputs(found), names)])
     size = min(n, 50)
@@ -265,7 +264,7 @@ def test_kid_agrees_with_torch_fidelity(narrow: Path, n: int) -> None:
 def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: Path) -> None:
     n = 60
     real = features(n, 1)
-    one = against(kid.KID, real, narrow, subsets=1)
+    one = against(inception.KID, real, narrow, subsets=1)
     scores, exact = [], []
     for seed in range(100, 160):
         x = features(n, seed, 0.3).astype(np.float64)
@@ -282,7 +281,7 @@ def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: Path) -> N
 def test_inception_score_agrees_with_torch_fidelity(narrow: Path) -> None:
     n = 45
     context, rows, names = ScoringContext(Path(), narrow), outputs(features(n, 1)), some_items(n)
-    (score,) = inception_score.InceptionScore(context, {}).score(rows, names)
+    (score,) = inception.InceptionScore(context, {}).score(rows, names)
     logits = torch.from_numpy(rows[compared.order(rows, names)][:, WIDTH:])
     theirs = isc_features_to_metric(logits, 10, shuffle=False)
     assert score.value == theirs["inception_score_mean"]
@@ -291,14 +290,14 @@ def test_inception_score_agrees_with_torch_fidelity(narrow: Path) -> None:
     assert score.stderr == pytest.approx(np.std(splits, ddof=1) / np.sqrt(10), rel=0.5)
     assert "n = 45 in 10 splits for 1008 classes: biased downwards" in score.note
     assert score.backend.endswith("tf resize, 10 splits")
-    (few,) = inception_score.InceptionScore(context, {}).score(rows[:9], names[:9])
+    (few,) = inception.InceptionScore(context, {}).score(rows[:9], names[:9])
     assert few.value is None
 
 
 def test_inception_score_of_unambiguous_images_is_the_number_of_classes(narrow: Path) -> None:
     rows = outputs(features(60, 1))
     rows[:, WIDTH:] = 100 * np.eye(1008)[np.arange(60) % 12]
-    one = inception_score.InceptionScore(ScoringContext(Path(), narrow), {"splits": 1})
+    one = inception.InceptionScore(ScoringContext(Path(), narrow), {"splits": 1})
     (score,) = one.score(rows, some_items(60))
     assert score.value == pytest.approx(12)
     assert score.stderr is None
@@ -306,7 +305,7 @@ def test_inception_score_of_unambiguous_images_is_the_number_of_classes(narrow: 
 
 def test_precision_and_recall_agree_with_torch_fidelity(narrow: Path) -> None:
     real, found = features(80, 1), features(50, 2, 0.4, 0.6)
-    one = against(precision_recall.PrecisionRecall, real, narrow)
+    one = against(inception.PrecisionRecall, real, narrow)
     precision, recall = one.score(outputs(found), some_items(50))
     theirs = prc_features_to_metric(torch.from_numpy(found), torch.from_numpy(real), verbose=False)
     assert (precision.value, recall.value) == (theirs["precision"], theirs["recall"])
@@ -325,7 +324,7 @@ def test_precision_and_recall_agree_with_torch_fidelity(narrow: Path) -> None:
     assert [score.value for score in none] == [None, None]
 
 
-METRICS = [fid.FID, kid.KID, inception_score.InceptionScore, precision_recall.PrecisionRecall]
+METRICS = [inception.FID, inception.KID, inception.InceptionScore, inception.PrecisionRecall]
 
 
 @pytest.mark.parametrize("measure", METRICS)
@@ -336,7 +335,7 @@ def test_the_order_of_the_images_changes_nothing(narrow: Path, measure: type[Met
     if named:
         names = some_items(n)
     rows[7] = rows[3]  # an image that occurs twice
-    one = against(measure, features(50, 1), narrow, **({"subset_size": 20} if measure is kid.KID else {}))
+    one = against(measure, features(50, 1), narrow, **({"subset_size": 20} if measure is inception.KID else {}))
     shuffled = np.random.default_rng(0).permutation(n)
     assert one.score(rows, names) == one.score(rows[shuffled], [names[i] for i in shuffled])
 

@@ -16,8 +16,8 @@ from specbench.decoding import trees
 from specbench.decoding.loop import Decoding
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.redraw import Redraw
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.relaxed import Redraw
+from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification

@@ -18,7 +18,7 @@ from tiny import rng
 
 from specbench.audit.densities import BUILT_IN, built_in
 from specbench.audit.verdicts import LEVEL
-from specbench.decoding.continuous import ContinuousRule, block, decode
+from specbench.decoding.continuous import ContinuousRule, decide, decode
 from specbench.errors import UsageError
 
 few_pairs = test_densities.few_pairs
@@ -75,7 +75,7 @@ def test_a_wrong_version_is_caught(wrong: str) -> None:
 def test_the_mass_of_a_block() -> None:
     """By the definition, one token after the other."""
     x = 2 * torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = block.log_masses(x).exp()
+    found = decide.log_masses(x).exp()
     p = torch.ones(50, dtype=torch.float64)
     for i in range(7):
         torch.testing.assert_close(found[:, i], p)
@@ -88,14 +88,14 @@ def test_the_length_and_the_proposals_of_a_block(criterion: str, monkeypatch: py
     """Of the first pass: on average the accepted tokens are the sum of P_1 to P_L, and the proposals that of P_0 to
     P_(L-1), at most one a position. Both within 4.5 standard errors of the difference."""
     seen: list[tuple[Any, Any, Any]] = []
-    plain = block.verify
+    plain = decide.verify_block
 
     def around(verifier: Any, compared: Any, *rest: Any) -> Any:
         found = plain(verifier, compared, *rest)
-        seen.append((block.log_masses(compared.log_ratio).exp(), found[0], found[2]))
+        seen.append((decide.log_masses(compared.log_ratio).exp(), found[0], found[2]))
         return found
 
-    monkeypatch.setattr(block, "verify", around)
+    monkeypatch.setattr(decide, "verify_block", around)
     of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion, verification="block"), rng(20_000))
     mass, length, proposals = seen[0]
     for wanted, found in ((mass[:, 1:].sum(1), length.double()), (mass[:, :-1].sum(1), proposals.double())):

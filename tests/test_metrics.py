@@ -26,7 +26,8 @@ from specbench.config import parameters
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
-from specbench.metrics import scenes_fid, scenes_inception_score, scenes_reference, scenes_reward
+from specbench.metrics import scenes as scenes_metrics
+from specbench.metrics import scenes_reference
 from specbench.metrics.base import Metric, Scorer, ScoringContext, Unavailable
 from specbench.metrics.frechet import Moments, standard_error
 from specbench.models import evaluators as ev
@@ -183,9 +184,9 @@ def logits_for(labels: torch.Tensor, strength: float, shift: int = 0) -> list[to
 def test_reward_is_one_when_sure_and_zero_by_chance() -> None:
     labels = torch.tensor([scenes.sample("train", i).scene.labels() for i in range(20)])
     ones, zeros = torch.ones(20), torch.zeros(20)
-    torch.testing.assert_close(scenes_reward.rewards(logits_for(labels, 60.0), labels), ones)
-    torch.testing.assert_close(scenes_reward.rewards(logits_for(labels, 0.0), labels), zeros, atol=1e-6, rtol=0)
-    sure_of_else = scenes_reward.rewards(logits_for(labels, 60.0, shift=1), labels)
+    torch.testing.assert_close(scenes_metrics.rewards(logits_for(labels, 60.0), labels), ones)
+    torch.testing.assert_close(scenes_metrics.rewards(logits_for(labels, 0.0), labels), zeros, atol=1e-6, rtol=0)
+    sure_of_else = scenes_metrics.rewards(logits_for(labels, 60.0, shift=1), labels)
     for row, value in zip(labels, sure_of_else):
         counts = [1 / (len(c) - 1) for c, y in zip(scenes.ATTRIBUTES.values(), row) if y != scenes.ABSENT]
         assert float(value) == pytest.approx(-np.mean(counts), rel=1e-5)
@@ -193,7 +194,7 @@ def test_reward_is_one_when_sure_and_zero_by_chance() -> None:
 
 def test_reward_rises_smoothly_with_certainty() -> None:
     labels = torch.tensor([scenes.sample("train", 0).scene.labels()])
-    ladder = [float(scenes_reward.rewards(logits_for(labels, s), labels)) for s in np.linspace(0, 6, 13)]
+    ladder = [float(scenes_metrics.rewards(logits_for(labels, s), labels)) for s in np.linspace(0, 6, 13)]
     assert (np.diff(ladder) > 0).all()
     assert np.diff(ladder).max() < 0.2
 
@@ -204,7 +205,7 @@ def test_reward_ignores_objects_that_are_not_there() -> None:
     labels = torch.tensor([single.labels()])
     logits = logits_for(labels, 60.0)
     logits[6:14] = [torch.randn_like(x) * 10 for x in logits[6:14]]
-    assert float(scenes_reward.rewards(logits, labels)) == pytest.approx(1.0)
+    assert float(scenes_metrics.rewards(logits, labels)) == pytest.approx(1.0)
 
 
 def test_reward_names_the_attribute_accuracy(assets: Path, images: np.ndarray, items: list[Item]) -> None:
@@ -215,7 +216,7 @@ def test_reward_names_the_attribute_accuracy(assets: Path, images: np.ndarray, i
     right = torch.stack([x.argmax(1) for x in logits], 1)[labels != scenes.ABSENT] == labels[labels != scenes.ABSENT]
     assert found is not None
     assert float(found[1]) == pytest.approx(float(right.double().mean()), abs=6e-5)
-    assert score.value == pytest.approx(float(scenes_reward.rewards(logits, labels).mean()), abs=1e-5)
+    assert score.value == pytest.approx(float(scenes_metrics.rewards(logits, labels).mean()), abs=1e-5)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 48])
@@ -277,7 +278,7 @@ def test_misuse_is_named(assets: Path, images: np.ndarray, items: list[Item]) ->
     with pytest.raises(ValueError, match="uint8"):
         measure(["scenes_fid"], images.astype(np.float32), items, assets)
     with pytest.raises(UsageError, match="has no options, but 'resize' is given"):
-        scenes_fid.ScenesFID(metrics.ScoringContext(assets, assets), {"resize": "tf"})
+        scenes_metrics.ScenesFID(metrics.ScoringContext(assets, assets), {"resize": "tf"})
 
 
 def test_a_look_at_every_choice_needs_no_torch() -> None:
@@ -593,7 +594,7 @@ def test_wrong_scorer_outputs_are_not_cached(
 
 @pytest.fixture
 def inception_score(assets: Path) -> Metric:
-    return scenes_inception_score.ScenesInceptionScore(ScoringContext(assets, assets, "cpu"), {})
+    return scenes_metrics.ScenesInceptionScore(ScoringContext(assets, assets, "cpu"), {})
 
 
 def test_the_inception_score_counts_the_classes_that_are_sure(inception_score: Metric) -> None:
@@ -610,7 +611,7 @@ def test_the_inception_scores_error_and_influences_are_those_of_leaving_images_o
     logits = rng.normal(0, 2, (300, 40))
     logs = (logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)
     (score,), n = inception_score.score(logs, []), len(logs)
-    without = np.array([np.exp(scenes_inception_score.divergences(np.delete(logs, i, 0)).mean()) for i in range(n)])
+    without = np.array([np.exp(scenes_metrics.divergences(np.delete(logs, i, 0)).mean()) for i in range(n)])
     jackknife = (n - 1) * (without.mean() - without)
     influences = inception_score.influences(logs, [])
     assert np.corrcoef(influences, jackknife)[0, 1] > 0.999

@@ -17,8 +17,8 @@ from specbench.audit.tabular import codes
 from specbench.config import parameters, registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.draft_model import DraftModel
+from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
-from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window

@@ -21,7 +21,8 @@ from specbench import cli, metrics
 from specbench.config import registry
 from specbench.data.base import Item
 from specbench.errors import UsageError
-from specbench.metrics import clip, cmmd, dinov2, fd_dinov2, frechet
+from specbench.metrics import clip, dinov2, frechet
+from specbench.metrics import features as modern
 from specbench.metrics import reference as references
 from specbench.metrics.base import Metric, ScoringContext
 from specbench.metrics.reference import ReferenceStatistics
@@ -79,7 +80,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with small networks of both layouts."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     state = randomise(dinov2.DINOv2(SMALL).state_dict()) | {"mask_token": torch.zeros(1, 32)}
-    place(tmp_path, fd_dinov2.PART, fd_dinov2.FILE, state, monkeypatch)
+    place(tmp_path, "dinov2", "dinov2_vitl14_pretrain.pth", state, monkeypatch)
     load, tower = dinov2.load, clip.load_image_tower
     monkeypatch.setattr(dinov2, "load", lambda path, device: load(path, device, SMALL))
     monkeypatch.setattr(clip, "load_image_tower", lambda path, device: tower(path, device, TINY))
@@ -89,7 +90,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "text_projection.weight": torch.zeros(2, 2),
         "logit_scale": torch.tensor(4.6),
     }
-    place(tmp_path, cmmd.PART, cmmd.FILE, whole, monkeypatch)
+    place(tmp_path, modern.CLIP_PART, modern.CLIP_FILE, whole, monkeypatch)
     return tmp_path
 
 
@@ -113,7 +114,7 @@ def test_dinov2_s_features_are_those_of_timm(weights: Path) -> None:
     """Its vision transformer with the same tensors and table of positions, and dgm-eval's preparation."""
     from timm.models import VisionTransformer
 
-    own = dinov2.load(weights / fd_dinov2.PART / fd_dinov2.FILE, "cpu")
+    own = dinov2.load(weights / "dinov2" / "dinov2_vitl14_pretrain.pth", "cpu")
     theirs = VisionTransformer(224, 14, embed_dim=32, depth=2, num_heads=2, init_values=1.0, num_classes=0).eval()
     theirs.load_state_dict(own.state_dict() | {"pos_embed": own._positions(16)})
     prepare = transforms.Compose(
@@ -153,7 +154,7 @@ def test_clip_s_embeddings_are_those_of_open_clip(weights: Path) -> None:
     tower = open_clip.model.VisionTransformer(
         336, 14, 32, 2, 2, 2.0, output_dim=16, act_layer=open_clip.transformer.QuickGELU
     ).eval()
-    state, own = torch.load(weights / cmmd.PART / cmmd.FILE, weights_only=True), {}
+    state, own = torch.load(weights / modern.CLIP_PART / modern.CLIP_FILE, weights_only=True), {}
     v = "vision_model."
     own["class_embedding"] = state[f"{v}embeddings.class_embedding"]
     own["positional_embedding"] = state[f"{v}embeddings.position_embedding.weight"]
@@ -248,7 +249,7 @@ def test_fd_dinov2_is_scipy_s_fréchet_distance(weights: Path, monkeypatch: pyte
 
 
 def test_cmmd_is_the_discrepancy_over_all_pairs(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cmmd, "BLOCK", 17)
+    monkeypatch.setattr(modern, "BLOCK", 17)
     real, found = features(90, 1), features(60, 2, shift=0.3)
     one = against("cmmd", real, weights, monkeypatch)
     (score,) = one.score(found, some_items(60))
@@ -284,8 +285,8 @@ def test_a_folder_is_compared_with_a_reference(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`specbench reference`, then `specbench evaluate` twice: the second time no network is loaded."""
-    monkeypatch.setattr(fd_dinov2.FDDINOv2, "width", SMALL.dim)
-    monkeypatch.setattr(cmmd.CMMD, "width", TINY["projection_dim"])
+    monkeypatch.setattr(modern.FDDINOv2, "width", SMALL.dim)
+    monkeypatch.setattr(modern.CMMD, "width", TINY["projection_dim"])
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "pictures"
     folder.mkdir()
@@ -306,7 +307,7 @@ def test_a_folder_is_compared_with_a_reference(
         values.append([row["cmmd"], row["fd_dinov2"]])
         out = capsys.readouterr().out
         assert all(f"{value:.4f}" in out for value in values[-1])
-        for one in (cmmd.CMMD, fd_dinov2.FDDINOv2):
+        for one in (modern.CMMD, modern.FDDINOv2):
             monkeypatch.setattr(one, "scorer", None)
     assert min(values[0]) > 0
     assert values[0] == values[1]

@@ -27,9 +27,9 @@ from specbench import metrics
 from specbench.config import parameters, registry
 from specbench.data import Item
 from specbench.errors import UsageError, install
-from specbench.metrics import blip, clip_score, hpsv2, image_reward, towers, weights
+from specbench.metrics import blip, preference, towers, weights
 from specbench.metrics.base import ScoringContext, Unavailable
-from specbench.metrics.preparation import CLIP, normalised
+from specbench.metrics.preparation import CLIP, normalised, square
 from specbench.storage import home
 from specbench.storage.image_files import read
 
@@ -145,7 +145,7 @@ def test_cosines_are_open_clip_s(clip: Path) -> None:
     [
         ("ViT-B-32-quickgelu", True, 605_143_284, 4, 50_000),
         ("ViT-B-16-quickgelu", True, 598_516_980, 4, 50_000),
-        (hpsv2.ARCHITECTURE, False, 1_972_484_501, 2, 500_000),
+        ("ViT-H-14", False, 1_972_484_501, 2, 500_000),
     ],
 )
 def test_a_tower_has_the_published_size(architecture: str, gelu: bool, size: int, width: int, rest: int) -> None:
@@ -280,13 +280,13 @@ def test_the_older_name_of_a_weights_file_is_read(clip: Path, state: dict[str, T
 @pytest.mark.parametrize(
     ("metric", "options", "sentence"),
     [
-        (clip_score.ClipScore, {"modell": "ViT-B-32"}, "unknown option of clip_score 'modell' (choose from: model, "),
-        (clip_score.ClipScore, {"model": "ViT-L-14"}, "unknown model of clip_score 'ViT-L-14' (choose from: ViT-B-16"),
-        (clip_score.ClipScore, {"resize": "299"}, "unknown resize of clip_score '299' (choose from: bilinear299"),
-        (clip_score.ClipScore, {"scale": 2.5}, "scale must be 1 (the cosine) or 100, not 2.5"),
-        (clip_score.ClipScore, {"prefix": None}, "prefix must be text"),
-        (hpsv2.HPSv2, {"version": "v3"}, "unknown version of hpsv2 'v3' (choose from: v2, v2.1)"),
-        (image_reward.ImageReward, {"scale": 1}, "ImageReward has no options: leave out scale"),
+        (towers.ClipScore, {"modell": "ViT-B-32"}, "unknown option of ClipScore 'modell' (choose from: model, "),
+        (towers.ClipScore, {"model": "ViT-L-14"}, "unknown model of clip_score 'ViT-L-14' (choose from: ViT-B-16"),
+        (towers.ClipScore, {"resize": "299"}, "unknown resize of clip_score '299' (choose from: bilinear299"),
+        (towers.ClipScore, {"scale": 2.5}, "scale must be 1 (the cosine) or 100, not 2.5"),
+        (towers.ClipScore, {"prefix": None}, "prefix must be text"),
+        (towers.HPSv2, {"version": "v3"}, "unknown version of hpsv2 'v3' (choose from: v2, v2.1)"),
+        (preference.ImageReward, {"scale": 1}, "ImageReward has no options: leave out scale"),
     ],
 )
 def test_options_are_checked(metric: Any, options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_package_that_is_not_here_is_reported(tmp_path: Path, monkeypatch: pyt
 
 def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
     half = {name: t.half() for name, t in state.items()}
-    for part, file in hpsv2.VERSIONS.values():
+    for part, file in towers.VERSIONS.values():
         (tmp_path / part).mkdir()
         torch.save({"state_dict": half}, tmp_path / part / file)
     whole = clip_file(tmp_path / "reference", {name: t.float() for name, t in half.items()})
@@ -341,7 +341,7 @@ def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Ten
     assert score.value == pytest.approx(outputs.mean(), abs=1e-12)
     assert score.backend.startswith("hps-v2.1@")
     assert score.backend.endswith(", 224 bicubic, padded")
-    [percent] = hpsv2.HPSv2(at(tmp_path), {"scale": 100}).score(outputs, ITEMS)
+    [percent] = towers.HPSv2(at(tmp_path), {"scale": 100}).score(outputs, ITEMS)
     assert percent.value == pytest.approx(100 * outputs.mean())
 
 
@@ -479,7 +479,7 @@ def test_the_official_file_has_as_many_values_as_the_table() -> None:
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (100, 224), (225, 341), (1000, 223), (480, 640)])
 def test_images_are_cut_as_torchvision_cuts_them(height: int, width: int) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    ours = normalised(image_reward.square(picture, 224), CLIP)
+    ours = normalised(square(picture, 224), CLIP)
     torch.testing.assert_close(ours, prepared(picture, 224), atol=1e-6, rtol=0)
 
 

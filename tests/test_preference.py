@@ -18,7 +18,7 @@ from torchvision import transforms
 from specbench import metrics
 from specbench.data.base import Item
 from specbench.errors import UsageError
-from specbench.metrics import clip, pickscore
+from specbench.metrics import clip
 from specbench.metrics.base import ScoringContext
 
 PROMPTS = ("a red circle", "“Two” dogs, & a café! it's\n 1234", "", "a small triangle left of a large green star " * 12)
@@ -56,7 +56,7 @@ def pick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     load = clip.load_both
     monkeypatch.setattr(clip, "load_both", lambda path, device: load(path, device, TINY))
-    path = tmp_path / pickscore.PART / pickscore.FILE
+    path = tmp_path / "pickscore" / "model.safetensors"
     path.parent.mkdir()
     state = randomise(CLIPModel(CLIPConfig(**TINY)).state_dict())
     positions = {"text_model.embeddings.position_ids": 77, "vision_model.embeddings.position_ids": 257}
@@ -95,7 +95,7 @@ def test_pickscore_is_that_of_its_authors_code(pick: Path) -> None:
     from transformers import CLIPConfig, CLIPModel
 
     theirs = CLIPModel(CLIPConfig(**TINY)).eval()
-    load = clip.load_both(pick / pickscore.PART / pickscore.FILE, "cpu")
+    load = clip.load_both(pick / "pickscore" / "model.safetensors", "cpu")
     theirs.load_state_dict(load.state_dict())
 
     def prepared(image: np.ndarray) -> Tensor:
@@ -126,8 +126,8 @@ def test_pickscore_is_that_of_its_authors_code(pick: Path) -> None:
 
 def test_weights_that_are_not_those_of_the_fetch_are_refused(pick: Path) -> None:
     """No public page shows PickScore's checksum. The hub gives it to a fetch, which records it."""
-    entry = {"files": {pickscore.FILE: {"size": 1, "sha256": "0" * 64}}}
-    (pick / "SOURCE.json").write_text(json.dumps({"parts": {pickscore.PART: entry}}))
+    entry = {"files": {"model.safetensors": {"size": 1, "sha256": "0" * 64}}}
+    (pick / "SOURCE.json").write_text(json.dumps({"parts": {"pickscore": entry}}))
     with pytest.raises(UsageError, match="is not the file that was fetched: its SHA-256 begins with .*, not 00000000"):
         metrics.metric("pickscore", ScoringContext(pick, pick)).scorer()
 

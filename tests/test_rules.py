@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 
 from specbench.decoding import rules
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import band, lantern, neighbourhood, proximity, typical
-from specbench.decoding.rules.base import Setting
-from specbench.decoding.rules.entropy import EntropyAware
+from specbench.decoding.rules import band, base, groups, lantern, thresholds
+from specbench.decoding.rules.base import Setting, neighbours
+from specbench.decoding.rules.groups import Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.neighbourhood import Neighbourhood
-from specbench.decoding.rules.proximity import neighbours
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import EntropyAware, Typical
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import build, from_parents
 from specbench.decoding.verify import VERIFY, Draft, TokenWise
@@ -491,33 +489,19 @@ def test_rules_are_built_from_their_parameters():
         "lantern_pp total 50 2 paper greedy": lantern.build_lantern_pp(total, greedy),
         "band 0.45 0.5": band.build_band({"strength": 0.45, "decay": 0.5}, setting),
         "mentored 0.02": band.build_mentored({"budget": 0.02}, setting),
-        "neighbourhood 1 vanilla": neighbourhood.build({"group": 1, "proximity": "l2", "resample": "vanilla"}, setting),
-        "neighbourhood 50 optimal": neighbourhood.build(
+        "neighbourhood 1 vanilla": groups.build_neighbourhood(
+            {"group": 1, "proximity": "l2", "resample": "vanilla"}, setting
+        ),
+        "neighbourhood 50 optimal": groups.build_neighbourhood(
             {"group": 50, "proximity": "l2", "resample": "optimal"}, setting
         ),
-        "typical 0.25 2": typical.build({"epsilon": 0.25, "alpha": 2.0}, setting),
+        "typical 0.25 2": thresholds.build_typical({"epsilon": 0.25, "alpha": 2.0}, setting),
     }
     case = distributions(0, size)
     for name, rule in built.items():
         assert rule.name == name.split()[0]
         assert torch.equal(rule.accept(*case), pair(name, size)[0].accept(*case))
         assert torch.equal(rule.residual(*case), pair(name, size)[0].residual(*case))
-
-
-NEAR = torch.zeros(4, 3, dtype=torch.int64)
-
-
-@pytest.mark.parametrize(("make", "choices"), [
-    (lambda: Lantern("lantern", NEAR, 1, "total", 0.1), "tvd, jsd"),
-    (lambda: Lantern("lantern_pp", NEAR, 1, "tvd", 2), "total, neighbours"),
-    (lambda: Lantern("lantern", NEAR, 1, "tvd", 0.1, "vanilla"), "paper, optimal, released, released_p"),
-    (lambda: Neighbourhood(NEAR, "paper"), "vanilla, optimal"),
-    (lambda: rules.uniform(1.1, "paper"), "optimal, vanilla"),
-    (lambda: neighbours(torch.ones(3, 2), 1, "l1"), "l2, cosine, random"),
-])  # fmt: skip
-def test_a_wrong_choice_is_a_sentence(make, choices):
-    with pytest.raises(UsageError, match=f"choose from: {choices}"):
-        make()
 
 
 @pytest.fixture(autouse=True)
@@ -549,7 +533,7 @@ def test_neighbours_are_the_nearest_codes(name, measure):
     wanted = nearest(codebook.double().tolist(), measure)
     for k in (1, 5, 1000):
         assert neighbours(codebook, k, measure).tolist() == [row[:k] for row in wanted]
-    assert proximity._compute(codebook, len(codebook) - 1, measure, chunk=7).tolist() == wanted
+    assert base._compute(codebook, len(codebook) - 1, measure, chunk=7).tolist() == wanted
 
 
 def test_random_neighbours_are_a_fixed_shuffle_of_the_others():
@@ -581,7 +565,7 @@ def test_only_a_large_codebooks_table_is_kept(cache, monkeypatch):
     assert len(list(cache.iterdir())) == 3  # and nothing else is left there
     other = cached_neighbours(-big().flip(0), 7)
     assert not torch.equal(other, tables["l2"])
-    monkeypatch.setattr(proximity, "_compute", lambda *_: pytest.fail("the table was there"))
+    monkeypatch.setattr(base, "_compute", lambda *_: pytest.fail("the table was there"))
     for measure, table in tables.items():
         again = cached_neighbours(big(), 7, measure)
         assert again.dtype == torch.int64

@@ -25,8 +25,8 @@ from specbench.errors import UsageError
 from specbench.harness import run, sheet
 from specbench.metrics import Score
 from specbench.metrics.base import Images
-from specbench.metrics.scenes_fid import ScenesFID
-from specbench.rows import report_text, time_spent
+from specbench.metrics.scenes import ScenesFID
+from specbench.rows import report_text
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, pixel_digest, read_records
@@ -500,7 +500,7 @@ def test_a_run_says_what_it_spent_its_time_on(bench: Bench) -> None:
     images += [replace(r, decode_s=1.0, text_s=0.25, pixels_s=0.25) for r in made.records.values()]
     session = images[0].session
     late = [replace(r, done=100.0 + i) for i, r in enumerate(images)]
-    spent = time_spent.TimeSpent(began=101.0, decoded=131.0, scored=136.0, ended=137.5)
+    spent = report_text.TimeSpent(began=101.0, decoded=131.0, scored=136.0, ended=137.5)
     sessions = {session: {"loaded_s": 2.0, "workers": 1}}
     parts = spent.parts("cool_sd", late, sessions)  # five images of the method, six of vanilla
     assert parts == {

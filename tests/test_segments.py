@@ -14,7 +14,7 @@ from specbench.audit import audit, models, sizes
 from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.trees import build, chain_paths
-from specbench.decoding.verify import Draft, TokenWise, Verdict
+from specbench.decoding.verify import Case, Draft, TokenWise, Verdict
 from specbench.decoding.verify.segment import Segment
 from specbench.errors import UsageError
 from specbench.harness import run
@@ -34,7 +34,7 @@ def chain(t: Sequence[float], ratio: Sequence[float], rows: int) -> tuple[Tensor
 def decided(p: Tensor, draft: Draft, alpha: float = 0.8) -> Verdict:
     """With the numbers of the grid for every node of a row."""
     numbers = GRID[: len(p), None, None].expand(-1, 2, p.shape[1])
-    return Segment(alpha).decide(p, draft, rules.exact(), numbers, None, None)
+    return Segment(alpha).decide(Case(p, draft, rules.exact(), numbers, p, None))
 
 
 @pytest.mark.parametrize(

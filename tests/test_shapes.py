@@ -14,7 +14,7 @@ from specbench.config import configuration, parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.decoding.drafters import medusa
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import proximity
+from specbench.decoding.rules import base
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Tree, build
@@ -112,7 +112,7 @@ def test_a_check_builds_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     for one in classes:
         monkeypatch.setattr(one, "__init__", refuse)
     monkeypatch.setattr(method, "neighbours", refuse)
-    monkeypatch.setattr(proximity, "neighbours", refuse)
+    monkeypatch.setattr(base, "neighbours", refuse)
     for cfg in checked:
         method.check(cfg)
 

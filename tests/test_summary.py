@@ -19,7 +19,8 @@ from specbench.decoding import rules
 from specbench.decoding.batch import Decoded
 from specbench.decoding.continuous import ContinuousTrace
 from specbench.decoding.drafters.draft_model import DraftModel
-from specbench.decoding.drafters.eagle import Eagle, Eagle2
+from specbench.decoding.drafters.dynamic import Eagle2
+from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window

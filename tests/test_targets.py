@@ -14,14 +14,14 @@ from torch import Tensor
 from specbench.audit.tabular import codes
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.draft_model import DraftModel
+from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
-from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules.proximity import MEASURES, neighbours
+from specbench.decoding.rules.base import MEASURES, neighbours
 from specbench.decoding.sampling import Sampling
 from specbench.models import eagle
 from specbench.models.language import Language

@@ -11,9 +11,9 @@ from specbench import metrics
 from specbench.config import configuration
 from specbench.data import Item, scenes, scenes_geneval
 from specbench.data.geneval import TASKS
-from specbench.metrics import ASSETS, ScoringContext, scenes_clip
-from specbench.metrics import scenes_geneval as scorer
-from specbench.metrics.tasks import Detection, relations, solves
+from specbench.metrics import ASSETS, ScoringContext
+from specbench.metrics.scenes import readable
+from specbench.metrics.tasks import Detection, read_objects, relations, solves
 from specbench.models import evaluators as ev
 from specbench.storage.image_files import ImageArray
 
@@ -77,7 +77,7 @@ def test_captions_pose_their_task_in_turn_and_are_new_to_the_models() -> None:
     assert items[:7] == scenes_geneval.items({"n": 7, "seed": 0})
     assert all(scenes_geneval.sample(item.index).scene.is_validation for item in items)
     towers = ev.load(ASSETS / ev.TWO_TOWER, ev.TwoTower)
-    assert all(scenes_clip.readable(towers, item.prompt) for item in items)
+    assert all(readable(towers, item.prompt) for item in items)
     counts = [one["count"] for item in items[2::6] for one in (item.metadata or {})["include"]]
     assert max(counts) in (2, 3)
     assert configuration.compose(["data=scenes_geneval", "metrics=scenes_all"])["metrics"] == [
@@ -90,10 +90,10 @@ def test_a_scene_solves_the_tasks_that_its_own_caption_poses_and_not_those_of_ot
     number = TASKS.index(task)
     own_one = scenes_geneval.sample(number).scene.labels()
     posed = scenes_geneval.tasks_of(own_one)
-    assert solves(posed[task], scorer.detections(own_one), own)
+    assert solves(posed[task], read_objects(own_one), own)
     others = [scenes_geneval.sample(number + 6 * i).scene.labels() for i in range(1, 12)]
     # 1 of 5 single shapes, and fewer of the other scenes, are the same by chance: 11 of 11 never
-    assert sum(solves(posed[task], scorer.detections(other), own) for other in others) < 8
+    assert sum(solves(posed[task], read_objects(other), own) for other in others) < 8
 
 
 @pytest.fixture(scope="module")

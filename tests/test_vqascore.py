@@ -20,7 +20,7 @@ from torchvision import transforms
 
 from specbench import metrics
 from specbench.errors import UsageError
-from specbench.metrics import clip, cmmd, vqascore, vqascore_network
+from specbench.metrics import clip, features, vqascore, vqascore_network
 from specbench.metrics.base import ScoringContext
 
 SIZE = {"d_model": 24, "d_ff": 32, "num_heads": 2, "num_layers": 2}
@@ -56,8 +56,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def place_tower(folder: Path) -> None:
-    (folder / cmmd.PART).mkdir()
-    torch.save(randomise(vision(TOWER).state_dict()), folder / cmmd.PART / cmmd.FILE)
+    (folder / features.CLIP_PART).mkdir()
+    torch.save(randomise(vision(TOWER).state_dict()), folder / features.CLIP_PART / features.CLIP_FILE)
 
 
 def _in_float32(load: Any) -> Any:
@@ -79,16 +79,16 @@ def test_the_score_is_that_of_the_authors_code(folder: Path) -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 
     context = ScoringContext(folder, folder)
-    scorer = metrics.metric("vqascore", context).scorer()
-    assert isinstance(scorer, vqascore.VQAScorer)
+    network = vqascore_network.load(folder / "vqascore", "cpu", "xxl")
+    eyes = clip.load_image_tower(folder / features.CLIP_PART / features.CLIP_FILE, "cpu", dtype=torch.bfloat16)
     config = T5Config(
         **SIZE, d_kv=64, vocab_size=ENTRIES, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
         decoder_start_token_id=0,
     )  # fmt: skip
     theirs = T5ForConditionalGeneration(config).eval()
     theirs.lm_head = torch.nn.Linear(SIZE["d_model"], ENTRIES, bias=False)  # tied before, in some releases
-    theirs.load_state_dict(scorer.network.language.state_dict() | {"lm_head.weight": scorer.network.lm_head.weight})
-    tower: Any = scorer.tower.vision_model
+    theirs.load_state_dict(network.language.state_dict() | {"lm_head.weight": network.lm_head.weight})
+    tower: Any = eyes.vision_model
     tokens = Tokenizer.from_file(str(folder / vqascore.TEXT / vqascore.TOKENIZER))
 
     def prepared(image: np.ndarray) -> Tensor:
@@ -109,7 +109,7 @@ def test_the_score_is_that_of_the_authors_code(folder: Path) -> None:
             for layer in tower.encoder.layers[:-1]:
                 found = layer(states, None)
                 states = found[0] if isinstance(found, tuple) else found
-            patches = scorer.network.mm_projector(states[:, 1:])
+            patches = network.mm_projector(states[:, 1:])
             embeddings = torch.cat([theirs.shared(before)[None], patches, theirs.shared(behind)[None]], 1)
             answer = torch.tensor([tokens.encode("Yes").ids])
             loss = theirs(inputs_embeds=embeddings, labels=answer).loss

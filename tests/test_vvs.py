@@ -13,11 +13,11 @@ from torch import Tensor
 from specbench.audit import audit, models, sizes
 from specbench.audit.tabular import TabularTarget, TabularVVS, random_tables
 from specbench.config import configuration
-from specbench.decoding.drafters.eagle import Eagle2
+from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.vvs import VVS, Skips
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rules import exact
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, from_parents
 from specbench.decoding.verify import Draft

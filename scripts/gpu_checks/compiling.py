@@ -34,7 +34,7 @@ from specbench.decoding.loop import DecoderConfig
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Mentored, Rule, exact
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.trees import Path, build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from specbench.decoding.drafters.draft_model import DraftModel
-from specbench.decoding.drafters.eagle import Eagle, Eagle2
+from specbench.decoding.drafters.dynamic import Eagle2
+from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
-from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.drafters.zipar import ZipAR
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.models.eagle import EagleNetwork, like_shape

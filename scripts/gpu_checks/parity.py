@@ -17,7 +17,7 @@ from gpu_checks import models, results
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise

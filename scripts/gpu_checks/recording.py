@@ -12,11 +12,10 @@ from gpu_checks import models, results
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
-from specbench.decoding.rules.gsd import Grouped
+from specbench.decoding.rules.groups import Grouped, Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.rules.neighbourhood import Neighbourhood
-from specbench.decoding.rules.redraw import Redraw
-from specbench.decoding.rules.typical import Typical
+from specbench.decoding.rules.relaxed import Redraw
+from specbench.decoding.rules.thresholds import Typical
 from specbench.engine.graph import Action, Eager, Graphs
 from specbench.engine.kernels import FusedKernels
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mutations import Mutant, Patches, mutant
-from specbench.decoding.continuous import block, layers, verify
+from specbench.decoding.continuous import decide, verify
 from specbench.decoding.continuous.loop import ContinuousDecoding
 from specbench.decoding.continuous.trajectory import Trajectory, log_density, log_normal, own_log_density
 from specbench.decoding.continuous.verify import Verifier
@@ -143,18 +143,18 @@ def noise_is_carried_over(patch: Patches) -> None:
 
 @_mutant("cspd verification=block", "the mass of a block is the product of all ratios, not at most 1 on the way")
 def mass_is_not_bounded(patch: Patches) -> None:
-    patch.set(block, "log_masses", lambda x: F.pad(x.cumsum(1), (1, 0)))
+    patch.set(decide, "log_masses", lambda x: F.pad(x.cumsum(1), (1, 0)))
 
 
 @_mutant("cspd verification=block", "the mass of a block is the product of the ratios below 1")
 def mass_of_small_ratios(patch: Patches) -> None:
-    patch.set(block, "log_masses", lambda x: F.pad(x.clamp_max(0).cumsum(1), (1, 0)))
+    patch.set(decide, "log_masses", lambda x: F.pad(x.clamp_max(0).cumsum(1), (1, 0)))
 
 
 @_mutant("cspd tries=2", "the residual of two drafts counts the rejected run's own tries")
 def number_of_the_rejected_run(patch: Patches) -> None:
     """Every proposal has N = K: the simulated run keeps nothing."""
-    patch.wrap(layers, "layer", lambda f, x, number: f(x, number) * torch.is_tensor(number))
+    patch.wrap(decide, "layer", lambda f, x, number: f(x, number) * torch.is_tensor(number))
 
 
 @_unseen("cspd tries=4", "all proposals after four rejected drafts share one simulated run")
@@ -163,4 +163,4 @@ def one_run_for_all_proposals(patch: Patches) -> None:
         most = verifier.rule.tries
         return original(verifier, z, z_draft, tries, lambda some, n: streams(some, n % most or n), shape)
 
-    patch.wrap(layers, "residual", around)
+    patch.wrap(decide, "residual_of_several", around)

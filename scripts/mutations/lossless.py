@@ -13,7 +13,7 @@ from torch import Tensor
 from mutations import Mutant, Patches, mutant
 from mutations.discrete import sort_siblings, verified
 from specbench.decoding.rules.base import at, normalise
-from specbench.decoding.verify import block, traversal
+from specbench.decoding.verify import Case, block, traversal
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected
 from specbench.engine.ops import take
@@ -56,27 +56,20 @@ def block_ends_at_the_first_failure(patch: Patches) -> None:
 
 @_mutant("eagle_block", "the token after a block comes from Norm([p - q]_+), not from Norm([P p - q]_+)")
 def block_with_the_residual_of_a_token(patch: Patches) -> None:
-    given: list[Tensor] = []
+    def around(original: Any, case: Case, path: Tensor, length: Tensor, probs: Tensor, first: Tensor) -> Any:
+        last = case.draft.tree.height
+        here, end = take(case.p, length), length.clamp_max(last - 1)
+        residual = normalise((here - take(case.draft.probs, end)).clamp_min(0), here)
+        return original(case, path, length, torch.where((length < last).unsqueeze(-1), residual, probs), first)
 
-    def around(original: Any, self: Any, p: Tensor, draft: Any, *rest: Any) -> Any:
-        given[:] = p, draft.probs
-        return original(self, p, draft, *rest)
-
-    def concluded(original: Any, draft: Any, path: Tensor, length: Tensor, probs: Tensor, *rest: Any) -> Any:
-        (p, q), last = given, draft.tree.height
-        here, end = take(p, length), length.clamp_max(last - 1)
-        residual = normalise((here - take(q, end)).clamp_min(0), here)
-        return original(draft, path, length, torch.where((length < last).unsqueeze(-1), residual, probs), *rest)
-
-    patch.wrap(BlockVerification, "decide", around)
-    patch.wrap(block, "concluded", concluded)
+    patch.wrap(Case, "verdict", around)
 
 
 @_mutant("eagle_block", "the nodes of a chain share one random number")
 def block_of_one_number(patch: Patches) -> None:
-    def around(original: Any, self: Any, p: Tensor, draft: Any, rule: Any, numbers: Tensor, *rest: Any) -> Any:
-        nodes = numbers[:, :1, 1:2].expand(-1, -1, numbers.shape[2])
-        return original(self, p, draft, rule, torch.cat([nodes, numbers[:, 1:]], 1), *rest)
+    def around(original: Any, self: Any, case: Case) -> Any:
+        nodes = case.numbers[:, :1, 1:2].expand_as(case.numbers[:, :1])
+        return original(self, replace(case, numbers=torch.cat([nodes, case.numbers[:, 1:]], 1)))
 
     patch.wrap(BlockVerification, "decide", around)
 

@@ -11,10 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from specbench.decoding.drafters.adaptive import Acceptances, TreeShapes
-from specbench.decoding.drafters.dynamic import Grower
-from specbench.decoding.drafters.eagle import dynamic_shape
-from specbench.decoding.drafters.eagle_adaptive import adaptive_shape
+from specbench.decoding.drafters.adaptive import Acceptances, TreeShapes, adaptive_shape
+from specbench.decoding.drafters.dynamic import Grower, dynamic_shape
 from specbench.decoding.drafters.vvs import Skips, skipping_shape
 from specbench.decoding.fronts import Fronts
 from specbench.decoding.loop import Outcome

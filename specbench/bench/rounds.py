@@ -29,7 +29,7 @@ from specbench.decoding.emitted import distances
 from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.rules.band import log_ratios
 from specbench.decoding.rules.base import at
-from specbench.decoding.verify import Draft, TokenWise, Verdict
+from specbench.decoding.verify import Case, TokenWise, Verdict
 from specbench.decoding.verify.block import masses, ratios
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
@@ -136,11 +136,11 @@ class _Watched(TokenWise):
     def __init__(self) -> None:
         self.seen: list[Rounds] = []
 
-    def decide(self, p: Tensor, draft: Draft, *arguments: Any) -> Verdict:
-        """As of `Verification`."""
-        noted = p[:, :-1], draft.probs, draft.tokens[:, 1:], draft.valid[:, 1:]
+    def decide(self, case: Case) -> Verdict:
+        draft = case.draft
+        noted = case.p[:, :-1], draft.probs, draft.tokens[:, 1:], draft.valid[:, 1:]
         self.seen.append(Rounds(*(x.clone() for x in noted)))
-        return super().decide(p, draft, *arguments)
+        return super().decide(case)
 
     def rounds(self) -> Rounds:
         """All since the last call."""

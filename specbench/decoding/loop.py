@@ -120,6 +120,11 @@ class Drafter(Protocol):
         ...
 
 
+def last_token(history: Tensor, count: Tensor) -> Tensor:
+    """The token (B, 1) of a draft's root; token 0 before the first."""
+    return history.gather(1, (count - 1).clamp_min(0)[:, None])
+
+
 #: Overrides the rule's verdict, as a benchmark does, given the draft and the step (B,).
 Override = Callable[[Verdict, Draft, Tensor], Verdict]
 

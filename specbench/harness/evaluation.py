@@ -7,8 +7,6 @@ metrics join the metrics of earlier requests.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import data, metrics
-from specbench.config import configuration, parameters
+from specbench.config import configuration, indices, parameters
 from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
 from specbench.harness.folder import stored
@@ -26,10 +24,10 @@ from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context
-from specbench.rows import degenerate, indices
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import to_csv
-from specbench.rows.memory import new_run_id
+from specbench.rows.csv_files import csv_text, to_csv
+from specbench.rows.provenance import new_run_id
+from specbench.rows.remarks import degenerate_remarks
 from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, score_columns
 from specbench.storage import home, image_files
 from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
@@ -225,7 +223,9 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
         digests.write()
     lines = [scored.get(name) or earlier[name] for name in names]
     row = _row(folder, run_id, pairs, files, cfg, lines)
-    write_atomically(out / "pictures.csv", _csv(_per_image(pairs, files, scored, context, scoring.cache)).encode())
+    each = _per_image(pairs, files, scored, context, scoring.cache)
+    lines_of_images = (dict(zip(each, cells, strict=True)) for cells in zip(*each.values(), strict=True))
+    write_atomically(out / "pictures.csv", csv_text(each, lines_of_images).encode())
     write_atomically(out / "row.csv", to_csv([row]).encode())
     return Evaluation(f"{folder}: {len(files)} images", _columns(names), row, [out / "row.csv", out / "pictures.csv"])
 
@@ -303,7 +303,7 @@ def _row(
     row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
     row |= score_columns(lines)
     sizes = [size and (size[1], size[0]) for size in files.sizes]
-    remarks = degenerate.remarks([item.prompt for item in pairs.items], files.digests, files.contrasts, sizes)
+    remarks = degenerate_remarks([item.prompt for item in pairs.items], files.digests, files.contrasts, sizes)
     where = f"pictures from {folder.resolve()}"
     return row | {"note": "; ".join(filter(None, [where, pairs.remark, *remarks, *notes(lines)]))}
 
@@ -333,11 +333,3 @@ def _per_image(
         if (values := one.per_image(cache.of(name, keys))) is not None:
             table[name] = values.tolist()
     return table
-
-
-def _csv(table: Mapping[str, Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table)
-    writer.writerows(zip(*table.values(), strict=True))
-    return text.getvalue()

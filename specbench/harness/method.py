@@ -14,7 +14,7 @@ from specbench.decoding.continuous import ContinuousModel, ContinuousRule
 from specbench.decoding.continuous import rule as continuous
 from specbench.decoding.loop import DecoderConfig, Drafter
 from specbench.decoding.rules import Rule, Setting
-from specbench.decoding.rules.proximity import neighbours
+from specbench.decoding.rules.base import neighbours
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import parse
@@ -148,7 +148,7 @@ def _check_length(cfg: Mapping[str, Any]) -> None:
 
 
 def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
-    """`proximity.neighbours`. The table of a large codebook is read from the cache if it exists there."""
+    """`rules.base.neighbours`. The table of a large codebook is read from the cache if it exists there."""
     codes = codebook.detach().to("cpu", torch.float32).contiguous()
     if len(codes) < _WORTH_KEEPING:
         return neighbours(codebook, k, proximity)

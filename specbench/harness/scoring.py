@@ -17,7 +17,6 @@ from specbench.errors import UsageError
 from specbench.harness.folder import RunRecords
 from specbench.harness.log import say
 from specbench.metrics.base import Images, PromptItem
-from specbench.metrics.differences import difference_stderr
 from specbench.rows import provenance
 from specbench.rows.columns import TAKEN
 from specbench.rows.journal import Journal, Record
@@ -180,7 +179,7 @@ class Scoring:
                 continue
             known = self.journal.newest(name, "difference", both, mine.prompts, line.basis)
             if known is None and self._requests[name] == line.basis:
-                stderr = difference_stderr(name, mine, theirs, self._context(), self.cache)
+                stderr = metrics.difference_stderr(name, mine, theirs, self._context(), self.cache)
                 columns = _minus(line.columns, other.columns, stderr)
                 known = self._append(name, "difference", mine, both, columns)
             if known is not None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.harness.folder import RunFolder, stored
-from specbench.rows import indices, timing
+from specbench.rows import timing
 from specbench.rows.journal import read_of, read_records
 from specbench.rows.scores import fingerprint
 

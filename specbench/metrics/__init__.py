@@ -14,15 +14,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from specbench import errors
 from specbench.config import parameters, registry
 from specbench.config.registry import ASSETS
-from specbench.metrics.base import Images, Metric, PromptItem, Score, Scorer, ScoringContext, Unavailable, over_prompts
+from specbench.metrics.base import (
+    Images,
+    Metric,
+    PromptItem,
+    Score,
+    Scorer,
+    ScoringContext,
+    Unavailable,
+    by_prompt,
+    over_prompts,
+)
 from specbench.metrics.outputs import OutputCache, Outputs, image_key
+from specbench.rows.summary import mean
 from specbench.storage import image_files
 from specbench.storage.progress import tqdm
 
@@ -35,6 +46,7 @@ __all__ = [
     "ScoringContext",
     "Unavailable",
     "choice",
+    "difference_stderr",
     "image_key",
     "metric",
     "missing",
@@ -156,6 +168,39 @@ def scorer_outputs(one: Metric, images: Images, items: Sequence[PromptItem], cac
     """
     found, order = _sorted_outputs(one, _HashedImages(images), items, cached)
     return found[np.argsort(order)]
+
+
+class Scored(Protocol):
+    """Images (N) that were scored, and their items (N), paired by position."""
+
+    @property
+    def images(self) -> Images: ...
+    @property
+    def items(self) -> Sequence[PromptItem]: ...
+
+
+def difference_stderr(
+    name: str, mine: Scored, theirs: Scored, context: ScoringContext, cached: Outputs
+) -> float | None:
+    """The standard error of a metric over `mine` minus that over `theirs`, in its first column. It is over pairs of
+    images, or over prompts where these have several.
+
+    None where the metric is no mean over images and the influence of an image on it is not known. The outputs of the
+    scorer are read from `cached`.
+    """
+    one = metric(name, context)
+    sides = []
+    try:
+        for some in (mine, theirs):
+            outputs = scorer_outputs(one, some.images, some.items, cached)
+            own = one.per_image(outputs)
+            sides.append(one.influences(outputs, some.items) if own is None else own)
+    except Unavailable:
+        return None
+    if sides[0] is None or sides[1] is None:
+        return None
+    moved: np.ndarray = sides[0] - sides[1]
+    return mean(moved.tolist(), by_prompt(mine.items)).stderr if np.isfinite(moved).all() else None
 
 
 def _finite(one: Score) -> Score:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from specbench.errors import UsageError, unknown
 from specbench.rows.scores import Score as Score
 from specbench.rows.summary import mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PromptItem(Protocol):
@@ -83,6 +86,20 @@ class SingleImageScorer(Scorer):
     @abstractmethod
     def batch(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         """As `__call__`, in one forward pass."""
+
+
+class NetworkScorer(SingleImageScorer):
+    """outputs: images (B) and their items (B) -> outputs (B, width) of a network on `device`."""
+
+    def __init__(self, device: str, outputs: Callable[[Sequence[np.ndarray], Sequence[PromptItem]], Tensor]) -> None:
+        self.device, self.outputs = device, outputs
+
+    def batch(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
+        import torch
+
+        with torch.inference_mode():
+            found: np.ndarray = self.outputs(images, items).cpu().numpy()
+        return found
 
 
 class Metric(ABC):
@@ -189,7 +206,7 @@ def chosen(metric: type[Metric], options: Mapping[str, Any], known: Mapping[str,
         raise UsageError(f"{metric.__name__} has no options: leave out {', '.join(options)}")
     for name in options:
         if name not in known:
-            raise unknown(f"option of {metric.__module__.rpartition('.')[2]}", name, known)
+            raise unknown(f"option of {metric.__name__}", name, known)
     return {**known, **options}
 
 

@@ -18,6 +18,7 @@ generated ones alike). An image that is such a square already is left as it is.
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,8 +29,8 @@ from PIL import Image
 
 from specbench.errors import UsageError, unknown
 from specbench.metrics import weights
-from specbench.metrics.base import Metric, PromptItem, Scorer, ScoringContext, SingleImageScorer, chosen
-from specbench.metrics.compared import CROP, ComparedMetric
+from specbench.metrics.base import Metric, PromptItem, Score, Scorer, ScoringContext, SingleImageScorer, chosen
+from specbench.metrics.compared import CROP, ComparedMetric, FrechetMetric, order
 from specbench.storage.files import cached_sha256
 from specbench.storage.image_files import center_crop
 
@@ -165,3 +166,143 @@ class InceptionFeatures(InceptionMetric, ComparedMetric):
 
     def others(self, data: str) -> str:
         return ", such as ADM's VIRTUAL_imagenet256_labeled.npz" if data == "imagenet" else ""
+
+
+class FID(InceptionFeatures, FrechetMetric):
+    """Fréchet Inception distance (Heusel et al. 2017, Eq. 6). Options: `resize`, `crop`.
+
+    The value is comparable only between runs with the same number of images, the same reference and the same resize,
+    all of which the row names.
+    """
+
+
+SEED = 2020  # of the subsets; torch-fidelity's own default
+MOST = 10_000  # images from which the standard error is estimated
+
+
+class KID(InceptionFeatures):
+    """Kernel Inception distance (Bińkowski et al. 2018): the unbiased squared maximum mean discrepancy of the features
+    of images and of real images under the kernel k(a, b) = (a . b / 2048 + 1)^3. Options: `subsets`, `subset_size`.
+
+    The mean over 100 random subsets of 1000 images a side, as is the convention, by torch-fidelity's function; over all
+    images where there are fewer. It may be below zero.
+    """
+
+    counts = {"subsets": 100, "subset_size": 1000}  # noqa: RUF012 (a ClassVar of the base)
+    needs_features = True
+
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        import torch
+        from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, KEY_METRIC_KID_STD, kid_features_to_metric
+
+        real = self.reference.features
+        assert real is not None
+        n, m, subsets = len(outputs), len(real), self.options["subsets"]
+        size = min(self.options["subset_size"], n, m)
+        if size < 2:
+            return (Score.unmeasured("a kernel distance needs at least two images a side", self.backend()),)
+        found = self.features_of(outputs[order(outputs, items)])
+        result = kid_features_to_metric(
+            found, torch.from_numpy(real), kid_subsets=subsets, kid_subset_size=size, rng_seed=SEED, verbose=False
+        )
+        drawn = result[KEY_METRIC_KID_STD] ** 2 / subsets if size < max(n, m) else 0.0
+        stderr = (float(influences(found.numpy()[:MOST], real).var(ddof=1)) / n + drawn) ** 0.5
+        note = f"{self.against()}, {subsets} subsets of {size}"
+        return (Score(result[KEY_METRIC_KID_MEAN], stderr, self.backend(), note),)
+
+    def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
+        real = self.reference.features
+        assert real is not None
+        return influences(self.features_of(outputs).numpy(), real) if 2 <= len(outputs) <= MOST else None
+
+
+def influences(found: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """How each of the images with features `found` (N, d) moves the squared discrepancy to real ones (M, d), which
+    are held fixed: (N,) float64 of mean zero.
+
+    To first order image i moves it by 2 / N times its witness, less the mean of all:
+
+        h(x_i) = mean_{j != i} k(x_i, x_j) - mean_j k(x_i, y_j)
+    """
+    from torch_fidelity.metric_kid import kernel_poly
+
+    found, real = found.astype(np.float64), real.astype(np.float64)
+    n, witness = len(found), []
+    for start in range(0, n, 1000):
+        block = found[start : start + 1000]
+        itself = ((block * block).sum(1) / found.shape[1] + 1) ** 3
+        among = (kernel_poly(block, found).sum(1) - itself) / (n - 1)
+        witness.append(among - kernel_poly(block, real).mean(1))
+    h = np.concatenate(witness)
+    moved: np.ndarray = 2 * (h - h.mean())
+    return moved
+
+
+class PrecisionRecall(InceptionFeatures):
+    """Improved precision and recall (Kynkäänniemi et al. 2019, Eqs. 1 and 2). Options: `neighbours`.
+
+    A set of images covers the balls around its members that reach to their k-th neighbour in the set, k = 3. Precision
+    is the share of the generated images inside what the real ones cover, recall the share of the real ones inside what
+    the generated ones cover. By torch-fidelity's function. The paper's features are VGG-16's; these are ADM's choice.
+    Precision's standard error is a share's, the real images held fixed; recall has none, since every generated image
+    changes the others' balls.
+    """
+
+    counts = {"neighbours": 3}  # noqa: RUF012 (a ClassVar of the base)
+    needs_features = True
+
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        import torch
+        from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
+
+        real = self.reference.features
+        assert real is not None
+        n, m, k = len(outputs), len(real), self.options["neighbours"]
+        if min(n, m) <= k:
+            none = Score.unmeasured(f"precision and recall need more than {k} images a side", self.backend())
+            return none, none
+        found = prc_features_to_metric(
+            self.features_of(outputs[order(outputs, items)]),
+            torch.from_numpy(real),
+            prc_neighborhood=k,
+            prc_batch_size=1000,
+            save_cpu_ram=True,  # distances a block at a time
+            verbose=False,
+        )
+        precision, recall = found[KEY_METRIC_PRECISION], found[KEY_METRIC_RECALL]
+        note = f"{self.against()}, {n} images to {m}"
+        if n != m:
+            note += ": both shares depend on the two numbers, compare only runs with the same"
+        stderr = math.sqrt(precision * (1 - precision) / n) if 0 < precision < 1 else None  # 0 would mean certainty
+        return Score(precision, stderr, self.backend(), note), Score(recall, None, self.backend(), note)
+
+
+class InceptionScore(InceptionMetric):
+    """Inception Score (Salimans et al. 2016): exp of the mean KL divergence between the class distribution of an image
+    and the mean one. Options: `splits`.
+
+    The mean over ten splits, as is the convention, by torch-fidelity's function on the logits without bias. It uses no
+    real images and grows with the number of images in a split. The splits are drawn by the items' ids (see `order`):
+    the order of the images does not matter. The standard error is that of a mean over the splits.
+    """
+
+    counts = {"splits": 10}  # noqa: RUF012 (a ClassVar of the base)
+
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        import torch
+        from torch_fidelity.metric_isc import KEY_METRIC_ISC_MEAN, KEY_METRIC_ISC_STD, isc_features_to_metric
+
+        n, splits = len(outputs), self.options["splits"]
+        backend = f"{self.cache_key}, {splits} splits"
+        if n < splits:
+            return (Score.unmeasured(f"an Inception Score in {splits} splits needs as many images", backend),)
+        logits = torch.from_numpy(outputs[order(outputs, items)][:, FEATURES:])
+        found = isc_features_to_metric(logits, splits, shuffle=False)
+        # torch-fidelity divides the squares by the number of splits, an estimate by one less
+        stderr = found[KEY_METRIC_ISC_STD] / math.sqrt(splits - 1) if splits > 1 else None
+        note = ""
+        if n < splits * CLASSES:
+            note = (
+                f"n = {n} in {splits} splits for {CLASSES} classes: biased downwards, compare only runs of the same n"
+            )
+        return (Score(found[KEY_METRIC_ISC_MEAN], stderr, backend, note),)

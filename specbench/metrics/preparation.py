@@ -37,6 +37,15 @@ def center_square(image: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(image[top : top + side, left : left + side])
 
 
+def square(image: np.ndarray, side: int) -> np.ndarray:
+    """(side, side, 3) uint8: the shorter side becomes `side` and the centre is cut out, with the roundings of
+    torchvision's Resize and CenterCrop."""
+    resized = shortest(image, side)
+    height, width = resized.shape[:2]
+    top, left = round((height - side) / 2), round((width - side) / 2)
+    return np.array(resized[top : top + side, left : left + side])
+
+
 def normalised(image: np.ndarray, statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
     """(3, H, W) float32: levels in [0, 1], less a mean, over a deviation."""
     import torch

@@ -12,7 +12,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specbench.data import scenes, scenes_classes
-from specbench.metrics.embedded import as_input
 from specbench.metrics.frechet import Moments
 from specbench.models import evaluators as ev
 from specbench.storage import home
@@ -40,7 +39,7 @@ class ScenesReference(Moments):
         for i in range(0, len(images), batch):
             x = torch.from_numpy(np.ascontiguousarray(images[i : i + batch])).permute(0, 3, 1, 2).to(device)
             with torch.no_grad():
-                found.add(classifier.features(as_input(x)).cpu())
+                found.add(classifier.features(ev.as_input(x)).cpu())
         return found
 
     def save(self, path: Path) -> None:

@@ -2,6 +2,8 @@
 
 OpenAI's networks use a quick form of GELU. open_clip's configuration of the plain name (ViT-B-32) has the standard
 GELU and loads OpenAI's weights from a file without a warning; the names used here end in -quickgelu.
+
+On them rest CLIP score and HPSv2.
 """
 
 from __future__ import annotations
@@ -15,34 +17,26 @@ import numpy as np
 from PIL import Image
 
 from specbench.config import registry
-from specbench.errors import UsageError
+from specbench.errors import UsageError, unknown
 from specbench.metrics import weights
-from specbench.metrics.base import MeanMetric, PromptItem, ScoringContext, SingleImageScorer, chosen, cut_captions
+from specbench.metrics.base import (
+    MeanMetric,
+    NetworkScorer,
+    PromptItem,
+    Score,
+    Scorer,
+    ScoringContext,
+    chosen,
+    cut_captions,
+    not_below_zero,
+)
+from specbench.storage.image_files import center_crop
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 #: Image (H, W, 3) uint8 -> one of the network's own size or of any other, (H', W', 3) uint8.
 Resize = Callable[[np.ndarray], np.ndarray]
-
-
-class TowersScorer(SingleImageScorer):
-    """Outputs (B, 1) float64: the cosine between an image's and its caption's embeddings, computed in float32."""
-
-    def __init__(self, network: nn.Module, prepared: Callable[[np.ndarray], Tensor], prefix: str, device: str) -> None:
-        """network: of `load`; prepared: image (H, W, 3) uint8 -> its input (3, S, S); prefix: put before captions."""
-        self.network, self.prepared, self.prefix, self.device = network, prepared, prefix, device
-
-    def batch(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
-        import torch
-        from torch.nn.functional import cosine_similarity
-
-        x = torch.stack([self.prepared(image) for image in images]).to(self.device)
-        ids = tokenizer()([self.prefix + item.prompt for item in items]).to(self.device)
-        with torch.inference_mode():
-            image_embeddings, text_embeddings = self.network.encode_image(x), self.network.encode_text(ids)  # type: ignore[operator]
-            cosines: Tensor = cosine_similarity(image_embeddings.double(), text_embeddings.double())
-        return cosines[:, None].cpu().numpy()
 
 
 def config(architecture: str) -> dict[str, Any]:
@@ -126,12 +120,21 @@ class TowersMetric(MeanMetric):
         """The network's weights. Raises Unavailable."""
         return weights.find(self.context, self.part, self.part, *self.files)
 
-    def towers_scorer(self, architecture: str, mode: str, first: Resize | None, *wrappers: str) -> TowersScorer:
-        """With a network of open_clip's; see `load` and `preparation`."""
-        file = weights.published(self.context, self.part, self.file)
-        network = load(file, architecture, self.context.device, wrappers)
+    def towers_scorer(self, architecture: str, mode: str, first: Resize | None, *wrappers: str) -> Scorer:
+        """With a network of open_clip's (see `load` and `preparation`). Outputs (B, 1) float64: the cosine between an
+        image's and its caption's embeddings, which are computed in float32."""
+        import torch
+
+        device = self.context.device
+        network: Any = load(weights.published(self.context, self.part, self.file), architecture, device, wrappers)
         prepared = preparation(config(architecture)["vision_cfg"]["image_size"], mode, first)
-        return TowersScorer(network, prepared, self.prefix, self.context.device)
+
+        def outputs(images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> Tensor:
+            x = torch.stack([prepared(image) for image in images]).to(device)
+            ids = tokenizer()([self.prefix + item.prompt for item in items]).to(device)
+            return torch.cosine_similarity(network.encode_image(x).double(), network.encode_text(ids).double())[:, None]
+
+        return NetworkScorer(device, outputs)
 
     @property
     def cache_key(self) -> str:
@@ -149,3 +152,103 @@ class TowersMetric(MeanMetric):
 
     def per_image(self, outputs: np.ndarray) -> np.ndarray:
         return super().per_image(outputs) * self.options["scale"]
+
+
+#: Model -> the folder of its weights, and the name of its files in open_clip's layout.
+MODELS = {"ViT-B-32": "clip_b32", "ViT-B-16": "clip_b16"}
+FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+
+
+def _bilinear(image: np.ndarray) -> np.ndarray:
+    import torch
+    from torch.nn.functional import interpolate
+
+    x = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    resized = interpolate(x, size=(299, 299), mode="bilinear", align_corners=False)[0]
+    found: np.ndarray = resized.permute(1, 2, 0).contiguous().numpy()
+    return found
+
+
+def _lanczos(image: np.ndarray) -> np.ndarray:
+    level = np.arange(256, dtype=np.float32) / np.float32(255)
+    lowered = ((level - np.float32(0.5)) / np.float32(0.5) + np.float32(1)) * np.float32(127.5)
+    found: np.ndarray = lowered.astype(np.uint8)[center_crop(image, 256)]
+    return found
+
+
+#: Resize -> the step before CLIP's own, and its name in a backend.
+RESIZES: dict[str, tuple[Resize | None, str]] = {
+    "own": (None, "224 bicubic"),
+    "bilinear299": (_bilinear, "299 bilinear, then 224 bicubic"),
+    "lanczos256": (_lanczos, "256 Lanczos as LANTERN, then 224 bicubic"),
+}
+
+
+class ClipScore(TowersMetric):
+    """CLIP score (Hessel et al. 2021) by OpenAI's ViT-B/32 or ViT-B/16: the mean cosine of an image and its caption.
+
+    Papers differ in four ways, each an option:
+
+        model   ViT-B-32 or ViT-B-16
+        scale   1 (the cosine, 0.2 to 0.35) or 100 (as torchmetrics: the mean times 100, 0 where it is negative)
+        prefix  put before each caption, such as Hessel et al.'s "A photo depicts "
+        resize  own          what CLIP itself does: PIL's bicubic to 224
+                bilinear299  first the whole image to 299x299, bilinear without antialiasing, rounded to integer levels
+                             (the released evaluation of SJD, evaluation_metrics.py, which SJD-PAC uses, too)
+                lanczos256   first the center square to 256x256, Lanczos, and some levels lowered by one (the released
+                             evaluation of LANTERN, eval_fid_clip.py, which goes through floats and truncates)
+
+    A caption of more than 77 tokens is cut so that the mark of its end stays, as OpenAI's and LANTERN's code do.
+    torchmetrics cuts the mark off, too: such captions, which the note counts, score otherwise there.
+    """
+
+    files = FILES
+    known: ClassVar[Mapping[str, Any]] = {"model": "ViT-B-32", "scale": 1, "prefix": "", "resize": "own"}
+
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        super().__init__(context, options)
+        for name, choices in (("model", MODELS), ("resize", RESIZES)):
+            if self.options[name] not in choices:
+                raise unknown(f"{name} of clip_score", str(self.options[name]), choices)
+        if not isinstance(self.options["prefix"], str):
+            raise UsageError(f"prefix must be text, not {self.options['prefix']!r}")
+        self.part, self.label = MODELS[self.options["model"]], f"clip-{self.options['model'].lower()}"
+        self.prefix = self.options["prefix"]
+        self.first, self.resize = RESIZES[self.options["resize"]]
+
+    def scorer(self) -> Scorer:
+        return self.towers_scorer(f"{self.options['model']}-quickgelu", "shortest", self.first)
+
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        (score,) = super().score(outputs, items)
+        return (score,) if self.options["scale"] == 1 else not_below_zero(score)
+
+
+#: Version -> the folder of its weights, and their file.
+VERSIONS = {"v2": ("hpsv2", "HPS_v2_compressed.pt"), "v2.1": ("hpsv21", "HPS_v2.1_compressed.pt")}
+
+
+class HPSv2(TowersMetric):
+    """Human Preference Score v2 and v2.1 (Wu et al. 2023): CLIP ViT-H/14, trained on people's choices between images.
+    Options: `version`, `scale`.
+
+    The score is the cosine between image and caption, about 0.2 to 0.3, which the official code returns; its benchmark,
+    and most papers, print the mean times 100 (option `scale`). An image is brought to 224 by its longer side, bicubic,
+    and black is added, as that code does; for square images this is CLIP's own preparation. That code computes in
+    float16 on a GPU; here it is float32 throughout.
+
+    v2 and v2.1 have weights of their own and are not comparable. The default of the official package is v2.
+    """
+
+    known: ClassVar[Mapping[str, Any]] = {"version": "v2", "scale": 1}
+    resize = "224 bicubic, padded"
+
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        super().__init__(context, options)
+        if self.options["version"] not in VERSIONS:
+            raise unknown("version of hpsv2", str(self.options["version"]), VERSIONS)
+        self.part, *files = VERSIONS[self.options["version"]]
+        self.files, self.label = tuple(files), f"hps-{self.options['version']}"
+
+    def scorer(self) -> Scorer:
+        return self.towers_scorer("ViT-H-14", "longest", None, "state_dict")

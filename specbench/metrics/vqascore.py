@@ -7,48 +7,25 @@ bicubic. Both networks compute in bfloat16. No package of the authors is needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from specbench.errors import UsageError, unknown
-from specbench.metrics import cmmd, weights
-from specbench.metrics.base import MeanMetric, PromptItem, Scorer, ScoringContext, chosen
+from specbench.metrics import features, weights
+from specbench.metrics.base import MeanMetric, NetworkScorer, PromptItem, Scorer, ScoringContext, chosen
 from specbench.metrics.preparation import CLIP, normalised, squeezed
 from specbench.storage.files import cached_sha256, sha256
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from specbench.metrics.vqascore_network import CLIPFlanT5, Questions
+    from torch import Tensor
 
 #: Model -> the folder of its weights.
 MODELS = {"xxl": "vqascore", "xl": "vqascore_xl"}
 TEXT, TOKENIZER = "vqascore_text", "tokenizer.json"
 LARGEST = 8192  # pixels of a side: a narrow image of few pixels would take any amount of memory
-
-
-class VQAScorer(Scorer):
-    """Outputs (B, 1) float32: the scores; one image after the other."""
-
-    def __init__(self, tower: nn.Module, network: CLIPFlanT5, questions: Questions, device: str) -> None:
-        """tower: CLIP's for images, as `clip.load_image_tower` gives it."""
-        self.tower, self.network, self.questions, self.device = tower, network, questions, device
-
-    def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
-        import torch
-
-        tower: Any = self.tower
-        kind, rows = next(self.tower.parameters()).dtype, []
-        for image, item in zip(images, items):
-            x = normalised(squeezed(padded(image), cmmd.SIDE), CLIP)[None].to(self.device, kind)
-            texts = (ids.to(self.device) for ids in self.questions(item.prompt))
-            with torch.inference_mode():
-                states = tower.vision_model(x, output_hidden_states=True).hidden_states[-2][0, 1:]
-                rows.append(self.network(states, *texts).cpu())
-        return torch.stack(rows)[:, None].numpy()
 
 
 def padded(image: np.ndarray) -> np.ndarray:
@@ -67,7 +44,8 @@ def padded(image: np.ndarray) -> np.ndarray:
 
 
 class VQAScore(MeanMetric):
-    """The mean score. Options: `model`, "xxl" (the authors' recommendation) or "xl"."""
+    """The mean score; one image after the other is scored. Outputs (N, 1) float32. Options: `model`, "xxl" (the
+    authors' recommendation) or "xl"."""
 
     reads_prompt = True
     known: ClassVar[Mapping[str, Any]] = {"model": "xxl"}
@@ -86,13 +64,13 @@ class VQAScore(MeanMetric):
         first = found[0].name if found else "model.safetensors.index.json"
         weights.find(self.context, self.part, self.part, first)
         tokenizer = weights.find(self.context, self.part, TEXT, TOKENIZER)
-        return [*found, tokenizer, weights.find(self.context, self.part, cmmd.PART, cmmd.FILE)]
+        return [*found, tokenizer, weights.find(self.context, self.part, features.CLIP_PART, features.CLIP_FILE)]
 
     @property
     def cache_key(self) -> str:
         *shards, tokenizer, tower = (cached_sha256(path) for path in self.files)
         network = f"clip-flant5-{self.options['model']}@{sha256(''.join(shards), 8)}"
-        return f"{network}, tokenizer {tokenizer[:8]}, clip {tower[:8]}, padded {cmmd.SIDE} bicubic, bfloat16"
+        return f"{network}, tokenizer {tokenizer[:8]}, clip {tower[:8]}, padded {features.CLIP_SIDE} bicubic, bfloat16"
 
     def scorer(self) -> Scorer:
         import torch
@@ -100,9 +78,19 @@ class VQAScore(MeanMetric):
         from specbench.metrics import clip, vqascore_network
 
         *shards, tokenizer, tower = self.files
-        for part, path in (*((self.part, path) for path in shards), (TEXT, tokenizer), (cmmd.PART, tower)):
+        for part, path in (*((self.part, path) for path in shards), (TEXT, tokenizer), (features.CLIP_PART, tower)):
             weights.published(self.context, part, path)
         device = self.context.device
         network = vqascore_network.load(shards[0].parent, device, self.options["model"])
-        eyes = clip.load_image_tower(tower, device, dtype=torch.bfloat16)
-        return VQAScorer(eyes, network, vqascore_network.Questions(tokenizer), device)
+        questions = vqascore_network.Questions(tokenizer)
+        eyes: Any = clip.load_image_tower(tower, device, dtype=torch.bfloat16)
+        kind = next(eyes.parameters()).dtype
+
+        def one(image: np.ndarray, item: PromptItem) -> Tensor:
+            x = normalised(squeezed(padded(image), features.CLIP_SIDE), CLIP)[None]
+            texts = (ids.to(device) for ids in questions(item.prompt))
+            states = eyes.vision_model(x.to(device, kind), output_hidden_states=True).hidden_states[-2]
+            score: Tensor = network(states[0, 1:], *texts)
+            return score
+
+        return NetworkScorer(device, lambda images, items: torch.stack(list(map(one, images, items)))[:, None])

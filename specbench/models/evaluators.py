@@ -32,6 +32,11 @@ _OBJECT_CHOICES = [len(choices) for choices in scenes.OBJECT_ATTRIBUTES.values()
 _SCENE_CHOICES = _CHOICES[: len(_CHOICES) - SLOTS * len(_OBJECT_CHOICES)]  # layout and background come first
 
 
+def as_input(images: Tensor) -> Tensor:
+    """uint8 (B, 3, H, W) -> float32 in [-1, 1], what every evaluator reads."""
+    return images.float() / 127.5 - 1
+
+
 class _Conv(nn.Sequential):
     """Convolution, batch norm, ReLU."""
 
@@ -251,8 +256,7 @@ def load(path: Path, kind: type[Evaluator], device: torch.device | str = "cpu") 
     Raises UsageError where the file is absent, damaged, or holds another model; the message names what is wrong.
     """
     label, config = _KINDS[kind]
-    module = checkpoints.load(path, label, kind, config)
-    return module.to(device).eval().requires_grad_(False)
+    return checkpoints.load(path, label, kind, config, device)
 
 
 def backend(path: Path) -> str:

@@ -4,16 +4,15 @@ A target such as MAR fills an image token by token in its own order of generatio
 token: from x_T, normal, through x_{t-1} ~ N(mean_t(x_t), var_t(x_t)), to x_0. A smaller model drafts `gamma` tokens,
 and the target verifies them in one pass; vanilla decoding is the same loop with gamma = 0.
 
-- session.py: the protocols of the models. rule.py: how drafts are made and verified.
+- rule.py: how drafts are made and verified, and the protocols of the models.
 - trajectory.py: trajectories of the diffusion head, their noise and their densities.
 - verify.py: the two models' densities of a drafted token compared, and the residual distribution.
-- block.py, layers.py: block verification, and several drafts. decide.py: which tokens are accepted.
-- drafts.py: drafts and the target's side of them. loop.py: the decoding of images, pass by pass; trace.py: its trace.
+- decide.py: drafts and which of their tokens are accepted: one by one, as a block, or the first of several drafts.
+- loop.py: the decoding of images, pass by pass; trace.py: its trace.
 """
 
 from specbench.decoding.continuous.loop import ContinuousDecoding, decode
-from specbench.decoding.continuous.rule import ContinuousRule
-from specbench.decoding.continuous.session import ContinuousModel, ContinuousSession
+from specbench.decoding.continuous.rule import ContinuousModel, ContinuousRule, ContinuousSession
 from specbench.decoding.continuous.trace import ContinuousTrace
 
 __all__ = ["ContinuousDecoding", "ContinuousModel", "ContinuousRule", "ContinuousSession", "ContinuousTrace", "decode"]

@@ -19,10 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.batch import BatchDecoding, Decoded, finished
-from specbench.decoding.continuous.decide import decide
-from specbench.decoding.continuous.drafts import Compared, Drafts, keyed
-from specbench.decoding.continuous.rule import ContinuousRule
-from specbench.decoding.continuous.session import ContinuousModel, ContinuousSession
+from specbench.decoding.continuous.decide import Compared, Drafts, decide, keyed
+from specbench.decoding.continuous.rule import ContinuousModel, ContinuousRule, ContinuousSession
 from specbench.decoding.continuous.trace import ContinuousTrace
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
 from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
@@ -157,7 +155,7 @@ class ContinuousDecoding(BatchDecoding):
 
     def series(self, row: Tensor) -> Tensor | int:
         """The series (n,) of the first drafts of images `row` (n,) in this pass, and of what the target draws: see
-        `drafts.keyed`."""
+        `keyed`."""
         return self.passes[row] if self.rule.verification == "block" else 0
 
     def noise(self, row: Tensor, key: Tensor, tag: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""How drafts of continuous tokens are made and verified.
+"""How drafts of continuous tokens are made and verified, and the protocols of the models.
 
 Acceptance criteria (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noise down to x_1, so that a
 token is verified by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of Eqs. 4
@@ -12,17 +12,59 @@ Only `verify="causal"` (the target's distribution of a token is conditioned on t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from specbench.errors import UsageError, check_choice
+import torch
+from torch import Tensor
 
-CRITERIA = ("exact", "paper", "path")
-VERIFY = ("causal", "parallel")
-ON_REJECT = ("stop", "continue")
-VERIFICATION = ("token", "block")
-_MOST_PROPOSALS = 1000  # for the token after a rejection; see `verify.RETRY`
+from specbench.decoding.shape import DraftShape
+from specbench.decoding.trees import build as build_tree
+from specbench.decoding.trees import chain_paths
+from specbench.engine.state import Buffers
+from specbench.errors import UsageError
+
+
+class ContinuousSession(Protocol):
+    """A masked autoregressive model, opened for B images."""
+
+    def condition(
+        self, tokens: Tensor, known: Tensor, row: Tensor, positions: Tensor, done: Tensor, most: int
+    ) -> Tensor:
+        """The conditioning of the head, z (R, n, E), for `positions` (R, n) of R copies of images `row` (R,), whose
+        tokens (R, L, D) are known where `known` (R, L) bool is true, `most` of a copy or fewer; done (R, n): how many
+        tokens come before."""
+        ...
+
+    def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (n, D) and log variance (n, D) of the next state, from states x (n, D) at step index (n,) int64, the
+        last one 0, under z (n, E)."""
+        ...
+
+    def sampler(self, z: Tensor) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
+        """`moments` of states that are all at one step, called from the first step down to 0, under constant z; a
+        model that can compute something once for all steps overrides it."""
+        return lambda x, t: self.moments(x, torch.full((len(x),), t, device=x.device), z)
+
+    def buffers(self) -> Buffers:
+        """What passes read and what depends on the batch (see `engine.state`)."""
+        return {}
+
+    @property
+    def head(self) -> Any:
+        """What `sampler` computes with, apart from z: sessions with the same head share recorded trajectories."""
+        return self
+
+
+class ContinuousModel(Protocol):
+    """length: tokens L of an image; dim: numbers D of a token; steps: T of the diffusion head."""
+
+    length: int
+    dim: int
+    steps: int
+
+    def open(self, conditioning: Any, rows: int) -> ContinuousSession: ...
 
 
 @dataclass(frozen=True)
@@ -31,10 +73,10 @@ class ContinuousRule:
     several at once, independently of each other, which is another distribution). gamma: tokens per draft; prefill:
     share of the image that the target draws alone beforehand; align: the two models share their noise (of `exact` and
     `paper`); inner_temperature: divides the distance from a mean before densities are compared (the released code's 42;
-    1 is off); verification: of drafts token by token, or as a block (see block.py); tries: how many drafts have a first
-    token of their own, each tried after the ones before were rejected (see layers.py); proposals: the most proposals
-    for the token after a rejection, after which the last one, a sample of the target, is used; temperature: of
-    every step's noise, but not of x_T; final_noise: the last step is drawn too, since a density needs it. MAR's own
+    1 is off); verification: of drafts token by token, or as a block; tries: how many drafts have a first token of their
+    own, each tried after the ones before were rejected (see decide.py for both); proposals: the most proposals for the
+    token after a rejection, after which the last one, a sample of the target, is used; temperature: of every step's
+    noise, but not of x_T; final_noise: the last step is drawn too, since a density needs it. MAR's own
     sampler ends with a mean.
     """
 
@@ -53,9 +95,6 @@ class ContinuousRule:
     final_noise: bool = True
 
     def __post_init__(self) -> None:
-        allowed = {"criterion": CRITERIA, "verify": VERIFY, "on_reject": ON_REJECT, "verification": VERIFICATION}
-        for name, choices in allowed.items():
-            check_choice(name, getattr(self, name), choices)
         if self.gamma and self.tokens_per_pass:
             raise UsageError("a draft is verified token by token: use iterations=null with it")
         if self.gamma and self.temperature == 0:
@@ -64,8 +103,6 @@ class ContinuousRule:
             )
         if self.gamma and self.criterion == "path" and not self.final_noise:
             raise UsageError("criterion=path also needs a density of the last step: use final_noise=true")
-        if self.proposals > _MOST_PROPOSALS:
-            raise UsageError(f"proposals must be at most {_MOST_PROPOSALS} (got {self.proposals})")
         several, block = self.tries > 1, self.verification == "block"
         if several and block:
             raise UsageError("verification=block decides on one draft: use tries=1 with it")
@@ -82,6 +119,16 @@ class ContinuousRule:
             return True
         plain = self.inner_temperature == 1 and self.final_noise and self.criterion in ("exact", "path")
         return plain and self.verify == "causal" and self.on_reject == "stop"
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return DraftShape(build_tree(chain_paths(cfg["gamma"])), passes=cfg["gamma"])
+
+
+def build_drafter(cfg: Mapping[str, Any], model: Any) -> ContinuousModel:
+    """The drafter `cspd`: a smaller model of continuous tokens."""
+    network: ContinuousModel = model.drafter_network("cspd")
+    return network
 
 
 def build(cfg: Mapping[str, Any], tokens_per_pass: Sequence[int] = ()) -> ContinuousRule:

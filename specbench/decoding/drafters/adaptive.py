@@ -1,5 +1,5 @@
-"""Sampled draft trees whose shape follows the acceptance at the neighbouring positions of the image: our own, since the
-published idea (ADT-Tree, arXiv 2512.21857) has no code.
+"""An EAGLE head that drafts sampled trees, whose shape follows the acceptance at the neighbouring positions of the
+image: our own, since the published idea (ADT-Tree, arXiv 2512.21857) has no code.
 
 The shape of a step's tree is chosen before anything is drafted, from distributions at committed positions. So it drops
 no sampled token because of its value, and an exact rule stays exact.
@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Outcome
+from specbench.decoding.drafters.eagle import EagleState, Entries
+from specbench.decoding.loop import Drafter, Outcome, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, sample_distinct
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Path, Tree, from_parents, in_order, sized, topology
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.ops import sum_last, take
-from specbench.engine.state import Buffer, Buffers, put
+from specbench.engine.state import Buffer, Buffers, put, within
 from specbench.errors import UsageError
 
-#: TreeShapes to choose from: a tenth of the range of acceptances each.
+#: Shapes to choose from: a tenth of the range of acceptances each.
 SHAPES = 10
 #: Draft tokens at most: the attention of every shape is in memory.
 MOST = 256
@@ -219,3 +221,65 @@ class Acceptances:
         rates = torch.where(slot < 0, rates.gather(1, before), rates)
         # what is written beyond the path is written again by the next step
         self.rates.scatter_(1, outcome.count[:, None] + depth, rates)
+
+
+@dataclass
+class AdaptiveState(EagleState):
+    acceptances: Acceptances
+
+    def buffers(self) -> Buffers:
+        return {**super().buffers(), **within("acceptances", self.acceptances.buffers())}
+
+
+class AdaptiveEagle(Entries):
+    """Trees of `nodes` tokens, at most `depth` levels and `width` siblings."""
+
+    constants = (*Entries.constants, "shapes")
+
+    def __init__(self, head: Any, nodes: int, depth: int, width: int) -> None:
+        self.shapes = TreeShapes(nodes, depth, width)
+        super().__init__(head, adaptive_shape(nodes, depth, width), self.shapes.expanded)
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> AdaptiveState:
+        state = super().open(session, conditioning, sampling, rng)
+        known = Acceptances.open(session, len(rng), self.tree.height + 1, rng.key.device)
+        return AdaptiveState(**vars(state), acceptances=known)
+
+    def propose(self, state: AdaptiveState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        last, outputs = self._newest(state, history, count)  # of the root and, further on, of the expanded nodes
+        sampling, positions = state.sampling, count[:, None] + self.offsets
+
+        def given(features: Tensor, depth: int) -> tuple[Tensor, Tensor | None]:
+            found = self._distributions(state, sampling, features, positions[:, depth])
+            return found.p, found.logits if sampling.temperature == 0 else None
+
+        def expand(
+            tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor
+        ) -> tuple[Tensor, Tensor | None]:
+            nonlocal outputs
+            new = self._grown(state, count, last, outputs, tokens, parents, depth, first, sees)
+            outputs = torch.cat([outputs, new], 1)
+            return given(new, depth)
+
+        root = last_token(history, count)
+        shape = self.shapes.of(state.acceptances.ahead(count))
+        draft = self.shapes.grow(shape, root, given(outputs, 0), expand, sampling, state.rng, step)
+        draft.valid &= self._after_first(count, draft.tree.nodes)
+        return draft
+
+    def commit(self, state: EagleState, outcome: Outcome) -> None:
+        super().commit(state, outcome)
+        assert isinstance(state, AdaptiveState)
+        state.acceptances.learn(outcome)
+
+
+def adaptive_shape(nodes: int, depth: int, width: int) -> DraftShape:
+    return DraftShape(largest_tree(nodes, depth, width), passes=depth)
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return adaptive_shape(cfg["nodes"], cfg["depth"], cfg["width"])
+
+
+def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return AdaptiveEagle(model.drafter_network("eagle"), cfg["nodes"], cfg["depth"], cfg["width"])

@@ -1,7 +1,7 @@
 """The Jacobi windows that models bring along: the sampling codes of Lumina-mGPT 2 and SimpleAR.
 
 Neither keeps the target's distribution. Lumina-mGPT 2 samples from the target's own distribution after a rejection
-(`rules.redraw`); SimpleAR begins with tokens that were not sampled. Recorded runs of both codes are goldens.
+(`rules.relaxed.Redraw`); SimpleAR begins with tokens that were not sampled. Recorded runs of both codes are goldens.
 """
 
 from __future__ import annotations

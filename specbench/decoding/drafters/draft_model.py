@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, Outcome
+from specbench.decoding.loop import Drafter, Outcome, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.shape import DraftShape
@@ -53,7 +53,7 @@ class DraftModel:
     def propose(self, state: ChainState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         session, sampling = state.session, state.sampling
         root = count[:, None] + (session.prefix_length - 1)
-        token = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        token = last_token(history, count)
         # the position before the root is fed again: it is new to this cache when the last draft was fully accepted
         earlier = history.gather(1, (count - 2).clamp_min(0)[:, None])
         logits = session.feed_chain(torch.cat([earlier, token], 1), torch.cat([root - 1, root], 1))[:, -1:]

@@ -1,13 +1,18 @@
-"""EAGLE-2's draft tree (Li et al. 2024a): grown along its most probable paths, then cut to its most probable nodes."""
+"""EAGLE-2 (Li et al. 2024a): a new tree each step, grown along its most probable paths, then cut to its most probable
+nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.drafters.eagle import EagleState, Entries
+from specbench.decoding.loop import Drafter, last_token
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Tree, from_parents, sized, topology
 from specbench.decoding.verify import Draft
 from specbench.engine.ops import Kernels, take
@@ -133,3 +138,66 @@ class Grower:
         drafted = torch.cat([root, token.gather(1, kept)], 1)
         given = given if filtered else sampling.filtered_probs(given)
         return Draft(tree, drafted, given, valid, torch.zeros_like(valid))
+
+
+class Grown(Entries):
+    """What drafters of dynamic trees share."""
+
+    def __init__(self, head: Any, grower: Grower, shape: DraftShape) -> None:
+        super().__init__(head, shape, grower.expanded)
+        self.grower = grower
+
+    def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
+        """The tree behind `count` (B,) tokens of the history (B, *); before the first token there is none to use."""
+        last, feature = self._newest(state, history, count)
+        sampling, kernels = state.sampling, state.cache.kernels
+        fused = kernels is not None and kernels.grows(self.grower)
+        # the distributions of the draft itself, where they rank the nodes and depend on the logits as plain ones do
+        drawn = fused and self.grower.ranks_filtered(sampling) and sampling.top_n_sigma is None
+        ranking = sampling if drawn else sampling.unfiltered
+        positions = count[:, None] + self.offsets[: self.grower.depth]
+        outputs = feature  # of the root and the expanded nodes, in order
+
+        def probs(features: Tensor, depth: int) -> Tensor:
+            return self._distributions(state, ranking, features, positions[:, depth]).p
+
+        def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
+            nonlocal outputs
+            new = self._grown(state, count, last, outputs, tokens, parents, depth, first, sees)
+            outputs = torch.cat([outputs, new], 1)
+            return probs(new, depth)
+
+        if fused:
+            begin = probs(feature, 0)
+            return self.grower.grow_fused(kernels, history, count, begin, expand, None if drawn else sampling)
+        root = last_token(history, count)
+        draft = self.grower.grow(root, probs(feature, 0), expand, sampling)
+        draft.valid &= self._after_first(count, draft.tree.nodes)
+        return draft
+
+
+class Eagle2(Grown):
+    """EAGLE-2: a new tree of the `nodes` most probable draft tokens each step (see `Grower`)."""
+
+    def __init__(self, head: Any, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
+        super().__init__(head, Grower(nodes, depth, width, ranking), dynamic_shape(nodes, depth, width))
+
+    def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        return self.grow(state, history, count)
+
+
+def dynamic_shape(nodes: int, depth: int, width: int) -> DraftShape:
+    return DraftShape(largest_tree(nodes, depth, width), passes=depth)
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    return dynamic_shape(cfg["nodes"], cfg["depth"], cfg["width"])
+
+
+def build(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
+    names = ("nodes", "depth", "width", "ranking")
+    return Eagle2(model.drafter_network(network), *(cfg[name] for name in names))
+
+
+def build_eagle3(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return build(cfg, model, "eagle3")

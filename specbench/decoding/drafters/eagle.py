@@ -1,5 +1,4 @@
-"""EAGLE: a drafter over the target's hidden states. EAGLE-1 drafts a chain or a static tree (Li et al.
-2024b), EAGLE-2 a new tree each step (Li et al. 2024a)."""
+"""EAGLE: a drafter over the target's hidden states. EAGLE-1 drafts a chain or a static tree (Li et al. 2024b)."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafters.dynamic import Grower, largest_tree
-from specbench.decoding.loop import Drafter, Outcome
+from specbench.decoding.loop import Drafter, Outcome, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, draw_several, sample_distinct
 from specbench.decoding.shape import DraftShape
@@ -264,7 +262,7 @@ class Eagle(Entries):
         tree = self.tree
         last, feature = self._newest(state, history, count)
         drafted = history.new_empty(len(count), tree.nodes)  # every node is a child, or the root
-        drafted[:, :1] = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        drafted[:, :1] = last_token(history, count)
         # a chain takes one number per depth, all of them at once
         u = state.rng.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
         probs = [self._children(state, 0, feature, drafted, count, step, u)]
@@ -327,59 +325,9 @@ class Eagle(Entries):
         return probs
 
 
-class Grown(Entries):
-    """What drafters of dynamic trees share."""
-
-    def __init__(self, head: Any, grower: Grower, shape: DraftShape) -> None:
-        super().__init__(head, shape, grower.expanded)
-        self.grower = grower
-
-    def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
-        """The tree behind `count` (B,) tokens of the history (B, *); before the first token there is none to use."""
-        last, feature = self._newest(state, history, count)
-        sampling, kernels = state.sampling, state.cache.kernels
-        fused = kernels is not None and kernels.grows(self.grower)
-        # the distributions of the draft itself, where they rank the nodes and depend on the logits as plain ones do
-        drawn = fused and self.grower.ranks_filtered(sampling) and sampling.top_n_sigma is None
-        ranking = sampling if drawn else sampling.unfiltered
-        positions = count[:, None] + self.offsets[: self.grower.depth]
-        outputs = feature  # of the root and the expanded nodes, in order
-
-        def probs(features: Tensor, depth: int) -> Tensor:
-            return self._distributions(state, ranking, features, positions[:, depth]).p
-
-        def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
-            nonlocal outputs
-            new = self._grown(state, count, last, outputs, tokens, parents, depth, first, sees)
-            outputs = torch.cat([outputs, new], 1)
-            return probs(new, depth)
-
-        if fused:
-            begin = probs(feature, 0)
-            return self.grower.grow_fused(kernels, history, count, begin, expand, None if drawn else sampling)
-        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        draft = self.grower.grow(root, probs(feature, 0), expand, sampling)
-        draft.valid &= self._after_first(count, draft.tree.nodes)
-        return draft
-
-
-class Eagle2(Grown):
-    """EAGLE-2: a new tree of the `nodes` most probable draft tokens each step (see `Grower`)."""
-
-    def __init__(self, head: Any, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
-        super().__init__(head, Grower(nodes, depth, width, ranking), dynamic_shape(nodes, depth, width))
-
-    def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        return self.grow(state, history, count)
-
-
 def static_shape(paths: Sequence[Path]) -> DraftShape:
     tree = build_tree(paths)
     return DraftShape(tree, passes=tree.height, samples_siblings=True)
-
-
-def dynamic_shape(nodes: int, depth: int, width: int) -> DraftShape:
-    return DraftShape(largest_tree(nodes, depth, width), passes=depth)
 
 
 def _paths(cfg: Mapping[str, Any]) -> list[Path]:
@@ -387,16 +335,12 @@ def _paths(cfg: Mapping[str, Any]) -> list[Path]:
 
 
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    """Of a new tree of `nodes` tokens each step, of a static `tree` or of a chain of `window` tokens: each choice has
-    one of these parameters."""
-    return dynamic_shape(cfg["nodes"], cfg["depth"], cfg["width"]) if "nodes" in cfg else static_shape(_paths(cfg))
+    """Of a static `tree` or of a chain of `window` tokens: each choice has one of these parameters."""
+    return static_shape(_paths(cfg))
 
 
 def build(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
-    head = model.drafter_network(network)
-    if "nodes" in cfg:
-        return Eagle2(head, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"])
-    return Eagle(head, _paths(cfg), cfg.get("select_from") == "replacement")
+    return Eagle(model.drafter_network(network), _paths(cfg), cfg.get("select_from") == "replacement")
 
 
 def build_eagle3(cfg: Mapping[str, Any], model: Any) -> Drafter:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, Outcome
+from specbench.decoding.loop import Drafter, Outcome, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
@@ -68,7 +68,7 @@ class Medusa:
         logits = self.heads(state.hidden, self.tree.height)  # (R, D, V)
         found = state.sampling.distributions(logits, state.session, positions)
         top = found.logits.topk(self.most, dim=-1).indices
-        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        root = last_token(history, count)
         tokens = torch.cat([root, top[:, self.level, self.choice]], 1)
         valid = (count > 0)[:, None] | self.root  # no hidden state before the first token
         return Draft(self.tree, tokens, found.p[:, self.of_inner], valid, state.sampled)

@@ -1,4 +1,9 @@
-"""The empty draft: vanilla autoregression."""
+"""Drafts without tokens: vanilla autoregression, and ZipAR (He et al. 2024, arXiv 2412.04062).
+
+ZipAR decodes rows of an image in parallel, one token of each in a pass, without any verification. Every token is
+sampled once, from the target's distribution given the tokens that exist; that is the distribution of raster order only
+where a row begins after the end of the one above.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, Outcome
+from specbench.decoding.fronts import PlannedRows
+from specbench.decoding.loop import Drafter, Outcome, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
@@ -20,41 +26,79 @@ from specbench.engine.state import Buffers, put
 
 @dataclass
 class EmptyState:
-    probs: Tensor  # (B, 0, V)
-    valid: Tensor  # (B, 1) bool
+    """probs (n, 0, V) and valid (n, 1) bool of n chains; schedule: which rows of the image they are, for ZipAR."""
 
-    constants = ("probs", "valid")
+    probs: Tensor
+    valid: Tensor
+    schedule: PlannedRows | None = None
+
+    constants = ("probs", "valid", "schedule")
 
     def buffers(self) -> Buffers:
         return {}
+
+
+def _empty(chains: int, session: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The fields `probs` and `valid` of a state."""
+    probs = torch.zeros(chains, 0, session.vocab_size, device=device)
+    return probs, torch.ones(chains, 1, dtype=torch.bool, device=device)
 
 
 class NoDraft:
     constants = ("tree",)
 
     def __init__(self) -> None:
-        self.shape = shape({})
+        self.shape = _shape()
         self.tree = self.shape.tree
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EmptyState:
-        device = rng.key.device
-        put(self, device)
-        return EmptyState(
-            torch.zeros(len(rng), 0, session.vocab_size, device=device),
-            torch.ones(len(rng), 1, dtype=torch.bool, device=device),
-        )
+        put(self, rng.key.device)
+        return EmptyState(*_empty(len(rng), session, rng.key.device))
 
     def propose(self, state: EmptyState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        return Draft(self.tree, root, state.probs, state.valid)
+        return Draft(self.tree, last_token(history, count), state.probs, state.valid)
 
     def commit(self, state: EmptyState, outcome: Outcome) -> None:
         pass
 
 
+class ZipAR(NoDraft):
+    """window: tokens that a row of the image has when the next one begins; from the width of a row on it is raster
+    order. first_row: whether the second row waits for the whole first one ("alone", as on LlamaGen) or not ("overlap").
+    missing: whether tokens that do not exist are "masked", or slots that hold "zero" count in their place, as in the
+    released code for LlamaGen.
+
+    A token's random number depends on its position alone, so that with window=row it is that of vanilla decoding.
+    """
+
+    def __init__(self, window: int, first_row: str = "alone", missing: str = "masked") -> None:
+        self.window, self.alone, self.masked = window, first_row == "alone", missing == "masked"
+        self.shape = _shape(window)
+        self.tree = self.shape.tree
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EmptyState:
+        device = rng.key.device
+        put(self, device)
+        schedule = PlannedRows(session, len(rng), device, self.window, self.alone, self.masked)
+        return EmptyState(*_empty(len(schedule.owner), session, device), schedule)
+
+    def propose(self, state: EmptyState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        assert state.schedule is not None
+        token, fronts = state.schedule.fronts(history, step)
+        return Draft(self.tree, token.view(-1, 1), state.probs, state.valid, fronts=fronts)
+
+
+def _shape(lag: int | None = None) -> DraftShape:
+    return DraftShape(build_tree([]), biased=lag is not None, lag=lag)
+
+
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    return DraftShape(build_tree([]))
+    return _shape(cfg["window"] if cfg["drafter"] == "zipar" else None)
 
 
 def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
     return NoDraft()
+
+
+def build_zipar(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return ZipAR(cfg["window"], cfg["first_row"], cfg["missing"])

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.drafters.dynamic import Grower, largest_tree
-from specbench.decoding.drafters.eagle import EagleState, Grown
+from specbench.decoding.drafters.dynamic import Grower, Grown, largest_tree
+from specbench.decoding.drafters.eagle import EagleState
 from specbench.decoding.loop import Drafter
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.sampling import Sampling

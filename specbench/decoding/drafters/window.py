@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, Outcome
+from specbench.decoding.loop import Drafter, Outcome, last_token
 from specbench.decoding.rng import TAGS, RandomStreams, exponential
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.sampling import Sampling, draw, draw_distinct
@@ -218,7 +218,7 @@ class Window:
             others = draw_distinct(rest, u, min(self.width - 1, rest.shape[-1]))
             candidates = candidates.clone()
             candidates[:, :n, 1 : 1 + others.shape[-1]] = others
-        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        root = last_token(history, count)
         tokens = torch.cat([root, candidates[:, self.offsets, self.choice]], 1)
         return Draft(self.tree, tokens, state.probs[:, self.of_inner], valid, state.sampled, heights, parts=parts)
 

@@ -41,11 +41,9 @@ class _Clipped(Rule):
         return _accept(r, q, token, self.limits(r, q, depth)[1])
 
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """As of `Rule`."""
         return ratio(self.limits(r, q, depth)[1].unsqueeze(-1) * r, q)
 
     def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """As of `Rule`."""
         low, high = self.limits(p, q, depth)
         return q.clamp(low.unsqueeze(-1) * p, high.unsqueeze(-1) * p)
 
@@ -53,7 +51,6 @@ class _Clipped(Rule):
         return _residual(r, q, self.limits(r, q, depth)[0])
 
     def accept_and_residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-        """As of `Rule`; the limits are computed once."""
         low, high = self.limits(r, q, depth)
         return _accept(r, q, token, high), _residual(r, q, low)
 
@@ -84,7 +81,6 @@ class Band(_Clipped):
         return Relaxation("band", self.spread)
 
     def limits(self, r: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-        """As of `_Clipped`."""
         spread = self.spread[depth.clamp_max(len(self.spread) - 1)]
         low = lower_limit(r, q, spread, self.halvings)
         return low, spread * low
@@ -137,7 +133,6 @@ class Mentored(_Clipped):
         return Relaxation("budget", self.budgets)
 
     def limits(self, r: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-        """As of `_Clipped`."""
         nodes = SortedNodes(r, q)
         least, most = nodes.ratios[..., :1].clamp_max(1), torch.ones_like(r[..., :1])
         for _ in range(self.halvings):

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Neighbours, Relaxation, Rule, Setting, Threshold, at, normalise, ratio
-from specbench.decoding.shape import DraftShape
-from specbench.errors import check_choice
 
 #: Distributions that are looked at together when the accepted mass of every token is needed: few enough for a cache.
 _ROWS = 256
@@ -46,7 +44,6 @@ class Lantern(Rule):
     ) -> None:
         """near (V, at least k) int64: the neighbours of every code, nearest first, of which k may count; limit: delta
         or lam."""
-        _check(name, bound, resample)
         self.name, self.bound, self.limit, self.resample = name, bound, limit, resample
         self.near, self.k = near[:, : k + 1], min(k, near.shape[1])  # the released code clears one more than counts
         self.deterministic = self.uses_pre_argmax_probs = greedy
@@ -109,7 +106,6 @@ class Lantern(Rule):
         return r.scatter_add(-1, near, -gain).scatter_add(-1, token.unsqueeze(-1), gain.sum(-1, keepdim=True))
 
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """As of `Rule`."""
         if self.deterministic:
             return super().acceptance(r, q, depth)
         size = len(self.near)
@@ -135,17 +131,6 @@ def _divergence(own: Tensor, moved: Tensor) -> Tensor:
     part = own * (own.clamp_min(1e-38) / half.clamp_min(1e-38)).log()
     rest = (own + moved) * ((own + moved).clamp_min(1e-38) / half.clamp_min(1e-38)).log()
     return 0.5 * (moved * math.log(2) + part + rest)
-
-
-def _check(name: str, bound: str, resample: str) -> None:
-    bounds = ("tvd", "jsd") if name == "lantern" else ("total", "neighbours")
-    check_choice("bound", bound, bounds, name)
-    check_choice("resample", resample, ("paper", "optimal", *_RELEASED), name)
-
-
-def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
-    """Raises UsageError for values that the chosen one of the two rules does not have."""
-    _check(cfg["rule"], cfg["bound"], cfg["resample"])
 
 
 def build_lantern(cfg: Mapping[str, Any], setting: Setting) -> Rule:

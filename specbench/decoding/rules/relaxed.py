@@ -1,4 +1,5 @@
-"""Exact speculative sampling and its relaxation by a factor per depth: UniformRSD, Cool-SD."""
+"""Exact speculative sampling; its relaxation by a factor per depth: UniformRSD, Cool-SD; and the ratio test of
+Lumina-mGPT 2's Jacobi mode."""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
+from specbench.decoding.sampling import within_sigma
 from specbench.decoding.shape import DraftShape
 from specbench.errors import UsageError, check_choice
-
-RESAMPLE = ("optimal", "vanilla")
 
 
 class Relaxed(Rule):
@@ -30,13 +30,11 @@ class Relaxed(Rule):
 
     def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
         """omega[i - 1] is that of depth i; deeper positions use the last one."""
-        check_choice("resample", resample, RESAMPLE)
         self.name = name
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
     def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """As of `Rule`."""
         return p if self.name == "exact" else super().emits(p, q, depth)
 
     def relaxation(self) -> Relaxation:
@@ -49,7 +47,6 @@ class Relaxed(Rule):
         return ratio(self._omega(depth) * at(r, token), at(q, token))
 
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """As of `Rule`."""
         return ratio(self._omega(depth).unsqueeze(-1) * r, q)
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
@@ -98,11 +95,39 @@ def cool_schedule(delta: float, length: int, nu: float, schedule: str, floor: fl
     return [max(floor, scale * w) for w in weights]
 
 
+class Redraw(Rule):
+    """Accept x with min(1, r(x) / q(x)), as the exact rule does.
+
+    `resample="target"` continues from r. The code means Norm[r - min(q, 0.99)]_+, but takes r wherever that mass is
+    below 1 before it is normalised, so in effect always. What it samples from passes the sampler's filters once more:
+    top-k changes nothing then, but the filter `top_n_sigma` does, of log r. "vanilla" continues from Norm[r - q]_+ and
+    is exact (SimpleAR).
+    """
+
+    name = "redraw"
+    residual_by_token = False
+
+    def __init__(self, resample: str = "target", top_n_sigma: float | None = None) -> None:
+        self.resample, self.top_n_sigma = resample, top_n_sigma
+
+    def relaxation(self) -> Relaxation | None:
+        filtered = self.resample == "target" and self.top_n_sigma is not None
+        return None if filtered else Relaxation(self.resample)
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        return ratio(at(r, token), at(q, token))
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return ratio(r, q)
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        if self.resample == "vanilla":
+            return normalise((r - q).clamp_min(0), r)
+        return r if self.top_n_sigma is None else within_sigma(r.log(), self.top_n_sigma).softmax(-1)
+
+
 def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
-    """Raises UsageError for parameters that the chosen rule does not take, and a schedule that is not defined for
-    drafts of this height."""
-    if cfg["rule"] != "exact":
-        check_choice("resample", cfg["resample"], RESAMPLE)
+    """Raises UsageError for a schedule that is not defined for drafts of this height."""
     if cfg["rule"] == "cool":
         _cool(cfg, shape.height)
 
@@ -122,3 +147,7 @@ def build_uniform(cfg: Mapping[str, Any], setting: Setting) -> Rule:
 
 def build_cool(cfg: Mapping[str, Any], setting: Setting) -> Rule:
     return Relaxed("cool", _cool(cfg, setting.height), cfg["resample"])
+
+
+def build_redraw(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    return Redraw(cfg["resample"], cfg.get("top_n_sigma"))

@@ -93,6 +93,35 @@ def chain_probs(draft: Draft) -> Tensor:
     return torch.where(draft.sampled[:, 1:, None], q, one_hot(draft.tokens[:, 1:], q.shape[-1]))
 
 
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What a verification decides on: a draft with nodes, the target's distributions p (B, M, V), the rule, and the
+    uniform `numbers` (B, 2, M): one of every node, `u`, then as many of which the first draws the next token, `u_next`.
+    decided_by (B, M, V): the distributions by which a rule with `uses_pre_argmax_probs` decides, else p."""
+
+    p: Tensor
+    draft: Draft
+    rule: Rule
+    numbers: Tensor
+    decided_by: Tensor
+    kernels: Kernels | None
+
+    @property
+    def u(self) -> Tensor:
+        return self.numbers[:, 0]
+
+    @property
+    def u_next(self) -> Tensor:
+        return self.numbers[:, 1]
+
+    def verdict(self, path: Tensor, length: Tensor, next_probs: Tensor, first: Tensor) -> Verdict:
+        """The verdict of an accepted path (B, D) of `length` (B, 1), whose next token is drawn from next_probs
+        (B, 1, V)."""
+        next_token = draw(next_probs, self.u_next[:, :1], self.kernels)
+        tokens = torch.cat([self.draft.tokens.gather(1, path), next_token], 1).scatter(1, length, next_token)
+        return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
+
+
 class Verification(ABC):
     """A way to decide on the nodes of a draft, and on the distribution of the token that follows. `name` is that of its
     file under conf/verification."""
@@ -121,7 +150,8 @@ class Verification(ABC):
         if not draft.tree.height:  # nothing to decide
             next_token, none = draw(p[:, 0], numbers[:, 1, 0], kernels).unsqueeze(1), torch.zeros_like(step)
             return Verdict(none.new_empty(len(p), 0), none, next_token, p[:, 0], none)
-        verdict = self.decide(p, draft, rule, numbers, pre_argmax_probs, kernels)
+        decided_by = p if pre_argmax_probs is None else pre_argmax_probs
+        verdict = self.decide(Case(p, draft, rule, numbers, decided_by, kernels))
         if draft.greedy is not None:
             likely = verdict.next_probs.argmax(-1, keepdim=True)
             chosen = verdict.tokens.scatter(1, verdict.length[:, None], likely)
@@ -129,17 +159,8 @@ class Verification(ABC):
         return verdict
 
     @abstractmethod
-    def decide(
-        self,
-        p: Tensor,
-        draft: Draft,
-        rule: Rule,
-        numbers: Tensor,
-        pre_argmax_probs: Tensor | None,
-        kernels: Kernels | None,
-    ) -> Verdict:
-        """`verify` of a draft with nodes. numbers (B, 2, M): a uniform for every node, then as many of which the first
-        draws the next token."""
+    def decide(self, case: Case) -> Verdict:
+        """`verify` of a draft with nodes."""
 
 
 def check_exact(cfg: Mapping[str, Any], shape: DraftShape, rules: tuple[str, ...] = ("exact",)) -> None:
@@ -156,22 +177,6 @@ def check_exact(cfg: Mapping[str, Any], shape: DraftShape, rules: tuple[str, ...
             f"{way} decides by all draft tokens of a step, so tokens that drafter {cfg['drafter']} carries over to the"
             " next step would no longer have the distribution they were drawn from: use verification=token"
         )
-
-
-def concluded(
-    draft: Draft,
-    path: Tensor,
-    length: Tensor,
-    next_probs: Tensor,
-    first: Tensor,
-    u: Tensor,
-    kernels: Kernels | None,
-) -> Verdict:
-    """The verdict of an accepted path (B, D) of `length` (B, 1), whose next token is drawn from next_probs (B, 1, V)
-    with u (B, 1)."""
-    next_token = draw(next_probs, u, kernels)
-    tokens = torch.cat([draft.tokens.gather(1, path), next_token], 1).scatter(1, length, next_token)
-    return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
 
 
 def without(q: Tensor, token: Tensor) -> Tensor:

@@ -10,17 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.rules.base import at, normalise
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.verify.base import (
-    Draft,
-    Verdict,
-    Verification,
-    chain_probs,
-    check_exact,
-    concluded,
-)
-from specbench.engine.ops import Kernels, sum_last, take
+from specbench.decoding.verify.base import Case, Verdict, Verification, chain_probs, check_exact
+from specbench.engine.ops import sum_last, take
 from specbench.errors import UsageError
 
 #: The rules whose emitted distribution has a closed form, given p and q of a node.
@@ -41,16 +34,8 @@ class BlockVerification(Verification):
 
     name = "block"
 
-    def decide(
-        self,
-        p: Tensor,
-        draft: Draft,
-        rule: Rule,
-        numbers: Tensor,
-        pre_argmax_probs: Tensor | None,
-        kernels: Kernels | None,
-    ) -> Verdict:
-        """As of `Verification`."""
+    def decide(self, case: Case) -> Verdict:
+        p, draft, rule, kernels = case.p, case.draft, case.rule, case.kernels
         exact_kernel = kernels is not None and rule.name == "exact"  # which reads the draft itself
         token, q = draft.tokens[:, 1:], draft.probs if exact_kernel else chain_probs(draft)
         if rule.name != "exact":  # the nodes that have a draft token emit what the rule emits
@@ -58,20 +43,20 @@ class BlockVerification(Verification):
             before = rule.emits(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))
             p = torch.cat([torch.where(live.unsqueeze(-1), before, p[:, :-1]), p[:, -1:]], 1)
         if kernels is not None:
-            return Verdict(*kernels.verify_block(p, draft, numbers))
+            return Verdict(*kernels.verify_block(p, draft, case.numbers))
         before = p[:, :-1]
         live, ratio = ratios(at(before, token), at(q, token), draft.valid[:, 1:])
         mass = masses(ratio)
         left = (before * mass[:, :-1, None]).sub_(q).clamp_min_(0)
         passes = torch.cat([torch.where(live, passing(sum_last(left), mass[:, :-1]), mass[:, :-1]), mass[:, -1:]], 1)
-        passed = numbers[:, 0] < passes
+        passed = case.u < passes
         passed[:, 0] = True
         length = last_passed(passed)
         here, end = take(p, length), length.clamp_max(token.shape[1] - 1)
         goes_on = ((length == end) & live.gather(1, end)).unsqueeze(-1)
         next_probs = torch.where(goes_on, normalise(take(left, end), here), here)
         path = torch.minimum(torch.arange(1, p.shape[1], device=p.device), length)
-        return concluded(draft, path, length, next_probs, ratio[:, 0].clamp_max(1), numbers[:, 1, :1], kernels)
+        return case.verdict(path, length, next_probs, ratio[:, 0].clamp_max(1))
 
 
 def last_passed(passed: Tensor) -> Tensor:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.rules.base import at, normalise
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.verify.base import Draft, Verdict, Verification, chain_probs, concluded
+from specbench.decoding.verify.base import Case, Verdict, Verification, chain_probs
 from specbench.decoding.verify.block import ratios
-from specbench.engine.ops import Kernels, take
+from specbench.engine.ops import take
 from specbench.errors import UsageError
 
 
@@ -40,22 +40,14 @@ class Segment(Verification):
     def __init__(self, alpha: float = 0.8) -> None:
         self.alpha = alpha
 
-    def decide(
-        self,
-        p: Tensor,
-        draft: Draft,
-        rule: Rule,
-        numbers: Tensor,
-        pre_argmax_probs: Tensor | None,
-        kernels: Kernels | None,
-    ) -> Verdict:
-        """As of `Verification`."""
+    def decide(self, case: Case) -> Verdict:
+        p, draft = case.p, case.draft
         token, q = draft.tokens[:, 1:], chain_probs(draft)
         t = at(p[:, :-1], token)
         exists, ratio = ratios(t, at(q, token), draft.valid[:, 1:])
         exists = exists.long().cumprod(1).bool()
         chance, begin, end = parts(t, ratio, exists, self.alpha)
-        kept = exists & (numbers[:, 0, 1:].gather(1, begin) < chance)
+        kept = exists & (case.u[:, 1:].gather(1, begin) < chance)
         index = torch.arange(1, p.shape[1], device=p.device)  # of the nodes
         cut = torch.where(end & ~kept, index, p.shape[1]).amin(1, keepdim=True)  # the end of the first run that is cut
         length = torch.where(kept & (index <= cut), index, 0).amax(1, keepdim=True)  # of earlier runs the end is kept
@@ -64,7 +56,7 @@ class Segment(Verification):
         rest = normalise((here - take(q, behind)).clamp_min(0), here)
         next_probs = torch.where((length < whole).unsqueeze(-1), rest, here)
         first = torch.where(exists & (begin == 0), chance, 0).amax(1)  # of a part that holds the first token
-        return concluded(draft, torch.minimum(index, length), length, next_probs, first, numbers[:, 1, :1], kernels)
+        return case.verdict(torch.minimum(index, length), length, next_probs, first)
 
 
 def parts(t: Tensor, ratio: Tensor, exists: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, normalise
+from specbench.decoding.rules.base import normalise
 from specbench.decoding.sampling import PROBABILITY_BITS
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.verify.base import Draft, Verdict, Verification, check_exact, concluded, one_hot
+from specbench.decoding.verify.base import Case, Draft, Verdict, Verification, check_exact, one_hot
 from specbench.decoding.verify.block import RELAXED, passing, ratios
-from specbench.engine.ops import Kernels, sum_last, take
+from specbench.engine.ops import sum_last, take
 from specbench.errors import UsageError
 
 #: What sums of probabilities must differ by to count as different.
@@ -35,66 +35,46 @@ class Selected(Verification):
     def __init__(self, select: float | None = None, grid: int = 8) -> None:
         self.select, self.grid = select, grid
 
-    def decide(
-        self,
-        p: Tensor,
-        draft: Draft,
-        rule: Rule,
-        numbers: Tensor,
-        pre_argmax_probs: Tensor | None,
-        kernels: Kernels | None,
-    ) -> Verdict:
-        """As of `Verification`. The numbers of the next token's tag choose the children, from the second on."""
-        tree, rows, height = draft.tree, len(p), draft.tree.height
+    def decide(self, case: Case) -> Verdict:
+        """The numbers of the next token's tag choose the children, from the second on."""
+        p, draft, rule, u, tree = case.p, case.draft, case.rule, case.u, case.draft.tree
         if tree.width > 2 and not draft.replacement:
             raise ValueError("selection needs siblings that were drawn with replacement, or pairs")
-        if kernels is not None and rule.name == "exact":
-            return Verdict(*kernels.select(p, draft, numbers, self.select, self.grid, _SAME))
-        slot, children = tree.slot.expand(rows, -1), tree.children.expand(rows, -1, -1)
-        u, u_next = numbers.unbind(1)
+        if case.kernels is not None and rule.name == "exact":
+            return Verdict(*case.kernels.select(p, draft, case.numbers, self.select, self.grid, _SAME))
         node = length = torch.zeros_like(draft.tokens[:, :1])
         mass, ended = torch.ones_like(u[:, :1]), torch.zeros_like(draft.valid[:, :1])
-        next_probs, first = p[:, 0], torch.zeros_like(mass)
         visited, shares = [node], []
-        for depth in range(height + 1):
-            here, passes, goes_on = take(p, node).squeeze(1), mass, torch.zeros_like(ended)
-            left = here
-            if depth < height:
-                which = slot.gather(1, node)
-                kids = take(children, which.clamp_min(0)).squeeze(1)  # (B, W)
-                q = take(draft.probs, which.clamp_min(0)).squeeze(1)
-                tokens = draft.tokens.gather(1, kids.clamp_min(0))
-                if draft.sampled is not None:
-                    sampled = draft.sampled.gather(1, kids[:, :1].clamp_min(0))
-                    q = torch.where(sampled, q, one_hot(tokens[:, 0], q.shape[-1]))
-                exists = (which >= 0) & draft.valid.gather(1, kids.clamp_min(0)) & (q.gather(1, tokens) > 0)
-                kids = torch.where(exists, kids, -1)
-                goes_on = ~ended & (kids >= 0).any(1, keepdim=True)
-                if depth == 0:
-                    kept = rule.accept(here, q, tokens[:, 0], torch.ones_like(length[:, 0]))
-                    first = torch.where(kids[:, 0] >= 0, kept, 0)[:, None]
-                numbers_here = u_next[:, depth + 1 : depth + 2]
-                child, e, share = self._select(here, q, mass, kids, tokens, numbers_here, draft.replacement)
-                shares.append(torch.where(goes_on, share, torch.nan))
-                token = draft.tokens.gather(1, child)
-                emits = rule.emits(here, e, torch.full_like(length[:, 0], depth + 1))
-                live, ratio = ratios(emits.gather(1, token), e.gather(1, token), goes_on)
-                left = (emits * mass).sub_(e).clamp_min_(0)
-                passes = torch.where(goes_on, passing(sum_last(left)[:, None], mass), mass)
+        for depth in range(tree.height):
+            here = take(p, node).squeeze(1)
+            kids, tokens, q = _children(draft, node)
+            goes_on = ~ended & (kids >= 0).any(1, keepdim=True)
+            chooses = case.u_next[:, depth + 1 : depth + 2]
+            child, e, share = self._select(here, q, mass, kids, tokens, chooses, draft.replacement)
+            shares.append(torch.where(goes_on, share, torch.nan))
+            token = draft.tokens.gather(1, child)
+            emits = rule.emits(here, e, torch.full_like(length[:, 0], depth + 1))
+            live, ratio = ratios(emits.gather(1, token), e.gather(1, token), goes_on)
+            left = (emits * mass).sub_(e).clamp_min_(0)
+            passes = torch.where(goes_on, passing(sum_last(left)[:, None], mass), mass)
             passed = ~ended & (u.gather(1, node) < passes)
-            if depth:
+            left = torch.where(goes_on, normalise(left, here), here)
+            if depth == 0:  # the root always passes
+                kept = rule.accept(here, q, tokens[:, 0], torch.ones_like(length[:, 0]))
+                first, next_probs = torch.where(kids[:, 0] >= 0, kept, 0), left
+            else:
                 length = torch.where(passed, depth, length)
-            if depth < height:
-                left = torch.where(goes_on, normalise(left, here), here)
-            next_probs = left if depth == 0 else torch.where(passed, left, next_probs)
+                next_probs = torch.where(passed, left, next_probs)
             ended = ~goes_on
-            if depth < height:
-                mass = torch.where(live, (mass * ratio).clamp_max(1), 0)
-                node = torch.where(goes_on, child, node)
-                visited.append(node)
-        steps = torch.arange(1, height + 1, device=p.device)
+            mass = torch.where(live, (mass * ratio).clamp_max(1), 0)
+            node = torch.where(goes_on, child, node)
+            visited.append(node)
+        passed = ~ended & (u.gather(1, node) < mass)  # a leaf at the largest depth
+        length = torch.where(passed, tree.height, length)
+        next_probs = torch.where(passed, take(p, node).squeeze(1), next_probs)
+        steps = torch.arange(1, tree.height + 1, device=p.device)
         path = torch.cat(visited, 1).gather(1, torch.minimum(steps, length))
-        verdict = concluded(draft, path, length, next_probs.unsqueeze(1), first.squeeze(1), u_next[:, :1], kernels)
+        verdict = case.verdict(path, length, next_probs.unsqueeze(1), first)
         verdict.share = torch.cat(shares, 1).nanmean(1)
         return verdict
 
@@ -128,6 +108,21 @@ class Selected(Verification):
         kept = torch.stack([sum_last(torch.minimum(weighted, q + share * more)) for share in shares], 1)
         level = kept >= kept.amax(1, keepdim=True) - _SAME  # of equal ones the smallest
         return torch.where(level, shares, 1).amin(1, keepdim=True)
+
+
+def _children(draft: Draft, node: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The children (B, W) of nodes (B, 1), -1 for none; their tokens (B, W); and the distribution (B, V) that these
+    were drawn from."""
+    tree, rows = draft.tree, len(node)
+    which = tree.slot.expand(rows, -1).gather(1, node)
+    kids = take(tree.children.expand(rows, -1, -1), which.clamp_min(0)).squeeze(1)
+    q = take(draft.probs, which.clamp_min(0)).squeeze(1)
+    tokens = draft.tokens.gather(1, kids.clamp_min(0))
+    if draft.sampled is not None:
+        sampled = draft.sampled.gather(1, kids[:, :1].clamp_min(0))
+        q = torch.where(sampled, q, one_hot(tokens[:, 0], q.shape[-1]))
+    exists = (which >= 0) & draft.valid.gather(1, kids.clamp_min(0)) & (q.gather(1, tokens) > 0)
+    return torch.where(exists, kids, -1), tokens, q
 
 
 def best_of(q: Tensor, order: Tensor, count: Tensor, most: int) -> Tensor:

@@ -12,16 +12,16 @@ from torch import Tensor
 from specbench.decoding.rules.base import Rule, Threshold, at
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.verify.base import (
+    Case,
     Draft,
     Verdict,
     Verification,
     accepted_path,
-    concluded,
     one_hot,
     remaining,
     without,
 )
-from specbench.engine.ops import Kernels, take
+from specbench.engine.ops import take
 
 
 class TokenWise(Verification):
@@ -31,29 +31,19 @@ class TokenWise(Verification):
 
     name = "token"
 
-    def decide(
-        self,
-        p: Tensor,
-        draft: Draft,
-        rule: Rule,
-        numbers: Tensor,
-        pre_argmax_probs: Tensor | None,
-        kernels: Kernels | None,
-    ) -> Verdict:
-        """As of `Verification`."""
-        decided_by = p if pre_argmax_probs is None else pre_argmax_probs
+    def decide(self, case: Case) -> Verdict:
+        p, draft, rule, kernels = case.p, case.draft, case.rule, case.kernels
         relaxation = None if kernels is None or draft.replacement else rule.relaxation()
         if kernels is not None and isinstance(relaxation, Threshold):
-            return Verdict(*kernels.verify_longest(p, decided_by, draft, numbers, relaxation))
+            return Verdict(*kernels.verify_longest(p, case.decided_by, draft, case.numbers, relaxation))
         if kernels is not None and relaxation is not None:
-            return Verdict(*kernels.verify(p, draft, numbers, relaxation))
-        u, u_next = numbers.unbind(1)  # of the candidates and the next token
-        accepted_child, residual, first = _decide(decided_by, draft, rule, u)
+            return Verdict(*kernels.verify(p, draft, case.numbers, relaxation))
+        accepted_child, residual, first = _decide(case.decided_by, draft, rule, case.u)
         slot = draft.tree.slot.expand(len(p), -1)
         path, length = accepted_path(draft.tree, accepted_child, slot)
         last = path[:, -1:]
         next_probs = take(p, last) if rule.deterministic else remaining(p, residual, slot, last)
-        return concluded(draft, path, length, next_probs, first, u_next[:, :1], kernels)
+        return case.verdict(path, length, next_probs, first)
 
 
 def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:

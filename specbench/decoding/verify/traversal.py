@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.rules.base import at, normalise
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify.base import (
+    Case,
     Draft,
     Verdict,
     Verification,
     check_exact,
-    concluded,
     one_hot,
     remaining,
     without,
 )
 from specbench.decoding.verify.block import passing, ratios
-from specbench.engine.ops import Kernels, sum_last, take
+from specbench.engine.ops import sum_last, take
 
 
 class Traversal(Verification):
@@ -41,28 +41,20 @@ class Traversal(Verification):
 
     name = "traversal"
 
-    def decide(
-        self,
-        p: Tensor,
-        draft: Draft,
-        rule: Rule,
-        numbers: Tensor,
-        pre_argmax_probs: Tensor | None,
-        kernels: Kernels | None,
-    ) -> Verdict:
-        """As of `Verification`."""
+    def decide(self, case: Case) -> Verdict:
+        p, draft = case.p, case.draft
         tree, slot = draft.tree, draft.tree.slot.expand(len(p), -1)
         order = post_order(tree)
-        if kernels is not None:
-            return Verdict(*kernels.traverse(p, draft, numbers, order))
+        if case.kernels is not None:
+            return Verdict(*case.kernels.traverse(p, draft, case.numbers, order))
         leave, left, first = _masses(p, draft)
-        passed = numbers[:, 0] < leave
+        passed = case.u < leave
         passed[:, 0] = True
         at_end = torch.where(passed, order, p.shape[1])
         node = (at_end == at_end.amin(1, keepdim=True)).long().argmax(1, keepdim=True)
         path, length = path_to(tree, node)
         next_probs = remaining(p, left, slot, node)
-        return concluded(draft, path, length, next_probs, first, numbers[:, 1, :1], kernels)
+        return case.verdict(path, length, next_probs, first)
 
 
 def _masses(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor, Tensor]:

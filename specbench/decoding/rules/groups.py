@@ -1,0 +1,141 @@
+"""The ratio test on groups of similar tokens: grouped speculative decoding (So et al. 2025, arXiv 2508.07747), and the
+static grouping that it compares itself with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rules.base import Rule, Setting, normalise, ratio
+from specbench.engine.ops import sum_last
+
+#: Numbers of gathered embeddings that are held at once. On the CPU as many as its cache holds, always in the same
+#: memory: the C library returns large blocks to the system, and page faults would take three quarters of the time.
+_CHUNK, _CHUNK_ON_CPU = 1 << 25, 1 << 18
+
+
+class GroupRule(Rule):
+    """A rule that decides by the mass of a group of tokens. `resample="vanilla"` continues from Norm([r - q]_+),
+    ungrouped, `"optimal"` from Cool-SD's Eq. 10."""
+
+    residual_by_token = False
+
+    def __init__(self, resample: str) -> None:
+        self.resample = resample
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        if self.resample == "optimal":
+            q = q * self.acceptance(r, q, depth)
+        return normalise((r - q).clamp_min(0), r)
+
+
+class Grouped(GroupRule):
+    """Accept x with min(1, r(G) / q(G)), where G is x and those of its neighbours in the ranking of r whose probability
+    differs by less than `delta` and whose embedding is nearer than `distance` (squared Euclidean).
+
+    The ranking is by rising r, ties by token number. Neighbours are the group // 2 tokens before x in it and the
+    (group - 1) // 2 after x. `edge` is for a token with fewer before it: "clip" takes those that exist, "alone" tests x
+    by itself, as the released code does (an empty slice there), which resamples as "vanilla". A token without an
+    embedding (a row of NaN) is near to nothing but itself. The released code drops the test of distances for groups
+    with a text token; here a distribution has image tokens alone.
+    """
+
+    name = "gsd"
+    constants = ("table",)
+
+    def __init__(
+        self,
+        table: Tensor,
+        group: int = 14,
+        delta: float = 0.15,
+        distance: float = 0.5,
+        edge: str = "alone",
+        resample: str = "vanilla",
+    ) -> None:
+        """table (V, d): the target's input embedding of every token."""
+        super().__init__(resample)
+        self.table, self.delta, self.distance = table.detach(), delta, distance
+        self.before, self.after, self.alone = group // 2, (group - 1) // 2, edge == "alone"
+
+    def members(self, r: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """The candidates (N, k, G) for the groups of tokens (N, k) under distributions r (N, V), and which of them are
+        members."""
+        size, order = r.shape[-1], r.sort(dim=-1, stable=True).indices
+        rank = torch.empty_like(order).scatter_(-1, order, torch.arange(size, device=r.device).expand_as(order))
+        offset = torch.arange(-self.before, self.after + 1, device=r.device)
+        rank = rank.gather(-1, token).unsqueeze(-1)
+        found = rank + offset
+        member = (found >= 0) & (found < size)
+        if self.alone:
+            member &= rank >= self.before
+        near = order.gather(-1, found.clamp(0, size - 1).flatten(1)).view_as(found)
+        mass = r.gather(-1, near.flatten(1)).view_as(near)
+        member &= (mass - mass[..., self.before : self.before + 1]).abs() < self.delta
+        member &= self._far(token, near) < self.distance
+        return near, member | (offset == 0)
+
+    def _far(self, token: Tensor, near: Tensor) -> Tensor:
+        """Squared distances (N, k, G) between tokens (N, k) and others (N, k, G)."""
+        most, group = _CHUNK_ON_CPU if near.device.type == "cpu" else _CHUNK, near.shape[-1]
+        count = min(max(1, most // (group * self.table.shape[1])), token.numel())
+        memory, found = self.table.new_empty(count * group, self.table.shape[1]), []
+        for one, other in zip(token.flatten().split(count), near.flatten(0, 1).split(count), strict=True):
+            to = torch.index_select(self.table, 0, other.flatten(), out=memory[: other.numel()]).float()
+            to = to.view(*other.shape, -1)
+            found.append(sum_last(to.sub_(self.table[one].float().unsqueeze(1)).square_()))
+        return torch.cat(found).view_as(near)
+
+    def _kept(self, r: Tensor, q: Tensor, token: Tensor) -> Tensor:
+        """The probability (N, k) of accepting tokens (N, k) under distributions (N, V)."""
+        near, member = self.members(r, token)
+        mass, drafted = (sum_last(x.gather(-1, near.flatten(1)).view_as(near) * member) for x in (r, q))
+        return ratio(mass, drafted)
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        size = r.shape[-1]
+        return self._kept(r.reshape(-1, size), q.reshape(-1, size), token.reshape(-1, 1)).view(token.shape)
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        size = r.shape[-1]
+        rows = r.reshape(-1, size), q.reshape(-1, size)
+        every = torch.arange(size, device=r.device).expand_as(rows[0])
+        return self._kept(*rows, every).view_as(r)
+
+
+class Neighbourhood(GroupRule):
+    """Accept x with min(1, r(G) / q(G)), where the group G is x and its nearest codes.
+
+    Groups are neighbourhoods centred on the candidate, not a partition of the codebook, so the rule changes even the
+    distribution over groups.
+    """
+
+    name = "neighbourhood"
+    constants = ("members",)
+
+    def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
+        """near (V, group - 1) int64: the other members of every code's group."""
+        super().__init__(resample)
+        own = torch.arange(len(near), device=near.device)[:, None]
+        self.members = torch.cat([own, near], 1)
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        group = self.members[token]
+        return ratio(r.gather(-1, group).sum(-1), q.gather(-1, group).sum(-1))
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
+
+
+def build_gsd(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    names = ("group", "delta", "distance", "edge", "resample")
+    return Grouped(setting.embedding(), *(cfg[name] for name in names))
+
+
+def build_neighbourhood(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    codebook = setting.codebook()
+    if cfg["group"] == 1:  # every token is its own group: exact
+        return Neighbourhood(torch.zeros(len(codebook), 0, dtype=torch.int64), cfg["resample"])
+    return Neighbourhood(setting.neighbours(codebook, cfg["group"] - 1, cfg["proximity"]), cfg["resample"])

@@ -1,0 +1,89 @@
+"""Thresholds that depend on the entropy of the target's distribution: Medusa's typical acceptance, and entropy-aware
+acceptance for SJD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.special import entr
+
+from specbench.decoding.rules.base import Rule, Setting, Threshold, at, normalise
+from specbench.engine.ops import sum_last
+
+
+class Typical(Rule):
+    """Typical acceptance, the rule of Medusa (Cai et al. 2024): accept x where r(x) > min(epsilon, alpha exp(-H(r))), H
+    the entropy in nats; of these paths the longest counts, and the next token has the target's distribution.
+
+    The drafter's distribution is not used. A token of probability 1 is always accepted, so at temperature 0 a token is
+    accepted exactly where it is the arg max.
+    """
+
+    name = "typical"
+    deterministic = True
+    residual_by_token = False
+
+    def __init__(self, epsilon: float = 0.09, alpha: float = 0.3) -> None:
+        self.epsilon, self.alpha = epsilon, alpha
+
+    def relaxation(self) -> Threshold:
+        return Threshold(self.epsilon, self.alpha)
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        own, least = at(r, token), self._least(r)
+        return ((own > least) | (own >= 1)).to(r.dtype)
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return ((r > self._least(r).unsqueeze(-1)) | (r >= 1)).to(r.dtype)
+
+    def _least(self, r: Tensor) -> Tensor:
+        """The probability (...) that a token must exceed."""
+        entropy = sum_last(entr(r))
+        return (self.alpha * (-entropy).exp()).clamp_max(self.epsilon)
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        return r
+
+
+class EntropyAware(Rule):
+    """Entropy-aware acceptance (arXiv 2510.09012), made for SJD, strict where the target is unsure: accept x where
+    r(x) / q(x) > (e / pivot) (0.5 + (u - 0.5) (1 - e / calm)), u uniform and e the entropy of r in nats; after a
+    rejection continue from Norm([r - q]_+), as SJD does.
+
+    The paper prints a factor 1 - 16 e, which is negative at once; 1 - e / 16 is what it must mean, and so `calm` is 16.
+    Which residual follows is not stated. At `calm` and above the threshold is not random; a vocabulary of 9 million
+    tokens has that entropy.
+    """
+
+    name = "entropy"
+    residual_by_token = False
+
+    def __init__(self, pivot: float = 8.0, calm: float = 16.0) -> None:
+        self.pivot, self.calm = pivot, calm
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        return self._chance(at(r, token), at(q, token), sum_last(entr(r)))
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return self._chance(r, q, sum_last(entr(r)).unsqueeze(-1))
+
+    def _chance(self, p: Tensor, q: Tensor, entropy: Tensor) -> Tensor:
+        """Of tokens with probabilities p under the target and q under the drafter: the share of u below the one at
+        which the threshold is p / q. Multiplied out, since q and the entropy may be zero."""
+        spread = (1 - entropy / self.calm).clamp_min(1e-6)
+        scale = q * entropy.clamp_min(0)
+        share = (self.pivot * p - 0.5 * scale) / (scale * spread) + 0.5
+        return share.nan_to_num(1.0, 1.0, 0.0).clamp(0, 1) * (p > 0)
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        return normalise((r - q).clamp_min(0), r)
+
+
+def build_typical(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    return Typical(cfg["epsilon"], cfg["alpha"])
+
+
+def build_entropy(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    return EntropyAware(cfg["pivot"], cfg["calm"])

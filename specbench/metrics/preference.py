@@ -1,0 +1,222 @@
+"""Scores learnt from people's choices between images of a prompt: ImageReward, PickScore and HPSv3. HPSv2 is in
+`towers`.
+
+Each is the mean over the images; scorer outputs are (N, 1) float32, or (N, 2) where it is said.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from specbench.config import registry
+from specbench.errors import UsageError, install
+from specbench.metrics import weights
+from specbench.metrics.base import MeanMetric, NetworkScorer, PromptItem, Scorer, Unavailable, cut_captions
+from specbench.metrics.preparation import CLIP, center_square, normalised, shortest, square
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ImageReward(weights.PublishedMetric, MeanMetric):
+    """ImageReward (Xu et al. 2023). No options.
+
+    The official weights run in transformers' BLIP, without the package image-reward, which needs an environment of its
+    own (see `ImageRewardPackage`), and gives the same rewards. An image is resized to 224 by its shorter side, PIL's
+    bicubic, and the centre is cut out; a caption has at most 35 tokens, as in the package.
+    """
+
+    reads_prompt = True
+    fetched_by = "image_reward"
+    file_names = {"image_reward": "ImageReward.pt", "image_reward/text": "vocab.txt"}  # noqa: RUF012 (a ClassVar)
+
+    @property
+    def cache_key(self) -> str:
+        return f"image-reward@{self.digests}, 224 bicubic"
+
+    @property
+    def digests(self) -> str:
+        network, vocabulary = map(registry.digest, self.files)
+        return f"{network}, vocabulary {vocabulary}"
+
+    def scorer(self) -> Scorer:
+        import torch
+
+        from specbench.metrics import blip
+
+        weights_file, vocabulary = self.published_files
+        device = self.context.device
+        network, captions = blip.load(weights_file, device), blip.Captions(vocabulary)
+
+        def outputs(images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> Tensor:
+            side = blip.VISION["image_size"]
+            x = torch.stack([normalised(square(image, side), CLIP) for image in images]).to(device)
+            ids, mask = (t.to(device) for t in captions([item.prompt for item in items]))
+            rewards: Tensor = network(x, ids, mask)
+            return rewards[:, None]
+
+        return NetworkScorer(device, outputs)
+
+    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+        from specbench.metrics import blip
+
+        cut = blip.Captions(self.files[1]).too_long([item.prompt for item in items])
+        return cut_captions(cut, len(items), blip.TOKENS)
+
+
+class PickScore(weights.PublishedMetric, MeanMetric):
+    """PickScore (Kirstain et al. 2023): CLIP ViT-H/14, trained on people's choices between two images. No options.
+
+    The score is the cosine between image and caption times the network's learnt scale, about 100, as in the authors'
+    code: about 18 to 24. The shorter side of an image is resized to 224 by PIL's bicubic and the centre is cut out; a
+    caption has at most 77 tokens of transformers' tokenizer. Computed in float32.
+    """
+
+    reads_prompt = True
+    fetched_by, file_names = "pickscore", {"pickscore": "model.safetensors"}
+
+    @property
+    def cache_key(self) -> str:
+        weights.need("open_clip")
+        return f"pickscore-v1@{self.hashes[0]}, 224 bicubic"
+
+    def scorer(self) -> Scorer:
+        import torch
+
+        from specbench.metrics import clip
+
+        (file,) = self.published_files
+        device = self.context.device
+        network: Any = clip.load_both(file, device)
+
+        def outputs(images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> Tensor:
+            x = torch.stack([normalised(center_square(shortest(image, 224)), CLIP) for image in images])
+            ids = clip.captions()([item.prompt for item in items])
+            of_images = network.visual_projection(network.vision_model(x.to(device)).pooler_output)
+            of_captions = network.text_projection(network.text_model(ids.to(device)).pooler_output)
+            scores: Tensor = network.logit_scale.exp() * torch.cosine_similarity(of_images, of_captions)
+            return scores[:, None]
+
+        return NetworkScorer(device, outputs)
+
+    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+        from specbench.metrics import clip
+
+        return cut_captions(clip.captions().too_long([item.prompt for item in items]), len(items), 77)
+
+
+class HPSv3(weights.PublishedMetric, MeanMetric):
+    """Human Preference Score v3 (Ma et al. 2025): Qwen2-VL-7B. No options.
+
+    The score is the first of the network's two outputs, about 0 to 15, as in the authors' code; the other is the
+    logarithm of its uncertainty. An image is resized to about 200,704 pixels (448 x 448), its shape kept; one image
+    after the other is scored. No package of the authors is needed.
+    """
+
+    reads_prompt = True
+    fetched_by, file_names = "hpsv3", {"hpsv3": "HPSv3.safetensors", "hpsv3/text": "tokenizer.json"}
+
+    @property
+    def cache_key(self) -> str:
+        network, text = self.hashes
+        return f"hpsv3@{network}, tokenizer {text}, 200704 pixels bicubic, bfloat16"
+
+    def scorer(self) -> Scorer:
+        import torch
+
+        from specbench.metrics import hpsv3_network
+
+        weights_file, text = self.published_files
+        sequences, device = hpsv3_network.ChatSequences(text), self.context.device
+        network = hpsv3_network.load(weights_file, device, sequences.image)
+
+        def one(image: np.ndarray, item: PromptItem) -> Tensor:
+            x, grid = hpsv3_network.patches(image)
+            ids, reward = sequences(item.prompt, grid)
+            output: Tensor = network(ids.to(device), x.to(device), grid, reward)
+            return output
+
+        return NetworkScorer(device, lambda images, items: torch.stack(list(map(one, images, items))))
+
+
+def load_package(file: Path, vocabulary: Path, device: str) -> Any:
+    """The package's own model, filled from ImageReward.pt, with a tokenizer from vocab.txt.
+
+    Its own `load` fetches a configuration and a tokenizer, and accepts a file with missing tensors. Raises UsageError.
+    """
+    from ImageReward.ImageReward import ImageReward
+    from ImageReward.models.BLIP import blip_pretrain
+    from transformers import BertTokenizer
+
+    from specbench.metrics import blip
+    from specbench.models.loading import official
+
+    def tokenizer() -> Any:
+        made = BertTokenizer(str(vocabulary), do_lower_case=True)
+        made.add_special_tokens({"bos_token": "[DEC]", "additional_special_tokens": ["[ENC]"]})
+        return made
+
+    blip.Captions(vocabulary)  # raises for a bad file
+    source = official.open_source(file)
+    settings = {**blip.TEXT, "add_cross_attention": True, "pad_token_id": 0, "type_vocab_size": 2}
+    theirs, blip_pretrain.init_tokenizer = blip_pretrain.init_tokenizer, tokenizer
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            config = Path(folder) / "med_config.json"
+            config.write_text(json.dumps(settings), encoding="utf-8")
+            model = ImageReward(med_config=str(config), device=device)
+    finally:
+        blip_pretrain.init_tokenizer = theirs
+    try:
+        keys = model.load_state_dict(dict(source.read(source.tensors)), strict=False)
+    except RuntimeError as e:
+        raise UsageError(f"{file} does not fit ImageReward ({str(e).splitlines()[-1].strip()}); fetch it again") from e
+    odd = [name for name in (*keys.missing_keys, *keys.unexpected_keys) if not name.endswith(".position_ids")]
+    if odd:
+        raise UsageError(f"{file}: tensor {odd[0]!r} is missing, or belongs to no part of ImageReward; fetch it again")
+    return model.to(device).eval()
+
+
+class ImageRewardPackage(ImageReward):
+    """The mean reward by the makers' package image-reward: the second backend, to compare `ImageReward` with.
+
+    The package pins old libraries and cannot be installed alongside the extra `metrics`; it has an extra of its own. It
+    is given the same two files as `ImageReward`, fetches nothing, and computes one image after the other.
+    """
+
+    @property
+    def cache_key(self) -> str:
+        if importlib.util.find_spec("ImageReward") is None:
+            raise Unavailable(
+                "the package image-reward is not installed: it needs an environment of its own, without the extra"
+                f" metrics: {install('image-reward')}"
+            )
+        return f"image-reward-package-{importlib.metadata.version('image-reward')}@{self.digests}, 224 bicubic"
+
+    def scorer(self) -> Scorer:
+        try:
+            device = self.context.device
+            network, vocabulary = self.published_files
+            model = load_package(network, vocabulary, device)
+        except ImportError as e:
+            raise Unavailable(
+                f"the package image-reward cannot be imported ({e}): in an environment of its own,"
+                f" {install('image-reward')}"
+            ) from e
+
+        def outputs(images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> Tensor:
+            import torch
+
+            rewards = [model.score(item.prompt, Image.fromarray(image)) for image, item in zip(images, items)]
+            return torch.tensor(rewards, dtype=torch.float32)[:, None]
+
+        return NetworkScorer(device, outputs)

@@ -1,0 +1,320 @@
+"""The metrics of *scenes* (64 x 64), by the embedded evaluators. Their values are comparable only between runs with the
+same backend, and never bear the name of a metric of a real network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from specbench.config.registry import digest
+from specbench.errors import UsageError
+from specbench.metrics.base import (
+    Images,
+    MeanMetric,
+    Metric,
+    PromptItem,
+    Score,
+    Scorer,
+    ScoringContext,
+    Unavailable,
+    not_below_zero,
+)
+from specbench.rows.shown import too_few
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench.metrics.scenes_reference import ScenesReference
+    from specbench.models.evaluators import TwoTower
+
+#: Images in a forward pass, always: a convolution chooses the order of its sums by the batch size, and an image's
+#: outputs must not depend on the number of other images in the batch.
+GROUP = 32
+
+
+class EmbeddedMetric(Metric):
+    """A metric of an embedded evaluator, whose file lies in the assets folder. It has no options."""
+
+    weights: ClassVar[str]  # the evaluator's file
+
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        super().__init__(context, options)
+        if options:
+            raise UsageError(
+                f"the metric of {self.weights} has no options, but {', '.join(map(repr, options))} is given"
+            )
+
+    @property
+    def path(self) -> Path:
+        return self.context.assets / self.weights
+
+    @property
+    def cache_key(self) -> str:
+        if not self.path.is_file():
+            raise Unavailable(f"no {self.weights}: run `make train-scenes` in a clone")
+        return f"{self.path.stem.replace('_', '-')}@{digest(self.path)}"
+
+
+class EmbeddedScorer(Scorer):
+    """Scores in groups of `GROUP`. The last group is padded with its last image.
+
+    outputs: images (GROUP, 3, 64, 64) float32 in [-1, 1] and their items -> outputs (GROUP, width).
+    """
+
+    def __init__(self, metric: EmbeddedMetric, outputs: Callable[[Tensor, Sequence[PromptItem]], Tensor]) -> None:
+        self.weights, self.device, self.outputs = metric.weights, metric.context.device, outputs
+
+    def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
+        import torch
+
+        from specbench.data import scenes
+        from specbench.models import evaluators as ev
+
+        for image in images:
+            height, width = image.shape[:2]
+            if (height, width) != (scenes.SIZE, scenes.SIZE):
+                size = f"{scenes.SIZE}x{scenes.SIZE}"
+                raise Unavailable(f"{self.weights} scores {size} images of scenes; these are {width}x{height}")
+        outputs = []
+        for start in range(0, len(images), GROUP):
+            group, group_items = images[start : start + GROUP], items[start : start + GROUP]
+            padding = GROUP - len(group)
+            x = torch.from_numpy(np.stack([*group, *[group[-1]] * padding])).permute(0, 3, 1, 2).contiguous()
+            with torch.no_grad():
+                y = self.outputs(ev.as_input(x.to(self.device)), [*group_items, *[group_items[-1]] * padding])
+            outputs.append(y[: len(group)].cpu().numpy())
+        return np.concatenate(outputs)
+
+
+def of_scenes(item: PromptItem) -> bool:
+    """Whether an item's labels are attributes of scenes; other data sets have none, or classes of their own."""
+    from specbench.data import scenes
+
+    return item.labels is not None and len(item.labels) == len(scenes.ATTRIBUTES)
+
+
+def of_classes(item: PromptItem) -> bool:
+    """Whether an item states a class of scenes with one object, and not a full scene: see `data.scenes_classes`."""
+    from specbench.data import scenes
+
+    background = list(scenes.ATTRIBUTES).index("background")
+    return of_scenes(item) and item.labels is not None and item.labels[background] == scenes.ABSENT
+
+
+class ScenesFID(EmbeddedMetric):
+    """Fréchet distance (see `frechet`) to real validation images of scenes. Scorer outputs: the classifier's features
+    (N, 64) float32."""
+
+    weights = "scenes_classifier.safetensors"
+    features = True
+
+    def scorer(self) -> EmbeddedScorer:
+        from specbench.models import evaluators as ev
+
+        classifier = ev.load(self.path, ev.Classifier, self.context.device)
+        return EmbeddedScorer(self, lambda x, items: classifier.features(x))
+
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        n, d = outputs.shape
+        if few := too_few(n, d):
+            return (Score.unmeasured(few, self.cache_key),)
+        import torch
+
+        from specbench.metrics import frechet
+
+        reference, single = self._reference(items)
+        notes = [f"against {reference.count} real validation images{' of one object' if single else ''}"]
+        if strangers := sum(not of_scenes(item) for item in items):
+            notes.append(f"{strangers} of {n} prompts are not of scenes, the real images are")
+        features = torch.from_numpy(outputs).double()
+        value = frechet.distance(features, reference)
+        stderr = frechet.standard_error(features, reference.mean, reference.covariance)
+        return (Score(value, stderr, reference.backend, "; ".join(notes)),)
+
+    def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
+        import torch
+
+        from specbench.metrics import frechet
+
+        reference, _ = self._reference(items)
+        found = frechet.influences(torch.from_numpy(outputs), reference.mean, reference.covariance)
+        return None if found is None else found.numpy()
+
+    def _reference(self, items: Sequence[PromptItem]) -> tuple[ScenesReference, bool]:
+        """The real images that suit the items, and whether those are the ones with a single object."""
+        from specbench.metrics import scenes_reference
+
+        single = all(map(of_classes, items))
+        suited = scenes_reference.single_objects if single else scenes_reference.whole_scenes
+        backend = self.cache_key + (scenes_reference.SINGLE if single else "")
+        return suited(self.context.assets, backend, self.context.device), single
+
+
+class ScenesClip(EmbeddedMetric, MeanMetric):
+    """CLIP score (Hessel et al. 2021) of the two-tower model: the mean cosine itself, not x100, between the embeddings
+    of an image and of its caption, counted as 0 where it is negative. Scorer outputs: cosines (N, 1) float64."""
+
+    weights = "scenes_two_tower.safetensors"
+    reads_prompt = True
+
+    @cached_property
+    def towers(self) -> TwoTower:
+        from specbench.models import evaluators as ev
+
+        return ev.load(self.path, ev.TwoTower, self.context.device)
+
+    def scorer(self) -> EmbeddedScorer:
+        import torch
+
+        def cosines(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
+            image_embeddings = self.towers.embed_images(x).double()
+            text_embeddings = self.towers.embed_captions([item.prompt for item in items]).double()
+            return torch.cosine_similarity(image_embeddings, text_embeddings).unsqueeze(1)
+
+        return EmbeddedScorer(self, cosines)
+
+    def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
+        unread = sum(not readable(self.towers, item.prompt) for item in items)
+        if not unread:
+            return ""
+        return (
+            f"{unread} of {len(items)} captions hold words that the model has never seen, or none: it was trained on"
+            " scenes only"
+        )
+
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        return not_below_zero(*super().score(outputs, items))
+
+    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+        if not all(map(of_classes, items)):
+            return ""
+        return "the prompts are names of classes, the model has seen whole captions: compare only such runs"
+
+
+def readable(towers: TwoTower, caption: str) -> bool:
+    """Whether a caption has words, and the model has seen all of them."""
+    from specbench.data import scenes
+
+    return bool(scenes.words(caption)) and not towers.unknown_words(caption)
+
+
+def divergences(log_probabilities: np.ndarray) -> np.ndarray:
+    """KL divergence (N,) in nats of each distribution from their mean, of log-probabilities (N, K)."""
+    logs = log_probabilities.astype(np.float64)
+    mean = np.exp(logs).mean(0)
+    return np.asarray((np.exp(logs) * (logs - np.log(np.maximum(mean, 1e-300)))).sum(1))
+
+
+class ScenesInceptionScore(EmbeddedMetric):
+    """Inception Score (Salimans et al. 2016) of the reader: exp of the mean KL divergence of an image's distribution
+    over classes, shape by colour, from the mean one. At most 40, the number of classes.
+
+    The score of all images at once, not of splits. It uses no real images and no prompts. Scorer outputs (N, 40)
+    float32: the log-probabilities of the classes of `data.scenes_classes`.
+    """
+
+    weights = "scenes_reader.safetensors"
+
+    @property
+    def cache_key(self) -> str:
+        """The reward uses the same network and caches other outputs of it."""
+        return f"{super().cache_key}, classes"
+
+    def scorer(self) -> EmbeddedScorer:
+        from specbench.data import scenes
+        from specbench.models import evaluators as ev
+
+        reader, names = ev.load(self.path, ev.AttributeReader, self.context.device), list(scenes.ATTRIBUTES)
+
+        def classes(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
+            logits = reader(x)
+            shape, colour = (logits[names.index(name)].log_softmax(-1) for name in ("shape0", "colour0"))
+            return (shape.unsqueeze(-1) + colour.unsqueeze(-2)).flatten(1)
+
+        return EmbeddedScorer(self, classes)
+
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        n, classes = outputs.shape
+        if n < 2:
+            return (Score.unmeasured("an Inception Score needs at least two images", self.cache_key),)
+        apart = divergences(outputs)
+        value = math.exp(apart.mean())
+        note = f"of {classes} classes of shape and colour"
+        if n < 10 * classes:
+            note += f"; n = {n}: biased downwards, compare only runs of the same n"
+        return (Score(value, value * float(apart.std(ddof=1)) / math.sqrt(n), self.cache_key, note),)
+
+    def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
+        """An image's divergence is its influence on their mean, its part in the mean distribution included."""
+        apart = divergences(outputs)
+        return np.asarray(math.exp(apart.mean()) * (apart - apart.mean()))
+
+
+def rewards(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """Reward (N,) float32 of each image from the reader's logits (14 of (N, K_a)) and labels (N, 14) int64."""
+    import torch
+
+    from specbench.data import scenes
+    from specbench.models import evaluators as ev
+
+    chance = torch.tensor([1 / len(choices) for choices in scenes.ATTRIBUTES.values()], device=labels.device)
+    return ((ev.captioned_probabilities(logits, labels) - chance) / (1 - chance)).nanmean(1)
+
+
+class ScenesReward(EmbeddedMetric, MeanMetric):
+    """The reward: the confidence of the reader that an image shows what its caption states.
+
+    For a caption that states attributes a = 1..m (layout, background; shape, colour, size and fill of each object),
+    with K_a choices each, and the reader's probability p_a of the stated choice,
+
+        reward = 1/m sum_a (p_a - 1/K_a) / (1 - 1/K_a)
+
+    1: the reader is certain of every attribute; 0: no better than chance; negative: it is certain of something else (an
+    attribute then counts -1/(K_a - 1)). A mean of log-probabilities would measure the same, but one confident
+    contradiction would outweigh a dozen attributes drawn well, and the network's calibration would set the scale. The
+    note gives the share of attributes whose most probable choice is the stated one ("attribute accuracy"). A class of
+    scenes with one object states three attributes: that there is one object, its shape and its colour.
+
+    Needs items with labels. Scorer outputs (N, 15) float32: the reward, and for each attribute whether it is read
+    right, NaN where the labels do not state it.
+    """
+
+    weights = "scenes_reader.safetensors"
+    reads_prompt = True  # by way of the labels, which a caption of scenes fixes
+
+    def scorer(self) -> EmbeddedScorer:
+        import torch
+
+        from specbench.models import evaluators as ev
+
+        reader = ev.load(self.path, ev.AttributeReader, self.context.device)
+
+        def outputs(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
+            labels = torch.tensor([item.labels for item in items], dtype=torch.int64).to(x.device)
+            logits = reader(x)
+            return torch.cat([rewards(logits, labels).unsqueeze(1), ev.read_right(logits, labels)], 1)
+
+        return EmbeddedScorer(self, outputs)
+
+    def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
+        if all(map(of_scenes, items)):
+            return ""
+        return "these prompts come without labels of scenes, so there are no attributes to compare with"
+
+    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+        from specbench.data import scenes
+
+        right = outputs[:, 1:].astype(np.float64)
+        note = f"attribute accuracy {np.nanmean(right):.4f}"
+        if all(map(of_classes, items)):
+            stated = [a for a in range(right.shape[1]) if not np.isnan(right[:, a]).all()]
+            names = list(scenes.ATTRIBUTES)
+            parts = ", ".join(f"{names[a]} {np.nanmean(right[:, a]):.4f}" for a in stated)
+            note += f" over the class's attributes alone: {parts}"
+        return note
