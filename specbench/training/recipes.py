@@ -260,20 +260,4 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _checked(name: str, value: Any) -> Any:
-    if isinstance(value, str) and TABLE[name].kind in ("integer", "integers", "number", "flag"):
-        value = _read(value)
-    elif value == "null":
-        value = None
-    return TABLE[name].checked(name, value)
-
-
-def _read(text: Any) -> Any:
-    """A number, a list or a truth value as YAML reads it: 100, 1e-4, [1, 2], true."""
-    import yaml
-
-    if not isinstance(text, str):
-        return text
-    try:
-        return float(text) if "e" in text.lower() and text.lower() not in ("true", "false") else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError):
-        return text
+    return TABLE[name].from_text(name, value) if isinstance(value, str) else TABLE[name].checked(name, value)
