@@ -200,9 +200,8 @@ def config(folder: Path) -> dict[str, Any]:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """The object that a JSON file holds. Raises UsageError where it holds none."""
-    found: dict[str, Any] = read_json(file, dict, "fetch it again")
-    return found
+    """The object that a published JSON file holds. Raises UsageError where it holds none."""
+    return read_json(file, dict[str, Any], "fetch it again")
 
 
 def few(names: Sequence[str]) -> str:
