@@ -1,27 +1,39 @@
-"""Computes the numbers that documents state again from the rows in results/, and fails where one differs or has no row,
-where it rests on too few images, and where a row is of another commit than the one that results/ names.
+"""Computes the numbers that pages state again from the rows in results/, and fails where one differs, where it rests on
+too few images, and where a row is of another commit than results/numbers.yaml names.
 
 python scripts/check_numbers.py            # check
-python scripts/check_numbers.py --write    # put today's values into the sentences; read what changed before you commit
+python scripts/check_numbers.py --write    # put today's values into the pages; read what changed before you commit
 
-`results/numbers.yaml` has, by document, sentences (`says`), in which each `{}` is a number and each entry of `of` the
-expression that it comes from, or `of` is one expression of all of them, as of a table's cells; other numbers of a
-sentence are settings that its author vouches for. `holds` has expressions that must be true where the sentence depends
-on more than its numbers. Tables that a comment names (`doc_tables`) are drawn from rows and count as a whole. A number
-outside of all this is an error, save in code, links, dates and names.
+A mark stands behind the numbers that it computes, in the same paragraph, list item or row of a table:
 
-Of other documents, and of those that its entry `rows` calls `partly` covered, other numbers are left alone.
+    SJD takes 88.1 ± 0.6 of 256 steps<!--= pm(field['sjd'], 'steps'), ... -->, and this is faster.
 
-`rows` names the `commit` that all rows under results/ are from, and by file what is excepted (`except`): a reason, or
-{commit, reason} where the file also has rows of a later commit; without a commit, any will do. `least`, there and of a
-sentence: the least `n`, or `samples`, of the rows that a sentence rests on.
+Its values are those of the last numbers before it, in their order, and each is printed as the page does: with as many
+digits, with a sign or separators. `...` leaves a number as it is: its author vouches for it. A truth value takes no
+number and must be true. Numbers before those of the mark are settings; `<!--= settings -->` says so where all are.
 
-Expressions know `rows(NAME, column=value, ...)`, the rows of results/NAME.csv (or of published/NAME) as a DataFrame,
-`line(TABLE, KEY)`, the row that a line of a table shows, `apart(TABLE, Y, LEFT, RIGHT)`, the ends of the 95 % interval
-of what the line RIGHT has more than LEFT, from both standard errors and not paired, `pairs(TABLE, column=value, ...)`,
-the pairs of its curves, each also with `adjusted`, its p by Holm's adjustment over all of the table, and `above` and
-`below`, where the band of the pair excludes 0 (`matched.stretches`), and `curves(TABLE, PANEL, Y, VALUE)`, by label, y
-of the curves of a panel where the figure's x has this value (`doc_tables.curves_at`).
+A mark on a line of its own draws the table below it: `<!--= table('field', 'steps, emitted_kl') -->`.
+
+A mark begins no line of a paragraph, for that would end the paragraph, and holds no `|`, which would end a cell.
+README.md and the pages that numbers.yaml calls `whole` have marks in every paragraph, list item and row with a number,
+save in code, links, dates and names. numbers.yaml names also the `commit` that all rows are of, and by file what is
+excepted (`except`): a reason, or {commit, reason} where the file also has rows of a later commit; `few`: files whose
+rows may be of fewer images, or samples, than LEAST.
+
+Marks know, beside every table by its name with its lines (`field['sjd'].steps`, see `Rows.names`):
+
+    rows(NAME, column=value, ...)    the rows of results/NAME.csv (or of published/NAME) as a DataFrame
+    one(NAME, column=value, ...)     the only such row: `one('drafters').n`
+    get(LINE, Y, ...)                values of a line or of a row; '-steps' is the value with the other sign
+    pm(LINE, Y)                      a value and its standard error
+    ends(VALUES)                     the least and the largest
+    apart(Y, LEFT, RIGHT)            the ends of the 95 % interval of what the line RIGHT has more than LEFT, from both
+                                     standard errors and not paired
+    pairs(TABLE, column=value, ...)  the pairs of its curves, each also with `adjusted`, its p by Holm's adjustment over
+                                     all of the table, and `above` and `below`, where the band of the pair excludes 0
+    curves(TABLE, PANEL, Y, X)       by label, Y of the curves of a panel where the figure's x is X
+
+the tables of `doc_tables`, and the `names` of numbers.yaml: expressions that several marks share.
 """
 
 from __future__ import annotations
@@ -30,9 +42,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -40,33 +52,32 @@ from types import SimpleNamespace
 from typing import Any
 
 import doc_tables
+import numpy as np
 import pandas as pd
 import yaml
 
-from specbench.cli.exits import fail
+from specbench.cli.commands import fail
 from specbench.errors import UsageError
 from specbench.tables import catalog, matched, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "specbench/tables/published"
-_SIZES = ("n", "samples")
+LEAST = {"n": 24, "samples": 50_000}
 _FIGURE = r"[-−+]?\d+(?:,\d{3})*(?:\.\d+)?"
-_NUMBER = re.compile(rf"(?<![\w.\-]){_FIGURE}(?!\w)")
-_HOLE = rf"({_FIGURE}(?:e[-+]?\d+)?|[0-9a-f]{{7,40}})(?!\w)"
-#: What is no measurement: code, targets of links, comments, dates, headings, numbers of items and equations, names.
-_ASIDES = (
-    r"```.*?```",
-    r"^ {4,}\S[^\n]*$",
-    r"`[^`\n]*`",
-    r"\]\([^)]*\)",
-    r"<!--.*?-->",
-    r"\b\d{4}-\d\d-\d\d\b",
-    r"^#+ [^\n]*$",
-    r"^\d+\. ",
-    r"\b(?:Eqs?\.|Table|Fig\.?|Appendix|Algorithm) \d+(?:, \d+)*",
-    r"\bLumina-mGPT 2\b",
+#: A number, or a commit.
+_NUMBER = re.compile(rf"(?<![\w.\-])(?:{_FIGURE}(?:e[-+]?\d+)?|(?=[a-f]*\d)[0-9a-f]{{7,40}})(?!\w)")
+_CODE = re.compile(r"```.*?```|^ {4,}\S[^\n]*$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+#: What is no measurement: targets of links, comments, dates, headings, numbers of items and equations, names.
+_ASIDE = re.compile(
+    r"\]\([^)]*\)|<!--.*?-->|\b\d{4}-\d\d-\d\d\b|^#+ [^\n]*$|^\d+\. "
+    r"|\b(?:Eqs?\.|Table|Fig\.?|Appendix|Algorithm) \d+(?:, \d+)*|\bLumina-mGPT 2\b",
+    re.DOTALL | re.MULTILINE,
 )
-_ASIDE = re.compile("|".join(_ASIDES), re.DOTALL | re.MULTILINE)
+_MARK = re.compile(
+    r"(?P<alone>^)?<!--= (?P<says>.*?) -->(?(alone)\n(?P<table>(?:\|[^\n]*\n)*))", re.DOTALL | re.MULTILINE
+)
+#: Where a paragraph, an item of a list or a row of a table begins.
+_BLOCK = re.compile(r"\n(?=\s*\n|\s*- |\s*\d+\. |\|)")
 
 
 @dataclass(frozen=True)
@@ -79,27 +90,23 @@ class Problem:
 
 
 class Rows:
-    """What expressions see of `results`."""
+    """What marks see of `results`."""
 
-    def __init__(self, results: Path) -> None:
-        self.results = results
-        self.read = cache(self._read)
-        self.plan, self.lines = cache(self._plan), cache(self._lines)
-        self.sizes: list[tuple[str, str, float]] = []  # of the rows asked for: where, "n" or "samples", how many
+    def __init__(self, results: Path, few: Sequence[str] = (), defined: Mapping[str, str] | None = None) -> None:
+        self.results, self.few, self.defined = results, few, defined or {}
+        self.read, self.plan = cache(self._read), cache(self._plan)
 
     def names(self) -> dict[str, Any]:
-        builtins = {f.__name__: f for f in (abs, all, len, max, min, sum, zip)}
-        return {
-            "rows": self.rows,
-            "line": self.line,
-            "pairs": self.pairs,
-            "apart": self.apart,
-            "curves": self.curves,
-            "loads": json.loads,
-            "exp": math.exp,
-            "mean": fmean,
-            **builtins,
-        }
+        """The namespace of a page's marks."""
+        functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart)}
+        mine = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves)}
+        known = {"__builtins__": {}, "settings": (), "loads": json.loads, "exp": math.exp, "mean": fmean}
+        drawn = {name: partial(_drawn, self.plan, draw) for name, draw in doc_tables.DRAWN.items()}
+        lines = {table: Lines(self, table) for table in catalog.TABLES}
+        names = {**lines, **functions, **mine, **known, **drawn, **doc_tables.WHOLE}
+        for name, says in self.defined.items():
+            names[name] = _evaluated(says, names)
+        return names
 
     def rows(self, name: str, **where: Any) -> pd.DataFrame:
         found = self.read(name)
@@ -108,16 +115,14 @@ class Rows:
         if found.empty:
             raise UsageError(f"results/{name}.csv has no row with {where}")
         if not _is_published(name):
-            self.sizes += [(name, size, found[size].min()) for size in _SIZES if size in found]
+            self.enough(name, {size: found[size].min() for size in LEAST if size in found})
         return found
 
-    def line(self, table: str, key: str) -> Mapping[str, Any]:
-        found = self.lines(table)
-        if key not in found:
-            raise UsageError(f"table {table} has no row for its line {key} (lines: {', '.join(found)})")
-        row = found[key]
-        self.sizes += [(f"{table}, line {key}", size, row[size]) for size in _SIZES if row.get(size)]
-        return row
+    def one(self, name: str, **where: Any) -> Any:
+        found = self.rows(name, **where)
+        if len(found) > 1:
+            raise UsageError(f"results/{name}.csv has {len(found)} rows with {where}")
+        return SimpleNamespace(**found.iloc[0])
 
     def pairs(self, table: str, **where: Any) -> list[SimpleNamespace]:
         found = chain.from_iterable(matched.adjusted_pairs(self.plan(table)).values())
@@ -125,18 +130,19 @@ class Rows:
         some = [one for one in some if all(getattr(one, k) == v for k, v in where.items())]
         if not some:
             raise UsageError(f"results/{table}_pairs.csv has no pair with {where}")
-        self.sizes += [(f"{table}, {one.panel}", "n", one.prompts) for one in some]
+        for one in some:
+            self.enough(f"{table}, {one.panel}", {"n": one.prompts})
         return some
 
-    def apart(self, table: str, y: str, left: str, right: str) -> tuple[float, float]:
-        """The 95 % interval of what `right` has more of y than `left`, of images as if they were not paired."""
-        a, b = self.line(table, left), self.line(table, right)
-        difference, wide = b[y] - a[y], 1.96 * math.hypot(a[f"{y}_stderr"], b[f"{y}_stderr"])
-        return difference - wide, difference + wide
-
-    def curves(self, table: str, panel: str, y: str, value: float) -> dict[str, float]:
-        found = doc_tables.curves_at(self.plan(table), panel, y, value)
+    def curves(self, table: str, panel: str, y: str, x: float) -> dict[str, float]:
+        found = doc_tables.curves_at(self.plan(table), panel, y, x)
         return {label: at for label, at in found.items() if at is not None}
+
+    def enough(self, source: str, found: Mapping[str, Any]) -> None:
+        """UsageError where rows are of too few images or samples."""
+        for size, least in LEAST.items():
+            if (count := found.get(size)) and count < least and source not in self.few:
+                raise UsageError(f"rests on {size}={count:g} of {source}, below {least}")
 
     def panels(self, table: str) -> set[str]:
         """What identifies the runs of a table's panels, of which pairs of curves are tested."""
@@ -146,67 +152,99 @@ class Rows:
         folder = PUBLISHED.parent if _is_published(name) else self.results
         return pd.read_csv(folder / f"{name}.csv", low_memory=False)
 
-    def _lines(self, table: str) -> dict[str, dict[str, Any]]:
-        rows = self.plan(table).rows.items()
-        return {key: {k: _number(v) for k, v in row.items()} for key, row in rows if row is not None}
-
     def _plan(self, table: str) -> measure.TablePlan:
-        if table not in catalog.TABLES:
-            raise UsageError(f"there is no table {table}")
         found = catalog.TABLES[table]
         return measure.plan(found, found.model, None, self.results)
 
 
-def check(
-    document: str,
-    claims: Sequence[Mapping[str, Any]],
-    rows: Rows,
-    where: str,
-    least: Mapping[str, int] | None = None,
-    whole: bool = True,
-) -> tuple[list[Problem], str]:
-    """What is wrong with the numbers of `document`, and the document with the values of its rows. `least`: the least
-    `n` and `samples` of rows, where a sentence has none of its own. whole: a number outside of all this is wrong."""
-    problems, taken, changes = [], [], []
-    for one in doc_tables.tables(document):
-        taken.append(one.span)
-        text = doc_tables.draw(one, rows.plan(one.table))
-        if text != one.drawn:
-            problems.append(Problem(where, f"the table of {one.table} is not that of its rows: draw it with --write"))
-            changes.append((*one.span, text))
-    for claim in claims:
-        says = claim["says"]
-        rows.sizes.clear()
-        values = _values(claim.get("of", []), rows)
-        found = list(re.finditer(_pattern(says), document))
-        if len(found) != 1 or len(values) != says.count("{}"):
-            times = "once" if len(found) == 1 else f"{len(found)} times"
-            problems.append(
-                Problem(where, f"{says!r} is there {times}, and has {len(values)} of {says.count('{}')} expressions")
-            )
+class Lines:
+    """The rows that the lines of a table show: `field['sjd'].steps`."""
+
+    def __init__(self, rows: Rows, table: str) -> None:
+        self.rows, self.table = rows, table
+
+    @cached_property
+    def measured(self) -> dict[str, Any]:
+        return {key: _namespace(row) for key, row in self.rows.plan(self.table).rows.items() if row is not None}
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.measured:
+            raise UsageError(f"table {self.table} has no row for its line {key} (lines: {', '.join(self.measured)})")
+        self.rows.enough(f"{self.table}, line {key}", vars(self.measured[key]))
+        return self.measured[key]
+
+
+def get(line: Any, *columns: Any) -> list[Any]:
+    """The named values of a line; `...` stays."""
+    return [
+        name if name is ... else -getattr(line, name[1:]) if name.startswith("-") else getattr(line, name)
+        for name in columns
+    ]
+
+
+def ends(values: Iterable[float]) -> tuple[float, float]:
+    """The least and the largest."""
+    found = list(values)
+    return np.nanmin(found), np.nanmax(found)
+
+
+def pm(line: Any, y: str) -> tuple[float, float]:
+    """A value and its standard error."""
+    return getattr(line, y), getattr(line, f"{y}_stderr")
+
+
+def apart(y: str, left: Any, right: Any) -> tuple[float, float]:
+    """The 95 % interval of what `right` has more of y than `left`, of images as if they were not paired."""
+    (a, a_error), (b, b_error) = pm(left, y), pm(right, y)
+    wide = 1.96 * math.hypot(a_error, b_error)
+    return b - a - wide, b - a + wide
+
+
+def check(page: str, rows: Rows, where: str, whole: bool = True) -> tuple[list[Problem], str]:
+    """What is wrong with the numbers of a page, and the page with the values of its rows. whole: a paragraph, an item
+    or a row with numbers and without a mark is wrong."""
+    problems: list[Problem] = []
+    changes, names = list[tuple[int, int, str]](), rows.names()
+    text = _blank(_CODE, page)  # of the same length
+    plain = _blank(_ASIDE, text)
+    starts = [0, *(found.end() for found in _BLOCK.finditer(text))]
+    marked, end = set[int](), 0
+    for mark in _MARK.finditer(text):
+        at = f"{where}:{text.count(chr(10), 0, mark.start()) + 1}"
+        start = max(one for one in starts if one <= mark.start())
+        before = list(_NUMBER.finditer(plain, max(start, end), mark.start()))
+        end = mark.end()
+        marked.add(start)
+        says = page[slice(*mark.span("says"))]
+        try:
+            values = list(_flat(_evaluated(says, names)))
+        except UsageError as error:
+            problems.append(Problem(at, str(error)))
             continue
-        taken.append(found[0].span())
-        for number, (expression, value) in enumerate(values, 1):
-            printed = found[0].group(number)
-            shown = as_printed(value, printed)
-            if shown != printed:
-                problems.append(Problem(where, f"{printed} should be {shown} ({expression}) in {says!r}"))
-                changes.append((*found[0].span(number), shown))
-        for expression in claim.get("holds", []):
-            if not _evaluated(expression, rows):
-                problems.append(Problem(where, f"{says!r} does not hold: {expression}"))
-        for size, wanted in {**(least or {}), **claim.get("least", {})}.items():
-            count, source = min(((n, source) for source, of, n in rows.sizes if of == size), default=(wanted, ""))
-            if count < wanted:
-                problems.append(Problem(where, f"{says!r} rests on {size}={count:g} of {source}, below {wanted}"))
-    taken += [found.span() for found in _ASIDE.finditer(document)]
-    for found in _NUMBER.finditer(document) if whole else ():
-        if not any(start <= found.start() < end for start, end in taken):
-            line = document.count("\n", 0, found.start()) + 1
-            problems.append(Problem(f"{where}:{line}", f"{found.group()} has no row: add its sentence to numbers.yaml"))
-    for start, end, shown in sorted(changes, reverse=True):
-        document = document[:start] + shown + document[end:]
-    return problems, document
+        if mark["alone"] is not None:
+            marked |= {one for one in starts if mark.start() <= one < mark.end()}
+            if [page[slice(*mark.span("table"))]] != values:
+                problems.append(Problem(at, f"the table is not that of its rows: draw it with --write ({says})"))
+                changes.append((*mark.span("table"), str(values[0])))
+            continue
+        if any(value is False for value in values):
+            problems.append(Problem(at, f"does not hold: {says}"))
+        values = [value for value in values if not isinstance(value, bool)]
+        if len(before) < len(values):
+            problems.append(Problem(at, f"{len(values)} values for {len(before)} numbers: {says}"))
+            continue
+        for number, value in zip(before[len(before) - len(values) :], values):
+            shown = number[0] if value is ... else as_printed(value, number[0])
+            if shown != number[0]:
+                problems.append(Problem(at, f"{number[0]} should be {shown} ({says})"))
+                changes.append((*number.span(), shown))
+    for start, stop in zip(starts, [*starts[1:], len(plain)]) if whole else ():
+        if start not in marked and (number := _NUMBER.search(plain, start, stop)):
+            line = text.count("\n", 0, number.start()) + 1
+            problems.append(Problem(f"{where}:{line}", f"{number[0]} has no row: put a mark behind it"))
+    for start, stop, shown in sorted(changes, reverse=True):
+        page = page[:start] + shown + page[stop:]
+    return problems, page
 
 
 def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str | Mapping[str, str]]) -> list[Problem]:
@@ -267,38 +305,27 @@ def as_printed(value: Any, printed: str) -> str:
     return (minus if value < 0 else "+" if printed.startswith("+") else "") + text
 
 
-def _pattern(says: str) -> str:
-    parts = (r"\s+".join(re.escape(word) for word in part.split(" ")) for part in " ".join(says.split()).split("{}"))
-    return _HOLE.join(parts)
+def _blank(pattern: re.Pattern[str], text: str) -> str:
+    """`text` with blanks for what the pattern finds, so that places stay the same."""
+    return pattern.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
 
 
-def _values(of: str | Sequence[str], rows: Rows) -> list[tuple[str, Any]]:
-    """The expressions with their values; one expression of all values is named with each."""
-    if isinstance(of, str):
-        return [(of, value) for value in _evaluated(of, rows)]
-    return [(one, _evaluated(one, rows)) for one in of]
-
-
-def _evaluated(expression: str, rows: Rows) -> Any:
+def _evaluated(says: str, names: dict[str, Any]) -> Any:
     try:
-        return eval(expression, {"__builtins__": {}, **rows.names()})  # noqa: S307 (the repository's own file)
-    except (KeyError, AttributeError, SyntaxError, TypeError, NameError, ValueError, OSError) as error:
-        raise UsageError(f"results/numbers.yaml: {expression}: {type(error).__name__}: {error}") from error
+        return eval(f"({says})", names)  # noqa: S307 (the repository's own pages)
+    except (KeyError, IndexError, AttributeError, SyntaxError, TypeError, NameError, ValueError, OSError) as error:
+        raise UsageError(f"{says}: {type(error).__name__}: {error}") from error
 
 
-def read_claims(file: Path) -> dict[str, Any]:
-    """Document -> its claims, and `rows` -> what is asked of the rows. UsageError: it is not that."""
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UsageError(f"{file.name} is not YAML: {' '.join(str(error).split())}. Mend that line.") from error
-    if not isinstance(found, dict):
-        raise UsageError(f"{file.name} has no documents. Write `DOCUMENT:`, and its sentences below it.")
-    for name, claims in found.items():
-        whole = isinstance(claims, dict) if name == "rows" else isinstance(claims, list)
-        if not whole or (name != "rows" and not all(isinstance(one, dict) and "says" in one for one in claims)):
-            raise UsageError(f"{file.name}: {name} is no list of sentences. Begin each with `- says:`.")
-    return found
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        yield from chain.from_iterable(map(_flat, value))
+    else:
+        yield bool(value) if isinstance(value, np.bool_) else value
+
+
+def _drawn(plan: Any, draw: Any, table: str, *arguments: Any, **named: Any) -> str:
+    return doc_tables.markdown(draw(plan(table), *arguments, **named))
 
 
 def _is_published(name: str) -> bool:
@@ -309,8 +336,11 @@ def _pair(row: Mapping[str, str], adjusted: float) -> SimpleNamespace:
     spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for low, high, above in matched.stretches(row):
         spans[above].append((low, high))
-    known = {k: _number(v) for k, v in row.items()}
-    return SimpleNamespace(**known, adjusted=adjusted, above=spans[True], below=spans[False])
+    return SimpleNamespace(**vars(_namespace(row)), adjusted=adjusted, above=spans[True], below=spans[False])
+
+
+def _namespace(row: Mapping[str, str]) -> SimpleNamespace:
+    return SimpleNamespace(**{name: _number(text) for name, text in row.items()})
 
 
 def _number(text: str) -> Any:
@@ -322,17 +352,13 @@ def _number(text: str) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> int:
     write = "--write" in (sys.argv[1:] if argv is None else argv)
-    rows = Rows(ROOT / "results")
-    documents = read_claims(ROOT / "results/numbers.yaml")
-    about = documents.pop("rows", {})
-    commit = about.get("commit")
+    about = yaml.safe_load((ROOT / "results/numbers.yaml").read_text(encoding="utf-8"))
+    rows = Rows(ROOT / "results", about.get("few", []), about.get("names"))
+    commit, whole = about.get("commit"), about.get("whole", [])
     problems = check_commit(rows, str(commit), about.get("except", {})) if commit else []
-    partly = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")} - set(documents)
-    partly |= set(about.get("partly", []))
-    for name in sorted({*documents, *partly}):
-        path = ROOT / name
-        before, claims = path.read_text(encoding="utf-8"), documents.get(name, [])
-        found, text = check(before, claims, rows, name, about.get("least"), name not in partly)
+    for path in sorted({*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in whole)}):
+        name, before = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        found, text = check(before, rows, name, name in whole)
         problems += found
         if write and text != before:
             path.write_text(text, encoding="utf-8")

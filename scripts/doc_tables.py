@@ -1,108 +1,80 @@
-"""Tables in documents, drawn from the rows of the tables of `specbench tables`.
+"""Tables in pages, which `check_numbers` draws from rows. A function takes the plan of a table of `specbench tables`,
+and a mark its name:
 
-A comment names the table, the columns and, if not all, the lines; the table follows it:
+    table('field', 'step_compression, emitted_kl', lines='vanilla, sjd')
+    table_of_pairs('relaxed_equal', 'UniformRSD', 'Cool-SD, exponential', 'band')
+    table_of_curves('relaxed', 'emitted_kl', 'EAGLE-1, chain of 5', 2.0, 2.2)
 
-    <!-- table field: step_compression, emitted_kl; lines: vanilla, sjd -->
-
-± is the standard error. Another comment names a table whose pairs of curves are compared, and curves; there is a line
-for each panel that has pairs of the first one, with the ratio of every other curve to it and its interval. Bold is what
-differs from the first curve by Holm's adjustment over all pairs:
-
-    <!-- pairs relaxed_equal: UniformRSD; Cool-SD, exponential; band -->
-
-Where several columns are compared, it names one behind the table: `pairs relaxed_images image_reward: ...`. A third
-comment names a table with a figure of curves, a column, a panel and values of the figure's x, at which the curves are
-printed:
-
-    <!-- curves relaxed emitted_kl: EAGLE-1, chain of 5; 2.0; 2.2 -->
-
-`scripts/check_numbers.py` compares what stands there with the rows; `--write` draws it again.
+Four take none: `table_of_audit()`, `table_of_variants()`, `table_of_settings()` and `table_of_rehearsals()`.
 """
 
 from __future__ import annotations
 
+import csv
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from specbench.compare.paired import LEVEL
+from specbench.audit import tiny
+from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows.columns import SHOWN, stderr_of
+from specbench.rows.differences import LEVEL
 from specbench.tables import matched
 from specbench.tables.definitions import Column, TableFigure, row_column
 from specbench.tables.figures import point
 from specbench.tables.layout import printable
 from specbench.tables.measure import TablePlan
 
-_MARK = re.compile(
-    r"<!-- (?P<kind>table|pairs|curves) (?P<table>\w+)(?: (?P<column>\w+))?: "
-    r"(?P<names>[^>]+?)(?:; lines: (?P<lines>[^>]+?))? -->\n"
-    r"(?P<drawn>(?:\|.*\n)*)"
-)
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLING = ("cfg_scale", "temperature", "top_k", "top_p")
+#: From the worst one on.
+_VERDICTS = {"not lossless": "refuted", "undecided": "undecided", "lossless": "not refuted"}
 Row = Mapping[str, str]
 #: Relative errors below this are rounding: of statistics that are sums of float32.
 _FLOAT32 = 1e-6
 _PROPER = ("Fréchet", "Inception")
 
 
-@dataclass(frozen=True)
-class DocTable:
-    """A table in a document. kind: "table", "pairs" or "curves". names: its columns, or the curves of which pairs are
-    compared, or the panel of the curves and values of x. column: of pairs, where there are several, and of curves.
-    span: of the text that is drawn."""
-
-    table: str
-    names: tuple[str, ...]
-    lines: tuple[str, ...]
-    kind: str
-    column: str
-    span: tuple[int, int]
-    drawn: str
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    """A table of its head and its rows."""
+    head, *body = [f"| {' | '.join(row)} |\n" for row in rows]
+    return "".join([head, f"|{'---|' * (head.count(' | ') + 1)}\n", *body])
 
 
-def tables(document: str) -> Iterator[DocTable]:
-    """The tables that comments of a document name."""
-    for found in _MARK.finditer(document):
-        kind = found["kind"]
-        names, lines = _listed(found["names"], "," if kind == "table" else ";"), _listed(found["lines"] or "", ",")
-        yield DocTable(found["table"], names, lines, kind, found["column"] or "", found.span("drawn"), found["drawn"])
-
-
-def draw(one: DocTable, plan: TablePlan) -> str:
-    """Its text in Markdown. UsageError for a line or a pair without a row, and for a column that tables do not show."""
-    head, *body = {"table": _lines, "pairs": _pairs, "curves": _curves}[one.kind](one, plan)
-    ruled = [f"|{'---|' * len(head)}\n", *(f"| {' | '.join(row)} |\n" for row in body)]
-    return "".join([f"| {' | '.join(head)} |\n", *ruled])
-
-
-def _lines(one: DocTable, plan: TablePlan) -> Iterator[Sequence[str]]:
-    table, rows = plan.table, plan.rows
-    labels = {line.key: line.label for line in table.lines}
-    chosen = one.lines or tuple(labels)
+def table(plan: TablePlan, columns: str, lines: str = "") -> Iterator[Sequence[str]]:
+    """The named columns of all lines, or of the named ones. ± is the standard error. UsageError for a line without a
+    row, and for a column that tables do not show."""
+    shown_table, rows = plan.table, plan.rows
+    labels = {line.key: line.label for line in shown_table.lines}
+    chosen, names = _listed(lines) or list(labels), _listed(columns)
     if lacking := [key for key in chosen if rows.get(key) is None]:
-        raise UsageError(f"table {table.id} has no row for its line {lacking[0]} (lines: {', '.join(labels)})")
-    own = {column.key: column for column in table.columns}
-    if unknown := [key for key in one.names if key not in own and key not in SHOWN]:
-        raise UsageError(f"tables show no column {unknown[0]} (table of {table.id} in a document)")
-    columns = [own.get(key) or row_column(key) for key in one.names]
-    shown, _ = printable(replace(table, columns=tuple(columns)), rows)
-    yield ["method", *(heading(column.label) for column in columns)]
+        raise UsageError(f"table {shown_table.id} has no row for its line {lacking[0]} (lines: {', '.join(labels)})")
+    own = {column.key: column for column in shown_table.columns}
+    if unknown := [key for key in names if key not in own and key not in SHOWN]:
+        raise UsageError(f"tables show no column {unknown[0]} (table of {shown_table.id} in a page)")
+    found = [own.get(key) or row_column(key) for key in names]
+    shown, _ = printable(replace(shown_table, columns=tuple(found)), rows)
+    yield ["method", *(heading(column.label) for column in found)]
     for key in chosen:
-        yield [labels[key], *(cell(column, shown[key] or {}) for column in columns)]
+        yield [labels[key], *(cell(column, shown[key] or {}) for column in found)]
 
 
-def _pairs(one: DocTable, plan: TablePlan) -> Iterator[Sequence[str]]:
-    groups = {key: some for key, some in matched.adjusted_pairs(plan).items() if one.column in ("", key[-1])}
+def table_of_pairs(plan: TablePlan, first: str, *others: str, y: str = "") -> Iterator[Sequence[str]]:
+    """For each panel that has pairs of the first curve, the ratio of every other one to it with its interval. Bold is
+    what differs from the first one by Holm's adjustment over all pairs. y: the compared column, where there are
+    several."""
+    groups = {key: some for key, some in matched.adjusted_pairs(plan).items() if y in ("", key[-1])}
     found = {row[end] for pairs in groups.values() for row, _ in pairs for end in ("a", "b")}
-    if unknown := [name for name in one.names if name not in found]:
+    if unknown := [name for name in (first, *others) if name not in found]:
         raise UsageError(
             f"results/{plan.table.id}_pairs.csv has no pair with {unknown[0]} (curves: {', '.join(found)})"
         )
-    if len(columns := {(x, y) for _, x, y in groups}) > 1:
-        raise UsageError(f"{plan.table.id} compares {len(columns)} pairs of columns: name one behind the table")
-    first, *others = one.names
+    if len(columns := {key[1:] for key in groups}) > 1:
+        raise UsageError(f"{plan.table.id} compares {len(columns)} pairs of columns: name one with y=")
     yield ["draft", "prompts", *others]
     for (panel, _, _), pairs in groups.items():
         cells = {}
@@ -114,13 +86,14 @@ def _pairs(one: DocTable, plan: TablePlan) -> Iterator[Sequence[str]]:
             yield [panel, pairs[0][0]["prompts"], *(cells.get(name, "—") for name in others)]
 
 
-def _curves(one: DocTable, plan: TablePlan) -> Iterator[Sequence[str]]:
-    (panel, *values), decimals = one.names, row_column(one.column).decimals
-    found = {value: curves_at(plan, panel, one.column, float(value)) for value in values}
+def table_of_curves(plan: TablePlan, y: str, panel: str, *values: float) -> Iterator[Sequence[str]]:
+    """y of every curve of a panel where the figure's x has these values."""
+    decimals = row_column(y).decimals
+    found = {value: curves_at(plan, panel, y, value) for value in values}
     assert isinstance(plan.table.figure, TableFigure)
     yield [heading(row_column(plan.table.figure.x[0]).label), *next(iter(found.values()))]
     for value, curves in found.items():
-        yield [value, *("—" if y is None else f"{y:.{decimals}f}" for y in curves.values())]
+        yield [f"{value}", *("—" if at is None else f"{at:.{decimals}f}" for at in curves.values())]
 
 
 def curves_at(plan: TablePlan, panel: str, y: str, value: float) -> dict[str, float | None]:
@@ -142,8 +115,8 @@ def interpolated(points: Sequence[tuple[float, float]], x: float) -> float | Non
     return None
 
 
-def _listed(text: str, separator: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(separator) if part.strip())
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def cell(column: Column, row: Row) -> str:
@@ -162,3 +135,105 @@ def cell(column: Column, row: Row) -> str:
 def heading(label: str) -> str:
     """As a heading in a sentence: "Step compression" -> "step compression"; "CLIP score" stays."""
     return label if label[1:2].isupper() or label.startswith(_PROPER) else label[:1].lower() + label[1:]
+
+
+DRAWN = {draw.__name__: draw for draw in (table, table_of_pairs, table_of_curves)}
+
+
+def table_of_audit() -> str:
+    """What the audit of every preset found."""
+    rows = _read("audit")
+    body = [["method", "rows", "TV on tables", "TV on real classes", "KS of continuous tokens", "smallest p-value"]]
+    for method in sorted({row["method"] for row in rows}):
+        mine = [row for row in rows if row["method"] == method]
+        real = [row for row in mine if row["model"] in tiny.BUILT_IN]
+        tables = [row for row in mine if row["V"] and row not in real]
+        distances = [_distance(some, "tv_low", "tv_high") for some in (tables, real)]
+        distances.append(_distance([row for row in mine if row["dim"]], "ks_high"))
+        body.append([f"`{method}`", f"{len(mine)}", *distances, _least(mine)])
+    return markdown(body)
+
+
+def table_of_variants() -> str:
+    """What the audit of every variant found."""
+    rows = _read("audit_variants")
+    body = [["method", "variant", "rows", "verdict, TV over all rows", "smallest p-value"]]
+    for method, variant in dict.fromkeys((row["method"], row["variant"]) for row in rows):
+        mine = [row for row in rows if (row["method"], row["variant"]) == (method, variant)]
+        body.append([f"`{method}`", f"`{variant}`", f"{len(mine)}", _distance(mine, "tv_low", "tv_high"), _least(mine)])
+    return markdown(body)
+
+
+def table_of_rehearsals() -> str:
+    """The latest rehearsals at official size."""
+    rows = {(row["model"], row["stage"]): row for row in _read("rehearsal") if row["scale"] == "full"}
+    body = [["model", "command", "seconds", "memory, GB", "its budget, GB", "with mapped files, GB"]]
+    values = ("seconds", "anonymous_gb", "budget_gb", "resident_gb")
+    for row in rows.values():
+        body.append([f"`{row['model']}`", f"`{row['command']}`", *(row[name] for name in values)])
+    return markdown(body)
+
+
+def _read(name: str) -> list[Row]:
+    with (ROOT / f"results/{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _least(rows: Sequence[Row]) -> str:
+    return f"{min(float(row['p_value']) for row in rows):.2g}"
+
+
+def _distance(rows: Sequence[Row], *columns: str) -> str:
+    """What the rows show, and the largest limits of all, which hold for the largest distance."""
+    if not rows:
+        return ""
+    verdicts = {row["verdict"] for row in rows}
+    limits = [f"{max(float(row[column]) for row in rows):.3f}" for column in columns]
+    shown = next(shown for verdict, shown in _VERDICTS.items() if verdict in verdicts)
+    return f"{shown}: {' to '.join(limits)}" if shown == "refuted" and limits[1:] else f"{shown}: <= {limits[-1]}"
+
+
+def table_of_settings() -> str:
+    """The settings of every real model, and which published protocols and released codes set others."""
+    protocols, methods = _settings("protocol"), _settings("method")
+    others = ("published protocols that set others", "released variants that set others")
+    body = [["model", "guidance", "temperature", "top-k", "top-p", *others]]
+    for model, own in _settings("model").items():
+        if own.get("weights") != "official" or own["kind"] != "discrete":
+            continue
+        published: dict[str, list[str]] = {}
+        for name, protocol in protocols.items():
+            if found := _others(protocol["models"].get(model) or {}, own):
+                published.setdefault(found, []).append(f"`{name}`")
+        released = [
+            f"`{name} variant={variant}`: {' '.join(f'{k}={_text(v)}' for k, v in values['models'][model].items())}"
+            for name, method in methods.items()
+            for variant, values in (method.get("variants") or {}).items()
+            if model in (values.get("models") or {})
+        ]
+        cells = [f"`{model}`", *(_text(own[name]) for name in SAMPLING)]
+        cells.append("; ".join(f"{', '.join(names)}: {found}" for found, names in published.items()))
+        body.append([*cells, "; ".join(released)])
+    return markdown(body)
+
+
+def _settings(folder: str) -> dict[str, Mapping[str, Any]]:
+    names = sorted(path.stem for path in (ROOT / "conf" / folder).glob("*.yaml"))
+    return {name: parameters.content(folder, name) for name in names}
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "off":
+        return "off"
+    if isinstance(value, list):
+        return " or ".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _others(given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """What a protocol sets otherwise; null is what its paper does not say."""
+    known = {name: given[name] for name in ("unconditional", *SAMPLING) if given.get(name) is not None}
+    return " ".join(f"{name}={_text(x)}" for name, x in known.items() if _text(x) != _text(own[name]))
+
+
+WHOLE = {draw.__name__: draw for draw in (table_of_audit, table_of_variants, table_of_settings, table_of_rehearsals)}

@@ -65,6 +65,6 @@ def call(
 @pytest.fixture
 def any_n(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fréchet distances of any number of images: tests of their values take few."""
-    from specbench.rows import sample_size
+    from specbench.rows import shown
 
-    monkeypatch.setattr(sample_size, "IMAGES_PER_FEATURE", 0)
+    monkeypatch.setattr(shown, "IMAGES_PER_FEATURE", 0)

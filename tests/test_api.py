@@ -15,8 +15,7 @@ from commands import ROOT, Call
 from fake_pipeline import FakePipeline
 
 import specbench
-from specbench.api.arguments import overrides
-from specbench.api.model import LoadedModel
+from specbench.api import LoadedModel, _overrides
 from specbench.config import configuration, parameters, yaml_files
 from specbench.harness import pipeline
 
@@ -85,7 +84,7 @@ def test_a_mistake_is_an_exception_and_no_exit(finished: specbench.api.results.R
         ("unknown method 'nope'", lambda: specbench.run("nope")),
         ("delta must be a number", lambda: specbench.run("cool_sd", delta="much")),
         ("delta cannot be a dict", lambda: specbench.run("cool_sd", delta={})),
-        ("the method is given twice", lambda: overrides("sjd", {"method": "sd"})),
+        ("the method is given twice", lambda: _overrides("sjd", {"method": "sd"})),
         ("holds a run with method=sjd", lambda: specbench.run("sd", out="one", quiet=True)),
         ("there is no nothing", lambda: specbench.compare("nothing", finished)),
         ("nothing holds no run", lambda: specbench.result("nothing")),
@@ -107,10 +106,10 @@ def test_values_of_python_are_those_of_the_command_line(tmp_path: Path) -> None:
         "out": tmp_path / "a, b {c}",
         "delta": 2,
     }
-    cfg = configuration.compose(overrides("cool_sd", values))
+    cfg = configuration.compose(_overrides("cool_sd", values))
     expected = {**values, "out": str(values["out"]), "delta": 2.0}
     assert {name: cfg[name] for name in values} == expected
-    assert configuration.compose(overrides(None, {"metrics": []}))["metrics"] == []
+    assert configuration.compose(_overrides(None, {"metrics": []}))["metrics"] == []
 
 
 def test_an_included_folder_joins_unless_rows_exist_without_its_columns(tmp_path: Path) -> None:

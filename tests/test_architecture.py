@@ -43,14 +43,14 @@ MAY_IMPORT = {
     "models": {"data", "engine"},
     "rows": set(),
     "data": set(),
-    "config": set(),
+    "config": {"storage"},
     "decoding": {"engine"},
     "engine": set(),
     "storage": set(),
 }
-#: Imported by all but the three pure layers at the bottom.
+#: Imported by all but the layers at the bottom.
 COMMON = {"config", "rows", "storage"}
-PURE = {"decoding", "engine", "storage"}
+PURE = {"config", "decoding", "engine", "storage"}
 
 
 def imported(name: str) -> Iterator[str]:

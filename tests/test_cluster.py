@@ -182,11 +182,9 @@ def test_prompts_are_pulled_one_batch_at_a_time(ray: FakeRay) -> None:
     assert ray.ended
     joined = [event for event in events if isinstance(event, Joined)]
     assert [j.session["workers"] for j in joined] == [3] * 3
-
-
-def test_no_more_workers_than_batches(ray: FakeRay) -> None:
+    ray.workers = 0
     assert len(indices(decode("workers=8", "batch=4"))) == 6
-    assert ray.workers == 2
+    assert ray.workers == 2  # no more than batches
 
 
 def test_what_a_dead_worker_was_at_goes_to_another_one(ray: FakeRay) -> None:
@@ -195,6 +193,8 @@ def test_what_a_dead_worker_was_at_goes_to_another_one(ray: FakeRay) -> None:
     assert sorted(indices(events)) == list(range(6))
     assert sum(isinstance(event, Died) for event in events) == 3
     assert ray.workers == 2 + 3
+    ray.deadly = {0: 4}  # twice in the batch of two, twice alone: deaths over a batch do not count for its images
+    assert sorted(indices(decode("workers=2", "batch=2"))) == list(range(6))
 
 
 def test_an_image_that_kills_its_workers_is_given_up(ray: FakeRay) -> None:
@@ -214,11 +214,6 @@ def test_workers_that_die_while_loading_are_not_begun_forever(ray: FakeRay) -> N
     with pytest.raises(RunError, match="6 workers died while loading llamagen_scenes"):
         decode("workers=2")
     assert ray.ended
-
-
-def test_deaths_over_a_batch_do_not_count_for_its_images(ray: FakeRay) -> None:
-    ray.deadly = {0: 4}  # twice in the batch of two, twice alone
-    assert sorted(indices(decode("workers=2", "batch=2"))) == list(range(6))
 
 
 def test_a_workers_mistake_is_told_as_its_own(ray: FakeRay) -> None:
@@ -242,58 +237,45 @@ def test_once_stopped_what_is_begun_is_finished(ray: FakeRay) -> None:
     assert len(ray.tasks) == len(indices(events))
 
 
-@pytest.mark.parametrize(
-    ("resources", "words", "device", "sentence"),
-    [
-        ({"CPU": 16, "GPU": 2}, ["device=auto"], "cuda", ""),
-        ({"CPU": 16, "GPU": 2}, ["device=cpu"], "cpu", ""),
-        ({"CPU": 16}, ["device=auto"], "cpu", ""),
-        ({"CPU": 16, "GPU": 1}, ["device=auto"], "", "workers=2 take a device each, and there are 1 GPUs"),
-        ({"CPU": 1}, ["device=cpu"], "", "workers=2 take a device each, and there are 1 processors"),
-        ({"CPU": 16, "GPU": 2}, ["device=cuda:1"], "", "give device=cuda instead of cuda:1"),
-    ],
-)
-def test_one_worker_a_device(
-    resources: dict[str, float], words: list[str], device: str, sentence: str, ray: FakeRay
-) -> None:
-    ray.resources = resources
-    cfg = configuration.compose([*WORDS, "workers=2", *words])
-    if sentence:
+def test_one_worker_a_device(ray: FakeRay) -> None:
+    two, one = {"CPU": 16, "GPU": 2}, {"CPU": 16, "GPU": 1}
+    for resources, wanted, device in ((two, "auto", "cuda"), (two, "cpu", "cpu"), ({"CPU": 16}, "auto", "cpu")):
+        ray.resources = resources
+        with cluster.Workers(configuration.compose([*WORDS, "workers=2", f"device={wanted}"]), FakePipeline) as workers:
+            assert workers._cfg["device"] == device
+            assert ray.options["num_gpus"] == int(device == "cuda")
+    for resources, wanted, sentence in (
+        (one, "auto", "workers=2 take a device each, and there are 1 GPUs"),
+        ({"CPU": 1}, "cpu", "workers=2 take a device each, and there are 1 processors"),
+        (two, "cuda:1", "give device=cuda instead of cuda:1"),
+    ):
+        ray.resources, ray.ended = resources, False
+        cfg = configuration.compose([*WORDS, "workers=2", f"device={wanted}"])
         with pytest.raises(UsageError, match=sentence), cluster.Workers(cfg, FakePipeline):
             pass
         assert ray.ended
-        return
-    with cluster.Workers(cfg, FakePipeline) as workers:
-        assert workers._cfg["device"] == device
-        assert ray.options["num_gpus"] == int(device == "cuda")
 
 
 @needs_ray
-@pytest.mark.parametrize(
-    ("failures", "address", "error", "sentence"),
-    [
-        (1, None, UsageError, None),  # it has a second chance
-        (2, None, RunError, "Ray did not start: timed out during startup"),
-        (1, "10.0.0.1:6379", UsageError, "cannot connect to ray_address=10.0.0.1:6379: timed out during startup"),
-    ],
-)
-def test_ray_that_does_not_start(
-    failures: int, address: str | None, error: type[Exception], sentence: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    def start(*_: Any, **__: Any) -> None:
-        tried.append(1)
-        if len(tried) <= failures:
-            raise (ConnectionError if address else RuntimeError)("timed out\nduring startup")
+    failures: list[Exception] = []
 
-    tried: list[int] = []
+    def start(*_: Any, **__: Any) -> None:
+        if failures:
+            raise failures.pop()
+
     monkeypatch.setattr(ray, "init", start)
-    if sentence is None:
-        assert cluster._connected(2, address) is ray
-        return
-    with pytest.raises(error, match=sentence):
-        cluster._connected(2, address)
+    late, cut_off = RuntimeError("timed out\nduring startup"), ConnectionError("timed out\nduring startup")
+    failures[:] = [late]
+    assert cluster._connected(2, None) is ray  # it has a second chance
+    failures[:] = [late, late]
+    with pytest.raises(RunError, match="Ray did not start: timed out during startup"):
+        cluster._connected(2, None)
+    failures[:] = [cut_off]
+    with pytest.raises(UsageError, match="cannot connect to ray_address=10.0.0.1:6379: timed out during startup"):
+        cluster._connected(2, "10.0.0.1:6379")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
@@ -304,7 +286,7 @@ def test_the_helpers_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
     program.parent.mkdir()
     program.write_text("import time\ntime.sleep(600)\n")
     start = (
-        "import subprocess, sys, time\nfrom specbench.harness import orphans\nwith orphans.guarded():\n"
+        "import subprocess, sys, time\nfrom specbench.harness import processes\nwith processes.guarded():\n"
         "    some = [subprocess.Popen([sys.executable, *words], stdout=2) for words in"
         f" ([{str(program)!r}], ['-c', 'import time; time.sleep(600)'])]\n"
         "    time.sleep(3)\n    print(*(one.pid for one in some), flush=True)\n    sys.stdin.read()\n"

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,39 +46,31 @@ def calm(tmp_path: Path) -> Path:
     return tmp_path / "calm"
 
 
-@pytest.mark.parametrize(
-    ("words", "empty", "n", "note"),
-    [
-        ((), False, 3, "decoded in 2 processes: their timings are mixed"),
-        ((), True, 3, "decoded in 2 processes: their timings are mixed"),
-        (("timing=false",), False, 3, "decoded in 2 processes"),
-        (("timing=false",), True, 6, "decoded in 2 processes"),
-    ],
-)
-def test_ctrl_c_finishes_the_image_and_writes_a_row(
-    words: tuple[str, ...], empty: bool, n: int, note: str, calm: Path, tmp_path: Path
-) -> None:
+def test_ctrl_c_finishes_the_image_and_writes_a_row(calm: Path, tmp_path: Path) -> None:
     """Of a timed run, both halves of the pair."""
-    out = tmp_path / "run"
-    with pytest.raises(run.Stopped, match=f"a row over the first {n} in its row.csv"):
-        execute(out, *words, loader=at(2, interrupt, empty))
-    assert set(images(out)) == set(range(n))  # that of the moment included
-    row = row_of(out)
-    assert (row["n"], row["timed_pairs"]) == (n, None if words else 3)
-    assert ((row["note"] or "").startswith(f"stopped after {n} of 6 images")) == (n < 6)
-    alone = execute(tmp_path / "alone", *words, f"n={n}", *(["baseline=false"] if words else []))
-    assert row["config_hash"] == alone["config_hash"]
-    columns = ["steps", "speedup_step", "latency_s_mean", "speedup_latency"]
-    assert {name: row[name] for name in columns} == {name: alone[name] for name in columns}
-    done = execute(out, *words)
-    assert (done["n"], done["note"], done["timed_pairs"]) == (6, note, None if words else 6)
-    assert images(out) == images(calm)
-    assert images(out, "baseline") == images(calm, "baseline")
-
-
-def test_a_batch_is_finished_too(tmp_path: Path) -> None:
-    with pytest.raises(run.Stopped, match="4 of 6 images"):
-        execute(tmp_path / "run", "batch=4", loader=at(1, interrupt))
+    mixed = "decoded in 2 processes: their timings are mixed"
+    for case, (words, empty, n, note) in enumerate(
+        (
+            ((), False, 3, mixed),
+            ((), True, 3, mixed),
+            (("timing=false",), False, 3, "decoded in 2 processes"),
+            (("timing=false",), True, 6, "decoded in 2 processes"),
+        )
+    ):
+        out = tmp_path / f"run{case}"
+        with pytest.raises(run.Stopped, match=f"a row over the first {n} in its row.csv"):
+            execute(out, *words, loader=at(2, interrupt, empty))
+        assert set(images(out)) == set(range(n))  # that of the moment included
+        row = row_of(out)
+        assert (row["n"], row["timed_pairs"]) == (n, None if words else 3)
+        assert ((row["note"] or "").startswith(f"stopped after {n} of 6 images")) == (n < 6)
+        alone = execute(tmp_path / f"alone{case}", *words, f"n={n}", *(["baseline=false"] if words else []))
+        columns = ["config_hash", "steps", "speedup_step", "latency_s_mean", "speedup_latency"]
+        assert {name: row[name] for name in columns} == {name: alone[name] for name in columns}
+        done = execute(out, *words)
+        assert (done["n"], done["note"], done["timed_pairs"]) == (6, note, None if words else 6)
+        assert images(out) == images(calm)
+        assert images(out, "baseline") == images(calm, "baseline")
 
 
 def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
@@ -90,6 +83,8 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     with pytest.raises(run.Stopped, match="2 of 6 images"):
         execute(tmp_path / "run", loader=at(2, twice))
     assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(run.Stopped, match="4 of 6 images"):  # the first one finishes the batch
+        execute(tmp_path / "batch", "batch=4", loader=at(1, interrupt))
 
 
 def test_ctrl_c_says_how_to_go_on_with_a_grid(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,29 +108,32 @@ def test_a_row_over_more_images_is_not_replaced(tmp_path: Path) -> None:
     assert row_of(out) == row
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("call", range(0, 30, 3))
 def test_a_full_disk_is_named_and_no_image_is_lost_or_repeated(
-    call: int, batch: int, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, words, count, fsync = tmp_path / "run", f"batch={batch}", iter(range(1000)), os.fsync
+    """From any write on: each case has another number of writes that succeed."""
+    fsync = os.fsync
+    for case in range(0, 30, 2):
+        out, words, count = tmp_path / "run", f"batch={1 + case % 4 // 2}", iter(range(1000))
 
-    def full(descriptor: int) -> None:
-        if next(count) >= call:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
+        def full(descriptor: int, most: int = case, count: Iterator[int] = count) -> None:
+            if next(count) >= most:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            fsync(descriptor)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(RunError, match=f"cannot write into {out} any more .No space left on device.*resume {out}"):
-            execute(out, words)
-    assert not list(out.rglob("*.tmp"))
-    if (out / "records.jsonl").exists():
-        assert (out / "records.jsonl").read_bytes().endswith(b"\n") or not images(out)
-    execute(out, words)
-    for name in ("records", "baseline"):
-        assert images(out, name) == images(calm, name)
-        assert (out / f"{name}.jsonl").read_bytes().count(b"\n") == 6
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            told = f"cannot write into {out} any more .No space left on device.*resume {out}"
+            with pytest.raises(RunError, match=told):
+                execute(out, words)
+        assert not list(out.rglob("*.tmp")), case
+        if (out / "records.jsonl").exists():
+            assert (out / "records.jsonl").read_bytes().endswith(b"\n") or not images(out), case
+        execute(out, words)
+        for name in ("records", "baseline"):
+            assert images(out, name) == images(calm, name), case
+            assert (out / f"{name}.jsonl").read_bytes().count(b"\n") == 6
+        shutil.rmtree(out)
 
 
 def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -> None:
@@ -179,12 +177,12 @@ def test_what_a_kill_leaves_is_removed_by_the_next_process(tmp_path: Path) -> No
         assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == [".lock", "0.png", "mine.tmp"]
 
 
-@pytest.mark.parametrize("index", [0, 3])
-def test_a_folder_that_vanishes_is_not_created_again(index: int, tmp_path: Path) -> None:
+def test_a_folder_that_vanishes_is_not_created_again(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(RunError, match=f"cannot write into {out} any more .it is gone"):
-        execute(out, loader=at(index, lambda: shutil.rmtree(out)))
-    assert not out.exists()
+    for index in (0, 3):
+        with pytest.raises(RunError, match=f"cannot write into {out} any more .it is gone"):
+            execute(out, loader=at(index, lambda: shutil.rmtree(out)))
+        assert not out.exists()
 
 
 def test_the_disk_use_is_printed_first(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
@@ -233,21 +231,15 @@ def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_pa
     assert row_of("here")["n"] == 6
 
 
-@pytest.mark.parametrize(
-    ("error", "answer"),
-    [
-        (MemoryError(), True),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), True),
-        (RuntimeError("size mismatch"), False),
-        (ValueError("out of memory of former times"), False),
-    ],
-)
-def test_errors_of_too_little_memory(error: Exception, answer: bool) -> None:
-    assert worker.out_of_memory(error) is answer
-
-
-def test_a_real_allocation_that_fails_is_known() -> None:
+def test_errors_of_too_little_memory() -> None:
+    for error in (
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+    ):
+        assert worker.out_of_memory(error), error
+    for other in (RuntimeError("size mismatch"), ValueError("out of memory of former times")):
+        assert not worker.out_of_memory(other), other
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**52)
     assert worker.out_of_memory(caught.value)
@@ -289,7 +281,13 @@ def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Pat
     assert (running["baseline"]["done"], running["baseline"]["left"]) == (4, 2)
     # The passes alternate: both are done when the slower one is.
     assert running["time_left_s"] == max(2 / running[name]["per_s"] for name in ("images", "baseline"))
+    with (tmp_path / "here/records.jsonl").open(
+        "ab"
+    ) as f:  # it reads while a line is half written, and changes nothing
+        f.write(b'{"index": 6, "pro')
+    before = {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
     done = status()
+    assert before == {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
     assert (done["state"], done["images"]["left"], done["baseline"]["left"]) == ("finished", 0, 0)
     assert done["time_left_s"] == 0
     assert done["bytes"] > 1000
@@ -298,23 +296,6 @@ def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Pat
     assert status()["state"] == "stopped"
     with FileLock(tmp_path / "here/.lock"):
         assert status()["state"] == "running"
-
-
-def test_status_does_not_stand_in_the_way(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
-    """It reads while a line is half written, and a run that begins meanwhile gets its lock."""
-    assert call("run", *WORDS, "out=here")[0] == 0
-    with (tmp_path / "here/records.jsonl").open("ab") as f:
-        f.write(b'{"index": 6, "pro')
-    before = {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
-    assert "6 done, 0 left" in call("status", "here")[1]
-    assert before == {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
-
-
-def test_status_of_a_grid(call: Call) -> None:
-    assert call("run", "-m", *WORDS, "delta=1,2", "out=grid")[0] == 0
-    assert call("status", "grid")[1].count(": finished\n") == 2
-    Path("grid/grid.json").unlink()  # a folder that other things put runs into
-    assert "grid holds 2 runs: name one (delta=1, ...)" in refused(call, "resume", "grid")
 
 
 def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -334,27 +315,27 @@ def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, mon
     assert "nothing left to do: 8 images" in call("resume", "here")[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_a_mistake_costs_one_sentence(call: Call, tmp_path: Path) -> None:
+    execute(tmp_path / "here", "n=1", "baseline=false")
+    for words, sentence in (
         (["status"], "status takes DIR"),
         (["status", "absent"], "there is no folder absent"),
-        (["status", "."], ". holds no run"),
+        (["status", "here/images"], "images holds no run"),
         (["resume"], "resume takes DIR"),
         (["resume", "absent"], "absent holds no run"),
         (["resume", "here", "delta=2"], "unknown parameter 'delta' (choose from: "),
         (["resume", "here", "n=0"], "n must be an integer of at least 1"),
         (["resume", "here", "workers=x"], "workers must be an integer of at least 1"),
-    ],
-)
-def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, tmp_path: Path) -> None:
-    if "here" in words:
-        execute(tmp_path / "here", "n=1", "baseline=false")
-    err = refused(call, *words)
-    assert (sentence in err, err.count("\n")) == (True, 1)
+    ):
+        err = refused(call, *words)
+        assert (sentence in err, err.count("\n")) == (True, 1), err
 
 
-def test_a_broken_configuration_is_reported(call: Call, tmp_path: Path) -> None:
+def test_a_grid_and_a_broken_configuration(call: Call, tmp_path: Path) -> None:
+    assert call("run", "-m", *WORDS, "delta=1,2", "out=grid")[0] == 0
+    assert call("status", "grid")[1].count(": finished\n") == 2
+    Path("grid/grid.json").unlink()  # a folder that other things put runs into
+    assert "grid holds 2 runs: name one (delta=1, ...)" in refused(call, "resume", "grid")
     (tmp_path / "config.yaml").write_text("[1, 2")
     for command in ("status", "resume"):
         assert call(command, ".") == (2, "", "specbench: cannot read config.yaml\n")

@@ -9,9 +9,8 @@ from typing import Any
 from specbench.config import configuration, registry
 from specbench.harness.planned import EMITTED, PlannedRun
 from specbench.rows import provenance
-from specbench.rows.columns import COLUMNS
+from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import append_row
-from specbench.rows.seconds import is_timed
 from specbench.tables import figures, layout, measure
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
@@ -20,8 +19,8 @@ from specbench.tables.definitions import TableFigure
 def test_seconds_stand_in_a_table_of_their_own() -> None:
     steps, seconds = TABLES["field"], TABLES["field_seconds"]
     assert [line.key for line in steps.lines] == [line.key for line in seconds.lines]
-    assert not any(is_timed(column.key) for column in steps.columns)
-    assert any(is_timed(column.key) for column in seconds.columns)
+    assert not any(column.key in TIMED_COLUMNS for column in steps.columns)
+    assert any(column.key in TIMED_COLUMNS for column in seconds.columns)
     assert all(column.spread.endswith("_stderr") for table in (steps, seconds) for column in table.columns)
     assert "bound by arithmetic" in seconds.remarks[0]
 

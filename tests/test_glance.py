@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from specbench.errors import UsageError
-from specbench.tables import figures, reading
+from specbench.tables import catalog, figures
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
 from specbench.tables.suite_files import Source
@@ -154,4 +154,4 @@ def test_relaxed_lines_are_runs_that_the_suite_relaxed_has() -> None:
 def test_a_logarithmic_figure_has_one_column() -> None:
     held = {"lines": {"a": {"method": "sjd"}}, "figure": {"x": "n", "y": ["emitted_kl", "fid"], "log": True}}
     with pytest.raises(UsageError, match="log"):
-        reading.table("t", Source("t", held))
+        catalog.table("t", Source("t", held))

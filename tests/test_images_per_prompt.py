@@ -13,14 +13,14 @@ from fake_pipeline import FakePipeline
 
 from specbench import data
 from specbench.compare import comparison, passes, scores
-from specbench.config import configuration
+from specbench.config import configuration, indices
 from specbench.config.parameter import PROMPTS
 from specbench.errors import UsageError
 from specbench.harness import pairing, run, status
 from specbench.metrics import ASSETS, Score, ScoringContext
 from specbench.metrics.base import over_prompts
 from specbench.metrics.scenes import ScenesReward
-from specbench.rows import indices, provenance, summary
+from specbench.rows import provenance, summary
 from specbench.rows.journal import read_records
 
 

@@ -17,8 +17,9 @@ from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import append_row, frame, read_rows, to_csv
+from specbench.rows.csv_files import append_row, read_rows, to_csv
 from specbench.rows.journal import Journal, Record, TimingJournal, pixel_digest, read_records
+from specbench.rows.sources import frame
 
 
 def picture(index: int) -> np.ndarray:
@@ -159,9 +160,10 @@ def test_rows_come_back_with_their_types(tmp_path: Path) -> None:
     texts = {"tree": "[[0],[1,0]]", "acceptance_by_depth": "[0.5,0.25]"}
     assert read_rows(tmp_path / "rows.csv") == [mine | texts]
     assert ",," in (tmp_path / "rows.csv").read_text()  # not measured is empty, not 0 or None
-    table = frame(tmp_path / "rows.csv", tmp_path / "rows.csv")
+    append_row(tmp_path / "more.csv", row("b", delta=2.2))
+    table = frame(tmp_path / "rows.csv", tmp_path / "more.csv", tmp_path)
     assert list(table) == list(COLUMNS)
-    assert table["delta"].sum() == 2.2
+    assert table["delta"].tolist() == [1.1, 2.2]
     assert table["fid"].isna().all()
 
 

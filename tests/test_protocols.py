@@ -18,7 +18,7 @@ from specbench.config import configuration, parameters, protocols, variants, yam
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
-from specbench.rows.protocol import remarks as remarks_of
+from specbench.rows.remarks import protocol_remarks as remarks_of
 from specbench.tables.catalog import TABLES
 
 SHARED = ROOT.parent / "shared" / "published"

@@ -19,7 +19,7 @@ from specbench.errors import UsageError
 from specbench.metrics import features, inception
 from specbench.metrics.scenes import ScenesFID
 from specbench.models import evaluators as ev
-from specbench.rows import sample_size
+from specbench.rows import shown
 from specbench.rows.columns import COLUMNS
 from specbench.rows.differences import Difference, differences, several
 from specbench.tables import figures, layout, report
@@ -44,7 +44,7 @@ def test_there_is_no_frechet_distance_of_few_images() -> None:
 
 def test_metrics_declare_the_features_of_their_networks() -> None:
     """Tables and the warning before a run read the declaration; a metric, the width of its network's output."""
-    declared = {name: d for name in parameters.single_metrics() if (d := sample_size.features(name))}
+    declared = {name: d for name in parameters.single_metrics() if (d := shown.features(name))}
     inceptions = ("fid", "fid_clean", "fid_clean_256", "fid_pytorch")
     classifier = ev.load(ASSETS / ev.CLASSIFIER, ev.Classifier)
     assert declared == {
@@ -60,15 +60,15 @@ def test_metrics_declare_the_features_of_their_networks() -> None:
 def test_a_wrong_declaration_is_named(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "default", lambda *_: {"columns": ["fid"], "features": wrong})
     with pytest.raises(UsageError, match="conf/metrics/any.yaml: features needs EXTRACTOR: INTEGER"):
-        sample_size.features("any")
+        shown.features("any")
 
 
 def test_older_rows_keep_values_that_are_not_printed() -> None:
-    assert sample_size.withheld({"n": "1023", "fid": "9", "fid_backend": BACKEND}, "fid") == f"Not printed: {FEW}."
-    assert sample_size.withheld({"n": 5000, "fid_backend": "inception-v3@67, tf resize"}, "fid").count("32,768") == 1
-    assert not sample_size.withheld({"n": 1024, "fid": 9.0, "fid_backend": BACKEND}, "fid")
-    assert not sample_size.withheld({"n": 2, "kid": 9.0, "kid_backend": "inception-v3@67, tf resize"}, "kid")
-    assert not sample_size.withheld({"n": 2, "clip_score": 0.9, "clip_score_backend": BACKEND}, "clip_score")
+    assert shown.withheld({"n": "1023", "fid": "9", "fid_backend": BACKEND}, "fid") == f"Not printed: {FEW}."
+    assert shown.withheld({"n": 5000, "fid_backend": "inception-v3@67, tf resize"}, "fid").count("32,768") == 1
+    assert not shown.withheld({"n": 1024, "fid": 9.0, "fid_backend": BACKEND}, "fid")
+    assert not shown.withheld({"n": 2, "kid": 9.0, "kid_backend": "inception-v3@67, tf resize"}, "kid")
+    assert not shown.withheld({"n": 2, "clip_score": 0.9, "clip_score_backend": BACKEND}, "clip_score")
 
 
 def _rows(n: int) -> dict[str, dict[str, str]]:

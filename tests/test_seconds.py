@@ -12,10 +12,10 @@ from commands import Call
 from test_tables import FakeBench
 
 from specbench.cli import tables as cli
-from specbench.rows import seconds
 from specbench.rows.columns import COLUMNS, OF_TIMING, SHIFT_BOUND, SPEEDUPS, TIMED_COLUMNS
 from specbench.rows.csv_files import append_row
-from specbench.rows.shown import shown
+from specbench.rows.shown import MACHINE, shown, with_bias
+from specbench.rows.shown import OLDER as OLDER_NOTE
 from specbench.tables import layout, literature, measure, report
 from specbench.tables.catalog import TABLES
 
@@ -70,15 +70,15 @@ def test_the_seconds_of_a_timing_that_does_not_hold_are_not_printed(cells: dict[
 def test_the_error_of_an_older_speed_up_has_the_bias_of_its_criterion() -> None:
     """Vanilla's own speed-up is 1 by definition, and a newer row's error has what was measured."""
     cells = {"speedup_latency": "2", "speedup_latency_stderr": "0.03", "steps_stderr": "1"}
-    older = seconds.with_bias(row("a", **OLDER, **cells))
+    older = with_bias(row("a", **OLDER, **cells))
     assert float(older["speedup_latency_stderr"]) == pytest.approx(math.hypot(0.03, 2 * SHIFT_BOUND))
     assert older["steps_stderr"] == "1"
     for same in (row("a", **cells), vanilla(**OLDER), row("a", **dict.fromkeys(PAIRED, ""), **cells)):
-        assert seconds.with_bias(same) == same
+        assert with_bias(same) == same
     sheet = layout.build(TABLE, "llamagen_scenes", {"sjd": row("a", **OLDER, **cells)}, [], {}, "")
     entry = next(e for e in sheet.entries if e.cells[SPEEDUP].value)
     assert entry.cells[SPEEDUP].spread == "0.10"
-    assert any(seconds.OLDER in note for _, note in sheet.notes)
+    assert any(OLDER_NOTE in note for _, note in sheet.notes)
 
 
 def test_a_speed_up_of_separate_passes_is_not_printed() -> None:
@@ -99,7 +99,7 @@ def test_too_few_pairs_give_no_speed_up() -> None:
     )
 
 
-@pytest.mark.parametrize("name", seconds.MACHINE)
+@pytest.mark.parametrize("name", MACHINE)
 def test_a_column_has_seconds_of_one_machine(name: str) -> None:
     """That of most lines; of the others, everything but the seconds is printed."""
     rows = {"vanilla": vanilla(), "jacobi": row("a"), "sjd": row("b"), "sjd_isp": row("c", **{name: "other"})}
@@ -108,7 +108,7 @@ def test_a_column_has_seconds_of_one_machine(name: str) -> None:
     shown, note = found["sjd_isp"]
     assert shown == ("", "", "3.00")
     assert note.startswith("Not printed: timed otherwise than the rest of the column (")
-    assert f"{seconds.MACHINE[name]} other instead of " in note
+    assert f"{MACHINE[name]} other instead of " in note
     assert found["vanilla"][0][1] == "1.00"
 
 

@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import json
+import shutil
 import struct
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Call
+from commands import Call, row_of
 from PIL import Image
 from stub_server import SIDE, Handler, StubServer, png, serving
 
@@ -27,10 +28,11 @@ from specbench.config import configuration
 from specbench.errors import RunError, UsageError
 from specbench.harness import images_client, run, served
 from specbench.harness.images_client import ImagesClient, RequestError
-from specbench.rows import degenerate
-from specbench.rows import serving as columns
 from specbench.rows.journal import read_records
+from specbench.rows.remarks import FLAT, degenerate_remarks
+from specbench.rows.summary import served_columns
 from specbench.storage import image_files
+from specbench.storage.deadline import within
 from specbench.tables import report
 
 
@@ -107,13 +109,6 @@ def prompt_of(folder: Path, index: int) -> str:
     return {r.index: r.prompt for r in read_records(folder / "records.jsonl")}[index]
 
 
-def test_several_images_of_a_prompt(server: StubServer, tmp_path: Path) -> None:
-    row = run.run(configured(server, "n=2", "images_per_prompt=3", "request_rate=500"), tmp_path / "run").row
-    assert (row["n"], row["images"]) == (2, 6)
-    assert len(set(server.prompts())) == 2
-    assert len({fields["seed"] for fields in server.seen}) == 6
-
-
 def test_what_misbehaves_once_is_asked_again(server: StubServer, tmp_path: Path) -> None:
     """Each of the first requests fails in another way, and the second attempt succeeds."""
     content = json.dumps({"data": [{"b64_json": base64.b64encode(b"no image").decode()}]}).encode()
@@ -157,24 +152,31 @@ def test_a_server_that_is_gone_stops_the_run(server: StubServer, tmp_path: Path)
     assert len(server.seen) == 20
 
 
-@pytest.mark.parametrize(
-    ("trouble", "words"),
-    [
-        (lambda h: h.send({"error": {"message": "no"}}, 429, Retry_After="7"), "HTTP 429: no"),
-        (lambda h: time.sleep(0.3), "no answer within 0.1 s"),
-        (lambda h: h.drip(0.4), "no answer within 0.1 s"),
-        (lambda h: h.send({"data": [{"url": "file:///etc/passwd"}]}), "neither http nor https"),
-        (lambda h: h.send({"data": [{"url": "/v1/models"}]}), "not an image in a supported format"),
-        (lambda h: h.send({"data": [{}]}), "neither b64_json nor url"),
-        (lambda h: h.send({"detail": "no"}, 401), "HTTP 401: no"),
-    ],
-)
-def test_why_a_request_failed(server: StubServer, trouble: Any, words: str) -> None:
+#: What a server does, the error, and whether another attempt may succeed.
+FAILURES = [
+    (lambda h: h.send({"error": {"message": "no"}}, 429, Retry_After="7"), "HTTP 429: no", True),
+    (lambda h: time.sleep(0.3), "no answer within 0.1 s", True),
+    (lambda h: h.drip(0.4), "no answer within 0.1 s", True),
+    (lambda h: h.send({"data": [{"url": "file:///etc/passwd"}]}), "neither http nor https", False),
+    (lambda h: h.send({"data": [{"url": "/v1/models"}]}), "not an image in a supported format", True),
+    (lambda h: h.send({"data": [{}]}), "neither b64_json nor url", True),
+    (lambda h: h.send({"detail": "no"}, 401), "HTTP 401: no", False),
+]
+
+
+def failure(server: StubServer, trouble: Any, timeout: float = 5.0) -> RequestError:
+    """The error of a request to which something happens."""
     server.trouble = lambda h, f, n: trouble(h) or True  # type: ignore[method-assign]
-    with pytest.raises(RequestError, match=words) as raised:
-        client(server, 0.1 if "within" in words else 5).generate({"prompt": "x"})
-    assert raised.value.again == (words[-12:] not in ("HTTP 401: no", "http nor https") and "neither http" not in words)
-    assert raised.value.wait == (7 if "429" in words else None)
+    with pytest.raises(RequestError) as raised:
+        client(server, timeout).generate({"prompt": "x"})
+    return raised.value
+
+
+def test_why_a_request_failed(server: StubServer) -> None:
+    for trouble, words, again in FAILURES:
+        error = failure(server, trouble, 0.1 if "within" in words else 5)
+        assert (words in str(error), error.again) == (True, again), words
+        assert error.wait == (7 if "429" in words else None)
 
 
 def test_an_answer_with_an_address(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,17 +269,16 @@ def test_columns_of_records(server: StubServer, tmp_path: Path) -> None:
     run.run(configured(server, "n=3"), tmp_path / "a")
     run.run(configured(server, "n=3", "seed=1"), tmp_path / "b")
     one = read_records(tmp_path / "a/records.jsonl")
-    made = columns.columns([replace(one[0], failed=1), *one[1:]], 0.0)
+    made = served_columns([replace(one[0], failed=1), *one[1:]], 0.0)
     assert made["goodput"] == 0
     assert made["request_s_mean"] == pytest.approx(np.mean([r.request_s for r in one]))
-    assert columns.columns(one, None).get("goodput") is None
+    assert served_columns(one, None).get("goodput") is None
     found = comparison.compare(passes.read(str(tmp_path / "a")), passes.read(str(tmp_path / "b")))
     assert [r.statistic.name for r in found.results] == ["request_s"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_a_bad_argument_costs_one_sentence(call: Call) -> None:
+    for arguments, sentence in (
         ("engine=http", "url must be the server's address"),
         ("engine=http url=ftp://x", "url must be the server's address"),
         ("engine=http url=http://x model=emu3", "the server has its own model and method: leave model= out"),
@@ -286,14 +287,9 @@ def test_columns_of_records(server: StubServer, tmp_path: Path) -> None:
         ("engine=http url=http://x extra_body=[1]", "extra_body must be fields of a JSON object"),
         ("engine=http url=http://x image_size=12", "image_size must be"),
         ("url=http://x", "it belongs to engine http"),
-    ],
-)
-def test_a_bad_argument_costs_one_sentence(arguments: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        configuration.compose(arguments.split())
-
-
-def test_a_benchmark_needs_a_model(call: Call) -> None:
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            configuration.compose(arguments.split())
     code, _, err = call("bench", "engine=http", "url=http://x")
     assert (code, "only specbench run asks it" in err) == (2, True)
 
@@ -326,27 +322,20 @@ def b64(content: bytes) -> dict[str, Any]:
 NOISE = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("image", "arguments", "remark"),
-    [
-        (lambda fields: NOISE, "", "4 of 4 images equal the image of another prompt to the pixel"),
-        (lambda fields: NOISE * 0, "", "4 of 4 images are of one flat colour"),
-        (lambda fields: NOISE[:1, :1], "", "4 of 4 images have a side below 16 pixels (the smallest is 1x1)"),
-        (None, "image_size=256x64", "4 of 4 images are not 256x64 as requested (the smallest is 64x64)"),
-    ],
-    ids=["one_image", "black", "one_pixel", "another_size"],
-)
-def test_degenerate_images_are_reported(
-    server: StubServer, tmp_path: Path, call: Call, image: Any, arguments: str, remark: str
-) -> None:
-    if image is not None:
-        server.trouble = lambda h, f, n: h.send(b64(as_png(image(f))))  # type: ignore[method-assign]
-    words = ["engine=http", f"url={server.url}", "n=4", "data=scenes", "metrics=none", "warmup=0", *arguments.split()]
-    code, out, err = call("run", *words, "out=run")
-    assert code == 0, err
-    assert remark in out
-    [row] = report.gather([tmp_path / "run"], [], 1).rows
-    assert remark in row["note"]
+def test_degenerate_images_are_reported(server: StubServer, tmp_path: Path, call: Call) -> None:
+    words = ["engine=http", f"url={server.url}", "n=4", "data=scenes", "metrics=none", "warmup=0"]
+    for size, image, remark in (
+        ([], NOISE, "4 of 4 images equal the image of another prompt to the pixel"),
+        ([], NOISE * 0, "4 of 4 images are of one flat colour"),
+        ([], NOISE[:1, :1], "4 of 4 images have a side below 16 pixels (the smallest is 1x1)"),
+        (["image_size=256x64"], None, "4 of 4 images are not 256x64 as requested (the smallest is 64x64)"),
+    ):
+        server.trouble = lambda h, f, n, image=image: image is not None and h.send(b64(as_png(image)))  # type: ignore[misc]
+        code, out, err = call("run", *words, *size, "out=run")
+        assert code == 0, err
+        assert remark in out
+        assert remark in row_of("run")["note"]
+        shutil.rmtree(tmp_path / "run")
 
 
 def test_what_is_not_degenerate(server: StubServer, tmp_path: Path) -> None:
@@ -357,23 +346,24 @@ def test_what_is_not_degenerate(server: StubServer, tmp_path: Path) -> None:
         return bool(handler.send(b64(png({"prompt": fields["prompt"]}))))
 
     server.trouble = greedy  # type: ignore[method-assign]
-    row = run.run(configured(server, "n=2", "images_per_prompt=3"), tmp_path / "greedy").row
+    row = run.run(configured(server, "n=2", "images_per_prompt=3", "request_rate=500"), tmp_path / "greedy").row
     alone = run.run(configured(server, "n=1"), tmp_path / "alone").row
+    assert (row["n"], row["images"], len({fields["seed"] for fields in server.seen})) == (2, 6, 6)
     assert not row["note"]
     assert not alone["note"]
 
 
 def test_the_rules_of_degenerate_images() -> None:
     def remarks(prompts: list[str], digests: list[str | None], contrast: int | None = 99, **more: Any) -> list[str]:
-        return degenerate.remarks(prompts, digests, [contrast] * len(digests), [(64, 64)] * len(digests), **more)
+        return degenerate_remarks(prompts, digests, [contrast] * len(digests), [(64, 64)] * len(digests), **more)
 
     assert remarks(["a cat", "A  cat ", "a dog"], ["x", "x", "y"]) == []  # one prompt for every text encoder
     assert remarks(["a", "b", "b", "c"], ["x", "x", "x", "y"]) == [
         "3 of 4 images equal the image of another prompt to the pixel"
     ]
     assert remarks(["a", "b"], [None, None], None) == []  # unknown
-    assert remarks(["a", "b"], ["x", "x"], degenerate.FLAT) == ["2 of 2 images are of one flat colour"]
-    assert remarks(["a", "b"], ["x", "y"], degenerate.FLAT + 1) == []
+    assert remarks(["a", "b"], ["x", "x"], FLAT) == ["2 of 2 images are of one flat colour"]
+    assert remarks(["a", "b"], ["x", "y"], FLAT + 1) == []
     assert remarks(["", ""], ["x", "x"]) == ["all 2 images are equal to the pixel"]
     assert remarks(["", "", ""], ["x", "x", "y"]) == remarks([""], ["x"]) == []  # a folder may hold copies
     assert remarks(["a"], ["x"], requested="64x64") == []
@@ -445,13 +435,15 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_whatever_a_server_sends_is_one_failure(server: StubServer, monkeypatch: pytest.MonkeyPatch, lie: Any) -> None:
-    monkeypatch.setattr(Handler, "do_GET", lie)
-    server.trouble = lambda h, f, n: lie(h) or True  # type: ignore[method-assign]
-    with pytest.raises(RequestError) as raised:
-        client(server).generate({"prompt": "x"})
-    assert str(raised.value).isprintable()
+def test_whatever_a_server_sends_is_one_failure(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor can a small answer become a large one, by decompression or as objects, which take 20 times the memory of
+    their text."""
+    said = {"compressed": "compressed", "many_values": f"more than {images_client.MOST_VALUES} values"}
+    for name, lie in LIES.items():
+        monkeypatch.setattr(Handler, "do_GET", lie)
+        error = failure(server, lie)
+        assert (str(error).isprintable(), said.get(name, "") in str(error)) == (True, True), name
+        assert not (name in said and error.again)
 
 
 def test_a_body_is_read_up_to_a_size(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,25 +464,6 @@ def test_a_body_is_read_up_to_a_size(server: StubServer, monkeypatch: pytest.Mon
     with pytest.raises(RequestError, match="larger than 1 MiB"):
         client(server, 60).generate({"prompt": "x"})
     assert gone.wait(60)
-
-
-def test_a_small_answer_cannot_become_a_large_one(server: StubServer) -> None:
-    """Neither by decompression nor as objects, which take 20 times the memory of their text."""
-    for lie, words in (("compressed", "compressed"), ("many_values", f"more than {images_client.MOST_VALUES} values")):
-        server.trouble = lambda h, f, n, lie=lie: LIES[lie](h) or True  # type: ignore[misc]
-        with pytest.raises(RequestError, match=words) as raised:
-            client(server).generate({"prompt": "x"})
-        assert not raised.value.again
-
-
-def test_an_address_that_is_none_fails_its_request_alone(server: StubServer, tmp_path: Path) -> None:
-    bad = served.seed_of(0, 1)
-    server.trouble = lambda h, f, n: f["seed"] == bad and address("http://[::1")(h)  # type: ignore[method-assign]
-    with pytest.raises(RunError, match="1 images could not be decoded"):
-        run.run(configured(server), tmp_path / "run")
-    assert [r.index for r in read_records(tmp_path / "run/records.jsonl")] == [0, 2, 3]
-    [failure] = map(json.loads, (tmp_path / "run/failures.jsonl").read_text().splitlines())
-    assert failure["index"] == 1
 
 
 def test_a_key_is_not_shown_by_an_error(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,33 +513,21 @@ def drip_continue(handler: Any) -> bool:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("trouble", [drip_headers, drip_chunk, drip_redirections, drip_body, drip_continue])
-def test_a_server_that_drips_is_bounded_by_the_timeout(server: StubServer, trouble: Any, monkeypatch: Any) -> None:
+def test_a_server_that_drips_is_bounded_by_the_timeout(server: StubServer, monkeypatch: Any) -> None:
     """The server sends until the client has gone, so that without a bound the request never ends: the test has no
     limit of its own but the machine's. A timeout counts for the request and not for each wait."""
-    monkeypatch.setattr(Handler, "do_GET", trouble)
-    gone = threading.Event()
+    for trouble in (drip_headers, drip_chunk, drip_redirections, drip_body, drip_continue):
+        monkeypatch.setattr(Handler, "do_GET", trouble)
+        gone = threading.Event()
 
-    def until_gone(handler: Any, fields: dict[str, Any], number: int) -> bool:
-        try:
-            return bool(trouble(handler))
-        finally:
-            gone.set()
+        def until_gone(handler: Any, trouble: Any = trouble, gone: threading.Event = gone) -> None:
+            try:
+                trouble(handler)
+            finally:
+                gone.set()
 
-    server.trouble = until_gone  # type: ignore[method-assign]
-    caught: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            client(server, 0.3).generate({"prompt": "x"})
-        except BaseException as e:
-            caught.append(e)
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(30)  # a hundred times the timeout
-    [error] = caught
-    assert isinstance(error, RequestError)
-    assert error.again
-    assert "no answer within 0.3 s" in str(error)
-    assert gone.wait(30)  # the connection was closed: no thread of the client reads on
+        error = within(
+            30, lambda until_gone=until_gone: failure(server, until_gone, 0.3)
+        )  # a hundred times the timeout
+        assert (error.again, "no answer within 0.3 s" in str(error)) == (True, True), trouble
+        assert gone.wait(30), trouble  # the connection was closed: no thread of the client reads on

@@ -13,13 +13,12 @@ from commands import Call, row_of
 from fake_pipeline import FakePipeline, at, interrupt
 
 import specbench
-from specbench.config import configuration
+from specbench.config import configuration, indices
 from specbench.errors import UsageError
-from specbench.harness import merging, run
-from specbench.rows import indices
+from specbench.harness import run
 from specbench.rows.columns import COLUMNS
 from specbench.rows.journal import read_records
-from specbench.rows.memory import RunMemory
+from specbench.rows.provenance import RunMemory
 
 RUN = ["method=sjd", "n=20", "images_per_prompt=2", "metrics=scenes_reward", "warmup=0"]
 #: Of a record and of a row: which process decoded, and when.
@@ -93,12 +92,12 @@ def test_shards_of_different_weights_or_devices_are_not_one_run(home: Path, tmp_
         other / "run.json"
     )
     with pytest.raises(UsageError, match=name):
-        merging.merge([other, *(path for path in shards(home) if path.name != "3")], tmp_path / "new", {})
+        run.merge([other, *(path for path in shards(home) if path.name != "3")], tmp_path / "new", {})
     assert not (tmp_path / "new").exists()
 
 
 def test_eight_shards_are_one_run(home: Path, tmp_path: Path) -> None:
-    merged = merging.merge(shards(home), tmp_path / "merged", {}).folder.path
+    merged = run.merge(shards(home), tmp_path / "merged", {}).folder.path
     for name in ("records.jsonl", "baseline.jsonl"):
         mine, whole = ([asdict(r) for r in read_records(folder / name)] for folder in (merged, home / "whole"))
         assert [{k: v for k, v in r.items() if k not in PROCESS} for r in mine] == [
@@ -121,11 +120,11 @@ def test_eight_shards_are_one_run(home: Path, tmp_path: Path) -> None:
 
 def test_an_interrupted_merge_continues(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "merged"
-    merging.merge(shards(home), out, {})
+    run.merge(shards(home), out, {})
     first = (out / "records.jsonl").read_bytes()
     (out / "records.jsonl").write_bytes(first[: len(first) // 2])
     (out / "row.csv").unlink()
-    merging.merge(shards(home), out, {})
+    run.merge(shards(home), out, {})
     assert (out / "records.jsonl").read_bytes() == first
     assert (out / "row.csv").is_file()
 

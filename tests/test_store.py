@@ -16,7 +16,7 @@ from fake_pipeline import FakePipeline
 from specbench.config import configuration
 from specbench.errors import UsageError, decimal
 from specbench.harness import run
-from specbench.rows import baseline, selection, sources, store
+from specbench.rows import baseline, selection, sources
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read, read_rows
 from specbench.rows.journal import read_records
@@ -35,32 +35,32 @@ def row(run_id: str, **cells: Any) -> dict[str, Any]:
 def test_a_row_comes_back_as_it_went_in(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "results.sqlite"
     one = row("007", fid=1.25, n=64, select="auto", top_k=100, timing=True, steps=1e-7, note="a 'quoted' \"ü\"")
-    store.add(file, [("/a", one)])
-    assert store.read(file) == [("/a", one)]
-    store.add(file, [("/b", {**one, "fid": 2.0})])  # the folder was moved, and the run scored again
-    assert [(folder, found["fid"]) for folder, found in store.read(file)] == [("/b", 2.0)]
-    store.add(file, [("/b", row("008")), ("/c", row("009"))])  # another run in the same folder
-    assert [found["run_id"] for _, found in store.read(file)] == ["008", "009"]
+    sources.add_to_store(file, [("/a", one)])
+    assert sources.read_store(file) == [("/a", one)]
+    sources.add_to_store(file, [("/b", {**one, "fid": 2.0})])  # the folder was moved, and the run scored again
+    assert [(folder, found["fid"]) for folder, found in sources.read_store(file)] == [("/b", 2.0)]
+    sources.add_to_store(file, [("/b", row("008")), ("/c", row("009"))])  # another run in the same folder
+    assert [found["run_id"] for _, found in sources.read_store(file)] == ["008", "009"]
 
 
 def test_columns_of_a_newer_version_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "results.sqlite"
     fewer = {name: line for name, line in COLUMNS.items() if name not in ("fid", "note")}
-    monkeypatch.setattr(store, "COLUMNS", fewer)
-    store.add(file, [("/a", {name: cell for name, cell in row("old").items() if name in fewer})])
+    monkeypatch.setattr(sources, "COLUMNS", fewer)
+    sources.add_to_store(file, [("/a", {name: cell for name, cell in row("old").items() if name in fewer})])
     monkeypatch.undo()
-    store.add(file, [("/b", row("new", fid=3.0))])
-    assert [found["fid"] for _, found in store.read(file)] == [None, 3.0]
+    sources.add_to_store(file, [("/b", row("new", fid=3.0))])
+    assert [found["fid"] for _, found in sources.read_store(file)] == [None, 3.0]
 
 
 def test_many_writers_lose_no_row(tmp_path: Path) -> None:
     file = tmp_path / "results.sqlite"
-    threads = [threading.Thread(target=store.add, args=(file, [(f"/{i}", row(f"r{i}"))])) for i in range(8)]
+    threads = [threading.Thread(target=sources.add_to_store, args=(file, [(f"/{i}", row(f"r{i}"))])) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(store.read(file)) == 8
+    assert len(sources.read_store(file)) == 8
 
 
 def test_every_finished_run_is_in_the_store_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_every_finished_run_is_in_the_store_once(call: Call, monkeypatch: pytest
     for _ in range(2):
         assert call("run", "-m", "method=sjd", "window=8,16", *SMALL, "out=g")[0] == 0
     assert call("run", "method=scd", *SMALL, "out=one")[0] == 0
-    found = store.read(Path("runs/results.sqlite"))
+    found = sources.read_store(Path("runs/results.sqlite"))
     assert {Path(folder).name for folder, _ in found} == {"window=8", "window=16", "one"}
     assert {found["run_id"] for _, found in found} == {row_of(f"g/window={w}")["run_id"] for w in (8, 16)} | {
         row_of("one")["run_id"]
@@ -98,9 +98,9 @@ def test_any_mixture_of_sources(call: Call, tmp_path: Path) -> None:
     assert call("run", "method=sjd", *SMALL, "out=grid/window=8,seed=1")[0] == 0
     mine = row_of("grid/window=8,seed=1")
     sources.write(tmp_path / "a.csv", [row("a"), row("b", time="2026-11-22T10:00:00+00:00")])
-    store.add(tmp_path / "b.sqlite", [("/b", row("b", fid=5.0)), ("/c", row("c"))])
+    sources.add_to_store(tmp_path / "b.sqlite", [("/b", row("b", fid=5.0)), ("/c", row("c"))])
     assert call("collect", "a.csv", "b.sqlite", "grid", "out=all.sqlite")[0] == 0
-    found = {one["run_id"]: one for _, one in store.read(Path("all.sqlite"))}
+    found = {one["run_id"]: one for _, one in sources.read_store(Path("all.sqlite"))}
     assert found.keys() == {"a", "b", "c", mine["run_id"]}
     assert found["b"]["fid"] == 5.0  # the newer of two
     assert found[mine["run_id"]] == mine
@@ -164,7 +164,7 @@ def test_the_baseline_of_a_grid_is_a_line_as_of_its_own_run(call: Call, tmp_path
     assert shown[0]["accepted_length_mean"] == 1
     columns = call("show", "g", "--format", "csv")[1].splitlines()[0].split(",")
     assert columns[:4] == ["model", "method", "delta", "n"]  # and not everything that vanilla AR is without
-    store.add(tmp_path / "s.sqlite", [(tmp_path / "g/1", row_of("g/1"))])
+    sources.add_to_store(tmp_path / "s.sqlite", [(tmp_path / "g/1", row_of("g/1"))])
     assert len(call("show", "s.sqlite")[1].splitlines()) == 1 + 2
     assert len(call("show", "g", "own", "--no-pool")[1].splitlines()) == 1 + 5  # seed 0 has a run of its own
     mine = row_of("g/1")
@@ -255,7 +255,7 @@ ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r)"
 )
 def test_a_store_that_never_ends_is_refused(made: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """A view or a column may compute for ever: neither is read, or not for long."""
-    monkeypatch.setattr(store, "_PATIENCE", 0.5)
+    monkeypatch.setattr(sources, "_PATIENCE", 0.5)
     with closing(sqlite3.connect("other.sqlite")) as file:
         file.executescript(made)
     for words in (

@@ -16,7 +16,7 @@ from fake_pipeline import FakePipeline
 from specbench.config import parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.rows import pool
+from specbench.rows import selection
 from specbench.rows.csv_files import read_rows
 from specbench.tables import suite_files, suites
 from specbench.tables.suite_files import Source
@@ -204,16 +204,19 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"lines": {}}, "there are no lines"),
     ({"lines": {"a": 3}}, "lines: a must be a mapping"),
     ({"lines": {"a": {"method": {"b": 1}}}}, "a: method must be a text"),
-    ({"line": {}}, "unknown key 'line' (choose from: "),
+    ({"line": {}}, "a suite has no 'line' (choose from: "),
     ({"lines": {"a": {"method": "sjd"}}, "n": 0}, "n must be an integer of at least 1 (got 0)"),
     ({"lines": {"a": {"method": "sjd"}}, "columns": ["nope"]}, "unknown column 'nope'"),
-    ({"lines": {"a": {"method": "sjd"}}, "columns": [{"fid": {"colour": 1}}]}, "a column has no 'colour'"),
+    ({"lines": {"a": {"method": "sjd"}}, "columns": [{"fid": {"colour": 1}}]}, "columns: fid has no 'colour'"),
     ({"lines": {"a": {"method": "sjd"}}, "seeds": [1, 1]}, "seeds names one twice"),
-    ({"lines": {"a": {"method": "sjd"}}, "seeds": ["x"]}, "seeds must be an integer"),
+    ({"lines": {"a": {"method": "sjd"}}, "seeds": ["x"]}, "seeds, 1 must be an integer"),
     ({"lines": {"a": {"method": "sjd"}}, "defaults": ["nope"]}, "unknown suite 'nope'"),
     ({"lines": {"a": {"method": "sjd"}}, "figure": {"x": "n"}}, "figure needs x and y"),
-    ({"lines": {"a": {"method": "sjd"}}, "figure": {"maps": {"a": 1}}}, "figure: maps: "),
-    ({"lines": {"a": {"method": "sjd"}}, "rows_of": "audit"}, "rows_of must be run, bench or probe"),
+    (
+        {"lines": {"a": {"method": "sjd"}}, "figure": {"maps": {"a": 1}}},
+        "figure: maps has no 'a' (choose from: ",
+    ),
+    ({"lines": {"a": {"method": "sjd"}}, "rows_of": "audit"}, "rows_of must be one of run, bench, probe"),
     ({"lines": {"a": {"method": "nope"}}}, "line a on llamagen_scenes: unknown method 'nope'"),
     ({"lines": {"a": {"method": "sjd", "typo": 1}}}, "line a on llamagen_scenes: unknown parameter 'typo'"),
     ({"lines": {"a": {"method": "sjd", "seed": 1}}, "seeds": [0]}, "line a has a seed of its own"),
@@ -292,8 +295,8 @@ def test_pooled_rows_have_the_spread_between_seeds() -> None:
         }
         for seed, fid, note in ((0, 1.0, "x; y"), (1, 3.0, "y; z"))
     ]
-    [both] = pool.groups(rows)
-    found = pool.pooled(both)
+    [both] = selection.groups(rows)
+    found = selection.pooled(both)
     assert (found["fid"], found["fid_std"], found["fid_stderr"], found["steps"]) == (
         2.0,
         pytest.approx(2**0.5),
@@ -301,9 +304,9 @@ def test_pooled_rows_have_the_spread_between_seeds() -> None:
         8,
     )
     assert (found["seed"], found["threads"], found["note"]) == ("0 / 1", 1, "y")
-    assert len(pool.groups([rows[0], {**rows[1], "commit": "b"}])) == 2  # never mixed
-    assert len(pool.groups([rows[0], {**rows[1], "device_name": "b"}])) == 2
-    assert pool.groups([{**rows[0], "time": "1"}, {**rows[0], "time": "2", "fid": 9.0}])[0][0]["fid"] == 9.0
+    assert len(selection.groups([rows[0], {**rows[1], "commit": "b"}])) == 2  # never mixed
+    assert len(selection.groups([rows[0], {**rows[1], "device_name": "b"}])) == 2
+    assert selection.groups([{**rows[0], "time": "1"}, {**rows[0], "time": "2", "fid": 9.0}])[0][0]["fid"] == 9.0
 
 
 def test_a_run_that_fails_stops_no_other_and_the_table_is_drawn(call: Call, suite: Path, monkeypatch: Any) -> None:

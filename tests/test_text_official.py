@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from specbench.errors import UsageError
-from specbench.models.loading import prompts
+from specbench.models.loading import chameleon, emu3, unified_official
 from specbench.models.loading import text_official as text
 
 WORDS = "a cat dog on the mat red blue car sits near old small".split()
@@ -31,9 +31,8 @@ _DRAWN = random.Random(0)
 NOISE = " ".join("".join(_DRAWN.choices("abc", k=_DRAWN.randint(1, 12))) for _ in range(150))
 
 
-@pytest.mark.parametrize(
-    ("caption", "cleaned"),
-    [
+def test_captions_are_cleaned() -> None:
+    for caption, cleaned in (
         ("  A Dog  runs\n", "a dog runs"),
         ("Fish &amp; chips", "fish chips"),
         ("a <b>bold</b> cat</s><extra_id_0>", "a bold cat"),
@@ -45,10 +44,8 @@ NOISE = " ".join("".join(_DRAWN.choices("abc", k=_DRAWN.randint(1, 12))) for _ i
         ("black-and-white", "black-and-white"),
         ("The #41 bus . ", "the bus ."),
         ("", ""),
-    ],
-)
-def test_captions_are_cleaned(caption: str, cleaned: str) -> None:
-    assert text.clean(caption) == cleaned
+    ):
+        assert text.clean(caption) == cleaned
 
 
 @needs_reference
@@ -160,12 +157,12 @@ def test_the_encoder_of_a_complete_t5_is_read(
 
 
 def test_left_padding_of_ids() -> None:
-    ids, valid = prompts.left_pad_ids([[5, 6], [], [7, 8, 9]], 3, 1)
+    ids, valid = unified_official.left_pad_ids([[5, 6], [], [7, 8, 9]], 3, 1)
     assert ids.tolist() == [[1, 5, 6], [1, 1, 1], [7, 8, 9]]
     assert valid.long().tolist() == [[0, 1, 1], [0, 0, 0], [1, 1, 1]]
     assert (ids.dtype, valid.dtype) == (torch.int64, torch.bool)
     with pytest.raises(UsageError, match="^prompt 1 has 3 tokens and prompt_length=2 allows 2: give prompt_length=3"):
-        prompts.left_pad_ids([[1], [1, 2, 3]], 2, 0)
+        unified_official.left_pad_ids([[1], [1, 2, 3]], 2, 0)
 
 
 def spelled(given: str) -> list[int]:
@@ -176,75 +173,72 @@ def spelled(given: str) -> list[int]:
 @needs_reference
 def test_prompt_formats() -> None:
     formats = json.loads((REFERENCE / "prompt_formats.json").read_text())
-    wording, emu3 = formats["lumina_mgpt"]["instruction"], formats["emu3"]
+    wording, theirs = formats["lumina_mgpt"]["instruction"], formats["emu3"]
     instruction = "Generate an image of 768x512 according to the following prompt:\na {width} cat"
-    assert prompts.lumina_prompt(spelled, "a {width} cat", 768, 512, wording) == (
+    assert chameleon.lumina_prompt(spelled, "a {width} cat", 768, 512, wording) == (
         [0, *spelled(instruction), 8710, 8197, 8804 + 16, 8804 + 24],  # the height first
         [8197, 8804 + 16, 8804 + 24],
     )
-    assert prompts.anole_prompt(spelled, "a cat") == ([0, *spelled("a cat"), 8710, 8197], [0, 8197])
+    assert chameleon.anole_prompt(spelled, "a cat") == ([0, *spelled("a cat"), 8710, 8197], [0, 8197])
     frame = [151852, *spelled("90*68"), 151851]
-    other = prompts.lumina_prompt(spelled, "a {width} cat", 768, 512, wording, unconditional="prompt_end")
+    other = chameleon.lumina_prompt(spelled, "a {width} cat", 768, 512, wording, unconditional="prompt_end")
     assert other.unconditional == other.conditional[-4:] == [8710, 8197, 8804 + 16, 8804 + 24]
-    found = prompts.emu3_prompt(spelled, "a cat.", 90, 68, emu3["positive_suffix"], emu3["negative_prompt"])
+    found = emu3.emu3_prompt(spelled, "a cat.", 90, 68, theirs["positive_suffix"], theirs["negative_prompt"])
     assert found == (
         [151849, *spelled("a cat. masterpiece, film grained, best quality."), *frame],
-        [151849, *spelled(emu3["negative_prompt"]), *frame],
+        [151849, *spelled(theirs["negative_prompt"]), *frame],
     )
 
 
 @needs_reference
 def test_special_ids_are_those_of_the_manifests() -> None:
-    special, ours = manifest("Lumina-mGPT-7B-768")[0]["config"]["special_ids"], prompts.ChameleonIds()
+    special, ours = manifest("Lumina-mGPT-7B-768")[0]["config"]["special_ids"], chameleon.ChameleonIds()
     for field in ("bos", "pad", "eos", "image_end", "image_start", "end_of_turn", "new_line"):
         assert getattr(ours, field) == special[field]
     assert ours.size == special["size_token_base"]
-    emu3, theirs = prompts.Emu3Ids(), manifest("Emu3-Gen")[0]["config"]
+    own, theirs = emu3.Emu3Ids(), manifest("Emu3-Gen")[0]["config"]
     for name in ("pad", "bos", "img", "boi"):
-        assert getattr(emu3, name) == theirs[f"{name}_token_id"]
+        assert getattr(own, name) == theirs[f"{name}_token_id"]
 
 
 def test_a_size_or_an_instruction_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="height cannot be 500"):
-        prompts.lumina_prompt(spelled, "a cat", 768, 500, "{prompt}")
+        chameleon.lumina_prompt(spelled, "a cat", 768, 500, "{prompt}")
     with pytest.raises(UsageError, match="{prompt}"):
-        prompts.lumina_prompt(spelled, "a cat", 768, 768, "draw it")
+        chameleon.lumina_prompt(spelled, "a cat", 768, 768, "draw it")
 
 
 def test_codes_map_to_ids_by_their_names(tmp_path: Path) -> None:
     """The published order is no fixed offset (reference README (22))."""
     order = [3, 11, 0, 7, 1, 2, 10, 4, 5, 6, 9, 8]
     save_chameleon(tmp_path / "text_tokenizer.json", chameleon_names(order))
-    reader = text.ChameleonText(tmp_path)
+    reader = chameleon.ChameleonText(tmp_path)
     codes = reader.codes(12)
     assert codes.dtype == torch.int64
     assert [order[i - 4] for i in codes.tolist()] == list(range(12))
-    assert torch.equal(codes, text.ChameleonText(tmp_path / "text_tokenizer.json").codes())
+    assert torch.equal(codes, chameleon.ChameleonText(tmp_path / "text_tokenizer.json").codes())
     ids = reader.ids()
     assert (ids.bos, ids.pad, ids.image_end, ids.image_start, ids.end_of_turn) == (0, 1, 16, 17, 18)
     assert ids.size - ids.new_line == 1
 
 
-@pytest.mark.parametrize(
-    ("order", "count", "sentence"),
-    [
+def test_missing_codes_are_named(tmp_path: Path) -> None:
+    for order, count, sentence in (
         ([0, 1, 3], None, "no token for the image code 2"),
         ([0, 1, 2], 4, "no token for the image code 3"),
         ([0, 1, 2], 2, "has 3 image codes, and the pixel tokenizer 2"),
         ([], None, "no token for the image code 0"),
-    ],
-)
-def test_missing_codes_are_named(order: list[int], count: int | None, sentence: str, tmp_path: Path) -> None:
-    save_chameleon(tmp_path / "tokenizer.json", chameleon_names(order))
-    with pytest.raises(UsageError, match=sentence):
-        text.ChameleonText(tmp_path).codes(count)
+    ):
+        save_chameleon(tmp_path / "tokenizer.json", chameleon_names(order))
+        with pytest.raises(UsageError, match=sentence):
+            chameleon.ChameleonText(tmp_path).codes(count)
 
 
 def test_doubled_codes_are_named(tmp_path: Path) -> None:
     """IMGIMGBZ and IMGIMGABZ both spell the code 1."""
     save_chameleon(tmp_path / "tokenizer.json", [*chameleon_names([0, 1, 2]), "IMGIMGABZ"])
     with pytest.raises(UsageError, match="names the image code 1 twice"):
-        text.ChameleonText(tmp_path).codes()
+        chameleon.ChameleonText(tmp_path).codes()
     save_chameleon(tmp_path / "tokenizer.json", chameleon_names([0, 1, 2]))
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     del content["model"]["vocab"]["IMGIMGCZ"]
@@ -252,13 +246,13 @@ def test_doubled_codes_are_named(tmp_path: Path) -> None:
         token["id"] -= token["content"] == "IMGIMGCZ"
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match="gives two image codes one id"):
-        text.ChameleonText(tmp_path).codes()
+        chameleon.ChameleonText(tmp_path).codes()
 
 
 def test_text_never_spells_a_special_token(tmp_path: Path) -> None:
     names = chameleon_names([0, 1, 2])
     as_published = save_chameleon(tmp_path / "tokenizer.json", names)
-    reader = text.ChameleonText(tmp_path)
+    reader = chameleon.ChameleonText(tmp_path)
     plain = "a cat sat on the mat"
     assert reader.encode(plain) == as_published.encode(plain, add_special_tokens=False).ids  # and no <s> in front
     hostile = "a cat</s><racm3:break> <reserved08706>IMGIMGBZ"
@@ -270,14 +264,14 @@ def test_text_never_spells_a_special_token(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="put text_tokenizer.json or tokenizer.json there"):
-        text.ChameleonText(tmp_path)
+        chameleon.ChameleonText(tmp_path)
     for content in ("", "[]", "{}", '{"model": {"type": "BPE", "vocab": {"a": "b"}, "merges": []}}'):
         (tmp_path / "tokenizer.json").write_text(content)
         with pytest.raises(UsageError, match="readable tokenizer"):
-            text.ChameleonText(tmp_path)
+            chameleon.ChameleonText(tmp_path)
     save_chameleon(tmp_path / "tokenizer.json", ["<s>", "<pad>", "</s>", "<unk>", "<eoss>"])
     with pytest.raises(UsageError, match="lacks the token <racm3:break>"):
-        text.ChameleonText(tmp_path).ids()
+        chameleon.ChameleonText(tmp_path).ids()
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +279,7 @@ def tiktoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]
     """A folder with a small emu3.tiktoken, and the library's tokenizer that learnt its merges."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    splits = pre_tokenizers.Split(Regex(text._PIECES), "isolated")
+    splits = pre_tokenizers.Split(Regex(text.PIECES), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([splits, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -303,7 +297,7 @@ def tiktoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]
 
 def test_byte_pairs_agree_with_the_library(tiktoken: tuple[Path, Tokenizer]) -> None:
     folder, tokenizer = tiktoken
-    ranks, encode = text.read_ranks(folder / "emu3.tiktoken"), text.Emu3Text(folder).encode
+    ranks, encode = emu3.read_ranks(folder / "emu3.tiktoken"), emu3.Emu3Text(folder).encode
     tokens = {rank: token for token, rank in ranks.items()}
     for given in [*TEXTS, NOISE, "cats on mats near cars?! The THE catmat 90*90", "日本 ...", ""]:
         assert encode(given) == tokenizer.encode(given).ids
@@ -314,7 +308,7 @@ def test_byte_pairs_agree_with_the_library(tiktoken: tuple[Path, Tokenizer]) -> 
 def test_a_piece_that_is_a_token_is_not_merged() -> None:
     """As in .tiktoken files' own encoder; merges could not make it here."""
     ranks = {bytes([b]): b for b in range(256)} | {b"xyz": 256}
-    encode = text.byte_pairs(ranks)
+    encode = emu3.byte_pairs(ranks)
     assert encode("xyz") == [256]
     assert encode("xyzx") == [*b"xyzx"]
 
@@ -324,7 +318,7 @@ def test_emu3_reads_hugging_face_files_alike(tiktoken: tuple[Path, Tokenizer], t
     count = tokenizer.get_vocab_size()
     tokenizer.add_special_tokens(["<|image start|>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    ours, theirs = text.Emu3Text(folder), text.Emu3Text(tmp_path)
+    ours, theirs = emu3.Emu3Text(folder), emu3.Emu3Text(tmp_path)
     assert theirs.file.name == "tokenizer.json"
     hostile = "a cat<|image start|><|extra_203|>"
     for given in [*TEXTS, hostile, "e\u0301te\u0301"]:  # the last is normalised to two letters each
@@ -334,21 +328,18 @@ def test_emu3_reads_hugging_face_files_alike(tiktoken: tuple[Path, Tokenizer], t
     assert ours.encode("e\u0301") == ours.encode("é")
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
+def test_a_broken_vocabulary_is_refused(tmp_path: Path) -> None:
+    for content, sentence in (
         (b"YQ== 0\nYQ== 1\n", "line 2: not a new token and its rank"),
         (b"YQ==\n", "line 1: not a new token"),
         (b"YQ 0\n", "line 1: not a new token"),
         (b"YQ== one\n", "line 1: not a new token"),
         (b"YQ== 0\n", "no token for the byte 0"),
         (b"\xff\xfe", "readable .tiktoken file"),
-    ],
-)
-def test_a_broken_vocabulary_is_refused(content: bytes, sentence: str, tmp_path: Path) -> None:
-    (tmp_path / "emu3.tiktoken").write_bytes(content)
-    with pytest.raises(UsageError, match=sentence):
-        text.Emu3Text(tmp_path)
+    ):
+        (tmp_path / "emu3.tiktoken").write_bytes(content)
+        with pytest.raises(UsageError, match=sentence):
+            emu3.Emu3Text(tmp_path)
 
 
 def test_hashed_ids_know_words_apart() -> None:

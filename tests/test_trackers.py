@@ -140,7 +140,7 @@ def test_tensorboard_gets_scalars_over_the_prompts(
 def test_a_run_is_logged_once_and_again_when_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[dict[str, Any]] = []
     stub(monkeypatch, "wandb")
-    stub(monkeypatch, "specbench.rows.trackers.wandb", write=lambda cfg, row, folder: (rows.append(row), "x")[1])
+    monkeypatch.setitem(trackers._WRITERS, "wandb", lambda cfg, row, folder: (rows.append(row), "x")[1])
     for n in (2, 2, 3, 2):  # the last one only shows the first two
         logged(tmp_path / "run", "log=wandb", f"n={n}")
     assert [row["n"] for row in rows] == [2, 3, 2]
@@ -154,7 +154,7 @@ def test_a_tracker_that_fails_costs_no_image(tmp_path: Path, monkeypatch: pytest
         raise ConnectionError("no route\nto host")
 
     stub(monkeypatch, "mlflow")
-    stub(monkeypatch, "specbench.rows.trackers.mlflow", write=fail)
+    monkeypatch.setitem(trackers._WRITERS, "mlflow", fail)
     with pytest.raises(RunError, match=r"not written to log=mlflow \(no route to host\); the row is in .*row.csv"):
         logged(tmp_path / "run", "log=mlflow")
     assert row_of(tmp_path / "run")["n"] == 2

@@ -17,7 +17,7 @@ from torch import nn
 from rehearsal import vocabularies
 from rehearsal.files import WORDS, Build, built
 from rehearsal.formats import Entries, of_module, write_pickled, write_safetensors
-from specbench.metrics import blip, hpsv2, inception, towers
+from specbench.metrics import blip, inception, towers
 
 
 def _towers(architecture: str, write: Callable[[Path, Entries], None], dtype: torch.dtype) -> Build:
@@ -41,7 +41,7 @@ def _hps(file: str) -> Build:
     def write(folder: Path, entries: Entries) -> None:
         write_pickled(folder / file, entries, "state_dict")
 
-    return _towers(hpsv2.ARCHITECTURE, write, torch.float16)
+    return _towers("ViT-H-14", write, torch.float16)
 
 
 def _image_reward(folder: Path) -> None:

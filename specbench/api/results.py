@@ -61,7 +61,7 @@ class RunResult:
     @cached_property
     def records(self) -> pd.DataFrame:
         """A line per image, by the number of the image, which is that of its prompt: counts, times and statistics, as
-        `specbench.rows.journal.Record`. Further images of a prompt have the numbers of `specbench.rows.indices`."""
+        `specbench.rows.journal.Record`. Further images of a prompt have the numbers of `specbench.config.indices`."""
         import pandas as pd
 
         return pd.DataFrame([asdict(record) for record in self._records]).set_index("index")
@@ -81,10 +81,9 @@ class RunResult:
         UsageError for images that a server decoded."""
         import pandas as pd
 
-        from specbench.compare import grouping, passes
-        from specbench.rows.breakdown import COLUMNS
+        from specbench.compare import breakdown, passes
 
-        return pd.DataFrame(grouping.of_pass(passes.read(str(self.folder))), columns=list(COLUMNS))
+        return pd.DataFrame(breakdown.of_pass(passes.read(str(self.folder))), columns=list(breakdown.COLUMNS))
 
     @cached_property
     def images(self) -> RunImages:
@@ -103,7 +102,7 @@ class RunResult:
 
     @cached_property
     def _records(self) -> list[Record]:
-        from specbench.rows.indices import of_row
+        from specbench.config.indices import of_row
         from specbench.rows.journal import read_of
 
         found = read_of(self.folder / "records.jsonl", of_row(self.row))

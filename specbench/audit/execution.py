@@ -16,6 +16,7 @@ import torch
 from specbench.audit import audit, densities, models
 from specbench.audit.audit import Progress
 from specbench.audit.densities import DensityPair
+from specbench.errors import RunError
 from specbench.harness import processes
 
 #: The models of an audit.
@@ -62,7 +63,7 @@ def rows(jobs: Sequence[Measurement], workers: int, progress: Progress) -> Gener
 def _rows_of_processes(jobs: Sequence[Measurement], workers: int, progress: Progress) -> Generator[dict[str, Any]]:
     # pickled here, models do not travel through shared memory, of which containers have little
     pickled = {id(job.model): pickle.dumps(job.model) for job in jobs}
-    with processes.pool(workers, _DIED) as pool:
+    with processes.pool(workers, RunError(_DIED)) as pool:
         futures = [
             pool.submit(_measured_elsewhere, dict(job.cfg), pickled[id(job.model)], job.samples, job.seed, job.margin)
             for job in jobs

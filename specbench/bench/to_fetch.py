@@ -17,7 +17,7 @@ from specbench.harness.scoring import scoring_context
 from specbench.metrics.base import Unavailable
 from specbench.metrics.compared import ComparedMetric
 from specbench.models.loading.missing import fetching
-from specbench.rows import sample_size
+from specbench.rows.shown import too_few_for
 from specbench.storage import downloads, home, sources
 from specbench.storage.files import format_size
 from specbench.storage.sources import Part
@@ -135,7 +135,7 @@ def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
     for cfg in configs:
         context = scoring_context(cfg)
         for name in cfg["metrics"]:
-            if few := sample_size.too_few_for(name, cfg.images):
+            if few := too_few_for(name, cfg.images):
                 found[f"{name} stays empty: {few}, a run has {cfg.images:,}"] = None
             if all((context.weights / folder).is_dir() for folder in registry.evaluator_folders(name)):
                 found |= {f"{name}: {text}": None for text in [metrics.missing(name, context)] if text}

@@ -20,11 +20,11 @@ import numpy as np
 
 from specbench.compare import scores
 from specbench.compare.comparison import STATISTICS
-from specbench.compare.paired import LEVEL
 from specbench.compare.passes import ScoredPass
+from specbench.config import indices
 from specbench.errors import UsageError, plain, unknown
-from specbench.rows import indices
 from specbench.rows.csv_files import RowFile
+from specbench.rows.differences import LEVEL
 from specbench.rows.journal import Record
 
 COLUMNS = {

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.rows import sample_size
+from specbench.rows.differences import LEVEL, pairs_for
 
-LEVEL = sample_size.LEVEL
 #: Cohen's names (1988, section 2.2) for effects from this size on.
 SIZES = ((0.8, "large"), (0.5, "medium"), (0.2, "small"), (0.0, "negligible"))
 _ROUNDING = 12  # significant decimal digits of values
@@ -87,7 +86,7 @@ def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray, r
 
 
 def pairs_needed(found: Paired) -> tuple[int, int] | None:
-    """The pairs with which a test would find a difference of this size (`sample_size.pairs_for`), and the same for the
+    """The pairs with which a test would find a difference of this size (`pairs_for`), and the same for the
     end of the interval that is farthest from zero; None where there is no difference.
 
     The first number is as uncertain as the difference; fewer pairs than the second are too few even where that was
@@ -98,8 +97,8 @@ def pairs_needed(found: Paired) -> tuple[int, int] | None:
     error = abs(found.difference / found.test.statistic)
     farthest = max(abs(found.test.low), abs(found.test.high))
     return (
-        sample_size.pairs_for(abs(found.difference), found.n, error),
-        sample_size.pairs_for(farthest, found.n, error),
+        pairs_for(abs(found.difference), found.n, error),
+        pairs_for(farthest, found.n, error),
     )
 
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from specbench import data
 from specbench.compare.passes import ScoredPass
-from specbench.config import parameters, registry
+from specbench.config import indices, parameters, registry
 from specbench.errors import UsageError, plain
-from specbench.rows import indices
 from specbench.rows.journal import Record
 
 if TYPE_CHECKING:

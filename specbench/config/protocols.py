@@ -1,4 +1,4 @@
-"""The protocols of the papers' experiments: defaults of a run. `rows.protocol` has the remarks in its row.
+"""The protocols of the papers' experiments: defaults of a run. `rows.remarks` has the remarks in its row.
 
 A file conf/protocol/NAME.yaml has these keys:
 

@@ -7,8 +7,7 @@ from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
-from specbench.config import parameters
-from specbench.rows import indices
+from specbench.config import indices, parameters
 
 
 class RunConfig(Mapping[str, Any]):

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from specbench.config import parameters, registry
+from specbench.config import indices, parameters, registry
 from specbench.data.base import Item
 from specbench.errors import UsageError, unknown
-from specbench.rows import indices
 from specbench.storage.files import sha256
 
 __all__ = ["Item", "images_of", "load", "prompts_hash"]
@@ -48,7 +47,7 @@ def load(cfg: Mapping[str, Any]) -> list[Item]:
 
 
 def images_of(cfg: Mapping[str, Any]) -> list[Item]:
-    """The prompts of a run, one item for each of its images, in the order of `rows.indices.of_run`. UsageError as
+    """The prompts of a run, one item for each of its images, in the order of `config.indices.of_run`. UsageError as
     `load`, and where the run's shard has no prompt."""
     prompts = {item.index: item for item in load(cfg)}
     if not (wanted := indices.of_run(cfg)):

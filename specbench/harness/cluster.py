@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from specbench import data
 from specbench.errors import RunError, UsageError, install
-from specbench.harness import orphans
+from specbench.harness import processes
 from specbench.harness.worker import Died, Event, Failure, Loader, Worker
 
 MOST_DEATHS = 3  # of workers over one image, or before any of them is ready
@@ -72,7 +72,7 @@ class Workers:
             raise UsageError(f"workers= above 1 and ray_address= need Ray: {install('ray')}")
         with ExitStack() as stack:
             if not self._cfg["ray_address"]:
-                stack.enter_context(orphans.guarded())
+                stack.enter_context(processes.guarded())
             self._ray = _connected(self._num_workers, self._cfg["ray_address"])
             stack.callback(self._ray.shutdown)
             self._cfg["device"] = device = self._device()

@@ -7,18 +7,16 @@ metrics join the metrics of earlier requests.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specbench import data, metrics
-from specbench.config import configuration, parameters
+from specbench.config import configuration, indices, parameters
 from specbench.data.prompts import SUFFIXES
 from specbench.errors import UsageError, plain
 from specbench.harness.folder import stored
@@ -26,14 +24,15 @@ from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context
-from specbench.rows import degenerate, indices
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import to_csv
-from specbench.rows.memory import new_run_id
+from specbench.rows.csv_files import csv_text, to_csv
+from specbench.rows.provenance import new_run_id
+from specbench.rows.remarks import degenerate_remarks
 from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, score_columns
 from specbench.storage import home, image_files
 from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
 from specbench.storage.image_files import ImageFiles
+from specbench.storage.reading import read_json
 
 #: Parameters of the scoring of a run.
 OF_RUN = ("metrics", "metrics_dir", "reference", "device", "batch")
@@ -108,7 +107,9 @@ def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Eval
     reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
     pairs = pair(paths, cfg, given, cfg["data"], reading, partial)
     with _opened(out, folder) as run_id, _stop_message(out):
-        write_atomically(out / _MEMORY, _memory(folder, run_id, given))
+        prompts = {name: given[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in given}
+        memory = _Memory(str(folder.resolve()), run_id, prompts)
+        write_atomically(out / _MEMORY, (json.dumps(asdict(memory), indent=1) + "\n").encode())
         return _score_images(folder, out, run_id, pairs, cfg)
 
 
@@ -147,28 +148,25 @@ def _default_out(folder: Path) -> Path:
     return Path("runs", "evaluate", f"{here.name}-{sha256(str(here), 8)}")
 
 
-def _memory(folder: Path, run_id: str, given: Mapping[str, Any]) -> bytes:
-    """The content of `_MEMORY`: whose scores a folder holds, and by which parameters their prompts were found."""
-    prompts = {name: given[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in given}
-    held = {"pictures": str(folder.resolve()), "run_id": run_id, "prompts": prompts}
-    return (json.dumps(held, indent=1) + "\n").encode()
+@dataclass(frozen=True)
+class _Memory:
+    """The content of `_MEMORY`: the folder of the images, the name of the row, and the parameters of the prompts."""
+
+    pictures: str
+    run_id: str
+    prompts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _remembered(out: Path) -> tuple[str, str, dict[str, Any]] | None:
-    """The folder of the images, the name and the parameters of the prompts of an earlier scoring in `out`; None without
-    one. UsageError for a damaged file."""
-    if not (out / _MEMORY).exists():
-        return None
-    try:
-        found = json.loads((out / _MEMORY).read_text(encoding="utf-8"))
-        return str(found["pictures"]), str(found["run_id"]), dict(found.get("prompts", {}))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise UsageError(f"cannot read {out / _MEMORY}; choose another out=") from None
+def _remembered(out: Path) -> _Memory | None:
+    """Of an earlier scoring in `out`; None without one. UsageError for a damaged file."""
+    path = out / _MEMORY
+    found: _Memory | None = read_json(path, _Memory, "choose another out=") if path.exists() else None
+    return found
 
 
 def _earlier_prompts(out: Path) -> dict[str, Any]:
     """The parameters of the prompts of an earlier scoring, if their files are still there."""
-    _, _, prompts = _remembered(out) or ("", "", {})
+    prompts = dict(earlier.prompts) if (earlier := _remembered(out)) else {}
     file = prompts.get("prompts")
     return {} if file and not home.expanded(file).is_file() else prompts
 
@@ -177,18 +175,18 @@ def _earlier_prompts(out: Path) -> dict[str, Any]:
 def _opened(out: Path, folder: Path) -> Iterator[str]:
     """Makes and locks the folder of the results, checks that it belongs to these images, and yields its name."""
 
-    def check() -> None:
+    def checked() -> _Memory | None:
         earlier = _remembered(out)
         if earlier is None:
             if others := {p.name for p in out.iterdir() if not is_temporary(p)} - {".lock"}:
                 raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
-        elif earlier[0] != str(folder.resolve()):
-            raise UsageError(f"{out} holds the scores of {earlier[0]}; choose another out=")
+        elif earlier.pictures != str(folder.resolve()):
+            raise UsageError(f"{out} holds the scores of {earlier.pictures}; choose another out=")
+        return earlier
 
-    with locked(out, check):
-        check()  # another process may have written before the lock
-        earlier = _remembered(out)
-        yield earlier[1] if earlier else new_run_id()
+    with locked(out, checked):
+        earlier = checked()  # another process may have written before the lock
+        yield earlier.run_id if earlier else new_run_id()
 
 
 @contextmanager
@@ -225,7 +223,9 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
         digests.write()
     lines = [scored.get(name) or earlier[name] for name in names]
     row = _row(folder, run_id, pairs, files, cfg, lines)
-    write_atomically(out / "pictures.csv", _csv(_per_image(pairs, files, scored, context, scoring.cache)).encode())
+    each = _per_image(pairs, files, scored, context, scoring.cache)
+    lines_of_images = (dict(zip(each, cells, strict=True)) for cells in zip(*each.values(), strict=True))
+    write_atomically(out / "pictures.csv", csv_text(each, lines_of_images).encode())
     write_atomically(out / "row.csv", to_csv([row]).encode())
     return Evaluation(f"{folder}: {len(files)} images", _columns(names), row, [out / "row.csv", out / "pictures.csv"])
 
@@ -303,7 +303,7 @@ def _row(
     row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
     row |= score_columns(lines)
     sizes = [size and (size[1], size[0]) for size in files.sizes]
-    remarks = degenerate.remarks([item.prompt for item in pairs.items], files.digests, files.contrasts, sizes)
+    remarks = degenerate_remarks([item.prompt for item in pairs.items], files.digests, files.contrasts, sizes)
     where = f"pictures from {folder.resolve()}"
     return row | {"note": "; ".join(filter(None, [where, pairs.remark, *remarks, *notes(lines)]))}
 
@@ -333,11 +333,3 @@ def _per_image(
         if (values := one.per_image(cache.of(name, keys))) is not None:
             table[name] = values.tolist()
     return table
-
-
-def _csv(table: Mapping[str, Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table)
-    writer.writerows(zip(*table.values(), strict=True))
-    return text.getvalue()

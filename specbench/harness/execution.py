@@ -14,13 +14,13 @@ from itertools import chain
 from typing import Any, Protocol
 
 from specbench import data
-from specbench.config import parameters
+from specbench.config import indices, parameters
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError
 from specbench.harness.folder import RunFolder, RunRecords
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
-from specbench.rows import indices, timing
+from specbench.rows import timing
 from specbench.rows.journal import Journal
 from specbench.rows.provenance import decoding_hash, utc
 from specbench.storage.files import append_line, format_size

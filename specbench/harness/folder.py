@@ -16,15 +16,13 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from specbench import data
-from specbench.config import parameters, registry, variants
+from specbench.config import indices, parameters, registry, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
-from specbench.rows import indices
 from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import TIMINGS, Journal, Record, TimingJournal
-from specbench.rows.memory import RunMemory
-from specbench.rows.provenance import MAY_CHANGE, decoding_hash
+from specbench.rows.provenance import MAY_CHANGE, RunMemory, decoding_hash
 from specbench.rows.scores import ScoreJournal
 from specbench.storage.files import check_regular, content, is_temporary, locked, sha256, write_atomically
 

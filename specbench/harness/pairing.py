@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench import data
-from specbench.config import registry
+from specbench.config import indices, registry
 from specbench.errors import UsageError
-from specbench.rows import indices
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def pair(
 
 def _pair_by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) -> Pairs:
     """Each item with the images whose files are named like its id, or like its real image (see `_name`); in the order
-    of the items. An item of several images is there once for each, with the index of that image (see `rows.indices`).
+    of the items. An item of several images is there once for each, with the index of that image (see `config.indices`).
 
     UsageError naming images without a prompt, prompts without an image and images of the same prompt.
     """

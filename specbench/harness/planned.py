@@ -187,7 +187,10 @@ def _together(
     from specbench.harness import processes
 
     try:
-        with processes.pool(min(jobs, len(runs)), _DIED) as pool, tqdm(total=len(runs), desc=title, unit="line") as bar:
+        with (
+            processes.pool(min(jobs, len(runs)), RunError(_DIED)) as pool,
+            tqdm(total=len(runs), desc=title, unit="line") as bar,
+        ):
             started = {pool.submit(_quietly, work, run): run for run in runs}
             for future in as_completed(started):
                 if isinstance(error := future.exception(), BrokenProcessPool):

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from specbench import data
+from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
-from specbench.rows import degenerate, indices, provenance, serving, summary, timing
+from specbench.rows import provenance, summary, timing
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.journal import Journal, Record
-from specbench.rows.memory import RunMemory
-from specbench.rows.remarks import emitted_remarks, measurement_remarks
+from specbench.rows.provenance import RunMemory
+from specbench.rows.remarks import degenerate_remarks, emitted_remarks, measurement_remarks
 from specbench.rows.scores import ScoreLine, notes, score_columns
 
 
@@ -114,7 +115,7 @@ def _served(config: RunConfig, images: Sequence[Record]) -> dict[str, Any]:
     unknown = dict.fromkeys(("drafter", "rule", "weights", "device", "timing"))
     sides = {side for record in images for side in record.size or ()}
     resolution = sides.pop() if len(sides) == 1 else None  # square and equal
-    return unknown | {"resolution": resolution} | serving.columns(images, config["latency_bound"])
+    return unknown | {"resolution": resolution} | summary.served_columns(images, config["latency_bound"])
 
 
 def _served_remarks(
@@ -135,7 +136,7 @@ def _served_remarks(
         found.append("the images are not squares of one size")
     sizes = [(r.size[0], r.size[1]) if r.size and len(r.size) == 2 else None for r in images]
     digests, contrasts = [r.sha256 for r in images], [r.contrast for r in images]
-    return found + degenerate.remarks([r.prompt for r in images], digests, contrasts, sizes, config["image_size"])
+    return found + degenerate_remarks([r.prompt for r in images], digests, contrasts, sizes, config["image_size"])
 
 
 def _plugins(session: Mapping[str, Any], scores: Iterable[ScoreLine]) -> str | None:

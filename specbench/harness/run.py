@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench import data
-from specbench.config import parameters, registry
+from specbench.config import indices, parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness import row, scoring, sheet
@@ -41,10 +41,11 @@ from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader
 from specbench.models.loading import missing
-from specbench.rows import indices, report_text, sample_size, store, time_spent, trackers
+from specbench.rows import report_text, sources, trackers
 from specbench.rows.csv_files import as_read
-from specbench.rows.journal import Record, TimingJournal, read_of
+from specbench.rows.journal import Journal, Record, TimingJournal, read_of
 from specbench.rows.scores import ScoreLine
+from specbench.rows.shown import too_few_for
 from specbench.storage import home
 from specbench.storage.files import sha256_file
 
@@ -142,7 +143,7 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     if outcome.nothing_left:
         return outcome
     made = [*records.again, *(record for journal in records.journals for record in journal.records.values())]
-    spent = time_spent.TimeSpent(began, decoded, scored, time.time())
+    spent = report_text.TimeSpent(began, decoded, scored, time.time())
     return replace(outcome, spent=spent.sentence(config["method"], made, folder.memory().sessions))
 
 
@@ -173,6 +174,64 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
         folder.write_config(config)
         found = Scoring(config, scoring.requests(config), folder.path, device, batch)
         return _finish(config, folder, records, found.lines(records, lambda: items), not found.added)
+
+
+def merge(shards: Sequence[Path], out: Path, given: Mapping[str, Any]) -> RunOutcome:
+    """Makes one run of the finished shards of a run, in a new folder or in one that an interrupted merge left.
+
+    Its records come from the shards, in the order of the prompts; its images are scored as a whole. given: see
+    `rescore`. Raises UsageError where the shards are not all the parts of one run.
+    """
+    shards = list(dict.fromkeys(shards))
+    configs = [stored(path) for path in shards]
+    whole = _whole(shards, configs)
+    sessions: dict[str, Mapping[str, Any]] = {}
+    for path in shards:
+        sessions |= RunFolder(path).memory().sessions
+    for name in ("weights", "device"):
+        if len(different := sorted({str(session.get(name)) for session in sessions.values()})) > 1:
+            raise UsageError(f"the shards were decoded with different {name}: {' and '.join(different[:2])}")
+    owners = {index: path for path, config in zip(shards, configs) for index in indices.of_run(config)}
+    folder = RunFolder(out)
+    with folder.opened():
+        folder.compare_config(whole)
+        folder.remember(sessions=sessions)
+        folder.write_config(whole)
+        for journal in (folder.records, folder.baseline_records):
+            _copy(journal, shards, owners)
+        again = TimingJournal(folder.timings)
+        for record in [record for path in shards for record in TimingJournal(RunFolder(path).timings)]:
+            if record not in again.lines:
+                again.add(record)
+    return rescore(out, given)
+
+
+def _whole(shards: Sequence[Path], configs: Sequence[RunConfig]) -> RunConfig:
+    """The configuration of the run of which these are all the shards."""
+    whole = configs[0].changed(shard=None)
+    for path, config in zip(shards, configs):
+        if config["shard"] is None:
+            raise UsageError(f"{path} is no shard: its run decoded all prompts")
+        if names := sorted(name for name in whole if name != "shard" and config.get(name) != whole[name]):
+            raise UsageError(f"{shards[0]} and {path} are of different runs: they differ in {', '.join(names)}")
+    parts = int(configs[0]["shard"].partition("/")[2])
+    wanted = {f"{part}/{parts}" for part in range(1, min(parts, whole.n) + 1)}
+    if missing := wanted.difference(config["shard"] for config in configs):
+        raise UsageError(f"shard {min(missing)} is missing: name the folders of all {len(wanted)} shards")
+    if len(configs) > len(wanted):
+        raise UsageError(f"{len(configs)} folders for {len(wanted)} shards: name each shard once")
+    return whole
+
+
+def _copy(journal: Path, shards: Sequence[Path], owners: Mapping[int, Path]) -> None:
+    """Adds to a journal the records of the shards' journals of its name, and their images, in the order of the
+    prompts."""
+    journals = {path: Journal(file) for path in shards if (file := path / journal.name).is_file()}
+    target = Journal(journal)
+    for index in sorted(owners, key=lambda i: (indices.prompt_of(i), i)):
+        source = journals.get(owners[index])
+        if source is not None and index in source and index not in target:
+            target.add(source.records[index], source.image(index))
 
 
 def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
@@ -264,16 +323,16 @@ def _announce_unmeasured(config: RunConfig, requests: Mapping[str, str]) -> None
     for name, basis in requests.items():
         if scoring.is_unmeasured(basis):
             say(f"{name} {basis}")
-        elif few := sample_size.too_few_for(name, config.images):
+        elif few := too_few_for(name, config.images):
             say(f"{name} stays empty: {few}, this run has {config.images:,}")
 
 
 def keep(rows: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
     """Adds finished runs' rows, each with its folder, to the store of results. A run never fails for it."""
-    if (path := store.default()) is None:
+    if (path := sources.default_store()) is None:
         return
     try:
-        store.add(path, [(folder.absolute(), row) for folder, row in rows])
+        sources.add_to_store(path, [(folder.absolute(), row) for folder, row in rows])
     except (OSError, sqlite3.Error, ValueError) as e:
         warn(f"the row is not added to {path} ({e}); specbench collect finds it in its folder")
 

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from specbench import data
+from specbench.config import indices
 from specbench.errors import RunError, UsageError
 from specbench.harness.images_client import ImagesClient, RequestError
 from specbench.harness.log import say, warn
 from specbench.harness.worker import Event, Failure, Image, Joined, never
-from specbench.rows import indices, provenance
+from specbench.rows import provenance
 from specbench.rows.journal import Record, pixel_digest
 from specbench.storage import image_files
 from specbench.storage.version import __version__

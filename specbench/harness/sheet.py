@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from specbench.config import indices
 from specbench.harness.folder import RunRecords
-from specbench.rows import indices
 from specbench.storage.files import write_atomically
 
 SIDE = 192  # pixels; an image is enlarged by an integer factor up to this side, so that no pixel is blurred

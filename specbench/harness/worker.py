@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench import data
-from specbench.config import parameters
+from specbench.config import indices, parameters
 from specbench.decoding import image_statistics
-from specbench.rows import indices, provenance, timing
+from specbench.rows import provenance, timing
 from specbench.rows.journal import Record, pixel_digest
 
 if TYPE_CHECKING:

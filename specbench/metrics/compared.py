@@ -18,7 +18,7 @@ from specbench.errors import UsageError
 from specbench.metrics import reference as references
 from specbench.metrics.base import Images, Metric, PromptItem, Score, Unavailable
 from specbench.metrics.reference import ReferenceStatistics
-from specbench.rows import sample_size
+from specbench.rows.shown import too_few
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +109,7 @@ class FrechetMetric(ComparedMetric):
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         from specbench.metrics import frechet
 
-        if few := sample_size.too_few(len(outputs), self.width):
+        if few := too_few(len(outputs), self.width):
             return (Score.unmeasured(few, self.backend()),)
         found, real = self.features_of(outputs[order(outputs, items)]), self._real()
         value, error = frechet.distance(found.double(), real), frechet.standard_error(found, real.mean, real.covariance)

@@ -3,7 +3,7 @@
     d^2 = |mu - mu_r|^2 + Tr(S + S_r - 2 (S S_r)^{1/2})
 
 What every such distance shares, whichever network the features come from: moments in float64, the distance itself by
-torchmetrics, and its standard error. `rows.sample_size` says how many images it needs.
+torchmetrics, and its standard error. `rows.shown` says how many images it needs.
 """
 
 from __future__ import annotations

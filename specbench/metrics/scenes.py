@@ -25,7 +25,7 @@ from specbench.metrics.base import (
     Unavailable,
     not_below_zero,
 )
-from specbench.rows import sample_size
+from specbench.rows.shown import too_few
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,7 +122,7 @@ class ScenesFID(EmbeddedMetric):
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         n, d = outputs.shape
-        if few := sample_size.too_few(n, d):
+        if few := too_few(n, d):
             return (Score.unmeasured(few, self.cache_key),)
         import torch
 

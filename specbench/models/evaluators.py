@@ -256,8 +256,7 @@ def load(path: Path, kind: type[Evaluator], device: torch.device | str = "cpu") 
     Raises UsageError where the file is absent, damaged, or holds another model; the message names what is wrong.
     """
     label, config = _KINDS[kind]
-    module = checkpoints.load(path, label, kind, config)
-    return module.to(device).eval().requires_grad_(False)
+    return checkpoints.load(path, label, kind, config, device)
 
 
 def backend(path: Path) -> str:

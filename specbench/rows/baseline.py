@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specbench.config import parameters
+from specbench.config import indices, parameters
 from specbench.errors import UsageError
-from specbench.rows import indices, pool, summary, timing
+from specbench.rows import selection, summary, timing
 from specbench.rows.columns import COLUMNS, METRICS
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, fault, read_records
 from specbench.rows.scores import ScoreJournal, fingerprint, prompts_fingerprint, score_columns
-from specbench.rows.seconds import MACHINE
+from specbench.rows.shown import MACHINE
 
 Row = Mapping[str, Any]
 RECORDS = "baseline.jsonl"  # in a run's folder
@@ -82,7 +82,7 @@ def _of_vanilla(row: Row) -> dict[str, Any]:
 
 
 def _same(row: Row) -> tuple[Any, ...]:
-    return *pool.key(row), str(row["seed"]), str(row["prompts_hash"])
+    return *selection.key(row), str(row["seed"]), str(row["prompts_hash"])
 
 
 def _measured(images: list[Record]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Rows in CSV files. An empty cell means: not measured.
 
-`frame` gives them to pandas. The csv module reads and writes them: pandas.read_csv accepts a row that is too short,
-takes the first cells of one that is too long for an index and renames a column that occurs twice, all of which are
-mistakes of a user and refused here. It also takes 0.3 s to import, as long as `specbench run --help`.
+`sources.frame` gives them to pandas. The csv module reads and writes them: pandas.read_csv accepts a row that is too
+short, takes the first cells of one that is too long for an index and renames a column that occurs twice, all of which
+are mistakes of a user and refused here. It also takes 0.3 s to import, as long as `specbench run --help`.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
-from specbench.rows.columns import _NEEDED, _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
+from specbench.rows.columns import _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
 from specbench.storage.files import content, write_atomically
+from specbench.storage.reading import read_text
 from specbench.storage.version import __version__
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -47,6 +45,13 @@ def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
+def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Lines of cells as text in columns, the first ones, `left`, aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [str.ljust if i < left else str.rjust for i in range(len(widths))]
+    return ["  ".join(pad(cell, width) for pad, cell, width in zip(sides, line, widths)).rstrip() for line in lines]
+
+
 def as_read(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row as `read_rows` would return it."""
     return {name: _value(name, _cell(row.get(name)), "the row") for name in COLUMNS}
@@ -60,16 +65,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return json.dumps(value, separators=(",", ":"))
     return str(value)
-
-
-def frame(*paths: str | Path) -> pd.DataFrame:
-    """The rows of CSV files as one table: numbers in float64 or int64 columns, an empty cell as missing.
-
-    Raises UsageError as `read_rows` does.
-    """
-    import pandas as pd
-
-    return pd.DataFrame([row for path in paths for row in read_rows(path)], columns=list(COLUMNS))
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -89,8 +84,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in lines:
         row = {name: _value(name, line.get(name, ""), f"{path}, line {number}") for name in COLUMNS}
-        if lacking := [name for name in _NEEDED if row[name] is None]:
-            raise UsageError(f"{path}, line {number}: a row needs its {lacking[0]}; remove or fix the line")
+        if row["run_id"] is None:
+            raise UsageError(f"{path}, line {number}: a row needs its run_id; remove or fix the line")
         rows.append(row)
     return rows
 
@@ -115,13 +110,7 @@ def csv_lines(
     """The header of a CSV file, and its rows by column, each with its line number. renamed: old column names -> new.
     UsageError for a file that is not CSV: not UTF-8, an unterminated cell, a row longer or shorter than the header, a
     duplicate column."""
-    try:
-        text = content(path).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text; save it as UTF-8") from None
-    except OSError as e:
-        raise UsageError(f"cannot read {path} ({e.strerror}); name another file") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     lines: list[tuple[int, dict[str, str]]] = []
     try:
         columns = [(renamed or {}).get(name, name) for name in next(reader, [])]

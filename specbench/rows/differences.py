@@ -8,9 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench.rows.columns import FLOAT32, SHOWN
-from specbench.rows.sample_size import LEVEL, POWER, pairs_for, reach
 
+LEVEL = 0.95  # of intervals; 1 - LEVEL is the level of the tests
+POWER = 0.95  # the probability with which a test finds a difference
 SHARE = 0.01  # of vanilla's value: a size of difference for which the prompts are counted
+
+
+def reach(stderr: float) -> float:
+    """The difference that a two-sided test at the level 1 - `LEVEL` finds with probability `POWER`, where its standard
+    error is `stderr`: (z_a + z_b) stderr, a normal approximation."""
+    from scipy.special import ndtri
+
+    return float(ndtri((1 + LEVEL) / 2) + ndtri(POWER)) * stderr
+
+
+def pairs_for(size: float, n: int, stderr: float) -> int:
+    """The pairs with which that test finds a difference of `size`, if n pairs have the standard error `stderr`."""
+    return math.ceil(n * (reach(stderr) / size) ** 2)
 
 
 @dataclass(frozen=True)

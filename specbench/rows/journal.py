@@ -1,26 +1,89 @@
 """Records: an object for each image, in an append-only journal.
 
-A record is one line with its own checksum (see `checked_lines`), appended only when that image's PNG is in place. A
-process that is killed at any instant therefore loses at most the image that it was decoding. Reading repairs what a
-kill can leave: a half-written last line is dropped, and so is a record whose image is gone.
+A record is one line of JSON with its own checksum, appended only when that image's PNG is in place. A process that is
+killed at any instant therefore loses at most the image that it was decoding. Reading repairs what a kill can leave: a
+half-written last line is dropped, and so is a record whose image is gone. Any other line that is not whole was changed.
 """
 
 from __future__ import annotations
 
 import errno
 import io
+import json
+import os
 import re
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from specbench.errors import UsageError, plain
-from specbench.rows import checked_lines
 from specbench.storage import image_files
 from specbench.storage.files import append_line, content, sha256, write_atomically
+
+T = TypeVar("T")  # a dataclass
+
+
+def encode(values: Mapping[str, Any]) -> bytes:
+    """The line of an object, newline included. ValueError for a number that JSON lacks."""
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    return f'{text[:-1]}, "check": "{_check(text)}"}}\n'.encode()
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """The object of a line. ValueError or RecursionError where it is none, or its checksum differs."""
+    values = json.loads(line)
+    if not isinstance(values, dict):
+        raise ValueError("it is not an object")
+    if values.pop("check", None) != _check(json.dumps(values, ensure_ascii=False)):
+        raise ValueError("the checksum differs")
+    return values
+
+
+def split(text: bytes) -> Iterator[tuple[int, bytes, bool]]:
+    """(line number, line, whether a newline ends it) for every line that is not empty."""
+    lines = text.split(b"\n")
+    for i, line in enumerate(lines):
+        if line:
+            yield i + 1, line, i + 1 < len(lines)
+
+
+def _check(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+class AppendOnly(Generic[T]):
+    """The objects in the lines of a file, in their order, and the only way to add one. Nothing in it is replaced."""
+
+    def __init__(self, path: Path, read: Callable[[bytes], T], kind: str) -> None:
+        """Reads `path`. read: the object of a line; kind: of an object, such as "a score". UsageError for a line that
+        no kill can explain."""
+        self.path, self.lines = path, list[T]()
+        text = content(path) if path.exists() else b""
+        whole = text.rfind(b"\n") + 1  # a killed process may have begun another line
+        self._cut = whole if whole < len(text) else None
+        for number, line, _ in split(text[:whole]):
+            try:
+                self.lines.append(read(line))
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                raise UsageError(
+                    f"line {number} of {path} is not {kind}, or was changed; remove that line and run again"
+                ) from None
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.lines)
+
+    def add(self, item: T) -> None:
+        """Appends a line; it is on disk when this returns."""
+        if self._cut is not None:
+            os.truncate(self.path, self._cut)
+            self._cut = None
+        append_line(self.path, encode(asdict(item)))  # type: ignore[call-overload]
+        self.lines.append(item)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +160,12 @@ class Record:
 
 def to_line(record: Record) -> bytes:
     """The line of a record in its journal."""
-    return checked_lines.encode(asdict(record))
+    return encode(asdict(record))
 
 
 def from_line(line: bytes) -> Record:
     """The record of a line. ValueError, TypeError or RecursionError where it is none, or its checksum differs."""
-    return Record(**checked_lines.decode(line))
+    return Record(**decode(line))
 
 
 def _checked(line: bytes) -> Record:
@@ -121,7 +184,7 @@ class Journal:
         self.path = path
         self.records: dict[int, Record] = {}
         text = content(path) if path.exists() else b""
-        for number, line, complete in checked_lines.split(text):
+        for number, line, complete in split(text):
             try:
                 record = _checked(line)
             except (ValueError, TypeError, RecursionError):
@@ -177,7 +240,7 @@ class Journal:
 TIMINGS = "timings.jsonl"  # in the folder of a run
 
 
-class TimingJournal(checked_lines.AppendOnly[Record]):
+class TimingJournal(AppendOnly[Record]):
     """Records of images that were decoded again for their seconds alone, of both passes, in the order of decoding.
     Their tokens and pixels are the same as before, and are not kept. A new pair does not replace an older one."""
 
@@ -223,7 +286,7 @@ def fault(record: Record) -> str:
 def read_records(path: Path) -> list[Record]:
     """The records of a finished or running pass, by index, without touching the file."""
     records = []
-    for _, line, complete in checked_lines.split(content(path)):
+    for _, line, complete in split(content(path)):
         try:
             records.append(from_line(line))
         except (ValueError, TypeError, RecursionError):

@@ -1,25 +1,28 @@
-"""Where a row comes from: the configuration's hash, the commit, the environment."""
+"""Where a row comes from: the configuration's hash, the commit, the environment, and run.json of the run's folder."""
 
 from __future__ import annotations
 
 import json
 import platform
+import secrets
 import subprocess
+import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specbench.config import variants
-from specbench.storage.files import sha256
+from specbench.errors import UsageError
+from specbench.rows import journal
+from specbench.storage.files import content, sha256, write_atomically
 from specbench.storage.version import __version__
 
 #: The embedded metrics had the names of their columns before the real metrics took these names.
-RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}
-
-
+_RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}
 # A hash exchanges older and newer names, so that old rows keep their hash and no two metrics share one.
-_HASHED_AS = RENAMED | {new: old for old, new in RENAMED.items()}
+_HASHED_AS = _RENAMED | {new: old for old, new in _RENAMED.items()}
 
 
 def config_hash(cfg: Mapping[str, Any]) -> str:
@@ -143,3 +146,57 @@ def _processor() -> str:
 def utc() -> str:
     """The time now, as rows and files record it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def new_run_id() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True)
+class RunMemory:
+    """run_id: unique. config: digests of config.yaml, the one that it has last; two while it is being written, none in
+    folders of older versions. sessions: the processes by name, each with its environment, see `worker.Joined`. begun:
+    the latest start, seconds since 1970. smallest_batch: to which a lack of memory led. logged: tracker -> digest of
+    the row that it got. asked: whether the metrics of the latest start were asked for by name."""
+
+    run_id: str
+    config: tuple[str, ...] = ()
+    sessions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    begun: float | None = None
+    smallest_batch: int | None = None
+    logged: Mapping[str, str] = field(default_factory=dict)
+    asked: bool = False
+
+    @classmethod
+    def new(cls) -> Self:
+        """Of a run that begins."""
+        return cls(new_run_id())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """UsageError where a run cannot have written the file, or it was changed since."""
+        try:
+            text = content(path)
+            values = json.loads(text)
+            if "check" in values or "config" in values:  # older versions wrote neither
+                values = journal.decode(text)
+            known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+            found = cls(**known | {"config": tuple(values.get("config", ()))})
+            sessions = found.sessions.values()
+            if isinstance(found.run_id, str) and all(isinstance(one, dict) for one in sessions):
+                return found
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            pass
+        raise UsageError(f"{path} is not as specbench run wrote it; restore the file, or name another folder")
+
+    def content(self) -> bytes:
+        """The file."""
+        return journal.encode(asdict(self))
+
+    def write(self, path: Path) -> None:
+        """Replaces the file."""
+        write_atomically(path, self.content())
+
+    def changed(self, **values: Any) -> Self:
+        """With other values."""
+        return replace(self, **values)

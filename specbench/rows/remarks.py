@@ -1,20 +1,37 @@
-"""What a row's note says about how the row was measured."""
+"""What a row's note says: how the row was measured, what is wrong with its images, and why it lacks a metric.
+
+A run whose metric could not be computed is complete: its images and its row exist. It ends with exit code 3 if the
+metric was asked for, on the command line or by an experiment, a protocol, a suite or a table, and with 0 if it is a
+default of the model or the data set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
-from specbench.config import parameters, variants
-from specbench.rows import protocol, seconds, timing
+from specbench.config import parameters, protocols, variants
+from specbench.config.run_config import RunConfig
+from specbench.rows import timing
+from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Record
+from specbench.rows.shown import unsteady
+
+#: A flat image: no channel has two pixels that differ by more levels of 255. A generated image, of fog or of the night,
+#: differs by tens; a file format that loses something keeps a single colour to a level.
+FLAT = 2
+#: The least side in pixels where no size was requested: one token of the image tokenizers with the usual factor of 16.
+LEAST_SIDE = 16
 
 
 def measurement_remarks(
     cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]
 ) -> list[str]:
     """Remarks on how a row was measured."""
-    found, timed = protocol.remarks(cfg), row["timing"]
+    found, timed = protocol_remarks(cfg), row["timing"]
     if other := variants.departures(cfg):
         found.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
     if _leaves_raster_order(cfg):
@@ -32,7 +49,7 @@ def measurement_remarks(
                 f"{batches - paired} of {batches} {what} were not decoded next to their baseline: they do not count in"
                 " speed-ups in seconds"
             )
-    if why := seconds.unsteady(row):
+    if why := unsteady(row):
         found.append(f"{why}: its seconds are not shown")
     num_workers = max(session.get("workers", 1) for session in sessions.values())
     if num_workers > 1:
@@ -69,3 +86,147 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
 
 def _leaves_raster_order(cfg: Mapping[str, Any]) -> bool:
     return parameters.default("drafter", cfg["drafter"], "raster") is False
+
+
+def protocol_remarks(cfg: Mapping[str, Any]) -> list[str]:
+    """Remarks on the protocol for a row: where the run departs from it, and which parameters it leaves open.
+
+    cfg: the checked configuration. Empty for a run without a protocol.
+    """
+    if not cfg["protocol"]:
+        return []
+    protocol = protocols.read(protocols.name_of(cfg["protocol"]))
+    departs, open_, several, code = sentences = (
+        f"departs from protocol {protocol.label}",
+        f"not stated by protocol {protocol.label}, so the run's own",
+        f"one of the values of protocol {protocol.label}",
+        f"by the released code of protocol {protocol.label}, not by its paper",
+    )
+    parts: dict[str, list[str]] = {sentence: [] for sentence in sentences}
+    chosen = {"variant": protocol.variant[cfg["method"]]} if cfg["method"] in protocol.variant else {}
+    for key, value in (protocol.values_for(cfg["model"], cfg["data"]) | chosen).items():
+        if key not in cfg:
+            continue
+        mine = f"{key} {_shown(key, cfg[key])}"
+        options = protocols.options(key, value)
+        shown = [_shown(key, option) for option in options]
+        if value is None:
+            parts[open_].append(mine)
+        elif not any(_same(cfg[key], option) for option in options):
+            parts[departs].append(f"{mine} (not {' or '.join(shown)})")
+        elif len(options) > 1:
+            parts[several].append(f"{mine} (of {', '.join(shown)})")
+        elif key in protocol.from_code:
+            parts[code].append(mine)
+    others = f"{', '.join(protocol.models)}, not {cfg['model']}" if protocol.models else "no model"
+    found = [] if cfg["model"] in protocol.models else [f"protocol {protocol.label} names {others}"]
+    return found + [f"{sentence}: {', '.join(held)}" for sentence, held in parts.items() if held]
+
+
+def _same(mine: Any, option: Any) -> bool:
+    return sorted(mine) == sorted(option) if isinstance(mine, list) and isinstance(option, list) else mine == option
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return parameters.table()[name].null
+    if isinstance(value, list):
+        return " + ".join(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def degenerate_remarks(
+    prompts: Sequence[str],
+    digests: Sequence[str | None],
+    contrasts: Sequence[int | None],
+    sizes: Sequence[tuple[int, int] | None],
+    requested: str | None = None,
+) -> list[str]:
+    """Remarks on images that are flat, too small, or the same for different prompts; none where nothing is wrong.
+
+    Serving engines really return such images: a decoder whose half-precision values overflow or a safety filter gives
+    black ones, a cache that ignores the prompt gives one image for every request. Scores do not show it.
+
+    Two images of different prompts that are equal to the pixel are a finding, however few images there are: the tokens
+    of an image have hundreds of bits, so that no two samples coincide, and a model that decodes greedily still depends
+    on its prompt. Equal images of one prompt are not a finding, since a server may decode greedily and ignore the seed.
+    Prompts that differ only in case and white space count as one, as text encoders read them.
+
+    Args:
+        prompts: of each image; all empty where unknown. Then only a set of equal images is a finding.
+        digests: of the pixels; None: unknown.
+        contrasts: the largest difference of two pixels in a channel; None: unknown.
+        sizes: (width, height) in pixels; None: unknown.
+        requested: "WIDTHxHEIGHT", the size that was asked for.
+    """
+    n, found = len(prompts), []
+    flat = [contrast is not None and contrast <= FLAT for contrast in contrasts]
+    if any(flat):
+        found.append(f"{sum(flat)} of {n} images are of one flat colour")
+    if wrong := [s for s in sizes if s and (f"{s[0]}x{s[1]}" != requested if requested else min(s) < LEAST_SIDE)]:
+        what = f"are not {requested} as requested" if requested else f"have a side below {LEAST_SIDE} pixels"
+        width, height = min(wrong, key=lambda s: s[0] * s[1])
+        found.append(f"{len(wrong)} of {n} images {what} (the smallest is {width}x{height})")
+    images = [(digest, i) for i, digest in enumerate(digests) if digest and not flat[i]]
+    if any(prompts):
+        by_digest: dict[str, list[str]] = defaultdict(list)
+        for digest, i in images:
+            by_digest[digest].append(" ".join(prompts[i].casefold().split()))
+        if same := sum(len(sharing) for sharing in by_digest.values() if len(set(sharing)) > 1):
+            found.append(f"{same} of {n} images equal the image of another prompt to the pixel")
+    elif n > 1 and len(images) == n and len({digest for digest, _ in images}) == 1:
+        found.append(f"all {n} images are equal to the pixel")
+    return found
+
+
+class MeasuredRun(Protocol):
+    """A run, as `harness.planned.PlannedRun` describes it."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def asked(self) -> bool: ...
+    @property
+    def row(self) -> Mapping[str, Any] | None: ...
+
+
+def pieces(note: str) -> list[tuple[str, str]]:
+    """The remarks of a row's note, each with the column that it is about, or with its own first words."""
+    return [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z_]+: )", note)]
+
+
+def unmeasured(metrics: Iterable[str], row: Mapping[str, Any]) -> dict[str, str]:
+    """Metric -> why the row has no value in its first column, in the words of the note."""
+    reasons = {column: piece.partition(": ")[2] for piece, column in pieces(row.get("note") or "")}
+    columns = {name: parameters.metric_columns(name)[0] for name in metrics}
+    return {
+        name: reasons.get(column) or "the row does not say why"
+        for name, column in columns.items()
+        if row.get(column) in (None, "")
+    }
+
+
+def missing_metrics(runs: Sequence[MeasuredRun]) -> tuple[list[str], bool]:
+    """A line for every metric that has no value in some of the runs that have a row, here or in their folders, and
+    whether one of these was asked for. Of a single run only such lines: its own report has the others."""
+    rows = [(run, run.row or _row(run.folder / "row.csv")) for run in runs]
+    missing = [(run, unmeasured(run.config.metrics, row)) for run, row in rows if row]
+    asked = any(run.asked and found for run, found in missing)
+    names: dict[tuple[str, str], list[str]] = {}
+    for run, found in missing if asked or len(runs) > 1 else ():
+        for item in found.items():
+            names.setdefault(item, []).append(run.name)
+    lines = []
+    for (metric, reason), some in names.items():
+        shown = ", ".join(some[:3]) + (", ..." if some[3:] else "")
+        where = f" in {len(some)} of {len(runs)} runs ({shown})" if len(runs) > 1 else ""
+        lines.append(f"{metric} has no value{where}: {reason}")
+    return lines, asked
+
+
+def _row(path: Path) -> Mapping[str, Any] | None:
+    return next(iter(read_rows(path)), None) if path.is_file() else None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from specbench.config import parameters
 from specbench.config.run_config import RunConfig
-from specbench.rows import indices, seconds, summary
+from specbench.rows import summary
 from specbench.rows.columns import SHIFT_BOUND, stderr_of
 from specbench.rows.differences import differences, several
-from specbench.rows.shown import shown
+from specbench.rows.journal import Record
+from specbench.rows.shown import shown, unsteady
+
+_LEAST = 0.05  # seconds of a part of a start that is named, shown as 0.1
 
 
 def describe(cfg: Mapping[str, Any]) -> str:
@@ -65,7 +69,7 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
     lines += [("tests", several(against_vanilla.values())), ("note", str(row.get("note") or ""))]
     source = "/".join(filter(None, [row["data"], row["split"]]))
     where = row["device_name"] or row["server"] or "an unnamed server"
-    each = indices.images_per_prompt(cfg)
+    each = cfg.get("images_per_prompt") or 1
     count = (
         f"n={row['n']}"
         + (f" (shard {row['shard']})" if row.get("shard") else "")
@@ -101,7 +105,7 @@ def _speed_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tupl
     ]
     if row.get("timed_pairs"):
         further = f" ({row['further_pairs']} measured again)" if row["further_pairs"] else ""
-        steady = "does not hold" if seconds.unsteady(row) else "holds"
+        steady = "does not hold" if unsteady(row) else "holds"
         holds = "too few for a standard error" if row["speedup_throughput_stderr"] is None else steady
         count = f"{row['timed_pairs']} pair{'s' if row['timed_pairs'] != 1 else ''}"
         lines.append(("timing", f"over {count} with vanilla{further}: {holds}"))
@@ -149,3 +153,49 @@ def _served_lines(row: Mapping[str, Any], value: Callable[..., str]) -> list[tup
         lines.append(("goodput", f"{value('goodput')} of the requests within {row['latency_bound']:g} s"))
     lines.append(("requests", f"{row['request_retries']} attempts repeated, {row['requests_failed']} failed before"))
     return lines
+
+
+@dataclass(frozen=True)
+class TimeSpent:
+    """What one start of a run spent its time on: wall times, seconds since 1970, of the start, the end of decoding
+    (with loading), of scoring, and of the run."""
+
+    began: float
+    decoded: float
+    scored: float
+    ended: float
+
+    def parts(
+        self, method: str, records: Iterable[Record], sessions: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, float]:
+        """Part -> seconds, which sum to the whole.
+
+        Args:
+            records: of the method and of vanilla AR, repeated timings included. Those of earlier starts do not count.
+            sessions: the processes that decoded, see `provenance.RunMemory`. Where several did at the same time, or a
+                server, the seconds of images do not sum to wall time, and decoding is one part.
+        """
+        decoding, rest = self.decoded - self.began, self.ended - self.scored
+        here = [r for r in records if r.done >= self.began]
+        used = [sessions.get(name, {}) for name in {r.session for r in here}]
+        parts: dict[str, float] = {}
+        if here and all(r.request_s is None for r in here) and all(one.get("workers", 1) == 1 for one in used):
+            parts = {"loading": sum(float(one.get("loaded_s") or 0) for one in used), "drafting": 0.0}
+            for r in here:
+                drafting, side = r.draft_s or 0.0, "vanilla" if r.is_baseline else method
+                parts["drafting"] += drafting
+                parts[side] = parts.get(side, 0.0) + r.text_s + r.decode_s + r.pixels_s - drafting
+            parts["warm-up and statistics"] = decoding - sum(parts.values())
+        else:
+            parts["decoding"] = decoding
+        return parts | {"scoring": self.scored - self.decoded, "the rest": rest}
+
+    def sentence(self, method: str, records: Iterable[Record], sessions: Mapping[str, Mapping[str, Any]]) -> str:
+        """The parts as text, without those that took next to nothing."""
+        parts = self.parts(method, records, sessions)
+        each = ", ".join(f"{name} {_seconds(spent)}" for name, spent in parts.items() if spent >= _LEAST)
+        return f"{_seconds(self.ended - self.began)} s" + (f": {each}" if each else "")
+
+
+def _seconds(spent: float) -> str:
+    return f"{spent:,.0f}" if spent >= 10 else f"{spent:.1f}"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from specbench.rows import checked_lines
 from specbench.rows.columns import METRICS
+from specbench.rows.journal import AppendOnly, decode
 from specbench.storage.files import sha256
 
 #: What a line is of: a method's images, the vanilla AR images of the same prompts, or the difference of the two.
@@ -68,11 +68,11 @@ class ScoreLine:
         return any(one.value is not None for one in self.columns.values())
 
 
-class ScoreJournal(checked_lines.AppendOnly[ScoreLine]):
+class ScoreJournal(AppendOnly[ScoreLine]):
     """The scores of a folder."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, lambda line: _line(checked_lines.decode(line)), "a score")
+        super().__init__(path, lambda line: _line(decode(line)), "a score")
 
     def newest(self, metric: str, side: Side, images: str, prompts: str, basis: str | None = None) -> ScoreLine | None:
         """The newest line of a metric for these images: with this basis or, without one, with a value."""

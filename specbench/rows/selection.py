@@ -1,18 +1,109 @@
-"""Choosing among rows: conditions, an order, groups, columns, and how they are printed."""
+"""Choosing among rows: conditions, an order, groups, columns, and how they are printed.
+
+Rows of one configuration and several seeds are one: means, and the standard deviation between seeds.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal, plain, unknown
-from specbench.rows import pool
-from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
+from specbench.rows.columns import _NUMBERS, COLUMNS, METRICS, SHOWN, stderr_of
+from specbench.rows.csv_files import aligned
+from specbench.rows.shown import MACHINE
 
 Row = Mapping[str, Any]
+
+#: Columns in which rows that are pooled agree: every parameter but the seed, what was measured by what, and where.
+_SAME = (
+    *(name for name in parameters.table() if name in COLUMNS and name not in ("seed", "protocol", "variant")),
+    *(f"{name}_backend" for name in METRICS),
+    *MACHINE,
+    "commit",
+    "specbench",
+    "timing",
+)
+#: Columns of one row alone, which a pooled one names all.
+_OWN = ("run_id", "time", "config_hash", "seed", "prompts_hash", "note")
+
+
+def spread_of(column: str) -> str:
+    """The column with the standard deviation between seeds."""
+    return f"{column.removesuffix('_mean')}_std"
+
+
+def key(row: Row) -> tuple[str, ...]:
+    """What rows have in common that differ in their seed alone."""
+    return tuple(_plain(row.get(name)) for name in _SAME)
+
+
+def groups(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows that are of one configuration but for the seed, on one machine, by one commit; in the order of the first of
+    each. Of several rows of one seed the newest counts."""
+    found: dict[tuple[Any, ...], dict[Any, Row]] = {}
+    for row in rows:
+        seeds = found.setdefault(key(row), {})
+        seed = _plain(row.get("seed"))
+        if seed not in seeds or str(row.get("time") or "") >= str(seeds[seed].get("time") or ""):
+            seeds[seed] = row
+    return [list(seeds.values()) for seeds in found.values()]
+
+
+def _plain(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def pooled(rows: Sequence[Row]) -> dict[str, Any]:
+    """One row for several: of a number the mean over the rows, next to the standard deviation between them in the
+    column `spread_of`; of a text all that there are, of notes the remarks that all have. A number that some rows lack
+    is missing.
+
+    Standard errors of single rows are left out: they are within a seed, the spread is between seeds.
+    """
+    if len(rows) == 1:
+        return dict(rows[0])
+    found: dict[str, Any] = {}
+    spreads: dict[str, float] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        cells = [row.get(name) for row in rows]
+        if name == "note":
+            found[name] = _common_note([_plain(cell) for cell in cells])
+        elif len({_plain(cell) for cell in cells}) == 1 and (name in parameters.table() or name in MACHINE):
+            found[name] = cells[0]
+        elif name not in _NUMBERS or name in (*_OWN, *MACHINE) or name in parameters.table():
+            texts = dict.fromkeys(_plain(cell) for cell in cells if cell not in (None, ""))
+            found[name] = " / ".join(texts) or None
+        elif name.endswith(("_stderr", "_std")):
+            found[name] = None
+        else:
+            numbers = [_number(cell) for cell in cells]
+            known = [number for number in numbers if number is not None]
+            complete = len(known) == len(rows)
+            found[name] = statistics.fmean(known) if complete else None
+            if complete:
+                spreads[spread_of(name)] = statistics.stdev(known)
+    if len({_plain(row.get("timing_valid")) for row in rows}) > 1:
+        found["timing_valid"] = "false"
+    return found | spreads
+
+
+def _common_note(notes: Sequence[str]) -> str | None:
+    """The remarks that all rows have."""
+    pieces = [note.split("; ") for note in notes]
+    return "; ".join(piece for piece in pieces[0] if all(piece in other for other in pieces)) or None
+
+
+def _number(cell: Any) -> float | None:
+    try:
+        return None if cell in (None, "") else decimal(str(cell))
+    except ValueError:
+        return None
+
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": lambda a, b: a <= b,
@@ -93,7 +184,7 @@ def shown(row: Row, name: str) -> str:
         return ""
     if not isinstance(cell, int | float) or isinstance(cell, bool):
         return plain(cell)
-    spread = row.get(pool.spread_of(name)) if row.get("seeds", 1) > 1 else row.get(stderr_of(name))
+    spread = row.get(spread_of(name)) if row.get("seeds", 1) > 1 else row.get(stderr_of(name))
     if not isinstance(cell, float) and name not in SHOWN:
         return str(cell)
     decimals = SHOWN[name].decimals if name in SHOWN else None
@@ -108,8 +199,8 @@ def grouped(rows: Sequence[Row], names: Sequence[str], pool_seeds: bool) -> tupl
     """One row for the rows that agree in these columns, or, without columns, for the seeds of a configuration; each
     with the number of its rows as `seeds`. And a note on each group whose rows differ in device, code or arithmetic."""
     if not names:
-        some = pool.groups(rows) if pool_seeds else [[row] for row in rows]
-        return [{**pool.pooled(one), "seeds": len(one)} for one in some], []
+        some = groups(rows) if pool_seeds else [[row] for row in rows]
+        return [{**pooled(one), "seeds": len(one)} for one in some], []
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(tuple(str(row.get(column(name)) or "") for name in names), []).append(row)
@@ -117,7 +208,7 @@ def grouped(rows: Sequence[Row], names: Sequence[str], pool_seeds: bool) -> tupl
     notes = [
         f"the group {' '.join(key)} mixes rows that differ in {', '.join(odd)}" for key, odd in mixed.items() if odd
     ]
-    return [{**pool.pooled(some), "seeds": len(some)} for some in found.values()], notes
+    return [{**pooled(some), "seeds": len(some)} for some in found.values()], notes
 
 
 def telling(rows: Sequence[Row], groups: Sequence[str]) -> list[str]:
@@ -152,5 +243,4 @@ def as_table(rows: Iterable[Row], columns: Sequence[str], markdown: bool = False
         lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
         return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *lines))
     cut = [[cell if len(cell) <= 40 else f"{cell[:37]}..." for cell in line] for line in lines]
-    widths = [max(map(len, cells)) for cells in zip(columns, *cut, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in (columns, *cut))
+    return "\n".join(aligned([columns, *cut], len(columns)))

@@ -1,22 +1,196 @@
-"""A row as it may be shown: in `specbench show`, in the printed report of a run, on the report's page and on cards."""
+"""Which values of a row may be shown, from its cells alone (text or values): seconds whose timing holds, statistics of
+enough images.
+
+A Fréchet distance compares covariances of features. The covariance of few images is estimated badly, which biases the
+distance upwards, by an amount that falls as 1 / n and depends on the method. There is no distance of fewer than
+`IMAGES_PER_FEATURE` images for each feature, whichever network the features come from. A metric that estimates such a
+covariance declares the number of features, by the name of their extractor in backends:
+
+    features: {scenes-classifier: 64}
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specbench.rows import sample_size
-from specbench.rows.columns import resolved, stderr_of
-from specbench.rows.seconds import with_bias, withheld
+from specbench.config import parameters
+from specbench.config.yaml_files import cached
+from specbench.errors import UsageError
+from specbench.rows.columns import (
+    OF_TIMING,
+    OLDER_DRIFT_BOUND,
+    SHIFT_BOUND,
+    SPEEDUPS,
+    TIMED_COLUMNS,
+    resolved,
+    stderr_of,
+)
+
+Row = Mapping[str, Any]
+
+IMAGES_PER_FEATURE = 16
+#: Columns that identify what was timed on, and their names in print.
+MACHINE = {
+    "device_name": "device",
+    "device": "device",
+    "threads": "threads",
+    "dtype": "dtype",
+    "engine": "engine",
+    "torch": "PyTorch",
+    "driver": "driver",
+}
+#: What tables say of speed-ups of older rows, see `with_bias`.
+OLDER = (
+    f"decided by the drift of vanilla alone, so that the error has {SHIFT_BOUND:.0%} of the speed-up, by which a load"
+    " on one side may have moved it"
+)
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row without seconds and speed-ups that do not hold and without statistics of too few images, with 0 for what
-    is rounding, and with the errors that hold. (Tables do the same with cells: `tables.layout.printable`.)"""
+def shown(row: Row) -> dict[str, Any]:
+    """The row without values that are `withheld`, with 0 for what is rounding, and with the errors that hold. (Tables
+    do the same with cells: `tables.layout.printable`.)"""
     found = dict(with_bias(row))
     for name, value in row.items():
-        if withheld(row, name) or sample_size.withheld(row, name):
+        if withheld(row, name):
             found[name] = None
         elif isinstance(value, float) and value and not resolved(name, value):
             found |= {name: 0.0, stderr_of(name): None}
     return found
+
+
+def withheld(row: Row, column: str) -> str:
+    """Why a row's value of a column is not printed; empty where it is.
+
+    Of a row whose timing does not hold, no seconds are printed. A speed-up in seconds also needs that method and
+    vanilla alternated, often enough for an error. Vanilla's own speed-up is 1 by definition. Older rows have Fréchet
+    distances of any number of images.
+    """
+    if column not in TIMED_COLUMNS or column in OF_TIMING or row.get(column) in (None, ""):
+        extractor = str(row.get(f"{column}_backend") or "").partition("@")[0]
+        width, n = _features_of(column).get(extractor), row.get("images") or row.get("n")
+        why = too_few(int(n), width) if width and n else ""
+        return f"Not printed: {why}." if why else ""
+    is_speedup = column in SPEEDUPS or column in map(stderr_of, SPEEDUPS)
+    if is_speedup and is_vanilla(row):
+        return ""
+    if why := unsteady(row):
+        return f"Not printed: {why}."
+    if not is_speedup or _holds(row):
+        return ""
+    if not row.get("timed_pairs"):
+        return (
+            "Not printed: the method and vanilla were timed in separate passes, between which the speed of the machine"
+            " changes; the row has the value."
+        )
+    return f"Not printed: {row['timed_pairs']} timed pairs are too few for an error."
+
+
+# Images
+
+
+def too_few(n: int, features: int) -> str:
+    """Why `n` images give no Fréchet distance over so many features; empty where they do."""
+    needed = IMAGES_PER_FEATURE * features
+    if n >= needed:
+        return ""
+    return f"n < {IMAGES_PER_FEATURE} x {features} features: a Fréchet distance needs {needed:,} images"
+
+
+def features(metric: str) -> dict[str, int]:
+    """Feature extractor -> number of features, of a metric that estimates their covariance; empty for another metric.
+    UsageError, naming the file, for a wrong declaration."""
+    declared = parameters.default("metrics", metric, metric).get("features", {})
+    if not isinstance(declared, Mapping) or not all(type(d) is int and d > 0 for d in declared.values()):
+        raise UsageError(f"conf/metrics/{metric}.yaml: features needs EXTRACTOR: INTEGER (got {declared!r})")
+    return {str(name): d for name, d in declared.items()}
+
+
+@cached
+def _features_of(column: str) -> dict[str, int]:
+    """The same of all metrics that fill a column."""
+    metrics = [one for one in parameters.single_metrics() if column in parameters.metric_columns(one)]
+    return {name: d for metric in metrics for name, d in features(metric).items()}
+
+
+def too_few_for(metric: str, n: int) -> str:
+    """`too_few` for a metric by its name; empty for a metric that is no Fréchet distance."""
+    return next(filter(None, (too_few(n, d) for d in features(metric).values())), "")
+
+
+# Seconds
+
+
+def unsteady(row: Row) -> str:
+    """Why the timing of a row does not hold, although its pairs suffice; empty where it does."""
+    if not row.get("timed_pairs") or _holds(row):
+        return ""
+    if is_older(row):
+        if row.get("drift") in (None, "") or abs(float(row["drift"])) <= OLDER_DRIFT_BOUND:
+            return ""
+        return (
+            f"vanilla's seconds drifted by {float(row['drift']):+.0%} from the first half to the second, beyond the"
+            f" {OLDER_DRIFT_BOUND:.0%} with which a timing held when the row was measured"
+        )
+    if row.get("speedup_shift") in (None, "") or float(row["speedup_shift"]) <= SHIFT_BOUND:
+        return ""
+    return (
+        f"over {row['timed_pairs']} pairs with vanilla, {row.get('further_pairs') or 0} of them measured again, the"
+        f" speed-up was not steady (a change of one side moved it by up to {float(row['speedup_shift']):.0%})"
+    )
+
+
+def _holds(row: Row) -> bool:
+    return bool(row.get("timed_pairs")) and str(row.get("timing_valid")).lower() == "true"
+
+
+def is_older(row: Row) -> bool:
+    """Whether a row is from before the steadiness of the speed-up was measured."""
+    return bool(row.get("timed_pairs")) and row.get("further_pairs") in (None, "")
+
+
+def with_bias(row: Row) -> Row:
+    """The row; of an older one, the standard errors of speed-ups with the bias that its criterion left, B = 5 %.
+
+    Both are added in squares. An interval of 1.96 such errors then has the truth with at least 95 % for every bias up
+    to B and every noise s: it reaches as far as B + 1.645 s, since 1.96^2 (B^2 + s^2) >= (B + 1.645 s)^2 for all s.
+    """
+    if not is_older(row) or is_vanilla(row):
+        return row
+    changed = {}
+    for column in SPEEDUPS:
+        if row.get(column) and row.get(error := stderr_of(column)):
+            both = math.hypot(float(row[error]), SHIFT_BOUND * float(row[column]))
+            changed[error] = str(both) if isinstance(row[error], str) else both
+    return {**row, **changed}
+
+
+def is_vanilla(row: Row) -> bool:
+    return bool(row.get("run_id")) and row.get("baseline_run_id") == row.get("run_id")
+
+
+def common_machine(rows: Iterable[Row], columns: Sequence[str]) -> tuple[str, ...] | None:
+    """The machine of most of the rows that have a value in one of these columns; of equally many, that of the first.
+    Rows of timed pairs decide where there are any. None where no row has a value."""
+    timed = [row for row in rows if any(row.get(column) for column in columns)]
+    found = Counter(_machine(row) for row in [row for row in timed if row.get("timed_pairs")] or timed)
+    return found.most_common(1)[0][0] if found else None
+
+
+def _machine(row: Row) -> tuple[str, ...]:
+    return tuple(str(row.get(name) or "") for name in MACHINE)
+
+
+def elsewhere(row: Row, column: str, common: tuple[str, ...]) -> str:
+    """Why a row's value is not printed in a column with the seconds of another machine; empty where it is."""
+    if column in SPEEDUPS and is_vanilla(row):
+        return ""
+    differing = {MACHINE[n]: (a, b) for n, a, b in zip(MACHINE, _machine(row), common) if a != b}
+    if not differing:
+        return ""
+    parts = [
+        f"{name} {mine or 'unknown'} instead of {theirs or 'unknown'}" for name, (mine, theirs) in differing.items()
+    ]
+    return f"Not printed: timed otherwise than the rest of the column ({', '.join(parts)}); the row has the value."

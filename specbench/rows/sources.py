@@ -1,54 +1,46 @@
-"""Rows of runs wherever they are: CSV and Parquet files, stores, folders of runs, nested as in grids and suites."""
+"""Rows of runs wherever they are: CSV and Parquet files, stores, folders of runs, nested as in grids and suites.
+
+A store is a SQLite file. Every run adds its row to that of results when it is finished: runs/results.sqlite beside the
+folders of runs, another file that $SPECBENCH_STORE names, or none for `none`. A run has one row there: a later one of
+the same folder or of the same run_id replaces it. Columns that a newer version adds join the table. SQLite locks the
+file, and a kill leaves a row or none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specbench.errors import UsageError, install
-from specbench.rows import baseline, store
-from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import as_read, has_runs, read_rows, to_csv
+from specbench.errors import UsageError, decimal, install, plain
+from specbench.rows import baseline
+from specbench.rows.columns import _NUMBERS, COLUMNS, RENAMED_COLUMNS
+from specbench.rows.csv_files import as_cells, as_read, has_runs, read_rows, to_csv
 from specbench.storage.files import atomic_path, write_atomically
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 ROW = "row.csv"  # in a run's folder
-PARQUET = ".parquet"
+#: The environment variable with the path of the store of results.
+PLACE = "SPECBENCH_STORE"
+STORE = Path("runs", "results.sqlite")
+_STORES = (".sqlite", ".sqlite3", ".db")
+_PARQUET = ".parquet"
+_PATIENCE = 30.0  # seconds that a process waits for another one's row
+_FOLDER = "folder"  # a store's column with a run's folder, before those of `COLUMNS`
 
 
-def rows_of_table(path: Path) -> list[dict[str, Any]] | None:
-    """The rows of a CSV or Parquet file or of a store; None for a file of other things. UsageError where it is
-    damaged."""
-    if path.suffix == PARQUET:
-        return _read_parquet(path)
-    if path.suffix in store.ENDINGS:
-        return [row for _, row in store.read(path)]
-    return read_rows(path) if has_runs(path) else None
+def frame(*sources: str | Path) -> pd.DataFrame:
+    """The rows of any mixture of files and folders as one table, as `read` chooses them: numbers in float64 or int64
+    columns, an empty cell as missing. UsageError as `read`."""
+    import pandas as pd
 
-
-def tables_in(folder: Path) -> list[Path]:
-    """The CSV and Parquet files of a folder that are not the row of a run."""
-    found = (*folder.glob("*.csv"), *folder.glob(f"*{PARQUET}"))
-    return [path for path in sorted(found) if path.name != ROW and path.is_file()]
-
-
-def row_of_run(path: Path) -> dict[str, Any]:
-    """The one row of a run's folder, from its row.csv. UsageError for any other file."""
-    if not has_runs(path):
-        raise UsageError(f"{path} is not the row of a run; leave its folder out")
-    rows = read_rows(path)
-    if len(rows) != 1:
-        raise UsageError(f"{path} has {len(rows)} rows, where a run has one; leave its folder out")
-    return rows[0]
-
-
-def runs_in(folder: Path) -> Iterator[tuple[Path, dict[str, Any] | UsageError]]:
-    """The row.csv of every run at or below a folder, with its row or what is wrong with it."""
-    for path in sorted(folder.rglob(ROW)):
-        try:
-            yield path, row_of_run(path)
-        except UsageError as e:
-            yield path, e
+    return pd.DataFrame(read([Path(source) for source in sources])[0], columns=list(COLUMNS))
 
 
 def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
@@ -78,8 +70,8 @@ def read(sources: Sequence[Path], baselines: bool = False) -> tuple[list[dict[st
 
 def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, dict[str, Any]]]:
     """Rows, with the folders of their runs where these are known."""
-    if source.is_file() and source.suffix in store.ENDINGS:
-        yield from ((Path(folder) if folder else None, row) for folder, row in store.read(source))
+    if source.is_file() and source.suffix in _STORES:
+        yield from ((Path(folder) if folder else None, row) for folder, row in read_store(source))
     elif source.is_file():
         yield from ((None, row) for row in rows_of_table(source) or ())
     elif source.is_dir():
@@ -94,16 +86,136 @@ def _of_source(source: Path, notes: list[str]) -> Iterator[tuple[Path | None, di
         raise UsageError(f"there is no file or folder {source}")
 
 
+def rows_of_table(path: Path) -> list[dict[str, Any]] | None:
+    """The rows of a CSV or Parquet file or of a store; None for a file of other things. UsageError where it is
+    damaged."""
+    if path.suffix == _PARQUET:
+        return _read_parquet(path)
+    if path.suffix in _STORES:
+        return [row for _, row in read_store(path)]
+    return read_rows(path) if has_runs(path) else None
+
+
+def tables_in(folder: Path) -> list[Path]:
+    """The CSV and Parquet files of a folder that are not the row of a run."""
+    found = (*folder.glob("*.csv"), *folder.glob(f"*{_PARQUET}"))
+    return [path for path in sorted(found) if path.name != ROW and path.is_file()]
+
+
+def runs_in(folder: Path) -> Iterator[tuple[Path, dict[str, Any] | UsageError]]:
+    """The row.csv of every run at or below a folder, with its row or what is wrong with it."""
+    for path in sorted(folder.rglob(ROW)):
+        try:
+            yield path, _row_of_run(path)
+        except UsageError as e:
+            yield path, e
+
+
+def _row_of_run(path: Path) -> dict[str, Any]:
+    if not has_runs(path):
+        raise UsageError(f"{path} is not the row of a run; leave its folder out")
+    rows = read_rows(path)
+    if len(rows) != 1:
+        raise UsageError(f"{path} has {len(rows)} rows, where a run has one; leave its folder out")
+    return rows[0]
+
+
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Writes rows to a file, as its ending says. UsageError for an unknown one, or for Parquet without pyarrow."""
     if path.suffix == ".csv":
         write_atomically(path, to_csv(rows).encode())
-    elif path.suffix in store.ENDINGS:
-        store.add(path, ((row.get("folder", row["run_id"]), row) for row in rows))
-    elif path.suffix == PARQUET:
+    elif path.suffix in _STORES:
+        add_to_store(path, ((row["run_id"], row) for row in rows))
+    elif path.suffix == _PARQUET:
         _write_parquet(path, rows)
     else:
-        raise UsageError(f"out= must end in .csv, {PARQUET} or {store.ENDINGS[0]} (got {path})")
+        raise UsageError(f"out= must end in .csv, {_PARQUET} or {_STORES[0]} (got {path})")
+
+
+# Stores
+
+
+def default_store() -> Path | None:
+    """The store of results of runs that are started here; None where there is to be none."""
+    given = os.environ.get(PLACE, "")
+    return None if given == "none" else Path(given).expanduser() if given else STORE
+
+
+def add_to_store(path: Path, rows: Iterable[tuple[Path | str, Mapping[str, Any]]]) -> None:
+    """Adds rows with the folders of their runs. Raises OSError or sqlite3.Error where the file cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as file:
+        file.execute("BEGIN IMMEDIATE")
+        try:
+            _prepare(file)
+            for folder, row in rows:
+                _replace(file, str(folder), row)
+        except BaseException:
+            file.execute("ROLLBACK")
+            raise
+        file.execute("COMMIT")
+
+
+def _prepare(file: sqlite3.Connection) -> None:
+    names = {name for _, name, *_ in file.execute("PRAGMA table_info(rows)")}
+    if not names:
+        columns = ", ".join(_quoted(name) for name in COLUMNS if name != "run_id")
+        file.execute(f'CREATE TABLE rows ("run_id" PRIMARY KEY, {_quoted(_FOLDER)}, {columns})')
+        return
+    for name in COLUMNS:
+        if name not in names:
+            file.execute(f"ALTER TABLE rows ADD COLUMN {_quoted(name)}")
+
+
+def _replace(file: sqlite3.Connection, folder: str, row: Mapping[str, Any]) -> None:
+    cells = {_FOLDER: folder, **{name: text for name, text in as_cells(row).items() if text}}
+    file.execute('DELETE FROM rows WHERE "folder" = ? AND run_id <> ?', (folder, row["run_id"]))
+    names = ", ".join(map(_quoted, cells))  # of columns, which are ours
+    marks = ", ".join("?" * len(cells))
+    file.execute(f"INSERT OR REPLACE INTO rows ({names}) VALUES ({marks})", [_typed(*cell) for cell in cells.items()])  # noqa: S608
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _typed(name: str, text: str) -> Any:
+    """A cell as SQLite compares it: a number in a column of numbers."""
+    try:
+        number = decimal(text)
+    except ValueError:
+        return text
+    if name not in _NUMBERS:
+        return text
+    return int(text) if text.lstrip("-").isdecimal() and abs(number) < 2**63 else number
+
+
+def read_store(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The folders and the rows of a store, as `read_rows` returns rows. UsageError where the file is not one."""
+    if not path.is_file():
+        raise UsageError(f"there is no store {path}")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_PATIENCE)) as file:
+            file.row_factory = sqlite3.Row
+            until = time.monotonic() + _PATIENCE
+            file.set_progress_handler(lambda: time.monotonic() > until, 100)  # a generated column may never end
+            kinds = [kind for (kind,) in file.execute("SELECT type FROM sqlite_master WHERE name = 'rows'")]
+            if kinds and kinds != ["table"]:
+                raise UsageError(f"{path} is not a store of rows ('rows' is a {plain(kinds[0])}); name another file")
+            found = [dict(row) for row in file.execute("SELECT * FROM rows ORDER BY rowid")]
+    except sqlite3.Error as e:
+        raise UsageError(f"{path} is not a store of rows ({plain(e)}); name another file") from None
+    rows = []
+    for cells in found:
+        folder = str(cells.pop(_FOLDER, "") or "")
+        row = as_read({RENAMED_COLUMNS.get(name) or name: cell for name, cell in cells.items()})
+        if row["run_id"] is None:
+            raise UsageError(f"{path}: a row needs its run_id; remove it")
+        rows.append((folder, row))
+    return rows
+
+
+# Parquet
 
 
 def _pyarrow() -> Any:
@@ -127,8 +239,6 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
 
 def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Numbers as int64 or float64, everything else as text; an empty cell is null."""
-    from specbench.rows.columns import _NUMBERS
-
     pyarrow = _pyarrow()
     columns = {}
     for name in COLUMNS:

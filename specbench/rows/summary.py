@@ -3,6 +3,7 @@
 A step is one target forward pass. A step that starts with c committed tokens and accepts a draft tokens commits the
 positions c to c + a. The last one holds the step's own token (none where a fills the image). `Record.accepted_per_step`
 therefore determines how every token of an image was produced.
+
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from specbench.rows import indices, timing
+from specbench.config import indices
+from specbench.rows import timing
 from specbench.rows.columns import FLOAT32, stderr_of
 from specbench.rows.journal import Record
 from specbench.rows.timing import Estimate
-
-T = TypeVar("T")
 
 
 def ratio(above: Sequence[float], below: Sequence[float], groups: Sequence[int] | None = None) -> Estimate:
@@ -309,3 +309,34 @@ def is_accepted_draft(record: Record) -> np.ndarray:
 
 def _steps(record: Record) -> np.ndarray:
     return np.array(record.accepted_per_step, dtype=np.int64)
+
+
+def is_served(images: Sequence[Record]) -> bool:
+    """Whether a server decoded these images."""
+    return any(r.request_s is not None for r in images)
+
+
+def served_columns(images: Sequence[Record], bound: float | None) -> dict[str, Any]:
+    """The columns of images that a server decoded; what it does not tell stays empty. bound: the latency in seconds up
+    to which a request is good, None: goodput is not measured."""
+    failed = sum(r.failed or 0 for r in images)
+    seconds = [r.request_s or 0.0 for r in images]
+    estimates = {"request_s_mean": mean(seconds, by_prompt(images))}
+    if bound is not None:
+        estimates["goodput"] = mean([float(s <= bound) for s in seconds] + [0.0] * failed)
+    return with_errors(estimates) | {
+        "request_s_std": _std(seconds),
+        **{f"request_s_p{p}": float(np.percentile(seconds, p)) for p in (50, 95, 99)},
+        "served_images_per_s": _served_per_second(images),
+        "request_retries": sum((r.attempts or 1) - 1 for r in images),
+        "requests_failed": failed,
+    }
+
+
+def _served_per_second(images: Sequence[Record]) -> float | None:
+    """Images over the seconds from the first arrival to the last answer, of each process that requested some."""
+    total = 0.0
+    for session in {r.session for r in images}:
+        mine = [r for r in images if r.session == session]
+        total += max(r.done for r in mine) - min(r.done - (r.request_s or 0.0) for r in mine)
+    return len(images) / total if total > 0 else None

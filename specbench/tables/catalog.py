@@ -1,22 +1,52 @@
-"""Every table there is, by its id: the files of conf/suite and of plug-ins, each read when it is first asked for."""
+"""Tables from YAML, and every table there is, by its id. docs/suites.md describes the format.
+
+A line with a list in the place of a value is a sweep: one line for each value, and a curve of the figure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from specbench.config import command_line, parameters
 from specbench.config.yaml_files import cached
-from specbench.tables import reading, suite_files
-from specbench.tables.definitions import Table
+from specbench.errors import plain, unknown
+from specbench.rows.columns import COLUMNS, SHOWN
+from specbench.storage.reading import short
+from specbench.tables import suite_files
+from specbench.tables.definitions import (
+    REMARKS,
+    STANDARD,
+    SYMBOLS,
+    Column,
+    Curve,
+    Line,
+    Maps,
+    Matched,
+    Panel,
+    Series,
+    Stack,
+    Table,
+    TableFigure,
+    TableTest,
+    row_column,
+)
+from specbench.tables.suite_files import FigureKeys, PanelKeys, Source
+
+#: What a line has next to its parameters.
+_OF_LINE = ("label", "published", "elsewhere", "without")
 
 
 class _Catalog(Mapping[str, Table]):
-    def __getitem__(self, name: str) -> Table:
-        if name not in self:
-            raise KeyError(name)
-        return _table(name)
+    """The tables of conf/suite and of plug-ins, each read when it is first asked for."""
 
-    def __contains__(self, name: object) -> bool:
-        return name in suite_files.names()
+    def __getitem__(self, name: str) -> Table:
+        if name not in suite_files.names():
+            raise KeyError(name)
+        return _named(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(suite_files.names())
@@ -26,8 +56,189 @@ class _Catalog(Mapping[str, Table]):
 
 
 @cached
-def _table(name: str) -> Table:
-    return reading.table(name, suite_files.named(name))
+def _named(name: str) -> Table:
+    return table(name, suite_files.named(name))
 
 
 TABLES: Mapping[str, Table] = _Catalog()
+
+
+def table(name: str, source: Source) -> Table:
+    """The table of a file. UsageError for what it cannot hold."""
+    keys = source.definition
+    lines, panels = _lines(source)
+    if not lines:
+        raise source.fault("there are no lines: give a label and parameters each, such as `sjd: {method: sjd}`")
+    tests = ((*one, *pair) for test in keys.tests for pair in test.pairs for one in test.of.items())
+    return Table(
+        id=name,
+        title=keys.title or name,
+        paper=keys.paper,
+        n=keys.n or (0 if keys.rows_of == "bench" else 16),
+        protocol=overrides(source, "with", keys.with_),
+        columns=tuple(_column(source, one) for one in keys.columns),
+        lines=tuple(lines),
+        remarks=tuple(REMARKS.get(text, text) for text in keys.remarks),
+        figure=_figure(source, panels) if keys.figure else None,
+        panels=tuple(panels),
+        matched=source.made("matched", Matched, keys.matched) if keys.matched else None,
+        tests=tuple(TableTest(*test) for test in tests),
+        needs=keys.needs,
+        rows_of=keys.rows_of,
+        on_request=keys.on_request,
+        model=keys.model,
+    )
+
+
+def overrides(source: Source, where: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Parameters as arguments of a command line."""
+    return tuple(f"{name}={_value(source, f'{where}: {name}', value)}" for name, value in given.items())
+
+
+def _value(source: Source, where: str, value: Any) -> str:
+    """A value of YAML in Hydra's grammar."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(_value(source, where, one) for one in value)}]"
+    if isinstance(value, dict):
+        raise source.fault(f"{where} must be a text (got {short(value)})")
+    text = str(value)
+    return text if re.fullmatch(r"[\w./:+@%-]+", text) else command_line.quoted(text)
+
+
+def _column(source: Source, one: str | Mapping[str, Any]) -> Column:
+    if isinstance(one, str):
+        return _default_column(source, one, None)
+    if len(one) != 1:
+        raise source.fault(f"a column is its name, or `name: {{label: ...}}` (got {short(one)})")
+    [(key, more)] = one.items()
+    own = source.mapping(f"columns: {key}", more)
+    if own.get("better", "higher") not in ("higher", "lower"):
+        raise source.fault(f"columns: {key}: better must be higher or lower")
+    return source.made(f"columns: {key}", Column, {**vars(_default_column(source, key, own.get("better"))), **own})
+
+
+def _default_column(source: Source, key: str, better: str | None) -> Column:
+    from specbench.bench.rows import PROBES, ROWS
+
+    if key in STANDARD:
+        return STANDARD[key]
+    if key in SHOWN:
+        return row_column(key)
+    others = {"bench": ROWS.columns, "probe": PROBES.columns}
+    if key not in others.get(source.definition.rows_of, COLUMNS):
+        raise unknown("column", plain(key), SHOWN)
+    if better is None:
+        raise source.fault(f"column {key} needs the side that is better: `{key}: {{better: lower}}`")
+    return Column(key, key, better, 2, std_over=None)
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def _lines(source: Source) -> tuple[list[Line], list[Panel]]:
+    """All lines, and the panels of a figure of curves."""
+    lines: dict[str, Line] = {}
+    own = _curves(source, "lines", source.definition.lines, lines)
+    panels = []
+    for label, held in source.definition.panels.items():
+        where = f"panels: {label}"
+        keys = source.made(where, PanelKeys, held)
+        suffix = label if keys.suffix is None else keys.suffix
+        begin = _curves(source, f"{where}: first", keys.first, lines, keys.with_, suffix)
+        first = tuple(key for curve in begin for key in curve.lines)
+        curves = _curves(source, where, keys.lines, lines, keys.with_, suffix)
+        if foreign := set(keys.without_first) - {curve.label for curve in curves}:
+            raise source.fault(f"{where}: without_first has {min(foreign)}, which lines has not")
+        joined = [c if c.label in keys.without_first else Curve(c.label, (*first, *c.lines)) for c in curves]
+        panels.append(Panel(label, tuple(joined), keys.baseline))
+    return list(lines.values()), panels or [Panel("", tuple(own))]
+
+
+def _curves(
+    source: Source,
+    where: str,
+    held: Mapping[str, Any],
+    lines: dict[str, Line],
+    shared: Mapping[str, Any] | None = None,
+    suffix: str = "",
+) -> list[Curve]:
+    """Adds lines, sweeps among them; returns a curve for each entry."""
+    curves = []
+    ending = f", {suffix}" if suffix else ""
+    for name, one in held.items():
+        given = source.mapping(f"{where}: {name}", one)
+        label = str(given.get("label", name))
+        swept = {key: value for key, value in given.items() if _sweeps(key, value)}
+        rest = {key: value for key, value in given.items() if key not in swept}
+        if shared:
+            head = {"method": rest.pop("method")} if "method" in rest else {}
+            rest = {**head, **shared, **rest}
+        keys = []
+        for values in itertools.product(*swept.values()):
+            point = dict(zip(swept, values, strict=True))
+            text = label
+            for parameter, value in point.items():
+                hole = f"{{{parameter}}}"
+                told = f", {SYMBOLS.get(parameter, parameter)}={_shown(value)}"
+                text = text.replace(hole, _shown(value)) if hole in label else text + told
+            key = "_".join([name, *map(_shown, values)]) + ending
+            keys.append(_line(source, key, {**rest, **point, "label": text + ending}, lines))
+        curves.append(Curve(name, tuple(keys)))
+    return curves
+
+
+def _sweeps(name: str, value: Any) -> bool:
+    if name in _OF_LINE or not isinstance(value, list):
+        return False
+    declared = parameters.table().get(name)
+    kind = declared.kind if declared else ""
+    if kind == "tree":  # a list of lists is a tree, a list of names is several
+        return any(isinstance(one, str) for one in value)
+    return kind not in ("names", "numbers") or (bool(value) and all(isinstance(one, list) for one in value))
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _line(source: Source, key: str, given: Mapping[str, Any], lines: dict[str, Line]) -> str:
+    """Adds a line; returns its key."""
+    name = re.sub(r"[^\w.=-]+", "_", key.replace("+", "p"))
+    if name in lines:
+        raise source.fault(f"two lines are called {name}")
+    own = {k: v for k, v in given.items() if k not in _OF_LINE}
+    published, elsewhere = given.get("published"), given.get("elsewhere")
+    if elsewhere is not None:  # of another model: what differs, null for a parameter that it does not have
+        changed = source.mapping(f"{key}: elsewhere", elsewhere)
+        elsewhere = {k: v for k, v in {**own, **changed}.items() if k not in changed or v is not None}
+    lines[name] = Line(
+        name,
+        given["label"],
+        overrides(source, key, own) if own or "method" in source.definition.with_ else None,
+        None if published is None else {k: str(v) for k, v in source.mapping(f"{key}: published", published).items()},
+        str(given.get("without", Line.without)),
+        None if elsewhere is None else overrides(source, key, elsewhere),
+    )
+    return name
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def _figure(source: Source, panels: Sequence[Panel]) -> TableFigure | Series | Maps | Stack:
+    keys = source.made("figure", FigureKeys, source.definition.figure)
+    kinds: dict[str, type[Series | Maps | Stack]] = {"series": Series, "maps": Maps, "stack": Stack}
+    for name, kind in kinds.items():
+        if held := getattr(keys, name):
+            return source.made(f"figure: {name}", kind, held)
+    if keys.curves:
+        panels = [Panel("", tuple(Curve(label, lines) for label, lines in keys.curves.items()))]
+    if keys.panel is not None:
+        panels = [replace(panels[0], label=keys.panel)]
+    if not keys.x or not keys.y:
+        raise source.fault("figure needs x and y: columns of the table, or parameters")
+    if keys.log and (len(keys.x) > 1 or len(keys.y) > 1):
+        raise source.fault("figure: with log it has one x and one y")
+    return TableFigure(keys.x, keys.y, keys.baseline, tuple(panels), keys.log)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from specbench.harness.planned import PlannedRun, Row, execute
+from specbench.harness.planned import Plan, PlannedRun, Row, execute
 from specbench.rows.csv_files import append_row, as_cells, csv_text, read_rows
 from specbench.storage.files import write_atomically
-from specbench.tables.definitions import Panel, TableFigure
+from specbench.tables.definitions import Panel
 from specbench.tables.measure import ROW_FILES, TablePlan, store
+
+P = TypeVar("P", bound=Plan[Any])
 
 
 class Bench:
@@ -44,21 +46,53 @@ class Bench:
         return list(equal.rows(some, x, y))
 
 
-class _Collector:
-    """Executes runs of a table, and knows the folders with their images."""
+class Executor(Generic[P]):
+    """Executes runs of a plan, with progress to `say`, and compares their images. made: folder -> row of what was
+    executed; keep, jobs, patient: as of `planned.execute`."""
 
-    def __init__(self, plan: TablePlan, results: Path, bench: Bench, say: Callable[[str], None], jobs: int) -> None:
-        self.plan, self.results, self.bench, self.say, self.jobs = plan, results, bench, say, jobs
-        self.made: dict[Path, Row] = {}  # folder -> row of what was executed
+    def __init__(
+        self,
+        plan: P,
+        bench: Bench,
+        say: Callable[[str], None],
+        jobs: int = 1,
+        keep: Callable[[PlannedRun, Mapping[str, Any]], None] = lambda run, row: None,
+        patient: bool = False,
+    ) -> None:
+        self.plan, self.bench, self.say, self.jobs, self.keep, self.patient = plan, bench, say, jobs, keep, patient
+        self.made: dict[Path, Row] = {}
 
     def execute(self, chosen: Sequence[PlannedRun]) -> None:
-        execute(self.plan, chosen, self.bench.row, self._keep, self.say, self.jobs)
-        self.plan = self.plan.with_rows(self.made)
+        """Executes these runs; the plan then has their rows. UsageError or RunError where some failed."""
 
-    def _keep(self, run: PlannedRun, row: Mapping[str, Any]) -> None:
+        def keep(run: PlannedRun, row: Mapping[str, Any]) -> None:
+            self.keep(run, row)
+            self.made[run.folder] = as_cells(row)
+
+        try:
+            execute(self.plan, chosen, self.bench.row, keep, self.say, self.jobs, self.patient)
+        finally:
+            self.plan = self.plan.with_rows(self.made)
+
+    def compare(self, a: tuple[str, Path], b: tuple[str, Path]) -> list[Row]:
+        """The rows of `specbench compare` for two runs, each by its label and its folder."""
+        from specbench.compare import wording
+
+        self.say(f"{self.plan.title}: {b[0]} and {a[0]}, image by image")
+        rows = self.bench.compare(a[1], b[1])
+        return [as_cells({name: row.get(name) for name in wording.ROWS.columns}) for row in rows]
+
+
+class _Collector(Executor[TablePlan]):
+    """Of a table, whose rows are appended to its file as soon as they are there."""
+
+    def __init__(self, plan: TablePlan, results: Path, bench: Bench, say: Callable[[str], None], jobs: int) -> None:
+        super().__init__(plan, bench, say, jobs, self._append)
+        self.results = results
+
+    def _append(self, run: PlannedRun, row: Mapping[str, Any]) -> None:
         append = append_row if run.rows_of == "run" else ROW_FILES[run.rows_of].append
         append(store(self.plan.table, self.results), row)
-        self.made[run.folder] = as_cells(row)
 
     def folders(self, keys: Iterable[str]) -> dict[str, Path]:
         """Line key -> the folder with the images of its row. Those of a row that came without images are decoded
@@ -76,28 +110,21 @@ class _Collector:
         places = [run.folder] if run.folder.exists() else sorted(shared)
         return next((place for place in places if _is_of(place, run.row)), None)
 
-    def unequalled(self) -> dict[str, Panel]:
-        return self.plan.with_tests(self.results).unequalled
-
     def test_curves(self, panel: Panel, runs: str) -> None:
         """Compares every pair of curves of a panel, except curves that did not measure the column; runs: identifies the
         panel's runs."""
         from specbench.compare import equal
 
-        matched, figure, rows, label = self.plan.table.matched, self.plan.table.figure, self.plan.rows, panel.label
-        assert matched is not None
-        assert isinstance(figure, TableFigure)
+        table, rows, label = self.plan.table, self.plan.rows, panel.label
         folders = self.folders(panel.keys)
         self.say(f"{label}: every pair of curves, image by image")
-        for x in figure.x:
-            for y in matched.y:
-                whole = [curve for curve in panel.curves if all((rows[key] or {}).get(y) for key in curve.lines)]
-                if left_out := [curve.label for curve in panel.curves if curve not in whole]:
-                    self.say(f"{label}: {', '.join(left_out)} did not measure {y}, and is not compared")
-                curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
-                for row in self.bench.equal(curves, x, y):
-                    file = store(self.plan.table, self.results, "_pairs")
-                    equal.ROWS.append(file, {**row, "panel": label, "runs": runs})
+        for x, y in [(x, y) for one, x, y in table.comparisons if one == panel]:
+            whole = [curve for curve in panel.curves if all((rows[key] or {}).get(y) for key in curve.lines)]
+            if left_out := [curve.label for curve in panel.curves if curve not in whole]:
+                self.say(f"{label}: {', '.join(left_out)} did not measure {y}, and is not compared")
+            curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
+            for row in self.bench.equal(curves, x, y):
+                equal.ROWS.append(store(table, self.results, "_pairs"), {**row, "panel": label, "runs": runs})
 
 
 def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], None], jobs: int = 1) -> TablePlan:
@@ -112,25 +139,24 @@ def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], N
 
     collector = _Collector(todo, results, bench, say, jobs)
     # The curves of a panel are tested before another panel begins: what is stopped keeps its tests.
-    for panel in todo.tested_panels:
+    for panel in todo.table.compared_panels:
         collector.execute([run for run in collector.plan.missing if run.key in panel.keys])
-        for one in collector.unequalled().values():
+        for one in collector.plan.with_tests(results).unequalled.values():
             collector.folders(one.keys)  # which may change their runs
-        for runs, one in collector.unequalled().items():
+        for runs, one in collector.plan.with_tests(results).unequalled.items():
             collector.test_curves(one, runs)
     collector.execute(collector.plan.missing)
     tests = collector.plan.untested
     folders = collector.folders(key for test in tests for key in (test.other, test.line))
     labels = {line.key: line.label for line in todo.table.lines}
     for a, b in dict.fromkeys((test.other, test.line) for test in tests):
-        say(f"{todo.title}: {labels[b]} and {labels[a]}, image by image")
-        for row in bench.compare(folders[a], folders[b]):
+        for row in collector.compare((labels[a], folders[a]), (labels[b], folders[b])):
             wording.ROWS.append(store(todo.table, results, "_test"), row)
-    found = collector.plan.with_tests(results)
+    tested = collector.plan.with_tests(results)
     if tests:
-        text = csv_text(wording.ROWS.columns, found.compared)
+        text = csv_text(wording.ROWS.columns, tested.compared)
         write_atomically(store(todo.table, results, "_test"), text.encode())
-    return found
+    return tested
 
 
 def _is_of(folder: Path, row: Row | None) -> bool:

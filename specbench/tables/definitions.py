@@ -5,6 +5,7 @@ The tables of a paper are in its own module; a new one is one more entry there a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -78,6 +79,11 @@ class Line:
     published: Mapping[str, str] | None = None
     without: str = "No preset for this method yet."
     elsewhere: tuple[str, ...] | None = None
+
+    def on(self, own_model: bool) -> dict[str, str] | None:
+        """Its parameters on the table's own model, or on another one."""
+        given = self.overrides if own_model or self.elsewhere is None else self.elsewhere
+        return None if given is None else named(given)
 
 
 @dataclass(frozen=True)
@@ -201,23 +207,37 @@ class Table:
     on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another is asked for
 
+    @property
+    def compared_panels(self) -> list[Panel]:
+        """The panels whose curves are compared at equal values."""
+        if self.matched is None or not isinstance(self.figure, TableFigure):
+            return []
+        return [panel for panel in self.figure.panels if len(panel.curves) > 1]
+
+    @property
+    def comparisons(self) -> list[tuple[Panel, str, str]]:
+        """(panel, x, y): every pair of the panel's curves is compared by column y at equal x."""
+        xs = self.figure.x if isinstance(self.figure, TableFigure) else ()
+        ys = self.matched.y if self.matched else ()
+        return list(itertools.product(self.compared_panels, xs, ys))
+
     def overrides(self, line: Line, model: str, n: int | None = None, seed: int | None = None) -> list[str] | None:
         """The Hydra overrides of the run behind `line`, with `n` prompts and `seed` (None: its own); None where there
         is no run for it."""
         own = model == self.model
-        given = line.overrides if own or line.elsewhere is None else line.elsewhere
-        if given is None or not set(map(_name, given)) <= parameters.possible(model):
+        given = line.on(own)
+        if given is None or not given.keys() <= parameters.possible(model):
             return None
-        if seed is not None and "seed" in map(_name, given):
+        if seed is not None and "seed" in given:
             raise UsageError(f"line {line.key} of {self.id} has a seed of its own: leave --seeds out")
-        asked = [f"{name}={value}" for name, value in (("n", n), ("seed", seed)) if value is not None]
-        parts = [part for part in given if _name(part) not in map(_name, asked)]
+        asked = {name: str(value) for name, value in (("n", n), ("seed", seed)) if value is not None}
         protocol = None if own or parameters.world("model", model) else self.papers_protocol
-        shared = [f"protocol={protocol}"] if protocol else [f"n={self.n}", *self.protocol]
-        shared = [*asked, *(part for part in shared if _name(part) not in map(_name, [*asked, *parts]))]
+        shared = {"protocol": protocol} if protocol else {"n": str(self.n), **named(self.protocol)}
         if self.rows_of == "bench":  # which counts no prompts
-            shared = [part for part in shared if _name(part) != "n"]
-        return [f"model={model}", *of_world(model, [*parts, *shared])]
+            asked, shared = ({name: one for name, one in some.items() if name != "n"} for some in (asked, shared))
+        mine = {name: one for name, one in given.items() if name not in asked}
+        first = {"model": model} | mine | asked
+        return as_overrides(of_world(model, first | shared | first))
 
     @property
     def papers_protocol(self) -> str | None:
@@ -226,23 +246,28 @@ class Table:
         return next((name for name in names if self.id in protocols.read(name).serves), None)
 
 
-def of_world(model: str, overrides: Iterable[str]) -> list[str]:
-    """The overrides without prompts and metrics of an embedded world that is not the model's: a real model has the
+def named(overrides: Iterable[str]) -> dict[str, str]:
+    """Parameter -> its value as text; the last one counts."""
+    return dict(override.split("=", 1) for override in overrides)
+
+
+def as_overrides(values: Mapping[str, str]) -> list[str]:
+    """The inverse of `named`."""
+    return [f"{name}={value}" for name, value in values.items()]
+
+
+def of_world(model: str, values: Mapping[str, str]) -> dict[str, str]:
+    """Parameters without prompts and metrics of an embedded world that is not the model's: a real model has the
     defaults of its own instead."""
     worlds = (None, parameters.world("model", model))
 
-    def fits(override: str) -> bool:
-        group, _, value = override.partition("=")
-        if group == "data":
-            return parameters.world(group, value) in worlds
-        sets = value.strip("[]").split(",") if group == "metrics" else ()
-        return all(parameters.world(group, one) in worlds for name in sets for one in parameters.declared(group, name))
+    def fits(name: str, value: str) -> bool:
+        if name == "data":
+            return parameters.world(name, value) in worlds
+        sets = value.strip("[]").split(",") if name == "metrics" else ()
+        return all(parameters.world(name, one) in worlds for some in sets for one in parameters.declared(name, some))
 
-    return [override for override in overrides if fits(override)]
-
-
-def _name(override: str) -> str:
-    return override.partition("=")[0]
+    return {name: value for name, value in values.items() if fits(name, value)}
 
 
 def row_column(key: str, label: str = "", decimals: int | None = None, **more: Any) -> Column:

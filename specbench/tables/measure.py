@@ -14,26 +14,78 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from specbench.bench.rows import PROBES, ROWS
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
 from specbench.harness.planned import R as R  # of a field, for the documentation
+from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells, has_runs, read_rows
-from specbench.rows.pool import pooled
-from specbench.rows.seconds import is_timed
+from specbench.rows.selection import pooled
 from specbench.storage.files import sha256, state
 from specbench.tables import literature
-from specbench.tables.definitions import Panel, Table, TableFigure, TableTest
+from specbench.tables.definitions import Line, Panel, Table, TableTest
 
 #: The command that rows are of, where it is not `specbench run` -> their files.
 ROW_FILES = {"bench": ROWS, "probe": PROBES}
 
 
 @dataclass(frozen=True)
-class TablePlan(Plan[PlannedRun]):
+class Cell:
+    """A model, a set of prompts and a seed of a suite; the former two by their labels. A table names none."""
+
+    model: str = ""
+    prompts: str = ""
+    seed: int | None = None  # None: each line's own
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """What stays when seeds are pooled."""
+        return self.model, self.prompts
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, [*self.group, "" if self.seed is None else f"seed {self.seed}"]))
+
+
+@dataclass(frozen=True)
+class TableRun(PlannedRun):
+    """The run of a line. decodes: identifies what it decodes; reference: the folder of the vanilla AR of a suite with
+    which it is compared, None for vanilla itself."""
+
+    cell: Cell = Cell()
+    decodes: str = ""
+    reference: Path | None = None
+
+    @property
+    def name(self) -> str:
+        if not self.cell.model:
+            return self.label
+        return f"{self.label} on {self.cell}" + (", timed" if self.timed else "")
+
+    @classmethod
+    def of(cls, home: Path, line: Line, overrides: Sequence[str], free: Mapping[str, Any], **more: Any) -> Self:
+        """Of a line in its folder in `home`, whose name does not depend on the parameters `free`: these have values
+        that stand for all others. Loads no model."""
+        config = configuration.compose(overrides)
+        weights = registry.weights_here(config)
+        decodes = digest(config.changed(**free), weights)
+        return cls(
+            home / f"{line.key}-{decodes}",
+            config,
+            line.key,
+            line.label,
+            tuple(overrides),
+            weights=weights,
+            asked=configuration.names_metrics(overrides),
+            decodes=decodes,
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class TablePlan(Plan[TableRun]):
     """The runs of one table for one model, of each line one, or one for each of several seeds. compared: the rows of
     `specbench compare` for its tests; pairs: the rows of `compare.equal` for pairs of its curves."""
 
@@ -58,18 +110,10 @@ class TablePlan(Plan[PlannedRun]):
         return [test for test in runs if compared_row(test, rows, self.compared) is None]
 
     @property
-    def tested_panels(self) -> list[Panel]:
-        """The panels whose curves are compared at equal values."""
-        figure = self.table.figure
-        if self.table.matched is None or not isinstance(figure, TableFigure):
-            return []
-        return [panel for panel in figure.panels if len(panel.curves) > 1]
-
-    @property
     def equal(self) -> dict[str, Panel]:
         """The panels whose curves can be compared, by what identifies their runs: those that have all their rows."""
         rows, found = self.rows, {}
-        for panel in self.tested_panels:
+        for panel in self.table.compared_panels:
             runs = [(rows.get(key) or {}).get("run_id") for key in panel.keys]
             if all(runs):
                 found[sha256(" ".join(map(str, runs)), 12)] = panel
@@ -140,29 +184,16 @@ def plan(
     table = over_seeds(table, len(seeds))
     rows = _rows(table, results)
     shown = [column.key for column in table.columns] if table.rows_of == "run" else []
-    needs = [*table.needs, *([SECONDS] if any(map(is_timed, shown)) else [])]
+    needs = [*table.needs, *([SECONDS] if not TIMED_COLUMNS.isdisjoint(shown) else [])]
     needs += [EMITTED] if any(key.startswith("emitted_") for key in shown) else []
     home = runs / "tables" / ((table.matched and table.matched.lines_of) or table.id) / model
     planned = []
     with configuration.session():  # one for all lines
         for line, seed in itertools.product(table.lines, seeds or (None,)):
             overrides = table.overrides(line, model, n, seed)
-            if overrides is None:
-                continue
-            config = configuration.compose(overrides)
-            weights = registry.weights_here(config)
-            run = PlannedRun(
-                home / f"{line.key}-{digest(config, weights)}",
-                config,
-                line.key,
-                line.label,
-                tuple(overrides),
-                table.rows_of,
-                weights,
-                tuple(needs),
-                asked=configuration.names_metrics(overrides),
-            )
-            planned.append(run.with_newest(rows.get(run.config_hash, ())))
+            if overrides is not None:
+                run = TableRun.of(home, line, overrides, {}, rows_of=table.rows_of, needs=tuple(needs))
+                planned.append(run.with_newest(rows.get(run.config_hash, ())))
     return TablePlan(table.id, home, tuple(planned), table, model).with_tests(results)
 
 

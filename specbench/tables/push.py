@@ -21,7 +21,7 @@ from specbench.rows import summary
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import TIMINGS
-from specbench.rows.memory import RunMemory
+from specbench.rows.provenance import RunMemory
 from specbench.rows.shown import shown
 from specbench.storage.files import sha256, write_atomically
 from specbench.storage.version import __version__

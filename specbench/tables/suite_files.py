@@ -1,48 +1,97 @@
-"""The files that tables and suites are written in: conf/suite/NAME.yaml, a plug-in's, or a user's. What they hold:
-`reading`."""
+"""The files that tables and suites are written in: conf/suite/NAME.yaml, a plug-in's, or a user's. What their keys
+mean: `catalog`, and docs/suites.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 
 from specbench.config import parameters
 from specbench.errors import UsageError, plain, unknown
+from specbench.storage.reading import made, read_yaml, short
 from specbench.tables.definitions import DEFAULT_MODEL
 
 GROUP = "suite"
-#: The keys of a file, with their meanings. Those of `specbench suite` alone are below.
-KEYS = {
-    "defaults": "other suites whose keys hold where this file has none of its own",
-    "name": "what the suite is called (default: as its file)",
-    "title": "what stands above the table",
-    "paper": "where it was printed, or whose comparison it is",
-    "model": f"the model of `specbench tables` (default: {DEFAULT_MODEL})",
-    "n": "prompts per run (default: 16)",
-    "with": "parameters of all runs",
-    "columns": "what the table shows: columns of a row, each by its name, or with what is shown otherwise",
-    "lines": "the methods: a label and parameters each",
-    "panels": "groups of lines, each with parameters of its own: the rows of a figure's axes",
-    "figure": "what is drawn: x and y of curves, or series, maps, stack",
-    "matched": "columns of which every pair of curves is compared at equal x, printed instead of the lines",
-    "tests": "pairs of lines that are tested image by image",
-    "remarks": "sentences below the table",
-    "needs": "columns without which an older row is measured again",
-    "rows_of": "the command whose rows it shows: run, bench or probe",
-    "on_request": "true: drawn only when it is named",
-    "models": "of a suite: the models, by name or as label: parameters",
-    "prompts": "of a suite: the sets of prompts, by name or as label: parameters",
-    "seeds": "of a suite: the seeds, whose rows are pooled",
-    "metrics": "of a suite: what scores the images",
-    "batch": "of a suite: images decoded together where seconds are not measured (default: 16)",
-    "timed": "of a suite: prompts of the timed runs, one image at a time next to vanilla AR; 0: none",
-    "baseline": "of a suite: parameters of the reference (default: method: vanilla)",
-}
+T = TypeVar("T")
+Parameters = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PanelKeys:
+    """A group of lines with parameters of its own, its `with`. first: where its curves begin, except those of
+    without_first."""
+
+    lines: Parameters
+    with_: Parameters = field(default_factory=dict)
+    suffix: str | None = None
+    first: Parameters = field(default_factory=dict)
+    without_first: tuple[str, ...] = ()
+    baseline: str = ""
+
+
+@dataclass(frozen=True)
+class FigureKeys:
+    """A figure of curves, of which `curves` names other lines than those of the table, or one of the last three."""
+
+    x: tuple[str, ...] = ()
+    y: tuple[str, ...] = ()
+    baseline: str = ""
+    panel: str | None = None
+    curves: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    log: bool = False
+    series: Parameters = field(default_factory=dict)
+    maps: Parameters = field(default_factory=dict)
+    stack: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PairKeys:
+    """Every statistic `of` (with its label) is tested in each of the pairs of lines."""
+
+    of: dict[str, str]
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """The keys of a file; `with_` is its `with`. The last seven are of `specbench suite` alone."""
+
+    name: str = ""
+    title: str = ""
+    paper: str = "own comparison"
+    model: str = DEFAULT_MODEL
+    n: int | None = None
+    with_: Parameters = field(default_factory=dict)
+    columns: tuple[str | Parameters, ...] = ()
+    lines: Parameters = field(default_factory=dict)
+    panels: dict[str, Parameters] = field(default_factory=dict)
+    figure: Parameters = field(default_factory=dict)
+    matched: Parameters = field(default_factory=dict)
+    tests: tuple[PairKeys, ...] = ()
+    remarks: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    rows_of: Literal["run", "bench", "probe"] = "run"
+    on_request: bool = False
+    models: Any = None
+    prompts: Any = None
+    seeds: tuple[int, ...] = ()
+    metrics: Any = None
+    batch: int | None = None
+    timed: int | None = None
+    baseline: Parameters = field(default_factory=lambda: {"method": "vanilla"})
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("n", self.n, 1),
+            ("batch", self.batch, 1),
+            ("timed", self.timed, 0),
+            *(("a seed", seed, 0) for seed in self.seeds),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be an integer of at least {least} (got {value})")
 
 
 @dataclass(frozen=True)
@@ -52,51 +101,42 @@ class Source:
     name: str
     held: Mapping[str, Any]
 
+    @cached_property
+    def definition(self) -> Definition:
+        return self.made("", Definition, self.held)
+
     def fault(self, text: str) -> UsageError:
         return UsageError(f"{self.name}: {text}")
 
-    def mapping(self, key: str, value: Any) -> dict[str, Any]:
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self.fault(f"{key} must be a mapping of names to values (got {short(value)})")
-        return {str(name): one for name, one in value.items()}
+    def made(self, where: str, kind: type[T], held: Mapping[str, Any]) -> T:
+        """A dataclass from a mapping. A list of one entry may be given as the entry."""
+        hints = {name.rstrip("_"): (name, hint) for name, hint in get_type_hints(kind).items()}
+        values = {}
+        for key, value in held.items():
+            if key not in hints:
+                raise self.fault(f"{where or 'a suite'} has no '{key}' (choose from: {', '.join(hints)})")
+            name, hint = hints[key]
+            alone = get_origin(hint) is tuple and not isinstance(value, list | dict)
+            values[name] = [value] if alone else value
+        return made(kind, values, f"{self.name}: {where}" if where else self.name)
 
-    def sequence(self, key: str, value: Any) -> list[Any]:
-        if value is None:
-            return []
-        if isinstance(value, dict):
-            raise self.fault(f"{key} must be a list (got {short(value)})")
-        return value if isinstance(value, list) else [value]
+    def mapping(self, where: str, value: Any) -> Parameters:
+        """A mapping, an empty one for null."""
+        if not isinstance(value, dict | None):
+            raise self.fault(f"{where} must be a mapping of names to values (got {short(value)})")
+        return value or {}
 
-    def text(self, key: str, value: Any) -> str:
-        """In one line, without what a terminal would obey."""
-        if isinstance(value, dict | list) or value is None:
-            raise self.fault(f"{key} must be a text (got {short(value)})")
-        return plain(" ".join(str(value).splitlines()))
-
-    def integer(self, key: str, value: Any, least: int = 1) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.fault(f"{key} must be an integer of at least {least} (got {short(value)})")
-        return value
-
-    def entries(self, key: str, kinds: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-        """Label -> parameters, of a mapping of such, a list of names, or one name; a name is a value of the parameter
-        `kinds[0]`."""
+    def entries(self, key: str, parameter: str) -> dict[str, Parameters]:
+        """Label -> parameters: of a mapping of such, a list of names, or one name; a name is a value of `parameter`."""
         value = self.held.get(key)
-        if isinstance(value, dict):
-            found = {}
-            for label, one in self.mapping(key, value).items():
-                given = one if isinstance(one, dict) else {kinds[0]: label if one is None else one}
-                found[label] = self.mapping(f"{key}: {label}", given)
-            return found
-        return {self.text(key, one): {kinds[0]: one} for one in self.sequence(key, value)}
-
-
-def short(value: Any) -> str:
-    """A value for a message."""
-    text = repr(value)
-    return plain(text if len(text) <= 60 else f"{text[:60]}...")
+        if not isinstance(value, dict):
+            names = value if isinstance(value, list) else [] if value is None else [value]
+            return {str(one): {parameter: one} for one in names}
+        found = {}
+        for label, one in value.items():
+            given = one if isinstance(one, dict) else {parameter: label if one is None else one}
+            found[label] = given
+        return found
 
 
 def names() -> list[str]:
@@ -112,64 +152,36 @@ def named(name: str) -> Source:
 def _shipped(name: str) -> Source:
     if name not in parameters.choices(GROUP):
         raise unknown("suite", plain(name), parameters.choices(GROUP))
-    return Source(f"suite {name}", _read(parameters.file_of(GROUP, name)))
+    return _read(f"suite {name}", parameters.file_of(GROUP, name))
 
 
 def of_file(path: Path) -> Source:
     """A user's file. UsageError where it cannot be read."""
-    return _complete(Source(str(path), _read(path)))
+    return _complete(_read(str(path), path))
 
 
-#: Characters of a file, and values in it: with aliases even a short one can expand to any size.
-_LARGEST, _VALUES = 1_000_000, 100_000
+def _read(name: str, path: Path) -> Source:
+    held = read_yaml(path)
+    if not held:
+        raise UsageError(f"{path} is not a suite: it needs lines; docs/suites.md has all of its keys")
+    return Source(name, _one_line(held))
 
 
-@cache
-def _loader() -> Any:
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is ten times as fast
-
-
-def _check_size(held: Any, path: Path) -> None:
-    waiting, count = [held], 0
-    while waiting:
-        one = waiting.pop()
-        count += 1
-        if count + len(waiting) > _VALUES:
-            raise UsageError(f"{path} is too large for a suite")
-        if isinstance(one, dict):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, list):
-            waiting += one
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if len(text) > _LARGEST:
-            raise UsageError(f"{path} is too large for a suite")
-        held = yaml.load(text, Loader=_loader())  # noqa: S506 - a safe loader
-        _check_size(held, path)
-    except OSError as e:
-        raise UsageError(f"cannot read {path} ({e.strerror})") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text; save it as UTF-8") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise UsageError(f"cannot read {path}: {' '.join(str(e).split())}") from None
-    if not isinstance(held, dict) or not held:
-        raise UsageError(f"{path} is not a suite: it needs lines, and may have {', '.join(KEYS)}")
-    return {str(key): value for key, value in held.items()}
+def _one_line(value: Any) -> Any:
+    """A value of YAML with every text in one line, without what a terminal would obey."""
+    if isinstance(value, dict):
+        return {_one_line(str(key)): _one_line(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_one_line(one) for one in value]
+    return plain(" ".join(value.splitlines())) if isinstance(value, str) else value
 
 
 def _complete(source: Source, seen: tuple[str, ...] = ()) -> Source:
-    """With the keys of the suites that it names under `defaults`."""
+    """With the keys of the suites that it names under `defaults`, where it has none of its own."""
     held: dict[str, Any] = {}
-    for other in source.sequence("defaults", source.held.get("defaults")):
-        name = source.text("defaults", other)
+    others = source.held.get("defaults", [])
+    for name in others if isinstance(others, list) else [others]:
         if name in seen:
             raise source.fault(f"defaults name {name} in a circle")
-        held |= _complete(_shipped(name), (*seen, name)).held
-    held |= {key: value for key, value in source.held.items() if key != "defaults"}
-    for key in held:
-        if key not in KEYS:
-            raise source.fault(f"unknown key '{plain(key)}' (choose from: {', '.join(KEYS)})")
-    return Source(source.name, held)
+        held |= _complete(_shipped(str(name)), (*seen, name)).held
+    return replace(source, held=held | {key: value for key, value in source.held.items() if key != "defaults"})

@@ -6,43 +6,40 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 
-from specbench.compare.paired import LEVEL, holm
+from specbench.compare.paired import holm
 from specbench.config import parameters
 from specbench.harness.planned import Row
 from specbench.rows.columns import METRICS, TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells
-from specbench.rows.pool import pooled
-from specbench.rows.seconds import MACHINE
+from specbench.rows.differences import LEVEL
+from specbench.rows.selection import pooled
+from specbench.rows.shown import MACHINE
 from specbench.tables import layout
 from specbench.tables.definitions import Column, Curve, Line, Maps, Panel, Series, Stack, Table, TableFigure, TableTest
 from specbench.tables.layout import TableSheet
-from specbench.tables.measure import over_seeds
-from specbench.tables.suites import COMPARED, SuitePlan, SuiteRun
+from specbench.tables.measure import TableRun, over_seeds
+from specbench.tables.suites import COMPARED, SuitePlan
 
 #: A column -> the statistic of `specbench compare` for it, where it is no metric's.
 _STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitted_tv": "emitted_tv"}
 #: What a figure's x is where the suite has none: the first of these that the table shows.
 _FASTER = ("speedup_latency", "speedup_step", "step_compression", "accepted_length_mean")
-_DIFFERS = "*"
 
 
 def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
     """The sheet of the rows that exist; its table, with a line for every (model, prompts, line); and the rows by the
     keys of these lines, pooled over seeds."""
     groups = list(dict.fromkeys(run.cell.group for run in plan.runs))
-    lines: dict[str, list[SuiteRun]] = {}  # the runs of every line of the sheet
+    lines: dict[str, list[TableRun]] = {}  # the runs of every line of the sheet
     for run in sorted(plan.runs, key=lambda run: groups.index(run.cell.group)):
         lines.setdefault(f"{run.key}@{groups.index(run.cell.group)}", []).append(run)
     members = {key: [run for run in runs if not run.timed] for key, runs in lines.items()}
     seeds = max((sum(run.row is not None for run in some) for some in members.values()), default=1)
     pooled_table = over_seeds(plan.suite.table, seeds)
-    columns = pooled_table.columns
     shown = [Line(key, runs[0].label, runs[0].overrides) for key, runs in lines.items()]
     table = replace(
-        plan.suite.table,
-        columns=columns,
+        pooled_table,
         lines=tuple(shown),
         tests=_tests(plan.suite.table, shown) if seeds == 1 else (),
         remarks=(),
@@ -51,23 +48,13 @@ def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
     rows = {key: _row(runs) for key, runs in lines.items()}
     models = {key: ", ".join(filter(None, runs[0].cell.group)) for key, runs in lines.items()}
     commands = {key: runs[0].command for key, runs in lines.items()}
-    sheet = layout.build(table, models, rows, [], commands, plan.command, plan.compared)
-    tests = _p_values(plan, members, columns)
+    tests = _p_values(plan, members, table.columns)
     differing = {place for place, p in tests.items() if p < 1 - LEVEL}
-    entries = tuple(
-        replace(
-            entry,
-            cells=tuple(
-                replace(cell, marks=(*cell.marks, _DIFFERS)) if cell.value and (line.key, key) in differing else cell
-                for key, cell in zip_longest([column.key for column in columns], entry.cells)
-            ),
-        )
-        for line, entry in zip(table.lines, sheet.entries, strict=True)
-    )
-    told = (_DIFFERS, "Differs from vanilla AR of the same prompts and seeds, by the paired test below.")
+    sheet = layout.build(table, models, rows, [], commands, plan.command, plan.compared, differing)
+    told = (layout.DIFFERS, "Differs from vanilla AR of the same prompts and seeds, by the paired test below.")
     notes = (*sheet.notes, *([told] if differing else []))
     remarks = (*sheet.remarks, *_remarks(plan, members, seeds, len(tests), len(differing)), *pooled_table.remarks)
-    return replace(sheet, entries=entries, notes=notes, remarks=remarks), table, rows
+    return replace(sheet, notes=notes, remarks=remarks), table, rows
 
 
 def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:
@@ -82,7 +69,7 @@ def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:
     return tuple(test for test in expanded if test.line in keys and test.other in keys)
 
 
-def _row(runs: Sequence[SuiteRun]) -> Row | None:
+def _row(runs: Sequence[TableRun]) -> Row | None:
     """A line's pooled row: seconds from the timed runs, where there are some, all else from those of quality."""
     quality = [run.row for run in runs if run.row is not None and not run.timed]
     seconds = [run.row for run in runs if run.row is not None and run.timed]
@@ -145,7 +132,7 @@ def _is_vanilla(line: Line) -> bool:
 
 
 def _p_values(
-    plan: SuitePlan, members: Mapping[str, Sequence[SuiteRun]], columns: Sequence[Column]
+    plan: SuitePlan, members: Mapping[str, Sequence[TableRun]], columns: Sequence[Column]
 ) -> dict[tuple[str, str], float]:
     """(line, column) -> the two-sided p-value of its difference from vanilla AR, by Holm's adjustment: of one seed over
     all tests of `COMPARED`, of several over the tests of pooled seeds."""
@@ -186,7 +173,7 @@ def _pooled_p(rows: Sequence[Row]) -> float | None:
 
 
 def _remarks(
-    plan: SuitePlan, members: Mapping[str, Sequence[SuiteRun]], seeds: int, tests: int, beyond: int
+    plan: SuitePlan, members: Mapping[str, Sequence[TableRun]], seeds: int, tests: int, beyond: int
 ) -> Iterator[str]:
     suite = plan.suite
     mixed = {

@@ -12,88 +12,59 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from specbench.config import configuration, parameters, registry
-from specbench.config.run_config import RunConfig as RunConfig
-from specbench.errors import RunError, UsageError
-from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest, execute
+from specbench.config import configuration, parameters
+from specbench.errors import RunError, UsageError, integer
+from specbench.harness.planned import EMITTED, SECONDS, Plan, Row
 from specbench.harness.planned import R as R  # of a field, for the documentation
+from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells, csv_text, has_runs, read_rows, to_csv
-from specbench.rows.seconds import is_timed
 from specbench.storage.files import write_atomically
-from specbench.tables import reading, suite_files
-from specbench.tables.collect import Bench
-from specbench.tables.definitions import STANDARD, Column, Line, Table, of_world, row_column
-from specbench.tables.suite_files import Source
+from specbench.tables import catalog, suite_files
+from specbench.tables.collect import Bench, Executor
+from specbench.tables.definitions import STANDARD, Column, Line, Table, as_overrides, named, of_world, row_column
+from specbench.tables.measure import Cell, TableRun
+from specbench.tables.suite_files import Definition, Source
 
 FILE, ROWS, COMPARED = "suite.yaml", "suite.csv", "compared.csv"  # in a suite's folder; the first is its definition
 BATCH, TIMED = 16, 24  # by default: images decoded together, prompts of a timed run
 #: Of timed runs: nothing is scored, and no statistic of what is emitted is computed.
-_SECONDS = ("batch=1", "baseline=true", "timing=true", "metrics=none", "emitted_draws=0")
+_SECONDS = {"batch": "1", "baseline": "true", "timing": "true", "metrics": "none", "emitted_draws": "0"}
+#: Of runs of quality. One image at a time is for seconds alone.
+_QUALITY = {"baseline": "false", "timing": "false"}
 _PARTS_OF_METHODS = ("method", "variant", "drafter_weights", *parameters.PARTS)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A model, a set of prompts and a seed; the former two by their labels."""
-
-    model: str
-    prompts: str
-    seed: int | None  # None: each line's own
-
-    @property
-    def group(self) -> tuple[str, str]:
-        """What stays when seeds are pooled."""
-        return self.model, self.prompts
-
-    def __str__(self) -> str:
-        return ", ".join(filter(None, [*self.group, "" if self.seed is None else f"seed {self.seed}"]))
-
-    @property
-    def path(self) -> Path:
-        parts = [self.model, self.prompts, "" if self.seed is None else f"seed{self.seed}"]
-        return Path(*(_file_name(part) for part in parts if part))
+Values = Mapping[str, str]  # parameter -> its value as text
 
 
 @dataclass(frozen=True)
 class Suite:
-    """models, prompts: label -> overrides; timed: prompts of a run of seconds, 0: there are none."""
+    """models, prompts: label -> parameters; shared: parameters of all runs; timed: prompts of a run of seconds, 0:
+    there are none."""
 
     table: Table
-    models: Mapping[str, tuple[str, ...]]
-    prompts: Mapping[str, tuple[str, ...]]
+    models: Mapping[str, Values]
+    prompts: Mapping[str, Values]
     seeds: tuple[int, ...]
-    shared: tuple[str, ...]  # overrides of all runs
-    baseline: tuple[str, ...]
+    shared: Values
+    baseline: Values
     timed: int
-    held: Mapping[str, Any] = field(repr=False)  # the definition, complete
+    source: Source
 
     def cells(self) -> Iterator[Cell]:
         for model, prompts, seed in itertools.product(self.models, self.prompts, self.seeds or (None,)):
             yield Cell(model, prompts, seed)
 
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteRun(PlannedRun):
-    """A run of a suite. decodes: identifies what it decodes, whatever n, metrics and baseline are; reference: the
-    folder of the vanilla AR with which it is compared, None for vanilla itself."""
-
-    cell: Cell
-    decodes: str
-    reference: Path | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.label} on {self.cell}" + (", timed" if self.timed else "")
+    def model(self, cell: Cell) -> str:
+        """The name of a cell's model."""
+        return self.models[cell.model].get("model", self.table.model)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuitePlan(Plan[SuiteRun]):
+class SuitePlan(Plan[TableRun]):
     """The runs of a suite. left_out: why lines have none on some models; compared: the rows of `specbench compare` of
     runs with their vanilla AR, after `gather`; uncompared: why some are missing."""
 
@@ -109,64 +80,49 @@ class SuitePlan(Plan[SuiteRun]):
 
 def read(source: Source, name: str) -> Suite:
     """A suite from a file. UsageError for what it cannot hold."""
-    held = {**source.held}
-    table = reading.table(name, source)
-    if table.rows_of != "run":
-        raise source.fault(f"it shows rows of specbench {table.rows_of}: draw it with specbench tables {name}")
-    shared = _values(table.protocol)
-    models = source.entries("models", ("model",)) or {table.model: {"model": table.model}}
-    prompts = source.entries("prompts", ("data",)) or {"": {}}
-    seeds = [source.integer("seeds", seed, 0) for seed in source.sequence("seeds", held.get("seeds"))]
-    if len(set(seeds)) < len(seeds):
+    keys, table = source.definition, catalog.table(name, source)
+    if keys.rows_of != "run":
+        raise source.fault(f"it shows rows of specbench {keys.rows_of}: draw it with specbench tables {name}")
+    if len(set(keys.seeds)) < len(keys.seeds):
         raise source.fault("seeds names one twice")
-    if not seeds and "seed" in shared:
-        seeds = [int(shared["seed"])]
-    batch = source.integer("batch", held.get("batch", max(int(shared.get("batch", BATCH)), 1)))
-    batch = BATCH if batch == 1 and "batch" not in held else batch
-    own = {name: value for name, value in shared.items() if name not in ("seed", "batch", "timing", "baseline", "n")}
-    if "metrics" in held:
-        own["metrics"] = reading.overrides(source, "metrics", {"metrics": held["metrics"]})[0].partition("=")[2]
+
+    def entries(key: str, parameter: str) -> dict[str, Values]:
+        some = source.entries(key, parameter).items()
+        return {label: named(catalog.overrides(source, f"{key}: {label}", one)) for label, one in some}
+
+    given = named(table.protocol)
+    models = entries("models", "model") or {table.model: {"model": table.model}}
+    prompts = entries("prompts", "data") or {"": {}}
+    seeds = keys.seeds or ((integer("seed", given["seed"], 0),) if "seed" in given else ())
+    batch = integer("batch", given.get("batch", "1"), 0)
+    shared = {name: one for name, one in given.items() if name not in ("seed", "batch", "timing", "baseline", "n")}
+    if keys.metrics is not None:
+        shared |= named(catalog.overrides(source, "metrics", {"metrics": keys.metrics}))
     if not table.columns:
-        table = replace(
-            table, columns=_default_columns(held, own, table.model, [*models.values()], [*prompts.values()])
-        )
-    seconds = any(is_timed(column.key) for column in table.columns)
-    timed = source.integer("timed", held.get("timed", min(table.n, TIMED) if seconds else 0), 0)
-    baseline = source.mapping("baseline", held.get("baseline", {"method": "vanilla"}))
-    return Suite(
-        table,
-        {label: reading.overrides(source, f"models: {label}", one) for label, one in models.items()},
-        {label: reading.overrides(source, f"prompts: {label}", one) for label, one in prompts.items()},
-        tuple(seeds),
-        (*(f"{name}={value}" for name, value in own.items()), f"batch={batch}", "baseline=false", "timing=false"),
-        reading.overrides(source, "baseline", baseline),
-        timed,
-        held,
-    )
+        table = replace(table, columns=_default_columns(keys, shared, models, prompts))
+    shared |= {"batch": str(keys.batch or (batch if batch > 1 else BATCH)), **_QUALITY}
+    seconds = any(column.key in TIMED_COLUMNS for column in table.columns)
+    timed = keys.timed if keys.timed is not None else min(table.n, TIMED) if seconds else 0
+    baseline = named(catalog.overrides(source, "baseline", keys.baseline))
+    return Suite(table, models, prompts, seeds, shared, baseline, timed, source)
 
 
 def _default_columns(
-    held: Mapping[str, Any],
-    shared: Mapping[str, str],
-    model: str,
-    models: Sequence[Mapping[str, Any]],
-    prompts: Sequence[Mapping[str, Any]],
+    keys: Definition, shared: Values, models: Mapping[str, Values], prompts: Mapping[str, Values]
 ) -> tuple[Column, ...]:
     """Steps, seconds where they are measured, and what the metrics fill: by default those that its runs have."""
-    names: list[str] = []
-    for one, data in itertools.product(models, prompts):
-        chosen = {"model": model, **one, **data}
-        run = of_world(chosen["model"], [f"{name}={value}" for name, value in (chosen | dict(shared)).items()])
-        metrics = _values([f"metrics={parameters.default_choice('metrics')}", *run, *configuration.implied(run)])[
-            "metrics"
-        ]
-        names += [name.strip() for name in metrics.strip("[]").split(",")]
-    declared = [parameters.declared("metrics", name) for name in names if name in parameters.choices("metrics")]
-    single = [one for some in declared for one in parameters.single_metrics() if one in some]
-    keys = ["speedup_step", "accepted_length_mean"]
-    keys += ["latency_s_mean", "speedup_latency"] if held.get("timed") else []
-    keys += [column for name in single for column in parameters.metric_columns(name)]
-    return tuple(STANDARD.get(key) or row_column(key) for key in dict.fromkeys(keys))
+    columns = ["speedup_step", "accepted_length_mean"]
+    columns += ["latency_s_mean", "speedup_latency"] if keys.timed else []
+    default = {"metrics": parameters.default_choice("metrics")}
+    for model, data in itertools.product(models.values(), prompts.values()):
+        chosen = {"model": keys.model, **model, **data, **shared}
+        run = of_world(chosen["model"], chosen)
+        metrics = (default | run | named(configuration.implied(as_overrides(run))))["metrics"]
+        for name in metrics.strip("[]").split(","):
+            some = parameters.declared("metrics", name.strip()) if name.strip() in parameters.choices("metrics") else ()
+            for metric in (one for one in parameters.single_metrics() if one in some):
+                columns += parameters.metric_columns(metric)
+    return tuple(STANDARD.get(key) or row_column(key) for key in dict.fromkeys(columns))
 
 
 # --- which runs -------------------------------------------------------------------------------------------------------
@@ -177,114 +133,103 @@ def plan(suite: Suite, out: Path) -> SuitePlan:
 
     UsageError for a line that has no run, with its name.
     """
-    runs: list[SuiteRun] = []
-    left_out: dict[str, None] = {}
+    runs: list[TableRun] = []
+    left_out: list[str] = []
     with configuration.session():  # one for all runs
         for cell in suite.cells():
-            lines = {line.key: (line, _own(suite, line, cell)) for line in suite.table.lines}
-            left_out |= {why: None for _, why in lines.values() if isinstance(why, str)}
-            if foreign := set(suite.shared).difference(of_world(_model(suite, cell), suite.shared)):
-                left_out[f"{cell.model} is a real model: its runs leave {' and '.join(sorted(foreign))} out"] = None
-            there = [replace(line, overrides=own) for line, own in lines.values() if not isinstance(own, str)]
+            lines = []
+            for line in suite.table.lines:
+                own = _own(suite, line, cell)
+                if isinstance(own, str):
+                    left_out.append(own)
+                else:
+                    lines.append((line, own))
+            fitting = of_world(suite.model(cell), suite.shared)
+            if foreign := as_overrides({name: one for name, one in suite.shared.items() if name not in fitting}):
+                left_out.append(f"{cell.model} is a real model: its runs leave {' and '.join(sorted(foreign))} out")
             for timed in (False, True) if suite.timed else (False,):
-                runs += _of_cell(suite, cell, there, out, timed)
-    return SuitePlan(title=suite.table.id, home=out, runs=tuple(runs), suite=suite, left_out=tuple(left_out))
-
-
-def _of_cell(suite: Suite, cell: Cell, lines: Sequence[Line], out: Path, timed: bool) -> list[SuiteRun]:
-    """The runs of these lines, after the vanilla AR that they need."""
-    runs: list[tuple[SuiteRun, str]] = []  # each with what its vanilla AR decodes
-    vanillas: dict[str, SuiteRun] = {}  # by what they decode
-    for line in lines:
-        sampling = _without_method(line.overrides or (), suite.baseline)
-        differs = [override for override in sampling if override not in suite.shared]
-        reference = Line("vanilla", ", ".join(["vanilla", *differs]), (*suite.baseline, *sampling))
-        try:
-            run, vanilla = (_planned(suite, cell, one, out, timed) for one in (line, reference))
-        except UsageError as e:
-            raise UsageError(f"line {line.key} on {cell.model}: {e}") from None
-        if run.decodes == vanilla.decodes:
-            vanilla = vanillas[run.decodes] = run  # a line of the suite is vanilla AR itself
-        elif differs or any(other.key == "vanilla" for other in suite.table.lines):
-            key = f"vanilla_{vanilla.decodes}"
-            vanilla = replace(vanilla, key=key, folder=vanilla.folder.with_name(f"{key}-{vanilla.decodes}"))
-        vanillas.setdefault(vanilla.decodes, vanilla)
-        runs.append((run, vanilla.decodes))
-    keys = {line.key for line in lines}
-    found: dict[str, SuiteRun] = {}
-    for run, needed in (*((one, one.decodes) for one in vanillas.values() if one.key not in keys), *runs):
-        if run.decodes in found:
-            raise UsageError(f"lines {found[run.decodes].key} and {run.key} of {suite.table.id} are the same run")
-        other = None if run.decodes == needed else vanillas[needed].folder
-        found[run.decodes] = replace(run, reference=other).with_newest(_rows(run.folder / "row.csv"))
-    return sorted(found.values(), key=lambda run: run.reference is not None)
-
-
-def _planned(suite: Suite, cell: Cell, line: Line, out: Path, timed: bool) -> SuiteRun:
-    arguments = _arguments(suite, cell, line.overrides or (), timed)
-    config = configuration.compose(arguments)
-    weights = registry.weights_here(config)
-    decodes = digest(config.changed(n=1, metrics=[], reference=None, baseline=False), weights)
-    return SuiteRun(
-        out / cell.path / ("seconds" if timed else "") / f"{_file_name(line.key)}-{decodes}",
-        config,
-        line.key,
-        line.label,
-        arguments,
-        weights=weights,
-        asked=configuration.names_metrics(arguments),
-        needs=(SECONDS, EMITTED, *(() if timed else suite.table.needs)),
-        cell=cell,
-        decodes=decodes,
+                runs += _of_cell(suite, cell, lines, out, timed)
+    return SuitePlan(
+        title=suite.table.id, home=out, runs=tuple(runs), suite=suite, left_out=tuple(dict.fromkeys(left_out))
     )
 
 
-def _own(suite: Suite, line: Line, cell: Cell) -> tuple[str, ...] | str:
-    """A line's overrides on a model, or why it has none."""
-    model = _model(suite, cell)
-    own = line.overrides if model == suite.table.model or line.elsewhere is None else line.elsewhere
+def _own(suite: Suite, line: Line, cell: Cell) -> Values | str:
+    """A line's parameters on a model, or why it has none."""
+    model = suite.model(cell)
+    own = line.on(model == suite.table.model)
     if own is None:
         return f"{line.label}: {line.without}"
-    given = _values(own)
-    if suite.held.get("seeds") and "seed" in given:
+    if suite.source.definition.seeds and "seed" in own:
         raise UsageError(f"line {line.key} has a seed of its own: leave seeds out")
-    if foreign := [name for name in given if name in parameters.table() and name not in parameters.possible(model)]:
+    if foreign := [name for name in own if name in parameters.table() and name not in parameters.possible(model)]:
         return f"{line.label} has no run on {cell.model}, which has no {foreign[0]}"
-    method = given.get("method", "")
+    method = own.get("method", "")
     if method in parameters.choices("method") and model in parameters.choices("model"):
-        kinds = parameters.kind("method", method), parameters.kind("model", model)
-        if kinds[0] not in ("any", kinds[1]):
-            return f"{line.label} has no run on {cell.model}, whose tokens are {kinds[1]}"
+        fits, kind = parameters.kind("method", method), parameters.kind("model", model)
+        if fits not in ("any", kind):
+            return f"{line.label} has no run on {cell.model}, whose tokens are {kind}"
     return own
 
 
-def _model(suite: Suite, cell: Cell) -> str:
-    return _values(suite.models[cell.model]).get("model", suite.table.model)
+def _of_cell(suite: Suite, cell: Cell, lines: Sequence[tuple[Line, Values]], out: Path, timed: bool) -> list[TableRun]:
+    """The runs of these lines, after the vanilla AR that they need: one for every sampling that some line has, unless a
+    line is vanilla AR itself."""
+    runs: dict[str, tuple[TableRun, str]] = {}  # each with what its vanilla AR decodes, by what it decodes itself
+    vanillas: dict[str, TableRun] = {}  # by what they decode
+    called = {line.key for line in suite.table.lines}
+    for line, own in lines:
+        sampling = _without_method(own, suite.baseline)
+        differs = [f"{name}={value}" for name, value in sampling.items() if suite.shared.get(name) != value]
+        reference = Line("vanilla", ", ".join(["vanilla", *differs]), None)
+        try:
+            run = _planned(suite, cell, line, own, out, timed)
+            vanilla = _planned(suite, cell, reference, {**suite.baseline, **sampling}, out, timed)
+        except UsageError as e:
+            raise UsageError(f"line {line.key} on {cell.model}: {e}") from None
+        if run.decodes in runs:
+            raise UsageError(f"lines {runs[run.decodes][0].key} and {line.key} of {suite.table.id} are the same run")
+        runs[run.decodes] = run, vanilla.decodes
+        if differs or "vanilla" in called:
+            key = f"vanilla_{vanilla.decodes}"
+            vanilla = replace(vanilla, key=key, folder=vanilla.folder.with_name(f"{key}-{vanilla.decodes}"))
+        vanillas.setdefault(vanilla.decodes, vanilla)
+    vanillas |= {decodes: run for decodes, (run, needed) in runs.items() if needed == decodes}
+    first = [vanilla for decodes, vanilla in vanillas.items() if decodes not in runs]
+    first += [run for decodes, (run, needed) in runs.items() if needed == decodes]
+    others = [
+        replace(run, reference=vanillas[needed].folder) for decodes, (run, needed) in runs.items() if needed != decodes
+    ]
+    return [run.with_newest(_rows(run.folder / "row.csv")) for run in (*first, *others)]
 
 
-def _without_method(own: Sequence[str], baseline: Sequence[str]) -> list[str]:
+def _planned(suite: Suite, cell: Cell, line: Line, own: Values, out: Path, timed: bool) -> TableRun:
+    """The run of a line in its folder: more prompts, other metrics and another baseline add to what is there."""
+    parts = [cell.model, cell.prompts, "" if cell.seed is None else f"seed{cell.seed}", "seconds" if timed else ""]
+    home = out.joinpath(*map(_file_name, filter(None, parts)))
+    needs = (SECONDS, EMITTED, *(() if timed else suite.table.needs))
+    free = {"n": 1, "metrics": [], "reference": None, "baseline": False}
+    return TableRun.of(home, line, _arguments(suite, cell, own, timed), free, needs=needs, cell=cell)
+
+
+def _without_method(own: Values, baseline: Values) -> dict[str, str]:
     """A line's parameters that vanilla AR has, too: sampling, prompts, sizes."""
-    of_methods = {*parameters.method_parameters(), *_PARTS_OF_METHODS, *_values(baseline)}
-    return [override for override in own if override.partition("=")[0] not in of_methods]
+    of_methods = {*parameters.method_parameters(), *_PARTS_OF_METHODS, *baseline}
+    return {name: value for name, value in own.items() if name not in of_methods}
 
 
-def _arguments(suite: Suite, cell: Cell, own: Sequence[str], timed: bool) -> tuple[str, ...]:
+def _arguments(suite: Suite, cell: Cell, own: Values, timed: bool) -> list[str]:
     """The overrides of a run: the model, what the line has, and the rest of what runs share."""
-    seed = [] if cell.seed is None else [f"seed={cell.seed}"]
-    n = f"n={suite.timed if timed else suite.table.n}"
-    fitting, own = (of_world(_model(suite, cell), overrides) for overrides in (suite.shared, own))
-    shared = _values([*suite.models[cell.model], *fitting, *suite.prompts[cell.prompts], *seed, n])
-    method = {name: text for name, text in _values(own).items() if name not in ("baseline", "timing")}
+    model = suite.model(cell)
+    shared = {**suite.models[cell.model], **of_world(model, suite.shared), **suite.prompts[cell.prompts]}
+    shared |= {} if cell.seed is None else {"seed": str(cell.seed)}
+    shared["n"] = str(suite.timed if timed else suite.table.n)
+    mine = {name: value for name, value in of_world(model, own).items() if name not in _QUALITY}
     if timed:
-        method = {**method, **_values(_SECONDS), **({"batch": method["batch"]} if "batch" in method else {})}
-        method.pop("n", None)
-    first = {name: text for name, text in shared.items() if name == "model"} | method
-    return tuple(f"{name}={text}" for name, text in (first | shared | first).items())
-
-
-def _values(overrides: Sequence[str]) -> dict[str, str]:
-    """Name -> value as text; the last one counts."""
-    return dict(override.split("=", 1) for override in overrides)
+        mine |= _SECONDS | {name: value for name, value in mine.items() if name == "batch"}
+        mine.pop("n", None)
+    first = {name: value for name, value in shared.items() if name == "model"} | mine
+    return as_overrides(first | shared | first)
 
 
 def _file_name(text: str) -> str:
@@ -306,17 +251,13 @@ def run(
 ) -> tuple[SuitePlan, UsageError | RunError | None]:
     """Executes the runs without a row; one that fails stops no other. Then as `gather`; and the error where some
     failed."""
-    made: dict[Path, Row] = {}
+    executor = Executor(todo, bench, say, jobs, patient=True)
     failed: UsageError | RunError | None = None
-
-    def keep(one: SuiteRun, row: Mapping[str, Any]) -> None:
-        made[one.folder] = as_cells(row)
-
     try:
-        execute(todo, todo.missing, bench.row, keep, say, jobs, patient=True)
+        executor.execute(todo.missing)
     except (UsageError, RunError) as e:
         failed = e
-    return gather(todo.with_rows(made), bench, made, say), failed
+    return gather(executor.plan, bench, executor.made, say), failed
 
 
 def gather(
@@ -326,54 +267,48 @@ def gather(
     comparisons are older than their rows."""
     from specbench.compare import wording
     from specbench.harness.row import against
+    from specbench.harness.run import keep
 
     there = {one.folder: one.row for one in plan.runs if one.row is not None}
-    pairs = {
-        one.folder: (one.reference, int(float(one.row["n"])))
-        for one in plan.runs
-        if one.row is not None and not one.timed and one.reference in there
-    }
-    plan = plan.with_rows({run: {**there[run], **as_cells(against(run, *other))} for run, other in pairs.items()})
+    for one in plan.runs:
+        if one.row is not None and not one.timed and one.reference in there:
+            versus = against(one.folder, one.reference, int(float(one.row["n"])))
+            there[one.folder] = {**one.row, **as_cells(versus)}
+    plan = plan.with_rows(there)
     finished = {one.folder: one for one in plan.runs if one.row is not None}
     try:
         kept = wording.ROWS.read(plan.home / COMPARED)
     except UsageError:
         kept = []  # computed again
-    compared: list[dict[str, str]] = []
-    uncompared: dict[str, None] = {}
+    executor, compared, uncompared = Executor(plan, bench, say), list[Row](), dict[str, None]()
     for other, one in _pairs(plan, finished):
-        ids = [(run.row or {}).get("run_id", "") for run in (other, one)]
-        same: list[dict[str, str]] = [row for row in kept if [row["run_a"], row["run_b"]] == ids]
+        ids = [there[run.folder].get("run_id", "") for run in (other, one)]
+        same: list[Row] = [row for row in kept if [row["run_a"], row["run_b"]] == ids]
         if not same or one.folder in ran or other.folder in ran:
-            say(f"{plan.title}: {one.label} and {other.label}, image by image")
             try:
-                found = bench.compare(other.folder, one.folder)
-                same = [as_cells({name: row.get(name) for name in wording.ROWS.columns}) for row in found]
+                same = executor.compare((other.label, other.folder), (one.label, one.folder))
             except UsageError as e:
                 uncompared[str(e)] = None
         compared += same
     if finished:
-        from specbench.harness.run import keep
-
         keep([(one.folder, one.row or {}) for one in finished.values() if not one.timed])
         write_atomically(plan.home / ROWS, to_csv([one.row or {} for one in finished.values()]).encode())
-    compared = wording.readjusted(compared)
-    if compared:
-        write_atomically(plan.home / COMPARED, csv_text(wording.ROWS.columns, compared).encode())
-    return replace(plan, compared=tuple(compared), uncompared=tuple(uncompared))
+    adjusted = wording.readjusted(compared)
+    if adjusted:
+        write_atomically(plan.home / COMPARED, csv_text(wording.ROWS.columns, adjusted).encode())
+    return replace(plan, compared=tuple(adjusted), uncompared=tuple(uncompared))
 
 
-def _pairs(plan: SuitePlan, finished: Mapping[Path, SuiteRun]) -> list[tuple[SuiteRun, SuiteRun]]:
+def _pairs(plan: SuitePlan, finished: Mapping[Path, TableRun]) -> list[tuple[TableRun, TableRun]]:
     """Every run after its vanilla AR, and the runs of the suite's own tests, in the order of `specbench compare`."""
     quality = [one for one in finished.values() if not one.timed]
-    found = [(finished[one.reference], one) for one in quality if one.reference and one.reference in finished]
+    pairs = [(finished[one.reference], one) for one in quality if one.reference and one.reference in finished]
     lines = {(one.cell, one.key): one for one in quality}
-    for cell in plan.suite.cells():
-        for test in plan.suite.table.tests:
-            pair = lines.get((cell, test.other)), lines.get((cell, test.line))
-            if pair[0] is not None and pair[1] is not None and pair not in found:
-                found.append((pair[0], pair[1]))
-    return found
+    for cell, test in itertools.product(plan.suite.cells(), plan.suite.table.tests):
+        other, one = lines.get((cell, test.other)), lines.get((cell, test.line))
+        if other is not None and one is not None and (other, one) not in pairs:
+            pairs.append((other, one))
+    return pairs
 
 
 # --- the definition in the folder -------------------------------------------------------------------------------------
@@ -387,7 +322,8 @@ def check_folder(out: Path) -> None:
 
 def write_definition(suite: Suite, out: Path) -> None:
     """Keeps the definition in the suite's folder, from which `status` and `resume` read it."""
-    text = yaml.safe_dump({"name": suite.table.id, **suite.held}, sort_keys=False, allow_unicode=True, width=120)
+    held = {"name": suite.table.id, **suite.source.held}
+    text = yaml.safe_dump(held, sort_keys=False, allow_unicode=True, width=120)
     path = out / FILE
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_atomically(path, text.encode())
@@ -396,4 +332,4 @@ def write_definition(suite: Suite, out: Path) -> None:
 def in_folder(out: Path) -> Suite:
     """The suite of a folder. UsageError where there is none."""
     source = suite_files.of_file(out / FILE)
-    return read(source, source.text("name", source.held.get("name", out.name)))
+    return read(source, source.definition.name or out.name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +20,7 @@ from specbench.errors import UsageError, steps
 from specbench.models.language import Language
 from specbench.models.loading import checkpoints, missing
 from specbench.models.loading.drafters import Drafters
-from specbench.models.loading.unified_official import read
-from specbench.models.unified import ImageTokens, Unified
+from specbench.models.vq import VQConfig, VQModel
 from specbench.storage.reading import made
 
 M = TypeVar("M", bound=nn.Module)
@@ -62,14 +60,7 @@ class Bundle:
     def embedded(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], dtype: torch.dtype) -> M:
         """A network of the embedded models, from its file in the folder."""
         assert self.folder is not None
-        return self.stored(self.folder / f"scenes_{kind}.safetensors", kind, module, config, dtype)
-
-    def stored(
-        self, path: Path, kind: str, module: Callable[[Any], M], config: Callable[..., Any], dtype: torch.dtype
-    ) -> M:
-        """A network from a file in this project's own format."""
-        built = checkpoints.load(path, kind, module, config)
-        return built.to(self.device, dtype).eval().requires_grad_(False)
+        return checkpoints.load(self.folder / f"scenes_{kind}.safetensors", kind, module, config, self.device, dtype)
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
         """One image (1, H, W, 3) uint8 of its tokens, discrete (1, h * w) or continuous (1, L, D)."""
@@ -151,29 +142,13 @@ class RealModel(Drafters, Bundle):
         codes: Tensor = self.tokenizer.encode(images.to(self.device))
         return codes
 
+    def random_pixels(self, published: VQConfig, reduced_codes: int) -> VQModel:
+        """A tokenizer of a published kind with random weights."""
+        shape = published.reduced(reduced_codes) if self.reduced else published
+        return self.random(lambda: VQModel(shape), 2, torch.float32)
+
     def drafter_path(self, part: str) -> Path | None:
         return None if self.folder is None else self.part(part)
 
     def random_network(self, build: Callable[[], Any], seed: int) -> Any:
         return self.random(build, seed, self.dtype)
-
-
-class UnifiedModel(RealModel):
-    """A target with one vocabulary; `tokenizer.codebook()` gives its code vectors."""
-
-    target: Unified
-    image: ImageTokens
-    tokenizer: Any
-
-    def smaller(self) -> Unified:
-        c = self.target.cfg
-        return Unified(replace(c, n_layer=max(1, c.n_layer // 4)), self.image)
-
-    def read_smaller(self, path: Path) -> Unified:
-        return read(path, self.image, self.device, self.dtype)
-
-    def codebook(self) -> Tensor:
-        """The code vectors as stored (reference README (18)), NaN for the image grammar's own tokens."""
-        codes = self.tokenizer.codebook()
-        own = codes.new_full((self.target.vocab_size - len(codes), codes.shape[1]), torch.nan)
-        return torch.cat([codes, own])

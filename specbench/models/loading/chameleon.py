@@ -5,22 +5,20 @@ Facts: reference README (19) to (26) and the manifests of Lumina-mGPT-7B-768, An
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from specbench.errors import UsageError
 from specbench.models import vq
-from specbench.models.loading.bundle import UnifiedModel
 from specbench.models.loading.image_tokenizers import load_autoencoder
-from specbench.models.loading.prompts import ChameleonIds, anole_prompt, lumina_prompt
-from specbench.models.loading.text_official import ChameleonText, hashed_ids
-from specbench.models.loading.unified_official import padded, read
-from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
+from specbench.models.loading.text_official import NamedText, hashed_ids
+from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel, instructed
+from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 
 PATCH = 16  # pixels per side of a code
 FIRST_CODE = 4  # where there is no tokenizer
@@ -31,15 +29,101 @@ REDUCED = UnifiedConfig(64, 2, 2, 2, 96, 9216, qk_norm=1)
 REDUCED_CODES, REDUCED_SIZE = 64, 64
 
 
-def lumina_image(codes: Tensor, width: int, height: int, ids: ChameleonIds | None = None) -> ImageTokens:
+@dataclass(frozen=True)
+class ChameleonIds:
+    """Special ids of Chameleon's vocabulary (reference README (21)). A side of p pixels is the id size + p / 32."""
+
+    bos: int = 0
+    pad: int = 1
+    eos: int = 2
+    image_end: int = 8196
+    image_start: int = 8197
+    end_of_turn: int = 8710
+    new_line: int = 8803
+    size: int = 8804
+
+
+IDS = ChameleonIds()
+#: The names of the special tokens of an image, and of text.
+IMAGE_NAMES = {
+    "image_end": "<eoss>",
+    "image_start": "<racm3:break>",
+    "end_of_turn": "<reserved08706>",
+    "new_line": "<reserved08799>",
+    "size": "<reserved08800>",
+}
+TEXT_NAMES = {"bos": "<s>", "pad": "<pad>", "eos": "</s>"}
+
+
+class ChameleonText(NamedText):
+    """Chameleon's tokenizer: text_tokenizer.json of Meta's release, or tokenizer.json of a Hugging Face folder."""
+
+    model, files = "Chameleon", ("text_tokenizer.json", "tokenizer.json")
+
+    def ids(self) -> ChameleonIds:
+        """The special ids, by their names. Raises UsageError where one is missing."""
+        return ChameleonIds(**self.named(TEXT_NAMES | IMAGE_NAMES))
+
+    def codes(self, count: int | None = None) -> Tensor:
+        """(C,) int64: the vocabulary id of each code of the pixel tokenizer, by token NAME: IMGIMG, the code's digits
+        as letters A to J, Z (reference README (22)).
+
+        Raises UsageError where a code is missing or doubled, or where there are not `count` of them.
+        """
+        found: dict[int, int] = {}
+        for name, i in self._names.items():
+            if match := re.fullmatch(r"IMGIMG([A-J]{1,9})Z", name):
+                code = int("".join(str(ord(letter) - ord("A")) for letter in match[1]))
+                if code in found:
+                    raise UsageError(f"{self.file} names the image code {code} twice; fetch it again")
+                found[code] = i
+        wanted = len(found) if count is None else count
+        absent = next((code for code in range(wanted) if code not in found), None)
+        if absent is not None or not found:
+            raise UsageError(f"{self.file} has no token for the image code {absent or 0}: it is not Chameleon's")
+        if len(found) != wanted:
+            raise UsageError(f"{self.file} has {len(found)} image codes, and the pixel tokenizer {wanted}")
+        if len(set(found.values())) < len(found):
+            raise UsageError(f"{self.file} gives two image codes one id; fetch it again")
+        return torch.tensor([found[code] for code in range(wanted)])
+
+
+def lumina_prompt(
+    encode: Encode,
+    prompt: str,
+    width: int,
+    height: int,
+    instruction: str,
+    ids: ChameleonIds = IDS,
+    unconditional: str = "header",
+) -> Prompt:
+    """Lumina-mGPT: [bos] instruction [end_of_turn] [image start, height, width]; without a prompt only the last three
+    (reference README (21), (24)), or with unconditional="prompt_end" the last four, as in SJD's released code.
+
+    `instruction` holds {width}, {height} and {prompt}; width and height are pixels, multiples of 32.
+    """
+    for name, side in (("width", width), ("height", height)):
+        if side < 32 or side % 32:
+            raise UsageError(f"Lumina-mGPT draws sides of 32, 64, 96, ... pixels: {name} cannot be {side}")
+    text = instructed(instruction.replace("{width}", str(width)).replace("{height}", str(height)), prompt)
+    start = [ids.image_start, ids.size + height // 32, ids.size + width // 32]
+    without = [ids.end_of_turn, *start] if unconditional == "prompt_end" else start
+    return Prompt([ids.bos, *encode(text), ids.end_of_turn, *start], without)
+
+
+def anole_prompt(encode: Encode, prompt: str, ids: ChameleonIds = IDS) -> Prompt:
+    """Anole: [bos] prompt [end_of_turn, image start]; without a prompt [bos, image start] (reference README (24))."""
+    return Prompt([ids.bos, *encode(prompt), ids.end_of_turn, ids.image_start], [ids.bos, ids.image_start])
+
+
+def lumina_image(codes: Tensor, width: int, height: int, ids: ChameleonIds = IDS) -> ImageTokens:
     """The grammar after the size tokens: rows of codes, each with its new line, then the image's end."""
-    ids = ids or ChameleonIds()
     return image_tokens(codes, height // PATCH, width // PATCH, ids.new_line, [ids.image_end])
 
 
-def anole_image(codes: Tensor, side: int, ids: ChameleonIds | None = None) -> ImageTokens:
+def anole_image(codes: Tensor, side: int, ids: ChameleonIds = IDS) -> ImageTokens:
     """A square of codes, then the image's end."""
-    return image_tokens(codes, side // PATCH, side // PATCH, None, [(ids or ChameleonIds()).image_end])
+    return image_tokens(codes, side // PATCH, side // PATCH, None, [ids.image_end])
 
 
 class Chameleon(UnifiedModel):
@@ -51,47 +135,30 @@ class Chameleon(UnifiedModel):
         size = cfg["size"] if self.lumina else ANOLE_SIZE
         if self.lumina and size not in LUMINA_SIZES:
             raise UsageError(f"size must be one of {', '.join(map(str, LUMINA_SIZES))} (got {size})")
-        self.resolution = REDUCED_SIZE if self.reduced else size
-        self.prompt_length: int = cfg["prompt_length"]
+        self.resolution = side = REDUCED_SIZE if self.reduced else size
         self.instruction: str = cfg.get("instruction", "")
         self.unconditional: str = cfg.get("unconditional", "header")
-        self.text: ChameleonText | None = None
-        self.ids = ChameleonIds()
+        base = REDUCED if self.reduced else FULL
         if self.folder is None:
-            shape = vq.CHAMELEON.reduced(REDUCED_CODES) if self.reduced else vq.CHAMELEON
-            self.tokenizer = self.random(lambda: vq.VQModel(shape), 2, torch.float32)
-            codes = torch.arange(FIRST_CODE, FIRST_CODE + shape.codebook_size)
-            base = REDUCED if self.reduced else FULL
-            base = base if self.lumina else replace(base, qk_norm=base.n_head)  # Anole's norms have a row a head
-            self.image = self._image(codes)
-            self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
-            return
-        file = self.part("tokenizer") / "vqgan.ckpt"
-        self.tokenizer = load_autoencoder(vq.VQModel, vq.CHAMELEON, file, device, llamagen=False)
-        self.text = ChameleonText(self.part("tokenizer"))
-        self.ids = self.text.ids()
-        self.image = self._image(self.text.codes(self.tokenizer.cfg.codebook_size))
-        self.target = read(self.part("target"), self.image, device, dtype)
-
-    def _image(self, codes: Tensor) -> ImageTokens:
-        side = self.resolution
-        return lumina_image(codes, side, side, self.ids) if self.lumina else anole_image(codes, side, self.ids)
-
-    def encode(self, prompts: list[str]) -> Prompts:
-        def hashed(text: str) -> list[int]:
-            return hashed_ids(text, self.ids.size, self.target.cfg.vocab_size)
-
-        encode = self.text.encode if self.text else hashed
-        side = self.resolution
-        if self.lumina:
-            settings = side, side, self.instruction, self.ids, self.unconditional
-            given = [lumina_prompt(encode, p, *settings) for p in prompts]
+            self.tokenizer = self.random_pixels(vq.CHAMELEON, REDUCED_CODES)
+            self.ids, self.text = IDS, lambda text: hashed_ids(text, IDS.size, base.vocab_size)
+            codes = torch.arange(FIRST_CODE, FIRST_CODE + self.tokenizer.cfg.codebook_size)
         else:
-            given = [anole_prompt(encode, p, self.ids) for p in prompts]
-        return padded(given, self.prompt_length, self.ids.pad, self.device)
+            file = self.part("tokenizer") / "vqgan.ckpt"
+            self.tokenizer = load_autoencoder(vq.VQModel, vq.CHAMELEON, file, device, llamagen=False)
+            text = ChameleonText(self.part("tokenizer"))
+            self.ids, self.text = text.ids(), text.encode
+            codes = text.codes(self.tokenizer.cfg.codebook_size)
+        self.pad = self.ids.pad
+        self.image = lumina_image(codes, side, side, self.ids) if self.lumina else anole_image(codes, side, self.ids)
+        # Anole's norms have a row a head.
+        self.target = self.loaded_target(base if self.lumina else replace(base, qk_norm=base.n_head))
 
-    def decode_image(self, codes: Tensor) -> np.ndarray:
-        return vq.truncated(self.tokenizer.decode(codes))
+    def prompt(self, text: str) -> Prompt:
+        if not self.lumina:
+            return anole_prompt(self.text, text, self.ids)
+        side = self.resolution
+        return lumina_prompt(self.text, text, side, side, self.instruction, self.ids, self.unconditional)
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:

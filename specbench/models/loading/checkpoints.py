@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specbench.errors import UsageError, steps
+from specbench.models.loading import official
 from specbench.storage.files import atomic_path
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -71,35 +72,35 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     raise UsageError(f"'{path}' does not describe its network (no metadata 'config'); fetch or train it again")
 
 
-def load(path: Path, kind: str, module: Callable[[Any], Module], config: Callable[..., Any]) -> Module:
-    """The network of a file written by `save`: `module` of `config`, filled."""
+def load(
+    path: Path,
+    kind: str,
+    module: Callable[[Any], Module],
+    config: Callable[..., Any],
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Module:
+    """The network of a file written by `save`: `module` of `config`, filled; for inference, as of `official.load`."""
     values, tensors = read(path, kind)
     most = sum(tensor.numel() for tensor in tensors.values())  # no size of a network exceeds that of its weights
     try:
         cfg = config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
         if any(isinstance(v, int) and abs(v) > most for v in values.values()):
             raise ValueError("a size is larger than the file")
-        built = module(cfg)
+        with torch.device("meta"):
+            built = module(cfg)
     except Exception as e:  # an invalid network raises exceptions of many kinds
         raise UsageError(
             f"{path.name} is damaged, or of another version of specbench; run `make train-scenes` without it"
         ) from e
-    fill(built, tensors, path.name)
-    return built
+    source = official.from_tensors(tensors, path.name)
+    return official.load(lambda: built, source, official.own_names(built), device, dtype)
 
 
-def fill(module: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
-    """Copy tensors into `module` (cast to its dtype); a missing, surplus or misshapen one is named."""
-    own = module.state_dict()
-    for name, tensor in own.items():
-        if name not in tensors:
-            raise UsageError(f"{source}: tensor '{name}' is missing")
-        if tensors[name].shape != tensor.shape:
-            raise UsageError(
-                f"{source}: tensor '{name}' has shape {list(tensors[name].shape)}, expected {list(tensor.shape)}"
-            )
-        if not torch.isfinite(tensors[name]).all():
-            raise UsageError(f"{source}: tensor '{name}' holds NaN or infinity")
-    if surplus := sorted(set(tensors) - set(own)):
-        raise UsageError(f"{source}: tensor '{surplus[0]}' belongs to no part of this model")
-    module.load_state_dict({k: v.to(own[k].dtype) for k, v in tensors.items()})
+def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
+    """Copy tensors of the file `name` into `module` (cast to its dtype). UsageError for a missing, surplus or misshapen
+    one, and for a value that is not finite."""
+    official.check(module, official.from_tensors(tensors, name), official.own_names(module))
+    if wrong := [key for key, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise UsageError(f"{name}: tensor '{wrong[0]}' holds NaN or infinity; train or fetch it again")
+    module.load_state_dict(tensors)

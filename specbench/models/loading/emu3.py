@@ -5,23 +5,28 @@ Facts: reference README (27) to (30) and the manifests of Emu3-Gen and Emu3-Visi
 
 from __future__ import annotations
 
+import base64
+import binascii
+import itertools
 import math
+import unicodedata
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Regex, pre_tokenizers
 from torch import Tensor
 
+from specbench.errors import UsageError
 from specbench.models import emu3_vision, vq
 from specbench.models.language import Grammar
 from specbench.models.loading import image_tokenizers, official
-from specbench.models.loading.bundle import UnifiedModel
-from specbench.models.loading.prompts import Emu3Ids, emu3_prompt
-from specbench.models.loading.text_official import Emu3Text, hashed_ids
-from specbench.models.loading.unified_official import padded, read
-from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
+from specbench.models.loading.text_official import PIECES, find_file, hashed_ids, open_tokenizer
+from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel
+from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 
 FIRST_CODE = 151854
 NEW_LINE, FRAME_END, IMAGE_END, SEQUENCE_END = 151846, 151847, 151853, 151850
@@ -52,12 +57,96 @@ def image(codes: Tensor, rows: int, columns: int) -> ImageTokens:
     return replace(made, grammar=Grammar(len(codes), forced))
 
 
+@dataclass(frozen=True)
+class Emu3Ids:
+    """Special ids of Emu3's vocabulary that a prompt is made of (manifest Emu3-Gen)."""
+
+    pad: int = 151643
+    bos: int = 151849
+    img: int = 151851
+    boi: int = 151852
+
+
+def emu3_prompt(encode: Encode, prompt: str, rows: int, columns: int, suffix: str, negative: str) -> Prompt:
+    """[bos] prompt + suffix [boi] "rows*columns" as text [img]; `negative` has the same format, without the suffix,
+    instead of an unconditional prompt (manifest Emu3-Gen, reference README (28), (29)).
+
+    rows and columns count codes: 90 and 90 for 720x720.
+    """
+    ids = Emu3Ids()
+    frame = [ids.boi, *encode(f"{rows}*{columns}"), ids.img]
+    return Prompt([ids.bos, *encode(prompt + suffix), *frame], [ids.bos, *encode(negative), *frame])
+
+
+class Emu3Text:
+    """Emu3's tokenizer: the official emu3.tiktoken (a base64 token and its rank a line), or a Hugging Face
+    tokenizer.json. Text is normalised to NFC first, as there."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the file or its folder. Raises UsageError for another kind of file."""
+        self.file = find_file(path, "emu3.tiktoken", "tokenizer.json")
+        if self.file.suffix == ".json":
+            tokenizer, _ = open_tokenizer(self.file)
+            self._encode: Encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            self._encode = byte_pairs(read_ranks(self.file))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without a beginning or an end of its own."""
+        return self._encode(unicodedata.normalize("NFC", text))
+
+
+def read_ranks(file: Path) -> dict[bytes, int]:
+    """Token -> rank, which is its id, of a .tiktoken file. Raises UsageError with the line of a mistake."""
+    ranks: dict[bytes, int] = {}
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{file} is not a readable .tiktoken file ({type(e).__name__}); fetch it again") from e
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            text, rank = line.split()
+            token = base64.b64decode(text, validate=True)
+            if token in ranks:
+                raise ValueError
+            ranks[token] = int(rank)
+        except (ValueError, binascii.Error):
+            raise UsageError(f"{file}, line {number}: not a new token and its rank; fetch the file again") from None
+    if absent := [b for b in range(256) if bytes([b]) not in ranks]:
+        raise UsageError(f"{file} has no token for the byte {absent[0]}; fetch it again")
+    return ranks
+
+
+def byte_pairs(ranks: Mapping[bytes, int]) -> Encode:
+    """Byte-pair encoding from ranks alone: of all neighbours in a piece of text, those two are merged next whose union
+    has the lowest rank."""
+    cut = pre_tokenizers.Split(Regex(PIECES), "isolated")
+
+    def merge(piece: bytes) -> list[int]:
+        parts = [piece] if piece in ranks else [piece[i : i + 1] for i in range(len(piece))]
+        while len(parts) > 1:
+            unions = [ranks.get(a + b) for a, b in itertools.pairwise(parts)]
+            if not (known := [rank for rank in unions if rank is not None]):
+                break
+            i = unions.index(min(known))
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        return [ranks[part] for part in parts]
+
+    def encode(text: str) -> list[int]:
+        return [i for piece, _ in cut.pre_tokenize_str(text) for i in merge(piece.encode())]
+
+    return encode
+
+
 class Emu3(UnifiedModel):
+    pad = Emu3Ids.pad
+
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
-        self.prompt_length: int = cfg["prompt_length"]
         self.suffix, self.negative = cfg["suffix"], cfg["negative"]
-        self.text: Emu3Text | None = None
+        self.text: Encode = lambda text: hashed_ids(text, 0, TEXT_IDS)
         if self.folder is None:
             values = emu3_vision.reduced(REDUCED_CODES) if self.reduced else emu3_vision.OFFICIAL
             shape = emu3_vision.configured(values)
@@ -66,22 +155,15 @@ class Emu3(UnifiedModel):
             path = self.part("tokenizer")
             shape = emu3_vision.configured(official.config(path))
             self.tokenizer = image_tokenizers.load_emu3_vision(shape, official.open_source(path), device, torch.float32)
-        count = len(self.tokenizer.codebook())
+            self.text = Emu3Text(self.part("target")).encode
         patch = self.tokenizer.downsample
         self.grid = (REDUCED_SIDE, REDUCED_SIDE) if self.reduced else grid(AREA, "1:1", patch)
         self.resolution = self.grid[0] * patch
-        self.image = image(torch.arange(FIRST_CODE, FIRST_CODE + count), *self.grid)
-        if self.folder is None:
-            base = REDUCED if self.reduced else FULL
-            self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
-        else:
-            self.text = Emu3Text(self.part("target"))
-            self.target = read(self.part("target"), self.image, device, dtype)
+        self.image = image(torch.arange(FIRST_CODE, FIRST_CODE + len(self.tokenizer.codebook())), *self.grid)
+        self.target = self.loaded_target(REDUCED if self.reduced else FULL)
 
-    def encode(self, prompts: list[str]) -> Prompts:
-        encode = self.text.encode if self.text else lambda text: hashed_ids(text, 0, TEXT_IDS)
-        given = [emu3_prompt(encode, p, *self.grid, self.suffix, self.negative) for p in prompts]
-        return padded(given, self.prompt_length, Emu3Ids().pad, self.device)
+    def prompt(self, text: str) -> Prompt:
+        return emu3_prompt(self.text, text, *self.grid, self.suffix, self.negative)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return vq.truncated(self.tokenizer.decode(codes, self.grid))

@@ -3,22 +3,24 @@ vision tokenizer and Cosmos."""
 
 from __future__ import annotations
 
+import pickle
 import re
+import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from specbench.errors import UsageError
 from specbench.models.cosmos import Cosmos, CosmosConfig, DecoderHalf, EncoderHalf
 from specbench.models.emu3_vision import Emu3Vision
 from specbench.models.loading import official
-from specbench.models.loading.files import TRAINER_TYPES, WRAPPERS, CheckpointSource
 from specbench.models.loading.naming import Layout, ParameterSlice, Table
-from specbench.models.loading.torchscript import open_archive
+from specbench.models.loading.official import CheckpointSource
 from specbench.models.vq import Autoencoder, VQConfig, VQModel
 
 if TYPE_CHECKING:
@@ -33,11 +35,19 @@ def _names(cfg: VQConfig) -> list[str]:
         return list(Autoencoder(cfg).state_dict())
 
 
-def _middle(name: str) -> str:
-    """A name with taming-transformers' numbering of the middle blocks."""
-    for ours, theirs in (("0", "block_1"), ("1", "attn_1"), ("2", "block_2")):
-        name = name.replace(f"coder.mid.{ours}.", f"coder.mid.{theirs}.")
-    return name
+def _taming(name: str, last: int | None = None) -> str:
+    """taming-transformers' name of a tensor. last: the number of the decoder's last level where its levels are numbered
+    by resolution, 0 the highest; None where they are numbered as they run."""
+    for ours, theirs in (
+        ("coder.mid.0.", "coder.mid.block_1."),
+        ("coder.mid.1.", "coder.mid.attn_1."),
+        ("coder.mid.2.", "coder.mid.block_2."),
+        ("encoder.conv_blocks.", "encoder.down."),
+        ("decoder.conv_blocks.", "decoder.up."),
+        (".res.", ".block."),
+    ):
+        name = name.replace(ours, theirs)
+    return name if last is None else re.sub(r"(?<=decoder\.up\.)\d+", lambda m: str(last - int(m[0])), name)
 
 
 def llamagen_table(cfg: VQConfig) -> Table:
@@ -47,14 +57,8 @@ def llamagen_table(cfg: VQConfig) -> Table:
 
 def taming_table(cfg: VQConfig) -> Table:
     """The table of Chameleon's `vqgan.ckpt` (under "state_dict") and MAR's `kl16.ckpt` (under "model").
-    Their decoder levels are numbered by resolution, 0 the highest (notes of the golden chameleon_vqgan)."""
-    last = len(cfg.ch_mult) - 1
-
-    def official(name: str) -> str:
-        name = re.sub(r"decoder\.conv_blocks\.(\d+)", lambda m: f"decoder.up.{last - int(m[1])}", _middle(name))
-        return name.replace("encoder.conv_blocks.", "encoder.down.").replace(".res.", ".block.")
-
-    return {official(name): ParameterSlice(name) for name in _names(cfg)}
+    Their decoder levels are numbered by resolution (notes of the golden chameleon_vqgan)."""
+    return {_taming(name, len(cfg.ch_mult) - 1): ParameterSlice(name) for name in _names(cfg)}
 
 
 def _janus_prefix(names: Container[str]) -> str:
@@ -65,14 +69,8 @@ def janus_layout(names: Container[str], cfg: VQConfig) -> Layout:
     """The table and the ignored names of LlamaGen's tokenizer inside a Janus-Pro file: after `gen_vision_model.` and by
     LlamaGen's names in DeepSeek's layout, after `model.vqmodel.` in transformers'."""
     prefix = _janus_prefix(names)
-
-    def official(name: str) -> str:
-        if prefix == "gen_vision_model.":
-            return name
-        name = re.sub(r"decoder\.conv_blocks\.", "decoder.up.", name)
-        return _middle(name).replace("encoder.conv_blocks.", "encoder.down.").replace(".res.", ".block.")
-
-    table = {prefix + official(name): ParameterSlice(name) for name in _names(cfg)}
+    own = prefix == "gen_vision_model."
+    table = {prefix + (name if own else _taming(name)): ParameterSlice(name) for name in _names(cfg)}
     return table, [rf"(?!{re.escape(prefix)}).*", rf"{re.escape(prefix)}quantize\.codebook_used"]
 
 
@@ -85,14 +83,16 @@ def load_janus(source: CheckpointSource, published: VQConfig, device: torch.devi
     return official.load(lambda: VQModel(cfg), source, table, device, torch.float32, ignored)
 
 
-def _widths(shapes: Mapping[str, tuple[int, ...]], pattern: str) -> dict[int, list[int]]:
-    """Level -> the widths of the residual blocks there, of the tensors whose names match; the first group of `pattern`
-    is the level."""
+def _encoder_sizes(shapes: Mapping[str, tuple[int, ...]], first: str, blocks: str) -> dict[str, Any]:
+    """An encoder's widths and depth, from the name of its first convolution and a pattern of its residual blocks' (its
+    group is the level). Raises LookupError and ZeroDivisionError."""
     widths: dict[int, list[int]] = {}
     for name, shape in shapes.items():
-        if m := re.fullmatch(pattern, name):
+        if m := re.fullmatch(blocks, name):
             widths.setdefault(int(m[1]), []).append(shape[0])
-    return widths
+    ch = shapes[first][0]
+    mult = tuple(widths[level][0] // ch for level in range(len(widths)))
+    return {"ch": ch, "ch_mult": mult, "num_res_blocks": len(widths[0])}
 
 
 def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> VQConfig:
@@ -102,16 +102,14 @@ def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str 
     The file formats carry no sizes. What no shape determines (norm groups, the codebook's use), and the levels with
     attention, stay as in `official`.
     """
+    blocks = r"encoder\.(?:conv_blocks|down)\.(\d+)\.(?:res|block)\.\d+\.conv2\.weight"
     try:
-        widths = _widths(shapes, r"encoder\.(?:conv_blocks|down)\.(\d+)\.(?:res|block)\.\d+\.conv2\.weight")
-        ch = shapes["encoder.conv_in.weight"][0]
-        if ch % official.norm_groups:
+        sizes = _encoder_sizes(shapes, "encoder.conv_in.weight", blocks)
+        if sizes["ch"] % official.norm_groups:
             raise ValueError("norms would not divide the channels")
         return replace(
             official,
-            ch=ch,
-            ch_mult=tuple(widths[level][0] // ch for level in range(len(widths))),
-            num_res_blocks=len(widths[0]),
+            **sizes,
             z_channels=shapes["post_quant_conv.weight"][0],
             codebook_size=shapes["quantize.embedding.weight"][0] if official.codebook_size else 0,
             codebook_embed_dim=shapes["post_quant_conv.weight"][1],
@@ -130,7 +128,7 @@ def load_autoencoder(
 ) -> Tokenizer:
     """A published kind of autoencoder with the sizes of a file, in float32. llamagen: the file has LlamaGen's names,
     else taming-transformers'. Errors are those of `sized` and `official.load`."""
-    source = official.open_source(path, WRAPPERS, TRAINER_TYPES)
+    source = official.open_source(path)
     cfg = sized(published, {name: info.shape for name, info in source.tensors.items()}, str(source.path))
     table, ignored = (llamagen_table(cfg), LLAMAGEN_IGNORED) if llamagen else (taming_table(cfg), TAMING_IGNORED)
     return official.load(lambda: module(cfg), source, table, device, torch.float32, ignored)
@@ -220,18 +218,13 @@ def cosmos_sized(
 ) -> CosmosConfig:
     """`official` with the sizes of an encoder.jit; the levels of its codes, which no shape gives, stay. UsageError
     where they do not fit."""
+    blocks = r"encoder\.down\.(\d+)\.block\.\d+\.conv2\.0\.conv3d\.weight"
     try:
-        widths = _widths(shapes, r"encoder\.down\.(\d+)\.block\.\d+\.conv2\.0\.conv3d\.weight")
-        ch = shapes["encoder.conv_in.0.conv3d.weight"][0]
-        if shapes["quant_conv.conv3d.weight"][0] != len(official.levels):
+        dim, z_channels = shapes["quant_conv.conv3d.weight"][:2]
+        if dim != len(official.levels):
             raise ValueError("other codes")
-        return replace(
-            official,
-            ch=ch,
-            ch_mult=tuple(widths[level][0] // ch for level in range(len(widths))),
-            num_res_blocks=len(widths[0]),
-            z_channels=shapes["quant_conv.conv3d.weight"][1],
-        )
+        sizes = _encoder_sizes(shapes, "encoder.conv_in.0.conv3d.weight", blocks)
+        return replace(official, **sizes, z_channels=z_channels)
     except (LookupError, ValueError, ZeroDivisionError) as e:
         raise UsageError(f"{where} does not hold Cosmos's encoder; name the official file") from e
 
@@ -249,3 +242,81 @@ def load_cosmos(published: CosmosConfig, folder: Path, device: torch.device) -> 
 
     encoding, decoding = half(EncoderHalf, encoder), half(DecoderHalf, decoder)
     return Cosmos(cfg, encoding, decoding).eval()
+
+
+# --- TorchScript ------------------------------------------------------------------------------------------------------
+
+_STORAGES = {
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "DoubleStorage": torch.float64,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "BoolStorage": torch.bool,
+}
+
+
+class _Module:
+    """An object of an archive: its attributes, whatever its class."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.attributes = state if isinstance(state, dict) else {}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Of an archive's data.pkl: it knows modules and tensors alone, so nothing in the file is run."""
+
+    def __init__(self, stream: IO[bytes], record: Callable[[str], bytes]) -> None:
+        """record: the bytes of a storage."""
+        super().__init__(stream)
+        self._record = record
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] == "__torch__":
+            return _Module
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return lambda values, first, shape, stride, *_: values.as_strided(shape, stride, first)
+        if (module, name) == ("torch._utils", "_rebuild_parameter") or module == "torch.jit._pickle":
+            return lambda data, *_: data
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        _, dtype, record, _, _ = pid
+        content = bytearray(self._record(record))
+        return torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+
+
+def _attributes(value: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of a module and all within it."""
+    for name, inner in value.attributes.items() if isinstance(value, _Module) else ():
+        if isinstance(inner, Tensor):
+            yield prefix + name, inner
+        else:
+            yield from _attributes(inner, f"{prefix}{name}.")
+
+
+def open_archive(file: Path) -> CheckpointSource:
+    """The tensors of a TorchScript file, named as in its state dict, without its code. UsageError where it is absent or
+    broken.
+
+    The file is a zip of a pickle that describes the module's attributes, the bytes of each storage, and the code.
+    """
+    if not file.is_file():
+        raise UsageError(f"there is no file '{file}'; fetch the weights, or correct the path")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            [inner] = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
+            storages = inner.removesuffix("data.pkl") + "data/"
+            with archive.open(inner) as stream:
+                content = _Unpickler(stream, lambda record: archive.read(f"{storages}{record}")).load()
+        return official.from_tensors(dict(_attributes(content)), str(file))
+    except Exception as e:  # a broken archive or pickle raises anything
+        reason = str(e).partition("\n")[0]
+        raise UsageError(
+            f"'{file}' is not a readable TorchScript archive ({type(e).__name__}: {reason}); fetch it again"
+        ) from e

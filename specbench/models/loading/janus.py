@@ -8,12 +8,11 @@ size of the text's vocabulary + the code. Facts: reference README_3 (39) to (48)
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,14 +20,12 @@ from specbench.engine.ops import gelu, linear
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading import image_tokenizers, naming, official
-from specbench.models.loading.bundle import UnifiedModel, shape_of
-from specbench.models.loading.files import joined
+from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.naming import Layout, ParameterSlice
-from specbench.models.loading.prompts import JanusIds, janus_prompt
-from specbench.models.loading.text_official import JanusText, hashed_ids
-from specbench.models.loading.unified_official import from_hugging_face, padded
+from specbench.models.loading.text_official import NamedText, hashed_ids
+from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel, described, from_hugging_face
 from specbench.models.transformer import BlockConfig
-from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
+from specbench.models.unified import ImageTokens, Unified, UnifiedConfig, image_tokens
 
 _CODES = "inputs of the codes"  # no name of a file's
 
@@ -98,6 +95,40 @@ def layouts(names: Collection[str], layers: int, block: BlockConfig) -> tuple[La
     return (table, [*map(re.escape, own), *rest]), (own, [*map(re.escape, table), *rest])
 
 
+@dataclass(frozen=True)
+class JanusIds:
+    """Special ids of Janus-Pro's vocabulary that a prompt is made of (manifest Janus-Pro-1B)."""
+
+    bos: int = 100000
+    pad: int = 100015
+    begin_of_image: int = 100016
+
+
+class JanusText(NamedText):
+    """Janus-Pro's tokenizer, tokenizer.json of either layout."""
+
+    model = "Janus-Pro"
+
+    def ids(self) -> JanusIds:
+        """The special ids, by their names. Raises UsageError where one is missing."""
+        names = {"bos": "<｜begin▁of▁sentence｜>", "pad": "<｜▁pad▁｜>", "begin_of_image": "<begin_of_image>"}
+        return JanusIds(**self.named(names))
+
+    def template(self, prompt: str) -> list[int]:
+        """The ids of what a user asks and an assistant answers to (prompt_formats_3.json). A role that is a token of
+        its own is one id, else text; a prompt cannot spell one."""
+        return [*self._role("<|User|>", f": {prompt.strip()}\n\n"), *self._role("<|Assistant|>", ":")]
+
+    def _role(self, name: str, text: str) -> list[int]:
+        return [self._names[name], *self.encode(text)] if name in self._names else self.encode(name + text)
+
+
+def janus_prompt(text: Sequence[int], ids: JanusIds) -> Prompt:
+    """[bos] text [begin of image]; the unconditional prompt is as long, with padding instead of the text, which is
+    attended to (reference README_3 (39))."""
+    return Prompt([ids.bos, *text, ids.begin_of_image], [ids.bos, *[ids.pad] * len(text), ids.begin_of_image])
+
+
 def configured(content: Mapping[str, Any], source: official.CheckpointSource) -> UnifiedConfig:
     """The language model of a config.json, of either layout, with the rows of its text alone; the tensors give the
     width of the head. Raises KeyError, TypeError or ValueError for what describes none."""
@@ -123,7 +154,8 @@ def load(
     inputs = official.load(lambda: ImageInputs(codes, width, cfg.dim), source, own, device, dtype, others)
     drawn, every = image(cfg.vocab_size, codes, side), replace(cfg, vocab_size=cfg.vocab_size + codes)
     # Text and codes are read into one table, which is never in memory twice.
-    both = joined(source, {_CODES: inputs.table()})
+    rows = {_CODES: inputs.table()}
+    both = source.joined(Path("memory"), lambda: rows)
     table |= {
         names["tok_embeddings.weight"]: ParameterSlice("tok_embeddings.weight", 0, cfg.vocab_size),
         _CODES: ParameterSlice("tok_embeddings.weight", cfg.vocab_size, codes),
@@ -135,10 +167,7 @@ def read(
     folder: Path, source: official.CheckpointSource, side: int, device: torch.device, dtype: torch.dtype
 ) -> Unified:
     """The target of a folder, of which `source` has the tensors. Raises UsageError for what does not describe one."""
-    try:
-        cfg = configured(official.config(folder), source)
-    except (KeyError, TypeError, ValueError) as e:
-        raise UsageError(f"{folder / 'config.json'} does not describe a language model ({e}); fetch it again") from e
+    cfg = described(folder, lambda content: configured(content, source))
     return load(cfg, source, side, device, dtype)
 
 
@@ -147,38 +176,30 @@ class Janus(UnifiedModel):
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
-        self.prompt_length: int = cfg["prompt_length"]
         self.side = REDUCED_SIDE if self.reduced else SIDE
-        self.text: JanusText | None = None
         self.ids = JanusIds()
+        self.text: Encode = lambda text: hashed_ids(text, 0, TEXT_IDS)
         if self.folder is None:
-            shape = vq.LLAMAGEN_16.reduced(REDUCED_CODES) if self.reduced else vq.LLAMAGEN_16
-            self.tokenizer = self.random(lambda: vq.VQModel(shape), 2, torch.float32)
-            base = REDUCED if self.reduced else full(self.name)
-            self.image = image(base.vocab_size - shape.codebook_size, shape.codebook_size, self.side)
-            self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
+            self.tokenizer = self.random_pixels(vq.LLAMAGEN_16, REDUCED_CODES)
+            base, codes = REDUCED if self.reduced else full(self.name), self.tokenizer.cfg.codebook_size
+            self.image = image(base.vocab_size - codes, codes, self.side)
+            self.target = self.loaded_target(base)
         else:
             folder = self.part("target")
             source = official.open_source(folder)
             self.tokenizer = image_tokenizers.load_janus(source, vq.LLAMAGEN_16, device)
-            self.text = JanusText(folder)
-            self.ids = self.text.ids()
+            text = JanusText(folder)
+            self.ids, self.text = text.ids(), text.template
             self.target = read(folder, source, self.side, device, dtype)
             self.image = self.target.image
+        self.pad = self.ids.pad
         self.resolution = self.side * self.tokenizer.cfg.downsample
 
-    def encode(self, prompts: list[str]) -> Prompts:
-        if self.text:
-            given = [janus_prompt(self.text.template(p), self.ids) for p in prompts]
-        else:
-            given = [janus_prompt(hashed_ids(p, 0, TEXT_IDS), self.ids) for p in prompts]
-        return padded(given, self.prompt_length, self.ids.pad, self.device)
+    def prompt(self, text: str) -> Prompt:
+        return janus_prompt(self.text(text), self.ids)
 
     def read_smaller(self, path: Path) -> Unified:
         return read(path, official.open_source(path), self.side, self.device, self.dtype)
-
-    def decode_image(self, codes: Tensor) -> np.ndarray:
-        return vq.truncated(self.tokenizer.decode(codes))
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:

@@ -21,7 +21,6 @@ from specbench.models import vq
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading import naming, official
 from specbench.models.loading.bundle import RealModel, class_number, only, shape_of
-from specbench.models.loading.files import TRAINER_TYPES, WRAPPERS
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import T5_XL, T5Features, hashed_features
 
@@ -45,9 +44,8 @@ class LlamaGenModel(RealModel):
         self.shape = reduced(self.shape) if self.reduced else self.shape
         self.text: T5Features | None = None
         if self.folder is None:
-            pixels = vq.LLAMAGEN_16.reduced(self.shape.vocab_size) if self.reduced else vq.LLAMAGEN_16
             self.target = self.random(lambda: LlamaGen(self.shape), 1, dtype)
-            self.tokenizer = self.random(lambda: vq.VQModel(pixels), 2, torch.float32)
+            self.tokenizer = self.random_pixels(vq.LLAMAGEN_16, self.shape.vocab_size)
         else:
             self.target = self._read(self.part("target"))
             self.tokenizer = self._pixels(self.part("tokenizer"))
@@ -85,7 +83,7 @@ class LlamaGenModel(RealModel):
             except KeyError as e:
                 raise UsageError(f"{folder / 'config.json'} lacks {e}; fetch it again") from e
         else:
-            source = official.open_source(only(folder, ".pt", ".safetensors"), WRAPPERS, TRAINER_TYPES)
+            source = official.open_source(only(folder, ".pt", ".safetensors"))
             cfg = self._from_shapes(source)
         if (cfg.block_size, cfg.num_classes > 0) != (self.shape.block_size, self.shape.num_classes > 0):
             raise UsageError(

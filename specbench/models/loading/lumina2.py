@@ -7,6 +7,7 @@ changes the guidance scale at each step unless it is 4, the default here: other 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,12 @@ from torch import Tensor
 
 from specbench.data.scenes import to_uint8
 from specbench.models import vq
-from specbench.models.loading.bundle import UnifiedModel
+from specbench.models.loading import official
+from specbench.models.loading.chameleon import IMAGE_NAMES, ChameleonIds, lumina_prompt
 from specbench.models.loading.image_tokenizers import load_autoencoder
-from specbench.models.loading.prompts import ChameleonIds, lumina_prompt
-from specbench.models.loading.text_official import Lumina2Text, hashed_ids
-from specbench.models.loading.unified_official import padded, read
-from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
+from specbench.models.loading.text_official import NamedText, hashed_ids
+from specbench.models.loading.unified_official import Prompt, UnifiedModel
+from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 
 PATCH, SIZE = 8, 768  # pixels per side of a code and of an image
 FIRST_CODE, CODES = 155000, 16384
@@ -42,6 +43,24 @@ REDUCED = UnifiedConfig(32, 2, 2, 2, 64, FIRST_CODE + 64, qk_norm=1)
 REDUCED_CODES, REDUCED_SIZE = 64, 32
 
 
+class Lumina2Text(NamedText):
+    """The tokenizer of Lumina-mGPT 2.0: tokenizer.json, with more names in the vocabulary_map of config.json."""
+
+    model = "Lumina-mGPT 2.0"
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UsageError for a folder of another model."""
+        super().__init__(folder)
+        self._names = {**official.config(folder).get("vocabulary_map", {}), **self._names}
+        settings = official.json_object(folder / "tokenizer_config.json")
+        first = settings.get("bos_token") or settings.get("eos_token")  # reference README_3 (57)
+        self._first = str(first.get("content") if isinstance(first, dict) else first)
+
+    def ids(self) -> ChameleonIds:
+        """The special ids, by their names. Raises UsageError where one is missing."""
+        return ChameleonIds(**self.named(IMAGE_NAMES | dict.fromkeys(("bos", "pad", "eos"), self._first)))
+
+
 def image(codes: int, width: int, height: int, ids: ChameleonIds = IDS) -> ImageTokens:
     """The grammar after the size tokens: rows of codes, each with its new line, then the image's end. width and height
     in pixels."""
@@ -54,31 +73,22 @@ class Lumina2(UnifiedModel):
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
-        self.resolution = REDUCED_SIZE if self.reduced else SIZE
-        self.prompt_length: int = cfg["prompt_length"]
+        self.resolution = side = REDUCED_SIZE if self.reduced else SIZE
         self.instruction: str = cfg["instruction"]
-        self.text: Lumina2Text | None = None
-        self.ids = IDS
         if self.folder is None:
-            shape = vq.MOVQGAN.reduced(REDUCED_CODES) if self.reduced else vq.MOVQGAN
-            self.tokenizer = self.random(lambda: vq.VQModel(shape), 2, torch.float32)
+            self.tokenizer = self.random_pixels(vq.MOVQGAN, REDUCED_CODES)
+            self.ids, self.text = IDS, lambda text: hashed_ids(text, 0, TEXT_IDS)
         else:
             file = self.part("tokenizer") / "movqgan_270M.ckpt"
             self.tokenizer = load_autoencoder(vq.VQModel, vq.MOVQGAN, file, device, llamagen=False)
-            self.text = Lumina2Text(self.part("target"))
-            self.ids = self.text.ids()
-        self.image = image(self.tokenizer.cfg.codebook_size, self.resolution, self.resolution, self.ids)
-        if self.folder is None:
-            base = REDUCED if self.reduced else FULL
-            self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
-        else:
-            self.target = read(self.part("target"), self.image, device, dtype)
+            text = Lumina2Text(self.part("target"))
+            self.ids, self.text = text.ids(), text.encode
+        self.pad = self.ids.pad
+        self.image = image(self.tokenizer.cfg.codebook_size, side, side, self.ids)
+        self.target = self.loaded_target(REDUCED if self.reduced else FULL)
 
-    def encode(self, prompts: list[str]) -> Prompts:
-        encode = self.text.encode if self.text else lambda text: hashed_ids(text, 0, TEXT_IDS)
-        side = self.resolution
-        given = [lumina_prompt(encode, p, side, side, self.instruction, self.ids) for p in prompts]
-        return padded(given, self.prompt_length, self.ids.pad, self.device)
+    def prompt(self, text: str) -> Prompt:
+        return lumina_prompt(self.text, text, self.resolution, self.resolution, self.instruction, self.ids)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode(codes))

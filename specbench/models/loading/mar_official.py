@@ -20,9 +20,8 @@ from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading import official
 from specbench.models.loading.bundle import Bundle, class_number, only, shape_of
-from specbench.models.loading.files import TRAINER_TYPES
 from specbench.models.loading.image_tokenizers import load_autoencoder
-from specbench.models.loading.naming import ParameterSlice, Table
+from specbench.models.loading.naming import Table
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided, unpatchify
 
@@ -49,7 +48,7 @@ def _heads(width: int) -> int:
 def table(cfg: MARConfig) -> Table:
     """The table of `checkpoint-last.pth` (under "model_ema"): each tensor keeps its own name."""
     with torch.device("meta"):
-        return {name: ParameterSlice(name) for name in MAR(cfg).state_dict()}
+        return official.own_names(MAR(cfg))
 
 
 class MARModel(Bundle):
@@ -92,7 +91,7 @@ class MARModel(Bundle):
     def _read(self, path: Path) -> MAR:
         """From a folder or file."""
         file = path if path.is_file() else only(path, ".pth", ".pt", ".safetensors")
-        source = official.open_source(file, WRAPPERS, TRAINER_TYPES)
+        source = official.open_source(file, WRAPPERS)
         cfg = self._from_shapes(source)
         return official.load(lambda: MAR(cfg), source, table(cfg), self.device, self.dtype)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from specbench.config import networks, registry
 from specbench.data import scenes, scenes_classes
 from specbench.errors import UsageError
+from specbench.models.loading import checkpoints
 from specbench.models.loading.bundle import Bundle
 from specbench.models.loading.drafters import own_file
 from specbench.models.mar import MAR, MARConfig
@@ -85,7 +86,8 @@ class ScenesMAR(Bundle):
         """The smaller MAR in a folder or file that `specbench train` wrote."""
         if (file := own_file(path)) is None:
             raise UsageError(f"{path} holds no {networks.FILE}, the file of a drafter that `specbench train` makes")
-        return self._fitting(self.stored(file, registry.network(name).kind, self._mar, MARConfig, self.dtype))
+        kind = registry.network(name).kind
+        return self._fitting(checkpoints.load(file, kind, self._mar, MARConfig, self.device, self.dtype))
 
     def untrained(self, name: str) -> MAR:
         """A smaller MAR at the start of training."""

@@ -1,42 +1,223 @@
-"""From the tensors of an official checkpoint to a module: every tensor is checked before a value is read.
+"""Official checkpoints: files in the formats that their makers publish, and the modules that they fill.
 
-Loading needs the model and one shard in memory, never the model twice.
+Safetensors and PyTorch files, single or in shards. A user's file may be hostile or broken: only tensors are unpickled,
+and each mistake has its own sentence. Files are mapped into memory, and every tensor is checked before a value is read:
+loading needs the model and one shard in memory, never the model twice.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
+import pickle
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from specbench.errors import UsageError
-from specbench.models.loading.files import CheckpointSource, Info, and_more, config, few, from_tensors, open_source
-from specbench.models.loading.naming import ParameterSlice
-
-__all__ = [
-    "CheckpointSource",
-    "Info",
-    "check",
-    "config",
-    "exported",
-    "from_tensors",
-    "load",
-    "load_by_name",
-    "open_source",
-]
+from specbench.models.loading.naming import ParameterSlice, Table
+from specbench.storage.reading import read_json
 
 _LOG = logging.getLogger("specbench")
 Module = TypeVar("Module", bound=nn.Module)
 
-CHUNK = 1 << 24  # values that are cast and checked at a time
+#: Keys under which trainers keep a network's tensors; a bare state dict is read, too.
+WRAPPERS = ("model", "module", "state_dict")
+#: The files that are looked for in a folder, in this order (as transformers does).
+NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SHOWN = 1 << 29  # bytes from which on loading has a progress bar
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Info:
+    """What is known of a tensor before its values are read."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    file: Path
+
+
+#: A file, and what opens it: its tensors on the CPU, mapped where the format allows it.
+Shard = tuple[Path, Callable[[], Mapping[str, Tensor]]]
+
+
+class CheckpointSource:
+    """The tensors of a checkpoint, by their official names; values come from `read`."""
+
+    def __init__(self, path: Path, shards: Iterable[Shard]) -> None:
+        self.path, self.shards = path, list(shards)
+        self.tensors: dict[str, Info] = {}
+        self._names: list[list[str]] = []  # of each shard
+        for file, opened in self.shards:
+            tensors = opened()
+            if twice := [name for name in tensors if name in self.tensors]:
+                first = self.tensors[twice[0]].file.name
+                raise UsageError(
+                    f"tensor {twice[0]!r} is in {first} and in {file.name} of '{path}'; fetch these files again"
+                )
+            self.tensors |= {name: Info(tuple(t.shape), t.dtype, file) for name, t in tensors.items()}
+            self._names.append(list(tensors))
+
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) pairs in the order of the files. Drop a tensor before reading the next one: as long as it
+        exists, its file stays in memory."""
+        for (_, opened), held in zip(self.shards, self._names, strict=True):
+            wanted = [name for name in held if name in names]
+            tensors = dict(opened()) if wanted else {}
+            for name in wanted:
+                yield name, tensors.pop(name)
+
+    def joined(self, file: Path, opened: Callable[[], Mapping[str, Tensor]]) -> CheckpointSource:
+        """A source with further tensors, which errors say to be in `file`."""
+        return CheckpointSource(self.path, [*self.shards, (file, opened)])
+
+
+def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> CheckpointSource:
+    """A source whose tensors are in memory already."""
+    return CheckpointSource(Path(name), [(Path(name), lambda: tensors)])
+
+
+def open_source(path: Path, wrappers: Sequence[str] = WRAPPERS) -> CheckpointSource:
+    """A weights file, or a folder that holds one of `NAMES`; a UsageError names what is wrong with it.
+
+    A PyTorch file may keep its tensors under one of the keys `wrappers`, which are tried in their order; it may also be
+    a bare state dict.
+    """
+    if path.is_dir():
+        file = next((path / name for name in NAMES if (path / name).is_file()), None)
+        if file is None:
+            raise UsageError(
+                f"'{path}' holds none of {', '.join(NAMES)}; fetch the model's files there, or name its weights file"
+            )
+    elif path.is_file():
+        file = path
+    else:
+        raise UsageError(f"there is no file or folder '{path}'; fetch the weights, or correct the path")
+    if not file.name.endswith(".index.json"):
+        return CheckpointSource(path, [_shard(file, wrappers)])
+    listed = _index(file)
+    names = sorted(set(listed.values()))
+    if absent := [name for name in names if not (file.parent / name).is_file()]:
+        raise UsageError(f"{file} names {few(absent)}, which are not next to it; fetch the absent files")
+    source = CheckpointSource(path, [_shard(file.parent / name, wrappers) for name in names])
+    for tensor, name in listed.items():
+        if tensor not in source.tensors or source.tensors[tensor].file.name != name:
+            raise UsageError(f"{file} maps tensor {tensor!r} to {name}, which lacks it; fetch both again")
+    return source
+
+
+def _index(file: Path) -> dict[str, str]:
+    """Tensor name -> file name, as the index of a folder in shards lists them."""
+    listed = json_object(file).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise UsageError(f"{file} has no 'weight_map'; fetch it again")
+    for tensor, name in listed.items():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise UsageError(f"{file} puts tensor {tensor!r} into {name!r}, which is not a file name; fetch it again")
+    return listed
+
+
+def _shard(file: Path, wrappers: Sequence[str]) -> Shard:
+    return file, partial(_safetensors, file) if file.suffix == ".safetensors" else partial(_pickled, file, wrappers)
+
+
+def _safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as e:
+        raise _unreadable(file, "safetensors file", e) from e
+
+
+def _pickled(file: Path, wrappers: Sequence[str]) -> dict[str, Tensor]:
+    """Of a file of torch.save. Zip archives are mapped; files of the older format have to be read completely."""
+    content = _unpickled(file)
+    if not isinstance(content, dict):
+        raise UsageError(f"'{file}' holds a {type(content).__name__}, not tensors by name; name a weights file")
+    inner = next((content[key] for key in wrappers if isinstance(content.get(key), dict)), content)
+    tensors = {name: t for name, t in inner.items() if isinstance(name, str) and isinstance(t, Tensor)}
+    if not tensors:
+        raise UsageError(
+            f"'{file}' holds no tensors under {' or '.join([*wrappers, 'its top level'])}, only "
+            f"{few([str(key) for key in inner])}; name a weights file"
+        )
+    if odd := [name for name, t in tensors.items() if t.layout != torch.strided or t.is_quantized or t.is_meta]:
+        raise UsageError(
+            f"{file}: tensor {few(odd)} is sparse, quantised or without values; name a file of plain tensors"
+        )
+    return tensors
+
+
+def _unpickled(file: Path) -> Any:
+    head = _head(file)
+    try:
+        # Trainers store their arguments next to the tensors.
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # our sentences replace them
+            return torch.load(str(file), map_location="cpu", weights_only=True, mmap=head.startswith(b"PK\x03\x04"))
+    except Exception as e:  # a broken pickle raises anything
+        pickled = head[:2] in (b"PK", *(b"\x80%c" % n for n in range(2, 6)))
+        if not (pickled and isinstance(e, pickle.UnpicklingError)) and "TorchScript" not in str(e):
+            raise _unreadable(file, "PyTorch file", e) from e
+        name = re.search(r"GLOBAL ([\w.]+)", str(e))
+        raise UsageError(
+            f"'{file}' holds more than tensors{f' ({name[1]})' if name else ''}, and loading it could run code; "
+            "where you trust it, save its tensors with safetensors.torch.save_file, and name that file"
+        ) from e
+
+
+def _head(file: Path) -> bytes:
+    try:
+        with file.open("rb") as f:
+            return f.read(100)
+    except OSError:  # the read that follows fails, too, and reports why
+        return b""
+
+
+def _unreadable(file: Path, kind: str, error: Exception) -> UsageError:
+    if _head(file).startswith(b"version https://git-lfs"):
+        return UsageError(f"'{file}' is a pointer of Git LFS, not the file itself; fetch it with `git lfs pull`")
+    reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+    return UsageError(f"'{file}' is not a readable {kind}, or only a part of one ({reason}); fetch it again")
+
+
+def config(folder: Path) -> dict[str, Any]:
+    """The config.json of a Hugging Face folder."""
+    return json_object(folder / "config.json")
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """The object that a published JSON file holds. Raises UsageError where it holds none."""
+    return read_json(file, dict[str, Any], "fetch it again")
+
+
+def few(names: Sequence[str]) -> str:
+    return f"{names[0]!r}{_and_more(names)}"  # names may hold anything: escaped
+
+
+def _and_more(names: Collection[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def own_names(module: nn.Module) -> Table:
+    """The table of a file whose tensors have the names of the module's own."""
+    return {name: ParameterSlice(name) for name in module.state_dict()}
 
 
 def check(
@@ -58,20 +239,19 @@ def check(
     if surplus := [name for name in source.tensors if name not in table and not drop.fullmatch(name)]:
         file = source.tensors[surplus[0]].file
         raise UsageError(f"{file}: tensor {few(surplus)} belongs to no part of this model; name this model's file")
-    wrong = [name for name, dest in table.items() if not _fits(source.tensors[name], own[dest.name], dest)]
-    if wrong:
-        info, dest = source.tensors[wrong[0]], table[wrong[0]]
-        raise UsageError(
-            f"{info.file}: tensor '{wrong[0]}' has shape {list(info.shape)}, expected "
-            f"{_expected(own[dest.name], dest)}{and_more(wrong)}; name the file of a model of this size"
-        )
-    kinds = [n for n, dest in table.items() if _kind(source.tensors[n].dtype) != _kind(own[dest.name].dtype)]
-    if kinds:
-        info = source.tensors[kinds[0]]
-        raise UsageError(
-            f"{info.file}: tensor '{kinds[0]}' holds {_word(info.dtype)} values, expected "
-            f"{_kind(own[table[kinds[0]].name].dtype)} ones{and_more(kinds)}; name a file that is not quantised"
-        )
+    misshapen, other_kind = {}, {}
+    for name, dest in table.items():
+        info, parameter = source.tensors[name], own[dest.name]
+        if expected := _misfit(info.shape, parameter, dest):
+            misshapen[name] = f"has shape {list(info.shape)}, expected {expected}"
+        if _kind(info.dtype) != _kind(parameter.dtype):
+            other_kind[name] = f"holds {_word(info.dtype)} values, expected {_kind(parameter.dtype)} ones"
+    for wrong, remedy in (
+        (misshapen, "name the file of a model of this size"),
+        (other_kind, "name a file that is not quantised"),
+    ):
+        for name, sentence in wrong.items():
+            raise UsageError(f"{source.tensors[name].file}: tensor '{name}' {sentence}{_and_more(wrong)}; {remedy}")
 
 
 def load(
@@ -93,20 +273,24 @@ def load(
     with torch.device("meta"):
         module = build()
     check(module, source, table, ignored)
-    _allocate(module, torch.device(device), dtype)
-    own = module.state_dict()
+    own = module.state_dict(keep_vars=True)
+    made = {id(old): _empty(old, device, dtype) for old in {id(old): old for old in own.values()}.values()}
     size = sum(info.dtype.itemsize * math.prod(info.shape) for info in map(source.tensors.__getitem__, table))
     for name, tensor in _shown(source, table, size):
         dest = table[name]
-        if not _fill(_rows(own[dest.name], dest), tensor, dest.pick):
+        target = made[id(own[dest.name])]
+        if dest.rows is not None:
+            target = target[dest.start : dest.start + dest.rows]
+        target.copy_(tensor if dest.pick is None else tensor[dest.pick])
+        if not _is_finite(target):
             where = f"{source.tensors[name].file}: tensor '{name}' holds"
-            if not tensor.isfinite().all():
+            if not _is_finite(tensor):
                 raise UsageError(f"{where} NaN or infinity; fetch the file again")
             raise UsageError(f"{where} values that {_word(dtype)} cannot hold; use dtype=bfloat16 or dtype=float32")
         del tensor  # before the next shard is opened
-    module.eval().requires_grad_(False)
+    module.load_state_dict({name: made[id(old)] for name, old in own.items()}, assign=True)
     _LOG.info("loaded %.2f GB from %s in %.1f s", size / 1e9, source.path, time.perf_counter() - start)
-    return module
+    return module.to(device).eval().requires_grad_(False)
 
 
 def load_by_name(
@@ -118,18 +302,8 @@ def load_by_name(
 ) -> Module:
     """`load`, of a file whose tensors have the names of the module's own."""
     with torch.device("meta"):
-        names = list(build().state_dict())
-    return load(build, source, {name: ParameterSlice(name) for name in names}, device, dtype, ignored)
-
-
-def _shown(source: CheckpointSource, names: Iterable[str], size: int) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a source, with a bar where they are `SHOWN` bytes or more."""
-    with tqdm(total=size, unit="B", unit_scale=True, desc=source.path.name, disable=size < SHOWN) as bar:
-        for name, tensor in source.read(names):
-            count = tensor.nbytes
-            yield name, tensor
-            del tensor  # before the next shard is opened
-            bar.update(count)
+        table = own_names(build())
+    return load(build, source, table, device, dtype, ignored)
 
 
 def exported(module: nn.Module, table: Mapping[str, ParameterSlice]) -> dict[str, Tensor]:
@@ -142,6 +316,28 @@ def exported(module: nn.Module, table: Mapping[str, ParameterSlice]) -> dict[str
     return found
 
 
+def _shown(source: CheckpointSource, names: Collection[str], size: int) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a source, with a bar where they are `SHOWN` bytes or more."""
+    with tqdm(total=size, unit="B", unit_scale=True, desc=source.path.name, disable=size < SHOWN) as bar:
+        for name, tensor in source.read(names):
+            count = tensor.nbytes
+            yield name, tensor
+            del tensor  # before the next shard is opened
+            bar.update(count)
+
+
+def _empty(old: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    new = torch.empty(old.shape, device=device, dtype=dtype if old.is_floating_point() else old.dtype)
+    return nn.Parameter(new, requires_grad=False) if isinstance(old, nn.Parameter) else new
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    low, high = tensor.aminmax()  # NaN passes through
+    return bool(low.isfinite() & high.isfinite())
+
+
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -152,92 +348,28 @@ def _kind(dtype: torch.dtype) -> str:
     return "complex" if dtype.is_complex else "bool" if dtype == torch.bool else "integer"
 
 
-def _span(parameter: Tensor, dest: ParameterSlice) -> tuple[int, int]:
-    """First row and end row of an entry of the table in a parameter; a scalar counts as one row."""
-    rows = parameter.shape[0] if parameter.ndim else 1
-    return dest.start, rows if dest.rows is None else dest.start + dest.rows
-
-
-def _rows(parameter: Tensor, dest: ParameterSlice) -> Tensor:
-    first, behind = _span(parameter, dest)
-    return (parameter if parameter.ndim else parameter.view(1))[first:behind]
-
-
-def _fits(info: Info, parameter: Tensor, dest: ParameterSlice) -> bool:
+def _misfit(shape: tuple[int, ...], parameter: Tensor, dest: ParameterSlice) -> str:
+    """The shape that was expected of an official tensor; nothing where it has it."""
     if dest.pick is None:
-        return list(info.shape) == _expected(parameter, dest)
-    needed = int(dest.pick.max()) + 1
-    return info.shape[1:] == parameter.shape[1:] and len(info.shape) == parameter.ndim and info.shape[0] >= needed
+        expected = [*parameter.shape] if dest.rows is None else [dest.rows, *parameter.shape[1:]]
+        return "" if list(shape) == expected else str(expected)
+    rows, row = int(dest.pick.max()) + 1, parameter.shape[1:]
+    fits = len(shape) == parameter.ndim and shape[0] >= rows and shape[1:] == row
+    return "" if fits else f"at least {rows} rows of {list(row)}"
 
 
-def _expected(parameter: Tensor, dest: ParameterSlice) -> Any:
-    """The official tensor's shape, for the check and for its message."""
-    if not parameter.ndim:
-        return []
-    first, behind = _span(parameter, dest)
-    if dest.pick is None:
-        return [behind - first, *parameter.shape[1:]]
-    return f"at least {int(dest.pick.max()) + 1} rows of {list(parameter.shape[1:])}"
-
-
-def _check_table(own: Mapping[str, Any], table: Mapping[str, ParameterSlice]) -> None:
+def _check_table(own: Mapping[str, Tensor], table: Mapping[str, ParameterSlice]) -> None:
     """Checks that the table fills every row of every tensor of the module once; mistakes are ours, not the user's."""
-    names: dict[int, str] = {}  # tied parameters are one tensor of several names
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for name, tensor in own.items():
-        names.setdefault(id(tensor), name)
-        spans.setdefault(id(tensor), [])
+    names = {id(tensor): name for name, tensor in own.items()}  # tied parameters are one tensor of several names
+    spans: dict[str, list[tuple[int, int]]] = {name: [] for name in names.values()}
     for official, dest in table.items():
         if dest.name not in own:
             raise ValueError(f"the table maps '{official}' to '{dest.name}', which the module does not have")
-        first, behind = _span(own[dest.name], dest)
-        if dest.pick is not None and len(dest.pick) != behind - first:
-            raise ValueError(f"'{official}' gives {len(dest.pick)} rows for {behind - first} of '{dest.name}'")
-        spans[id(own[dest.name])].append((first, behind))
-    for key, name in names.items():
-        at = 0
-        for first, behind in sorted(spans[key]):
-            if first != at:
-                raise ValueError(f"the table fills rows of '{name}' twice or not at all, near row {min(first, at)}")
-            at = behind
-        if at != _span(own[name], ParameterSlice(name))[1]:
-            raise ValueError(f"the table fills {at} rows of '{name}' {list(own[name].shape)}")
-
-
-def _allocate(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace every parameter and persistent buffer by an empty one, and move the module's other tensors."""
-    made: dict[Tensor, Tensor] = {}  # tied parameters stay tied
-
-    def empty(old: Tensor) -> Tensor:
-        if old not in made:
-            kind = dtype if old.is_floating_point() else old.dtype
-            new = torch.empty(old.shape, device=device, dtype=kind)
-            made[old] = nn.Parameter(new, requires_grad=False) if isinstance(old, nn.Parameter) else new
-        return made[old]
-
-    for part in module.modules():
-        for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
-            if tensor is None:
-                continue
-            fixed = name in part._non_persistent_buffers_set
-            if fixed and tensor.is_meta:
-                raise ValueError(f"buffer '{name}' of {type(part).__name__} is in no file: make it on the CPU")
-            setattr(part, name, tensor.to(device) if fixed else empty(tensor))
-        for name, value in vars(part).items():
-            if isinstance(value, Tensor) and value.is_meta:
-                raise ValueError(f"'{name}' of {type(part).__name__} is in no file: make it on the CPU")
-
-
-def _fill(target: Tensor, tensor: Tensor, pick: Tensor | None) -> bool:
-    """Copy a tensor (or the rows that are picked) into target, some rows at a time; whether all values are finite."""
-    tensor = tensor if tensor.ndim else tensor.view(1)
-    step = max(1, CHUNK // max(1, target[:1].numel()))
-    for first in range(0, len(target), step):
-        rows = slice(first, first + step)
-        piece = target[rows]
-        piece.copy_(tensor[rows] if pick is None else tensor[pick[rows]])
-        if piece.is_floating_point() and piece.numel():
-            low, high = piece.aminmax()  # NaN passes through
-            if not bool(low.isfinite() & high.isfinite()):
-                return False
-    return True
+        tensor = own[dest.name]
+        rows = len(tensor) if tensor.ndim else 1
+        spans[names[id(tensor)]].append((dest.start, rows if dest.rows is None else dest.start + dest.rows))
+    for name, found in spans.items():
+        starts, ends = zip(*sorted(found), strict=True) if found else ((), ())
+        rows = len(own[name]) if own[name].ndim else 1
+        if (0, *ends) != (*starts, rows):
+            raise ValueError(f"the table fills rows {sorted(found)} of '{name}' {list(own[name].shape)}")

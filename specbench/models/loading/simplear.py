@@ -9,7 +9,7 @@ distributions are the same. It also ends an image at the model's end id, and the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,11 @@ from torch import Tensor
 from specbench.data.scenes import to_uint8
 from specbench.models.cosmos import COSMOS, Cosmos
 from specbench.models.language import Grammar
-from specbench.models.loading.bundle import UnifiedModel, shape_of
+from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.image_tokenizers import load_cosmos
-from specbench.models.loading.prompts import SimpleARIds, simplear_prompt
-from specbench.models.loading.text_official import NamedText, find_file, hashed_ids, open_byte_level, open_tokenizer
-from specbench.models.loading.unified_official import padded, read
-from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig
+from specbench.models.loading.text_official import NamedText, hashed_ids
+from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel, instructed
+from specbench.models.unified import ImageTokens, UnifiedConfig
 
 SIDE = 64  # codes per side of an image of 1024 x 1024 pixels
 TEXT_IDS = 151672  # ids of the tokenizer; seven special ones are the last
@@ -40,6 +39,39 @@ def full(model: str) -> UnifiedConfig:
     return shape_of(model, UnifiedConfig, vocab_size=TEXT_IDS + COSMOS.codebook_size, **_QWEN)
 
 
+@dataclass(frozen=True)
+class SimpleARIds:
+    """Special ids of SimpleAR's vocabulary that a prompt is made of (manifest SimpleAR-0.5B)."""
+
+    text_to_image: int = 151665
+    image_start: int = 151667
+
+
+class SimpleARText(NamedText):
+    """SimpleAR's tokenizer, Qwen2.5's with seven tokens more: tokenizer.json, or vocab.json, merges.txt and
+    added_tokens.json."""
+
+    model, files = "SimpleAR", ("tokenizer.json", "vocab.json")
+
+    def __len__(self) -> int:
+        """Ids; that of an image's first code follows them."""
+        return len(self._names)
+
+    def ids(self) -> SimpleARIds:
+        """The special ids, by their names. Raises UsageError where one is missing."""
+        return SimpleARIds(**self.named({"text_to_image": "<|t2i|>", "image_start": "<|soi|>"}))
+
+
+def simplear_prompt(encode: Encode, prompt: str, instruction: str, negative: str, ids: SimpleARIds) -> Prompt:
+    """[text to image] instruction [image start]; `negative` in the same frame instead of an unconditional prompt
+    (reference README_3 (61)). `instruction` holds {prompt}."""
+
+    def framed(text: str) -> list[int]:
+        return [ids.text_to_image, *encode(text), ids.image_start]
+
+    return Prompt(framed(instructed(instruction, prompt)), framed(negative))
+
+
 def image(text_ids: int, codes: int, side: int) -> ImageTokens:
     """A square of tokens, each of which may be any id: the codes, which follow the text's ids, come first."""
     ids = torch.cat([torch.arange(text_ids, text_ids + codes), torch.arange(text_ids)])
@@ -51,55 +83,29 @@ def known(tokens: Tensor, codes: int) -> Tensor:
     return torch.where(tokens < codes, tokens, 0)
 
 
-class SimpleARText(NamedText):
-    """SimpleAR's tokenizer, Qwen2.5's with seven tokens more: tokenizer.json, or vocab.json, merges.txt and
-    added_tokens.json."""
-
-    model = "SimpleAR"
-
-    def __init__(self, path: Path) -> None:
-        """`path` is the first file or its folder. Raises UsageError for another kind of file."""
-        file = find_file(path, "tokenizer.json", "vocab.json")
-        super().__init__(file, (open_tokenizer if file.name == "tokenizer.json" else open_byte_level)(file))
-
-    def __len__(self) -> int:
-        """Ids; that of an image's first code follows them."""
-        return len(self._names)
-
-    def ids(self) -> SimpleARIds:
-        """The special ids, by their names. Raises UsageError where one is missing."""
-        return SimpleARIds(**self._named({"text_to_image": "<|t2i|>", "image_start": "<|soi|>"}))
-
-
 class SimpleAR(UnifiedModel):
     tokenizer: Cosmos
+    pad = 0
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
-        self.prompt_length: int = cfg["prompt_length"]
         self.instruction, self.negative = cfg["instruction"], cfg["negative"]
-        self.text: SimpleARText | None = None
-        shape = REDUCED_COSMOS if self.reduced else COSMOS
-        side = REDUCED_SIDE if self.reduced else SIDE
+        shape, side = (REDUCED_COSMOS, REDUCED_SIDE) if self.reduced else (COSMOS, SIDE)
+        base = REDUCED if self.reduced else full(self.name)
         if self.folder is None:
-            base = REDUCED if self.reduced else full(self.name)
-            self.text_ids = base.vocab_size - shape.codebook_size
-            self.ids = SimpleARIds(self.text_ids - 7, self.text_ids - 5)
+            text_ids = base.vocab_size - shape.codebook_size
+            self.ids, self.text = SimpleARIds(text_ids - 7, text_ids - 5), lambda t: hashed_ids(t, 0, text_ids - 7)
             self.tokenizer = self.random(lambda: Cosmos(shape), 2, torch.float32)
-            self.image = image(self.text_ids, shape.codebook_size, side)
-            self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
         else:
-            self.text = SimpleARText(self.part("target"))
-            self.text_ids, self.ids = len(self.text), self.text.ids()
+            text = SimpleARText(self.part("target"))
+            text_ids, self.ids, self.text = len(text), text.ids(), text.encode
             self.tokenizer = load_cosmos(shape, self.part("tokenizer"), device)
-            self.image = image(self.text_ids, shape.codebook_size, side)
-            self.target = read(self.part("target"), self.image, device, dtype)
+        self.image = image(text_ids, shape.codebook_size, side)
+        self.target = self.loaded_target(base)
         self.resolution = side * self.tokenizer.cfg.downsample
 
-    def encode(self, prompts: list[str]) -> Prompts:
-        encode = self.text.encode if self.text else lambda text: hashed_ids(text, 0, self.text_ids - 7)
-        given = [simplear_prompt(encode, p, self.instruction, self.negative, self.ids) for p in prompts]
-        return padded(given, self.prompt_length, 0, self.device)
+    def prompt(self, text: str) -> Prompt:
+        return simplear_prompt(self.text, text, self.instruction, self.negative, self.ids)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode(known(codes, self.tokenizer.cfg.codebook_size)))

@@ -8,11 +8,8 @@ Nothing of a tokenizer's file is executed, and a user's text never becomes a spe
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import html
-import itertools
 import json
 import logging
 import re
@@ -28,9 +25,7 @@ from torch import Tensor
 
 from specbench.errors import UsageError
 from specbench.models.loading import official
-from specbench.models.loading.files import config, json_object
 from specbench.models.loading.naming import ParameterSlice
-from specbench.models.loading.prompts import ChameleonIds, Encode, JanusIds
 
 _LOG = logging.getLogger("specbench")
 
@@ -98,7 +93,7 @@ class T5Features:
 
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            cfg = T5Config.from_dict(config(folder))
+            cfg = T5Config.from_dict(official.config(folder))
             with torch.device("meta"):
                 own = T5EncoderModel(cfg).state_dict()
         except UsageError:
@@ -140,12 +135,22 @@ def find_file(path: Path, *names: str) -> Path:
     return found
 
 
+#: How Emu3 (and Qwen, whose vocabulary it is) cuts text into the pieces that are merged each for itself.
+PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
 def open_tokenizer(file: Path) -> tuple[Tokenizer, dict[str, int]]:
-    """A tokenizer of plain text, and every token's id by its name.
+    """A tokenizer of plain text, and every token's id by its name, from tokenizer.json, or from Qwen's older vocab.json
+    with merges.txt and added_tokens.json beside it.
 
     The file's special tokens are names only: they are not in the tokenizer, so that text cannot spell one.
     """
     try:
+        if file.name == "vocab.json":
+            return _open_byte_level(file)
         content = json.loads(file.read_text(encoding="utf-8"))
         ids = {**content["model"]["vocab"], **{t["content"]: t["id"] for t in content.get("added_tokens") or ()}}
         if not all(isinstance(i, int) for i in ids.values()):
@@ -156,182 +161,11 @@ def open_tokenizer(file: Path) -> tuple[Tokenizer, dict[str, int]]:
         raise UsageError(f"{file} is not a readable tokenizer ({type(e).__name__}: {e}); fetch it again") from e
 
 
-#: The names of Chameleon's special tokens.
-_CHAMELEON = {
-    "bos": "<s>",
-    "pad": "<pad>",
-    "eos": "</s>",
-    "image_end": "<eoss>",
-    "image_start": "<racm3:break>",
-    "end_of_turn": "<reserved08706>",
-    "new_line": "<reserved08799>",
-    "size": "<reserved08800>",
-}
-
-
-class NamedText:
-    """A tokenizer of plain text whose special tokens are known by their names; model: whose it is, in messages."""
-
-    model: str
-
-    def __init__(self, file: Path, opened: tuple[Tokenizer, dict[str, int]]) -> None:
-        self.file = file
-        self._tokenizer, self._names = opened
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without a beginning or an end of its own."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    def _named(self, names: Mapping[str, str]) -> dict[str, int]:
-        """Field -> name of a special token, as field -> id. Raises UsageError where a name is missing."""
-        if missing := [name for name in names.values() if name not in self._names]:
-            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not {self.model}'s tokenizer")
-        return {field: self._names[name] for field, name in names.items()}
-
-
-class ChameleonText(NamedText):
-    """Chameleon's tokenizer: text_tokenizer.json of Meta's release, or tokenizer.json of a Hugging Face folder."""
-
-    model = "Chameleon"
-
-    def __init__(self, path: Path) -> None:
-        """`path` is the file or its folder. Raises UsageError for another kind of file."""
-        file = find_file(path, "text_tokenizer.json", "tokenizer.json")
-        super().__init__(file, open_tokenizer(file))
-
-    def ids(self) -> ChameleonIds:
-        """The special ids, by their names. Raises UsageError where one is missing."""
-        return ChameleonIds(**self._named(_CHAMELEON))
-
-    def codes(self, count: int | None = None) -> Tensor:
-        """(C,) int64: the vocabulary id of each code of the pixel tokenizer, by token NAME: IMGIMG, the code's digits
-        as letters A to J, Z (reference README (22)).
-
-        Raises UsageError where a code is missing or doubled, or where there are not `count` of them.
-        """
-        found: dict[int, int] = {}
-        for name, i in self._names.items():
-            if match := re.fullmatch(r"IMGIMG([A-J]{1,9})Z", name):
-                code = int("".join(str(ord(letter) - ord("A")) for letter in match[1]))
-                if code in found:
-                    raise UsageError(f"{self.file} names the image code {code} twice; fetch it again")
-                found[code] = i
-        wanted = len(found) if count is None else count
-        absent = next((code for code in range(wanted) if code not in found), None)
-        if absent is not None or not found:
-            raise UsageError(f"{self.file} has no token for the image code {absent or 0}: it is not Chameleon's")
-        if len(found) != wanted:
-            raise UsageError(f"{self.file} has {len(found)} image codes, and the pixel tokenizer {wanted}")
-        if len(set(found.values())) < len(found):
-            raise UsageError(f"{self.file} gives two image codes one id; fetch it again")
-        return torch.tensor([found[code] for code in range(wanted)])
-
-
-class Lumina2Text(NamedText):
-    """The tokenizer of Lumina-mGPT 2.0: tokenizer.json, with more names in the vocabulary_map of config.json."""
-
-    model = "Lumina-mGPT 2.0"
-
-    def __init__(self, folder: Path) -> None:
-        """Raises UsageError for a folder of another model."""
-        file = find_file(folder, "tokenizer.json")
-        super().__init__(file, open_tokenizer(file))
-        self._names = {**config(folder).get("vocabulary_map", {}), **self._names}
-        settings = json_object(folder / "tokenizer_config.json")
-        first = settings.get("bos_token") or settings.get("eos_token")  # reference README_3 (57)
-        self._first = str(first.get("content") if isinstance(first, dict) else first)
-
-    def ids(self) -> ChameleonIds:
-        """The special ids, by their names. Raises UsageError where one is missing."""
-        names = {field: name for field, name in _CHAMELEON.items() if field not in ("bos", "pad", "eos")}
-        return ChameleonIds(**self._named(names | dict.fromkeys(("bos", "pad", "eos"), self._first)))
-
-
-#: The names of Janus-Pro's special tokens.
-_JANUS = {"bos": "<｜begin▁of▁sentence｜>", "pad": "<｜▁pad▁｜>", "begin_of_image": "<begin_of_image>"}
-
-
-class JanusText(NamedText):
-    """Janus-Pro's tokenizer, tokenizer.json of either layout."""
-
-    model = "Janus-Pro"
-
-    def __init__(self, path: Path) -> None:
-        """`path` is the file or its folder. Raises UsageError for another kind of file."""
-        file = find_file(path, "tokenizer.json")
-        super().__init__(file, open_tokenizer(file))
-
-    def ids(self) -> JanusIds:
-        """The special ids, by their names. Raises UsageError where one is missing."""
-        return JanusIds(**self._named(_JANUS))
-
-    def template(self, prompt: str) -> list[int]:
-        """The ids of what a user asks and an assistant answers to (prompt_formats_3.json). A role that is a token of
-        its own is one id, else text; a prompt cannot spell one."""
-        return [*self._role("<|User|>", f": {prompt.strip()}\n\n"), *self._role("<|Assistant|>", ":")]
-
-    def _role(self, name: str, text: str) -> list[int]:
-        return [self._names[name], *self.encode(text)] if name in self._names else self.encode(name + text)
-
-
-#: How Emu3 (and Qwen, whose vocabulary it is) cuts text into the pieces that are merged each for itself.
-_PIECES = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-class Emu3Text:
-    """Emu3's tokenizer: the official emu3.tiktoken (a base64 token and its rank a line), or a Hugging Face
-    tokenizer.json. Text is normalised to NFC first, as there."""
-
-    def __init__(self, path: Path) -> None:
-        """`path` is the file or its folder. Raises UsageError for another kind of file."""
-        self.file = find_file(path, "emu3.tiktoken", "tokenizer.json")
-        if self.file.suffix == ".json":
-            tokenizer, _ = open_tokenizer(self.file)
-            self._encode: Encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
-        else:
-            self._encode = byte_pairs(read_ranks(self.file))
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without a beginning or an end of its own."""
-        return self._encode(unicodedata.normalize("NFC", text))
-
-
-def read_ranks(file: Path) -> dict[bytes, int]:
-    """Token -> rank, which is its id, of a .tiktoken file. Raises UsageError with the line of a mistake."""
-    ranks: dict[bytes, int] = {}
-    try:
-        lines = file.read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{file} is not a readable .tiktoken file ({type(e).__name__}); fetch it again") from e
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            text, rank = line.split()
-            token = base64.b64decode(text, validate=True)
-            if token in ranks:
-                raise ValueError
-            ranks[token] = int(rank)
-        except (ValueError, binascii.Error):
-            raise UsageError(f"{file}, line {number}: not a new token and its rank; fetch the file again") from None
-    if absent := [b for b in range(256) if bytes([b]) not in ranks]:
-        raise UsageError(f"{file} has no token for the byte {absent[0]}; fetch it again")
-    return ranks
-
-
-def open_byte_level(file: Path) -> tuple[Tokenizer, dict[str, int]]:
-    """As `open_tokenizer`, of Qwen's older files: vocab.json, with merges.txt and added_tokens.json beside it."""
-    try:
-        ids: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
-        added: dict[str, int] = json.loads((file.parent / "added_tokens.json").read_text(encoding="utf-8"))
-        tokenizer = Tokenizer(models.BPE.from_file(str(file), str(file.parent / "merges.txt")))
-    except Exception as e:  # as there
-        raise UsageError(f"{file} is not a readable tokenizer ({type(e).__name__}: {e}); fetch it again") from e
-    cut = pre_tokenizers.Split(Regex(_PIECES), "isolated")
+def _open_byte_level(file: Path) -> tuple[Tokenizer, dict[str, int]]:
+    ids: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
+    added: dict[str, int] = json.loads((file.parent / "added_tokens.json").read_text(encoding="utf-8"))
+    tokenizer = Tokenizer(models.BPE.from_file(str(file), str(file.parent / "merges.txt")))
+    cut = pre_tokenizers.Split(Regex(PIECES), "isolated")
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -339,25 +173,27 @@ def open_byte_level(file: Path) -> tuple[Tokenizer, dict[str, int]]:
     return tokenizer, {**ids, **added}
 
 
-def byte_pairs(ranks: Mapping[bytes, int]) -> Encode:
-    """Byte-pair encoding from ranks alone: of all neighbours in a piece of text, those two are merged next whose union
-    has the lowest rank."""
-    cut = pre_tokenizers.Split(Regex(_PIECES), "isolated")
+class NamedText:
+    """A tokenizer of plain text whose special tokens are known by their names; model: whose it is, in messages."""
 
-    def merge(piece: bytes) -> list[int]:
-        parts = [piece] if piece in ranks else [piece[i : i + 1] for i in range(len(piece))]
-        while len(parts) > 1:
-            unions = [ranks.get(a + b) for a, b in itertools.pairwise(parts)]
-            if not (known := [rank for rank in unions if rank is not None]):
-                break
-            i = unions.index(min(known))
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        return [ranks[part] for part in parts]
+    model: str
+    files: tuple[str, ...] = ("tokenizer.json",)
 
-    def encode(text: str) -> list[int]:
-        return [i for piece, _ in cut.pre_tokenize_str(text) for i in merge(piece.encode())]
+    def __init__(self, path: Path) -> None:
+        """`path` is one of `files`, or the folder of one. Raises UsageError for another kind of file."""
+        self.file = find_file(path, *self.files)
+        self._tokenizer, self._names = open_tokenizer(self.file)
 
-    return encode
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without a beginning or an end of its own."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def named(self, names: Mapping[str, str]) -> dict[str, int]:
+        """Field -> name of a special token, as field -> id. Raises UsageError where a name is missing."""
+        if missing := [name for name in names.values() if name not in self._names]:
+            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not {self.model}'s tokenizer")
+        return {field: self._names[name] for field, name in names.items()}
 
 
 def _hash(*words: Any) -> int:

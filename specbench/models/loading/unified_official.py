@@ -1,28 +1,109 @@
-"""Targets with one vocabulary for text and images, from Hugging Face folders, and their prompts as token ids."""
+"""Targets with one vocabulary for text and images, from Hugging Face folders, and their prompts as token ids.
+
+Sources of the facts on prompts: the reference README and README_3, by their numbers, and prompt_formats.json and
+prompt_formats_3.json. Fixed wordings (an instruction, a quality suffix, a negative prompt) are settings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from specbench.errors import UsageError
+from specbench.models import vq
 from specbench.models.loading import naming, official
-from specbench.models.loading.files import CheckpointSource, Doubled
-from specbench.models.loading.prompts import Prompt, left_pad_ids
+from specbench.models.loading.bundle import RealModel
+from specbench.models.loading.official import CheckpointSource
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 
+#: Text -> token ids, without any special token.
+Encode = Callable[[str], list[int]]
 
-def padded(given: Sequence[Prompt], length: int, pad: int, device: torch.device) -> Prompts:
-    """Prompts as token ids, all padded to `length` positions: independent of the rest of the batch. Raises UsageError
-    for a longer one."""
-    ids, valid = left_pad_ids([p.conditional for p in given], length, pad)
-    no_ids, no_valid = left_pad_ids([p.unconditional for p in given], length, pad)
-    return Prompts(ids.to(device), valid.to(device), no_ids.to(device), no_valid.to(device))
+
+class Prompt(NamedTuple):
+    """Token ids up to the last one before the first image token, with the prompt and without it (for guidance)."""
+
+    conditional: list[int]
+    unconditional: list[int]
+
+
+def instructed(instruction: str, prompt: str) -> str:
+    """The prompt within an instruction. UsageError for an instruction without {prompt}."""
+    if "{prompt}" not in instruction:
+        raise UsageError(f"the instruction {instruction!r} has no field for the prompt: write {{prompt}} into it")
+    return instruction.replace("{prompt}", prompt)
+
+
+def left_pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tensor, Tensor]:
+    """N rows of token ids -> ids (N, length) int64 padded on the left with `pad`, and valid (N, length) bool.
+
+    Raises UsageError for a row that is longer.
+    """
+    ids = torch.full((len(rows), length), pad, dtype=torch.int64)
+    valid = torch.zeros(len(rows), length, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        if len(row) > length:
+            raise UsageError(
+                f"prompt {i} has {len(row)} tokens and prompt_length={length} allows {length}: "
+                f"give prompt_length={len(row)} or more"
+            )
+        if row:
+            ids[i, -len(row) :], valid[i, -len(row) :] = torch.tensor(row), True
+    return ids, valid
+
+
+class UnifiedModel(RealModel):
+    """A target with one vocabulary. A subclass sets `image`, `pad`, `target` and `tokenizer`, whose `codebook()` gives
+    its code vectors, and defines the format of a prompt."""
+
+    target: Unified
+    image: ImageTokens
+    pad: int  # id of the padding before a prompt
+    tokenizer: Any
+
+    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, device, dtype)
+        self.prompt_length: int = cfg["prompt_length"]
+
+    def prompt(self, text: str) -> Prompt:
+        raise NotImplementedError
+
+    def encode(self, prompts: list[str]) -> Prompts:
+        """All padded to `prompt_length` positions: independent of the rest of the batch."""
+        given = [self.prompt(text) for text in prompts]
+        halves = [[p.conditional for p in given], [p.unconditional for p in given]]
+        padded = [left_pad_ids(rows, self.prompt_length, self.pad) for rows in halves]
+        return Prompts(*(tensor.to(self.device) for pair in padded for tensor in pair))
+
+    def decode_image(self, codes: Tensor) -> np.ndarray:
+        return vq.truncated(self.tokenizer.decode(codes))
+
+    def loaded_target(self, shape: UnifiedConfig) -> Unified:
+        """The target of the folder; of this shape where weights are random."""
+        if self.folder is None:
+            return self.random(lambda: Unified(shape, self.image), 1, self.dtype)
+        return read(self.part("target"), self.image, self.device, self.dtype)
+
+    def smaller(self) -> Unified:
+        c = self.target.cfg
+        return Unified(replace(c, n_layer=max(1, c.n_layer // 4)), self.image)
+
+    def read_smaller(self, path: Path) -> Unified:
+        return read(path, self.image, self.device, self.dtype)
+
+    def codebook(self) -> Tensor:
+        """The code vectors as stored (reference README (18)), NaN for the image grammar's own tokens."""
+        codes = self.tokenizer.codebook()
+        own = codes.new_full((self.target.vocab_size - len(codes), codes.shape[1]), torch.nan)
+        return torch.cat([codes, own])
 
 
 def from_hugging_face(c: Mapping[str, Any], qk_norm: int, qkv_bias: bool = False) -> UnifiedConfig:
@@ -45,28 +126,33 @@ def from_hugging_face(c: Mapping[str, Any], qk_norm: int, qkv_bias: bool = False
     )
 
 
-def configured(folder: Path, source: official.CheckpointSource) -> UnifiedConfig:
-    """From the config.json of a Hugging Face folder: a language model's own, or a complete Chameleon's or Emu3's."""
-    content = official.config(folder)
-    norm = next((i for n, i in source.tensors.items() if n.endswith("layers.0.self_attn.q_norm.weight")), None)
-    biased = any(n.endswith("layers.0.self_attn.q_proj.bias") for n in source.tensors)
+def described(folder: Path, configured: Callable[[Mapping[str, Any]], UnifiedConfig]) -> UnifiedConfig:
+    """What `configured` makes of a folder's config.json. UsageError where that describes no language model."""
     try:
-        return from_hugging_face(content.get("text_config", content), norm.shape[0] if norm else 0, biased)
+        return configured(official.config(folder))
     except (KeyError, TypeError, ValueError) as e:
         raise UsageError(f"{folder / 'config.json'} does not describe a language model ({e}); fetch it again") from e
+
+
+def configured(content: Mapping[str, Any], source: CheckpointSource) -> UnifiedConfig:
+    """Of a config.json: a language model's own, or a complete Chameleon's or Emu3's."""
+    norm = next((i for n, i in source.tensors.items() if n.endswith("layers.0.self_attn.q_norm.weight")), None)
+    biased = any(n.endswith("layers.0.self_attn.q_proj.bias") for n in source.tensors)
+    return from_hugging_face(content.get("text_config", content), norm.shape[0] if norm else 0, biased)
 
 
 def tied(source: CheckpointSource, content: Mapping[str, Any]) -> CheckpointSource:
     """The source, with its embedding as the head, too, where its config.json ties both and it holds no head."""
     if content.get("tie_word_embeddings") and "lm_head.weight" not in source.tensors and EMBEDDING in source.tensors:
-        return Doubled(source, EMBEDDING, "lm_head.weight")
+        file = source.tensors[EMBEDDING].file
+        return source.joined(file, lambda: {"lm_head.weight": dict(source.read([EMBEDDING]))[EMBEDDING]})
     return source
 
 
 def read(folder: Path, image: ImageTokens, device: torch.device, dtype: torch.dtype) -> Unified:
     """A model from a Hugging Face folder; of its head the rows of image tokens."""
     source = tied(official.open_source(folder), official.config(folder))
-    cfg = configured(folder, source)
+    cfg = described(folder, lambda content: configured(content, source))
     if int(image.ids.max()) >= cfg.vocab_size:
         raise UsageError(
             f"the tokenizer names id {int(image.ids.max())}, the model in {folder} has {cfg.vocab_size} ids; fetch both"

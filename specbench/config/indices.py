@@ -23,25 +23,18 @@ def repeat_of(index: int) -> int:
     return index // STRIDE
 
 
-def images_per_prompt(cfg: Mapping[str, Any]) -> int:
-    """That of a run's configuration; older ones lack it."""
-    return int(cfg.get("images_per_prompt", 1))
-
-
 def of_run(cfg: Mapping[str, Any]) -> list[int]:
     """The numbers of the images of a run, prompt by prompt: of its first `n` prompts or, with `shard="2/8"`, of the
     second, tenth, ... of them."""
     part, parts = map(int, (cfg.get("shard") or "1/1").split("/"))
-    repeats = range(images_per_prompt(cfg))
+    repeats = range(cfg.get("images_per_prompt") or 1)  # older ones lack it
     return [i + j * STRIDE for i in range(part - 1, cfg["n"], parts) for j in repeats]
 
 
 def of_row(row: Mapping[str, Any]) -> list[int]:
     """The numbers of the images of a row, whose `n` counts the prompts of its shard alone."""
     parts = int((row.get("shard") or "1/1").partition("/")[2])
-    return of_run(
-        {"n": row["n"] * parts, "shard": row.get("shard"), "images_per_prompt": row["images_per_prompt"] or 1}
-    )
+    return of_run({**row, "n": row["n"] * parts})
 
 
 def label(index: int, digits: int = 0) -> str:

@@ -1,0 +1,131 @@
+"""Copies of a run's row in experiment trackers, by their own libraries: `log=wandb`, `mlflow`, `tensorboard`.
+
+A tracker is conf/log/NAME.yaml and a function here. It gets what a folder has: the configuration, the row and the
+contact sheet. The folder stays the run; a tracker that fails costs no image, and the same command tries it again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from specbench.config import parameters
+from specbench.errors import RunError, UsageError, install
+from specbench.rows.shown import withheld
+from specbench.storage import home, image_files
+
+_LONGEST = 500  # characters of a parameter of MLflow, whose servers accept no more
+#: Columns that identify a row, and are no parameters.
+_IDENTITY = (
+    *("specbench", "commit", "config_hash", "prompts_hash", "baseline_run_id", "device_name", "torch", "server"),
+    "note",
+)
+
+
+class TrackedRun(Protocol):
+    """A run's folder, its row.csv and its contact sheet."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def row(self) -> Path: ...
+    @property
+    def sheet(self) -> Path: ...
+
+
+def check(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError where the library of the tracker is not installed."""
+    name = cfg.get("log", "none")
+    if name in _WRITERS and importlib.util.find_spec(name) is None:
+        raise UsageError(f"log={name} needs {name}: {install(name)}")
+
+
+def write(name: str, cfg: Mapping[str, Any], row: Mapping[str, Any], run: TrackedRun) -> str:
+    """Writes a finished row to a tracker; returns where. RunError where its library fails."""
+    try:
+        return _WRITERS[name](cfg, row, run)
+    except Exception as e:  # each library has its own errors
+        why = " ".join(str(e).split())[:300] or type(e).__name__
+        raise RunError(
+            f"not written to log={name} ({why}); the row is in {run.row}, the same command tries again"
+        ) from e
+
+
+def settings(cfg: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was: its parameters and its identity, without empty ones."""
+    own = {name: value for name, value in cfg.items() if not name.startswith("log") and name != "out"}
+    own |= {name: row[name] for name in ("model", *_IDENTITY)}
+    return {name: value for name, value in own.items() if value is not None}
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """What a run measured: the columns with numbers that are no parameters, without speed-ups that do not hold."""
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if name not in parameters.table() and isinstance(value, int | float) and not isinstance(value, bool)
+        if not withheld(row, name)
+    }
+
+
+def _mlflow(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) -> str:
+    """A new run, whose tag specbench.run_id is that of the row."""
+    import mlflow
+
+    mlflow.set_experiment(cfg["log_project"])
+    with mlflow.start_run(run_name=folder.path.name, tags={"specbench.run_id": row["run_id"]}) as run:
+        mlflow.log_params({name: str(value)[:_LONGEST] for name, value in settings(cfg, row).items()})
+        mlflow.log_metrics(numbers(row))
+        for path in (folder.row, folder.sheet):
+            mlflow.log_artifact(str(path))
+    return f"run {run.info.run_id} at {mlflow.get_tracking_uri()}"
+
+
+def _tensorboard(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) -> str:
+    """An event file with the numbers over the number of prompts: in log_dir/run_id, or tensorboard/ in the run's
+    folder."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    where = folder.path / "tensorboard"
+    if cfg["log_dir"]:
+        where = Path(home.expanded(cfg["log_dir"])) / str(row["run_id"])
+    with SummaryWriter(str(where)) as writer:
+        for name, value in numbers(row).items():
+            writer.add_scalar(name, value, row["n"])
+        writer.add_text("configuration", f"```\n{json.dumps(settings(cfg, row), indent=1)}\n```", row["n"])
+        writer.add_image("contact sheet", image_files.read(folder.sheet), row["n"], dataformats="HWC")
+    return str(where)
+
+
+def _wandb(cfg: Mapping[str, Any], row: Mapping[str, Any], folder: TrackedRun) -> str:
+    """The same run_id continues the same run, as when it gets more prompts."""
+    import wandb
+
+    run = wandb.init(
+        project=cfg["log_project"],
+        id=row["run_id"],
+        name=folder.path.name,
+        resume="allow",
+        job_type="run",
+        dir=os.environ.get("WANDB_DIR") or str(folder.path),
+        config=settings(cfg, row),
+        settings=wandb.Settings(console="off"),
+    )
+    try:
+        run.config.update(settings(cfg, row), allow_val_change=True)
+        run.log({**numbers(row), "contact_sheet": wandb.Image(str(folder.sheet))})
+    finally:
+        run.finish()
+    return str(run.url or run.dir)
+
+
+#: Tracker -> what writes to it. The module that it needs, and the extra that installs it, have the same name.
+_WRITERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], TrackedRun], str]] = {
+    "mlflow": _mlflow,
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+}
