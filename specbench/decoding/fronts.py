@@ -9,36 +9,38 @@ own. So a cache holds a grid with gaps, not a prefix.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.rng import RandomStreams
+from specbench.decoding.trees import Tree
 from specbench.engine.ops import Kernels
 from specbench.engine.state import Buffer, Buffers
 
-if TYPE_CHECKING:
-    from specbench.decoding.trace import Taken
-    from specbench.decoding.trees import Tree
-    from specbench.decoding.verify import Verdict
 
+class Raster:
+    """Where the nodes of a step's draft stand, and what follows for the loop: behind `count` (B,) committed tokens. In
+    general a draft has n nodes in each of K chains of each of B images (see `Fronts`); here it is one tree, K is 1.
+    verdict, taken: as of `verify.Verdict` and `trace.Taken`."""
 
-class Layout(ABC):
-    """Where the nodes of a step's draft stand, and what follows for the loop. A draft has n nodes in each of K chains,
-    or in one tree, of each of B images."""
+    fuses = True  # whether kernels can add the tokens of a verdict
+
+    def __init__(self, tree: Tree, count: Tensor) -> None:
+        self.tree, self.count = tree, count
 
     @property
-    @abstractmethod
     def next_positions(self) -> Tensor:
         """The image positions (B, K * n) of the tokens that follow the nodes."""
+        return self.count[:, None] + self.tree.depth
 
-    @abstractmethod
     def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """The session's logits and hidden states of the nodes, tokens (B * K, n)."""
+        found: tuple[Tensor, Tensor] = session.forward(tokens, self.tree, history, self.count)
+        return found
 
     def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
         """The random streams of the chains, and what keys their numbers (B * K,)."""
@@ -52,21 +54,25 @@ class Layout(ABC):
         """Values of the chains (B * K, ...) image by image, (B, K, ...)."""
         return x.unsqueeze(1)
 
-    @abstractmethod
-    def commit(self, session: Any, verdict: Verdict, count: Tensor, total: int) -> Tensor | None:
+    def commit(self, session: Any, verdict: Any, count: Tensor, total: int) -> Tensor | None:
         """Keep the accepted path in the session's caches; `count` (B,) tokens of `total` were committed before. How
         many tokens of each chain are committed (B, K), None in raster order: all of the verdict."""
+        session.commit(verdict, self.tree, count)
+        return None
 
-    @abstractmethod
     def added(
-        self, verdict: Verdict, kept: Tensor | None, count: Tensor, active: Tensor, total: int
+        self, verdict: Any, kept: Tensor | None, count: Tensor, active: Tensor, total: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the verdict's tokens: the positions (B, *) to which they go, the tokens, 0 where they do not count, and
-        which of them are committed to the `active` (B,) images. `kept`: what `commit` returned."""
+        """Of the verdict's tokens: the positions (B, *) to which they go, the tokens, and which of them are committed
+        to the `active` (B,) images. `kept`: what `commit` returned."""
+        offsets = torch.arange(verdict.tokens.shape[1], device=count.device)
+        some = active[:, None] & (offsets <= verdict.length[:, None])
+        # what is written behind them is written again by the next step
+        return count[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0), some
 
     def advance(
         self,
-        verdict: Verdict,
+        verdict: Any,
         kept: Tensor | None,
         images: tuple[Tensor, Tensor, Tensor],
         total: int,
@@ -74,79 +80,33 @@ class Layout(ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Add the verdict's tokens to those images that are not complete: their history, count and steps. Returns count
         and steps from before, and which images these are."""
-        history, now, steps = images
-        before = now.clone(), steps.clone()
-        active = now < total
+        if kernels is not None and self.fuses:
+            return kernels.advance(*images, verdict.tokens, verdict.length, total)
+        history, count, steps = images
+        before, active = (count.clone(), steps.clone()), count < total
         where, tokens, some = self.added(verdict, kept, before[0], active, total)
         history.scatter_(1, where, tokens)
-        now += some.sum(1)
+        count += some.sum(1)
         steps += active
         return *before, active
 
-    @abstractmethod
     def among_nodes(self, path: Tensor) -> Tensor:
         """The paths (B * K, D) of the chains as indices (B, K * D) among all nodes of an image."""
-
-    @abstractmethod
-    def inside(self, taken: Taken, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
-        """Draft tokens accepted and `offered` (B * K,) inside the image."""
-
-    @abstractmethod
-    def drafted(self, taken: Taken, total: int) -> Tensor:
-        """How many draft tokens (B,) inside the image were verified."""
-
-
-class Raster(Layout):
-    """The nodes of a tree behind `count` (B,) committed tokens; K is 1."""
-
-    def __init__(self, tree: Tree, count: Tensor) -> None:
-        self.tree, self.count = tree, count
-
-    @property
-    def next_positions(self) -> Tensor:
-        return self.count[:, None] + self.tree.depth
-
-    def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = session.forward(tokens, self.tree, history, self.count)
-        return found
-
-    def commit(self, session: Any, verdict: Verdict, count: Tensor, total: int) -> None:
-        session.commit(verdict, self.tree, count)
-
-    def added(
-        self, verdict: Verdict, kept: Tensor | None, count: Tensor, active: Tensor, total: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        offsets, tokens = torch.arange(verdict.tokens.shape[1], device=count.device), verdict.tokens
-        some = active[:, None] & (offsets <= verdict.length[:, None])
-        # what is written behind them is written again by the next step
-        return count[:, None] + offsets, torch.where(active[:, None], tokens, 0), some
-
-    def advance(
-        self,
-        verdict: Verdict,
-        kept: Tensor | None,
-        images: tuple[Tensor, Tensor, Tensor],
-        total: int,
-        kernels: Kernels | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if kernels is None:
-            return super().advance(verdict, kept, images, total, kernels)
-        return kernels.advance(*images, verdict.tokens, verdict.length, total)
-
-    def among_nodes(self, path: Tensor) -> Tensor:
         return path
 
-    def inside(self, taken: Taken, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    def inside(self, taken: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
+        """Draft tokens accepted and `offered` (B * K,) inside the image."""
         room = (total - taken.count).clamp_min(0)
         return torch.minimum(taken.verdict.length, room), torch.minimum(offered, room)
 
-    def drafted(self, taken: Taken, total: int) -> Tensor:
+    def drafted(self, taken: Any, total: int) -> Tensor:
+        """How many draft tokens (B,) inside the image were verified."""
         inside = self.tree.depth[:, 1:] <= (total - taken.count)[:, None]
         return (taken.draft.valid[:, 1:] & inside).sum(1)
 
 
 @dataclass
-class Fronts(Layout):
+class Fronts(Raster):
     """K chains of n nodes in each of B images.
 
     positions (B, K, n) int64: the image positions of their tokens, -1 for the end of the prefix; slots (B, K, n)
@@ -165,6 +125,8 @@ class Fronts(Layout):
     recovers: Tensor
     owner: Tensor
 
+    fuses = False
+
     @property
     def next_positions(self) -> Tensor:
         return self.positions.flatten(1) + 1
@@ -182,13 +144,13 @@ class Fronts(Layout):
     def images(self, x: Tensor) -> Tensor:
         return x.unflatten(0, self.keys.shape)
 
-    def commit(self, session: Any, verdict: Verdict, count: Tensor, total: int) -> Tensor:
+    def commit(self, session: Any, verdict: Any, count: Tensor, total: int) -> Tensor:
         length = self.images(verdict.length)
         kept = torch.where(length > 0, length, self.recovers.long())
         return kept * (self.extends & (count < total)[:, None])
 
     def added(
-        self, verdict: Verdict, kept: Tensor | None, count: Tensor, active: Tensor, total: int
+        self, verdict: Any, kept: Tensor | None, count: Tensor, active: Tensor, total: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert kept is not None
         offsets = torch.arange(verdict.tokens.shape[1], device=kept.device)
@@ -201,11 +163,11 @@ class Fronts(Layout):
         first = torch.arange(count, device=path.device)[:, None] * nodes
         return (self.images(path) + first).flatten(1)
 
-    def inside(self, taken: Taken, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    def inside(self, taken: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
         assert taken.kept is not None
         return torch.minimum(taken.verdict.length, taken.kept.flatten()), offered
 
-    def drafted(self, taken: Taken, total: int) -> Tensor:
+    def drafted(self, taken: Any, total: int) -> Tensor:
         return self.images(taken.draft.valid[:, 1:]).sum((1, 2))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.emitted import Emitted
-from specbench.decoding.fronts import Layout
+from specbench.decoding.fronts import Raster
 from specbench.decoding.sampling import Distributions
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.ops import sum_last
@@ -63,7 +63,7 @@ class Taken:
     the step; active (B,) bool: whether the image was not complete; kept: as of `Outcome`."""
 
     draft: Draft
-    layout: Layout
+    layout: Raster
     verdict: Verdict
     found: Distributions
     count: Tensor
@@ -154,7 +154,7 @@ class TraceRecorder:
         }
 
     @staticmethod
-    def _of_images(layout: Layout, sums: Tensor) -> Tensor:
+    def _of_images(layout: Raster, sums: Tensor) -> Tensor:
         """The products (B,) over the chains of each image."""
         return layout.images(sums).prod(1)
 
