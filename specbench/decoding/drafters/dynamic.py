@@ -163,7 +163,7 @@ class Grown(Entries):
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs
-            new = self._grown(state, count, last, outputs, tokens, parents, depth, first, sees)
+            new = self._expand(state, count, last, outputs, tokens, parents, depth, first, sees)
             outputs = torch.cat([outputs, new], 1)
             return probs(new, depth)
 
