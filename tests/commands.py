@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,13 @@ def refused(call: Call, *arguments: str) -> str:
     assert err.splitlines()[-1].startswith("specbench: "), err
     assert "Traceback" not in err
     return err
+
+
+@contextlib.contextmanager
+def case(*what: object) -> Iterator[None]:
+    """A failure inside says which case of a loop it is of."""
+    try:
+        yield
+    except BaseException as e:
+        e.add_note(f"case: {', '.join(map(str, what))}")
+        raise
