@@ -215,11 +215,6 @@ def test_a_model_that_the_protocol_does_not_name() -> None:
     """It keeps its own sampling, and prompts and metrics where no others make sense; n and seed are the protocol's."""
     own_data = {"llamagen_scenes": "scenes", "mar_scenes": "scenes_classes", "llamagen_3b": "imagenet"}
     for model, data in (own_data | {"anole": "coco2017"}).items():
-        "llamagen_scenes": "scenes",
-        "mar_scenes": "scenes_classes",
-        "llamagen_3b": "imagenet",
-        "anole": "coco2017",
-    }.items():
         with case(model):
             own = configuration.compose([f"model={model}"])
             cfg = configuration.compose(_words("sjd_main_table1", model))
