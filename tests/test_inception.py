@@ -140,7 +140,7 @@ def test_only_the_published_weights_are_loaded(
     with pytest.raises(UsageError, match="begins with .*, not 6726825d; fetch it again"):
         inception.load(path)
     small = {name: tensor for name, tensor in network.state_dict().items() if tensor.numel() < 100}
-    kernel = "Conv2d_1a_3x3.conv.weight"
+    kernel, whole = "Conv2d_1a_3x3.conv.weight", network.state_dict()
     for content, message in [
         (b"no weights", "cannot be read as weights"),
         (saved(small)[:-200], "cannot be read as weights"),
@@ -148,8 +148,8 @@ def test_only_the_published_weights_are_loaded(
         (saved([1, 2]), "does not hold a network's tensors"),
         (saved({"a": 1}), "does not hold a network's tensors"),
         (saved(small), f"tensor '{kernel}' .*is missing"),
-        (saved(small | {kernel: torch.zeros(32, 3, 5, 5)}), rf"'{kernel}' has shape \[32, 3, 5, 5\], expected"),
-        (saved(small | {kernel: torch.full((32, 3, 3, 3), torch.nan)}), f"'{kernel}' holds NaN"),
+        (saved(whole | {kernel: torch.zeros(32, 3, 5, 5)}), rf"'{kernel}' has shape \[32, 3, 5, 5\], expected"),
+        (saved(whole | {kernel: torch.full((32, 3, 3, 3), torch.nan)}), f"'{kernel}' holds NaN"),
     ]:
         path.write_bytes(content)
         monkeypatch.setattr(inception, "SHA256", cached_sha256(path))
