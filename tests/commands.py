@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from specbench.errors import UsageError
 from specbench.rows.csv_files import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,3 +67,12 @@ def refused(call: Call, *arguments: str) -> str:
     assert err.splitlines()[-1].startswith("specbench: "), err
     assert "Traceback" not in err
     return err
+
+
+def usage_error(act: Callable[..., Any], *given: Any) -> str:
+    """The sentence with which something refuses what it is given."""
+    try:
+        act(*given)
+    except UsageError as e:
+        return str(e)
+    raise AssertionError(f"nothing is refused: {given}")

@@ -56,7 +56,7 @@ def test_in_the_shipped_suites_no_such_rule_begins_at_exact_decoding() -> None:
     ("changes", "words"),
     [
         ({"matched": {"y": ["emitted_kl"], "at": {}}}, "matched has no 'at'"),
-        ({"matched": {"lines_of": "relaxed"}}, "needs y"),
+        ({"matched": {"lines_of": "relaxed"}}, "missing a required argument: 'y'"),
         (
             {"panels": {"P": {"without_first": ["other"], "lines": {"a": {"rule": "uniform"}}}}},
             "without_first has other",

@@ -13,7 +13,7 @@ import random_inception
 from PIL import Image
 
 from specbench import cli, metrics
-from specbench.cli import reference
+from specbench.cli.images import reference as command
 from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.metrics import inception, real_images
@@ -152,7 +152,7 @@ def test_mistakes_are_usage_errors(scorer: Fake, folder: Path) -> None:
     (folder / "mine.npz").write_text("my own")
     for words, message in MISTAKES:
         with pytest.raises(UsageError, match=message):
-            reference.main([word.format(folder=folder) for word in words])
+            command([word.format(folder=folder) for word in words])
     assert scorer.calls == []
 
 
@@ -192,14 +192,14 @@ def test_a_file_without_images_is_named(scorer: Fake, tmp_path: Path) -> None:
     for array, message in WITHOUT_IMAGES:
         np.savez(tmp_path / "adm.npz", **({"mu": np.zeros(8)} if array is None else {"arr_0": array}))
         with pytest.raises(UsageError, match=message):
-            reference.main(["data=imagenet", f"images={tmp_path / 'adm.npz'}", "device=cpu"])
+            command(["data=imagenet", f"images={tmp_path / 'adm.npz'}", "device=cpu"])
     assert scorer.calls == []
 
 
 def test_an_image_that_cannot_be_read_is_named(scorer: Fake, folder: Path) -> None:
     (folder / "3.png").write_bytes(b"\x89PNG and no more")
     with pytest.raises(UsageError, match=r"3\.png"):
-        reference.main(["data=coco2017", f"images={folder}", "device=cpu"])
+        command(["data=coco2017", f"images={folder}", "device=cpu"])
 
 
 def good() -> dict[str, Any]:

@@ -708,7 +708,7 @@ def test_another_model_has_files_of_its_own(tables: Tables, tmp_path: Path) -> N
         (["--format", "html"], "unknown format 'html' .*md, latex, csv"),
         (["--format", ","], "--format names no format .*md, latex, csv"),
         (["--n", "0"], r"--n must be an integer of at least 1 \(got 0\)"),
-        (["--n", "many"], r"--n must be an integer of at least 1 \(got many\)"),
+        (["--n", "many"], r"--n must be an integer of at least 1 \(got 'many'\)"),
         (["--nope"], "unrecognized arguments: --nope"),
     ],
 )

@@ -245,8 +245,7 @@ def test_two_runs_next_to_a_load_agree(interleaved: bool, least: float, most: fl
     """One begins when the load does, the other when it pauses. Intervals of 95 % that are 1.96 standard errors of 8
     blocks (7 degrees of freedom) cover 91 %, and the difference of two of them 93 % (14 degrees); over 200 sets that is
     known to sqrt(0.93 * 0.07 / 200) = 1.8 %, and three of those less are 0.88. Of separate passes, whose error was the
-    delta method's, the load meets the method in one run and vanilla in the other. `scripts/check_drift.py` does the
-    same with a real load."""
+    delta method's, the load meets the method in one run and vanilla in the other."""
 
     def separate(pairs: list[Pair]) -> timing.Estimate:
         return summary.ratio([p.vanilla_s for p in pairs], [p.method_s for p in pairs])

@@ -81,10 +81,9 @@ class RunResult:
         UsageError for images that a server decoded."""
         import pandas as pd
 
-        from specbench.compare import grouping, passes
-        from specbench.rows.breakdown import COLUMNS
+        from specbench.compare import breakdown, passes
 
-        return pd.DataFrame(grouping.of_pass(passes.read(str(self.folder))), columns=list(COLUMNS))
+        return pd.DataFrame(breakdown.of_pass(passes.read(str(self.folder))), columns=list(breakdown.COLUMNS))
 
     @cached_property
     def images(self) -> RunImages:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specbench.compare import passes, scores
-from specbench.compare.grouping import Group, groups_of
+from specbench.compare.breakdown import Group, groups_of
 from specbench.compare.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
 from specbench.compare.passes import ScoredPass
 from specbench.config import indices, parameters
@@ -119,7 +119,7 @@ class Comparison:
     results: tuple[Result, ...]
     untested: tuple[str, ...]
     distribution_tests: Mapping[str, DistributionTest] = field(default_factory=dict)  # by feature extractor
-    groups: tuple[tuple[Group, Group], ...] = ()  # rows of `rows.breakdown` of A, and of B with A as its baseline
+    groups: tuple[tuple[Group, Group], ...] = ()  # rows of `breakdown` of A, and of B with A as its baseline
 
     @property
     def tests(self) -> int:

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
-
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import shown, summary
 from specbench.rows.journal import TIMINGS, Record, TimingJournal, fault, read_records
 from specbench.rows.provenance import MAY_CHANGE, RunMemory
 from specbench.storage import home
+from specbench.storage.reading import read_yaml
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,9 @@ def read(argument: str) -> ScoredPass:
         raise UsageError(_no_run(path))
     cfg, memory = _config(journal.with_name("config.yaml")), RunMemory.read(journal.with_name("run.json"))
     baseline = journal.name == "baseline.jsonl"
-    return ScoredPass(
-        argument, journal.parent, baseline, cfg, plain(memory.run_id), memory.sessions, *_records_of(journal)
-    )
+    again = TimingJournal(journal.with_name(TIMINGS)).lines
+    run_id, sessions, records = plain(memory.run_id), memory.sessions, _records(journal)
+    return ScoredPass(argument, journal.parent, baseline, cfg, run_id, sessions, records, again)
 
 
 def _no_run(path: Path) -> str:
@@ -72,31 +70,12 @@ def _no_run(path: Path) -> str:
     return f"{path} has no records of a run (records.jsonl); name the folder of a run that decoded something"
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        why = getattr(e, "strerror", None) or "no UTF-8 text"
-        raise UsageError(f"cannot read {path} ({why}); compare whole folders of runs") from None
-
-
 def _config(path: Path) -> dict[str, Any]:
     """The configuration of a run; its method, drafter and rule are strings."""
-    text = _text(path)
-    found: Any = None
-    try:
-        # A run's file has no aliases; with them a short file can expand to any size.
-        if not any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            found = OmegaConf.to_container(OmegaConf.create(text))
-    except Exception:  # a hostile file can make YAML and OmegaConf raise anything
-        found = None
-    if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in ("method", "drafter", "rule")):
-        return {"verification": "token"} | {str(name): value for name, value in found.items()}  # older ones lack it
+    found = read_yaml(path, "compare whole folders of runs")
+    if all(isinstance(found.get(name), str) for name in ("method", "drafter", "rule")):
+        return {"verification": "token"} | found  # older ones lack it
     raise UsageError(f"{path} is not the configuration of a run; compare folders as specbench run wrote them")
-
-
-def _records_of(journal: Path) -> tuple[dict[int, Record], list[Record]]:
-    return _records(journal), TimingJournal(journal.with_name(TIMINGS)).lines
 
 
 def unsteady(one: ScoredPass) -> str:

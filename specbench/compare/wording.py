@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from specbench.compare import grouping
+from specbench.compare import breakdown
 from specbench.compare.comparison import Comparison, Result
 from specbench.compare.paired import DistributionTest, holm, pairs_needed, size
 from specbench.errors import plain
-from specbench.rows.csv_files import RowFile, csv_text
+from specbench.rows.csv_files import RowFile, aligned, csv_text
 from specbench.rows.differences import LEVEL, POWER
 
 WIDTH = 120  # columns of the screen
@@ -173,7 +173,7 @@ def report(found: Comparison) -> str:
     )
     lines += _wrapped(_needed(found))
     if found.groups:
-        lines += ["", f"By prompt and position; {grouping.interval()}:", *grouping.pair_table(found.groups)]
+        lines += ["", f"By prompt and position; {breakdown.INTERVALS}:", *breakdown.pair_table(found.groups)]
     return "\n".join([*lines, "", last])
 
 
@@ -196,12 +196,8 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 def _table(results: Sequence[Result]) -> list[str]:
     head = ["", "pairs", "mean A", "mean B", "B - A", _INTERVAL, "p (t)", "Holm", "p (Wilcoxon)", "Holm", "d_z"]
     lines = [head, *map(_cells, results)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    widths[0] = min(widths[0], max(8, WIDTH - sum(widths[1:]) - 2 * len(widths[1:])))
-    return [
-        "  ".join([cells[0][: widths[0]].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]).rstrip()
-        for cells in lines
-    ]
+    taken = sum(2 + max(map(len, column)) for column in list(zip(*lines))[1:])
+    return aligned([[name[: max(8, WIDTH - taken)], *cells] for name, *cells in lines], 1)
 
 
 def _cells(result: Result) -> list[str]:

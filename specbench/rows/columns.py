@@ -62,41 +62,21 @@ _IDENTITY = {
 }
 
 
-_WHERE_PARAMETERS = ("device", "dtype", "engine")  # parameters that the row names under "where"
-
-
 #: Largest share of a speed-up by which a change within the run may have moved it, see `timing.steadiness`.
 SHIFT_BOUND = 0.05
 #: Rows of older versions have no speedup_shift. Their timing held if vanilla's drift was at most 10 % either way: a
 #: load on one side alone in one half could then move the ratio by half of that, as far as `SHIFT_BOUND`.
 OLDER_DRIFT_BOUND = 2 * SHIFT_BOUND
 
-_STRINGS = (
-    "baseline_run_id",
-    "acceptance_by_depth",
-    "accepted_histogram",
-    "drafted_by_position",
-    "acceptance_by_step",
-    "emitted_log_ratio",
-    "timing_valid",
-)  # the columns of _STATISTICS that hold text
-
-
-# File locations, and parameters that show in which columns are filled or in their backends.
-_NOT_IN_ROW = (
-    "out",
-    "data_dir",
-    "metrics",
-    "metrics_dir",
-    "reference",
-    "baseline",
-    "workers",
-    "ray_address",
-    "url",
-    "model_name",
-    "log",
-    "log_project",
-    "log_dir",
+#: The columns of _STATISTICS that hold text.
+_STRINGS = frozenset(
+    "baseline_run_id acceptance_by_depth accepted_histogram drafted_by_position acceptance_by_step emitted_log_ratio"
+    " timing_valid".split()
+)
+#: Parameters that are no columns: file locations, and what shows in which columns are filled or in their backends.
+_NOT_IN_ROW = frozenset(
+    "out data_dir metrics metrics_dir reference baseline workers ray_address url model_name log log_project"
+    " log_dir".split()
 )
 
 
@@ -238,10 +218,22 @@ def _against_vanilla(metric: str) -> dict[str, str]:
 _STATISTICS = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED) | _with_errors(_SERVED)
 
 
+#: Meanings in a row where those of the parameter or of the metric do not say all.
+_OWN_MEANINGS = {
+    "weights": "weights that decoded: random, or where they come from and a hash of their content",
+    "n": "number of prompts; of images where the column images is empty",
+    "prompts": "file of prompts, as given; prompts_hash identifies its content",
+    "perplexity": "exp(-log_prob_mean); no distance: it falls below vanilla's where a method sharpens",
+    "emitted_tv": "total variation between the distribution that a token is emitted from and the target's, mean over"
+    " all tokens; see decoding.emitted",
+    "emitted_kl": "KL divergence of the same in nats, KL(emitted || target), mean over all tokens; empty where it is"
+    " infinite (the note says so)",
+    "timing": "whether the seconds were measured; the columns in seconds are empty where they were not",
+}
 #: Every column of a row, in order, with its meaning. The only definition of the format.
 COLUMNS: dict[str, str] = {
     **_IDENTITY,
-    **{k: p.line for k, p in parameters.table().items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
+    **{k: p.line for k, p in parameters.table().items() if k not in _NOT_IN_ROW | _WHERE.keys()},
     "prompts_hash": "hash of the chosen prompts and their ids, in order, see data.prompts_hash",
     "images": "number of images, n times images_per_prompt; their errors are over prompts",
     "resolution": "side of the images in pixels",
@@ -260,37 +252,9 @@ COLUMNS: dict[str, str] = {
     **_WHERE,
     "note": "remarks on the measurement",
 }
-
-
+COLUMNS |= _OWN_MEANINGS  # which keep their places
 #: Columns that a plug-in's metric may not fill: every row has them already.
 TAKEN = frozenset(METRICS) & {*_IDENTITY, *_STATISTICS, *_WHERE, "prompts_hash", "resolution", "tokens", "note"}
-
-
-COLUMNS["weights"] = "weights that decoded: random, or where they come from and a hash of their content"
-
-
-COLUMNS["n"] = "number of prompts; of images where the column images is empty"
-
-
-COLUMNS["prompts"] = "file of prompts, as given; prompts_hash identifies its content"
-
-
-COLUMNS["perplexity"] = "exp(-log_prob_mean); no distance: it falls below vanilla's where a method sharpens"
-
-
-COLUMNS["emitted_tv"] = (
-    "total variation between the distribution that a token is emitted from and the target's, mean over all tokens; see"
-    " decoding.emitted"
-)
-
-
-COLUMNS["emitted_kl"] = (
-    "KL divergence of the same in nats, KL(emitted || target), mean over all tokens; empty where it is infinite (the"
-    " note says so)"
-)
-
-
-COLUMNS["timing"] = "whether the seconds were measured; the columns in seconds are empty where they were not"
 
 
 #: Columns of seconds, with their spreads: they depend on the machine, and are empty in rows that were not timed.
@@ -311,10 +275,6 @@ SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_expected")
 
 #: Column names of older files -> their present names.
 RENAMED_COLUMNS = {"drafted_by_place": "drafted_by_position", "acceptance_by_turn": "acceptance_by_step"}
-
-
-#: Columns that every row fills.
-_NEEDED = ("run_id",)
 
 
 _NUMBERS = frozenset(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from filelock import FileLock
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
-from specbench.rows.columns import _NEEDED, _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
+from specbench.rows.columns import _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
 from specbench.storage.files import content, write_atomically
+from specbench.storage.reading import read_text
 from specbench.storage.version import __version__
 
 
@@ -42,6 +43,13 @@ def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Lines of cells as text in columns, the first ones, `left`, aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [str.ljust if i < left else str.rjust for i in range(len(widths))]
+    return ["  ".join(pad(cell, width) for pad, cell, width in zip(sides, line, widths)).rstrip() for line in lines]
 
 
 def as_read(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,8 +84,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in lines:
         row = {name: _value(name, line.get(name, ""), f"{path}, line {number}") for name in COLUMNS}
-        if lacking := [name for name in _NEEDED if row[name] is None]:
-            raise UsageError(f"{path}, line {number}: a row needs its {lacking[0]}; remove or fix the line")
+        if row["run_id"] is None:
+            raise UsageError(f"{path}, line {number}: a row needs its run_id; remove or fix the line")
         rows.append(row)
     return rows
 
@@ -102,13 +110,7 @@ def csv_lines(
     """The header of a CSV file, and its rows by column, each with its line number. renamed: old column names -> new.
     UsageError for a file that is not CSV: not UTF-8, an unterminated cell, a row longer or shorter than the header, a
     duplicate column."""
-    try:
-        text = content(path).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text; save it as UTF-8") from None
-    except OSError as e:
-        raise UsageError(f"cannot read {path} ({e.strerror}); name another file") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     lines: list[tuple[int, dict[str, str]]] = []
     try:
         columns = [(renamed or {}).get(name, name) for name in next(reader, [])]

@@ -14,6 +14,7 @@ from typing import Any
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal, plain, unknown
 from specbench.rows.columns import _NUMBERS, COLUMNS, METRICS, SHOWN, stderr_of
+from specbench.rows.csv_files import aligned
 from specbench.rows.shown import MACHINE
 
 Row = Mapping[str, Any]
@@ -242,5 +243,4 @@ def as_table(rows: Iterable[Row], columns: Sequence[str], markdown: bool = False
         lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
         return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *lines))
     cut = [[cell if len(cell) <= 40 else f"{cell[:37]}..." for cell in line] for line in lines]
-    widths = [max(map(len, cells)) for cells in zip(columns, *cut, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in (columns, *cut))
+    return "\n".join(aligned([columns, *cut], len(columns)))

@@ -14,11 +14,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from specbench.compare.breakdown import STATISTICS, breakdown
 from specbench.config import configuration, parameters, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
 from specbench.rows import baseline, provenance, selection, sources
-from specbench.rows.breakdown import STATISTICS, breakdown
 from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, read_header, to_csv
 from specbench.rows.journal import IMAGE_NAME, TIMINGS, Record, TimingJournal, fault, read_records

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from specbench import data
+from specbench.compare import passes
+from specbench.compare.passes import ScoredPass
+from specbench.config import indices, parameters
+from specbench.errors import UsageError, plain
 from specbench.rows import summary, timing
-from specbench.rows.csv_files import RowFile
+from specbench.rows.csv_files import RowFile, aligned
 from specbench.rows.differences import LEVEL
 from specbench.rows.journal import Record
 from specbench.rows.timing import Estimate
 
+Group = Mapping[str, Any]
+
 BANDS = 8  # most groups of rows of an image
 MOST_TOKENS = 2**20  # of an image
+INTERVALS = f"{LEVEL:.0%} intervals in brackets count a prompt once"
 
 #: Statistics of a group, with their meanings; each also has the columns `_low` and `_high`.
 STATISTICS = {
@@ -32,6 +41,7 @@ STATISTICS = {
     "speedup_latency": "vanilla's seconds / the method's, over the timed pairs at batch 1; empty for positions, and\n"
     "where the timing of the run does not hold (timing_valid)",
 }
+_HEADS = {"speedup_step": "steps saved", "speedup_latency": "speed-up in latency"}
 #: The columns of a CSV, with their meanings.
 COLUMNS = {
     "run_id": "run_id of the run",
@@ -54,6 +64,58 @@ COLUMNS = {
 ROWS = RowFile(COLUMNS, "breakdowns")
 
 
+def of_pass(one: ScoredPass) -> list[dict[str, Any]]:
+    """The breakdown of a pass, against the vanilla images that its run decoded for it, if there are any.
+
+    Raises UsageError for a pass without steps (a server decoded) and for damaged records.
+    """
+    images = one.records
+    if summary.is_served(list(images.values())):
+        raise UsageError(f"{one.argument}: a server does not tell its steps, so there is nothing to break down")
+    vanilla: Mapping[int, Record] = {}
+    if not one.baseline and (one.folder / "baseline.jsonl").is_file():
+        vanilla = passes.read(str(one.folder / "baseline.jsonl")).records
+    both = sorted(images.keys() & vanilla.keys() if vanilla else images)
+    mine = _with_categories([images[i] for i in both], one.cfg)
+    found = _checked(one, mine, [vanilla[i] for i in both] if vanilla else None, _in_raster_order(one), one.again)
+    return [{"run_id": one.run_id, "method": one.method, **row} for row in found]
+
+
+def groups_of(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record]]) -> tuple[tuple[Group, Group], ...]:
+    """The breakdown of A over these pairs, and that of B with A as its baseline, group by group."""
+    first, second = (_with_categories([two[side] for two in pairs], a.cfg) for side in (0, 1))
+    if summary.is_served([*first, *second]):
+        return ()
+    # A group is named by A's prompts; those of B may differ in nothing but its version's category.
+    second = [replace(y, id=x.id, prompt=x.prompt, category=x.category) for x, y in zip(first, second, strict=True)]
+    raster = _in_raster_order(a) and _in_raster_order(b) and len({r.tokens for r in [*first, *second]}) == 1
+    return tuple(zip(_checked(a, first, None, raster), _checked(b, second, first, raster, b.again), strict=True))
+
+
+def _checked(one: ScoredPass, *arguments: Any) -> list[dict[str, Any]]:
+    """`breakdown`, with a UsageError for damaged records."""
+    try:
+        return breakdown(*arguments)
+    except (ValueError, IndexError, TypeError):
+        raise UsageError(f"{one.argument}: the steps in its records are damaged; decode it again") from None
+
+
+def _in_raster_order(one: ScoredPass) -> bool:
+    return parameters.default("drafter", str(one.cfg["drafter"]), "raster") is not False
+
+
+def _with_categories(images: Sequence[Record], cfg: Mapping[str, Any]) -> list[Record]:
+    """Records of older versions have no category: from the prompts of the data set, where these are still there."""
+    if not images or any(r.category is not None for r in images):
+        return list(images)
+    try:
+        items = data.load({**cfg, "n": max(indices.prompt_of(r.index) for r in images) + 1})
+    except (UsageError, KeyError):
+        return list(images)
+    here = [items[indices.prompt_of(r.index)] for r in images]
+    return [replace(r, category=item.kind) if item.prompt == r.prompt else r for r, item in zip(images, here)]
+
+
 def breakdown(
     images: Sequence[Record],
     vanilla: Sequence[Record] | None = None,
@@ -66,7 +128,7 @@ def breakdown(
     raster order, without which their positions are not known; again: see `timing.extended`.
     Empty for images that a server decoded.
     """
-    if not images or any(r.request_s is not None for r in images):
+    if not images or summary.is_served(images):
         return []
     prompts = [r.id for r in images]
     shift = None if vanilla is None else timing.shift(images, vanilla, again)
@@ -182,3 +244,37 @@ def _own(images: Sequence[Record]) -> np.ndarray:
     if max(r.tokens for r in images) > MOST_TOKENS:
         raise ValueError(f"an image of more than {MOST_TOKENS} tokens")
     return ~np.stack([summary.is_accepted_draft(r) for r in images])
+
+
+def table(rows: Sequence[Group]) -> list[str]:
+    """A breakdown as lines of text."""
+    shown = [name for name in STATISTICS if any(row.get(name) is not None for row in rows)]
+    head = ["by", "group", "prompts", "images", *(_HEADS.get(name, name.replace("_", " ")) for name in shown)]
+    cells = [
+        [row["by"], plain(row["group"])[:40], str(row["prompts"]), str(row["images"]), *(_text(row, n) for n in shown)]
+        for row in rows
+    ]
+    return aligned([head, *cells], 2)
+
+
+def pair_table(groups: Sequence[tuple[Group, Group]]) -> list[str]:
+    """The breakdowns of A and B as lines of text."""
+    head = ["", "", "prompts", "acceptance A", "acceptance B", "compression A", "compression B", "steps of A / B"]
+    cells = [
+        [
+            a["by"],
+            plain(a["group"])[:30],
+            str(a["prompts"]),
+            *(_text(row, name, False) for name in ("acceptance_rate", "step_compression") for row in (a, b)),
+            _text(b, "speedup_step"),
+        ]
+        for a, b in groups
+    ]
+    return aligned([head, *cells], 2)
+
+
+def _text(row: Group, name: str, bounds: bool = True) -> str:
+    if row.get(name) is None:
+        return "-"
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    return f"{row[name]:.3f}" + (f" ({low:.3f} to {high:.3f})" if bounds and low is not None else "")
