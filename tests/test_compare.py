@@ -639,13 +639,13 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"decode_s": math.nan}, r"index 0 has no number as decode_s \(nan\)"),
+        ({"decode_s": math.nan}, r"line 1 of .* \(has no number as decode_s \(nan\)\)"),
         ({"accepted_length": 1e200}, "no number as accepted_length"),
         ({"steps": 1.5}, r"no integer as steps \(1.5\)"),
         ({"drafted": -1}, "has drafted -1"),
         ({"accepted": 10**6}, "accepted 1000000 of 500 drafts"),
         ({"prompt": None}, "no text as prompt"),
-        ({"index": "\x1b[2J"}, r"records.jsonl holds a line that is not a record"),
+        ({"index": "\x1b[2J"}, "line 1 of .*records.jsonl is not a record"),
         ({"index": 1}, "holds two records of index 1; remove one of the lines"),
     ],
 )
@@ -672,8 +672,8 @@ BOMB = "method: a\ndrafter: b\nrule: c\na0: &a0 [1]\n" + "".join(
 
 
 DAMAGED = (
-    ("records.jsonl", b"\xff\xfe\n", "holds a line that is not a record"),
-    ("records.jsonl", b"[" * 200_000 + b"\n", "holds a line that is not a record"),
+    ("records.jsonl", b"\xff\xfe\n", "line 1 of .* is not a record"),
+    ("records.jsonl", b"[" * 200_000 + b"\n", "line 1 of .* is not a record"),
     ("config.yaml", b"\xff", "config.yaml, line 1: this is not UTF-8 text"),
     ("config.yaml", b"method: [", "cannot read .*config.yaml .*; compare whole folders of runs"),
     ("config.yaml", b"method: 1\ndrafter: a\nrule: b", "config.yaml .* configuration of a run"),
