@@ -129,15 +129,15 @@ def test_ranks_ignore_rounding() -> None:
     assert scaled.wilcoxon == plain.wilcoxon == pytest.approx(stats.wilcoxon(b - a).pvalue)
 
 
-@pytest.mark.parametrize("shift", [0.0, 3.0, -0.1])
-def test_equal_differences_leave_nothing_to_test(shift: float) -> None:
-    a = np.random.default_rng(0).normal(size=30)
-    found = paired(a, a + shift)
-    assert found.test is None
-    assert found.difference == pytest.approx(shift)
-    assert (found.difference == 0) == (shift == 0)
-    assert by_influence(2.0, 2.0 + shift, a, a).test is None
-    assert paired([0.0, 0.0], [0.0, 0.0]) == Paired(2, 0.0, 0.0, 0.0, None)
+def test_equal_differences_leave_nothing_to_test() -> None:
+    for shift in (0.0, 3.0, -0.1):
+        a = np.random.default_rng(0).normal(size=30)
+        found = paired(a, a + shift)
+        assert found.test is None
+        assert found.difference == pytest.approx(shift)
+        assert (found.difference == 0) == (shift == 0)
+        assert by_influence(2.0, 2.0 + shift, a, a).test is None
+        assert paired([0.0, 0.0], [0.0, 0.0]) == Paired(2, 0.0, 0.0, 0.0, None)
 
 
 def test_means_by_influence_are_the_paired_t_test() -> None:
@@ -512,15 +512,15 @@ def test_p_values_of_equal_distributions_are_uniform() -> None:
     assert abs(hits / 300 - 0.2) < 0.1
 
 
-@pytest.mark.parametrize("change", [lambda y: y + 0.5, lambda y: 1.5 * y, lambda y: np.sort(y, 1)])
-def test_other_distributions_are_detected(change: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_other_distributions_are_detected() -> None:
     """Another mean, another spread, and other dependences between the same numbers."""
-    rng = np.random.default_rng(2)
-    x, y = rng.normal(size=(2, 200, 4))
-    found = distribution_test(x, change(y))
-    assert found is not None
-    assert found.p == 0.001  # none of the 999 swaps
-    assert found.distance > 3 * found.swapped
+    for change in (lambda y: y + 0.5, lambda y: 1.5 * y, lambda y: np.sort(y, 1)):
+        rng = np.random.default_rng(2)
+        x, y = rng.normal(size=(2, 200, 4))
+        found = distribution_test(x, change(y))
+        assert found is not None
+        assert found.p == 0.001  # none of the 999 swaps
+        assert found.distance > 3 * found.swapped
 
 
 def test_distributions_of_features_are_compared(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:

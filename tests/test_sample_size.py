@@ -56,11 +56,11 @@ def test_metrics_declare_the_features_of_their_networks() -> None:
     assert metrics.metric("scenes_fid", context).cache_key.startswith("scenes-classifier@")  # of the rows' backends
 
 
-@pytest.mark.parametrize("wrong", [64, {"scenes-classifier": "many"}, {"scenes-classifier": 0}])
-def test_a_wrong_declaration_is_named(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "default", lambda *_: {"columns": ["fid"], "features": wrong})
-    with pytest.raises(UsageError, match="conf/metrics/any.yaml: features needs EXTRACTOR: INTEGER"):
-        shown.features("any")
+def test_a_wrong_declaration_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in (64, {"scenes-classifier": "many"}, {"scenes-classifier": 0}):
+        monkeypatch.setattr(parameters, "default", lambda *_, wrong=wrong: {"columns": ["fid"], "features": wrong})
+        with pytest.raises(UsageError, match="conf/metrics/any.yaml: features needs EXTRACTOR: INTEGER"):
+            shown.features("any")
 
 
 def test_older_rows_keep_values_that_are_not_printed() -> None:

@@ -51,20 +51,17 @@ def printed(rows: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[tuple[str,
     return found
 
 
-@pytest.mark.parametrize(
-    ("cells", "why"),
-    [
+def test_the_seconds_of_a_timing_that_does_not_hold_are_not_printed() -> None:
+    for cells, why in (
         (UNSTEADY, "over 64 pairs with vanilla, 32 of them measured again, the speed-up was not steady"),
         (OLDER | {"drift": "-0.24", "timing_valid": "false"}, "vanilla's seconds drifted by -24%"),
-    ],
-)
-def test_the_seconds_of_a_timing_that_does_not_hold_are_not_printed(cells: dict[str, str], why: str) -> None:
-    found = printed({"vanilla": vanilla(), "sjd": row("a"), "jacobi": row("b", **cells)})
-    assert found["vanilla"] == (("0.500", "1.00", "1.00"), "")
-    assert found["sjd"] == (("0.500", "1.50", "3.00"), "")
-    shown, note = found["jacobi"]
-    assert shown == ("", "", "3.00")
-    assert note.startswith(f"Not printed: {why}")
+    ):
+        found = printed({"vanilla": vanilla(), "sjd": row("a"), "jacobi": row("b", **cells)})
+        assert found["vanilla"] == (("0.500", "1.00", "1.00"), "")
+        assert found["sjd"] == (("0.500", "1.50", "3.00"), "")
+        shown, note = found["jacobi"]
+        assert shown == ("", "", "3.00")
+        assert note.startswith(f"Not printed: {why}")
 
 
 def test_the_error_of_an_older_speed_up_has_the_bias_of_its_criterion() -> None:
@@ -99,17 +96,17 @@ def test_too_few_pairs_give_no_speed_up() -> None:
     )
 
 
-@pytest.mark.parametrize("name", MACHINE)
-def test_a_column_has_seconds_of_one_machine(name: str) -> None:
+def test_a_column_has_seconds_of_one_machine() -> None:
     """That of most lines; of the others, everything but the seconds is printed."""
-    rows = {"vanilla": vanilla(), "jacobi": row("a"), "sjd": row("b"), "sjd_isp": row("c", **{name: "other"})}
-    found = printed(rows)
-    assert [found[key][0] for key in ("jacobi", "sjd")] == [("0.500", "1.50", "3.00")] * 2
-    shown, note = found["sjd_isp"]
-    assert shown == ("", "", "3.00")
-    assert note.startswith("Not printed: timed otherwise than the rest of the column (")
-    assert f"{MACHINE[name]} other instead of " in note
-    assert found["vanilla"][0][1] == "1.00"
+    for name in MACHINE:
+        rows = {"vanilla": vanilla(), "jacobi": row("a"), "sjd": row("b"), "sjd_isp": row("c", **{name: "other"})}
+        found = printed(rows)
+        assert [found[key][0] for key in ("jacobi", "sjd")] == [("0.500", "1.50", "3.00")] * 2
+        shown, note = found["sjd_isp"]
+        assert shown == ("", "", "3.00")
+        assert note.startswith("Not printed: timed otherwise than the rest of the column (")
+        assert f"{MACHINE[name]} other instead of " in note
+        assert found["vanilla"][0][1] == "1.00"
 
 
 def test_new_rows_decide_the_machine() -> None:

@@ -326,19 +326,16 @@ def test_every_estimate_has_its_error_beside_it() -> None:
             assert value is None or name in _NUMBERS
 
 
-@pytest.mark.parametrize(
-    ("value", "stderr", "digits", "shown"),
-    [
+def test_values_with_their_errors() -> None:
+    for value, stderr, digits, shown in (
         (1.8580, 0.0141, 2, "1.858 ± 0.014"),
         (0.65, 0.4, 2, "0.65 ± 0.40"),
         (633.6, 21.0, 1, "633.6 ± 21.0"),
         (1.0, 0.0, 2, "1.00"),
         (1.0, None, 2, "1.00"),
         (3.0, 1e-16, 2, "3.00"),
-    ],
-)
-def test_values_with_their_errors(value: float, stderr: float | None, digits: int, shown: str) -> None:
-    assert summary.with_error(value, stderr, digits) == shown
+    ):
+        assert summary.with_error(value, stderr, digits) == shown
 
 
 P = random_tables(4, 4, seed=1, sharpness=1.5)
@@ -382,9 +379,9 @@ def test_the_perplexity_is_the_entropy_of_the_target() -> None:
         assert row["perplexity"] == pytest.approx(math.exp(-row["log_prob_mean"]))
 
 
-@pytest.mark.parametrize(
-    ("name", "build"),
-    {
+def test_a_drafter_knows_its_passes() -> None:
+    """As many as its networks are called for; what they do once, before the first step, is no part of a step."""
+    for name, build in {
         "none": lambda networks: NoDraft(),
         "draft model": lambda networks: DraftModel(networks["draft"], 3),
         "eagle chain": lambda networks: Eagle(networks["eagle"], chain_paths(3)),
@@ -392,23 +389,22 @@ def test_the_perplexity_is_the_entropy_of_the_target() -> None:
         "eagle2": lambda networks: Eagle2(networks["eagle"], 6, 3, 2),
         "medusa": lambda networks: Medusa(networks["medusa"], parse("[[0],[1],[0,0]]")),
         "window": lambda networks: Window(3),
-    }.items(),
-)
-def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
-    """As many as its networks are called for; what they do once, before the first step, is no part of a step."""
-    target = tiny.llamagen(3)
-    networks = {"draft": tiny.llamagen(3, seed=1), "eagle": tiny.eagle(target), "medusa": tiny.medusa(target)}
-    calls = {"all": 0}
+    }.items():
+        target = tiny.llamagen(3)
+        networks = {"draft": tiny.llamagen(3, seed=1), "eagle": tiny.eagle(target), "medusa": tiny.medusa(target)}
+        calls = {"all": 0}
 
-    def count(module: Any, inputs: Any) -> None:
-        calls["all"] += 1
+        def count(module: Any, inputs: Any) -> None:
+            calls["all"] += 1
 
-    for network in (networks["draft"].layers[0], networks["eagle"].layers[0], networks["medusa"]):
-        network.register_forward_pre_hook(count)
-    drafter = build(networks)
-    out = decode(DecoderConfig(target, drafter, rules.exact(), Sampling()), tiny.prompts(1), RandomStreams([(0, 0)]))
-    prefill = 1 if name.startswith(("draft", "eagle")) else 0
-    assert calls["all"] == prefill + drafter.shape.passes * int(out.steps)
+        for network in (networks["draft"].layers[0], networks["eagle"].layers[0], networks["medusa"]):
+            network.register_forward_pre_hook(count)
+        drafter = build(networks)
+        out = decode(
+            DecoderConfig(target, drafter, rules.exact(), Sampling()), tiny.prompts(1), RandomStreams([(0, 0)])
+        )
+        prefill = 1 if name.startswith(("draft", "eagle")) else 0
+        assert calls["all"] == prefill + drafter.shape.passes * int(out.steps)
 
 
 def vector_trace() -> ContinuousTrace:
