@@ -56,7 +56,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from specbench.cli.exits import fail
+from specbench.cli.commands import fail
 from specbench.errors import UsageError
 from specbench.tables import catalog, matched, measure
 

@@ -5,7 +5,7 @@ and a mark its name:
     table_of_pairs('relaxed_equal', 'UniformRSD', 'Cool-SD, exponential', 'band')
     table_of_curves('relaxed', 'emitted_kl', 'EAGLE-1, chain of 5', 2.0, 2.2)
 
-The last three take none: `table_of_audit()`, `table_of_variants()` and `table_of_settings()`.
+Four take none: `table_of_audit()`, `table_of_variants()`, `table_of_settings()` and `table_of_rehearsals()`.
 """
 
 from __future__ import annotations
@@ -164,6 +164,16 @@ def table_of_variants() -> str:
     return markdown(body)
 
 
+def table_of_rehearsals() -> str:
+    """The latest rehearsals at official size."""
+    rows = {(row["model"], row["stage"]): row for row in _read("rehearsal") if row["scale"] == "full"}
+    body = [["model", "command", "seconds", "memory, GB", "its budget, GB", "with mapped files, GB"]]
+    values = ("seconds", "anonymous_gb", "budget_gb", "resident_gb")
+    for row in rows.values():
+        body.append([f"`{row['model']}`", f"`{row['command']}`", *(row[name] for name in values)])
+    return markdown(body)
+
+
 def _read(name: str) -> list[Row]:
     with (ROOT / f"results/{name}.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -226,4 +236,4 @@ def _others(given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_text(x)}" for name, x in known.items() if _text(x) != _text(own[name]))
 
 
-WHOLE = {draw.__name__: draw for draw in (table_of_audit, table_of_variants, table_of_settings)}
+WHOLE = {draw.__name__: draw for draw in (table_of_audit, table_of_variants, table_of_settings, table_of_rehearsals)}

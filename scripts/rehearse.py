@@ -3,7 +3,6 @@ served on the loopback, and the README's commands for real models run on them, t
 
     python scripts/rehearse.py llamagen_xl                      # needs 40 GB of disk, 20 GB of memory, a CPU
     python scripts/rehearse.py llamagen_xl --scale small        # the same with reduced networks, in a minute
-    python scripts/rehearse.py --table                          # the table of docs/models.md
 
 Each command is a process of its own, whose time and memory are held against the budgets below. Exit code 1 where a
 command fails or leaves its budget. Budgets are of anonymous memory, which a machine must have; mapped pages of files
@@ -42,7 +41,6 @@ from specbench.storage import sources
 from specbench.storage.files import format_size
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "results/rehearsal.csv"
 GB = 1e9
 #: Loading may hold this much besides the networks, once: libraries, the file that is read, buffers.
 LOADING = 1.5 * GB
@@ -257,30 +255,11 @@ def machine() -> dict[str, Any]:
     return {"commit": where["commit"], "processor": where["device_name"], "cores": cores, "torch": where["torch"]}
 
 
-# --- the table of docs/models.md --------------------------------------------------------------------------------------
-
-
-def table(path: Path = RESULTS) -> list[str]:
-    """The latest rehearsals at official size, as lines of Markdown: a table, and where its numbers come from."""
-    head = "| model | command | seconds | memory, GB | its budget, GB | with mapped files, GB |"
-    lines = [head, "|---" * head[1:].count("|") + "|"]
-    rows = [row for row in ROWS.read(path) if row["scale"] == "full"]
-    latest = list({(row["model"], row["stage"]): row for row in rows}.values())
-    for row in latest:
-        named = [f"`{row[name]}`" for name in ("model", "command")]
-        values = [row[name] for name in ("seconds", "anonymous_gb", "budget_gb", "resident_gb")]
-        lines.append(f"| {' | '.join([*named, *values])} |")
-    commits = ", ".join(dict.fromkeys(row["commit"][:7] for row in latest))
-    days = ", ".join(dict.fromkeys(row["time"][:10] for row in latest))
-    where = ", ".join(dict.fromkeys(f"{row['cores']} cores of an {row['processor']}" for row in latest))
-    return [*lines, "", f"`{path.parent.name}/{path.name}`: {where}; {days}; commits {commits}."]
-
-
 def _parser() -> argparse.ArgumentParser:
     from rehearsal.files import FAMILIES
 
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("model", nargs="?", choices=list(FAMILIES))
+    p.add_argument("model", choices=list(FAMILIES))
     p.add_argument("--scale", choices=["full", "small"], default="full")
     p.add_argument("--photographs", type=int, default=0, help="of COCO; default: 5000, or 4 at the small scale")
     p.add_argument("--memory", type=float, default=1e3, help="GB at which a command is stopped, below its budget, too")
@@ -288,18 +267,12 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--keep", action="store_true", help="keep that folder")
     p.add_argument("--stages", metavar="NAME,NAME", help="only these, in a kept folder; not those that fetch")
     p.add_argument("--out", type=Path, help="a .csv file for the rows, such as results/rehearsal.csv")
-    p.add_argument("--table", action="store_true", help="print the table of docs/models.md, and stop")
     return p
 
 
 def main(arguments: Sequence[str] | None = None, runner: Callable[[Path, str], Runner] = processes_of) -> int:
     """runner: of the work folder and the hub's address; a test gives its own."""
     args = _parser().parse_args(arguments)
-    if args.table:
-        print("\n".join(table()))
-        return 0
-    if args.model is None:
-        _parser().error("name a model")
     small = args.scale == "small"
     work = (args.work or Path(tempfile.mkdtemp(prefix="rehearsal-"))).resolve()
     todo = [replace(s, memory=min(s.memory, args.memory)) for s in stages(args.model, small)]

@@ -3,12 +3,9 @@ most of them."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
-import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Collection, Iterable, Sequence
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 #: Names of other tools, after `_squashed` -> the names of this one.
@@ -87,44 +84,6 @@ def check_choice(name: str, value: object, choices: Sequence[str], owner: str = 
         raise UsageError(f"{name}={value} is unknown{owner and f' to {owner}'} (choose from: {', '.join(choices)})")
 
 
-class Parser(argparse.ArgumentParser):
-    """The options of a sub-command, -h among them. It reports a wrong argument in one sentence, as a UsageError.
-
-    names: of the arguments that are name=value; asked for only where an option is unknown."""
-
-    def __init__(self, command: str, names: Callable[[], Iterable[str]]) -> None:
-        super().__init__(prog=f"specbench {command}", add_help=False, allow_abbrev=False)
-        self.add_argument("-h", "--help", action="store_true")
-        self._names = names
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The options and words of a command line. UsageError for an unknown option, with the right form where it is an
-        argument in the spelling of other tools: `--limit 16`, which is n=16."""
-        found, rest = self.parse_known_intermixed_args(list(arguments))
-        odd = [i for i, argument in enumerate(arguments) if argument in rest and argument.startswith("-")]
-        right = [self._right(arguments[i], *arguments[i + 1 : i + 2]) for i in odd]
-        if odd and all(right):
-            self.error(f"write {' '.join(filter(None, right))} instead of {' '.join(arguments[i] for i in odd)}")
-        if rest:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return found
-
-    def _right(self, option: str, following: str = "-") -> str | None:
-        """An unknown option, such as --method=sjd, or --method before the argument that is its value, in the right
-        form; None where it has no likely one."""
-        name, equals, value = option.partition("=")
-        actions, names = self._option_string_actions, list(self._names())
-        is_value = not re.match(r"-\D|-$", following) and following.partition("=")[0] not in names
-        value = value if equals else following if is_value else ""
-        meant = nearest(name, [*names, *actions])
-        if meant is None or meant not in actions:
-            return meant and f"{meant}={shlex.quote(value) if value else '...'}"
-        return meant if actions[meant].nargs == 0 else f"{meant} {shlex.quote(value) if value else '...'}"
-
-
 def values(arguments: Iterable[str], known: Collection[str], kind: str = "argument") -> dict[str, str]:
     """The arguments `name=value` of a command line. UsageError for a name that is unknown, given twice or without its
     value; kind: the noun for an unknown one."""
@@ -139,12 +98,6 @@ def values(arguments: Iterable[str], known: Collection[str], kind: str = "argume
             raise UsageError(f"'{argument}' lacks its value: {name}=...")
         given[name] = value
     return given
-
-
-def split_own(arguments: Sequence[str], known: Collection[str], prefix: str) -> tuple[dict[str, str], list[str]]:
-    """A command's own arguments by name, those of `known` and all that start with `prefix`; and the rest."""
-    own = [a for a in arguments if a.partition("=")[0] in known or a.startswith(prefix)]
-    return values(own, known, "parameter"), [a for a in arguments if a not in own]
 
 
 def decimal(text: str) -> float:

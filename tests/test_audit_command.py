@@ -249,10 +249,10 @@ def test_help(call: Call) -> None:
     ("words", "sentence"),
     [
         (["audit.sample=5"], "unknown parameter 'audit.sample' (choose from: audit.margin, audit.model,"),
-        (["audit.samples=999"], "audit.samples must be an integer from 1000 to 10000000 (got 999)"),
-        (["audit.samples=many"], "audit.samples must be an integer from 1000 to 10000000 (got many)"),
+        (["audit.samples=999"], "audit.samples must be an integer of at least 1000 and at most"),
+        (["audit.samples=many"], "audit.samples must be an integer of at least 1000 and at most"),
         (["audit.samples=1000", "audit.samples=2000"], "'audit.samples' is given 2 times"),
-        (["audit.workers=0"], "audit.workers must be an integer from 1 to 256 (got 0)"),
+        (["audit.workers=0"], "audit.workers must be an integer of at least 1 and at most 256 (got 0)"),
         (["audit.seed=-1"], "audit.seed must be an integer of at least 0"),
         (
             ["audit.model=v9"],

@@ -23,7 +23,7 @@ from specbench.bench import floor, measure
 from specbench.bench.floor import ATTEMPTS, Bases
 from specbench.bench.measure import ForcedLength
 from specbench.bench.rows import COLUMNS, ROWS, describe
-from specbench.cli import bench as cli
+from specbench.cli.measurements import bench
 from specbench.config import configuration
 from specbench.decoding.batch import finished
 from specbench.decoding.drafters.dynamic import Eagle2
@@ -388,7 +388,7 @@ def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
     [
         (("n=4",), "'n' belongs to specbench run"),
         (("bench.step=4",), "unknown parameter 'bench.step'"),
-        (("bench.nodes=0",), "bench.nodes must be an integer from 1 to"),
+        (("bench.nodes=0",), "bench.nodes must be a list of rising integers of at least 1"),
         (("bench.steps=",), "'bench.steps=' lacks its value"),
         (("out=a.csv", "out=b.csv"), "'out' is given twice"),
         (("forced_accept=much",), "forced_accept must be a number of at least 1"),
@@ -422,7 +422,7 @@ def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> 
     assert len(lines) >= 10
     for name, *words in lines:
         assert name == "bench"
-        line = cli.main.read(words)
+        line = bench.read(words)
         assert line is not None
         cfg = configuration.grid(line.others, multirun=False)[0].cfg
         assert (cfg["weights"], cfg["device"]) == ("random", "cuda")

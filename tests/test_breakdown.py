@@ -19,7 +19,6 @@ from specbench import data
 from specbench.compare import passes
 from specbench.compare.breakdown import COLUMNS, breakdown, interval, of_pass
 from specbench.compare.comparison import compare
-from specbench.data import parti
 from specbench.errors import UsageError
 from specbench.rows import summary
 from specbench.rows.columns import COLUMNS as ROW
@@ -163,7 +162,7 @@ def test_the_report_shows_them(folders: Folders, tmp_path: Path) -> None:
 
 
 def test_categories_of_data(folders: Folders, tmp_path: Path) -> None:
-    (tmp_path / parti.FILE).write_text("Prompt\tCategory\tChallenge\none\tAnimals\tx\ntwo\t\ty\n")
+    (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\tChallenge\none\tAnimals\tx\ntwo\t\ty\n")
     items = data.load({"data": "parti", "data_dir": str(tmp_path), "n": None, "seed": 0})
     assert {item.prompt: item.kind for item in items} == {"one": "Animals", "two": None}
     [tagged] = data.load({"data": "scenes_geneval", "n": 1, "seed": 0})

@@ -25,7 +25,7 @@ from specbench.errors import UsageError
 from specbench.harness.planned import PlannedRun
 from specbench.metrics.outputs import image_key
 from specbench.rows.csv_files import append_row
-from specbench.tables import collect, differences, matched, measure
+from specbench.tables import collect, matched, measure
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import TableFigure
 
@@ -379,11 +379,11 @@ def test_the_tests_of_a_panel_are_adjusted_for_those_that_are_still_to_come(done
 
 def test_the_figure_has_the_curves_and_every_difference_with_its_band(done: measure.TablePlan, tmp_path: Path) -> None:
     some = replace(done, pairs=tuple(row for row in done.pairs if row["panel"] in (PANELS[0].label, PANELS[-1].label)))
-    files = differences.draw(some, tmp_path, "relaxed_equal")
+    files = matched.draw(some, tmp_path, "relaxed_equal")
     assert [path.name for path in files] == ["relaxed_equal.svg", "relaxed_equal.png"]
     text = files[0].read_text(encoding="utf-8")
     assert text.count("simultaneous") == sum(len(panel.curves) - 1 for panel in (PANELS[0], PANELS[-1]))
-    assert differences.draw(replace(done, pairs=()), tmp_path, "none") == []
+    assert matched.draw(replace(done, pairs=()), tmp_path, "none") == []
 
 
 def test_the_tests_of_a_panel_survive_a_stop(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from specbench.bench import rows
 from specbench.bench.distributions import TokenDistributions
-from specbench.cli import probe as cli
+from specbench.cli.measurements import probe
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
@@ -74,7 +74,7 @@ def test_a_hidden_position_is_as_if_it_were_absent() -> None:
 
 def test_a_row_of_the_embedded_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "probe.csv"
-    assert cli.main(["n=2", "probe.offsets=3", "device=cpu", f"out={out}"]) == 0
+    assert probe(["n=2", "probe.offsets=3", "device=cpu", f"out={out}"]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     [row] = rows.PROBES.read(out)
     top, tv = json.loads(row["top_probabilities"]), json.loads(row["tv_by_distance"])
@@ -97,4 +97,4 @@ def test_a_row_of_the_embedded_target(tmp_path: Path, capsys: pytest.CaptureFixt
 ])  # fmt: skip
 def test_mistakes_cost_one_sentence(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        cli.main(words)
+        probe(words)

@@ -143,11 +143,6 @@ def test_stages_are_repeated_in_a_kept_folder_only(tmp_path: Path, capsys: pytes
         assert "--stages takes load, run, evaluate, tables" in capsys.readouterr().err
 
 
-def test_the_table_of_rehearsals_has_the_numbers_of_its_rows() -> None:
-    """Written by scripts/rehearse.py --table."""
-    assert "\n".join(rehearse.table()) in (rehearse.ROOT / "docs/models.md").read_text(encoding="utf-8")
-
-
 def test_networks_that_are_held_twice_leave_the_budget_of_loading(tmp_path: Path) -> None:
     (tmp_path / "load.log").write_text("asking\nloaded 4000000000 bytes of llamagen_xl\n")
     stage = rehearse.Stage("load", ("load",), 20, 10)

@@ -12,7 +12,7 @@ import torch
 
 from specbench.bench import rounds
 from specbench.bench.rounds import Curves, Replayed, Rounds, replayed
-from specbench.cli import probe as cli
+from specbench.cli.measurements import probe
 from specbench.config import configuration, parameters
 from specbench.decoding.rules import Band, exact, uniform
 from specbench.decoding.rules.band import build_band, log_ratios
@@ -153,7 +153,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     monkeypatch.setattr(rounds, "_GRID", rounds._GRID[::10])
     out = tmp_path / "rounds.csv"
     arguments = ["n=1", "drafter=eagle", "window=2", "probe.strengths=0.3", f"out={out}"]
-    assert cli.main(arguments) == 0
+    assert probe(arguments) == 0
     text = capsys.readouterr().out
     assert "eagle, chains of 2, 1 images" in text
     rows = rounds_of(out)
@@ -171,7 +171,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
         (["drafter=eagle", "probe.strengths=a"], r"probe.strengths must be a number .*\(got 'a'\)"),
     ):
         with pytest.raises(UsageError, match=sentence):
-            cli.main(["n=1", *wrong])
+            probe(["n=1", *wrong])
 
 
 def rounds_of(path: Path) -> list[dict[str, str]]:

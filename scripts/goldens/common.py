@@ -20,8 +20,9 @@ from specbench.models.loading.naming import ParameterSlice
 
 M = TypeVar("M", bound=nn.Module)
 Config = dict[str, Any]
-#: (name of the output, ours, the golden's)
-Compared = Iterator[tuple[str, Tensor, Tensor]]
+#: (name of the output, ours), and what it is compared with where that is not the golden's output of this name.
+Pair = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
+Compared = Iterator[Pair]
 
 
 class Tensors(dict[str, Tensor]):

@@ -82,11 +82,11 @@ def prefix_and_chain(t: Tensors, c: Config) -> Compared:
     hidden = out[:, -1:]
     for i in range(drawn.shape[1]):
         logits = guided(hidden @ head.T, c["cfg_scale"])[:, 0]
-        yield f"chain_logits_{i}", logits, t[f"out/chain_logits_{i}"]
+        yield f"chain_logits_{i}", logits
         yield f"chain_tokens of step {i}", logits.argmax(-1), drawn[:, i]
         if i + 1 < drawn.shape[1]:
             hidden = chain.feed(drawn[:, i : i + 1].repeat(2, 1), hidden, known + i)
-            yield f"chain_hidden_{i + 1}", hidden, t[f"out/chain_hidden_{i + 1}"]
+            yield f"chain_hidden_{i + 1}", hidden
 
 
 class Recorded(LanguageSession):
@@ -136,7 +136,7 @@ def trees(t: Tensors, c: Config) -> Compared:
             state.pending[:, : fed.shape[1]] = fed
             state.fresh[:] = fed.shape[1] - 1
         draft = grown.propose(state, *tokens(given), step)
-        yield f"{name}_draft_tokens", draft.tokens, t[f"out/{name}_draft_tokens"]
+        yield f"{name}_draft_tokens", draft.tokens
         mask = draft.tree.ancestors.int()
         yield f"{name}_tree_mask", mask, t[f"out/{name}_tree_mask"][:, 0].int()
         depth = draft.tree.depth

@@ -155,8 +155,8 @@ def outputs(model: Unified, streams: list[Tensor], t: Tensors) -> Compared:
         rows = [whole, whole[len(streams[0]) - len(streams[1]) :]]
         logits.append(torch.stack([uncached_logits(model, x[None])[0][0, -1] for x in rows]))
         places.append([len(x) - 1 for x in rows])
-    yield "raw_last_logits", torch.stack(logits), t["out/raw_last_logits"]
-    yield "last_position_ids", torch.tensor(places), t["out/last_position_ids"]
+    yield "raw_last_logits", torch.stack(logits)
+    yield "last_position_ids", torch.tensor(places)
 
 
 def simplear_sjd(t: Tensors, c: Config) -> Compared:

@@ -57,26 +57,26 @@ def janus_lm(t: Tensors, c: Config) -> Compared:
     """DeepSeek's layout: rows are pairs, and the whole prompt is compared."""
     model, _ = target(t, c, c["grid"])
     given, tokens = prompts(t, c), t["in/step_tokens"]
-    yield "prompt_rows", interleaved(torch.cat([given.ids, given.no_ids])), t["out/prompt_rows"]
+    yield "prompt_rows", interleaved(torch.cat([given.ids, given.no_ids]))
     prefix = model.condition(given, True)
     both = torch.cat([tokens, tokens])
     found = every_layer(model, prefix, both)
     for i, one in enumerate(found):
-        yield f"hidden_{i}", interleaved(one), t[f"out/hidden_{i}"]
+        yield f"hidden_{i}", interleaved(one)
     embedded, hidden, before = found[0], found[-1], given.ids.shape[1]
-    yield "prefill_hidden", interleaved(hidden[:, :before]), t["out/prefill_hidden"]
-    yield "image_embeds_0", interleaved(embedded[:, before]), t["out/image_embeds_0"]
-    yield "uncached_logits", interleaved(model.head(hidden[:, before - 1 :])), t["out/uncached_logits"]
+    yield "prefill_hidden", interleaved(hidden[:, :before])
+    yield "image_embeds_0", interleaved(embedded[:, before])
+    yield "uncached_logits", interleaved(model.head(hidden[:, before - 1 :]))
     run = steps(model.open(given, len(given), True, 1), len(given), tokens)
     logits, cached = (torch.cat(list(x), 1) for x in zip(*run, strict=True))
-    yield "cached_logits", interleaved(logits), t["out/cached_logits"]
-    yield "cached_hidden", interleaved(cached), t["out/cached_hidden"]
+    yield "cached_logits", interleaved(logits)
+    yield "cached_hidden", interleaved(cached)
     mixed = guided(logits, c["cfg_weight"])
-    yield "cfg_logits", mixed, t["out/cfg_logits"]
-    yield "cfg_probs_0", (mixed[:, 0] / c["temperature"]).softmax(-1), t["out/cfg_probs_0"]
+    yield "cfg_logits", mixed
+    yield "cfg_probs_0", (mixed[:, 0] / c["temperature"]).softmax(-1)
     image, _, _, mixed = greedy(model, given, c["cfg_weight"])
-    yield "greedy_tokens", image, t["out/greedy_tokens"]
-    yield "greedy_margin", margin(mixed), t["out/greedy_margin"]
+    yield "greedy_tokens", image
+    yield "greedy_margin", margin(mixed)
 
 
 def janus_hf(t: Tensors, c: Config) -> Compared:
@@ -84,30 +84,30 @@ def janus_hf(t: Tensors, c: Config) -> Compared:
     model, source = target(t, c, c["grid"])
     given = prompts(t, c)
     keep = given.valid
-    yield "uncond_ids", torch.where(keep, given.no_ids, t["out/uncond_ids"]), t["out/uncond_ids"]
+    yield "uncond_ids", torch.where(keep, given.no_ids, t["out/uncond_ids"])
     prefix = model.condition(given, True)
     both = torch.cat([keep, keep])
     yield "prefill_embeds", prefix.inputs[both], t["out/prefill_embeds"][both]
     hidden = model.uncached(prefix, torch.zeros(len(both), 0, dtype=torch.int64))
     yield "prefill_hidden", hidden[both], t["out/prefill_hidden"][both]
     image, logits, cached, mixed = greedy(model, given, c["guidance_scale"])
-    yield "greedy_tokens", image, t["out/greedy_tokens"]
-    yield "cached_logits", logits, t["out/cached_logits"]
-    yield "cached_hidden", cached, t["out/cached_hidden"]
-    yield "cfg_logits", mixed, t["out/cfg_logits"]
-    yield "greedy_margin", margin(mixed), t["out/greedy_margin"]
+    yield "greedy_tokens", image
+    yield "cached_logits", logits
+    yield "cached_hidden", cached
+    yield "cfg_logits", mixed
+    yield "greedy_margin", margin(mixed)
     tokenizer = image_tokenizers.load_janus(source, vq.VQConfig(), torch.device("cpu"))
     pixels = tokenizer.decode(image, (c["grid"],) * 2).movedim(1, -1)
-    yield "decoded", pixels, t["out/decoded"]
+    yield "decoded", pixels
     # transformers looks for the nearest code without scaling to unit length, unlike DeepSeek's code and this project
     seen = tokenizer.pre_quant(t["in/image"]).movedim(1, -1).flatten(0, 2)
     nearest = torch.cdist(seen, tokenizer.quantize.embedding.weight).argmin(-1)
-    yield "encoder_indices_unnormalised", nearest, t["out/encoder_indices_unnormalised"]
+    yield "encoder_indices_unnormalised", nearest
 
 
 def janus_vq(t: Tensors, c: Config) -> Compared:
     yield from llamagen_vq(t, c, "gen_vision_model.")
-    yield "to_uint8", torch.from_numpy(vq.truncated(t["out/decoded"])), t["out/to_uint8"]
+    yield "to_uint8", torch.from_numpy(vq.truncated(t["out/decoded"]))
 
 
 CHECKS = {"janus_lm": janus_lm, "janus_hf": janus_hf, "janus_vq": janus_vq}

@@ -101,14 +101,14 @@ def language_model(t: Tensors, c: Config) -> Compared:
     for i in range(count + 1):
         name = f"step_logits_{i}" if i else "prefill_logits_last"
         if f"out/{name}" in t:
-            yield name, cached[:, i], t[f"out/{name}"]
+            yield name, cached[:, i]
         if f"out/cfg_logits_{i}" in t:
-            yield f"cfg_logits_{i}", mixed(cached)[:, i], t[f"out/cfg_logits_{i}"]
+            yield f"cfg_logits_{i}", mixed(cached)[:, i]
     if "out/prefill_hidden_last" in t:
-        yield "prefill_hidden_last", run[0][1][:, 0], t["out/prefill_hidden_last"]
+        yield "prefill_hidden_last", run[0][1][:, 0]
     if "out/cached_logits" in t:
-        yield "cached_logits", cached, t["out/cached_logits"]
-        yield "cfg_logits", mixed(cached), t["out/cfg_logits"]
+        yield "cached_logits", cached
+        yield "cfg_logits", mixed(cached)
     if "out/cfg_logits_of_log_softmax" in t:
         known = t["out/cfg_logits_of_log_softmax"]
         yield (
@@ -135,7 +135,7 @@ def lumina_image_grammar(t: Tensors, c: Config) -> Compared:
     for name, width, height in sizes(t):
         image = chameleon.lumina_image(torch.arange(first, final + 1), width, height)
         ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2])
-        yield f"{name}/position_class", ours, t[f"out/{name}/position_class"]
+        yield f"{name}/position_class", ours
         own = torch.tensor([c["new_line"], c["image_end"]])
         yield f"{name}/ids", image.ids[image.grammar.codes :][: len(own)], own
         for key in (k for k in t if k.startswith(f"out/{name}/window_")):
@@ -180,7 +180,7 @@ def lumina2_lm(t: Tensors, c: Config) -> Compared:
     yield "uncached_logits", uncached_logits(model, sequence)[0][:, -wanted.shape[1] :], wanted
     every = torch.ones_like(whole, dtype=torch.bool)
     for i, one in enumerate(every_layer(model, Prefix(model.tok_embeddings(whole), every, whole), tokens)):
-        yield f"hidden_{i}", one, t[f"out/hidden_{i}"]
+        yield f"hidden_{i}", one
 
     def streams(given: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and hidden states (2B, 1 + n, *) of both streams through the cache."""
@@ -192,20 +192,20 @@ def lumina2_lm(t: Tensors, c: Config) -> Compared:
 
     logits, hidden = streams(tokens)
     for name, x, y in zip(("cond", "uncond"), logits.chunk(2), hidden.chunk(2), strict=True):
-        yield f"{name}_logits", x, t[f"out/{name}_logits"]
-        yield f"{name}_hidden", y, t[f"out/{name}_hidden"]
-    yield "cfg_logits", guided(logits, c["cfg_scale"]), t["out/cfg_logits"]
+        yield f"{name}_logits", x
+        yield f"{name}_hidden", y
+    yield "cfg_logits", guided(logits, c["cfg_scale"])
     codes = torch.arange(ids["img0"], ids["img1"] + 1)
     image, drawn = image_tokens(codes, *c["latent_grid"], ids["newline"], [ids["end"]]), t["out/greedy_tokens"]
     cond, uncond = streams(drawn[:, :-1])[0].chunk(2)
-    yield "greedy_cond_logits", cond, t["out/greedy_cond_logits"]
+    yield "greedy_cond_logits", cond
     scales, scale = [], float(c["cfg_scale"])
     for n in range(2, 2 + drawn.shape[1]):  # ids after the image start
         scale = 1.0 if scale == 1 else max(4.0, scale * (1 - n / (4 * c["grid_units"][0] * c["grid_units"][1])))
         scales.append(scale)
-    yield "greedy_guidance_scale", torch.tensor(scales), t["out/greedy_guidance_scale"]
+    yield "greedy_guidance_scale", torch.tensor(scales)
     mixed = uncond + torch.tensor(scales)[None, :, None] * (cond - uncond)
-    yield "greedy_mixed_logits", mixed, t["out/greedy_mixed_logits"]
+    yield "greedy_mixed_logits", mixed
     allowed = torch.zeros_like(mixed, dtype=torch.bool)
     for i, forced in enumerate(image.grammar.forced.tolist()):
         allowed[:, i, image.ids[forced] if forced >= 0 else codes] = True
@@ -213,7 +213,7 @@ def lumina2_lm(t: Tensors, c: Config) -> Compared:
     yield "greedy_allowed", found & allowed, t["out/greedy_allowed"].bool()
     best = mixed.masked_fill(~found | ~allowed, -torch.inf).topk(2, -1)
     yield "greedy_tokens", best.indices[..., 0], drawn
-    yield "greedy_margin", (best.values[..., 0] - best.values[..., 1]).clamp_max(99), t["out/greedy_margin"]
+    yield "greedy_margin", (best.values[..., 0] - best.values[..., 1]).clamp_max(99)
 
 
 def lumina2_image_grammar(t: Tensors, c: Config) -> Compared:
@@ -222,7 +222,7 @@ def lumina2_image_grammar(t: Tensors, c: Config) -> Compared:
     for name, width, height in sizes(t):
         image = lumina2.image(lumina2.CODES, width, height)
         ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2])
-        yield f"{name}/position_class", ours, t[f"out/{name}/position_class"]
+        yield f"{name}/position_class", ours
         own = torch.tensor([first, last, c["new_line"], c["image_end"]])
         yield f"{name}/ids", torch.cat([image.ids[[0, lumina2.CODES - 1]], image.ids[lumina2.CODES :][:2]]), own
     for name, count in c["generated_after_start"].items():
@@ -240,9 +240,9 @@ def simplear_lm(t: Tensors, c: Config) -> Compared:
     every = torch.ones_like(sequence[:, :1], dtype=torch.bool)
     prefix = Prefix(model.tok_embeddings(sequence[:, :1]), every, sequence[:, :1])
     states = every_layer(model, prefix, sequence[:, 1:])
-    yield "uncached_logits", model.head(states[-1]), t["out/uncached_logits"]
+    yield "uncached_logits", model.head(states[-1])
     for i, one in enumerate(states):
-        yield f"hidden_{i}", one, t[f"out/hidden_{i}"]
+        yield f"hidden_{i}", one
     rows = len(tokens)
     both_rows = [*t["in/prompt"].tolist(), *t["in/negative"].expand(rows, -1).tolist()]
     ids, valid = left_pad_ids(both_rows, max(map(len, both_rows)), 0)
@@ -259,21 +259,21 @@ def simplear_lm(t: Tensors, c: Config) -> Compared:
 
     logits, hidden = streams(tokens)
     for i, name in enumerate(("cond", "uncond")):
-        yield f"{name}_logits", logits[i : i + 1], t[f"out/{name}_logits"]
-        yield f"{name}_hidden", hidden[i : i + 1], t[f"out/{name}_hidden"]
-    yield "cfg_logits", mixed(logits), t["out/cfg_logits"]
-    yield "cfg_logits_of_log_softmax", mixed(logits.log_softmax(-1)), t["out/cfg_logits_of_log_softmax"]
+        yield f"{name}_logits", logits[i : i + 1]
+        yield f"{name}_hidden", hidden[i : i + 1]
+    yield "cfg_logits", mixed(logits)
+    yield "cfg_logits_of_log_softmax", mixed(logits.log_softmax(-1))
     ours, theirs = (x.log_softmax(-1) for x in (mixed(logits), t["out/cfg_logits_of_log_softmax"]))
     yield "distribution", ours, theirs
     drawn = t["out/greedy_tokens"]
     logits = streams(drawn[:, :-1])[0]
-    yield "greedy_cond_logits", logits.chunk(2)[0], t["out/greedy_cond_logits"]
-    yield "greedy_mixed", mixed(logits.log_softmax(-1)), t["out/greedy_mixed"]
+    yield "greedy_cond_logits", logits.chunk(2)[0]
+    yield "greedy_mixed", mixed(logits.log_softmax(-1))
     best = mixed(logits).topk(2, -1)
     yield "greedy_tokens", best.indices[..., 0], drawn
-    yield "greedy_margin", best.values[..., 0] - best.values[..., 1], t["out/greedy_margin"]
+    yield "greedy_margin", best.values[..., 0] - best.values[..., 1]
     found = simplear.image(c["tokenizer_length"], codes, c["grid"]).ids.argsort()[best.indices[..., 0]]
-    yield "greedy_codes", simplear.known(found, codes).view_as(t["out/greedy_codes"]), t["out/greedy_codes"]
+    yield "greedy_codes", simplear.known(found, codes).view_as(t["out/greedy_codes"])
 
 
 CHECKS = {

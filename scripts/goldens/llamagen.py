@@ -48,35 +48,35 @@ def llamagen_t2i(t: Tensors, c: Config) -> Compared:
     """Prefill and decode steps through the cache, guidance, and the filters."""
     model = load(lambda: LlamaGen(config(c)), weights(t), naming.llamagen(c["n_layer"], text=True))
     features, valid = text_official.left_pad(t["in/t5_features"], t["in/t5_mask"])
-    yield "left_features", features, t["out/left_features"]
-    yield "left_mask", valid.long(), t["out/left_mask"]
+    yield "left_features", features
+    yield "left_mask", valid.long()
     given, tokens = Conditioning(features, valid), t["in/step_tokens"]
     rows, before = len(tokens), c["cls_token_num"]
     prefix = model.condition(given, True)
     none = model.cls_embedding.uncond_embedding.expand_as(features)
-    yield "cond_combined", torch.cat([features, none]), t["out/cond_combined"]
+    yield "cond_combined", torch.cat([features, none])
     states: list[Tensor] = []
     handles = [layer.register_forward_hook(lambda _m, _i, out: states.append(out)) for layer in model.layers]
     hidden = model.uncached(prefix, torch.cat([tokens, tokens]))
     for handle in handles:
         handle.remove()
     for i, state in enumerate(states):
-        yield f"prefill_hidden_layer{i}", state.view_as(hidden)[:, :before], t[f"out/prefill_hidden_layer{i}"]
-    yield "prefill_logits", model.head(hidden[:, :before]), t["out/prefill_logits"]
-    yield "uncached_logits", model.head(hidden[:, before - 1 :]), t["out/uncached_logits"]
+        yield f"prefill_hidden_layer{i}", state.view_as(hidden)[:, :before]
+    yield "prefill_logits", model.head(hidden[:, :before])
+    yield "uncached_logits", model.head(hidden[:, before - 1 :])
     session = model.open(given, rows, True, 1)
     sampling = Sampling(c["temperature"], c["top_k"], c.get("top_p", 1.0), c["cfg_scale"])
-    yield "freqs_cis", model.rope()[: len(t["out/freqs_cis"])], t["out/freqs_cis"]
+    yield "freqs_cis", model.rope()[: len(t["out/freqs_cis"])]
     yield "prefill_hidden_final_norm", session.prefix_hidden, t["out/prefill_hidden_final_norm"][:, :-1]
     for i, (logits, _) in enumerate(steps(session, rows, t["in/step_tokens"])):
         yield f"cfg_logits_{i}", guided(logits, c["cfg_scale"])[:, 0], t[f"out/cfg_logits_{i}"].reshape(rows, -1)
         if i == 0:
             yield "probs_0", sampling.probs(guided(logits, c["cfg_scale"]))[:, 0], t["out/probs_0"].reshape(rows, -1)
         else:
-            yield f"step_logits_{i}", logits[:, 0], t[f"out/step_logits_{i}"]
+            yield f"step_logits_{i}", logits[:, 0]
     known = session.cache.k[0][:, :, : before + tokens.shape[1]]
     yield "kcache_layer0", known, t["out/kcache_layer0"][:, : known.shape[1], : known.shape[2]]
-    yield "greedy_tokens", greedy(model, given, c), t["out/greedy_tokens"]
+    yield "greedy_tokens", greedy(model, given, c)
 
 
 def llamagen_c2i(t: Tensors, c: Config) -> Compared:
@@ -86,17 +86,17 @@ def llamagen_c2i(t: Tensors, c: Config) -> Compared:
     rows = len(labels)
     given = ClassConditioning(labels)
     if "out/freqs_cis" in t:  # a session's prefix has one zero row more
-        yield "freqs_cis", model.rope()[1 : 1 + len(t["out/freqs_cis"])], t["out/freqs_cis"]
+        yield "freqs_cis", model.rope()[1 : 1 + len(t["out/freqs_cis"])]
     hidden = model.uncached(model.condition(given, True), torch.cat([tokens, tokens]))
     logits = model.head(hidden[:, 1:])
-    yield "uncached_logits", logits, t["out/uncached_logits"]
-    yield "uncached_cfg_logits", guided(logits, c["cfg_scale"]), t["out/uncached_cfg_logits"]
+    yield "uncached_logits", logits
+    yield "uncached_cfg_logits", guided(logits, c["cfg_scale"])
     if "out/cached_logits" in t:
         known = t["out/cached_logits"].shape[1] - 1
         cached = [logits for logits, _ in steps(model.open(given, rows, True, 1), rows, tokens[:, :known])]
-        yield "cached_logits", torch.cat(cached, 1), t["out/cached_logits"]
+        yield "cached_logits", torch.cat(cached, 1)
     if "out/greedy_tokens" in t:
-        yield "greedy_tokens", greedy(model, given, c), t["out/greedy_tokens"]
+        yield "greedy_tokens", greedy(model, given, c)
 
 
 def llamagen_hf_lantern(t: Tensors, c: Config) -> Compared:
@@ -112,10 +112,10 @@ def llamagen_hf_lantern(t: Tensors, c: Config) -> Compared:
     yield "prefill_hidden_valid", session.prefix_hidden[:, -wanted.shape[1] :], wanted
     for i, (logits, hidden) in enumerate(steps(session, rows, t["in/step_tokens"])):
         name = f"step_logits_{i}" if i else "prefill_logits_last"
-        yield name, logits[:, 0], t[f"out/{name}"]
-        yield f"cfg_logits_{i}", guided(logits, c["cfg_scale"])[:, 0], t[f"out/cfg_logits_{i}"]
+        yield name, logits[:, 0]
+        yield f"cfg_logits_{i}", guided(logits, c["cfg_scale"])[:, 0]
         if i:
-            yield f"step_hidden_{i}", hidden, t[f"out/step_hidden_{i}"]
+            yield f"step_hidden_{i}", hidden
         else:
             yield "prefill_hidden_last", hidden, t["out/prefill_hidden_all"][:, -1:]
 

@@ -53,8 +53,8 @@ def chain(model: MAR, z: Tensor, init: Tensor, noise: Tensor, scale: Tensor | No
 def check(t: Tensors, c: Config) -> Compared:
     cfg = config(c)
     model = load(lambda: MAR(cfg), weights(t), mar_official.table(cfg))
-    yield "patchified", mar_sampling.patchify(t["in/image_latent"], c["patch_size"]), t["out/patchified"]
-    yield "unpatchified", mar_sampling.unpatchify(t["in/tokens"], c["patch_size"]), t["out/unpatchified"]
+    yield "patchified", mar_sampling.patchify(t["in/image_latent"], c["patch_size"])
+    yield "unpatchified", mar_sampling.unpatchify(t["in/tokens"], c["patch_size"])
     yield from networks(model, t, c)
     yield from head(model, t, c)
     yield from sampling(model, t, c)
@@ -65,10 +65,10 @@ def networks(model: MAR, t: Tensors, c: Config) -> Compared:
     none = torch.full_like(labels, c["class_num"])
     for name, given in (("cond", labels), ("uncond", none)):
         encoded, order, seen = model.encode(tokens, known, given, int(known.sum(1).max()))
-        yield f"encoder_{name}", encoded, t[f"out/encoder_{name}"]
+        yield f"encoder_{name}", encoded
         yield f"z_{name} of known tokens", model.decode(encoded, order, seen), t[f"out/z_{name}"]
-        yield f"z_{name}", model.conditions(tokens, known, given), t[f"out/z_{name}"]
-    yield "z_all_masked", model.conditions(tokens, torch.zeros_like(known), labels), t["out/z_all_masked"]
+        yield f"z_{name}", model.conditions(tokens, known, given)
+    yield "z_all_masked", model.conditions(tokens, torch.zeros_like(known), labels)
 
 
 def head(model: MAR, t: Tensors, c: Config) -> Compared:
@@ -96,12 +96,12 @@ def head(model: MAR, t: Tensors, c: Config) -> Compared:
             eps, _ = model.predict(x, steps.timestep[index], z)
             by = LOOSER["p_pred_xstart"] if number == len(steps) - 1 else 1.0
             yield f"p_mean_{at}", mean, t[name]
-            yield f"p_log_variance_{at}", log_variance, t[f"out/p_log_variance_{at}"]
+            yield f"p_log_variance_{at}", log_variance
             yield f"p_pred_xstart_{at}", steps.x0(x, eps, index) / by, t[f"out/p_pred_xstart_{at}"] / by
     given = (t["out/chain_nocfg_init"], t["out/chain_nocfg_noise"])
-    yield "chain_nocfg", chain(model, z, *given, None, c["temperature"]), t["out/chain_nocfg"]
+    yield "chain_nocfg", chain(model, z, *given, None, c["temperature"])
     given = (t["out/chain_cfg_init"], t["out/chain_cfg_noise"])
-    yield "chain_cfg", chain(model, z, *given, torch.tensor([c["cfg"]]), c["temperature"]), t["out/chain_cfg"]
+    yield "chain_cfg", chain(model, z, *given, torch.tensor([c["cfg"]]), c["temperature"])
 
 
 def sampling(model: MAR, t: Tensors, c: Config) -> Compared:
@@ -115,18 +115,18 @@ def sampling(model: MAR, t: Tensors, c: Config) -> Compared:
         masked, left = rank < left, left - count
         new = masked & (rank >= left)
         yield f"iter{i}_mask", masked.float(), t[f"out/iter{i}_mask"].float()
-        yield f"iter{i}_tokens", tokens, t[f"out/iter{i}_tokens"]
+        yield f"iter{i}_tokens", tokens
         scale = mar_sampling.guidance(c["cfg"], c["cfg_schedule"], torch.tensor([length - left]), length)
-        yield f"iter{i}_cfg", scale, t[f"out/iter{i}_cfg"]
+        yield f"iter{i}_cfg", scale
         z = model.conditions(tokens, ~masked, labels)[new]
         if c["cfg"] != 1:
             z = torch.cat([z, model.conditions(tokens, ~masked, torch.full_like(labels, c["class_num"]))[new]])
-        yield f"iter{i}_z", z, t[f"out/iter{i}_z"]
+        yield f"iter{i}_z", z
         noises = t[f"out/iter{i}_init_noise"], t[f"out/iter{i}_step_noise"]
         drawn = chain(model, z, *noises, scale if c["cfg"] != 1 else None, c["temperature"])
-        yield f"iter{i}_latents", drawn, t[f"out/iter{i}_latents"]
+        yield f"iter{i}_latents", drawn
         tokens[new] = drawn
-    yield "sampled_latent", mar_sampling.unpatchify(tokens, c["patch_size"]), t["out/sampled_latent"]
+    yield "sampled_latent", mar_sampling.unpatchify(tokens, c["patch_size"])
 
 
 def schedules(t: Tensors, c: Config) -> Compared:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from goldens.common import Compared, Config, Tensors, fixed, load, weights
+from goldens.common import Compared, Config, Pair, Tensors, fixed, load, weights
 from specbench.data.scenes import to_uint8
 from specbench.models import cosmos, emu3_vision
 from specbench.models.loading import image_tokenizers, official
@@ -28,16 +28,16 @@ def sizes(c: Config) -> dict[str, Any]:
 def tokenizer(model: VQModel, t: Tensors, c: Config) -> Compared:
     """The outputs that both kinds of tokenizer have."""
     grid = (c["grid"],) * 2 if isinstance(c["grid"], int) else tuple(c["grid"])
-    yield "decoded", model.decode(t["in/codes"], grid), t["out/decoded"]
-    yield "pre_quant", model.pre_quant(t["in/image"]), t["out/pre_quant"]
+    yield "decoded", model.decode(t["in/codes"], grid)
+    yield "pre_quant", model.pre_quant(t["in/image"])
     codes, seen = model.encode(t["in/image"]), tuple(t["out/pre_quant"].shape[-2:])
-    yield "encoder_indices", codes.flatten(), t["out/encoder_indices"]
-    yield "roundtrip", model.decode(codes, seen), t["out/roundtrip"]
+    yield "encoder_indices", codes.flatten()
+    yield "roundtrip", model.decode(codes, seen)
     if "out/nearest_margin" in t:
         vectors = t["out/pre_quant"].movedim(1, -1).flatten(0, -2)
         if model.cfg.codebook_l2_norm:
             vectors = F.normalize(vectors, dim=-1)
-        yield "nearest_margin", margin(vectors, model.quantize.codebook), t["out/nearest_margin"]
+        yield "nearest_margin", margin(vectors, model.quantize.codebook)
 
 
 def margin(vectors: Tensor, codebook: Tensor) -> Tensor:
@@ -56,25 +56,25 @@ def llamagen_vq(t: Tensors, c: Config, part: str = "") -> Compared:
     )
     model = load(lambda: VQModel(cfg), weights(t, part), image_tokenizers.llamagen_table(cfg))
     yield from tokenizer(model, t, c)
-    yield "codebook_rows", model.quantize.codebook[t["in/codes"].flatten()], t["out/codebook_rows"]
+    yield "codebook_rows", model.quantize.codebook[t["in/codes"].flatten()]
     h, w = t["out/quant"].shape[-2:]
-    yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w)), t["out/quant"]
+    yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w))
 
 
 def chameleon_vqgan(t: Tensors, c: Config) -> Compared:
     model = yield from taming(t, c, False)
     h, w = t["out/quant_from_codes"].shape[-2:]
-    yield "quant_from_codes", model.look_up(t["in/codes"], (h, w)), t["out/quant_from_codes"]
+    yield "quant_from_codes", model.look_up(t["in/codes"], (h, w))
 
 
 def lumina2_movqgan(t: Tensors, c: Config) -> Compared:
     model = yield from taming(t, c, True)
     h, w = t["out/quant"].shape[-2:]
-    yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w)), t["out/quant"]
-    yield "to_uint8", torch.from_numpy(to_uint8(t["out/decoded"])).movedim(-1, 1), t["out/to_uint8"]
+    yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w))
+    yield "to_uint8", torch.from_numpy(to_uint8(t["out/decoded"])).movedim(-1, 1)
 
 
-def taming(t: Tensors, c: Config, spatial: bool) -> Generator[tuple[str, Tensor, Tensor], None, VQModel]:
+def taming(t: Tensors, c: Config, spatial: bool) -> Generator[Pair, None, VQModel]:
     """A tokenizer in taming-transformers' layout, with attention where the nominal resolution says; spatial: with the
     decoder's norms of MoVQGAN. Returns it."""
     attending = tuple(i for i in range(len(c["ch_mult"])) if c["resolution"] / 2**i in c["attn_resolutions"])
@@ -106,13 +106,13 @@ def mar_kl16(t: Tensors, c: Config) -> Compared:
         **sizes(c),
     )
     model = load(lambda: KLModel(cfg), weights(t), image_tokenizers.taming_table(cfg))
-    yield "decoded", model.decode_latent(t["in/latent"]), t["out/decoded"]
+    yield "decoded", model.decode_latent(t["in/latent"])
     scale = 0.2325  # MAR's own latents are this much smaller (reference README (37))
-    yield "decoded_scaled", model.decode_latent(t["in/latent"] * scale / scale), t["out/decoded_scaled"]
-    yield "moments", model.pre_quant(t["in/image"]), t["out/moments"]
+    yield "decoded_scaled", model.decode_latent(t["in/latent"] * scale / scale)
+    yield "moments", model.pre_quant(t["in/image"])
     mean, log_variance = model.encode(t["in/image"])
-    yield "mode", mean, t["out/mode"]
-    yield "std", (log_variance / 2).exp(), t["out/std"]
+    yield "mode", mean
+    yield "std", (log_variance / 2).exp()
 
 
 def emu3_vision_tokenizer(t: Tensors, c: Config) -> Compared:
@@ -121,13 +121,13 @@ def emu3_vision_tokenizer(t: Tensors, c: Config) -> Compared:
     source = official.from_tensors(params, "golden")
     model = image_tokenizers.load_emu3_vision(emu3_vision.configured(c), source, "cpu", torch.float32)
     h, w = t["in/codes"].shape[1:]
-    yield "decoded", model.decode(t["in/codes"].flatten(1), (h, w)), t["out/decoded"]
-    yield "decoded_all_frames", model.frames(t["in/codes"].flatten(1), (h, w)), t["out/decoded_all_frames"]
-    yield "pre_quant", model.pre_quant(t["in/image"]), t["out/pre_quant"]
+    yield "decoded", model.decode(t["in/codes"].flatten(1), (h, w))
+    yield "decoded_all_frames", model.frames(t["in/codes"].flatten(1), (h, w))
+    yield "pre_quant", model.pre_quant(t["in/image"])
     h, w = t["out/pre_quant"].shape[-2:]
-    yield "encoder_indices", model.encode(t["in/image"]).unflatten(1, (h, w)), t["out/encoder_indices"]
+    yield "encoder_indices", model.encode(t["in/image"]).unflatten(1, (h, w))
     vectors = t["out/pre_quant"].movedim(2, -1).flatten(0, -2)  # (B, frames, D, h, w)
-    yield "nearest_margin", margin(vectors, model.codebook()), t["out/nearest_margin"]
+    yield "nearest_margin", margin(vectors, model.codebook())
 
 
 def simplear_cosmos_dv(t: Tensors, c: Config) -> Compared:
@@ -156,22 +156,22 @@ def simplear_cosmos_dv(t: Tensors, c: Config) -> Compared:
     )
     codes, image = t["in/codes"][:, 0], t["in/image"][:, :, 0]
     grid = (codes.shape[1], codes.shape[2])
-    yield "decoded", model.decode(codes.flatten(1), grid).unsqueeze(2), t["out/decoded"]
-    yield "codes_vectors", model.look_up(codes.flatten(1), grid).unsqueeze(2), t["out/codes_vectors"]
+    yield "decoded", model.decode(codes.flatten(1), grid).unsqueeze(2)
+    yield "codes_vectors", model.look_up(codes.flatten(1), grid).unsqueeze(2)
     pixels = torch.from_numpy(to_uint8(t["out/decoded"][:, :, 0])).movedim(-1, 1)
-    yield "to_uint8", pixels, t["out/to_uint8"]
-    yield "patched", cosmos.patched(image, patch).unsqueeze(2), t["out/patched"]
+    yield "to_uint8", pixels
+    yield "patched", cosmos.patched(image, patch).unsqueeze(2)
     z = model.pre_quant(image)
-    yield "pre_quant", z.unsqueeze(2), t["out/pre_quant"]
+    yield "pre_quant", z.unsqueeze(2)
     encoded = model.encode(image)
     known = t["out/encoder_indices"]
     yield "encoder_indices", encoded.view_as(known), known
     h, w = known.shape[-2:]
-    yield "quant", model.look_up(encoded, (h, w)).unsqueeze(2), t["out/quant"]
-    yield "roundtrip", model.decode(encoded, (h, w)).unsqueeze(2), t["out/roundtrip"]
+    yield "quant", model.look_up(encoded, (h, w)).unsqueeze(2)
+    yield "roundtrip", model.decode(encoded, (h, w)).unsqueeze(2)
     edge = cosmos.bounded(z.permute(0, 2, 3, 1), cfg.levels)
     margin = 0.5 - (edge - edge.round()).abs()
-    yield "rounding_margin", margin.unsqueeze(1), t["out/rounding_margin"]
+    yield "rounding_margin", margin.unsqueeze(1)
 
 
 CHECKS: dict[str, Callable[[Tensors, Config], Compared]] = {

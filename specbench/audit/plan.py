@@ -14,8 +14,9 @@ from specbench.audit.execution import Measurement, Subject, assemble
 from specbench.audit.models import TabularModel
 from specbench.audit.printing import name_of
 from specbench.config import command_line, configuration, parameters, registry, variants
+from specbench.config.parameter import Parameter
 from specbench.config.run_config import RunConfig
-from specbench.errors import UsageError, decimal, integer, split_own, unknown
+from specbench.errors import UsageError, unknown, values
 from specbench.harness.log import say
 from specbench.rows.csv_files import csv_text
 from specbench.storage.files import writable, write_atomically
@@ -26,21 +27,38 @@ _SLOWER = 4  # of the samples, a real model's row has one in so many
 _WORTHWHILE = 1_000_000  # sequences for which several processes are started
 _MOST_WORKERS = 256
 
-#: The arguments of an audit's own, with their meanings.
+#: The arguments of an audit's own.
 ARGUMENTS = {
-    "audit.samples": f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST}); of a real model one in\n"
-    f"{_SLOWER}, unless audit.model names it",
-    "audit.margin": f"the largest distance that counts as lossless (default: {verdicts.MARGIN})",
-    "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
-    "audit.workers": "processes; the rows do not depend on their number (default: one per core, or 1 for an audit\n"
-    f"of less than {_WORTHWHILE} sequences)",
-    "audit.model": f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};\n"
-    f"of real classes {', '.join(tiny.BUILT_IN)};\n"
-    f"of continuous tokens {', '.join(densities.BUILT_IN)}",
-    "audit.tables": "an .npz file of your own: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V):\n"
-    "the distribution of token t given the prefix coded base V, first token most significant;\n"
-    "codebook (V, d) for rules that need it",
-    "out": "a .csv file for the rows; it is rewritten atomically after every row",
+    "audit.samples": Parameter(
+        "integer",
+        f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST}); of a real model one in {_SLOWER},"
+        " unless audit.model names it",
+        FEWEST,
+        MOST,
+    ),
+    "audit.margin": Parameter(
+        "number", f"the largest distance that counts as lossless (default: {verdicts.MARGIN})", 0, 1
+    ),
+    "audit.seed": Parameter("integer", "seed of the random streams and of the noise floor (default: 0)", 0, 2**53),
+    "audit.workers": Parameter(
+        "integer",
+        "processes; the rows do not depend on their number (default: one per core, or 1 for an audit of less than"
+        f" {_WORTHWHILE} sequences)",
+        1,
+        _MOST_WORKERS,
+    ),
+    "audit.model": Parameter(
+        "string",
+        f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};"
+        f" of real classes {', '.join(tiny.BUILT_IN)}; of continuous tokens {', '.join(densities.BUILT_IN)}",
+    ),
+    "audit.tables": Parameter(
+        "path",
+        "an .npz file of your own: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V): the"
+        " distribution of token t given the prefix coded base V, first token most significant; codebook (V, d) for"
+        " rules that need it",
+    ),
+    "out": Parameter("path", "a .csv file for the rows; it is rewritten atomically after every row"),
 }
 #: Parameters of a run -> the audit's own for the same.
 _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
@@ -74,10 +92,7 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
     words = command_line.read(arguments, own=ARGUMENTS)
     implied = [word for word in configuration.implied(words) if _key(word) not in ("data", "metrics")]
     own, given = _sorted_out([*words, *implied])
-    samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
-    seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
-    margin = _share("audit.margin", own.get("audit.margin", str(verdicts.MARGIN)))
-    workers = integer("audit.workers", own["audit.workers"], 1, _MOST_WORKERS) if "audit.workers" in own else None
+    samples = own.get("audit.samples", SAMPLES)
     many = every or of_variants
     kinds = [False, True] if many else kinds_of(given)
     chosen = chosen_models(own, kinds)
@@ -88,10 +103,11 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
     counts = [
         samples if _quick(model) or "audit.model" in own else max(FEWEST, samples // _SLOWER) for _, model in jobs
     ]
+    seed, margin = own.get("audit.seed", 0), own.get("audit.margin", verdicts.MARGIN)
     measurements = [
         Measurement(cfg, model, count, seed, margin) for (cfg, model), count in zip(jobs, counts, strict=True)
     ]
-    return AuditPlan(measurements, workers, out)
+    return AuditPlan(measurements, own.get("audit.workers"), out)
 
 
 def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
@@ -135,26 +151,19 @@ def _quick(model: Subject) -> bool:
     return isinstance(model, TabularModel | DensityPair)
 
 
-def _share(name: str, text: str) -> float:
-    """The number from 0 to 1 in `text`; UsageError where it is none."""
-    try:
-        if 0 <= (value := decimal(text[:100])) <= 1:
-            return value
-    except ValueError:
-        pass
-    raise UsageError(f"{name} must be a number from 0 to 1 (got {text[:100]})")
-
-
 def _key(argument: str) -> str:
     return argument.split("=", 1)[0]
 
 
-def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """The audit's own arguments by name, and the remaining overrides. Refuses what only a run has."""
     keys = [_key(argument) for argument in arguments]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise UsageError(f"'{twice}' is given {keys.count(twice)} times; give it once")
-    own, rest = split_own(arguments, ARGUMENTS, "audit.")
+    mine = [argument for argument in arguments if _key(argument) in ARGUMENTS or argument.startswith("audit.")]
+    given = values(mine, ARGUMENTS, "parameter")
+    own = {name: ARGUMENTS[name].from_text(name, text) for name, text in given.items()}
+    rest = [argument for argument in arguments if argument not in mine]
     for key in map(_key, rest):
         if key == "cfg_scale" and own.get("audit.model") not in tiny.BUILT_IN:
             raise UsageError(
@@ -176,7 +185,7 @@ def _of_a_run() -> set[str]:
     return every.difference(parameters.method_parameters(), audit.SAMPLING, densities.SAMPLING)
 
 
-def chosen_models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
+def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
     """Of discrete (False) and continuous tokens (True): the models that the arguments name, or all built-in ones.
     `kinds`: the possible ones."""
     if "audit.tables" in own and "audit.model" in own:

@@ -6,16 +6,14 @@ Set SPECBENCH_DEBUG=1 to see tracebacks. Importing this module imports neither t
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from specbench.cli import including
-from specbench.cli.commands import COMMANDS, module
-from specbench.cli.exits import FAILED, STOPPED, USAGE, debug, fail
-from specbench.errors import RunError, UsageError, unknown
+from specbench.cli import commands, including
+from specbench.cli.commands import COMMANDS, FAILED, STOPPED, USAGE, debug, fail
+from specbench.errors import RunError, UsageError
 from specbench.storage.version import __version__
 
 _HEAD = """\
@@ -65,23 +63,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] in (["-sc"], ["--shell-completion"]):
-        from specbench.cli.completion import complete
-
-        return complete(arguments)
+        return _complete(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_HEAD + "\n".join(f"  {name:<10} {line}" for name, line in COMMANDS.items()) + _FOOT)
+        print(_HEAD + "\n".join(f"  {name:<10} {line}" for name, (_, line) in COMMANDS.items()) + _FOOT)
         return 0
     if arguments[0] in ("-V", "--version"):
         print(f"specbench {__version__}")
         return 0
-    run = command(arguments[0])
+    run = commands.find(arguments[0])
     including.report_faults()
     return run(arguments[1:])
 
 
-def command(name: str) -> Callable[[list[str]], int]:
-    """The function of a sub-command: its arguments -> the exit code. UsageError for an unknown one."""
-    if name not in COMMANDS:
-        raise unknown("command", name, COMMANDS)
-    found: Callable[[list[str]], int] = importlib.import_module(module(name)).main
-    return found
+def _complete(arguments: list[str]) -> int:
+    """The shell's query `specbench -sc query=bash` for the line in COMP_LINE: completes the sub-command and its own
+    arguments; Hydra completes those of a run."""
+    folders, words = including.split(os.environ.get("COMP_LINE", "").split(" "))
+    with including.included(folders):
+        if len(words) == 2:
+            print(" ".join(name for name in COMMANDS if name.startswith(words[1])))
+            return 0
+        if len(words) > 2 and words[1] not in ("run", "bench", "probe", "audit"):
+            offered = commands.find(words[1]).offered(words[-1]) if words[1] in COMMANDS else []
+            print(" ".join(offered))
+            return 0
+        from specbench.cli.run import by_hydra
+
+        os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])
+        return by_hydra(arguments)

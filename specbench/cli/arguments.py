@@ -11,20 +11,22 @@ neither torch nor Hydra.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import itertools
 import pkgutil
+import re
+import shlex
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from specbench.cli.commands import COMMANDS
 from specbench.config.parameter import Kind as Kind  # of a field, for the documentation
 from specbench.config.parameter import Parameter
-from specbench.errors import Parser, UsageError, decimal, integer, unknown, values
+from specbench.errors import UsageError, nearest, unknown, values
 from specbench.storage import home
 
 _WIDTH = 120
@@ -62,12 +64,13 @@ Arguments = Mapping[str, Own | Words]  # by form
 class CommandLine:
     """A command line that was read: words; others: arguments that are not the command's own; values of its own ones by
     name (`line["out"]`, `line["--limit"]`): the default, or None, where it is not given; given: names of those that
-    are."""
+    are. Where it asks for help, only `others` and options are read, and nothing is checked."""
 
     words: list[str]
     others: list[str]
     values: dict[str, Any]
-    given: Collection[str]
+    given: Collection[str] = ()
+    asks_for_help: bool = False
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -79,8 +82,8 @@ class Command:
 
     run: what it does, whose docstring is the text of help; declared: its own arguments, or a function for them where
     that takes imports; others: "module:NAME" of the names of other arguments that it hands on, such as those
-    of a run; tables: at the end of help, title -> "module:NAME" of names with their meanings, or of a text. NAME may be
-    a function.
+    of a run; tables: at the end of help, title -> "module:NAME" of names with their meanings; NAME may be a function;
+    manual: "module:function" of the text after them, which depends on the command line.
     """
 
     run: Callable[..., int]
@@ -88,11 +91,12 @@ class Command:
     declared: Arguments | Callable[[], Arguments]
     others: Sequence[str] = ()
     tables: Mapping[str, str] = field(default_factory=dict)
+    manual: str = ""
 
     def __call__(self, arguments: Sequence[str], *more: Any) -> int:
         line = self.read(arguments)
-        if line is None:
-            print(self.help())
+        if line.asks_for_help:
+            print(self.help(line))
             return 0
         return self.run(line, *more)
 
@@ -112,18 +116,22 @@ class Command:
     def words(self) -> Words | None:
         return next((one for one in self.arguments.values() if isinstance(one, Words)), None)
 
-    def read(self, arguments: Sequence[str]) -> CommandLine | None:
-        """The command line; None where it asks for help. Raises UsageError."""
+    def read(self, arguments: Sequence[str]) -> CommandLine:
+        """The command line. Raises UsageError."""
         parser = Parser(self.name, lambda: itertools.chain(self._named, *map(_resolved, self.others)))
         parser.add_argument("words", nargs="*")
         for form, one in self.arguments.items():
             if isinstance(one, Own) and form.startswith("-"):
-                action = "store_true" if one.kind == "flag" else "append" if one.several else "store"
-                parser.add_argument(*_options(form), dest=_key(form), action=action)
+                more: dict[str, Any] = {"action": "append"} if one.several else {}
+                more = {"action": "store_true"} if one.kind == "flag" else more
+                more = {"nargs": "?", "const": one.choices[0]} if form.endswith("]") else more
+                parser.add_argument(*_options(form), dest=_key(form), **more)
         found = vars(parser.read(arguments))
+        words = found.pop("words")
         if found.pop("help"):
-            return None
-        mine, words, others = self._sorted_out(found.pop("words"))
+            others = [word for word in words if word.lstrip("+").partition("=")[0] not in self._named]
+            return CommandLine([], others, found, asks_for_help=True)
+        mine, words, others = self._sorted_out(words)
         given = {name: text for name, text in found.items() if text not in (None, False)}
         given |= values(mine, self._named, "parameter" if self.others else "argument")
         see = f"(see specbench {self.name} --help)"
@@ -155,22 +163,24 @@ class Command:
                 raise unknown("file or argument" if self.words else "argument", name, self.own or ["--help"])
         return found
 
-    def help(self) -> str:
-        """How it is called, the text of its function, its arguments with their defaults, and its tables."""
+    def help(self, line: CommandLine) -> str:
+        """How it is called, the text of its function, its arguments with their defaults, its tables and its manual."""
         usage = [f"usage: specbench {self.name}"]
         usage += [_shown(form, one) for form, one in self.arguments.items() if not _is_value(form, one)]
         if self.others or any(_is_value(form, one) for form, one in self.arguments.items()):
             usage.append("[name=value ...]")
         text = " ".join(part.replace(" ", "\0") for part in usage)
         text = textwrap.fill(text, _WIDTH, subsequent_indent=" " * 9).replace("\0", " ")
-        title = f"specbench {self.name}: {COMMANDS[self.name.partition(' ')[0]]}"
+        title = f"specbench {self.name}: {COMMANDS[self.name][1]}"
         lines = [title, "", text, "", inspect.cleandoc(self.run.__doc__ or "")]
-        found = {"": self.arguments, **{title: _resolved(where) for title, where in self.tables.items()}}
+        found = {"": self.arguments} if self.arguments else {}
+        found |= {title: _resolved(where) for title, where in self.tables.items()}
         for title, table in found.items():
-            meanings = {} if isinstance(table, str) else {name: _meaning(one) for name, one in table.items()}
-            width = max(map(len, meanings), default=0)
-            lines += ["", *([title] if title else []), *([table] if isinstance(table, str) else [])]
-            lines += [columns(entry, (width, _WIDTH - width - 4)) for entry in meanings.items()]
+            width = max(map(len, table), default=0)
+            lines += ["", *([title] if title else [])]
+            lines += [columns((name, _meaning(one)), (width, _WIDTH - width - 4)) for name, one in table.items()]
+        if self.manual:
+            lines += ["", pkgutil.resolve_name(self.manual)(line)]
         return "\n".join(lines)
 
     def offered(self, last: str) -> list[str]:
@@ -224,7 +234,7 @@ def _shown(form: str, one: Own | Words) -> str:
 
 def _meaning(one: Parameter | Words | str) -> str:
     if not isinstance(one, Own):
-        return one if isinstance(one, str) else one.line
+        return one if isinstance(one, str) else " ".join(one.line.split())
     choices = f": {', '.join(one.choices)}" if one.choices else ""
     default = f" (default: {one.default})" if one.default else ""
     return f"{one.line}{choices}{default}"
@@ -242,20 +252,47 @@ def _value(name: str, one: Own, text: Any) -> Any:
     """An argument's value from its text. Raises UsageError for one that is not allowed."""
     if isinstance(text, list):
         return [_value(name, one, each) for each in text]
-    if one.kind in ("integer", "integers"):
-        parts = [text] if one.kind == "integer" else text.strip("[]").split(",")
-        found = {integer(name, part, int(one.low or 0), int(one.high or 2**53)) for part in parts}
-        return sorted(found) if one.kind == "integers" else found.pop()
-    value: Any = text
-    if one.kind == "flag":
-        value = {"true": True, "false": False}.get(text, text)  # True itself of an option
-    elif one.kind in ("number", "numbers") and text not in one.also:
-        with suppress(ValueError):  # which the check tells
-            numbers = [decimal(part) for part in text.split(",")]
-            value = numbers if one.kind == "numbers" else numbers[0] if len(numbers) == 1 else text
-    value = one.checked(name, value)
+    value: Any = text if text is True else one.from_text(name, text)
     if one.written:
         from specbench.storage.files import writable
 
         return writable(value)
     return home.expanded(value) if one.kind == "path" else value
+
+
+class Parser(argparse.ArgumentParser):
+    """The options of a sub-command, -h among them. It reports a wrong argument in one sentence, as a UsageError.
+
+    names: of the arguments that are name=value; asked for only where an option is unknown."""
+
+    def __init__(self, command: str, names: Callable[[], Iterable[str]]) -> None:
+        super().__init__(prog=f"specbench {command}", add_help=False, allow_abbrev=False)
+        self.add_argument("-h", "--help", action="store_true")
+        self._names = names
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The options and words of a command line. UsageError for an unknown option, with the right form where it is an
+        argument in the spelling of other tools: `--limit 16`, which is n=16."""
+        found, rest = self.parse_known_intermixed_args(list(arguments))
+        odd = [i for i, argument in enumerate(arguments) if argument in rest and argument.startswith("-")]
+        right = [self._right(arguments[i], *arguments[i + 1 : i + 2]) for i in odd]
+        if odd and all(right):
+            self.error(f"write {' '.join(filter(None, right))} instead of {' '.join(arguments[i] for i in odd)}")
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found
+
+    def _right(self, option: str, following: str = "-") -> str | None:
+        """An unknown option, such as --method=sjd, or --method before the argument that is its value, in the right
+        form; None where it has no likely one."""
+        name, equals, value = option.partition("=")
+        actions, names = self._option_string_actions, list(self._names())
+        is_value = not re.match(r"-\D|-$", following) and following.partition("=")[0] not in names
+        value = value if equals else following if is_value else ""
+        meant = nearest(name, [*names, *actions])
+        if meant is None or meant not in actions:
+            return meant and f"{meant}={shlex.quote(value) if value else '...'}"
+        return meant if actions[meant].nargs == 0 else f"{meant} {shlex.quote(value) if value else '...'}"

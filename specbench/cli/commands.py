@@ -1,33 +1,95 @@
-"""The sub-commands."""
+"""The sub-commands: where each is, and with which exit code it ends.
+
+Importing this module imports neither torch nor Hydra.
+"""
 
 from __future__ import annotations
 
-#: Sub-command -> what it is for, in one line. Its arguments are declared in its module.
+import os
+import pkgutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from specbench.errors import plain, unknown
+
+if TYPE_CHECKING:
+    from specbench.harness.planned import PlannedRun
+
+#: Sub-command -> the function that takes its arguments and returns the exit code, and what it is for, in one line. Its
+#: arguments are declared with it.
 COMMANDS = {
-    "run": "decode prompts, score the images, time them against vanilla AR, write one row",
-    "status": "how far the runs in a folder are: done, left, speed, time left, failures",
-    "resume": "go on with the run in a folder",
-    "merge": "one run of the shards of a run (shard=1/8 and so on)",
-    "list": "models, methods, drafters, rules, data, metrics, and whether their weights are here",
-    "fetch": "weights of the real models and metrics, and data: sizes and licences first",
-    "evaluate": "score existing images from any source",
-    "compare": "two runs, image by image: paired tests, intervals, effect sizes",
-    "breakdown": "acceptance, steps and speed-up by category of prompt, caption length, position",
-    "reference": "statistics of real images, for FID and the like",
-    "audit": "is a method lossless? measured on models whose distribution is known",
-    "bench": "milliseconds per step, part by part, next to the memory floor",
-    "probe": "a target's confidence in its tokens, and the earlier tokens it attends to",
-    "suite": "several methods, models, prompts and seeds, as one YAML names them: one table",
-    "tables": "the papers' tables, measured next to published",
-    "show": "rows of runs on the screen: filter, sort, group; seeds pooled",
-    "collect": "rows from folders, CSV, Parquet and stores in one file",
-    "report": "one page of results to read and share: leaderboard, plots, images, audits",
-    "push": "rows of runs, or a drafter, into a repository of a hub, with a card",
-    "train": "a drafter for a target",
-    "convert": "an EAGLE drafter to and from LANTERN's layout",
+    "run": ("run:main", "decode prompts, score the images, time them against vanilla AR, write one row"),
+    "status": ("folders:status", "how far the runs in a folder are: done, left, speed, time left, failures"),
+    "resume": ("folders:resume", "go on with the run in a folder"),
+    "merge": ("folders:merge", "one run of the shards of a run (shard=1/8 and so on)"),
+    "list": ("choices:main", "models, methods, drafters, rules, data, metrics, and whether their weights are here"),
+    "fetch": ("fetch:main", "weights of the real models and metrics, and data: sizes and licences first"),
+    "evaluate": ("images:evaluate", "score existing images from any source"),
+    "compare": ("rows:compare", "two runs, image by image: paired tests, intervals, effect sizes"),
+    "breakdown": ("rows:breakdown", "acceptance, steps and speed-up by category of prompt, caption length, position"),
+    "reference": ("images:reference", "statistics of real images, for FID and the like"),
+    "audit": ("measurements:audit", "is a method lossless? measured on models whose distribution is known"),
+    "bench": ("measurements:bench", "milliseconds per step, part by part, next to the memory floor"),
+    "probe": ("measurements:probe", "a target's confidence in its tokens, and the earlier tokens it attends to"),
+    "suite": ("suite:main", "several methods, models, prompts and seeds, as one YAML names them: one table"),
+    "tables": ("tables:main", "the papers' tables, measured next to published"),
+    "show": ("rows:show", "rows of runs on the screen: filter, sort, group; seeds pooled"),
+    "collect": ("rows:collect", "rows from folders, CSV, Parquet and stores in one file"),
+    "report": ("sharing:report", "one page of results to read and share: leaderboard, plots, images, audits"),
+    "push": ("sharing:push", "rows of runs, or a drafter, into a repository of a hub, with a card"),
+    "train": ("drafters:train", "a drafter for a target"),
+    "convert": ("drafters:convert", "an EAGLE drafter to and from LANTERN's layout"),
 }
 
+#: Exit codes: docs/long_runs.md describes them.
+USAGE, FAILED, UNMEASURED, STOPPED = 2, 1, 3, 130
 
-def module(name: str) -> str:
-    """The module of a sub-command, whose `main` takes the arguments and returns the exit code."""
-    return f"specbench.cli.{'choices' if name == 'list' else name}"
+
+def unmeasured(runs: Sequence[PlannedRun]) -> int:
+    """Prints a line for every metric that has no value in some of the runs that have a row, here or in their folders,
+    and returns the exit code. Of a single run only what was asked for: its own report has the others."""
+    from specbench.rows.csv_files import read_rows
+    from specbench.rows.remarks import unmeasured
+
+    def row(run: PlannedRun) -> Mapping[str, Any] | None:
+        path = run.folder / "row.csv"
+        return run.row or (next(iter(read_rows(path)), None) if path.is_file() else None)
+
+    absent = [(run, unmeasured(run.config.metrics, held)) for run in runs if (held := row(run))]
+    asked = any(run.asked and reasons for run, reasons in absent)
+    names: dict[tuple[str, str], list[str]] = {}
+    for run, reasons in absent if asked or len(runs) > 1 else ():
+        for item in reasons.items():
+            names.setdefault(item, []).append(run.name)
+    lines = []
+    for (metric, reason), some in names.items():
+        shown = ", ".join(some[:3]) + (", ..." if some[3:] else "")
+        where = f" in {len(some)} of {len(runs)} runs ({shown})" if len(runs) > 1 else ""
+        lines.append(f"{metric} has no value{where}: {reason}")
+    return missing(lines, asked)
+
+
+def missing(lines: Sequence[str], asked: bool = True) -> int:
+    """Prints what has no value, and returns the exit code; asked: whether some of it was asked for by name."""
+    for text in lines:
+        print(f"specbench: {plain(text)}", file=sys.stderr)
+    return UNMEASURED if asked and lines else 0
+
+
+def fail(what: object, code: int) -> int:
+    if debug() and isinstance(what, BaseException):
+        raise what
+    print(f"specbench: {plain(what)}", file=sys.stderr)  # names and cells of untrusted files
+    return code
+
+
+def debug() -> bool:
+    return os.environ.get("SPECBENCH_DEBUG", "") not in ("", "0")
+
+
+def find(name: str) -> Any:
+    """The function of a sub-command, an `arguments.Command`. UsageError for an unknown one."""
+    if name not in COMMANDS:
+        raise unknown("command", name, COMMANDS)
+    return pkgutil.resolve_name(f"specbench.cli.{COMMANDS[name][0]}")

@@ -1,5 +1,5 @@
-"""The text of `specbench run --help`: every parameter of the chosen model, data and method, with its value, type, range
-and meaning; and the same of the arguments of `specbench train`. Imports no torch."""
+"""The end of the help of `specbench run`: every parameter of the chosen model, data and method, with its value, type,
+range and meaning; and the same of the arguments of `specbench train`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,40 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from specbench.cli.arguments import columns
+from specbench.cli.arguments import CommandLine, columns
 from specbench.config import parameters
 from specbench.config.parameter import Parameter
 
 #: Of the columns: name, value, what it must be, and meaning.
 _WIDTHS = (19, 16, 20, 37)
 _LONG = 3 * _WIDTHS[1]  # characters; a longer value is shown with the meaning
-
-_HEAD = """\
-specbench run: decode prompts, score the images, time them against vanilla decoding, write one row
-
-usage: specbench run [-m] [name=value ...]
-
-  specbench run method=cool_sd delta=1.1 n=16 out=first
-  specbench run method=sd rule=cool delta=2                            any drafter with any rule
-  specbench run prompts=my.txt                                         every line of a file
-  specbench run -m method=cool_sd delta=1.1,2 nu=0.5,0.7 out=grid      a job for each combination
-  specbench run -m experiment=coolsd_delta                             a grid from conf/experiment
-  specbench run protocol=coolsd_table1 model=llamagen_xl method=cool_sd delta=1.1
-                                                                       after specbench fetch
-
-out=DIR chooses the run's folder (otherwise runs/<date>/<time>-<id>/). The same command with the
-same out= continues a run that was stopped. Exit code 3: done, but a named metric has no value.
-"""
-_FOOT = """\
-The parameters depend on the choices, for example: specbench run method=sjd_pac model=emu3 --help
-
-  specbench run engine=http --help    images of a server (vLLM-Omni, SGLang): its parameters
-
-  specbench list methods       one line for each choice, and whether its weights are here
-  specbench run --dry-run      images, time, hours on a GPU (device_for=h200), disk, what to fetch
-  specbench run --cfg job      the configuration that a run would use
-  specbench run --hydra-help   Hydra's own arguments: launchers and sweepers of grids, logging
-"""
 
 #: Parameters in the sections sampling, model and data although every run has them or a model declares them.
 _SAMPLING = (
@@ -58,9 +31,12 @@ _SAMPLING = (
 _MODEL, _DATA = ("dtype",), ("protocol", "n", "seed")
 
 
-def run(cfg: Mapping[str, Any]) -> str:
-    """The help of a run with these parameters, which need not be valid. Raises UsageError for one that no file
+def run(line: CommandLine) -> str:
+    """Every parameter of a run with these arguments, which need not be valid. Raises UsageError for one that no file
     declares."""
+    from specbench.config import command_line, configuration
+
+    cfg = configuration.described(command_line.read(line.others, line["--multirun"]))
     own = parameters.in_run(cfg)
     if foreign := [name for name in cfg if name not in own]:
         raise parameters.no_parameter(foreign[0], cfg)
@@ -68,20 +44,18 @@ def run(cfg: Mapping[str, Any]) -> str:
     for title, names in _sections(cfg).items():
         lines += [title, *(_described(name, own[name], cfg[name]) for name in names), ""]
     choices = {f"{group}=": ", ".join(parameters.choices(group)) for group in parameters.groups()}
-    lines += ["names:", *(columns(entry, (13, 81)) for entry in choices.items()), ""]
-    return "\n".join([_HEAD, *lines, _FOOT])
+    return "\n".join([*lines, "names:", *(columns(entry, (13, 81)) for entry in choices.items())])
 
 
-def training() -> str:
+def training(_line: CommandLine) -> str:
     """The arguments of a training: their values in a recipe, and what the other recipes change."""
     from specbench.training.recipes import TABLE, defaults
 
     values, changes = defaults()
     lines = [_described(name, one, values.get(name)) for name, one in TABLE.items()]
     others = [columns(entry, (_WIDTHS[0], 77)) for entry in changes]
-    return "\n".join(
-        [_table_head("default"), "", *lines, "", "recipes: what they set, and then for one drafter:", *others]
-    )
+    title = "recipes: what they set, and then for one drafter:"
+    return "\n".join([_table_head("default"), "", *lines, "", title, *others])
 
 
 def _table_head(value: str) -> str:

@@ -1,21 +1,25 @@
 """`specbench run`: checks the arguments of all jobs, then starts the first one.
 
+Without arguments of Hydra itself, the runs are started here, one after the other. With them, Hydra starts them, in
+other processes if its launcher does so: it composes only its own section and sweeps over the number of the run.
 Importing this module imports neither torch nor Hydra.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from specbench.cli.exits import FAILED, USAGE, unmeasured
-from specbench.cli.launch import by_hydra, hydras_own, launch
-from specbench.config import parameters
-from specbench.errors import Parser, UsageError, values
+from specbench.cli.arguments import CommandLine, Own, command
+from specbench.cli.commands import FAILED, USAGE, fail, unmeasured
+from specbench.config import command_line
+from specbench.errors import RunError, UsageError, one_line
 
 if TYPE_CHECKING:
     from specbench.config.configuration import Job
@@ -24,50 +28,61 @@ if TYPE_CHECKING:
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # of Hydra
 
 
-def main(arguments: list[str]) -> int:
-    """`specbench run [-m] [name=value ...]`."""
-    parser = Parser("run", lambda: (*parameters.table(), "device_for"))
-    parser.add_argument("--hydra-help", action="store_true")
-    parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("--info", nargs="?", const="all", choices=_INFO)
-    parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("-sc", "--shell-completion", action="store_true")
-    parser.add_argument("overrides", nargs="*")
-    options = parser.read(arguments)
-    if options.shell_completion:
-        return by_hydra(arguments)
+@command(
+    "run",
+    {
+        "-m, --multirun": Own("flag", "a grid: several values of a parameter, a job for each combination"),
+        "--dry-run": Own("flag", "images, time, hours on a GPU, disk, memory and what to fetch; decodes nothing"),
+        "device_for=NAME": Own("string", "GPU for --dry-run, such as h200"),
+        "-c, --cfg WHAT": Own("string", "show the configuration that a run would use", choices=("job", "hydra", "all")),
+        "--hydra-help": Own("flag", "Hydra's own arguments: launchers and sweepers of grids, logging"),
+        "--info [WHAT]": Own("string", "what Hydra knows of the configuration", choices=_INFO),
+    },
+    others=["specbench.config.parameters:table"],
+    manual="specbench.cli.manual:run",
+)
+def main(line: CommandLine) -> int:
+    """Runs a method on a model: decodes prompts, scores the images, times them against vanilla decoding, and writes one
+    row. out=DIR chooses the run's folder (otherwise runs/<date>/<time>-<id>/). The same command with the same out=
+    continues a run that was stopped. Exit code 3: done, but a named metric has no value.
 
-    from specbench.config import command_line, configuration
+      specbench run method=cool_sd delta=1.1 n=16 out=first
+      specbench run method=sd rule=cool delta=2                            any drafter with any rule
+      specbench run prompts=my.txt                                         every line of a file
+      specbench run -m method=cool_sd delta=1.1,2 nu=0.5,0.7 out=grid      a job for each combination
+      specbench run -m experiment=coolsd_delta                             a grid from conf/experiment
+      specbench run --dry-run                                              what a run would take
+      specbench run --cfg job                                              the configuration that it would use
+      specbench run protocol=coolsd_table1 model=llamagen_xl method=cool_sd delta=1.1
+                                                                           after specbench fetch
 
-    device_for = values([one for one in options.overrides if one.startswith("device_for=")], ["device_for"])
-    given = [one for one in options.overrides if not one.startswith("device_for=")]
-    overrides = command_line.read(given, options.multirun)
-    if options.help:
-        from specbench.cli import manual
+    The parameters depend on the choices: specbench run method=sjd_pac model=emu3 --help. Of a server's images
+    (vLLM-Omni, SGLang): specbench run engine=http --help. Of each choice: specbench list methods.
+    """
+    from specbench.config import configuration
 
-        print(manual.run(configuration.described(overrides)), end="")
-        return 0
-    jobs = configuration.grid(overrides, options.multirun)
-    if options.info:
-        return by_hydra(["--info", options.info, *overrides])
-    if options.hydra_help:
+    multirun = line["--multirun"]
+    overrides = command_line.read(line.others, multirun)
+    jobs = configuration.grid(overrides, multirun)
+    if line["--info"]:
+        return by_hydra(["--info", line["--info"], *overrides])
+    if line["--hydra-help"]:
         return by_hydra(["--hydra-help", *hydras_own(overrides)])
-    if options.cfg:
-        return _show(options.cfg, jobs, overrides)
+    if line["--cfg"]:
+        return _show(line["--cfg"], jobs, overrides)
     from specbench.bench.devices import only_dry
     from specbench.cli import plans
     from specbench.harness.folder import new_folder
 
-    only_dry(device_for, options.dry_run)
-    plan = plans.of_jobs(jobs, options.multirun, Path("runs", "NEW") if options.dry_run else new_folder())
-    if options.dry_run:
+    only_dry(line["device_for"], line["--dry-run"])
+    plan = plans.of_jobs(jobs, multirun, Path("runs", "NEW") if line["--dry-run"] else new_folder())
+    if line["--dry-run"]:
         from specbench.tables import forecast
 
-        command = shlex.join(["specbench", "run", *["-m"] * options.multirun, *overrides])
-        print(forecast.report(plan.title, plan.runs, command, device_for.get("device_for")))
+        again = shlex.join(["specbench", "run", *["-m"] * multirun, *overrides])
+        print(forecast.report(plan.title, plan.runs, again, line["device_for"]))
         return 0
-    if options.multirun:
+    if multirun:
         return grid(plan, overrides)
     try:
         for error in launch(plan, overrides):
@@ -123,3 +138,91 @@ def _command(overrides: Sequence[str], folder: Path) -> str:
     others = [argument for argument in overrides if not argument.startswith("out=")]
     simple = re.fullmatch(r"[A-Za-z0-9_./-]+", str(folder))
     return f"specbench run {shlex.join([*others, f'out={folder if simple else command_line.quoted(str(folder))}'])}"
+
+
+def start(planned: PlannedRun) -> None:
+    """Starts or continues a run, and prints its report."""
+    from specbench.harness.run import run
+
+    if planned.label:
+        sys.stderr.write(f"specbench: {planned.label}\n")  # print would write the end of the line separately
+    print(run(planned.config, planned.folder, asked=planned.asked).report(), flush=True)
+
+
+def _outcome(planned: PlannedRun) -> Exception | None:
+    """Starts a run; returns the error that ended it. In a grid it is printed, and the next one is started."""
+    try:
+        start(planned)
+    except Exception as e:
+        if not planned.label:
+            return e
+        known = isinstance(e, UsageError | RunError)
+        text = str(e) if known else f"{type(e).__name__}: {e}"
+        fail(text, USAGE)
+        return e if known else RunError(text)  # which other processes can send
+    return None
+
+
+def launch(plan: Plan[PlannedRun], overrides: Sequence[str]) -> list[Exception]:
+    """Starts a single run, or the runs of a grid; returns the errors of the runs that failed."""
+    runs, hydras = plan.runs, hydras_own(overrides)
+    if not hydras:
+        outcomes = [_outcome(run) for run in runs]
+    elif not runs[0].label:
+        with _hydra() as app:
+            outcomes = [app.run("config", lambda _: _outcome(runs[0]), hydras).return_value]
+    else:
+        sweep = [f"+job=range({len(runs)})", f"hydra.sweep.dir={command_line.quoted(str(plan.home))}", *hydras]
+        with _hydra() as app:
+            batches = app.multirun("config", lambda cfg: _outcome(runs[cfg.job]), sweep)
+        outcomes = [returned.return_value for batch in batches for returned in batch]
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def hydras_own(overrides: Sequence[str]) -> list[str]:
+    """The arguments that configure Hydra itself."""
+    return [argument for argument in overrides if command_line.is_hydras(argument)]
+
+
+@contextmanager
+def _hydra() -> Iterator[Any]:
+    """Hydra over conf/; restores the handlers of the root logger afterwards."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    from specbench.config import configuration
+
+    with configuration.session(), _same_logging():
+        yield GlobalHydra.instance().hydra
+
+
+@contextmanager
+def _same_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers  # --hydra-help leaves one that writes to stdout
+        root.setLevel(level)
+
+
+def by_hydra(arguments: Sequence[str]) -> int:
+    """Hydra's own command line over conf/: prints its help, its configuration or completions."""
+    import hydra
+    from hydra.core.utils import env_override
+
+    from specbench.config import configuration, parameters
+
+    conf, version = str(parameters.conf_dir()), configuration.VERSION_BASE
+    nothing = hydra.main(version_base=version, config_path=conf, config_name=configuration.CONFIG)(lambda _: None)
+    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
+    try:
+        with _same_logging(), env_override({"HYDRA_FULL_ERROR": "1"}):  # raise to `cli.main`, which prints one sentence
+            nothing()
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else 0 if e.code is None else FAILED
+    except hydra.errors.HydraException as e:
+        raise UsageError(one_line(e)) from e
+    finally:
+        sys.argv = before
+    return 0

@@ -10,13 +10,13 @@ import yaml
 
 from specbench.bench.devices import only_dry
 from specbench.cli.arguments import CommandLine, Own, Words, command
-from specbench.cli.exits import unmeasured
+from specbench.cli.commands import unmeasured
 from specbench.cli.tables import draw, drawing, say
 from specbench.config import parameters
 from specbench.errors import UsageError, values
 from specbench.storage import home
 from specbench.storage.files import locked
-from specbench.tables import render, sheets, suite_files, suite_sheet, suites
+from specbench.tables import render, suite_files, suite_sheet, suites
 from specbench.tables.collect import Bench
 from specbench.tables.suite_files import Source
 from specbench.tables.suites import Suite
@@ -78,7 +78,7 @@ def execute(
         except KeyboardInterrupt as e:
             raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {todo.command}") from None
         sheet, table, rows = suite_sheet.build(done)
-        draw(sheet, sheets.files(sheet, table, rows, out, STEM, formats, cells=f"{STEM}_cells.csv"))
+        draw(sheet, render.files(sheet, table, rows, out, STEM, formats, cells=f"{STEM}_cells.csv"))
         if any(rows.values()):
             print(f"wrote {out / suites.ROWS}")
     code = 0 if no_run else unmeasured(done.runs)

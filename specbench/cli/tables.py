@@ -10,11 +10,11 @@ from tqdm import tqdm
 
 from specbench.bench.devices import DEVICES, only_dry
 from specbench.cli.arguments import Arguments, CommandLine, Own, Words, command
-from specbench.cli.exits import unmeasured
+from specbench.cli.commands import unmeasured
 from specbench.config import parameters
 from specbench.errors import integer, unknown
 from specbench.harness.planned import PlannedRun
-from specbench.tables import render, sheets
+from specbench.tables import render
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import Bench, collect
 from specbench.tables.definitions import DEFAULT_MODEL, Table
@@ -92,7 +92,7 @@ def main(
                 started = {run.folder for run in todo.missing if table.rows_of == "run"}
                 todo = collect(todo, results, bench or Bench(), say, line["--jobs"])
                 ran += [run for run in todo.runs if run.folder in started]
-            draw(*sheets.of_table(todo, _command(table, line), results / "tables", formats))
+            draw(*render.of_table(todo, _command(table, line), results / "tables", formats))
     if line["--list"]:
         print(f"\nRun what a table lacks, and draw it: {_command(None, line)}")
     return unmeasured(ran)

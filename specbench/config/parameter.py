@@ -6,10 +6,11 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from specbench.errors import UsageError
+from specbench.errors import UsageError, decimal
 from specbench.storage.reading import made, short
 
 Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path", "fields"]
@@ -58,7 +59,8 @@ class Parameter:
         if self.choices:
             text = "one of " + ", ".join(self.choices)
         elif self.kind == "integers":
-            text = f"a list of rising integers of at least {self.low:g}, such as [100,400]"
+            most = "" if self.high is None else f" and at most {self.high}"
+            text = f"a list of rising integers of at least {self.low:g}{most}, such as [100,400]"
         elif self.kind in _WANTED:
             text = _WANTED[self.kind]
         elif self.kind in ("string", "text", "path"):
@@ -81,6 +83,22 @@ class Parameter:
         except ValueError:
             got = "null" if value is None else short(value, 200)
             raise UsageError(f"{name} must be {self.wanted()} (got {got})") from None
+
+    def from_text(self, name: str, text: str) -> Any:
+        """The value of argument `name` in its canonical form, from its text: 1e6 and 1_000 are integers, too. Raises
+        UsageError with the allowed values."""
+        value: Any = text
+        if text == "null":
+            value = None
+        elif self.kind == "flag":
+            value = {"true": True, "false": False}.get(text, text)
+        elif self.kind in ("integer", "integers", "number", "numbers") and text not in self.also:
+            with suppress(ValueError):  # which the check tells
+                digits = text.replace("_", "") if self.kind.startswith("integer") else text
+                numbers = [_number(part.strip()) for part in digits.strip("[]").split(",")]
+                value = numbers if self.kind.endswith("s") else numbers[0] if len(numbers) == 1 else text
+                value = sorted({*numbers}) if self.kind == "integers" else value
+        return self.checked(name, value)
 
     def allows(self, value: Any) -> bool:
         """Whether a value is allowed."""
@@ -136,6 +154,12 @@ class Parameter:
         """Whether a number is in the range."""
         above = self.low is None or value > self.low or (value == self.low and not self.above)
         return above and (self.high is None or value <= self.high)
+
+
+def _number(text: str) -> float:
+    """The number in a text, an integer where it is whole."""
+    number = decimal(text)
+    return int(text) if text.isdecimal() else int(number) if number.is_integer() else number
 
 
 def _is_integer(value: Any) -> bool:

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, s
 from specbench.storage import home, image_files
 from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
 from specbench.storage.image_files import ImageFiles
+from specbench.storage.reading import read_json
 
 #: Parameters of the scoring of a run.
 OF_RUN = ("metrics", "metrics_dir", "reference", "device", "batch")
@@ -106,7 +107,9 @@ def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Eval
     reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
     pairs = pair(paths, cfg, given, cfg["data"], reading, partial)
     with _opened(out, folder) as run_id, _stop_message(out):
-        write_atomically(out / _MEMORY, _memory(folder, run_id, given))
+        prompts = {name: given[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in given}
+        memory = _Memory(str(folder.resolve()), run_id, prompts)
+        write_atomically(out / _MEMORY, (json.dumps(asdict(memory), indent=1) + "\n").encode())
         return _score_images(folder, out, run_id, pairs, cfg)
 
 
@@ -145,28 +148,25 @@ def _default_out(folder: Path) -> Path:
     return Path("runs", "evaluate", f"{here.name}-{sha256(str(here), 8)}")
 
 
-def _memory(folder: Path, run_id: str, given: Mapping[str, Any]) -> bytes:
-    """The content of `_MEMORY`: whose scores a folder holds, and by which parameters their prompts were found."""
-    prompts = {name: given[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in given}
-    held = {"pictures": str(folder.resolve()), "run_id": run_id, "prompts": prompts}
-    return (json.dumps(held, indent=1) + "\n").encode()
+@dataclass(frozen=True)
+class _Memory:
+    """The content of `_MEMORY`: the folder of the images, the name of the row, and the parameters of the prompts."""
+
+    pictures: str
+    run_id: str
+    prompts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _remembered(out: Path) -> tuple[str, str, dict[str, Any]] | None:
-    """The folder of the images, the name and the parameters of the prompts of an earlier scoring in `out`; None without
-    one. UsageError for a damaged file."""
-    if not (out / _MEMORY).exists():
-        return None
-    try:
-        found = json.loads((out / _MEMORY).read_text(encoding="utf-8"))
-        return str(found["pictures"]), str(found["run_id"]), dict(found.get("prompts", {}))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise UsageError(f"cannot read {out / _MEMORY}; choose another out=") from None
+def _remembered(out: Path) -> _Memory | None:
+    """Of an earlier scoring in `out`; None without one. UsageError for a damaged file."""
+    path = out / _MEMORY
+    found: _Memory | None = read_json(path, _Memory, "choose another out=") if path.exists() else None
+    return found
 
 
 def _earlier_prompts(out: Path) -> dict[str, Any]:
     """The parameters of the prompts of an earlier scoring, if their files are still there."""
-    _, _, prompts = _remembered(out) or ("", "", {})
+    prompts = dict(earlier.prompts) if (earlier := _remembered(out)) else {}
     file = prompts.get("prompts")
     return {} if file and not home.expanded(file).is_file() else prompts
 
@@ -175,18 +175,18 @@ def _earlier_prompts(out: Path) -> dict[str, Any]:
 def _opened(out: Path, folder: Path) -> Iterator[str]:
     """Makes and locks the folder of the results, checks that it belongs to these images, and yields its name."""
 
-    def check() -> None:
+    def checked() -> _Memory | None:
         earlier = _remembered(out)
         if earlier is None:
             if others := {p.name for p in out.iterdir() if not is_temporary(p)} - {".lock"}:
                 raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
-        elif earlier[0] != str(folder.resolve()):
-            raise UsageError(f"{out} holds the scores of {earlier[0]}; choose another out=")
+        elif earlier.pictures != str(folder.resolve()):
+            raise UsageError(f"{out} holds the scores of {earlier.pictures}; choose another out=")
+        return earlier
 
-    with locked(out, check):
-        check()  # another process may have written before the lock
-        earlier = _remembered(out)
-        yield earlier[1] if earlier else new_run_id()
+    with locked(out, checked):
+        earlier = checked()  # another process may have written before the lock
+        yield earlier.run_id if earlier else new_run_id()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from specbench.config import command_line, parameters
 from specbench.config.yaml_files import cached
 from specbench.errors import plain, unknown
 from specbench.rows.columns import COLUMNS, SHOWN
+from specbench.storage.reading import short
 from specbench.tables import suite_files
 from specbench.tables.definitions import (
     REMARKS,
@@ -24,6 +25,7 @@ from specbench.tables.definitions import (
     Curve,
     Line,
     Maps,
+    Matched,
     Panel,
     Series,
     Stack,
@@ -32,7 +34,7 @@ from specbench.tables.definitions import (
     TableTest,
     row_column,
 )
-from specbench.tables.suite_files import FigureKeys, Source, short
+from specbench.tables.suite_files import FigureKeys, PanelKeys, Source
 
 #: What a line has next to its parameters.
 _OF_LINE = ("label", "published", "elsewhere", "without")
@@ -67,6 +69,7 @@ def table(name: str, source: Source) -> Table:
     lines, panels = _lines(source)
     if not lines:
         raise source.fault("there are no lines: give a label and parameters each, such as `sjd: {method: sjd}`")
+    tests = ((*one, *pair) for test in keys.tests for pair in test.pairs for one in test.of.items())
     return Table(
         id=name,
         title=keys.title or name,
@@ -76,10 +79,10 @@ def table(name: str, source: Source) -> Table:
         columns=tuple(_column(source, one) for one in keys.columns),
         lines=tuple(lines),
         remarks=tuple(REMARKS.get(text, text) for text in keys.remarks),
-        figure=None if keys.figure is None else _figure(source, keys.figure, panels),
+        figure=_figure(source, panels) if keys.figure else None,
         panels=tuple(panels),
-        matched=keys.matched,
-        tests=tuple(_tests(source)),
+        matched=source.made("matched", Matched, keys.matched) if keys.matched else None,
+        tests=tuple(TableTest(*test) for test in tests),
         needs=keys.needs,
         rows_of=keys.rows_of,
         on_request=keys.on_request,
@@ -98,21 +101,22 @@ def _value(source: Source, where: str, value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return f"[{','.join(_value(source, where, one) for one in value)}]"
-    text = source.text(where, value)
+    if isinstance(value, dict):
+        raise source.fault(f"{where} must be a text (got {short(value)})")
+    text = str(value)
     return text if re.fullmatch(r"[\w./:+@%-]+", text) else command_line.quoted(text)
 
 
-def _column(source: Source, one: Any) -> Column:
-    given = one if isinstance(one, dict) else {source.text("columns", one): None}
-    if len(given) != 1:
+def _column(source: Source, one: str | Mapping[str, Any]) -> Column:
+    if isinstance(one, str):
+        return _default_column(source, one, None)
+    if len(one) != 1:
         raise source.fault(f"a column is its name, or `name: {{label: ...}}` (got {short(one)})")
-    [(key, more)] = given.items()
-    own = source.values(f"columns: {key}", Column, more)
-    if "key" in own:
-        raise source.fault(f"columns: {key} has no 'key'")
+    [(key, more)] = one.items()
+    own = source.mapping(f"columns: {key}", more)
     if own.get("better", "higher") not in ("higher", "lower"):
         raise source.fault(f"columns: {key}: better must be higher or lower")
-    return replace(_default_column(source, str(key), own.get("better")), **own)
+    return source.made(f"columns: {key}", Column, {**vars(_default_column(source, key, own.get("better"))), **own})
 
 
 def _default_column(source: Source, key: str, better: str | None) -> Column:
@@ -138,8 +142,10 @@ def _lines(source: Source) -> tuple[list[Line], list[Panel]]:
     lines: dict[str, Line] = {}
     own = _curves(source, "lines", source.definition.lines, lines)
     panels = []
-    for label, keys in source.definition.panels.items():
-        suffix, where = label if keys.suffix is None else keys.suffix, f"panels: {label}"
+    for label, held in source.definition.panels.items():
+        where = f"panels: {label}"
+        keys = source.made(where, PanelKeys, held)
+        suffix = label if keys.suffix is None else keys.suffix
         begin = _curves(source, f"{where}: first", keys.first, lines, keys.with_, suffix)
         first = tuple(key for curve in begin for key in curve.lines)
         curves = _curves(source, where, keys.lines, lines, keys.with_, suffix)
@@ -163,7 +169,7 @@ def _curves(
     ending = f", {suffix}" if suffix else ""
     for name, one in held.items():
         given = source.mapping(f"{where}: {name}", one)
-        label = source.text("label", given.pop("label", name))
+        label = str(given.get("label", name))
         swept = {key: value for key, value in given.items() if _sweeps(key, value)}
         rest = {key: value for key, value in given.items() if key not in swept}
         if shared:
@@ -209,21 +215,24 @@ def _line(source: Source, key: str, given: Mapping[str, Any], lines: dict[str, L
         elsewhere = {k: v for k, v in {**own, **changed}.items() if k not in changed or v is not None}
     lines[name] = Line(
         name,
-        source.text("label", given["label"]),
+        given["label"],
         overrides(source, key, own) if own or "method" in source.definition.with_ else None,
         None if published is None else {k: str(v) for k, v in source.mapping(f"{key}: published", published).items()},
-        source.text("without", given.get("without", Line.without)),
+        str(given.get("without", Line.without)),
         None if elsewhere is None else overrides(source, key, elsewhere),
     )
     return name
 
 
-# --- figures and tests ------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def _figure(source: Source, keys: FigureKeys, panels: Sequence[Panel]) -> TableFigure | Series | Maps | Stack:
-    if other := keys.series or keys.maps or keys.stack:
-        return other
+def _figure(source: Source, panels: Sequence[Panel]) -> TableFigure | Series | Maps | Stack:
+    keys = source.made("figure", FigureKeys, source.definition.figure)
+    kinds: dict[str, type[Series | Maps | Stack]] = {"series": Series, "maps": Maps, "stack": Stack}
+    for name, kind in kinds.items():
+        if held := getattr(keys, name):
+            return source.made(f"figure: {name}", kind, held)
     if keys.curves:
         panels = [Panel("", tuple(Curve(label, lines) for label, lines in keys.curves.items()))]
     if keys.panel is not None:
@@ -233,12 +242,3 @@ def _figure(source: Source, keys: FigureKeys, panels: Sequence[Panel]) -> TableF
     if keys.log and (len(keys.x) > 1 or len(keys.y) > 1):
         raise source.fault("figure: with log it has one x and one y")
     return TableFigure(keys.x, keys.y, keys.baseline, tuple(panels), keys.log)
-
-
-def _tests(source: Source) -> Iterator[TableTest]:
-    for keys in source.definition.tests:
-        for pair in keys.pairs:
-            if not isinstance(pair, list) or len(pair) != 2:
-                raise source.fault(f"tests: a pair has two lines (got {short(pair)})")
-            for statistic, label in keys.of.items():
-                yield TableTest(statistic, label, str(pair[0]), str(pair[1]))

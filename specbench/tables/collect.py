@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from specbench.harness.planned import Plan, PlannedRun, Row, execute
 from specbench.rows.csv_files import append_row, as_cells, csv_text, read_rows
 from specbench.storage.files import write_atomically
-from specbench.tables.definitions import Panel, TableFigure
+from specbench.tables.definitions import Panel
 from specbench.tables.measure import ROW_FILES, TablePlan, store
 
 P = TypeVar("P", bound=Plan[Any])
@@ -110,28 +110,21 @@ class _Collector(Executor[TablePlan]):
         places = [run.folder] if run.folder.exists() else sorted(shared)
         return next((place for place in places if _is_of(place, run.row)), None)
 
-    def unequalled(self) -> dict[str, Panel]:
-        return self.plan.with_tests(self.results).unequalled
-
     def test_curves(self, panel: Panel, runs: str) -> None:
         """Compares every pair of curves of a panel, except curves that did not measure the column; runs: identifies the
         panel's runs."""
         from specbench.compare import equal
 
-        matched, figure, rows, label = self.plan.table.matched, self.plan.table.figure, self.plan.rows, panel.label
-        assert matched is not None
-        assert isinstance(figure, TableFigure)
+        table, rows, label = self.plan.table, self.plan.rows, panel.label
         folders = self.folders(panel.keys)
         self.say(f"{label}: every pair of curves, image by image")
-        for x in figure.x:
-            for y in matched.y:
-                whole = [curve for curve in panel.curves if all((rows[key] or {}).get(y) for key in curve.lines)]
-                if left_out := [curve.label for curve in panel.curves if curve not in whole]:
-                    self.say(f"{label}: {', '.join(left_out)} did not measure {y}, and is not compared")
-                curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
-                for row in self.bench.equal(curves, x, y):
-                    file = store(self.plan.table, self.results, "_pairs")
-                    equal.ROWS.append(file, {**row, "panel": label, "runs": runs})
+        for x, y in [(x, y) for one, x, y in table.comparisons if one == panel]:
+            whole = [curve for curve in panel.curves if all((rows[key] or {}).get(y) for key in curve.lines)]
+            if left_out := [curve.label for curve in panel.curves if curve not in whole]:
+                self.say(f"{label}: {', '.join(left_out)} did not measure {y}, and is not compared")
+            curves = {curve.label: [folders[key] for key in curve.lines] for curve in whole}
+            for row in self.bench.equal(curves, x, y):
+                equal.ROWS.append(store(table, self.results, "_pairs"), {**row, "panel": label, "runs": runs})
 
 
 def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], None], jobs: int = 1) -> TablePlan:
@@ -146,11 +139,11 @@ def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], N
 
     collector = _Collector(todo, results, bench, say, jobs)
     # The curves of a panel are tested before another panel begins: what is stopped keeps its tests.
-    for panel in todo.tested_panels:
+    for panel in todo.table.compared_panels:
         collector.execute([run for run in collector.plan.missing if run.key in panel.keys])
-        for one in collector.unequalled().values():
+        for one in collector.plan.with_tests(results).unequalled.values():
             collector.folders(one.keys)  # which may change their runs
-        for runs, one in collector.unequalled().items():
+        for runs, one in collector.plan.with_tests(results).unequalled.items():
             collector.test_curves(one, runs)
     collector.execute(collector.plan.missing)
     tests = collector.plan.untested

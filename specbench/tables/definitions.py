@@ -5,6 +5,7 @@ The tables of a paper are in its own module; a new one is one more entry there a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -205,6 +206,20 @@ class Table:
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another is asked for
+
+    @property
+    def compared_panels(self) -> list[Panel]:
+        """The panels whose curves are compared at equal values."""
+        if self.matched is None or not isinstance(self.figure, TableFigure):
+            return []
+        return [panel for panel in self.figure.panels if len(panel.curves) > 1]
+
+    @property
+    def comparisons(self) -> list[tuple[Panel, str, str]]:
+        """(panel, x, y): every pair of the panel's curves is compared by column y at equal x."""
+        xs = self.figure.x if isinstance(self.figure, TableFigure) else ()
+        ys = self.matched.y if self.matched else ()
+        return list(itertools.product(self.compared_panels, xs, ys))
 
     def overrides(self, line: Line, model: str, n: int | None = None, seed: int | None = None) -> list[str] | None:
         """The Hydra overrides of the run behind `line`, with `n` prompts and `seed` (None: its own); None where there

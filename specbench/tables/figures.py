@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from specbench.rows.columns import stderr_of
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = Mapping[str, str]
+Style = tuple[str, str]  # colour, marker
+Point = tuple[float, float, float, float]  # x, y and half their 95 % intervals
 
 #: Ten colours, each with its own marker, then the first ones with other markers. Seven are Okabe and Ito's; any two of
 #: the ten are at least as far apart as the closest two of these seven, for colour-blind readers, too.
@@ -104,27 +105,25 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
     rows_of_axes = [(panel, x) for panel in figure.panels for x in figure.x]
     drawn, axes = new_axes(len(rows_of_axes), len(shown), sharex="row")
     styles = styles_of(sorted(([curve.label for curve in panel.curves] for panel in figure.panels), key=len))
-    for (panel, x_key), line in zip(rows_of_axes, axes, strict=True):
-        for key, axis in zip(shown, line, strict=True):
+    for (panel, x), strip in zip(rows_of_axes, axes, strict=True):
+        for key, axis in zip(shown, strip, strict=True):
             base = rows.get(panel.baseline or figure.baseline)
             if base is not None and base.get(key):
                 _band(axis, base, columns[key])
-            seen = []
-            for curve in panel.curves:
-                colour, marker = styles[curve.label]
-                points = [p for name in curve.lines if (p := point(rows.get(name), x_key, key, NORMAL95))]
-                if points:
-                    seen += [(x, y) for x, y, _, _ in points]
-                    x, y, dx, dy = zip(*points, strict=True)
-                    axis.errorbar(
-                        x, y, dy, dx, color=colour, marker=marker, ms=5, lw=1.2, elinewidth=0.7, label=curve.label
-                    )
-            if not seen:
+            curves = {curve.label: points(rows, curve.lines, x, key) for curve in panel.curves}
+            for label, some in curves.items():
+                draw_points(axis, some, styles[label], ms=5, elinewidth=0.7, label=label)
+            if not any(curves.values()):
                 axis.set_axis_off()
                 continue
-            if x_key not in AXES:
-                _front(axis, pareto_front(seen, down=columns[key].better == "lower"))
-            axis.set_xlabel(AXES.get(x_key) or columns[x_key].label.lower())
+            if x not in AXES:
+                means = [point[:2] for some in curves.values() for point in some]
+                front = zip(*pareto_front(means, down=columns[key].better == "lower"), strict=True)
+                # as stairs: up to a point's x, its y is to be had
+                axis.step(
+                    *front, where="pre", color="black", lw=1.4, ls=":", zorder=3, label="Pareto front of the means"
+                )
+            axis.set_xlabel(AXES.get(x) or columns[x].label.lower())
             axis.set_ylabel(f"{columns[key].label}\n({columns[key].better} is better)")
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
@@ -143,18 +142,17 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
     grid = drawn.add_gridspec(2 * count, 1, height_ratios=(3.4, 1) * count, hspace=0, **margins)
     axes = [(drawn.add_subplot(grid[2 * i]), drawn.add_subplot(grid[2 * i + 1])) for i in range(count)]
     styles = styles_of([[curve.label for curve in panel.curves if len(curve.lines) > 2] for panel in figure.panels])
-    found = {line.key: p for line in table.lines if (p := point(rows.get(line.key), x, y.key, NORMAL95))}
-    above = [p for p in found.values() if p[1] > y.rounding]
+    measured = {line.key: p for line in table.lines if (p := point(rows.get(line.key), x, y.key, NORMAL95))}
+    above = [p for p in measured.values() if p[1] > y.rounding]
     if not above:
         return drawn
     low, high = min(p[1] for p in above) / 1.5, max(p[1] + p[3] for p in above) * 1.5
-    left, right = min(p[0] - p[2] for p in found.values()), max(p[0] + p[2] for p in found.values())
-    reach = (left - 0.04 * (right - left), right + 0.16 * (right - left))
+    left, right = min(p[0] - p[2] for p in measured.values()), max(p[0] + p[2] for p in measured.values())
+    for axis in itertools.chain(*axes):
+        axis.set_xlim(left - 0.04 * (right - left), right + 0.16 * (right - left))
+        axis.grid(alpha=0.25)
+        axis.tick_params(labelbottom=False, bottom=False)
     for panel, (axis, zeros) in zip(figure.panels, axes, strict=True):
-        for one in (axis, zeros):
-            one.set_xlim(reach)
-            one.grid(alpha=0.25)
-            one.tick_params(labelbottom=False, bottom=False)
         axis.set_yscale("log")
         axis.set_ylim(low, high)
         axis.spines["bottom"].set_visible(False)
@@ -164,19 +162,18 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
         zeros.spines["top"].set(ls=(0, (2, 3)), color="0.6")  # the axis is broken here
         ends, edge = [], 0.0
         for curve in panel.curves:
-            points = [(*found[key], key) for key in curve.lines if key in found]
-            colour, marker = styles.get(curve.label, ("black", "o"))
-            over = [point[:4] for point in points if point[1] > y.rounding]
+            some = [measured[key] for key in curve.lines if key in measured]
+            over = [point for point in some if point[1] > y.rounding]
             if not over:
                 continue
-            ends.append((curve.label, over[-1][:2], colour))
+            style = styles.get(curve.label, ("black", "o"))
+            ends.append((curve.label, over[-1][:2], style[0]))
             edge = max(edge, *(px + dx for px, _, dx, _ in over))
-            if len(over) < len(points):  # from the line of zero
-                axis.plot([points[0][0], over[0][0]], [low, over[0][1]], color=colour, lw=0.8, ls=":")
-            px, py, dx, dy = zip(*over, strict=True)
-            axis.errorbar(px, py, dy, dx, color=colour, marker=marker, ms=4.5, lw=1.2, elinewidth=0.6)
+            if len(over) < len(some):  # from the line of zero
+                axis.plot([some[0][0], over[0][0]], [low, over[0][1]], color=style[0], lw=0.8, ls=":")
+            draw_points(axis, over, style, ms=4.5, elinewidth=0.6)
         keys = dict.fromkeys([panel.baseline or figure.baseline, *panel.keys])
-        exact = {key: found[key] for key in keys if key in found and found[key][1] <= y.rounding}
+        exact = {key: measured[key] for key in keys if key in measured and measured[key][1] <= y.rounding}
         names = {line.key: line.label.removesuffix(f", {panel.label}") for line in table.lines}
         for px, _, dx, _ in exact.values():
             zeros.errorbar([px], [0], None, [dx], color="black", marker="o", mfc="white", ms=5, elinewidth=0.6)
@@ -188,10 +185,10 @@ def _log_curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None
     return drawn
 
 
-def styles_of(panels: Sequence[Sequence[str]]) -> dict[str, tuple[str, str]]:
+def styles_of(panels: Sequence[Sequence[str]]) -> dict[str, Style]:
     """A curve looks the same in all panels, and has its own colour while there are enough; then two of one panel differ
     in colour, and any two in colour or marker."""
-    styles: dict[str, tuple[str, str]] = {}
+    styles: dict[str, Style] = {}
     for labels in panels:
         for label in labels:
             near = {styles[other][0] for other in labels if other in styles}
@@ -233,21 +230,14 @@ def _name_below(axis: Axes, points: Sequence[tuple[str, float]]) -> None:
 def apart(wanted: Sequence[float], gaps: Sequence[float], most: float = math.inf) -> list[float]:
     """Positions in the order of `wanted`, each at least its gap from the one before and at most at `most`: those that
     would be nearer move as a group whose mean stays."""
-    clusters: list[tuple[list[float], list[float]]] = []  # wanted of the first one by each of the others, offsets
-    for value, gap in zip(wanted, gaps, strict=True):
-        clusters.append(([value], [0.0]))
-        while len(clusters) > 1:
-            (firsts, offsets), (next_firsts, next_offsets) = clusters[-2:]
-            step = offsets[-1] + gap
-            if fmean(next_firsts) >= fmean(firsts) + step:
-                break
-            shifted = [f - step for f in next_firsts], [o + step for o in next_offsets]
-            clusters[-2:] = [(firsts + shifted[0], offsets + shifted[1])]
-    found = [fmean(firsts) + offset for firsts, offsets in clusters for offset in offsets]
-    for i in reversed(range(len(found))):
-        limit = most if i + 1 == len(found) else found[i + 1] - gaps[i + 1]
-        found[i] = min(found[i], limit)
-    return found
+    import numpy as np
+    from scipy.optimize import isotonic_regression
+
+    if not len(wanted):
+        return []
+    offsets = np.cumsum(gaps)
+    moved = isotonic_regression(np.subtract(wanted, offsets)).x + offsets
+    return list(np.minimum(moved, most - (offsets[-1] - offsets)))
 
 
 def pareto_front(points: Sequence[tuple[float, float]], down: bool) -> list[tuple[float, float]]:
@@ -258,13 +248,6 @@ def pareto_front(points: Sequence[tuple[float, float]], down: bool) -> list[tupl
         if not kept or (y < kept[-1][1] if down else y > kept[-1][1]):
             kept.append((x, y))
     return kept[::-1]
-
-
-def _front(axis: Axes, points: list[tuple[float, float]]) -> None:
-    """As stairs: up to a point's x, its y is to be had."""
-    if points:
-        x, y = zip(*points, strict=True)
-        axis.step(x, y, where="pre", color="black", lw=1.4, ls=":", zorder=3, label="Pareto front of the means")
 
 
 def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Figure:
@@ -349,11 +332,23 @@ def _band(axis: Axes, row: Row, column: Column) -> None:
     axis.axhspan(value - NORMAL95 * spread, value + NORMAL95 * spread, color="0.85", zorder=0)
 
 
-def point(row: Row | None, x: str, y: str, width: float = 1.0) -> tuple[float, float, float, float] | None:
+def point(row: Row | None, x: str, y: str, width: float = 1.0) -> Point | None:
     """(x, y, `width` standard errors of x, of y); None where the row does not have both."""
     if row is None or not row.get(x) or not row.get(y):
         return None
     return float(row[x]), float(row[y]), width * stderr(row, x), width * stderr(row, y)
+
+
+def points(rows: Mapping[str, Row | None], lines: Sequence[str], x: str, y: str) -> list[Point]:
+    """The points along a curve."""
+    return [p for key in lines if (p := point(rows.get(key), x, y, NORMAL95))]
+
+
+def draw_points(axis: Axes, points: Sequence[Point], style: Style, **more: Any) -> None:
+    """A curve with the intervals of its points, if there are any."""
+    if points:
+        x, y, dx, dy = zip(*points, strict=True)
+        axis.errorbar(x, y, dy, dx, color=style[0], marker=style[1], lw=1.2, **more)
 
 
 def stderr(row: Row, key: str) -> float:

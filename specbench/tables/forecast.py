@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -24,12 +25,15 @@ from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.harness.pipeline import check_engine, resolve_device
 from specbench.harness.planned import PlannedRun
+from specbench.rows.csv_files import as_cells
+from specbench.rows.journal import read_records
 from specbench.storage.files import format_size
 from specbench.tables import gpu_hours
 from specbench.tables.gpu_hours import Planner
 
 _MOST = 40  # runs that are listed one by one
 _RECENT = 200  # records from which a speed is computed
+_RECORD, _OF_TOKEN = 4000, 12  # bytes of a record at most, besides its tokens, and for each token
 #: Parameters that do not change how fast an image is decoded.
 _FREE = (
     *("seed", "n", "images_per_prompt", "split", "data", "caption", "prompts"),
@@ -38,17 +42,10 @@ _FREE = (
 
 
 @dataclass(frozen=True)
-class Rate:
-    """Seconds per image, and where from."""
-
-    seconds: float
-    exact: bool  # of the same parameters, not only of the same method
-
-
-@dataclass(frozen=True)
 class Forecast:
-    """What a run will do. images, there: of both passes; left: images of the method, and of its baseline; seconds: for
-    what is left, None: unknown; hours: by GPU, the least and the most; fault: why it cannot start yet."""
+    """What a run will do. images, there: of both passes; left_of: images of the method, and of its baseline; seconds:
+    for what is left, None: unknown; exact: from rows of the same parameters, not only of the same method; fault: why it
+    cannot start yet; hours: by GPU, the least and the most."""
 
     run: PlannedRun
     images: int
@@ -62,6 +59,21 @@ class Forecast:
     @property
     def left(self) -> int:
         return self.images - self.there
+
+    def line(self, chosen: Mapping[str, Device] | None) -> str:
+        cfg = self.run.config
+        what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}"
+        batch = "" if parameters.is_served(cfg) else f", batch {cfg['batch']}"
+        state = f"{self.left} images" + (f", {self.there} are there" if self.there else "")
+        if not self.left:
+            state = "finished"
+        elif self.seconds is not None:
+            state += f", {_duration(self.seconds)}"
+        elif not self.hours:
+            state += ", time unknown"
+        elif chosen:
+            state += f", {as_text(self.hours[next(iter(chosen))])}"
+        return f"{self.run.folder}: {what}{batch}: {state}"
 
 
 @dataclass(frozen=True)
@@ -119,36 +131,21 @@ def report(
     chosen = None if device_for is None else devices.named(device_for)
     if others := [run for run in runs if run.rows_of != "run"]:
         return f"dry run of {title}: {len(others)} lines by specbench {others[0].rows_of}, no images; then {command}"
-    all_of_them = foresee(runs, chosen, results)
-    found, planner = all_of_them.runs, all_of_them.planner
-    images, there = sum(one.images for one in found), sum(one.there for one in found)
-    count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
-    lines = [f"dry run of {title}: {count}, nothing is decoded"]
-    lines += [f"  {_line(one, chosen)}" for one in found[:_MOST]]
-    if len(found) > _MOST:
-        lines.append(f"  ... and {len(found) - _MOST} more runs")
-    lines.append(f"decode    {images - there} images, {there} of {images} are there")
-    lines.append(f"time      {_time(found)}")
-    lines += _gpu(all_of_them)
+    foreseen = foresee(runs, chosen, results)
+    images, there = sum(one.images for one in foreseen.runs), sum(one.there for one in foreseen.runs)
     size, fetch = to_fetch.report(runs, command)
-    lines += [f"disk      {_disk(all_of_them, size)}"]
-    lines += [f"memory    {text}" for text in _memory(found, planner)]
-    lines += [*(f"missing   {text}" for text in _faults(found)), *fetch]
-    return "\n".join(lines)
-
-
-def _line(one: Forecast, chosen: Mapping[str, Device] | None) -> str:
-    cfg = one.run.config
-    state = "finished" if not one.left else f"{one.left} images" + (f", {one.there} are there" if one.there else "")
-    time = "" if not one.left else ", time unknown" if one.seconds is None else f", {_duration(one.seconds)}"
-    if one.hours and one.seconds is None:
-        time = f", {as_text(one.hours[next(iter(chosen))])}" if chosen else ""
-    what = f"{cfg['method']} on {cfg['model']}, seed {cfg['seed']}, n={cfg['n']}"
-    batch = "" if parameters.is_served(cfg) else f", batch {cfg['batch']}"
-    return f"{one.run.folder}: {what}{batch}: {state}{time}"
-
-
-# --- what is there ----------------------------------------------------------------------------------------------------
+    lines = [f"dry run of {title}: {len(runs)} run{'s' * (len(runs) != 1)}, nothing is decoded"]
+    lines += [f"  {one.line(chosen)}" for one in foreseen.runs[:_MOST]]
+    lines += [f"  ... and {len(runs) - _MOST} more runs"] if len(runs) > _MOST else []
+    lines.append(f"decode    {images - there} images, {there} of {images} are there")
+    lines.append(f"time      {_time(foreseen.runs)}")
+    lines += _gpu(foreseen)
+    lines.append(f"disk      {_disk(foreseen, size)}")
+    lines += [f"memory    {text}" for text in _memory(foreseen)]
+    # why runs cannot start, apart from what a fetch brings, and which metrics would have no value
+    faults = dict.fromkeys(one.fault for one in foreseen.runs if one.fault and "specbench fetch" not in one.fault)
+    missing = (*faults, *to_fetch.unmeasured(one.run.config for one in foreseen.runs))
+    return "\n".join([*lines, *(f"missing   {text}" for text in missing), *fetch])
 
 
 def _forecast(run: PlannedRun, known: _Known, planner: Planner, chosen: Mapping[str, Device] | None) -> Forecast:
@@ -157,23 +154,23 @@ def _forecast(run: PlannedRun, known: _Known, planner: Planner, chosen: Mapping[
         _check(run.config)
     except (UsageError, OSError) as e:
         fault = str(e)
-    status = run.status()
-    passes = [one for one in (status.images, status.baseline) if one is not None]
-    count = run.config.images
-    there = sum(min(one.done, count) for one in passes)
+    status, count = run.status(), run.config.images
+    passes = (status.images, status.baseline)
+    there = sum(min(one.done, count) for one in passes if one is not None)
     images = count * (2 if run.config.wants_baseline else 1)
-    seconds: float | None = 0.0
-    exact = True
-    left_of = []
-    for vanilla, progress in ((False, status.images), (True, status.baseline)):
-        left = 0 if progress is None else max(0, count - progress.done)
-        left_of.append(left)
-        if left and seconds is not None:
-            rate = known.rate(run.config, vanilla)
-            seconds = None if rate is None else seconds + left * rate.seconds
-            exact = exact and rate is not None and rate.exact
-    of_gpus = _of_gpus(run.config, left_of, planner, chosen)
-    return Forecast(run, images, min(there, images), (left_of[0], left_of[1]), seconds, exact, fault, of_gpus)
+    left_of = [0 if one is None else max(0, count - one.done) for one in passes]
+    rates = [known.rate(run.config, vanilla) if left else (0.0, True) for vanilla, left in enumerate(left_of)]
+    seconds = [left * rate[0] for left, rate in zip(left_of, rates, strict=True) if rate is not None]
+    return Forecast(
+        run,
+        images,
+        min(there, images),
+        (left_of[0], left_of[1]),
+        sum(seconds) if len(seconds) == len(rates) else None,
+        all(rate is not None and rate[1] for rate in rates),
+        fault,
+        _of_gpus(run.config, left_of, planner, chosen),
+    )
 
 
 def _check(cfg: RunConfig) -> None:
@@ -186,12 +183,6 @@ def _check(cfg: RunConfig) -> None:
     check(cfg)
 
 
-def _faults(found: Sequence[Forecast]) -> Iterator[str]:
-    """Why runs cannot start, apart from what a fetch brings, and which metrics would have no value."""
-    yield from dict.fromkeys(one.fault for one in found if one.fault and "specbench fetch" not in one.fault)
-    yield from to_fetch.unmeasured(one.run.config for one in found)
-
-
 # --- hours on a GPU ---------------------------------------------------------------------------------------------------
 
 
@@ -202,20 +193,19 @@ def _of_gpus(
     is_real = parameters.default("model", cfg["model"], "weights") == "official"
     if parameters.is_served(cfg) or not any(left_of) or (chosen is None and (not is_real or cfg["device"] == "cpu")):
         return {}
-    wanted = [cfg] * bool(left_of[0]) + [gpu_hours.without_method(cfg)] * bool(left_of[1])
-    counts = [count for count in left_of if count]
-    found = {}
+    passes = zip(left_of, (cfg, gpu_hours.without_method(cfg)), strict=True)
+    wanted = [(count, one) for count, one in passes if count]
+    hours = {}
     try:
         for name, device in (chosen or devices.DEVICES).items():
-            each = [planner.seconds(one, device) for one in wanted]
-            hours = [sum(n * seconds[i] for n, seconds in zip(counts, each, strict=True)) / 3600 for i in (0, 1)]
-            found[name] = (hours[0], hours[1])
+            each = [(count, planner.seconds(one, device)) for count, one in wanted]
+            low, high = (sum(count * seconds[i] for count, seconds in each) / 3600 for i in (0, 1))
+            hours[name] = low, high
     except Exception as e:  # a plug-in's model may not work on shapes; nothing depends on these numbers
-        planner.sources.setdefault(f"unknown ({type(e).__name__}: {e}), and so are the hours, of", set()).add(
-            cfg["method"]
-        )
+        source = f"unknown ({type(e).__name__}: {e}), and so are the hours, of"
+        planner.sources.setdefault(source, set()).add(cfg["method"])
         return {}
-    return found
+    return hours
 
 
 def _gpu(foreseen: Foreseen) -> Iterator[str]:
@@ -261,23 +251,19 @@ class _Known:
             with suppress(UsageError):
                 self.rows = sources.read_store(path)[::-1]  # the newest first
         self._machines: dict[str, dict[str, Any]] = {}
-        self._rates: dict[str, Rate | None] = {}
+        self._rates: dict[str, tuple[float, bool] | None] = {}
 
-    def rate(self, cfg: Mapping[str, Any], vanilla: bool) -> Rate | None:
+    def rate(self, cfg: Mapping[str, Any], vanilla: bool | int) -> tuple[float, bool] | None:
+        """Seconds per image of a configuration, or of its vanilla AR; and whether they are of the same parameters, not
+        only of the same method."""
         key = json.dumps([vanilla, {name: value for name, value in cfg.items() if name not in _FREE}], default=str)
         if key not in self._rates:
-            self._rates[key] = self._rate(cfg, vanilla)
+            method = "vanilla" if vanilla else cfg["method"]
+            same = [one for one in self.rows if one[1]["method"] == method and self._is_here(one[1], cfg)]
+            exact = [one for one in same if _equal(one[1], cfg, bool(vanilla))]
+            rates = ((seconds, some is exact) for some in (exact, same) for one in some if (seconds := _seconds(*one)))
+            self._rates[key] = next(rates, None)
         return self._rates[key]
-
-    def _rate(self, cfg: Mapping[str, Any], vanilla: bool) -> Rate | None:
-        same = [(folder, row) for folder, row in self.rows if self._is_here(row, cfg)]
-        method = "vanilla" if vanilla else cfg["method"]
-        exact = [one for one in same if one[1]["method"] == method and self._equal(one[1], cfg, vanilla)]
-        for candidates, is_exact in ((exact, True), ([one for one in same if one[1]["method"] == method], False)):
-            for folder, row in candidates:
-                if seconds := _seconds(Path(folder), row):
-                    return Rate(seconds, is_exact)
-        return None
 
     def _is_here(self, row: Mapping[str, Any], cfg: Mapping[str, Any]) -> bool:
         """Whether a row is of this machine, of the same model, and as many images at once."""
@@ -292,42 +278,28 @@ class _Known:
         machine = all(row[name] == here[name] for name in ("device_name", "device", "threads"))
         return machine and all(row[name] == cfg[name] for name in ("model", "batch", "dtype", "engine"))
 
-    @staticmethod
-    def _equal(row: Mapping[str, Any], cfg: Mapping[str, Any], vanilla: bool) -> bool:
-        from specbench.rows.csv_files import as_cells
 
-        of_method = {*parameters.method_parameters(), *parameters.PARTS} if vanilla else set()
-        names = [
-            name for name in cfg if name in row and name not in (*_FREE, *of_method, "method", "device", "weights")
-        ]
-        mine, theirs = (as_cells({name: cells[name] for name in names}) for cells in (row, cfg))
-        return mine == theirs
+def _equal(row: Mapping[str, Any], cfg: Mapping[str, Any], vanilla: bool) -> bool:
+    """Whether a row has the parameters of a configuration, or of its vanilla AR, that change its speed."""
+    of_method = (*parameters.method_parameters(), *parameters.PARTS) if vanilla else ()
+    free = {*_FREE, *of_method, "method", "device", "weights"}
+    names = [name for name in cfg if name in row and name not in free]
+    mine, theirs = (as_cells({name: cells[name] for name in names}) for cells in (row, cfg))
+    return mine == theirs
 
 
-def _seconds(folder: Path, row: Mapping[str, Any]) -> float | None:
+def _seconds(folder: str, row: Mapping[str, Any]) -> float | None:
     """Seconds per image of a row, or of its run's records where the row has none."""
     if row["images_per_s"]:
-        return 1 / row["images_per_s"] + (row["text_s"] or 0) + (row["pixels_s"] or 0)
-    found = []
-    for record in _records(folder / "records.jsonl"):
-        with suppress(KeyError, TypeError, ValueError):
-            found.append(float(record["decode_s"]) + float(record["text_s"]) + float(record["pixels_s"]))
-    return sum(found) / len(found) if found else None
+        return float(1 / row["images_per_s"] + (row["text_s"] or 0) + (row["pixels_s"] or 0))
+    with suppress(UsageError, OSError):
+        if records := read_records(Path(folder) / "records.jsonl")[-_RECENT:]:
+            return fmean(one.decode_s + one.text_s + one.pixels_s for one in records)
+    return None
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines[-_RECENT:]:
-        with suppress(ValueError, RecursionError):
-            if isinstance(found := json.loads(line), dict):
-                yield found
-
-
-def _time(found: Sequence[Forecast]) -> str:
-    waiting = [one for one in found if one.left]
+def _time(runs: Sequence[Forecast]) -> str:
+    waiting = [one for one in runs if one.left]
     known = [one for one in waiting if one.seconds is not None]
     if not waiting:
         return "none"
@@ -348,9 +320,6 @@ def _duration(seconds: float) -> str:
 
 # --- disk and memory --------------------------------------------------------------------------------------------------
 
-_RECORD = 4000  # bytes of a record at most, besides its tokens
-_OF_TOKEN = 12  # bytes of a record at most for each token: its order, its draft, its tries
-
 
 def _disk(foreseen: Foreseen, download: float) -> str:
     total, unknown = foreseen.disk
@@ -359,10 +328,10 @@ def _disk(foreseen: Foreseen, download: float) -> str:
     return text + (f"; unknown for {', '.join(unknown)}" if unknown else "")
 
 
-def _memory(found: Sequence[Forecast], planner: Planner) -> Iterator[str]:
+def _memory(foreseen: Foreseen) -> Iterator[str]:
     """Of each model's run with the most images at once: weights, caches and the estimated peak, from shapes alone."""
     largest: dict[str, RunConfig] = {}
-    for one in found:
+    for one in foreseen.runs:
         cfg = one.run.config
         before = largest.get(cfg["model"])
         if one.left and not parameters.is_served(cfg) and (before is None or cfg["batch"] >= before["batch"]):
@@ -370,7 +339,7 @@ def _memory(found: Sequence[Forecast], planner: Planner) -> Iterator[str]:
     for model, cfg in largest.items():
         what = f"{model}, {cfg['method']}, batch {cfg['batch']}, {cfg['dtype']}"
         try:
-            planned = planner.plan(cfg)
+            planned = foreseen.planner.plan(cfg)
         except Exception as e:  # a plug-in's model may not work on shapes; nothing depends on this number
             yield f"unknown for {what} ({type(e).__name__})"
             continue

@@ -2,8 +2,8 @@
 
 A step takes at least as long as reading its bytes at the data sheet's bandwidth, as its arithmetic at the data sheet's
 rate, and as starting its kernels at the lower figure of `LAUNCH_US`. At most it takes `1 / SHARE` times the first two
-and, one after the other, its launches at the higher figure. `acceptance` says how many steps an image has. What comes
-before and after decoding is not in it: texts, pixels, scores, and loading.
+and, one after the other, its launches at the higher figure. `tokens_per_step` says how many steps an image has. What
+comes before and after decoding is not in it: texts, pixels, scores, and loading.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from specbench.config import configuration, parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
 from specbench.harness.method import shape_of
-from specbench.tables import acceptance
+from specbench.tables import literature
+from specbench.tables.definitions import DEFAULT_MODEL
+from specbench.tables.measure import rows_in
 
 #: Microseconds for each kernel of a step, whether the host starts it or a recorded graph does: assumptions, since no
 #: step has been timed on a GPU.
@@ -62,7 +66,7 @@ class Planner:
         if parameters.is_continuous("model", cfg["model"]):
             return self._continuous(cfg, device)
         planned = self.plan(cfg)
-        made = acceptance.known(cfg, planned["tokens"], shape_of(cfg).height + 1, self.results)
+        made = tokens_per_step(cfg, planned["tokens"], shape_of(cfg).height + 1, self.results)
         if made.source:
             self.sources.setdefault(made.source, set()).update(made.names)
         low, high = _of_part(planned, "step", device, planned["launches"], cfg["engine"] != "eager")
@@ -127,3 +131,67 @@ def _of_part(
     least = max(planned["reads_gb"][part] / device.bandwidth, done)
     low, high = (1e-6 * count * us for us in LAUNCH_US["recorded" if recorded else "started"])
     return max(least, low), least / SHARE + high
+
+
+# --- tokens of a step -------------------------------------------------------------------------------------------------
+
+#: Columns of published files that tell lines of one method apart -> the parameter.
+_TOLD_BY = {name: name for name in ("delta", "nu", "k", "window", "gamma", "temperature", "top_k")} | {"lambda": "lam"}
+
+
+@dataclass(frozen=True)
+class TokensPerStep:
+    """The least and the most that is known; where from, and the names of what that holds for: tables, or methods."""
+
+    low: float
+    high: float
+    source: str = ""
+    names: tuple[str, ...] = ()
+
+
+def tokens_per_step(cfg: Mapping[str, Any], tokens: int, most: int, results: Path) -> TokensPerStep:
+    """Of a method on a model whose images have so many `tokens`, as far as that is known before a run: what papers
+    print for the method on the model, else what the embedded model's rows in the folder `results` have, else the bounds
+    of the draft, with `most` tokens a step."""
+    if cfg["method"] == "vanilla":
+        return TokensPerStep(1, 1)
+    lines = [(table, row) for table, row in _published() if (row.of, row.method_key) == (cfg["model"], cfg["method"])]
+    printed = [(table, row, value) for table, row in lines if (value := _of_line(row.cells, tokens))]
+    same = [one for one in printed if _is_like(one[1].cells, cfg)]
+    if values := {value: table for table, _, value in same or printed}:
+        return TokensPerStep(min(values), max(values), f"printed for {cfg['model']} in", tuple(values.values()))
+    own = _embedded(cfg["method"], results)
+    if own:
+        return TokensPerStep(max(1.0, min(own)), max(own), "only the embedded model's rows have", (cfg["method"],))
+    return TokensPerStep(1, most, "from one token to the whole draft, since nothing is known of", (cfg["method"],))
+
+
+@cache
+def _published() -> tuple[tuple[str, literature.PublishedRow], ...]:
+    return tuple((table, row) for table in literature.available() for row in literature.load(table))
+
+
+def _is_like(cells: Mapping[str, str], cfg: Mapping[str, Any]) -> bool:
+    """Whether a printed line has the parameters of a configuration, as far as it states them."""
+    for column, name in _TOLD_BY.items():
+        stated = cells.get(column)
+        if stated and cfg.get(name) is not None:
+            with suppress(TypeError, ValueError):
+                if float(stated) != float(cfg[name]):
+                    return False
+    return True
+
+
+def _of_line(cells: Mapping[str, str], tokens: int) -> float | None:
+    """Tokens a step: an accepted length, a step compression, or an image's tokens over its steps."""
+    for column in ("accepted_length_mean", "speedup_step", "steps"):
+        if cells[column]:
+            value = float(cells[column])
+            return tokens / value if column == "steps" else value
+    return None
+
+
+def _embedded(method: str, results: Path) -> list[float]:
+    rows = rows_in(results) if results.is_dir() else []
+    mine = [row for row in rows if (row.get("model"), row.get("method")) == (DEFAULT_MODEL, method)]
+    return [float(row["accepted_length_mean"]) for row in mine if row.get("accepted_length_mean")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 
@@ -26,6 +26,8 @@ Row = Mapping[str, str]
 #: Half a 95 % interval, in standard errors: scipy.special.ndtri(0.975), whose import takes half a second.
 NORMAL95 = 1.959963984540054
 
+#: The mark of a value that differs from vanilla AR's.
+DIFFERS = "*"
 #: Labels of header lines, and the columns of the measured rows that they list.
 _PROVENANCE = (
     ("Device", ("device_name", "device", "threads", "dtype", "engine")),
@@ -134,41 +136,153 @@ def build(
     commands: Mapping[str, str],
     command: str,
     comparisons: Sequence[Row] = (),
+    differing: Container[tuple[str, str]] = (),
 ) -> TableSheet:
     """Put the measured rows (line key -> row, None = not measured) next to the printed ones.
 
     `commands` maps a line's key to the command of its run, `command` is the one that fills the whole table,
-    `comparisons` are the rows of `specbench compare` that its tests need. Every line of the definition appears once as
-    measured for `model`, then once for each model that the paper prints, and with its difference where that is `model`
-    itself. model: of all lines, or by their keys.
+    `comparisons` are the rows of `specbench compare` that its tests need, `differing` the (line key, column key) whose
+    values get the mark `DIFFERS`. Every line of the definition appears once as measured for `model`, then once for each
+    model that the paper prints, and with its difference where that is `model` itself. model: of all lines, or by their
+    keys.
     """
-    notes = Notes()
     models = dict.fromkeys((line.key for line in table.lines), model) if isinstance(model, str) else model
-    rows = {line.key: measured.get(line.key) for line in table.lines}
-    table = replace(table, columns=(*table.columns, *_new_metrics(rows)))
-    rows, reasons = printable(table, rows)
-    headers = tuple(_header(c, table, rows, notes, bool(published)) for c in table.columns)
-    printed_models = list(dict.fromkeys(p.model for p in published))
-    entries = []
-    for line in table.lines:
-        entries.append(_measured(table, line, models[line.key], rows[line.key], command, reasons, notes))
-        if line.published is not None:
-            for name in printed_models:
-                printed = _printed(table, line, name, published)
-                entries.append(_published(table, line, name, printed, notes))
-                if printed is not None and printed.of == models[line.key] and rows[line.key] is not None:
-                    entries.append(_difference(table, line, rows[line.key] or {}, printed, notes))
-    present = [r for r in rows.values() if r is not None]
-    remarks = [_tested(table, test, models[test.line], rows, comparisons, published) for test in table.tests]
+    sheet = _Builder(table, measured, published, command, differing)
+    headers = tuple(map(sheet.header, sheet.table.columns))
+    entries = tuple(entry for line in table.lines for entry in sheet.entries(line, models[line.key]))
+    remarks = [_tested(table, test, models[test.line], sheet.rows, comparisons, published) for test in table.tests]
     remarks += table.remarks
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
-        if len({tuple(r.get(k, "") for k in names) for r in present}) > 1:
+        if len({tuple(row.get(name, "") for name in names) for row in sheet.present}) > 1:
             remarks.insert(0, f"The measured lines come from different {label}: compare them with care.")
-    about = (*facts(present), ("Command", command))
+    about = (*facts(sheet.present), ("Command", command))
     runs = tuple((line.label, commands[line.key]) for line in table.lines if line.key in commands)
     return TableSheet(
-        table.id, table.title, table.paper, about, headers, tuple(entries), notes.all(), tuple(remarks), runs
+        table.id, table.title, table.paper, about, headers, entries, sheet.notes.all(), tuple(remarks), runs
     )
+
+
+class _Builder:
+    """Headers and entries of a table from its rows; each adds its notes."""
+
+    def __init__(
+        self,
+        table: Table,
+        measured: Mapping[str, Row | None],
+        published: Sequence[PublishedRow],
+        command: str,
+        differing: Container[tuple[str, str]],
+    ) -> None:
+        rows = {line.key: measured.get(line.key) for line in table.lines}
+        self.table = replace(table, columns=(*table.columns, *_new_metrics(rows)))
+        self.rows, self.reasons = printable(self.table, rows)
+        self.present = [row for row in self.rows.values() if row is not None]
+        self.published, self.command, self.differing, self.notes = published, command, differing, Notes()
+
+    def header(self, column: Column) -> Header:
+        """Its note names what computed the measured values, what their spread is, and what the paper printed."""
+        parts = []
+        rows = [(line.label, self.rows[line.key] or {}) for line in self.table.lines]
+        valued = [(label, row) for label, row in rows if row.get(column.key)]
+        if column.backend:
+            backends: dict[str, list[str]] = {}
+            for label, row in valued:
+                backends.setdefault(row.get(column.backend) or "backend not recorded", []).append(label)
+            for name, labels in backends.items():
+                parts.append(f"measured by {name}" + (f" ({', '.join(labels)})" if len(backends) > 1 else ""))
+        if column.measured_as:
+            parts.append(f"measured: {column.measured_as}")
+        if column.spread and any(row.get(column.spread) for _, row in valued):
+            parts.append(f"± its {column.spread_is}")
+            if column.key in SPEEDUPS and any(is_older(row) and not is_vanilla(row) for _, row in valued):
+                parts.append(OLDER)
+        parts += _said(column, [row for _, row in valued])
+        if column.published_as and self.published:
+            parts.append(f"published: {column.published_as}")
+        mark = (self.notes.mark(f"{column.label}: {'; '.join(parts)}."),) if parts else ()
+        return Header(column.label, column.better, mark)
+
+    def entries(self, line: Line, model: str) -> Iterator[TableEntry]:
+        """The measured line, then those that papers print of it."""
+        row = self.rows[line.key]
+        yield self._measured(line, model, row)
+        if line.published is not None:
+            for name in dict.fromkeys(one.model for one in self.published):
+                printed = self._printed(line, name)
+                yield self._published(line, name, printed)
+                if printed is not None and printed.of == model and row is not None:
+                    yield self._difference(line, row, printed)
+
+    def _measured(self, line: Line, model: str, row: Row | None) -> TableEntry:
+        columns, notes = self.table.columns, self.notes
+        if row is None:
+            why = line.without if line.overrides is None else f"Not measured yet; to measure it: {self.command}"
+            return TableEntry(line.label, "measured", model, (), (notes.gap(why),) * len(columns))
+        cells = tuple(self._measured_cell(line, column, row) for column in columns)
+        empty = {c.key for c in columns if not row.get(c.key) and (line.key, c.key) not in self.reasons}
+        said = [piece for piece, about in pieces(row.get("note", "")) if about in empty or about not in COLUMNS]
+        marks = (notes.mark(f"From the row: {'; '.join(said)}."),) if any(said) else ()
+        return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
+
+    def _measured_cell(self, line: Line, column: Column, row: Row) -> TableCell:
+        text, place = row.get(column.key, ""), (line.key, column.key)
+        if not text:
+            return self.notes.gap(self.reasons.get(place, "The run did not measure this."))
+        spread = row.get(column.spread, "") if column.spread else ""
+        try:
+            if spread and not math.isfinite(float(spread)):
+                raise ValueError(spread)
+            text = "0" if abs(float(text)) < column.rounding else text
+            decimals = _decimals(text, column.decimals)
+            shown = number(text, column.decimals), f"{float(spread):.{decimals}f}" if spread else ""
+        except ValueError as e:
+            where = f"row {row.get('run_id', '?')} of table {self.table.id}"
+            raise UsageError(
+                f"{column.key} of {where} is no finite number ({e}): remove that row and try again"
+            ) from None
+        return TableCell(*shown, (DIFFERS,) if place in self.differing else ())
+
+    def _printed(self, line: Line, model: str) -> PublishedRow | None:
+        wanted = (line.published or {}).items()
+        same = [
+            one for one in self.published if one.model == model and all(one.cells.get(k, "") == v for k, v in wanted)
+        ]
+        if len(same) > 1:
+            names = ", ".join(one.row_id for one in same)
+            raise UsageError(f"published rows {names} all match '{line.label}' of table {self.table.id}")
+        return same[0] if same else None
+
+    def _published(self, line: Line, model: str, row: PublishedRow | None) -> TableEntry:
+        notes = self.notes
+        if row is None:
+            gaps = (notes.gap("Not in the paper's table."),) * len(self.table.columns)
+            return TableEntry(line.label, "published", model, (), gaps)
+        hint = f"Evidence grade '{row.evidence}': a hint, not the paper's own table."
+        marks = () if row.trusted else (notes.mark(hint),)
+        cells = []
+        for column in self.table.columns:
+            text, spread = row.cells.get(column.printed, ""), row.cells.get(column.printed_spread, "")
+            cells.append(TableCell(text, spread) if text else notes.gap("The paper prints no value here."))
+        return TableEntry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
+
+    def _difference(self, line: Line, row: Row, printed: PublishedRow) -> TableEntry:
+        """Measured minus published, of one model; its interval is the measured value's, papers print no standard
+        errors."""
+        cells = []
+        for column in self.table.columns:
+            text, theirs = row.get(column.key, ""), printed.cells.get(column.printed, "")
+            if not text or not theirs:
+                cells.append(self.notes.gap("One of the two is not there."))
+            elif column.key == "clip_score" and printed.cells.get("clip_scale", "cosine") != "cosine":
+                cells.append(self.notes.gap("The paper's values are on another scale."))
+            else:
+                error = row.get(stderr_of(column.key), "")
+                spread = f"{NORMAL95 * float(error):.{column.decimals}f}" if error else ""
+                cells.append(TableCell(f"{float(text) - float(theirs):+.{column.decimals}f}", spread))
+        mark = self.notes.mark(
+            "Measured minus published; ± 95 % interval of the measured value, where its error is known."
+        )
+        return TableEntry(line.label, "difference", printed.model, (mark,), tuple(cells))
 
 
 def _new_metrics(rows: Mapping[str, Row | None]) -> list[Column]:
@@ -179,46 +293,16 @@ def _new_metrics(rows: Mapping[str, Row | None]) -> list[Column]:
     return [row_column(name) for name in parameters.found_choices().columns if name in present - papers]
 
 
-def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes: Notes, printed: bool) -> Header:
-    """The header's note names what computed the measured values, what their spread is, and what the paper printed."""
-    parts = []
-    if column.backend:
-        backends: dict[str, list[str]] = {}
-        for line in table.lines:
-            row = rows[line.key]
-            if row is not None and row.get(column.key):
-                backends.setdefault(row.get(column.backend) or "backend not recorded", []).append(line.label)
-        if len(backends) == 1:
-            parts.append(f"measured by {next(iter(backends))}")
-        else:
-            parts += [f"measured by {name} ({', '.join(lines)})" for name, lines in backends.items()]
-    if column.measured_as:
-        parts.append(f"measured: {column.measured_as}")
-    if column.spread and any(
-        row is not None and row.get(column.key) and row.get(column.spread) for row in rows.values()
-    ):
-        parts.append(f"± its {column.spread_is}")
-        valued = [row for row in rows.values() if row is not None and row.get(column.key)]
-        if column.key in SPEEDUPS and any(is_older(row) and not is_vanilla(row) for row in valued):
-            parts.append(OLDER)
-    parts += _said(column, rows)
-    if column.published_as and printed:
-        parts.append(f"published: {column.published_as}")
-    mark = (notes.mark(f"{column.label}: {'; '.join(parts)}."),) if parts else ()
-    return Header(column.label, column.better, mark)
-
-
-def _said(column: Column, rows: Mapping[str, Row | None]) -> list[str]:
+def _said(column: Column, valued: Sequence[Row]) -> list[str]:
     """What rows say about their values of a column: once for all lines, and a number that differs as its range."""
-    valued = [row for row in rows.values() if row is not None and row.get(column.key)]
-    found: dict[tuple[str, ...], list[list[str]]] = {}
+    numbers_of: dict[tuple[str, ...], list[list[str]]] = {}  # by the words around them
     for row in valued:
         for piece, about in pieces(row.get("note", "")):
             if about == column.key:
                 text = piece.partition(": ")[2]
-                found.setdefault(tuple(_FIGURE.split(text)), []).append(_FIGURE.findall(text))
+                numbers_of.setdefault(tuple(_FIGURE.split(text)), []).append(_FIGURE.findall(text))
     said = []
-    for words, numbers in found.items():
+    for words, numbers in numbers_of.items():
         ranges = [sorted(set(some), key=float) for some in zip(*numbers, strict=True)]
         texts = [some[0] if len(some) == 1 else f"{some[0]} to {some[-1]}" for some in ranges]
         some = "" if len(numbers) == len(valued) else f" ({len(numbers)} of {len(valued)} lines)"
@@ -243,82 +327,6 @@ def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, R
                 found[name, key] = why
                 kept[name] = {**(kept[name] or {}), key: ""}
     return kept, found
-
-
-def _measured(
-    table: Table,
-    line: Line,
-    model: str,
-    row: Row | None,
-    command: str,
-    reasons: Mapping[tuple[str, str], str],
-    notes: Notes,
-) -> TableEntry:
-    if row is None:
-        why = line.without if line.overrides is None else f"Not measured yet; to measure it: {command}"
-        return TableEntry(line.label, "measured", model, (), (notes.gap(why),) * len(table.columns))
-    cells = tuple(
-        _measured_cell(table, column, row, reasons.get((line.key, column.key), ""), notes) for column in table.columns
-    )
-    empty = {c.key for c in table.columns if not row.get(c.key) and (line.key, c.key) not in reasons}
-    said = [piece for piece, about in pieces(row.get("note", "")) if about in empty or about not in COLUMNS]
-    marks = (notes.mark(f"From the row: {'; '.join(said)}."),) if any(said) else ()
-    return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
-
-
-def _measured_cell(table: Table, column: Column, row: Row, reason: str, notes: Notes) -> TableCell:
-    text = row.get(column.key, "")
-    if not text:
-        return notes.gap(reason or "The run did not measure this.")
-    spread = row.get(column.spread, "") if column.spread else ""
-    try:
-        if spread and not math.isfinite(float(spread)):
-            raise ValueError(spread)
-        text = "0" if abs(float(text)) < column.rounding else text
-        decimals = _decimals(text, column.decimals)
-        return TableCell(number(text, column.decimals), f"{float(spread):.{decimals}f}" if spread else "")
-    except ValueError as e:
-        where = f"row {row.get('run_id', '?')} of table {table.id}"
-        raise UsageError(f"{column.key} of {where} is no finite number ({e}): remove that row and try again") from None
-
-
-def _printed(table: Table, line: Line, model: str, published: Sequence[PublishedRow]) -> PublishedRow | None:
-    wanted = line.published or {}
-    found = [p for p in published if p.model == model and all(p.cells.get(k, "") == v for k, v in wanted.items())]
-    if len(found) > 1:
-        raise UsageError(
-            f"published rows {', '.join(p.row_id for p in found)} all match '{line.label}' of table {table.id}"
-        )
-    return found[0] if found else None
-
-
-def _published(table: Table, line: Line, model: str, row: PublishedRow | None, notes: Notes) -> TableEntry:
-    if row is None:
-        gaps = (notes.gap("Not in the paper's table."),) * len(table.columns)
-        return TableEntry(line.label, "published", model, (), gaps)
-    marks = () if row.trusted else (notes.mark(f"Evidence grade '{row.evidence}': a hint, not the paper's own table."),)
-    cells = []
-    for column in table.columns:
-        text, spread = row.cells.get(column.printed, ""), row.cells.get(column.printed_spread, "")
-        cells.append(TableCell(text, spread) if text else notes.gap("The paper prints no value here."))
-    return TableEntry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
-
-
-def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes: Notes) -> TableEntry:
-    """Measured minus published, of one model; its interval is the measured value's, papers print no standard errors."""
-    cells = []
-    for column in table.columns:
-        text, theirs = row.get(column.key, ""), printed.cells.get(column.printed, "")
-        if not text or not theirs:
-            cells.append(notes.gap("One of the two is not there."))
-        elif column.key == "clip_score" and printed.cells.get("clip_scale", "cosine") != "cosine":
-            cells.append(notes.gap("The paper's values are on another scale."))
-        else:
-            error = row.get(stderr_of(column.key), "")
-            spread = f"{NORMAL95 * float(error):.{column.decimals}f}" if error else ""
-            cells.append(TableCell(f"{float(text) - float(theirs):+.{column.decimals}f}", spread))
-    mark = notes.mark("Measured minus published; ± 95 % interval of the measured value, where its error is known.")
-    return TableEntry(line.label, "difference", printed.model, (mark,), tuple(cells))
 
 
 def _tested(

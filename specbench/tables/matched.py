@@ -1,45 +1,56 @@
 """Pairs of a figure's curves at equal x, such as rules at equal step compression: how far one is below the other over
-their common range, and where."""
+their common range, and where. The figure has the curves of a panel, and the difference of each from the first one with
+its simultaneous band."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, groupby
 from math import comb
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specbench.compare.paired import holm
 from specbench.rows.differences import LEVEL
-from specbench.tables.definitions import Column, TableFigure, row_column
+from specbench.tables import figures
+from specbench.tables.definitions import Column, Panel, row_column
 from specbench.tables.layout import Header, Notes, Row, TableCell, TableEntry, TableSheet, facts, printable
 from specbench.tables.measure import TablePlan
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 GroupKey = tuple[str, str, str]  # panel, x, y
-PairGroups = dict[GroupKey, list[tuple[Row, float]]]
+Pair = tuple[Row, float]  # its row and its adjusted p
+PairGroups = dict[GroupKey, list[Pair]]
 _MISSING = "Not compared: runs are missing or did not measure this, or the curves have no range in common."
+_ACROSS = 3  # axes in a row
 
 
 def build(todo: TablePlan, command: str) -> TableSheet:
     """An entry for each pair of curves, the same cells for each column of `table.matched`."""
-    table, matched, figure = todo.table, todo.table.matched, todo.table.figure
-    assert isinstance(figure, TableFigure)
-    assert matched is not None
-    notes, columns, groups = Notes(), {column.key: column for column in table.columns}, adjusted_pairs(todo)
-    found: dict[tuple[str, ...], tuple[Row, float]] = {
-        (*key, row["a"], row["b"]): (row, p) for key, some in groups.items() for row, p in some
-    }
-    headers = [header for x in figure.x for y in matched.y for header in _headers(columns[y], x, notes)]
-    entries = [
-        TableEntry(f"{panel.label}: {b.label} against {a.label}", "measured", todo.model, (), cells)
-        for panel in todo.tested_panels
-        for a, b in combinations(panel.curves, 2)
-        if (cells := _cells(panel.label, a.label, b.label, todo, columns, found, notes))
-    ]
+    table, notes, groups = todo.table, Notes(), adjusted_pairs(todo)
+    pairs = {(*key, row["a"], row["b"]): (row, p) for key, some in groups.items() for row, p in some}
+    columns = {column.key: column for column in table.columns}
+    compared = list(dict.fromkeys((x, y) for _, x, y in table.comparisons))
+    headers = [header for x, y in compared for header in _headers(columns[y], x, notes)]
+    entries = []
+    for panel in table.compared_panels:
+        for a, b in combinations(panel.curves, 2):
+            cells: list[TableCell] = []
+            for x, y in compared:
+                pair = pairs.get((panel.label, x, y, a.label, b.label))
+                cells += [notes.gap(_MISSING)] * 5 if pair is None else _cells(pair, columns[y].decimals)
+            label = f"{panel.label}: {b.label} against {a.label}"
+            entries.append(TableEntry(label, "measured", todo.model, (), tuple(cells)))
     rows, _ = printable(table, todo.rows)
     about = (*facts([row for row in rows.values() if row is not None]), ("Command", command))
-    shared = [f"The lines of the curves, and their runs, are those of the table {matched.lines_of}."]
-    remarks = (*table.remarks, *(shared if matched.lines_of else ()), *_summary(todo, groups))
+    lines_of = table.matched and table.matched.lines_of
+    shared = [f"The lines of the curves, and their runs, are those of the table {lines_of}."] if lines_of else []
+    remarks = (*table.remarks, *shared, *_summary(todo, groups))
     return TableSheet(
         table.id, table.title, table.paper, about, tuple(headers), tuple(entries), notes.all(), remarks, ()
     )
@@ -62,10 +73,7 @@ def adjusted_pairs(todo: TablePlan) -> PairGroups:
 
 def planned_pairs(todo: TablePlan) -> int:
     """How many pairs of curves the table compares, by all of its columns."""
-    figure, matched = todo.table.figure, todo.table.matched
-    if not isinstance(figure, TableFigure) or matched is None:
-        return 0
-    return len(figure.x) * len(matched.y) * sum(comb(len(panel.curves), 2) for panel in todo.tested_panels)
+    return sum(comb(len(panel.curves), 2) for panel, _, _ in todo.table.comparisons)
 
 
 def numbers(row: Row, name: str) -> list[float]:
@@ -78,68 +86,43 @@ def stretches(row: Row) -> list[tuple[float, float, bool]]:
     curve is above the first one."""
     at, differences, margins = (numbers(row, name) for name in ("at", "differences", "margins"))
     signs = [(abs(d) > m) * (1 if d > 0 else -1) for d, m in zip(differences, margins, strict=True)]
-    runs = [
-        [x for x, _ in some] + [sign] for sign, some in groupby(zip(at, signs, strict=True), key=lambda one: one[1])
-    ]
-    return [(xs[0], xs[-2], xs[-1] > 0) for xs in runs if xs[-1]]
+    spans = []
+    for sign, some in groupby(zip(at, signs, strict=True), key=lambda one: one[1]):
+        xs = [x for x, _ in some]
+        if sign:
+            spans.append((xs[0], xs[-1], sign > 0))
+    return spans
 
 
 def _headers(y: Column, x: str, notes: Notes) -> Iterator[Header]:
     name = row_column(x).label.partition(" (")[0].lower()
-    text = (
+    mean = (
         f"{y.label} at equal {name}: mean over the range that both curves reach, from straight lines between the runs"
     )
-    measured = f"; measured: {y.measured_as}" if y.measured_as else ""
-    yield Header(f"{name.capitalize()}", "", (notes.mark(f"The range over which the two curves are compared: {x}."),))
     interval = f"in brackets the interval of {LEVEL:.0%}, by paired resampling of the prompts"
-    yield Header(f"{y.label}, ratio", "", (notes.mark(f"{text}, over that of the other curve; {interval}{measured}."),))
-    yield Header(
-        f"{y.label}, difference", y.better, (notes.mark(f"{text}, less that of the other curve; {interval}."),)
-    )
-    yield Header(
-        "p",
-        "",
-        (
-            notes.mark(
-                "Of the mean difference, at least 0.0001, then by Holm's adjustment over all pairs of the table."
-            ),
-        ),
-    )
-    where = (
-        f"Where the band around all differences of the pair, which has a coverage of {LEVEL:.0%}, excludes 0. The"
-        " band is of this pair alone, not adjusted for the other ones."
-    )
-    yield Header("Differs at", "", (notes.mark(where),))
+    measured = f"; measured: {y.measured_as}" if y.measured_as else ""
+    texts = {
+        name.capitalize(): f"The range over which the two curves are compared: {x}.",
+        f"{y.label}, ratio": f"{mean}, over that of the other curve; {interval}{measured}.",
+        f"{y.label}, difference": f"{mean}, less that of the other curve; {interval}.",
+        "p": "Of the mean difference, at least 0.0001, then by Holm's adjustment over all pairs of the table.",
+        "Differs at": "Where the band around all differences of the pair, which has a coverage of"
+        f" {LEVEL:.0%}, excludes 0. The band is of this pair alone, not adjusted for the other ones.",
+    }
+    for label, text in texts.items():
+        yield Header(label, y.better if label.endswith("difference") else "", (notes.mark(text),))
 
 
-def _cells(
-    panel: str,
-    a: str,
-    b: str,
-    todo: TablePlan,
-    columns: Mapping[str, Column],
-    found: Mapping[tuple[str, ...], tuple[Row, float]],
-    notes: Notes,
-) -> tuple[TableCell, ...]:
-    cells: list[TableCell] = []
-    figure, matched = todo.table.figure, todo.table.matched
-    assert isinstance(figure, TableFigure)
-    assert matched is not None
-    for x in figure.x:
-        for y in matched.y:
-            if (panel, x, y, a, b) not in found:
-                cells += [notes.gap(_MISSING)] * 5
-                continue
-            row, p = found[panel, x, y, a, b]
-            spans = [f"{low:.2f} to {high:.2f} ({'above' if up else 'below'})" for low, high, up in stretches(row)]
-            cells += [
-                TableCell(f"{float(row['from_x']):.2f} to {float(row['to_x']):.2f}"),
-                TableCell(ratio(row) or "—"),
-                TableCell(signed(row, columns[y].decimals)),
-                TableCell(f"{p:.2g}" if row["p"] else "—"),
-                TableCell("; ".join(spans) or "nowhere"),
-            ]
-    return tuple(cells)
+def _cells(pair: Pair, decimals: int) -> list[TableCell]:
+    row, p = pair
+    spans = [f"{low:.2f} to {high:.2f} ({'above' if up else 'below'})" for low, high, up in stretches(row)]
+    return [
+        TableCell(f"{float(row['from_x']):.2f} to {float(row['to_x']):.2f}"),
+        TableCell(ratio(row) or "—"),
+        TableCell(signed(row, decimals)),
+        TableCell(f"{p:.2g}" if row["p"] else "—"),
+        TableCell("; ".join(spans) or "nowhere"),
+    ]
 
 
 def ratio(row: Row) -> str:
@@ -157,14 +140,74 @@ def signed(row: Row, decimals: int) -> str:
 
 
 def _summary(todo: TablePlan, groups: PairGroups) -> Iterator[str]:
+    labels = {column.key: column.label for column in todo.table.columns}
     for (panel, _, y), some in groups.items():
         different = sum(p < 1 - LEVEL for _, p in some)
-        label = next(column.label for column in todo.table.columns if column.key == y)
         prompts = some[0][0]["prompts"]
-        yield f"{panel}, {label}: {different} of {len(some)} pairs of curves differ over {prompts} prompts."
+        yield f"{panel}, {labels[y]}: {different} of {len(some)} pairs of curves differ over {prompts} prompts."
     waiting = planned_pairs(todo) - sum(bool(row["p"]) for some in groups.values() for row, _ in some)
     missing = f", {waiting} of which are not compared and count as p = 1" if waiting else ""
     yield (
         f"Pairs differ where p < {1 - LEVEL:.2g} by Holm's adjustment over all {planned_pairs(todo)} pairs of the"
         f" table{missing}. A pair that does not differ significantly is not shown to be equal: read its interval."
     )
+
+
+# --- the figure -------------------------------------------------------------------------------------------------------
+
+Part = tuple[Panel, str, Column, list[Pair]]  # of the figure: a panel, x, y, and the pairs of the first curve
+
+
+def draw(todo: TablePlan, folder: Path, stem: str) -> list[Path]:
+    """Draws every panel and column with pairs of its first curve, if there are any; returns the files written."""
+    groups, columns = adjusted_pairs(todo), {column.key: column for column in todo.table.columns}
+    parts: list[Part] = []
+    for panel, x, y in todo.table.comparisons:
+        first = panel.curves[0].label
+        if pairs := [pair for pair in groups.get((panel.label, x, y), ()) if pair[0]["a"] == first]:
+            parts.append((panel, x, columns[y], pairs))
+    return figures.save(lambda: _figure(parts, todo), folder, stem) if parts else []
+
+
+def _figure(parts: Sequence[Part], todo: TablePlan) -> Figure:
+    rows, _ = printable(todo.table, todo.rows)
+    styles = figures.styles_of([[curve.label for curve in panel.curves] for panel, *_ in parts])
+    heights = [math.ceil((1 + len(pairs)) / _ACROSS) for *_, pairs in parts]
+    drawn, axes = figures.new_axes(sum(heights), _ACROSS)
+    top = 0
+    for (panel, x, y, pairs), height in zip(parts, heights, strict=True):
+        free = axes[top : top + height].ravel()
+        top += height
+        _curves(free[0], panel, x, y, rows, styles)
+        for axis, pair in zip(free[1:], pairs, strict=False):
+            _difference(axis, y, pair, styles[pair[0]["b"]][0])
+        for axis in free[: 1 + len(pairs)]:
+            axis.set_xlabel(row_column(x).label.lower())
+            axis.grid(alpha=0.25)
+        for axis in free[1 + len(pairs) :]:
+            axis.set_axis_off()
+    return figures.finish(drawn, axes.flat, _ACROSS)
+
+
+def _curves(
+    axis: Axes, panel: Panel, x: str, y: Column, rows: Mapping[str, Row | None], styles: Mapping[str, figures.Style]
+) -> None:
+    for curve in panel.curves:
+        points = figures.points(rows, curve.lines, x, y.key)
+        figures.draw_points(axis, points, styles[curve.label], ms=4, elinewidth=0.6, label=curve.label)
+    axis.set_ylabel(y.label)
+    axis.set_title(panel.label, fontsize=10)
+
+
+def _difference(axis: Axes, y: Column, pair: Pair, colour: str) -> None:
+    row, p = pair
+    at, differences, margins = (numbers(row, name) for name in ("at", "differences", "margins"))
+    low, high = ([d + sign * m for d, m in zip(differences, margins, strict=True)] for sign in (-1, 1))
+    axis.fill_between(at, low, high, color=colour, alpha=0.25, lw=0)
+    axis.plot(at, differences, color=colour, lw=1.4)
+    axis.axhline(0, color="0.3", lw=0.8)
+    axis.set_ylabel(f"{y.label}: difference")
+    axis.set_title(f"{row['b']}\nless {row['a']}", fontsize=9)
+    text = f"mean {signed(row, y.decimals)}" + (f", p = {p:.2g}" if row["p"] else "")
+    axis.text(0.02, 0.97, text, transform=axis.transAxes, va="top", fontsize=8)
+    axis.text(0.98, 0.02, f"band: {LEVEL:.0%}, simultaneous", transform=axis.transAxes, ha="right", fontsize=7)

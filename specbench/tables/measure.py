@@ -26,7 +26,7 @@ from specbench.rows.csv_files import as_cells, has_runs, read_rows
 from specbench.rows.selection import pooled
 from specbench.storage.files import sha256, state
 from specbench.tables import literature
-from specbench.tables.definitions import Line, Panel, Table, TableFigure, TableTest
+from specbench.tables.definitions import Line, Panel, Table, TableTest
 
 #: The command that rows are of, where it is not `specbench run` -> their files.
 ROW_FILES = {"bench": ROWS, "probe": PROBES}
@@ -110,18 +110,10 @@ class TablePlan(Plan[TableRun]):
         return [test for test in runs if compared_row(test, rows, self.compared) is None]
 
     @property
-    def tested_panels(self) -> list[Panel]:
-        """The panels whose curves are compared at equal values."""
-        figure = self.table.figure
-        if self.table.matched is None or not isinstance(figure, TableFigure):
-            return []
-        return [panel for panel in figure.panels if len(panel.curves) > 1]
-
-    @property
     def equal(self) -> dict[str, Panel]:
         """The panels whose curves can be compared, by what identifies their runs: those that have all their rows."""
         rows, found = self.rows, {}
-        for panel in self.tested_panels:
+        for panel in self.table.compared_panels:
             runs = [(rows.get(key) or {}).get("run_id") for key in panel.keys]
             if all(runs):
                 found[sha256(" ".join(map(str, runs)), 12)] = panel

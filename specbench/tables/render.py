@@ -1,14 +1,22 @@
-"""A sheet as Markdown, LaTeX (booktabs) and CSV. All text is escaped here and nowhere else."""
+"""A sheet as Markdown, LaTeX (booktabs) and CSV, where all text is escaped, and its files: one a format, and
+the figures of its rows."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 
 from specbench.errors import UsageError
-from specbench.tables.layout import Header, TableCell, TableEntry, TableSheet
+from specbench.harness.planned import Row
+from specbench.storage.files import write_atomically
+from specbench.tables import figures, literature, matched
+from specbench.tables.definitions import Table
+from specbench.tables.layout import TableCell, TableSheet, build
+from specbench.tables.measure import TablePlan
 
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 _LATEX = {
@@ -100,6 +108,7 @@ def latex(sheet: TableSheet) -> str:
         previous = e.method
     facts = " ".join(f"{latex_text(label)}: {latex_text(text)}." for label, text in sheet.facts)
     runs = " ".join(rf"{latex_text(label)}: \texttt{{{latex_text(command)}}}." for label, command in sheet.commands)
+    label = re.sub(r"[^A-Za-z0-9:.-]", "-", sheet.id)
     small = [rf"\textsuperscript{{{m}}} {latex_text(text)}" for m, text in sheet.notes]
     small += [*map(latex_text, sheet.remarks), facts, runs]
     return "\n".join(
@@ -108,7 +117,7 @@ def latex(sheet: TableSheet) -> str:
             r"\begin{table*}",
             r"\centering",
             rf"\caption{{{latex_text(sheet.title)} ({latex_text(sheet.paper)}).}}",
-            rf"\label{{tab:{_label(sheet.id)}}}",
+            rf"\label{{tab:{label}}}",
             r"\resizebox{\textwidth}{!}{%",
             rf"\begin{{tabular}}{{ll{'r' * len(head)}}}",
             *lines,
@@ -130,10 +139,6 @@ def _latex_line(cells: list[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _label(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9:.-]", "-", text)
-
-
 def _latex_marks(marks: tuple[str, ...]) -> str:
     return rf"\textsuperscript{{{','.join(marks)}}}" if marks else ""
 
@@ -152,13 +157,10 @@ def as_csv(sheet: TableSheet) -> str:
     writer.writerow(["table", "method", "kind", "model", "row_id", "evidence", "column", "value", "spread", "note"])
     for e in sheet.entries:
         for header, cell in zip(sheet.headers, e.cells, strict=True):
-            writer.writerow(_long(sheet, e, header, cell, notes))
+            note = " ".join(notes[mark] for mark in (*e.marks, *cell.marks))
+            entry = [sheet.id, e.method, e.kind, e.model, e.row_id, e.evidence]
+            writer.writerow([*entry, header.label, cell.value, cell.spread, note])
     return out.getvalue()
-
-
-def _long(sheet: TableSheet, e: TableEntry, header: Header, cell: TableCell, notes: dict[str, str]) -> list[str]:
-    note = " ".join(notes[m] for m in (*e.marks, *cell.marks))
-    return [sheet.id, e.method, e.kind, e.model, e.row_id, e.evidence, header.label, cell.value, cell.spread, note]
 
 
 FORMATS: dict[str, tuple[str, Callable[[TableSheet], str]]] = {
@@ -177,3 +179,41 @@ def formats(text: str) -> list[str]:
     if not found:
         raise UsageError(f"--format names no format (choose from: {', '.join(FORMATS)})")
     return found
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def of_table(todo: TablePlan, command: str, folder: Path, formats: Sequence[str]) -> tuple[TableSheet, Iterator[Path]]:
+    """The sheet of a table, and its `files`. command: what fills the table."""
+    table = todo.table
+    rows = {} if table.matched else todo.rows
+    if table.matched:
+        sheet = matched.build(todo, command)
+    else:
+        printed = literature.load(table.id) if table.id in literature.available() else []
+        commands = {run.key: run.command for run in todo.runs}
+        sheet = build(table, todo.model, rows, printed, commands, command, todo.compared)
+    stem = table.id if todo.model == table.model else f"{table.id}.{todo.model}"
+    written = files(sheet, table, rows, folder, stem, formats)
+    return sheet, chain(written, matched.draw(todo, folder, stem)) if table.matched else written
+
+
+def files(
+    sheet: TableSheet,
+    table: Table,
+    rows: Mapping[str, Row | None],
+    folder: Path,
+    stem: str,
+    formats: Sequence[str],
+    cells: str = "",
+) -> Iterator[Path]:
+    """Writes a sheet in these formats, and the figures of its rows; gives each file once it is written. cells: the name
+    of its CSV file."""
+    for name in formats:
+        ending, renderer = FORMATS[name]
+        path = folder / (cells if cells and name == "csv" else f"{stem}.{ending}")
+        write_atomically(path, renderer(sheet).encode())
+        yield path
+    if table.figure and any(rows.values()):
+        yield from figures.draw(table, rows, folder, stem)

@@ -1,41 +1,33 @@
-"""The files that tables and suites are written in: conf/suite/NAME.yaml, a plug-in's, or a user's; and typed values
-from their YAML. What they mean: `reading`, and docs/suites.md."""
+"""The files that tables and suites are written in: conf/suite/NAME.yaml, a plug-in's, or a user's. What their keys
+mean: `catalog`, and docs/suites.md."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
-import yaml
+from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 
 from specbench.config import parameters
 from specbench.errors import UsageError, plain, unknown
-from specbench.tables.definitions import DEFAULT_MODEL, Maps, Matched, Series, Stack
+from specbench.storage.reading import made, read_yaml, short
+from specbench.tables.definitions import DEFAULT_MODEL
 
 GROUP = "suite"
 T = TypeVar("T")
-Positive = Annotated[int, 1]
-Natural = Annotated[int, 0]
-#: Types of plain values: their name in messages, and the types of YAML that they may have.
-_PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
-    int: ("an integer", (int,)),
-    float: ("a number", (float, int)),
-    bool: ("true or false", (bool,)),
-}
+Parameters = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PanelKeys:
-    """A group of lines with parameters of its own. first: where its curves begin, except those of without_first."""
+    """A group of lines with parameters of its own, its `with`. first: where its curves begin, except those of
+    without_first."""
 
-    lines: dict[str, Any]
-    with_: dict[str, Any] = field(default_factory=dict)
+    lines: Parameters
+    with_: Parameters = field(default_factory=dict)
     suffix: str | None = None
-    first: dict[str, Any] = field(default_factory=dict)
+    first: Parameters = field(default_factory=dict)
     without_first: tuple[str, ...] = ()
     baseline: str = ""
 
@@ -50,9 +42,9 @@ class FigureKeys:
     panel: str | None = None
     curves: dict[str, tuple[str, ...]] = field(default_factory=dict)
     log: bool = False
-    series: Series | None = None
-    maps: Maps | None = None
-    stack: Stack | None = None
+    series: Parameters = field(default_factory=dict)
+    maps: Parameters = field(default_factory=dict)
+    stack: Parameters = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,24 +52,24 @@ class PairKeys:
     """Every statistic `of` (with its label) is tested in each of the pairs of lines."""
 
     of: dict[str, str]
-    pairs: tuple[Any, ...]
+    pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """The keys of a file; a field `with_` is the key `with`. The last seven are of `specbench suite` alone."""
+    """The keys of a file; `with_` is its `with`. The last seven are of `specbench suite` alone."""
 
     name: str = ""
     title: str = ""
     paper: str = "own comparison"
     model: str = DEFAULT_MODEL
-    n: Positive | None = None
-    with_: dict[str, Any] = field(default_factory=dict)
-    columns: tuple[Any, ...] = ()
-    lines: dict[str, Any] = field(default_factory=dict)
-    panels: dict[str, PanelKeys] = field(default_factory=dict)
-    figure: FigureKeys | None = None
-    matched: Matched | None = None
+    n: int | None = None
+    with_: Parameters = field(default_factory=dict)
+    columns: tuple[str | Parameters, ...] = ()
+    lines: Parameters = field(default_factory=dict)
+    panels: dict[str, Parameters] = field(default_factory=dict)
+    figure: Parameters = field(default_factory=dict)
+    matched: Parameters = field(default_factory=dict)
     tests: tuple[PairKeys, ...] = ()
     remarks: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
@@ -85,11 +77,21 @@ class Definition:
     on_request: bool = False
     models: Any = None
     prompts: Any = None
-    seeds: tuple[Natural, ...] = ()
+    seeds: tuple[int, ...] = ()
     metrics: Any = None
-    batch: Positive | None = None
-    timed: Natural | None = None
-    baseline: dict[str, Any] = field(default_factory=lambda: {"method": "vanilla"})
+    batch: int | None = None
+    timed: int | None = None
+    baseline: Parameters = field(default_factory=lambda: {"method": "vanilla"})
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("n", self.n, 1),
+            ("batch", self.batch, 1),
+            ("timed", self.timed, 0),
+            *(("a seed", seed, 0) for seed in self.seeds),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be an integer of at least {least} (got {value})")
 
 
 @dataclass(frozen=True)
@@ -101,92 +103,40 @@ class Source:
 
     @cached_property
     def definition(self) -> Definition:
-        return self.build("", Definition, self.held)
+        return self.made("", Definition, self.held)
 
     def fault(self, text: str) -> UsageError:
         return UsageError(f"{self.name}: {text}")
 
-    def mapping(self, where: str, value: Any) -> dict[str, Any]:
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self.fault(f"{where} must be a mapping of names to values (got {short(value)})")
-        return {str(name): one for name, one in value.items()}
-
-    def sequence(self, where: str, value: Any) -> list[Any]:
-        if value is None:
-            return []
-        if isinstance(value, dict):
-            raise self.fault(f"{where} must be a list (got {short(value)})")
-        return value if isinstance(value, list) else [value]
-
-    def text(self, where: str, value: Any) -> str:
-        """In one line, without what a terminal would obey."""
-        if isinstance(value, dict | list) or value is None:
-            raise self.fault(f"{where} must be a text (got {short(value)})")
-        return plain(" ".join(str(value).splitlines()))
-
-    def build(self, where: str, kind: type[T], held: Any) -> T:
-        """An object of a dataclass from a mapping. UsageError for what the dataclass cannot hold."""
-        values = self.values(where, kind, held)
-        for one in fields(kind):  # type: ignore[arg-type]
-            needed = one.default is MISSING and one.default_factory is MISSING
-            if needed and not values.get(one.name):
-                raise self.fault(f"{where} needs {one.name}")
-        return kind(**values)
-
-    def values(self, where: str, kind: type, held: Any) -> dict[str, Any]:
-        """Those fields of a dataclass that a mapping has, in their types."""
-        hints = {name.rstrip("_"): (name, hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
-        found = {}
-        for key, value in self.mapping(where, held).items():
+    def made(self, where: str, kind: type[T], held: Mapping[str, Any]) -> T:
+        """A dataclass from a mapping. A list of one entry may be given as the entry."""
+        hints = {name.rstrip("_"): (name, hint) for name, hint in get_type_hints(kind).items()}
+        values = {}
+        for key, value in held.items():
             if key not in hints:
-                raise self.fault(f"{where or 'a suite'} has no '{plain(key)}' (choose from: {', '.join(hints)})")
+                raise self.fault(f"{where or 'a suite'} has no '{key}' (choose from: {', '.join(hints)})")
             name, hint = hints[key]
-            found[name] = self.value(f"{where}: {key}" if where else key, hint, value)
-        return found
+            alone = get_origin(hint) is tuple and not isinstance(value, list | dict)
+            values[name] = [value] if alone else value
+        return made(kind, values, f"{self.name}: {where}" if where else self.name)
 
-    def value(self, where: str, hint: Any, value: Any) -> Any:
-        """A value in the type of an annotation. A tuple may be given by its only entry."""
-        origin, of = get_origin(hint), get_args(hint)
-        if origin in (Union, UnionType):
-            return None if value is None else self.value(where, of[0], value)
-        if origin is tuple:
-            return tuple(self.value(where, of[0], one) for one in self.sequence(where, value))
-        if origin is dict:
-            entries = self.mapping(where, value).items()
-            return {name: self.value(f"{where}: {name}", of[1], one) for name, one in entries}
-        if hasattr(hint, "__dataclass_fields__"):
-            return self.build(where, hint, value)
-        if hint is str:
-            return self.text(where, value)
-        expected = ""
-        if origin is Literal and value not in of:
-            expected = " or ".join(of)
-        elif origin is Annotated and (type(value) is not int or value < of[1]):
-            expected = f"an integer of at least {of[1]}"
-        elif hint in _PLAIN and type(value) not in _PLAIN[hint][1]:
-            expected = _PLAIN[hint][0]
-        if expected:
-            raise self.fault(f"{where} must be {expected} (got {short(value)})")
-        return value
+    def mapping(self, where: str, value: Any) -> Parameters:
+        """A mapping, an empty one for null."""
+        if not isinstance(value, dict | None):
+            raise self.fault(f"{where} must be a mapping of names to values (got {short(value)})")
+        return value or {}
 
-    def entries(self, key: str, parameter: str) -> dict[str, dict[str, Any]]:
+    def entries(self, key: str, parameter: str) -> dict[str, Parameters]:
         """Label -> parameters: of a mapping of such, a list of names, or one name; a name is a value of `parameter`."""
         value = self.held.get(key)
         if not isinstance(value, dict):
-            return {self.text(key, one): {parameter: one} for one in self.sequence(key, value)}
+            names = value if isinstance(value, list) else [] if value is None else [value]
+            return {str(one): {parameter: one} for one in names}
         found = {}
-        for label, one in self.mapping(key, value).items():
+        for label, one in value.items():
             given = one if isinstance(one, dict) else {parameter: label if one is None else one}
-            found[label] = self.mapping(f"{key}: {label}", given)
+            found[label] = given
         return found
-
-
-def short(value: Any) -> str:
-    """A value for a message."""
-    text = repr(value)
-    return plain(text if len(text) <= 60 else f"{text[:60]}...")
 
 
 def names() -> list[str]:
@@ -202,60 +152,36 @@ def named(name: str) -> Source:
 def _shipped(name: str) -> Source:
     if name not in parameters.choices(GROUP):
         raise unknown("suite", plain(name), parameters.choices(GROUP))
-    return Source(f"suite {name}", _read(parameters.file_of(GROUP, name)))
+    return _read(f"suite {name}", parameters.file_of(GROUP, name))
 
 
 def of_file(path: Path) -> Source:
     """A user's file. UsageError where it cannot be read."""
-    return _complete(Source(str(path), _read(path)))
+    return _complete(_read(str(path), path))
 
 
-#: Characters of a file, and values in it: with aliases even a short one can expand to any size.
-_LARGEST, _VALUES = 1_000_000, 100_000
-
-
-@cache
-def _loader() -> Any:
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is ten times as fast
-
-
-def _check_size(held: Any, path: Path) -> None:
-    waiting, count = [held], 0
-    while waiting:
-        one = waiting.pop()
-        count += 1
-        if count + len(waiting) > _VALUES:
-            raise UsageError(f"{path} is too large for a suite")
-        if isinstance(one, dict):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, list):
-            waiting += one
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if len(text) > _LARGEST:
-            raise UsageError(f"{path} is too large for a suite")
-        held = yaml.load(text, Loader=_loader())  # noqa: S506 - a safe loader
-        _check_size(held, path)
-    except OSError as e:
-        raise UsageError(f"cannot read {path} ({e.strerror})") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text; save it as UTF-8") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise UsageError(f"cannot read {path}: {' '.join(str(e).split())}") from None
-    if not isinstance(held, dict) or not held:
+def _read(name: str, path: Path) -> Source:
+    held = read_yaml(path)
+    if not held:
         raise UsageError(f"{path} is not a suite: it needs lines; docs/suites.md has all of its keys")
-    return {str(key): value for key, value in held.items()}
+    return Source(name, _one_line(held))
+
+
+def _one_line(value: Any) -> Any:
+    """A value of YAML with every text in one line, without what a terminal would obey."""
+    if isinstance(value, dict):
+        return {_one_line(str(key)): _one_line(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_one_line(one) for one in value]
+    return plain(" ".join(value.splitlines())) if isinstance(value, str) else value
 
 
 def _complete(source: Source, seen: tuple[str, ...] = ()) -> Source:
     """With the keys of the suites that it names under `defaults`, where it has none of its own."""
     held: dict[str, Any] = {}
-    for other in source.sequence("defaults", source.held.get("defaults")):
-        name = source.text("defaults", other)
+    others = source.held.get("defaults", [])
+    for name in others if isinstance(others, list) else [others]:
         if name in seen:
             raise source.fault(f"defaults name {name} in a circle")
-        held |= _complete(_shipped(name), (*seen, name)).held
-    return Source(source.name, held | {key: value for key, value in source.held.items() if key != "defaults"})
+        held |= _complete(_shipped(str(name)), (*seen, name)).held
+    return replace(source, held=held | {key: value for key, value in source.held.items() if key != "defaults"})

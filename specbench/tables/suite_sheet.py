@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 
 from specbench.compare.paired import holm
 from specbench.config import parameters
@@ -26,7 +25,6 @@ from specbench.tables.suites import COMPARED, SuitePlan
 _STATISTICS = {"perplexity": "log_prob_mean", "emitted_kl": "emitted_kl", "emitted_tv": "emitted_tv"}
 #: What a figure's x is where the suite has none: the first of these that the table shows.
 _FASTER = ("speedup_latency", "speedup_step", "step_compression", "accepted_length_mean")
-_DIFFERS = "*"
 
 
 def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
@@ -39,11 +37,9 @@ def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
     members = {key: [run for run in runs if not run.timed] for key, runs in lines.items()}
     seeds = max((sum(run.row is not None for run in some) for some in members.values()), default=1)
     pooled_table = over_seeds(plan.suite.table, seeds)
-    columns = pooled_table.columns
     shown = [Line(key, runs[0].label, runs[0].overrides) for key, runs in lines.items()]
     table = replace(
-        plan.suite.table,
-        columns=columns,
+        pooled_table,
         lines=tuple(shown),
         tests=_tests(plan.suite.table, shown) if seeds == 1 else (),
         remarks=(),
@@ -52,23 +48,13 @@ def build(plan: SuitePlan) -> tuple[TableSheet, Table, dict[str, Row | None]]:
     rows = {key: _row(runs) for key, runs in lines.items()}
     models = {key: ", ".join(filter(None, runs[0].cell.group)) for key, runs in lines.items()}
     commands = {key: runs[0].command for key, runs in lines.items()}
-    sheet = layout.build(table, models, rows, [], commands, plan.command, plan.compared)
-    tests = _p_values(plan, members, columns)
+    tests = _p_values(plan, members, table.columns)
     differing = {place for place, p in tests.items() if p < 1 - LEVEL}
-    entries = tuple(
-        replace(
-            entry,
-            cells=tuple(
-                replace(cell, marks=(*cell.marks, _DIFFERS)) if cell.value and (line.key, key) in differing else cell
-                for key, cell in zip_longest([column.key for column in columns], entry.cells)
-            ),
-        )
-        for line, entry in zip(table.lines, sheet.entries, strict=True)
-    )
-    told = (_DIFFERS, "Differs from vanilla AR of the same prompts and seeds, by the paired test below.")
+    sheet = layout.build(table, models, rows, [], commands, plan.command, plan.compared, differing)
+    told = (layout.DIFFERS, "Differs from vanilla AR of the same prompts and seeds, by the paired test below.")
     notes = (*sheet.notes, *([told] if differing else []))
     remarks = (*sheet.remarks, *_remarks(plan, members, seeds, len(tests), len(differing)), *pooled_table.remarks)
-    return replace(sheet, entries=entries, notes=notes, remarks=remarks), table, rows
+    return replace(sheet, notes=notes, remarks=remarks), table, rows
 
 
 def _tests(table: Table, lines: Sequence[Line]) -> tuple[TableTest, ...]:

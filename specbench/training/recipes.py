@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from specbench.config import command_line, configuration, parameters, registry
 from specbench.config.parameter import Parameter
 from specbench.errors import UsageError, unknown, values
 from specbench.storage import home
+from specbench.storage.reading import read_yaml
 
 #: Every argument of a training; the others are those of a run: model, weights, data, seed, temperature, ...
 TABLE: dict[str, Parameter] = {
@@ -237,8 +236,7 @@ def _texts(values: Mapping[str, Any]) -> str:
 
 
 def _read_file() -> dict[str, dict[str, Any]]:
-    held: Any = OmegaConf.to_container(OmegaConf.load(parameters.conf_dir() / _FILE))
-    return {str(name): recipe for name, recipe in held.items()}
+    return read_yaml(parameters.conf_dir() / _FILE)
 
 
 def _recipes() -> dict[str, dict[str, Any]]:
@@ -260,20 +258,4 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _checked(name: str, value: Any) -> Any:
-    if isinstance(value, str) and TABLE[name].kind in ("integer", "integers", "number", "flag"):
-        value = _read(value)
-    elif value == "null":
-        value = None
-    return TABLE[name].checked(name, value)
-
-
-def _read(text: Any) -> Any:
-    """A number, a list or a truth value as YAML reads it: 100, 1e-4, [1, 2], true."""
-    import yaml
-
-    if not isinstance(text, str):
-        return text
-    try:
-        return float(text) if "e" in text.lower() and text.lower() not in ("true", "false") else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError):
-        return text
+    return TABLE[name].from_text(name, value) if isinstance(value, str) else TABLE[name].checked(name, value)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from specbench.cli.exits import USAGE, fail
+from specbench.cli.commands import USAGE, fail
 from specbench.config.registry import ASSETS
 from specbench.errors import UsageError, unknown
 from tools.scenes import card

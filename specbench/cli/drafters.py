@@ -1,0 +1,73 @@
+"""`specbench train` and `convert`: drafters."""
+
+from __future__ import annotations
+
+from specbench.cli.arguments import CommandLine, Own, command
+from specbench.config import command_line
+from specbench.errors import UsageError
+
+
+@command(
+    "train",
+    {},
+    others=["specbench.training.recipes:TABLE", "specbench.config.parameters:table"],
+    manual="specbench.cli.manual:training",
+)
+def train(line: CommandLine) -> int:
+    """Trains a drafter for a target: makes its examples, trains, and writes weights with their card. After an
+    interruption, the same command resumes. Several GPUs: accelerate launch --module specbench.cli train drafter=...
+    Recipes: conf/recipes.yaml; further arguments are a run's: model, weights, data, seed, temperature, ...
+
+      specbench train drafter=eagle                                                   the embedded target's, in minutes
+      specbench train drafter=eagle model=llamagen_xl images=laion_coco               LANTERN's recipe
+      specbench train drafter=eagle model=lumina_mgpt                                 Cool-SD's: images by the target
+      specbench train drafter=eagle recipe=scenes_guided start=embedded               labels under guidance
+      specbench train drafter=cspd model=mar_scenes objective=path_kl                 of continuous tokens
+      specbench run method=eagle1 drafter_weights=drafters/llamagen_scenes/eagle      use the result
+    """
+    if not line.others:
+        print(train.help(line))
+        return 0
+    if line.others[0] == "scenes":
+        raise UsageError("`make train-scenes` in a clone trains the embedded models; this command trains drafters")
+    from specbench.training import command
+
+    return command.main(line.others)
+
+
+@command(
+    "convert",
+    {
+        "drafter_weights=DIR": Own(
+            "path",
+            "folder of the drafter: LANTERN's files, config.json among them, or specbench.safetensors",
+            required=True,
+        ),
+        "model=NAME": Own("string", "the target that it was trained for", required=True),
+        "out=DIR": Own(
+            "path",
+            "folder of the other layout: config.json and pytorch_model.bin, or specbench.safetensors",
+            required=True,
+        ),
+        "reduced=": Own("flag", "true for the reduced model of that name", default="false"),
+    },
+)
+def convert(line: CommandLine) -> int:
+    """Writes an EAGLE drafter that is in LANTERN's layout in this project's own format, and one that is in this format
+    in LANTERN's layout, which its code reads. (Runs read both.)
+
+      specbench convert drafter_weights=drafters/llamagen_xl/eagle model=llamagen_xl out=for_lantern
+    """
+    from specbench.config import configuration
+    from specbench.models.loading import drafters
+
+    arguments = [f"model={line['model']}", f"drafter_weights={command_line.quoted(str(line['drafter_weights']))}"]
+    reduced = ["reduced=true"] if line["reduced"] else []
+    out = line["out"]
+    fixed = ["weights=random", "method=eagle_chain", "device=cpu"]
+    files = drafters.converted(configuration.compose([*arguments, *reduced, *fixed]), out)
+    if len(files) == 1:
+        print(f"{files[0]}: for drafter_weights={out}")
+    else:
+        print(f"{out}: {' and '.join(drafters.LANTERN_FILES)}, as LANTERN's code reads them")
+    return 0

@@ -1,0 +1,177 @@
+"""`specbench collect`, `show`, `compare` and `breakdown`: rows of runs, and runs prompt by prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from specbench.cli.arguments import CommandLine, Own, Words, command
+from specbench.errors import UsageError
+from specbench.storage import home
+from specbench.storage.files import write_atomically
+
+#: Where commands read rows from.
+SOURCE = Words(
+    "a CSV or Parquet file, a store, or a folder: of a run, a grid or a suite, or any with runs below it (default: the"
+    " store of results, runs/results.sqlite, to which every run adds its row)"
+)
+_MOST_NOTES = 8
+
+
+@command("collect", {"SOURCE": SOURCE, "out=FILE": Own("path", "the file of the rows", required=True, written=True)})
+def collect(line: CommandLine) -> int:
+    """Gathers rows of runs into one file: FILE.csv, FILE.parquet (needs pyarrow) or FILE.sqlite. A run has one row, its
+    newest.
+
+      specbench collect out=all.csv
+      specbench collect runs/2026-11-21 other/results.sqlite more.csv out=all.parquet
+    """
+    from specbench.rows import sources
+
+    rows = read(line.words)
+    sources.write(line["out"], rows)
+    print(f"wrote {line['out']}: {len(rows)} rows")
+    return 0
+
+
+def read(names: Sequence[str], baselines: bool = False) -> list[dict[str, Any]]:
+    """The rows of the sources that a command line names; of the store of results where it names none. Prints what was
+    left out."""
+    from specbench.rows import sources
+
+    places = [home.expanded(name) for name in names]
+    if not places:
+        default = sources.default_store()
+        if default is None or not default.is_file():
+            raise UsageError(f"there is no store {default or sources.STORE} yet: name files or folders with rows")
+        places = [default]
+    rows, notes = sources.read(places, baselines)
+    say(notes)
+    return rows
+
+
+def say(notes: Sequence[str]) -> None:
+    """Prints what was left out, the first ones."""
+    for note in notes[:_MOST_NOTES]:
+        print(f"specbench: {note}", file=sys.stderr)
+    if (more := len(notes) - _MOST_NOTES) > 0:
+        print(f"specbench: {more} more of the same kind", file=sys.stderr)
+
+
+@command(
+    "show",
+    {
+        "SOURCE": SOURCE,
+        "--where CONDITION": Own(
+            "string", "column=a,b or column!=a or 'column>=4'; several must all hold", several=True
+        ),
+        "--columns NAME,NAME": Own("text", "the columns (default: those in which the rows differ)"),
+        "--sort NAME,NAME": Own("text", "columns to sort by; --sort=-fid is descending"),
+        "--group-by NAME,NAME": Own("text", "columns: the mean over the rows of each group"),
+        "--limit N": Own("integer", "rows at most"),
+        "--no-pool": Own("flag", "every seed is a row of its own"),
+        "--format NAME": Own("string", "how", choices=("table", "md", "csv", "json"), default="table"),
+    },
+)
+def show(line: CommandLine) -> int:
+    """Shows rows of runs, a line for each configuration: seeds are pooled,
+    and the columns are those in which the rows differ, and the results.
+    The vanilla AR images that runs decoded for comparison have a line, too.
+
+      specbench show                                                       # the store
+      specbench show runs/grid more.csv --where method=sjd --where 'fid<5' --sort=-speedup_step
+      specbench show --group-by method --columns method,seeds,speedup_step,image_reward --format md
+    """
+    from specbench.rows import selection
+    from specbench.rows.csv_files import as_cells, csv_text
+    from specbench.rows.shown import shown
+
+    conditions = [selection.condition(text) for text in line["--where"] or ()]
+    columns, order, groups = (
+        [name.strip() for name in (line[flag] or "").split(",") if name.strip()]
+        for flag in ("--columns", "--sort", "--group-by")
+    )
+    for name in [*columns, *groups, *(name.removeprefix("-") for name in order)]:
+        selection.column(name)
+    rows = [row for row in map(shown, read(line.words, baselines=True)) if all(test(row) for test in conditions)]
+    if not rows:
+        raise UsageError("no row meets the conditions")
+    pooled, notes = selection.grouped(rows, groups, not line["--no-pool"])
+    say(notes)
+    found = selection.ordered(pooled, order)[: line["--limit"] or None]
+    columns = columns or selection.telling(found, groups)
+    if line["--format"] in ("json", "csv"):
+        cells = [{name: row.get(name) for name in columns} for row in found]
+        as_json = json.dumps(cells, indent=1, ensure_ascii=False) + "\n"
+        print(as_json if line["--format"] == "json" else csv_text(columns, map(as_cells, cells)), end="")
+    else:
+        print(selection.as_table(found, columns, line["--format"] == "md"))
+    return 0
+
+
+@command(
+    "compare",
+    {
+        "A B": Words("the folder of a run; followed by /baseline, the vanilla images decoded for its speed-up", 2, 2),
+        "out=FILE.csv": Own("path", "a file for the statistics", written=True),
+    },
+    tables={"columns of out=:": "specbench.compare.wording:COLUMNS"},
+)
+def compare(line: CommandLine) -> int:
+    """Compares two runs over the prompts that both decoded, image by image: the difference of B from A, its 95 %
+    interval, the paired t-test (Cool-SD, C.4), the Wilcoxon signed-rank test, Holm's adjustment for several tests,
+    Cohen's d_z, and a sentence for each statistic. A pair has the same index, prompt and id; an image without a partner
+    is left out and named. Several images of a prompt count once, by their mean. The last lines say how many pairs tell
+    A from B.
+    Metrics' scores per image are compared where both runs keep those of the same scorer; a Fréchet distance by the
+    influence of each pair on it. For a feature extractor, the energy distance between A's and B's features tests
+    whether the images have one distribution; give runs of different seeds for it, since images that share random
+    numbers are alike.
+
+      specbench compare runs/eagle runs/cool_sd
+      specbench compare runs/cool_sd/baseline runs/cool_sd      # with the vanilla images of the same run
+      specbench compare first second out=compared.csv
+    """
+    from specbench.compare import comparison, passes, wording
+
+    found = comparison.compare(*map(passes.read, line.words))
+    print(wording.report(found))
+    if out := line["out"]:
+        write_atomically(out, wording.to_csv(found).encode())
+        print(f"wrote {out}")
+    return 0
+
+
+@command(
+    "breakdown",
+    {
+        "RUN": Words("the folder of a run; followed by /baseline, its vanilla images", 1),
+        "out=FILE.csv": Own("path", "a file for the rows", written=True),
+    },
+    tables={"columns of out=:": "specbench.compare.breakdown:COLUMNS"},
+)
+def breakdown(line: CommandLine) -> int:
+    """Acceptance, step compression and speed-up of runs by category of prompt (where the data set has categories: those
+    of PartiPrompts, tasks of GenEval, layouts of scenes, a column `category` of your own file), by caption length
+    (thirds of the prompts) and by position in the image. Decodes nothing. Speed-ups are against the vanilla images of
+    the same run.
+
+      specbench breakdown first
+      specbench breakdown first second out=groups.csv
+    """
+    from specbench.compare.breakdown import INTERVALS, ROWS, of_pass, table
+    from specbench.compare.passes import read
+    from specbench.rows.csv_files import csv_text
+
+    rows = []
+    for one in map(read, line.words):
+        found = of_pass(one)
+        print(f"{one.method}, {len(one.records)} images in {one.path}; {INTERVALS}")
+        print("\n".join(table(found)) if found else "One category, one length, and no raster order: nothing to show.")
+        rows += found
+    if out := line["out"]:
+        write_atomically(out, csv_text(ROWS.columns, rows).encode())
+        print(f"wrote {out}")
+    return 0
