@@ -13,6 +13,7 @@ from specbench.errors import UsageError
 from specbench.harness.planned import Plan, PlannedRun
 from specbench.storage import home
 from specbench.storage.files import write_atomically
+from specbench.storage.reading import read_json
 
 if TYPE_CHECKING:
     from specbench.config.configuration import Job
@@ -46,13 +47,8 @@ def write_grid(root: Path, arguments: Sequence[str]) -> None:
 
 def arguments(root: Path) -> list[str]:
     """The arguments of the grid in a folder. UsageError where they cannot be read."""
-    try:
-        found = json.loads((root / GRID).read_text(encoding="utf-8"))
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            raise ValueError
-    except (OSError, ValueError, RecursionError):
-        raise UsageError(f"cannot read {root / GRID}; give the `specbench run -m` that started the grid") from None
-    return found
+    found = read_json(root / GRID, list[str], "give the `specbench run -m` that started the grid")
+    return list(found)
 
 
 def is_suite(folder: Path) -> bool:

@@ -21,6 +21,7 @@ from specbench.models.loading import checkpoints, missing
 from specbench.rows import provenance
 from specbench.storage import home
 from specbench.storage.files import sha256_file, write_atomically
+from specbench.storage.reading import read_json
 from specbench.training.continuous import ContinuousTask
 from specbench.training.discrete import DiscreteTask
 from specbench.training.recipes import WHERE, TrainingPlan, is_continuous, plan
@@ -185,11 +186,8 @@ def _check_note(out: Path, note: dict[str, Any]) -> None:
     if not (out / NOTE).exists():
         return
     begin = f"give another out=, or remove {out / 'state'} to start again"
-    try:
-        before = json.loads((out / NOTE).read_text(encoding="utf-8"))
-        changed = [k for k in sorted({*note, *before}) if note.get(k) != before.get(k)]
-    except (ValueError, TypeError, AttributeError):
-        raise UsageError(f"{out / NOTE} is damaged; {begin}") from None
+    before = read_json(out / NOTE, dict, begin)
+    changed = [k for k in sorted({*note, *before}) if note.get(k) != before.get(k)]
     if changed:
         differing = ", ".join(f"{k}={before.get(k)}" for k in changed)
         raise UsageError(f"{out} has a training with {differing}: resume it with the same arguments, {begin}")
