@@ -154,16 +154,16 @@ def test_timed_runs_alternate_with_vanilla(call: Call, suite: Path) -> None:
 
 
 def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> None:
-    held = {
-        "n": 2,
-        "lines": {"sjd": {"method": "sjd", "temperature": [0.9, 0.5]}, "top": {"method": "sjd", "window": 8}},
-    }
-    found = suites.plan(suites.read(Source("x", held), "x"), tmp_path).runs
-    vanillas = [one for one in found if one.reference is None]
+    lines = {"sjd": {"method": "sjd", "temperature": [0.9, 0.5]}, "top": {"method": "sjd", "window": 8, "n": 3}}
+    plan = suites.plan(suites.read(Source("x", {"n": 2, "timed": 1, "lines": lines}), "x"), tmp_path)
+    quality = [one for one in plan.runs if not one.timed]
+    vanillas = [one for one in quality if one.reference is None]
     assert {one.label for one in vanillas} == {"vanilla", "vanilla, temperature=0.5", "vanilla, temperature=0.9"}
-    references = {one.key: one.reference for one in found}
+    references = {one.key: one.reference for one in quality}
     assert references["sjd_0.5"] != references["sjd_0.9"]
     assert references["top"] is not None
+    assert [one.config["n"] for one in quality if one.key == "top"] == [3]
+    assert {one.config["n"] for one in plan.runs if one.timed} == {1}  # seconds have prompts of their own
 
 
 def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
