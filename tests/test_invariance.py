@@ -147,10 +147,10 @@ def test_training_and_short_formats_use_plain_products() -> None:
         assert torch.equal(ops.linear(x.bfloat16(), weight.bfloat16()), F.linear(x.bfloat16(), weight.bfloat16()))
 
 
-@pytest.mark.parametrize("width", [1, 1000, 1 << 15, 40_001, 1 << 16])
-def test_long_sums_are_sums(width: int) -> None:
-    x = torch.rand(2, 3, width, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(ops.sum_last(x).double(), x.double().sum(-1), rtol=1e-5, atol=0)
+def test_long_sums_are_sums() -> None:
+    for width in (1, 1000, 1 << 15, 40_001, 1 << 16):
+        x = torch.rand(2, 3, width, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(ops.sum_last(x).double(), x.double().sum(-1), rtol=1e-5, atol=0)
 
 
 def test_the_package_asks_the_library_for_one_order_before_its_first_product() -> None:
