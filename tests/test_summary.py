@@ -158,18 +158,18 @@ def test_the_columns_of_a_row() -> None:
     assert {*expected, *errors, *others} == set(row) <= set(COLUMNS)
 
 
-def test_means_are_over_steps_not_over_images() -> None:
-    often, seldom = images(trace(), [4, 9])[0], images(trace(), [4, 9])[0]
-    seldom = replace(seldom, verified_by_depth=[1], accepted_by_depth=[0], first_accept=0.15)
-    assert summary.columns([often, seldom])["first_accept"] == pytest.approx((3 * 0.75 + 0.15) / 4)
-    assert summary.acceptance_by_depth([often, seldom]).tolist() == [3 / 4, 2 / 3, 1 / 2]
-
-
 def test_where_drafts_are_accepted() -> None:
     own = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 1]])  # in raster order; 0: a step's own token
     first, second = images(trace(), [4, 9])
     assert summary.is_accepted_draft(first).reshape(3, 3).tolist() == own.astype(bool).tolist()
     assert not summary.is_accepted_draft(second).any()
+    # means are over steps, not over images
+    seldom = replace(first, verified_by_depth=[1], accepted_by_depth=[0], first_accept=0.15)
+    assert summary.columns([first, seldom])["first_accept"] == pytest.approx((3 * 0.75 + 0.15) / 4)
+    assert summary.acceptance_by_depth([first, seldom]).tolist() == [3 / 4, 2 / 3, 1 / 2]
+    # two roundings have no ratio
+    exact = [replace(one, emitted_kl=1e-14, emitted_kl_optimal=2e-7) for one in (first, second)]
+    assert "emitted_kl_ratio" not in summary.columns(exact)
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 6), min_size=25, max_size=25))
@@ -326,19 +326,16 @@ def test_every_estimate_has_its_error_beside_it() -> None:
             assert value is None or name in _NUMBERS
 
 
-@pytest.mark.parametrize(
-    ("value", "stderr", "digits", "shown"),
-    [
+def test_values_with_their_errors() -> None:
+    for value, stderr, digits, shown in (
         (1.8580, 0.0141, 2, "1.858 ± 0.014"),
         (0.65, 0.4, 2, "0.65 ± 0.40"),
         (633.6, 21.0, 1, "633.6 ± 21.0"),
         (1.0, 0.0, 2, "1.00"),
         (1.0, None, 2, "1.00"),
         (3.0, 1e-16, 2, "3.00"),
-    ],
-)
-def test_values_with_their_errors(value: float, stderr: float | None, digits: int, shown: str) -> None:
-    assert summary.with_error(value, stderr, digits) == shown
+    ):
+        assert summary.with_error(value, stderr, digits) == shown
 
 
 P = random_tables(4, 4, seed=1, sharpness=1.5)
@@ -382,33 +379,27 @@ def test_the_perplexity_is_the_entropy_of_the_target() -> None:
         assert row["perplexity"] == pytest.approx(math.exp(-row["log_prob_mean"]))
 
 
-@pytest.mark.parametrize(
-    ("name", "build"),
-    {
-        "none": lambda networks: NoDraft(),
-        "draft model": lambda networks: DraftModel(networks["draft"], 3),
-        "eagle chain": lambda networks: Eagle(networks["eagle"], chain_paths(3)),
-        "eagle tree": lambda networks: Eagle(networks["eagle"], parse("[[0],[1],[0,0],[0,1],[1,0]]")),
-        "eagle2": lambda networks: Eagle2(networks["eagle"], 6, 3, 2),
-        "medusa": lambda networks: Medusa(networks["medusa"], parse("[[0],[1],[0,0]]")),
-        "window": lambda networks: Window(3),
-    }.items(),
-)
-def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
+def test_a_drafter_knows_its_passes() -> None:
     """As many as its networks are called for; what they do once, before the first step, is no part of a step."""
     target = tiny.llamagen(3)
-    networks = {"draft": tiny.llamagen(3, seed=1), "eagle": tiny.eagle(target), "medusa": tiny.medusa(target)}
-    calls = {"all": 0}
-
-    def count(module: Any, inputs: Any) -> None:
-        calls["all"] += 1
-
-    for network in (networks["draft"].layers[0], networks["eagle"].layers[0], networks["medusa"]):
-        network.register_forward_pre_hook(count)
-    drafter = build(networks)
-    out = decode(DecoderConfig(target, drafter, rules.exact(), Sampling()), tiny.prompts(1), RandomStreams([(0, 0)]))
-    prefill = 1 if name.startswith(("draft", "eagle")) else 0
-    assert calls["all"] == prefill + drafter.shape.passes * int(out.steps)
+    draft, eagle, medusa = tiny.llamagen(3, seed=1), tiny.eagle(target), tiny.medusa(target)
+    calls: list[object] = []
+    for network in (draft.layers[0], eagle.layers[0], medusa):
+        network.register_forward_pre_hook(lambda module, inputs: calls.append(module))
+    drafters: dict[str, tuple[Any, int]] = {  # and the passes before the first step
+        "none": (NoDraft(), 0),
+        "draft model": (DraftModel(draft, 3), 1),
+        "eagle chain": (Eagle(eagle, chain_paths(3)), 1),
+        "eagle tree": (Eagle(eagle, parse("[[0],[1],[0,0],[0,1],[1,0]]")), 1),
+        "eagle2": (Eagle2(eagle, 6, 3, 2), 1),
+        "medusa": (Medusa(medusa, parse("[[0],[1],[0,0]]")), 0),
+        "window": (Window(3), 0),
+    }
+    for name, (drafter, prefill) in drafters.items():
+        calls.clear()
+        config = DecoderConfig(target, drafter, rules.exact(), Sampling())
+        out = decode(config, tiny.prompts(1), RandomStreams([(0, 0)]))
+        assert len(calls) == prefill + drafter.shape.passes * int(out.steps), name
 
 
 def vector_trace() -> ContinuousTrace:
@@ -468,8 +459,3 @@ def test_the_expected_speed_up_is_equation_35() -> None:
     assert summary.expected_speedup([vector_record(timed=1)], [replace(vanilla, batch=2)], 3) == {}
     assert summary.expected_speedup([vector_record(timed=1)], [replace(vanilla, timed=3)], 3) == {}  # no neighbours
     assert summary.expected_speedup([vector_record(timed=1, made=0)], [vanilla], 3) == {}
-
-
-def test_two_roundings_have_no_ratio() -> None:
-    exact = [replace(one, emitted_kl=1e-14, emitted_kl_optimal=2e-7) for one in images(trace(), [4, 9], 5)]
-    assert "emitted_kl_ratio" not in summary.columns(exact)

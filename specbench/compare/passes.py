@@ -11,7 +11,7 @@ from typing import Any
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import shown, summary
-from specbench.rows.journal import TIMINGS, Record, TimingJournal, fault, read_records
+from specbench.rows.journal import TIMINGS, Record, TimingJournal, read_records
 from specbench.rows.provenance import MAY_CHANGE, RunMemory
 from specbench.storage import home
 from specbench.storage.reading import read_yaml
@@ -94,12 +94,8 @@ def _records(path: Path) -> dict[int, Record]:
         read = read_records(path)
     except OSError as e:
         raise UsageError(f"cannot read {path} ({e.strerror}); name another folder") from None
-    except (TypeError, RecursionError):  # not sortable, or nested too deeply
-        raise UsageError(f"{path} holds a line that is not a record; remove it") from None
     found: dict[int, Record] = {}
     for record in read:
-        if text := fault(record):
-            raise UsageError(f"{path}: the record of index {plain(record.index):.20} {text}; remove its line")
         if found.setdefault(record.index, record) != record:
             raise UsageError(f"{path} holds two records of index {record.index}; remove one of the lines")
     return found

@@ -21,7 +21,7 @@ from specbench.errors import UsageError, plain
 from specbench.rows import baseline, provenance, selection, sources
 from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, read_header, to_csv
-from specbench.rows.journal import IMAGE_NAME, TIMINGS, Record, TimingJournal, fault, read_records
+from specbench.rows.journal import IMAGE_NAME, TIMINGS, Record, TimingJournal, read_records
 from specbench.rows.shown import shown
 from specbench.storage.files import content, write_atomically
 from specbench.storage.version import __version__
@@ -251,10 +251,9 @@ def _add_groups(folder: Path, row: Mapping[str, Any], found: Found) -> None:
     passes: list[list[Record]] = []
     for path in (folder / "records.jsonl", folder / baseline.RECORDS, folder / TIMINGS):
         try:
-            read = TimingJournal(path).lines if path.name == TIMINGS else read_records(path)
-        except (OSError, UsageError, TypeError, RecursionError):
-            read = []
-        passes.append([] if any(fault(record) for record in read) else read)
+            passes.append(TimingJournal(path).lines if path.name == TIMINGS else read_records(path))
+        except (OSError, UsageError):
+            passes.append([])
     again = passes.pop()
     mine, vanilla = ({record.index: record for record in read} for read in passes)
     if vanilla.keys() & mine.keys():

@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from specbench.config import configuration, parameters
-from specbench.errors import RunError, UsageError, integer
+from specbench.errors import RunError, UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, Row
 from specbench.harness.planned import R as R  # of a field, for the documentation
 from specbench.rows.columns import TIMED_COLUMNS
@@ -93,8 +93,9 @@ def read(source: Source, name: str) -> Suite:
     given = named(table.protocol)
     models = entries("models", "model") or {table.model: {"model": table.model}}
     prompts = entries("prompts", "data") or {"": {}}
-    seeds = keys.seeds or ((integer("seed", given["seed"], 0),) if "seed" in given else ())
-    batch = integer("batch", given.get("batch", "1"), 0)
+    own = parameters.table()
+    seeds = keys.seeds or ((own["seed"].from_text("seed", given["seed"]),) if "seed" in given else ())
+    batch = own["batch"].from_text("batch", given.get("batch", "1"))
     shared = {name: one for name, one in given.items() if name not in ("seed", "batch", "timing", "baseline", "n")}
     if keys.metrics is not None:
         shared |= named(catalog.overrides(source, "metrics", {"metrics": keys.metrics}))
