@@ -15,8 +15,8 @@ import yaml
 from commands import ROOT, TOGETHER, Call, python
 
 from specbench.bench import devices, plan
-from specbench.cli import plans
 from specbench.cli.images import reference
+from specbench.cli.run import of_jobs
 from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run
@@ -260,7 +260,7 @@ def test_images_and_records_take_no_more_than_said(call: Call, tmp_path: Path) -
     words = ("model=mar_scenes", "method=cspd", "n=2", "metrics=none", "device=cpu", "warmup=0", "out=one")
     assert call("run", *words)[0] == 0
     held = [*tmp_path.glob("one/*/*.png"), *tmp_path.glob("one/*.jsonl")]
-    todo = plans.of_jobs(configuration.grid([*words[:-1], "out=two"], False), False, tmp_path)
+    todo = of_jobs(configuration.grid([*words[:-1], "out=two"], False), False, tmp_path)
     assert len(held) >= 5
     assert sum(path.stat().st_size for path in held) <= forecast.foresee(todo.runs).disk[0]
 

@@ -50,6 +50,12 @@ def test_an_images_number_depends_on_its_prompt_and_its_place_among_them_alone()
     assert [indices.file_name(i) for i in indices.of_run({"n": 2, "images_per_prompt": 2})] == [
         "00000.png", "00000-1.png", "00001.png", "00001-1.png"
     ]  # fmt: skip
+    with pytest.raises(UsageError, match="n times images_per_prompt must be at most 1,000,000 images"):
+        configuration.compose(["n=100000", "images_per_prompt=11"])
+    cfg = configuration.compose([])
+    assert cfg["images_per_prompt"] == 1
+    without = {name: value for name, value in cfg.items() if name != "images_per_prompt"}
+    assert provenance.config_hash(without) == provenance.config_hash(cfg)  # that of rows without the parameter
 
 
 def test_the_first_images_are_those_of_a_run_with_one_each(four: Path, tmp_path: Path) -> None:
@@ -72,15 +78,6 @@ def test_the_first_images_are_those_of_a_run_with_one_each(four: Path, tmp_path:
     assert sorted(path.name for path in (four / "images").iterdir())[:4] == [
         "00000-1.png", "00000-2.png", "00000-3.png", "00000.png"
     ]  # fmt: skip
-
-
-def test_a_configuration_with_one_image_keeps_its_hash() -> None:
-    with pytest.raises(UsageError, match="n times images_per_prompt must be at most 1,000,000 images"):
-        configuration.compose(["n=100000", "images_per_prompt=11"])
-    cfg = configuration.compose([])
-    assert cfg["images_per_prompt"] == 1
-    without = {name: value for name, value in cfg.items() if name != "images_per_prompt"}
-    assert provenance.config_hash(without) == provenance.config_hash(cfg)
 
 
 def test_a_stopped_run_goes_on_where_it_was(four: Path, tmp_path: Path) -> None:

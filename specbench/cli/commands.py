@@ -32,7 +32,7 @@ COMMANDS = {
     "audit": ("measurements:audit", "is a method lossless? measured on models whose distribution is known"),
     "bench": ("measurements:bench", "milliseconds per step, part by part, next to the memory floor"),
     "probe": ("measurements:probe", "a target's confidence in its tokens, and the earlier tokens it attends to"),
-    "suite": ("suite:main", "several methods, models, prompts and seeds, as one YAML names them: one table"),
+    "suite": ("tables:suite", "several methods, models, prompts and seeds, as one YAML names them: one table"),
     "tables": ("tables:main", "the papers' tables, measured next to published"),
     "show": ("rows:show", "rows of runs on the screen: filter, sort, group; seeds pooled"),
     "collect": ("rows:collect", "rows from folders, CSV, Parquet and stores in one file"),
