@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,13 @@ def usage_error(act: Callable[..., Any], *given: Any) -> str:
     except UsageError as e:
         return str(e)
     raise AssertionError(f"nothing is refused: {given}")
+
+
+@contextlib.contextmanager
+def case(*what: object) -> Iterator[None]:
+    """A failure inside says which case of a loop it is of."""
+    try:
+        yield
+    except BaseException as e:
+        e.add_note(f"case: {', '.join(map(str, what))}")
+        raise

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Started before each of the script's processes: it has what a bare machine has, and hangs in the fourth stage.
 BARE = """
 import sys, time
-GONE = {"hydra", "omegaconf", "antlr4", "transformers", "huggingface_hub", "torchmetrics", "tokenizers"}
+GONE = {"hydra", "omegaconf", "antlr4", "transformers", "huggingface_hub", "torchmetrics", "tokenizers", "pycocotools"}
 class Gone:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in GONE:

@@ -225,6 +225,9 @@ def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_pa
     assert code == 0
     assert "here: cool_sd on llamagen_scenes, n=6: stopped\n  images     4 done, 2 left\n" in out
     assert "failures   2, the last: cool_sd image 4: out of memory: CUDA out of memory" in out
+    monkeypatch.setattr(run, "_load_pipeline", hungry(2, never=(1,)))
+    assert call("resume", "here")[0] == 1
+    assert "failures   1, the last: cool_sd image 1: out of memory" in call("status", "here")[1]
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     assert call("resume", "here")[0] == 0
     assert "failures" not in call("status", "here")[1]

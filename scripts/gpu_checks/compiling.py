@@ -293,9 +293,10 @@ def faults(row: dict[str, Any]) -> list[str]:
 
 
 def jobs() -> list[Specialisation]:
-    """A quick look: some steps for Hopper, and one specialisation of each of their kernels for the others."""
+    """A quick look: some steps for Hopper, and one specialisation of each of their kernels for one of two others."""
     few = steps(FEW)
-    other = [one for c in (89, 100) for one in {one.kernel: one for one in started(few, c)}.values()]
+    of_each = [{one.kernel: one for one in started(few, capability)} for capability in (89, 100)]
+    other = [of_each[number % 2][kernel] for number, kernel in enumerate(of_each[0])]
     return [*_extremes(started(few)), *other]
 
 

@@ -7,6 +7,8 @@ image's captions is the first.
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,11 +44,11 @@ def read(path: Path, caption: str, seed: int) -> list[Item]:
     Blank captions do not count, and an image without any is left out. Raises UsageError for a file that is no such
     annotation file, and one whose captions do not fit its images.
     """
-    images, captions = _read(path)
+    coco = _index(read_json(path, way_out="give another file"), path)
     entries: list[Item] = []
     index = length = 0  # of the longest caption so far
-    for number in sorted(images):
-        found = [a for a in captions[number] if a["caption"].strip()]
+    for number, image in sorted(coco.imgs.items()):
+        found = [a for a in coco.imgToAnns[number] if a["caption"].strip()]
         if not found:
             continue
         texts = [base.clean(a["caption"], f"{path}, caption {a['id']}") for a in found]
@@ -61,28 +63,31 @@ def read(path: Path, caption: str, seed: int) -> list[Item]:
             text = texts[int.from_bytes(base.key("caption", seed, number)) % len(texts)]
         else:
             text = texts[0]
-        entries.append(Item(len(entries), text, None, str(number), images[number]["file_name"]))
+        entries.append(Item(len(entries), text, None, str(number), image["file_name"]))
     return base.check_ids(entries, path)
 
 
-def _read(path: Path) -> tuple[dict[int, dict[str, Any]], dict[int, list[dict[str, Any]]]]:
-    """The checked images of an annotation file, and the captions of each, by the image's id."""
-    content = read_json(path, way_out="give another file")
+def _index(content: Any, path: Path) -> Any:
+    """The checked content of an annotation file as a pycocotools COCO."""
+    from pycocotools.coco import COCO
+
     images, annotations = _by_id(content, "images", "image", path), _by_id(content, "annotations", "caption", path)
     for number, image in images.items():
         where = f"{path}, image {number}"
         file = base.clean(image.get("file_name"), where, "file_name")
         if file in (".", "..") or "/" in file or "\\" in file:
             raise UsageError(f"{where}: its file_name is not a plain file name; fetch the file again")
-    captions: dict[int, list[dict[str, Any]]] = {number: [] for number in images}
     for number, annotation in annotations.items():
         where, image_id = f"{path}, caption {number}", annotation.get("image_id")
         if not isinstance(annotation.get("caption"), str):
             raise UsageError(f"{where}: it has no text; fetch the file again (captions, not instances)")
-        if type(image_id) is not int or image_id not in captions:
+        if type(image_id) is not int or image_id not in images:
             raise UsageError(f"{where}: the file has no image {str(image_id)[:100]}; fetch it again")
-        captions[image_id].append(annotation)
-    return images, captions
+    coco = COCO()
+    coco.dataset = {"images": [*images.values()], "annotations": [*annotations.values()]}
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints
+        coco.createIndex()
+    return coco
 
 
 def _by_id(content: Any, name: str, what: str, path: Path) -> dict[int, dict[str, Any]]:

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specbench import data, metrics
 from specbench.config import configuration, indices, parameters
 from specbench.data.prompts import SUFFIXES
@@ -203,9 +205,8 @@ def _stop_message(out: Path) -> Iterator[None]:
 def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mapping[str, Any]) -> Evaluation:
     """Scores pairs of images and prompts, and writes the row and the scores of each image. Metrics that were asked for
     earlier join the row, while the images are the same."""
-    files = ImageFiles(pairs.paths)
-    digests = _StoredDigests(out / "digests.json", files)
-    content = fingerprint(sorted(filter(None, digests.contents)))
+    files = _KnownFiles(pairs.paths, out / "digests.json")
+    content = fingerprint(sorted(filter(None, files.contents)))
     labelled = [[item.id, item.prompt, item.labels] for item in pairs.items]
     images = ImageSet("method", files, lambda: pairs.items, content, sha256(json.dumps(labelled), 16))
     earlier = _earlier_lines(ScoreJournal(out / "scores.jsonl"), content)
@@ -217,10 +218,10 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
     try:
         scored = scoring.score(images)
         for i, digest in enumerate(files.digests):  # of those that were not read, but for one that cannot be
-            if digest is None and digests.contents[i]:
+            if digest is None and files.contents[i]:
                 _ = files[i]  # keeps its digest
     finally:  # stopped, too
-        digests.write()
+        files.write()
     lines = [scored.get(name) or earlier[name] for name in names]
     row = _row(folder, run_id, pairs, files, cfg, lines)
     each = _per_image(pairs, files, scored, context, scoring.cache)
@@ -230,30 +231,40 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
     return Evaluation(f"{folder}: {len(files)} images", _columns(names), row, [out / "row.csv", out / "pictures.csv"])
 
 
-class _StoredDigests:
-    """What `ImageFiles` remembers, in a file: SHA-256 of a file's bytes -> [digest, height, width, contrast].
+class _KnownFiles(ImageFiles):
+    """What is known of each image stays in the file `memory`, by the SHA-256 of the image's own file, so that an image
+    is decoded only to be scored.
 
-    contents: that SHA-256 of each image; None where it cannot be read, which is reported when it is scored.
+    digests, sizes (H, W), contrasts: of each image; None where it was never read. contents: the SHA-256 of each file;
+    None where it cannot be read, which is reported when it is scored.
     """
 
-    def __init__(self, path: Path, files: ImageFiles) -> None:
-        """Fills in what an earlier scoring of files with this content found."""
-        self._path, self._files = path, files
-        self.contents = [_content(one) for one in files.paths]
+    def __init__(self, paths: Sequence[Path], memory: Path) -> None:
+        super().__init__(paths)
+        self._memory = memory
+        self.contents = [_content(path) for path in paths]
+        self.digests: list[str | None] = [None] * len(paths)
+        self.sizes: list[tuple[int, int] | None] = [None] * len(paths)
+        self.contrasts: list[int | None] = [None] * len(paths)
         known: Any = None
         with suppress(OSError, ValueError, RecursionError):  # absent or damaged: the images are read again
-            known = json.loads(path.read_text(encoding="utf-8"))
+            known = json.loads(memory.read_text(encoding="utf-8"))
         for i, content in enumerate(self.contents):
             match known.get(content) if isinstance(known, dict) else None:
                 case [str(digest), int(height), int(width), int(contrast)]:
-                    files.digests[i], files.sizes[i], files.contrasts[i] = digest, (height, width), contrast
+                    self.digests[i], self.sizes[i], self.contrasts[i] = digest, (height, width), contrast
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        image = super().__getitem__(index)
+        self.digests[index] = self.digests[index] or image_files.digest(image)
+        self.sizes[index], self.contrasts[index] = image.shape[:2], image_files.contrast(image)
+        return image
 
     def write(self) -> None:
         """Writes those of these images alone, so that the file does not grow beyond the folder."""
-        files = self._files
-        rows = zip(self.contents, files.digests, files.sizes, files.contrasts, strict=True)
+        rows = zip(self.contents, self.digests, self.sizes, self.contrasts, strict=True)
         found = {content: [digest, *size, most] for content, digest, size, most in rows if content and digest and size}
-        write_atomically(self._path, json.dumps(found).encode())
+        write_atomically(self._memory, json.dumps(found).encode())
 
 
 def _content(path: Path) -> str | None:
@@ -281,7 +292,7 @@ def _row(
     folder: Path,
     run_id: str,
     pairs: Pairs,
-    files: ImageFiles,
+    files: _KnownFiles,
     cfg: Mapping[str, Any],
     lines: Sequence[ScoreLine],
 ) -> dict[str, Any]:
@@ -310,7 +321,7 @@ def _row(
 
 def _per_image(
     pairs: Pairs,
-    files: ImageFiles,
+    files: _KnownFiles,
     scored: Mapping[str, ScoreLine],
     context: metrics.ScoringContext,
     cache: metrics.Outputs,

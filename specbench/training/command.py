@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from specbench.config import networks, parameters, registry
+from specbench.config import parameters, registry
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models.loading import checkpoints, missing
@@ -128,7 +128,7 @@ def train(chosen: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, togethe
         checkpoints.fill(task.network, checkpoints.read(file, in_file)[1], file.name)
         return task.reached(last)
 
-    kept = {step: out / f"step-{step}" / networks.FILE for step in chosen["checkpoints"] or ()}
+    kept = {step: out / f"step-{step}" / registry.DRAFTER_FILE for step in chosen["checkpoints"] or ()}
     recipe = recipe_of(chosen, len(task.rows))
     spent = fit(
         kind,
@@ -141,7 +141,7 @@ def train(chosen: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, togethe
         together=together,
         board=_board(out) if chosen["tensorboard"] and together.is_main_process else None,
     )
-    file = out / networks.FILE
+    file = out / registry.DRAFTER_FILE
     if not together.is_main_process:
         return Trained(file, {}, len(task.rows))
     write(file)
@@ -165,7 +165,7 @@ def _start(chosen: TrainingPlan) -> Path | None:
     """The weights that a training starts from."""
     if not (given := chosen["start"]):
         return None
-    if networks.is_embedded(given):
+    if registry.is_embedded(given):
         return registry.network(chosen["drafter"]).path(given)
     path = home.expanded(given)
     if not path.exists():

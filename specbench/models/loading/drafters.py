@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from specbench.config import networks, registry
+from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.models import eagle, medusa
 from specbench.models.eagle import EagleConfig, EagleNetwork
@@ -235,7 +235,7 @@ def own_file(path: Path) -> Path | None:
     """The file in this project's own format at a path, if there is one."""
     if path.suffix == ".safetensors" and path.name != "model.safetensors":
         return path
-    own = path / networks.FILE
+    own = path / registry.DRAFTER_FILE
     return own if own.is_file() else None
 
 
@@ -314,8 +314,8 @@ def converted(cfg: Mapping[str, Any], out: Path) -> list[Path]:
     its files. Of the target, only the shape is used. UsageError for a drafter that has no such layout."""
     head, dtype = _stored(cfg)
     if own_file(Path(cfg["drafter_weights"])) is None:
-        checkpoints.save(head, out / networks.FILE, "eagle", dtype)
-        return [out / networks.FILE]
+        checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", dtype)
+        return [out / registry.DRAFTER_FILE]
     config, tensors = exported(head, dtype)
     file = io.BytesIO()
     torch.save(tensors, file)
