@@ -12,7 +12,7 @@ from commands import row_of
 from fake_pipeline import FakePipeline
 
 from specbench import data
-from specbench.compare import comparison, passes, scores
+from specbench.compare import comparison, passes
 from specbench.config import configuration, indices
 from specbench.config.parameter import PROMPTS
 from specbench.errors import UsageError
@@ -117,7 +117,7 @@ def test_errors_and_comparisons_are_over_prompts(four: Path) -> None:
 def test_influences_of_a_prompt_are_the_sum_of_its_images() -> None:
     moved = np.random.default_rng(0).normal(size=7)
     prompts = [4, 4, 4, 0, 0, 9, 9]
-    grouped = scores.of_prompts(moved, prompts)
+    grouped = passes.of_prompts(moved, prompts)
     assert grouped.sum() / 3 == pytest.approx(moved.sum() / 7)
     assert grouped[1] / 3 == pytest.approx(moved[:3].sum() / 7)
 
