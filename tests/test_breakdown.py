@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,10 +154,9 @@ def test_the_report_shows_them(folders: Folders, tmp_path: Path) -> None:
     [shown] = report.page_data(found)["rows"]
     assert shown["groups"] == groups
     assert "</script>[" not in report.page(found)
-    (folder / "baseline.jsonl").write_text("not a record\n")
-    assert {row["images"] for row in report.gather([folder], [], 0).groups["run-one"] if row["by"] == "position"} == {4}
-    shutil.copy(folder / "baseline.jsonl", folder / "records.jsonl")
-    assert report.gather([folder], [], 0).groups == {}
+    for name in ("baseline.jsonl", "records.jsonl"):  # what is damaged is left out
+        (folder / name).write_text("not a record\n")
+        assert report.gather([folder], [], 0).groups == {}
 
 
 def test_categories_of_data(folders: Folders, tmp_path: Path) -> None:

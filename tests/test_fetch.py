@@ -387,14 +387,6 @@ def test_the_help_lists_arguments_and_pinned_commits(call: Call) -> None:
         assert message[part.repository] == part.revision
         assert part.revision == "main" or re.fullmatch(r"[0-9a-f]{40}", part.revision), part
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
-    assert {p.licence for p in parts} == {
-        "MIT",
-        "Apache 2.0",
-        "Chameleon Research License",
-        "DeepSeek Model License",
-        "NVIDIA Open Model License",
-        "see its page",
-    }
     for file in itertools.chain.from_iterable(entry.files for entry in registry.data_sources().values()):
         assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
         known = "https://raw.githubusercontent.com/", "https://s3.amazonaws.com/images.cocodataset.org/"

@@ -24,6 +24,7 @@ from specbench.models.loading import image_tokenizers, mar_official, official
 from specbench.models.loading.bundle import shape_of
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
+from tools.scenes.mar import loss_of
 
 SMALL = MARConfig(
     48, 2, 3, 40, 1, 2, 2.0, length=16, token_dim=5, classes=4, buffer=3, head_depth=2, head_width=24, steps=6
@@ -334,7 +335,7 @@ def test_a_toy_of_two_classes_is_learnt():
         labels = torch.randint(0, 2, (32,), generator=rng)
         centre = (2 * labels - 1)[:, None, None] * torch.tensor([0.8, -0.5])
         latents = centre + 0.05 * torch.randn(32, 4, 2, generator=rng)
-        loss = model.loss(latents, labels, mar.masks(32, 4, rng), rng)
+        loss = loss_of(model, latents, labels, mar.masks(32, 4, rng), rng, dropout=0.1)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -455,14 +455,11 @@ def test_the_difference_from_the_paper_is_of_the_same_model() -> None:
     assert [e.cells[-1].value for e in entries if e.kind == "difference"] == [""]  # cosines times 100
 
 
-def test_of_a_rows_note_stands_what_is_about_the_table() -> None:
-    """Not what is about columns it lacks: their figures differ from row to row, and would be a note each."""
+def test_what_rows_say_of_a_column_stands_in_its_head_once() -> None:
+    """What is about columns that the table lacks does not stand there: its figures would be a note for each row."""
     sheet = _sheet({"eagle1": _row(note="decoded in 2 processes; perplexity: of 9 pictures")})
     [entry] = [e for e in sheet.entries if e.kind == "measured" and e.marks]
     assert (entry.method, dict(sheet.notes)[entry.marks[0]]) == ("EAGLE-1", "From the row: decoded in 2 processes.")
-
-
-def test_what_rows_say_of_a_column_stands_in_its_head_once() -> None:
     said = {"vanilla": "0.91 of 5 by a1@1", "eagle1": "0.9 of 5 by a1@1", "cool_sd_2": "12 left out"}
     sheet = _sheet({key: _row(note=f"seconds drifted; clip_score: {text}") for key, text in said.items()})
     [head] = [dict(sheet.notes)[header.marks[0]] for header in sheet.headers if header.label == "CLIP score"]
@@ -525,24 +522,34 @@ def test_long_form_has_every_cell() -> None:
     assert all(r["value"] or r["note"] for r in rows)
 
 
-def test_the_first_call_runs_and_the_second_does_not(tables: Tables, tmp_path: Path) -> None:
-    """A stop in the middle loses and repeats nothing."""
-    bench = FakeBench()
+def test_the_first_call_runs_and_the_second_does_not(
+    tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stop in the middle loses and repeats nothing, and the list shows the state."""
+
+    def state() -> str:
+        capsys.readouterr()
+        tables("--list", TABLE.id, bench=FakeBench())
+        return capsys.readouterr().out.rpartition(" rows  ")[0]
+
+    assert state().split() == ["coolsd_table1", "no", "rows", "0/6"]
+    bench, results = FakeBench(), tmp_path / "results"
     bench.fail_at = 3
     with pytest.raises(KeyboardInterrupt):
         tables("coolsd_table1", bench=bench)
-    assert len(read_rows(tmp_path / "results/coolsd_table1.csv")) == 2
+    assert len(read_rows(results / "coolsd_table1.csv")) == 2
+    assert state().split() == ["coolsd_table1", "partial", "2/6"]
     bench.fail_at = 0
     assert tables("coolsd_table1", bench=bench) == 0
+    assert state().split() == ["coolsd_table1", "complete", "6/6"]
     assert [o for o, _ in bench.ran] == [TABLE.overrides(line, "llamagen_scenes", TABLE.n) for line in RUNS]
     assert len({out for _, out in bench.ran}) == len(RUNS)
     assert all(out.is_relative_to(tmp_path / "runs" / "tables" / "coolsd_table1") for _, out in bench.ran)
-    first = (tmp_path / "results/tables/coolsd_table1.md").read_text()
+    first = (results / "tables/coolsd_table1.md").read_text()
     assert tables("coolsd_table1", bench=bench) == 0
-    assert len(bench.ran) == len(RUNS)
-    assert (tmp_path / "results/tables/coolsd_table1.md").read_text() == first
-    assert (tmp_path / "results/tables/coolsd_table1.tex").is_file()
-    assert len(read_rows(tmp_path / "results/coolsd_table1.csv")) == len(RUNS)
+    assert len(bench.ran) == len(RUNS) == len(read_rows(results / "coolsd_table1.csv"))
+    assert (results / "tables/coolsd_table1.md").read_text() == first
+    assert (results / "tables/coolsd_table1.tex").is_file()
 
 
 def test_a_run_that_stopped_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,39 +629,23 @@ def test_no_run_draws_what_is_there(tables: Tables, tmp_path: Path) -> None:
     assert "**99.99**" in drawn.read_text()  # the newest row that fits
 
 
-def test_list_shows_the_state(tables: Tables, capsys: pytest.CaptureFixture[str]) -> None:
-    def state() -> list[str]:
-        capsys.readouterr()
-        tables("--list", TABLE.id, bench=FakeBench())
-        return capsys.readouterr().out.split(maxsplit=4)
-
-    assert state()[:3] == ["coolsd_table1", "no", "rows"]
-    half = FakeBench()
-    half.fail_at = 3
-    with pytest.raises(KeyboardInterrupt):
-        tables(TABLE.id, bench=half)
-    assert state()[:3] == ["coolsd_table1", "partial", "2/6"]
-    tables(TABLE.id)
-    assert state()[1:4] == ["complete", "6/6", "rows"]
-    tables("--list", "--model", "llamagen_xl", "--n", "9")
-    *listed, _, how = capsys.readouterr().out.splitlines()
-    assert how.endswith("specbench tables ID --model llamagen_xl --n 9")
-    suited = [t for t in TABLES.values() if t.model == definitions.DEFAULT_MODEL]  # also what is drawn on request only
-    assert [line.split()[0] for line in listed] == [table.id for table in suited]
-    assert all(line.endswith(f"rows  {table.title}") for line, table in zip(listed, suited))
-
-
 def test_the_list_asks_hydra_for_nothing(
     tables: Tables, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Composing with Hydra made it take ten seconds."""
+    """Composing with Hydra made it take ten seconds. A model of another kind has other tables."""
     monkeypatch.setattr(configuration.hydra, "compose", None)
-    for model in ("lumina_mgpt", "mar_b"):
-        tables("--list", "--model", model)
-    capsys.readouterr()
-    tables("--list")
-    listed = [line.split()[0] for line in capsys.readouterr().out.split("\n\n")[0].splitlines()]
-    assert listed == list(TABLES)
+    suited = [t for t in TABLES.values() if t.model == definitions.DEFAULT_MODEL]  # also what is drawn on request only
+    for words, listed in (
+        ([], list(TABLES.values())),
+        (["--model", "llamagen_xl", "--n", "9"], suited),
+        (["--model", "lumina_mgpt"], suited),
+        (["--model", "mar_b"], [table for table in TABLES.values() if table not in suited]),
+    ):
+        tables("--list", *words)
+        *lines, _, how = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == [table.id for table in listed]
+        assert all(line.endswith(f"rows  {table.title}") for line, table in zip(lines, listed, strict=True))
+        assert how.endswith(" ".join(["specbench tables ID", *words]))
 
 
 def test_a_table_without_runs_is_not_called_complete(
