@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,17 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from gpu_checks import results  # noqa: E402
 
-STAGES = {1: "compiling", 2: "parity", 3: "recording", 4: "gates", 5: "profiles", 6: "experiments"}
-#: Seconds that a stage may take. A stage that is slower than usual leaves less for the last one, see --seconds.
-LIMITS = {1: 130, 2: 110, 3: 130, 4: 140, 5: 60, 6: 400}
+#: By number: what it is called, the function in `gpu_checks` that yields its checks, and the seconds that it may take.
+#: One that is slower than usual leaves less for the last one, see --seconds. The stages from `TIMED` on measure.
+STAGES = {
+    1: ("compiling", "compiling:checks", 130),
+    2: ("parity", "parity:checks", 110),
+    3: ("recording", "recording:checks", 130),
+    4: ("gates", "gates:checks", 140),
+    5: ("profiles", "gates:profiles", 60),
+    6: ("experiments", "experiments:checks", 400),
+}
+TIMED = 4
 #: Processes that a stage may lose to errors of the device.
 LOSSES = 6
 _LOST = 3  # exit code of a process that lost the device
@@ -51,9 +60,10 @@ def main() -> int:
         shutil.copy(arguments.tiles, file.with_name(results.TILES))
     began = time.monotonic()
     for stage in map(int, arguments.stages.split(",")):
-        print(f"-- stage {stage}: {STAGES[stage]}", flush=True)
+        name, _, limit = STAGES[stage]
+        print(f"-- stage {stage}: {name}", flush=True)
         left = began + arguments.seconds - time.monotonic()
-        carry_out(stage, run, file, arguments.fast, max(1.0, min(LIMITS[stage], left)) * arguments.patience)
+        carry_out(stage, run, file, arguments.fast, max(1.0, min(limit, left)) * arguments.patience)
     lines = results.read(file, run)
     print(f"-- summary ({time.monotonic() - began:.0f} s, lines in {file})\n{results.summary(lines)}")
     return int(any(line["ok"] is False for line in lines) or not lines)
@@ -123,13 +133,17 @@ def worker(stage: int, run: str, file: Path, fast: bool, again: str) -> int:
         os.environ.pop("TRITON_INTERPRET", None)
     results.describe_environment(file, run, cuda)
     done = {line["check"] for line in results.read(file, run) if line["stage"] == stage}
-    checks = import_module(f"gpu_checks.{STAGES[stage]}").checks(cuda, fast)
+    module, _, name = STAGES[stage][1].partition(":")
+    checks = getattr(import_module(f"gpu_checks.{module}"), name)(fast)
+    if stage >= TIMED and not cuda:
+        checks = ((name, partial(results.dry, check)) for name, check in checks)
     try:
-        if again:
-            only = [check for check in checks if check[0] == again]
-            results.carry_out(only, stage, run, file, set(), again=True)
-            return _LOST  # the others go on in a process that starts kernels as usual
-        results.carry_out(checks, stage, run, file, done, again=False)
+        with torch.inference_mode(stage > 1):
+            if again:
+                only = [check for check in checks if check[0] == again]
+                results.carry_out(only, stage, run, file, set(), again=True)
+                return _LOST  # the others go on in a process that starts kernels as usual
+            results.carry_out(checks, stage, run, file, done, again=False)
     except results.DeviceLostError:
         return _LOST
     return 0

@@ -106,17 +106,3 @@ def decimal(text: str) -> float:
     if _NUMBER.fullmatch(text) is None or not math.isfinite(number := float(text)):
         raise ValueError("it is not a number")
     return number
-
-
-def integer(name: str, text: str, least: int, most: int = 2**53) -> int:
-    """The integer in `text`, such as 100, 1_000 or 1e6. UsageError where it is not an integer, below `least` or above
-    `most`."""
-    value = 0.0
-    try:
-        value = float(text[:100].replace("_", ""))
-        if value != int(value) or value < least or value > most:
-            raise ValueError
-    except (ValueError, OverflowError):
-        bounds = f"of at least {least}" if most == 2**53 and value <= most else f"from {least} to {most}"
-        raise UsageError(f"{name} must be an integer {bounds} (got {text[:100]})") from None
-    return int(value)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from specbench.errors import UsageError
 from specbench.rows.csv_files import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,3 +68,22 @@ def refused(call: Call, *arguments: str) -> str:
     assert err.splitlines()[-1].startswith("specbench: "), err
     assert "Traceback" not in err
     return err
+
+
+def usage_error(act: Callable[..., Any], *given: Any) -> str:
+    """The sentence with which something refuses what it is given."""
+    try:
+        act(*given)
+    except UsageError as e:
+        return str(e)
+    raise AssertionError(f"nothing is refused: {given}")
+
+
+@contextlib.contextmanager
+def case(*what: object) -> Iterator[None]:
+    """A failure inside says which case of a loop it is of."""
+    try:
+        yield
+    except BaseException as e:
+        e.add_note(f"case: {', '.join(map(str, what))}")
+        raise

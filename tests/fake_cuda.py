@@ -112,8 +112,9 @@ class Lint(TorchDispatchMode):
             return
         self.operations += 1
         for number, x in enumerate(arguments):
-            if isinstance(x, Tensor) and x.device.type != "cuda":
-                self.found[f"{kernel.__name__}: argument {number} on {x.device.type}"] += 1
+            for tensor in _tensors(x):
+                if tensor.device.type != "cuda":
+                    self.found[f"{kernel.__name__}: argument {number} on {tensor.device.type}"] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -15,54 +15,83 @@ from specbench.config.parameter import METADATA
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS
 
+#: A drafter that uses a network of the target's, a discrete drafter with a parameter that continuous drafters have, a
+#: rule with one that continuous rules have, and a model.
 FILES = {
-    "conf/rule/lazy.yaml": """# @package _global_
-# Lazy: every token is accepted with a given probability at least.
-rule: lazy
-laziness: 0.7
-parameters:
-  laziness: {kind: number, line: least probability of acceptance, low: 0, high: 1}
-""",
-    "specbench/decoding/rules/lazy.py": '''"""Lazy acceptance."""
+    "specbench/decoding/drafters/twig.py": """from types import SimpleNamespace
 
-from specbench.decoding.rules.base import Rule, at, normalise, ratio
+import torch
 
+from specbench.decoding.drafters.medusa import Medusa
+from specbench.decoding.drafters.medusa import _shape
+from specbench.decoding.trees import chain_paths
 
-class Lazy(Rule):
-    name = "lazy"
-
-    def __init__(self, laziness):
-        self.laziness = laziness
-
-    def accept(self, r, q, token, depth):
-        return ratio(at(r, token), at(q, token)).clamp_min(self.laziness)
-
-    def residual(self, r, q, token, depth):
-        return normalise((r - q).clamp_min(0), r)
+NETWORK = {"folder": "twig", "loader": f"{__name__}:Loader"}
 
 
-def build(cfg, setting):
-    return Lazy(cfg["laziness"])
-''',
-    "conf/drafter/reaching.yaml": """# @package _global_
-# A Jacobi window of a given reach.
-drafter: reaching
-reach: 3
-parameters:
-  reach: {kind: integer, line: length of the window, low: 1, high: 2000, unit: tokens}
-""",
-    "specbench/decoding/drafters/reaching.py": '''"""A Jacobi window."""
+class Heads(torch.nn.Linear):
+    # the same logits for both positions ahead
+    cfg = SimpleNamespace(heads=2)
 
-from specbench.decoding.drafters.window import Window
+    def forward(self, hidden, heads=2):
+        return super().forward(hidden)[..., None, :].expand(*hidden.shape[:-1], heads, -1)
+
+
+class Loader:
+    def __init__(self, bundle, folder):
+        self.bundle = bundle
+
+    def load(self):
+        weight = self.bundle.target.output.weight
+        return Heads(weight.shape[1], len(weight)).requires_grad_(False)
 
 
 def shape(cfg):
-    return Window(cfg["reach"]).shape
+    return _shape(chain_paths(cfg["window"]))
 
 
 def build(cfg, model):
-    return Window(cfg["reach"])
-''',
+    return Medusa(model.drafter_network(NETWORK), chain_paths(cfg["window"]))
+""",
+    "conf/drafter/twig.yaml": """# @package _global_
+# A short chain of heads of its own.
+network: {folder: twig, loader: "specbench.decoding.drafters.twig:Loader"}
+drafter: twig
+window: 2
+parameters:
+  window: {kind: integer, line: length of the chain, low: 1, high: 9}
+""",
+    "specbench/decoding/drafters/steady.py": """from specbench.decoding.drafters.window import Window, window_shape
+
+
+def shape(cfg):
+    return window_shape(cfg["gamma"])
+
+
+def build(cfg, model):
+    return Window(cfg["gamma"])
+""",
+    "conf/drafter/steady.yaml": """# @package _global_
+# A Jacobi window of `gamma` tokens.
+kind: discrete
+drafter: steady
+gamma: 4
+parameters:
+  gamma: {kind: integer, line: length of the window, low: 1, high: 9}
+""",
+    "specbench/decoding/rules/strict.py": """from specbench.decoding.rules.relaxed import Relaxed
+
+
+def build(cfg, setting):
+    return Relaxed("strict", [0.5 if cfg["criterion"] == "paper" else 1.0])
+""",
+    "conf/rule/strict.yaml": """# @package _global_
+# Half the acceptance of the exact rule with criterion=paper.
+rule: strict
+criterion: paper
+parameters:
+  criterion: {kind: string, line: whose acceptance, choices: [exact, paper]}
+""",
     "conf/model/llamagen_b.yaml": """# @package _global_
 # LlamaGen-B (111M), class-conditional: 384x384 images of 576 tokens.
 defaults: [base/llamagen_c2i]
@@ -72,59 +101,70 @@ files:
   target: {repository: somebody/small, files: [c2i_B_384.pt], licence: MIT}
 """,
 }
+SMALL = "n=1 warmup=0 metrics=none baseline=false device=cpu"
 LINES = [
-    "run --help method=sjd rule=lazy drafter=reaching",
+    "run --help method=sjd rule=strict drafter=steady",
     "run --help model=llamagen_b method=vanilla",
     "list rules drafters models",
-    "audit method=eagle_chain rule=lazy laziness=0.9 audit.samples=1000 audit.model=v3t5 out=audit.csv",
+    "audit method=sjd rule=strict drafter=steady gamma=3 audit.samples=2000 audit.model=v3t5 out=audit.csv",
+    "audit method=eagle_chain drafter=twig audit.samples=2000 audit.model=v3t5",
     "fetch model=llamagen_b --dry-run",
     "bench --plan model=llamagen_b method=vanilla weights=random",
-    "run method=sjd rule=lazy laziness=0.6 drafter=reaching reach=4 n=1 warmup=0 metrics=none baseline=false device=cpu"
-    " out=parts",
-    "run model=llamagen_b method=vanilla weights=random reduced=true n=1 warmup=0 metrics=none baseline=false"
-    " device=cpu dtype=float32 out=model",
+    f"run method=sjd drafter=steady rule=strict gamma=3 criterion=exact out=parts {SMALL}",
+    f"run method=eagle_chain drafter=twig weights=random out=network {SMALL}",
+    f"run model=llamagen_b method=vanilla weights=random reduced=true dtype=float32 out=model {SMALL}",
 ]
 
 
+def row_of(file: Path) -> dict[str, str]:
+    """The only row of a file, read without specbench, which does not know its parts."""
+    with file.open() as f:
+        [row] = csv.DictReader(f)
+    return row
+
+
 def test_added_parts_are_known_to_every_command(tmp_path: Path) -> None:
+    """Parameters may have any names: a drafter with gamma and a rule with criterion were taken for parts of models of
+    vectors."""
     copy_package(tmp_path)
     for name, text in FILES.items():
         assert not (tmp_path / name).exists()
         (tmp_path / name).write_text(text)
     out = run_copy(tmp_path, [line.split() for line in LINES])
     helps, _, listed = out.partition("\nmodels\n")
-    for text in ("laziness             0.7               number of at least 0", "least probability of acceptance"):
+    for text in ("criterion            paper             one of exact, paper", "whose acceptance"):
         assert text in helps
-    assert "reach                3                 integer of at least" in helps
+    assert "gamma                4                 integer of at least" in helps
     assert "model                llamagen_b" in helps
-    for text in ("lazy +Lazy: every token", "reaching +A Jacobi window of", "llamagen_b +LlamaGen-B .* absent"):
+    for text in ("strict +Half the acceptance", "steady +A Jacobi window of", "llamagen_b +LlamaGen-B .* absent"):
         assert re.search(f"^  {text}", listed, re.MULTILINE)
     assert "target/: somebody/small, main (MIT)" in listed
     assert "tokenizer/: FoundationVision/LlamaGen, dc1fec5" in listed
     assert "llamagen_b" in listed.rpartition("tokenizer/: FoundationVision")[2]  # the plan
-    with (tmp_path / "audit.csv").open() as f:
-        assert {row["rule"] for row in csv.DictReader(f)} == {"lazy"}
-    with (tmp_path / "parts/row.csv").open() as f:
-        [row] = csv.DictReader(f)
-    assert (row["rule"], float(row["laziness"]), row["drafter"], int(row["reach"])) == ("lazy", 0.6, "reaching", 4)
-    assert row["plugins"] == ""
-    with (tmp_path / "model/row.csv").open() as f:
-        [row] = csv.DictReader(f)
+    assert "drafter=twig rule=exact" in listed
+    audited = row_of(tmp_path / "audit.csv")
+    assert (audited["drafter"], audited["rule"]) == ("steady", "strict")
+    row = row_of(tmp_path / "parts/row.csv")
+    assert (row["rule"], row["criterion"], row["drafter"], int(row["gamma"])) == ("strict", "exact", "steady", 3)
+    assert (float(row["draft_passes"]), row["plugins"]) == (0, "")  # it has no network
+    row = row_of(tmp_path / "network/row.csv")
+    assert (row["drafter"], row["rule"], int(row["window"])) == ("twig", "exact", 2)
+    row = row_of(tmp_path / "model/row.csv")
     assert (row["model"], row["weights"]) == ("llamagen_b", "random")
 
 
-@pytest.mark.parametrize("group", parameters.PARAMETER_GROUPS)
-def test_every_choice_declares_its_parameters(group: str) -> None:
+def test_every_choice_declares_its_parameters() -> None:
     """In its own file, or in one that it builds on; and each has its value there."""
-    common = parameters.declarations("", "config")
-    for name in parameters.choices(group):
-        own = parameters.declarations(group, name)
-        held = parameters.content(group, name)
-        assert set(held) - {*METADATA, *common} == set(own) - set(common)
-        assert not {p.kind for p in own.values() if p.unit} - {"integer", "number"}
-        for one in own.keys() & held.keys():  # what must be given, such as url, is null
-            assert own[one].allows(held[one]) or held[one] is None, (name, one)
-    assert set(parameters.declared("", "config")) <= set(common)
+    for group in parameters.PARAMETER_GROUPS:
+        common = parameters.declarations("", "config")
+        for name in parameters.choices(group):
+            own = parameters.declarations(group, name)
+            held = parameters.content(group, name)
+            assert set(held) - {*METADATA, *common} == set(own) - set(common), group
+            assert not {p.kind for p in own.values() if p.unit} - {"integer", "number"}, group
+            for one in own.keys() & held.keys():  # what must be given, such as url, is null
+                assert own[one].allows(held[one]) or held[one] is None, (name, one)
+        assert set(parameters.declared("", "config")) <= set(common), group
 
 
 def test_the_columns_are_those_of_the_parameters() -> None:

@@ -131,7 +131,7 @@ def test_a_lower_bound_is_rarely_above_the_truth() -> None:
         assert 0.5 * exact < statistics.lower_bound(hits, 100, 0.025) <= exact
 
 
-@pytest.mark.parametrize("far", [0.0, 0.05, 0.4])
+@pytest.mark.parametrize("far", [0.0, 0.4])
 def test_the_interval_holds_the_true_variation(far: float) -> None:
     """In 200 repetitions an interval of 95 % misses 10 times; more than 24 would be a chance of 1 in 10,000."""
     probs = sequence_probs(random_tables(4, 3, seed=1))
@@ -155,19 +155,19 @@ def test_mean_and_its_interval() -> None:
     assert (low, high) == (pytest.approx(1 - 1.96 * math.sqrt(100 / 99) / 10, abs=1e-4), pytest.approx(2 - low))
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_a_built_in_model_is_a_fair_test(name: str) -> None:
-    model = built_in(name)
-    assert all(len(m.probs) <= 1 << 16 for m in model.marginals(Sampling()))
-    assert len(model.codebook()) == model.vocab
-    far = 0.0
-    for t, (p, q) in enumerate(zip(model.p, model.q, strict=True)):
-        even = torch.full((len(p),), 1 / len(p), dtype=torch.float64)  # of what the token depends on
-        before = even if model.grams or not t else of_sequence(model.p[:t])[0].probs
-        far += float((before * 0.5 * (p - q).abs().sum(-1)).sum()) / model.length
-    assert 0.2 < far < 0.4  # relaxed rules have something to relax
-    again = built_in(name)
-    assert all(torch.equal(a, b) for a, b in zip(model.p + model.q, again.p + again.q, strict=True))
+def test_a_built_in_model_is_a_fair_test() -> None:
+    for name in BUILT_IN:
+        model = built_in(name)
+        assert all(len(m.probs) <= 1 << 16 for m in model.marginals(Sampling()))
+        assert len(model.codebook()) == model.vocab
+        far = 0.0
+        for t, (p, q) in enumerate(zip(model.p, model.q, strict=True)):
+            even = torch.full((len(p),), 1 / len(p), dtype=torch.float64)  # of what the token depends on
+            before = even if model.grams or not t else of_sequence(model.p[:t])[0].probs
+            far += float((before * 0.5 * (p - q).abs().sum(-1)).sum()) / model.length
+        assert 0.2 < far < 0.4  # relaxed rules have something to relax
+        again = built_in(name)
+        assert all(torch.equal(a, b) for a, b in zip(model.p + model.q, again.p + again.q, strict=True))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -424,22 +424,22 @@ class Enumeration:
         self.bound += chance * 0.5 * float((made - p).abs().sum())
 
 
-@pytest.mark.parametrize("window", [1, 2, 5])
 @pytest.mark.parametrize("name", RULES)
-def test_the_bound_of_a_sequence_against_enumeration(name: str, window: int) -> None:
+def test_the_bound_of_a_sequence_against_enumeration(name: str) -> None:
     p = random_tables(3, 3, seed=1, sharpness=1.5)
     q = random_tables(3, 3, seed=2, sharpness=1.5, near=p, distance=0.6)
-    rule = RULES[name](window)
-    wanted = Enumeration(p, q, rule, window)
-    found = theorem.chain_statistics(p, q, rule, window)
-    # float32 on the side of the enumeration
-    assert found.expected == pytest.approx(wanted.expected, abs=1e-5)
-    assert found.bound == pytest.approx(min(1.0, wanted.bound), abs=1e-5)
-    assert float((found.probs - wanted.probs).abs().max()) < 1e-5
-    true = 0.5 * float((found.probs - sequence_probs(p)).abs().sum())
-    assert true <= found.bound + 1e-6
-    assert found.first <= found.bound + 1e-12  # the first round is one of them
-    assert (found.bound < 1e-12) == (name == "exact")
+    for window in (1, 2, 5):
+        rule = RULES[name](window)
+        wanted = Enumeration(p, q, rule, window)
+        found = theorem.chain_statistics(p, q, rule, window)
+        # float32 on the side of the enumeration
+        assert found.expected == pytest.approx(wanted.expected, abs=1e-5)
+        assert found.bound == pytest.approx(min(1.0, wanted.bound), abs=1e-5)
+        assert float((found.probs - wanted.probs).abs().max()) < 1e-5
+        true = 0.5 * float((found.probs - sequence_probs(p)).abs().sum())
+        assert true <= found.bound + 1e-6
+        assert found.first <= found.bound + 1e-12  # the first round is one of them
+        assert (found.bound < 1e-12) == (name == "exact")
 
 
 def test_the_first_rounds_bound_is_none_of_a_sequence() -> None:

@@ -120,23 +120,20 @@ def test_the_tests_are_scipys() -> None:
     assert (test.low, test.high) == pytest.approx((d.mean() - half, d.mean() + half))
     swapped = paired(b, a)
     assert (swapped.difference, paired_test(swapped).low) == pytest.approx((-found.difference, -test.high))
-
-
-def test_ranks_ignore_rounding() -> None:
-    """Seconds that are a tenth of the steps have the same ties as the steps, and the same zeros."""
+    # ranks ignore rounding: seconds that are a tenth of the steps have the same ties as the steps, and the same zeros
     a, b = np.array(steps(0)), np.array(steps(1))
     plain, scaled = paired_test(paired(a, b)), paired_test(paired(a * 0.1 + 7, b * 0.1 + 7))
     assert scaled.wilcoxon == plain.wilcoxon == pytest.approx(stats.wilcoxon(b - a).pvalue)
 
 
-@pytest.mark.parametrize("shift", [0.0, 3.0, -0.1])
-def test_equal_differences_leave_nothing_to_test(shift: float) -> None:
+def test_equal_differences_leave_nothing_to_test() -> None:
     a = np.random.default_rng(0).normal(size=30)
-    found = paired(a, a + shift)
-    assert found.test is None
-    assert found.difference == pytest.approx(shift)
-    assert (found.difference == 0) == (shift == 0)
-    assert by_influence(2.0, 2.0 + shift, a, a).test is None
+    for shift in (0.0, 3.0, -0.1):
+        found = paired(a, a + shift)
+        assert found.test is None, shift
+        assert found.difference == pytest.approx(shift)
+        assert (found.difference == 0) == (shift == 0)
+        assert by_influence(2.0, 2.0 + shift, a, a).test is None, shift
     assert paired([0.0, 0.0], [0.0, 0.0]) == Paired(2, 0.0, 0.0, 0.0, None)
 
 
@@ -150,7 +147,7 @@ def test_means_by_influence_are_the_paired_t_test() -> None:
         assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-12)
 
 
-def test_rounding_is_no_difference() -> None:
+def test_rounding_is_no_difference(folders: Folders) -> None:
     """An exact method emits 1e-14 nats by its float32 sums, vanilla 0: that was "a large effect" with p = 0.014. One
     image that differs by more is tested, and tells nothing."""
     rng = np.random.default_rng(0)
@@ -161,21 +158,11 @@ def test_rounding_is_no_difference() -> None:
     assert by_influence(0.0, 1e-7, zeros, tiny, 1e-6) == Paired(24, 0.0, 1e-7, 0.0, None)
     some = tiny + 1e-5 * (np.arange(24) == 3)
     assert paired_test(paired(zeros, some, 1e-6)).p == pytest.approx(stats.ttest_1samp(some * (some > 1e-6), 0).pvalue)
-
-
-def test_an_exact_method_is_not_told_from_vanilla_by_what_it_emits(folders: Folders) -> None:
     vanilla = [image(i, 100, emitted_kl=0.0, emitted_tv=0.0) for i in range(8)]
     exact = [image(i, 100, emitted_kl=1e-14 * (1 + i % 3), emitted_tv=4e-8 + 1e-9 * i) for i in range(8)]
     found = between(folders.make("a", vanilla), folders.make("b", exact, "method=sjd"))
     assert [of(found, name).test for name in ("emitted_kl", "emitted_tv")] == [None, None]
     assert "rounding" in sentences(found)["emitted_kl"]
-
-
-def test_holm_is_the_textbooks() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.5, 0.6]) == [1.0, 1.0]
-    assert holm([0.02]) == [0.02]
-    assert holm([]) == []
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -190,7 +177,10 @@ def test_holm_rejects_what_the_step_down_rejects(p: list[float]) -> None:
         assert adjusted[i] <= level
 
 
-def test_sizes_are_cohens() -> None:
+def test_adjustments_and_names_of_effects_are_the_textbooks() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert (holm([0.02]), holm([])) == ([0.02], [])
     sizes = [size(d) for d in (0.0, 0.19, -0.2, 0.5, -0.79, 0.8, 9)]
     assert sizes == ["negligible", "negligible", "small", "medium", "medium", "large", "large"]
 
@@ -356,18 +346,19 @@ def test_seconds_of_separate_passes_are_pointed_out(folders: Folders) -> None:
     assert not [remark for remark in found.remarks if remark.startswith(separate)]
 
 
-@pytest.mark.parametrize("slower", [1.0, 1.5])
-def test_seconds_of_a_timing_that_does_not_hold_are_not_compared(folders: Folders, slower: float) -> None:
+def test_seconds_of_a_timing_that_does_not_hold_are_not_compared(folders: Folders) -> None:
     """Vanilla's half of B's pairs slows after half of them; A has no pairs."""
+    a = folders.make("a", MINE)
     mine = [image(i, s, timed=2 * i + 1, done=i) for i, s in enumerate(steps(0))]
-    seconds = [256 * (slower if i >= N // 2 else 1) for i in range(N)]
-    vanilla = [image(i, 256, timed=2 * i + 2, latency_s=s, decode_s=s, done=i) for i, s in enumerate(seconds)]
-    a, b = folders.make("a", MINE), folders.make("b", mine, "method=cool_sd", baseline=vanilla)
-    for found in (between(a, b), between(f"{b}/baseline", b)):
-        tested = {r.statistic.name for r in found.results}
-        assert ("latency_s" in tested) == (slower == 1)
-        assert any(text.startswith("latency_s: over 40 pairs") for text in found.untested) == (slower != 1)
-        assert "steps" in tested
+    for slower in (1.0, 1.5):
+        seconds = [256 * (slower if i >= N // 2 else 1) for i in range(N)]
+        vanilla = [image(i, 256, timed=2 * i + 2, latency_s=s, decode_s=s, done=i) for i, s in enumerate(seconds)]
+        b = folders.make(f"b{slower}", mine, "method=cool_sd", baseline=vanilla)
+        for found in (between(a, b), between(f"{b}/baseline", b)):
+            tested = {r.statistic.name for r in found.results}
+            assert ("latency_s" in tested) == (slower == 1)
+            assert any(text.startswith("latency_s: over 40 pairs") for text in found.untested) == (slower != 1)
+            assert "steps" in tested
 
 
 def test_what_a_run_lacks_is_reported(folders: Folders) -> None:
@@ -442,8 +433,7 @@ def test_a_sentence_names_tests_that_disagree(folders: Folders, two: tuple[str, 
     # p = 0.03 alone is little among four tests
     found = between(*two)
     result = found.results[0]
-    assert result.paired.test is not None
-    test = replace(result.paired.test, p=0.03, wilcoxon=0.5)
+    test = replace(paired_test(result.paired), p=0.03, wilcoxon=0.5)
     weak = replace(result, paired=replace(result.paired, test=test), p_holm=0.12, wilcoxon_holm=1.0)
     assert re.match("cool_sd accepts 0.*, but p = 0.12 .* 4 tests", wording.sentence(weak, found))
     tiny = replace(result, paired=replace(result.paired, test=replace(test, p=0.0)), p_holm=0.0, wilcoxon_holm=0.0)
@@ -512,15 +502,14 @@ def test_p_values_of_equal_distributions_are_uniform() -> None:
     assert abs(hits / 300 - 0.2) < 0.1
 
 
-@pytest.mark.parametrize("change", [lambda y: y + 0.5, lambda y: 1.5 * y, lambda y: np.sort(y, 1)])
-def test_other_distributions_are_detected(change: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_other_distributions_are_detected() -> None:
     """Another mean, another spread, and other dependences between the same numbers."""
-    rng = np.random.default_rng(2)
-    x, y = rng.normal(size=(2, 200, 4))
-    found = distribution_test(x, change(y))
-    assert found is not None
-    assert found.p == 0.001  # none of the 999 swaps
-    assert found.distance > 3 * found.swapped
+    x, y = np.random.default_rng(2).normal(size=(2, 200, 4))
+    for what, other in (("mean", y + 0.5), ("spread", 1.5 * y), ("dependence", np.sort(y, 1))):
+        found = distribution_test(x, other)
+        assert found is not None
+        assert found.p == 0.001, what  # none of the 999 swaps
+        assert found.distance > 3 * found.swapped, what
 
 
 def test_distributions_of_features_are_compared(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
@@ -580,17 +569,17 @@ def test_scores_that_do_not_compare_are_named(scored: tuple[str, str, np.ndarray
     assert "gone: this version has no such metric" in between(a, b).untested
 
 
-@pytest.mark.parametrize("damage", [math.nan, math.inf])
-def test_damaged_scores_are_named(scored: tuple[str, str, np.ndarray, np.ndarray], damage: float) -> None:
+def test_damaged_scores_are_named(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
     a, b, x, y = scored
-    y[3, 0] = damage
-    score(a, "scenes_reward", "reader@1", x)
-    score(b, "scenes_reward", "reader@1", y)
-    for folder in (a, b):  # no number per image
-        score(folder, "scenes_clip", "towers@1", np.zeros((N, 0), np.float32))
-    untested = between(a, b).untested
-    assert [line.split(":")[0] for line in untested] == ["scenes_clip", "scenes_reward"]
-    assert all("damaged" in line and "scores/" in line for line in untested)
+    for number, damage in enumerate((math.nan, math.inf)):
+        y[3, 0] = damage
+        score(a, "scenes_reward", f"reader@{number}", x)
+        score(b, "scenes_reward", f"reader@{number}", y)
+        for folder in (a, b):  # no number per image
+            score(folder, "scenes_clip", f"towers@{number}", np.zeros((N, 0), np.float32))
+        untested = between(a, b).untested
+        assert [line.split(":")[0] for line in untested] == ["scenes_clip", "scenes_reward"], damage
+        assert all("damaged" in line and "scores/" in line for line in untested)
 
 
 @pytest.mark.usefixtures("any_n")
@@ -636,34 +625,30 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     assert re.match(r"scenes_fid: .*\b100 pairs\b", between(a, few.b.argument).untested[-1])
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"decode_s": math.nan}, r"index 0 has no number as decode_s \(nan\)"),
+def test_a_damaged_record_is_named(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    good = [image(i, 100) for i in range(5)]
+    a, b = folders.make("a", good), folders.make("b", good)
+    path = Path(b) / "records.jsonl"
+    lines = path.read_text().splitlines()
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"decode_s": math.nan}, r"line 1 of .* \(has no number as decode_s \(nan\)\)"),
         ({"accepted_length": 1e200}, "no number as accepted_length"),
         ({"steps": 1.5}, r"no integer as steps \(1.5\)"),
         ({"drafted": -1}, "has drafted -1"),
         ({"accepted": 10**6}, "accepted 1000000 of 500 drafts"),
         ({"prompt": None}, "no text as prompt"),
-        ({"index": "\x1b[2J"}, r"records.jsonl holds a line that is not a record"),
+        ({"index": "\x1b[2J"}, "line 1 of .*records.jsonl is not a record"),
         ({"index": 1}, "holds two records of index 1; remove one of the lines"),
-    ],
-)
-def test_a_damaged_record_is_named(
-    folders: Folders, change: dict[str, Any], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good = [image(i, 100) for i in range(5)]
-    a, b = folders.make("a", good), folders.make("b", good)
-    path = Path(b) / "records.jsonl"
-    lines = path.read_text().splitlines()
-    first = {k: v for k, v in json.loads(lines[0]).items() if k != "check"} | change
-    path.write_text("\n".join([checked(first), *lines[1:], ""]))
-    with pytest.raises(UsageError, match=sentence):
-        between(a, b)
-    assert cli.main(["compare", a, b]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("specbench: ")
-    assert message[:-1].isprintable()
+    )
+    for change, sentence in changes:
+        first = {k: v for k, v in json.loads(lines[0]).items() if k != "check"} | change
+        path.write_text("\n".join([checked(first), *lines[1:], ""]))
+        with pytest.raises(UsageError, match=sentence):
+            between(a, b)
+        assert cli.main(["compare", a, b]) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("specbench: ")
+        assert message[:-1].isprintable(), change
 
 
 BOMB = "method: a\ndrafter: b\nrule: c\na0: &a0 [1]\n" + "".join(
@@ -672,8 +657,8 @@ BOMB = "method: a\ndrafter: b\nrule: c\na0: &a0 [1]\n" + "".join(
 
 
 DAMAGED = (
-    ("records.jsonl", b"\xff\xfe\n", "holds a line that is not a record"),
-    ("records.jsonl", b"[" * 200_000 + b"\n", "holds a line that is not a record"),
+    ("records.jsonl", b"\xff\xfe\n", "line 1 of .* is not a record"),
+    ("records.jsonl", b"[" * 200_000 + b"\n", "line 1 of .* is not a record"),
     ("config.yaml", b"\xff", "config.yaml, line 1: this is not UTF-8 text"),
     ("config.yaml", b"method: [", "cannot read .*config.yaml .*; compare whole folders of runs"),
     ("config.yaml", b"method: 1\ndrafter: a\nrule: b", "config.yaml .* configuration of a run"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -60,10 +61,12 @@ def written(folder: Path, content: Any, file: str = "captions_val2017.json") -> 
     return folder
 
 
-@pytest.mark.parametrize("year", [2014, 2017])
-@pytest.mark.parametrize("sub", ["", "annotations"])
+@pytest.mark.parametrize(("year", "sub"), [(2014, ""), (2017, "annotations")])
 def test_coco_pairs_a_caption_with_its_own_image(year: int, sub: str, load: Load, tmp_path: Path) -> None:
-    written(tmp_path / "coco" / sub, annotations(), f"captions_val{year}.json")
+    with pytest.raises(UsageError, match=f"captions_val{year}.json.*{tmp_path}/home/data/coco{year}.*data_dir"):
+        load(f"data=coco{year}", "n=1")
+    for folder in ("coco", f"home/data/coco{year}"):
+        written(tmp_path / folder / sub, annotations(), f"captions_val{year}.json")
     items = load(f"data=coco{year}", "n=11", f"data_dir={tmp_path}/coco")
     assert [item.index for item in items] == list(range(11))
     assert {item.id for item in items} == {str(100 + i) for i in range(1, 12)}  # image 100 has no caption
@@ -71,13 +74,7 @@ def test_coco_pairs_a_caption_with_its_own_image(year: int, sub: str, load: Load
         assert item.prompt == f"image {int(item.id) - 100}, a"
         assert item.reference == f"{int(item.id):012d}.jpg"
         assert item.labels is None
-
-
-def test_coco_is_found_in_the_home_of_fetched_files(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"captions_val2017.json.*{tmp_path}/home/data/coco2017.*data_dir"):
-        load("data=coco2017", "n=1")
-    written(tmp_path / "home/data/coco2017/annotations", annotations())
-    assert len(load("data=coco2017", "n=3")) == 3
+    assert load(f"data=coco{year}", "n=3") == items[:3]
 
 
 def test_the_order_of_the_file_does_not_choose(load: Load, tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ def test_the_order_of_the_file_does_not_choose(load: Load, tmp_path: Path) -> No
     assert load("data=coco2017", "n=5", f"data_dir={written(tmp_path / 'b', content)}") == straight
 
 
-def test_captions_first_longest_random(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_captions_first_longest_random(load: Load, tmp_path: Path) -> None:
     written(tmp_path, annotations(300))
 
     def captions(*words: str) -> dict[str, str]:
@@ -101,47 +98,51 @@ def test_captions_first_longest_random(load: Load, tmp_path: Path, capsys: pytes
     assert all(70 < counts[text] < 130 for text in ("a", "bb", "c"))  # 299 draws of three: 100 +- 8 each
     other = captions("caption=random", "seed=1")
     assert 0.5 < np.mean([drawn[i] != other[i] for i in drawn]) < 0.8  # two thirds expected
-    assert capsys.readouterr() == ("", "")  # pycocotools talks
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda c: [], "no list of images"),
-        (lambda c: c | {"annotations": {"1": 2}}, "no list of annotations"),
-        (lambda c: c | {"annotations": ["x"]}, "no list of annotations"),
-        (lambda c: c | {"annotations": []}, "holds no prompts"),
-        (lambda c: c | {"images": c["images"] + c["images"][:1]}, "image id 100 .*twice"),
-        (lambda c: c | {"annotations": c["annotations"] * 2}, "caption id 5000 .*twice"),
-        (lambda c: c | {"images": c["images"][2:]}, "caption 5000: the file has no image 101"),
-        (lambda c: c | {"annotations": [{"id": 1, "image_id": [1], "caption": "x"}]}, r"has no image \[1\]"),
-        (lambda c: c | {"annotations": [{"id": 1, "image_id": 100, "bbox": []}]}, "caption 1: it has no text"),
-        (lambda c: c | {"images": [{"id": "../1", "file_name": "x"}]}, "image number 1 has no id"),
-        (lambda c: c | {"images": [{"id": 1, "file_name": "../../x.jpg"}]}, "image 1: .*file_name"),
-        (lambda c: c | {"images": [{"id": 1, "file_name": ".."}]}, "image 1: .*file_name"),
-        (lambda c: c | {"images": [{"id": 1}]}, "image 1: the file_name must be text"),
-        (lambda c: c | {"annotations": [{"id": 7, "image_id": 100, "caption": "a\0b"}]}, "caption 7: .*NUL"),
-        (lambda c: json.dumps(c)[:-9], "cannot read it as JSON"),
-        (lambda c: "[" * 100_000, "nested too deeply"),
-    ],
-)
-def test_a_bad_annotation_file_is_named(change: Any, sentence: str, tmp_path: Path) -> None:
-    written(tmp_path, change(annotations()))
-    with pytest.raises(UsageError, match=sentence):
-        coco.read(tmp_path / "captions_val2017.json", "first", 0)
+BAD_ANNOTATIONS: list[tuple[Any, str]] = [
+    (lambda c: [], "no list of images"),
+    (lambda c: c | {"annotations": {"1": 2}}, "no list of annotations"),
+    (lambda c: c | {"annotations": ["x"]}, "no list of annotations"),
+    (lambda c: c | {"annotations": []}, "holds no prompts"),
+    (lambda c: c | {"images": c["images"] + c["images"][:1]}, "image id 100 .*twice"),
+    (lambda c: c | {"annotations": c["annotations"] * 2}, "caption id 5000 .*twice"),
+    (lambda c: c | {"images": c["images"][2:]}, "caption 5000: the file has no image 101"),
+    (lambda c: c | {"annotations": [{"id": 1, "image_id": [1], "caption": "x"}]}, r"has no image \[1\]"),
+    (lambda c: c | {"annotations": [{"id": 1, "image_id": 100, "bbox": []}]}, "caption 1: it has no text"),
+    (lambda c: c | {"images": [{"id": "../1", "file_name": "x"}]}, "image number 1 has no id"),
+    (lambda c: c | {"images": [{"id": 1, "file_name": "../../x.jpg"}]}, "image 1: .*file_name"),
+    (lambda c: c | {"images": [{"id": 1, "file_name": ".."}]}, "image 1: .*file_name"),
+    (lambda c: c | {"images": [{"id": 1}]}, "image 1: the file_name must be text"),
+    (lambda c: c | {"annotations": [{"id": 7, "image_id": 100, "caption": "a\0b"}]}, "caption 7: .*NUL"),
+    (lambda c: json.dumps(c)[:-9], "cannot read it as JSON"),
+    (lambda c: "[" * 100_000, "nested too deeply"),
+]
+
+
+def test_a_bad_annotation_file_is_named(tmp_path: Path) -> None:
+    for change, sentence in BAD_ANNOTATIONS:
+        written(tmp_path, change(annotations()))
+        with pytest.raises(UsageError) as raised:
+            coco.read(tmp_path / "captions_val2017.json", "first", 0)
+        assert re.search(sentence, str(raised.value)), sentence
 
 
 @needs_shared
-def test_the_real_coco(load: Load) -> None:
-    words = ("data=coco2017", f"data_dir={SHARED}")
-    items = load(*words, "n=5000")
+def test_the_real_files(load: Load) -> None:
+    """Of PartiPrompts, a quotation mark is part of its prompt."""
+    items = load("data=coco2017", f"data_dir={SHARED}", "n=5000")
     assert len({item.id for item in items}) == 5000
     by_id = {item.id: item for item in items}
     assert by_id["179765"].prompt == "A black Honda motorcycle parked in front of a garage."
     assert by_id["179765"].reference == "000000179765.jpg"
     assert all(item.reference == f"{int(item.id):012d}.jpg" and item.prompt == item.prompt.strip() for item in items)
-    with pytest.raises(UsageError, match="data=coco2017 has 5000 prompts here, not n=5001"):
-        load(*words, "n=5001")
+    parti = {item.id: item.prompt for item in load("data=parti", f"data_dir={SHARED}", "n=1632")}
+    assert parti["1"] == "bond"
+    assert next(p for p in parti.values() if p.startswith('"')).startswith('"G I G G L E" painted')
+    for name, count in (("coco2017", 5000), ("parti", 1632)):
+        with pytest.raises(UsageError, match=f"data={name} has {count} prompts here, not n={count + 1}"):
+            load(f"data={name}", f"data_dir={SHARED}", f"n={count + 1}")
 
 
 @needs_shared
@@ -184,8 +185,8 @@ def test_the_training_captions_have_a_file_of_their_own(load: Load, tmp_path: Pa
     assert len(load(*words)) == 3
 
 
-def entries(n: int) -> list[base.PromptEntry]:
-    return [base.PromptEntry(str(i), f"prompt {i}") for i in range(n)]
+def entries(n: int) -> list[Item]:
+    return [Item(i, f"prompt {i}", None, str(i)) for i in range(n)]
 
 
 def test_a_larger_n_extends_a_smaller_one_and_the_seed_chooses() -> None:
@@ -196,19 +197,9 @@ def test_a_larger_n_extends_a_smaller_one_and_the_seed_chooses() -> None:
     assert {item.id for item in many} == {str(i) for i in range(500)}
     assert pairs(many) != pairs(other)
     assert len({item.id for item in few} & {item.id for item in other[:50]}) < 15  # 5 expected
+    assert [item.id for item in base.subset(entries(100), {"seed": 0, "n": 3, "data": "x"})] == ["59", "41", "70"]
     # No part of the file is preferred: the mean place of fifty of five hundred is 250 +- 20.
     assert abs(np.mean([int(item.id) for item in few]) - 250) < 60
-
-
-def test_the_subset_is_the_same_for_ever() -> None:
-    found = base.subset(entries(100), {"seed": 0, "n": 6, "data": "x"})
-    assert [item.id for item in found] == ["59", "41", "70", "36", "72", "78"]
-
-
-def test_too_many_prompts_are_an_error_with_the_number(load: Load, tmp_path: Path) -> None:
-    (tmp_path / "my.txt").write_text("one\ntwo\n")
-    with pytest.raises(UsageError, match="data=prompts has 2 prompts here, not n=3: give n=2 at most"):
-        load(f"prompts={tmp_path}/my.txt", "n=3")
 
 
 def test_the_hash_is_over_prompts_and_ids_in_order() -> None:
@@ -229,16 +220,6 @@ def test_scenes_are_the_first_of_their_split_whatever_the_seed(load: Load) -> No
     assert [item.id for item in items] == ["0", "1", "2", "3"]
     assert items[0].prompt == "A picture of a small solid violet rhombus on a gradient background."
     assert all(item.labels and len(item.labels) == 14 for item in items)
-
-
-@needs_shared
-def test_the_real_parti_keeps_its_quotation_marks(load: Load) -> None:
-    items = load("data=parti", f"data_dir={SHARED}", "n=1632")
-    by_id = {item.id: item.prompt for item in items}
-    assert by_id["1"] == "bond"
-    assert next(p for p in by_id.values() if p.startswith('"')).startswith('"G I G G L E" painted')
-    with pytest.raises(UsageError, match="data=parti has 1632 prompts here, not n=1633"):
-        load("data=parti", f"data_dir={SHARED}", "n=1633")
 
 
 def test_parti_is_read_from_its_table(load: Load, tmp_path: Path) -> None:
@@ -275,14 +256,15 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_every_form_gives_the_same_prompts(name: str, mark: str, end: str, load: Load, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes((mark + FORMS[name].replace("\n", end)).encode())
-    items = load(f"prompts='{tmp_path}/{name}'", "n=3", "seed=5")
-    assert pairs(items) == PROMPTS  # in the order of the file, whatever the seed
-    assert [(item.index, item.labels, item.reference) for item in items] == [(i, None, None) for i in range(3)]
+def test_every_form_gives_the_same_prompts(load: Load, tmp_path: Path) -> None:
+    for name, content in FORMS.items():
+        for mark, end in (("", "\n"), ("\ufeff", "\n"), ("", "\r\n")):
+            (tmp_path / name).write_bytes((mark + content.replace("\n", end)).encode())
+            items = load(f"prompts='{tmp_path}/{name}'", "n=3", "seed=5")
+            assert pairs(items) == PROMPTS, name  # in the order of the file, whatever the seed
+            assert [(item.index, item.labels, item.reference) for item in items] == [(i, None, None) for i in range(3)]
+    with pytest.raises(UsageError, match="data=prompts has 3 prompts here, not n=4: give n=3 at most"):
+        load(f"prompts={tmp_path}/my.csv", "n=4")
 
 
 def test_a_text_has_a_prompt_a_line(load: Load, tmp_path: Path) -> None:
@@ -292,53 +274,54 @@ def test_a_text_has_a_prompt_a_line(load: Load, tmp_path: Path) -> None:
     assert len(load(f"prompts={tmp_path}/same.txt", "n=2")) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "sentence"),
-    [
-        ("a.txt", b"\n \n", "a.txt holds no prompts"),
-        ("a.txt", b"one\ntwo\xff\n", "a.txt, line 2: this is not UTF-8 text"),
-        ("a.txt", "one\n".encode("utf-16"), "line 1: this is not UTF-8"),
-        ("a.txt", b"one\n\ntw\0o", "line 3: there is a NUL"),
-        ("a.csv", b"", "holds no prompts"),
-        ("a.csv", b"prompt\n", "holds no prompts"),
-        ("a.csv", b"name,words\nx,y\n", r"line 1: the header has no column .*it has: 'name', 'words'"),
-        ("a.csv", b"prompt,prompt\nx,y\n", "the column prompt twice"),
-        ("a.csv", b"id,prompt\n1,x\n\n2, \n", "line 4: the prompt is empty"),
-        ("a.csv", b"id,prompt\n1,x\n1,y\n", "id '1' .*twice"),
-        ("a.csv", b"prompt,note\na cat, sitting,x\n", "line 2: 3 cells below a header of 2; .*quote a prompt"),
-        ("a.csv", b'prompt\n"x\n', "line 2: cannot read this row"),
-        ("a.csv", b'prompt\n"x" y\n', "line 2: cannot read this row"),
-        ("a.csv", b"prompt\n" + b"x" * 200_000, "cannot read this row"),
-        ("a.tsv", b"prompt\tid\nx\n", "line 2: 1 cells below a header of 2"),
-        ("a.tsv", b"prompt\tid\n\t1\n", "line 2: the prompt is empty"),
-        ("a.json", b"3", "must be a JSON list of prompts, or an object"),
-        ("a.json", b"[]", "holds no prompts"),
-        ("a.json", b'["x", " "]', "entry 2: the prompt is empty"),
-        ("a.json", b'["x", 3]', "entry 2: the prompt must be text, not int"),
-        ("a.json", b'[{"words": "x"}]', "entry 1: the object has no prompt, caption or text"),
-        ("a.json", b'[{"prompt": "x", "id": [1]}]', "entry 1: the id must be text, not list"),
-        ("a.json", b'[{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}]', "id '1' .*twice"),
-        ("a.json", b'{"1": "x", "1": "y"}', "key '1' .*twice"),
-        ("a.json", b'{"": "x"}', "the id is empty"),
-        ("a.json", b'{"1": {"prompt": "x"}}', "id '1': the prompt must be text, not dict"),
-        ("a.json", b'["x\\u0000y"]', "entry 1: the prompt holds a NUL"),
-        ("a.json", b'["x\\ud800y"]', "entry 1: the prompt holds half a character"),
-        ("a.json", b"[" * 100_000, "nested too deeply"),
-        ("a.json", b"[1", "cannot read it as JSON"),
-        ("a.json", b"[" + b"1" * 5000 + b"]", "cannot read it as JSON"),
-        ("a.jsonl", b'"x"\n\n{"prompt": ""}\n', "line 3: the prompt is empty"),
-        ("a.jsonl", b'"x"\n{"prompt"\n', "line 2: cannot read it as JSON"),
-        ("a.jsonl", b'["x"]\n', "line 1: the prompt must be text, not list"),
-        ("a.xlsx", b"x", r"must end in .txt, .tsv, .csv, .json, .jsonl"),
-        ("prompts", b"x", "prompts: its name must end in .txt"),
-    ],
-)
-def test_a_hostile_file_costs_one_sentence(name: str, content: bytes, sentence: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=sentence) as raised:
-        prompts.read(tmp_path / name)
-    assert "\n" not in str(raised.value)
-    assert len(str(raised.value)) < 400 + len(str(tmp_path))
+HOSTILE: list[tuple[str, bytes, str]] = [
+    ("a.txt", b"\n \n", "a.txt holds no prompts"),
+    ("a.txt", b"one\ntwo\xff\n", "a.txt, line 2: this is not UTF-8 text"),
+    ("a.txt", "one\n".encode("utf-16"), "line 1: this is not UTF-8"),
+    ("a.txt", b"one\n\ntw\0o", "line 3: there is a NUL"),
+    ("a.csv", b"", "holds no prompts"),
+    ("a.csv", b"prompt\n", "holds no prompts"),
+    ("a.csv", b"name,words\nx,y\n", r"line 1: the header has no column .*it has: 'name', 'words'"),
+    ("a.csv", b"prompt,prompt\nx,y\n", "the column prompt twice"),
+    ("a.csv", b"id,prompt\n1,x\n\n2, \n", "line 4: the prompt is empty"),
+    ("a.csv", b"id,prompt\n1,x\n1,y\n", "id '1' .*twice"),
+    ("a.csv", b"prompt,note\na cat, sitting,x\n", "line 2: 3 cells below a header of 2; .*quote a prompt"),
+    ("a.csv", b'prompt\n"x\n', "line 2: cannot read this row"),
+    ("a.csv", b'prompt\n"x" y\n', "line 2: cannot read this row"),
+    ("a.csv", b"prompt\n" + b"x" * 200_000, "cannot read this row"),
+    ("a.tsv", b"prompt\tid\nx\n", "line 2: 1 cells below a header of 2"),
+    ("a.tsv", b"prompt\tid\n\t1\n", "line 2: the prompt is empty"),
+    ("a.json", b"3", "must be a JSON list of prompts, or an object"),
+    ("a.json", b"[]", "holds no prompts"),
+    ("a.json", b'["x", " "]', "entry 2: the prompt is empty"),
+    ("a.json", b'["x", 3]', "entry 2: the prompt must be text, not int"),
+    ("a.json", b'[{"words": "x"}]', "entry 1: the object has no prompt, caption or text"),
+    ("a.json", b'[{"prompt": "x", "id": [1]}]', "entry 1: the id must be text, not list"),
+    ("a.json", b'[{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}]', "id '1' .*twice"),
+    ("a.json", b'{"1": "x", "1": "y"}', "key '1' .*twice"),
+    ("a.json", b'{"": "x"}', "the id is empty"),
+    ("a.json", b'{"1": {"prompt": "x"}}', "id '1': the prompt must be text, not dict"),
+    ("a.json", b'["x\\u0000y"]', "entry 1: the prompt holds a NUL"),
+    ("a.json", b'["x\\ud800y"]', "entry 1: the prompt holds half a character"),
+    ("a.json", b"[" * 100_000, "nested too deeply"),
+    ("a.json", b"[1", "cannot read it as JSON"),
+    ("a.json", b"[" + b"1" * 5000 + b"]", "cannot read it as JSON"),
+    ("a.jsonl", b'"x"\n\n{"prompt": ""}\n', "line 3: the prompt is empty"),
+    ("a.jsonl", b'"x"\n{"prompt"\n', "line 2: cannot read it as JSON"),
+    ("a.jsonl", b'["x"]\n', "line 1: the prompt must be text, not list"),
+    ("a.xlsx", b"x", r"must end in .txt, .tsv, .csv, .json, .jsonl"),
+    ("prompts", b"x", "prompts: its name must end in .txt"),
+]
+
+
+def test_a_hostile_file_costs_one_sentence(tmp_path: Path) -> None:
+    for name, content, sentence in HOSTILE:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError) as raised:
+            prompts.read(tmp_path / name)
+        assert re.search(sentence, str(raised.value)), (name, content[:50])
+        assert "\n" not in str(raised.value)
+        assert len(str(raised.value)) < 400 + len(str(tmp_path))
 
 
 def test_prompts_alone_choose_their_data_set_and_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,16 +343,17 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
     every, five = (configuration.compose([*words, n]) for n in ("n=all", "n=5"))
     assert every == five
     assert provenance.config_hash(every) == provenance.config_hash(five)
-    assert len(data.load(every)) == 5
+    first = [item.id for item in data.load(every)]
+    assert sorted(first) == ["1", "2", "3", "4", "5"]
+    assert first != [item.id for item in data.load({**every, "seed": 1})]  # which chooses, and orders
     assert configuration.compose(words)["n"] == 16
     for name in filter(registry.is_drawn, parameters.choices("data")):
         with pytest.raises(UsageError, match=f"data={name} .*n=all .*n=NUMBER"):
             configuration.compose([f"data={name}", "n=all"])
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_a_word_that_does_not_fit_is_reported() -> None:
+    for words, sentence in [
         (["data=prompts"], r"prompts must be a file of prompts, as in prompts=my.txt \(got null\)"),
         (["data=parti", "prompts=my.txt"], r"has no parameter 'prompts' \(it belongs to data prompts\)"),
         (["data=parti", "split=train"], r"no parameter 'split' .*coco2017 and data scenes"),
@@ -382,38 +366,33 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
             ["data=coco"],
             "unknown data 'coco' .choose from: coco2014, coco2017, dpg, .*, imagenet, parti, prompts, scenes",
         ),
-    ],
-)
-def test_a_word_that_does_not_fit_is_reported(words: list[str], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        configuration.compose(words)
+    ]:
+        with pytest.raises(UsageError, match=sentence):
+            configuration.compose(words)
 
 
 def test_a_look_at_the_choices_reads_nothing() -> None:
     code = (
         "import sys; from specbench import data; from specbench.config import configuration;"
-        "configuration.compose(['data=coco2017']); sys.exit(bool({'torch', 'pycocotools'} & set(sys.modules)))"
+        "configuration.compose(['data=coco2017']); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "items",
-    [
+def test_metrics_of_scenes_do_not_score_other_prompts() -> None:
+    decoded_images = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
+    context = metrics.ScoringContext(metrics.ASSETS, metrics.ASSETS)
+    for items in (
         [Item(0, "a zebra on a bicycle", None, "7"), Item(1, "bond", None, "1")],
         [Item(0, "207", (207,), "207-0"), Item(1, "4", (4,), "4-0")],
         [Item(0, "城", None, "1"), Item(1, "A red circle.", None, "2")],
-    ],
-)
-def test_metrics_of_scenes_do_not_score_other_prompts(items: list[Item]) -> None:
-    decoded_images = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
-    context = metrics.ScoringContext(metrics.ASSETS, metrics.ASSETS)
-    scores = metrics.score(["scenes_clip", "scenes_reward"], ImageArray(decoded_images), items, context)
-    assert scores["image_reward"].value is None
-    assert "without labels of scenes" in scores["image_reward"].note
-    assert scores["clip_score"].value is None
-    assert "of 2 captions hold words that the model has never seen, or none" in scores["clip_score"].note
-    assert not any(map(of_scenes, items))  # which the Fréchet distance notes
+    ):
+        scores = metrics.score(["scenes_clip", "scenes_reward"], ImageArray(decoded_images), items, context)
+        assert scores["image_reward"].value is None
+        assert "without labels of scenes" in scores["image_reward"].note
+        assert scores["clip_score"].value is None
+        assert "of 2 captions hold words that the model has never seen, or none" in scores["clip_score"].note
+        assert not any(map(of_scenes, items))  # which the Fréchet distance notes
 
 
 def test_items_of_scenes_are_scored(load: Load) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from test_train_drafter import FAST, SMALL, real, same, trained
 
 from specbench import cli
-from specbench.config import configuration, networks, parameters, registry
+from specbench.config import configuration, parameters, registry
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
@@ -108,8 +108,8 @@ def test_a_checkpoint_has_the_weights_of_a_training_that_ends_there(tmp_path):
 def test_a_training_starts_from_given_weights_and_keeps_checkpoints(tmp_path):
     words = [*real("llamagen_xl", tmp_path), "drafter=eagle", "source=self", *FAST, f"examples={tmp_path / 'examples'}"]
     first = trained([*words, *SMALL, f"out={tmp_path / 'first'}", "checkpoints=[5,10]"])
-    same(first, load_file(tmp_path / "first" / "step-10" / networks.FILE))
-    middle = load_file(tmp_path / "first" / "step-5" / networks.FILE)
+    same(first, load_file(tmp_path / "first" / "step-10" / registry.DRAFTER_FILE))
+    middle = load_file(tmp_path / "first" / "step-5" / registry.DRAFTER_FILE)
     assert not torch.equal(middle["fc.weight"], first["fc.weight"])
     still = [word for word in SMALL if not word.startswith("steps")] + ["steps=1", "lr=1e-12", "weight_decay=0"]
     still = [*(word for word in words if not word.startswith("lr=")), *still, f"out={tmp_path / 'second'}"]

@@ -54,21 +54,6 @@ def curves(only: Sequence[int] = range(N)) -> dict[str, list[ScoredPass]]:
     }
 
 
-def test_a_difference_that_is_rounding_has_no_p() -> None:
-    """Two exact methods: their emitted divergences are the rounding of float32, and differ for every prompt."""
-    rounding = np.random.default_rng(3).normal(size=(4, N)) * 1e-9
-    exact = {
-        label: [
-            replace(one, records={i: replace(r, emitted_kl=1e-8 + rounding[row, i]) for i, r in one.records.items()})
-            for row, one in zip(rows, some, strict=True)
-        ]
-        for rows, (label, some) in zip(((0, 1), (2, 3)), curves().items(), strict=True)
-    }
-    (found,) = equal.rows(exact, "step_compression", "emitted_kl")
-    assert found["difference"] != 0
-    assert found["p"] is None
-
-
 @pytest.mark.parametrize("x", ["step_compression", "accepted_length_mean"])
 def test_the_error_of_a_difference_is_that_of_the_jackknife(x: str) -> None:
     """Each prompt left out in turn, the whole computation again. The two errors of 24 prompts differ by about 1 in 24,
@@ -102,13 +87,9 @@ def test_a_value_lies_on_the_line_between_two_runs() -> None:
     points = [equal.CurvePoint(x * one, one, y, 0 * one) for x, y in ((3.0, 9.0), (1.0, 1.0), (2.0, 4.0))]
     found = equal.curve(points, np.array([[1, 1, 1], [3, 0, 0]]))
     assert found.at(np.array([0.5, 1.0, 1.5, 2.5, 3.0])).tolist() == [[1.0, 1.0, 2.5, 6.5, 9.0]] * 2
-
-
-def test_a_sample_that_exchanges_neighbours_keeps_the_order_of_strengths() -> None:
-    """x is sorted, y is not: both grow with the strength."""
-    over = np.array(
-        [[1.0, 3.0], [2.2, 2.0]]
-    )  # the second prompt alone has x = 3 at the weaker strength, 2 at the other
+    # a sample may exchange neighbours (the second prompt alone has x = 3 at the weaker strength, 2 at the other): x is
+    # sorted, y is not, as both grow with the strength
+    over = np.array([[1.0, 3.0], [2.2, 2.0]])
     points = [equal.CurvePoint(row, np.ones(2), y, np.zeros(2)) for row, y in zip(over, (0.1, 0.2), strict=True)]
     found = equal.curve(points, np.array([[1, 1], [0, 2]]))
     assert found.x.tolist() == [[2.0, 2.1], [2.0, 3.0]]
@@ -151,22 +132,22 @@ def simulated(rng: np.random.Generator, steeper: float) -> dict[str, list[equal.
     return found
 
 
-@pytest.mark.parametrize("steeper", [1.0, 2.0])
-def test_intervals_cover_the_truth_and_the_test_keeps_its_level(steeper: float) -> None:
+def test_intervals_cover_the_truth_and_the_test_keeps_its_level() -> None:
     """200 simulations of 24 prompts. At a coverage of 95 % the truth is outside in 10 of them, with a standard
     deviation of 3.1: more than 10 + 4 * 3.1 = 22 are not chance. The same for rejections of a true null hypothesis."""
-    rng, outside, rejected, missed = np.random.default_rng(2), 0, 0, 0
-    for _ in range(200):
-        [(_, _, found)] = equal.pairs(simulated(rng, steeper), samples=200)
-        truth = (steeper - 1) * np.interp(found.at, TRUE_X, TRUE_Y)
-        mean = np.trapezoid(truth, found.at) / (found.at[-1] - found.at[0])
-        outside += bool((np.abs(found.differences - truth) > found.margins).any())
-        missed += not found.interval[0] <= mean <= found.interval[1]
-        assert found.p is not None
-        rejected += found.p < 0.05
-    assert outside <= 22
-    assert missed <= 22
-    assert rejected <= 22 if steeper == 1 else rejected >= 40
+    for steeper in (1.0, 2.0):
+        rng, outside, rejected, missed = np.random.default_rng(2), 0, 0, 0
+        for _ in range(200):
+            [(_, _, found)] = equal.pairs(simulated(rng, steeper), samples=200)
+            truth = (steeper - 1) * np.interp(found.at, TRUE_X, TRUE_Y)
+            mean = np.trapezoid(truth, found.at) / (found.at[-1] - found.at[0])
+            outside += bool((np.abs(found.differences - truth) > found.margins).any())
+            missed += not found.interval[0] <= mean <= found.interval[1]
+            assert found.p is not None
+            rejected += found.p < 0.05
+        assert outside <= 22
+        assert missed <= 22
+        assert rejected <= 22 if steeper == 1 else rejected >= 40
 
 
 def test_several_images_of_a_prompt_count_once() -> None:
@@ -200,6 +181,18 @@ def test_curves_of_the_same_runs_have_no_test() -> None:
     (found,) = equal.rows({"a": runs, "b": runs}, "step_compression", "emitted_kl")
     assert (found["difference"], found["p"], found["ratio"]) == (0, None, 1)
     assert matched.stretches(found) == []  # type: ignore[arg-type]
+    # two exact methods: their emitted divergences are the rounding of float32, and differ for every prompt
+    rounding = np.random.default_rng(3).normal(size=(4, N)) * 1e-9
+    exact = {
+        label: [
+            replace(one, records={i: replace(r, emitted_kl=1e-8 + rounding[row, i]) for i, r in one.records.items()})
+            for row, one in zip(rows, some, strict=True)
+        ]
+        for rows, (label, some) in zip(((0, 1), (2, 3)), curves().items(), strict=True)
+    }
+    (found,) = equal.rows(exact, "step_compression", "emitted_kl")
+    assert found["difference"] != 0
+    assert found["p"] is None
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
@@ -239,6 +232,13 @@ def test_a_metric_is_compared_by_its_column(rewarded: dict[str, list[str]]) -> N
     assert found["y_a"] == pytest.approx(0.9 + 0.124, abs=4 * 0.1 / N**0.5)
     assert found["difference"] == pytest.approx(-0.2, abs=4 * 0.1 * (2 / N) ** 0.5)
     assert found["p"] < 1e-3  # type: ignore[operator]
+    # what some runs lack, or score otherwise, is refused
+    with pytest.raises(UsageError, match=r"did not measure geneval"):
+        list(equal.rows(passes(rewarded), "step_compression", "geneval"))
+    for scorer, n, why in (("reader@2", N, r"reader@1 and by reader@2"), ("reader@3", N - 1, r"not every image .*@3")):
+        score(rewarded["cool"][0], "scenes_reward", scorer, np.zeros((n, 14), np.float32))
+        with pytest.raises(UsageError, match=why):
+            list(equal.rows(passes(rewarded), "step_compression", "image_reward"))
 
 
 def test_a_metric_is_compared_as_a_statistic_of_the_same_values_is(tmp_path: Path) -> None:
@@ -263,33 +263,17 @@ def test_a_metric_is_compared_as_a_statistic_of_the_same_values_is(tmp_path: Pat
     same(metric, statistic, 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("metric", "scorer", "why"),
-    [
+def test_why_a_metric_has_no_value_is_told_with_its_run(tmp_path: Path) -> None:
+    images = [image(i, 120, sha256=f"a{i}") for i in range(N)]
+    for metric, scorer, why in (
         ("scenes_fid", "scenes-classifier@42961392", "its prompts are not those"),
         ("scenes_fid", "of other weights", "whose weights are not here"),
         ("fid", "inception@1", "fetch"),
-    ],
-)
-def test_why_a_metric_has_no_value_is_told_with_its_run(tmp_path: Path, metric: str, scorer: str, why: str) -> None:
-    folder = Folders(tmp_path).make(
-        "a", [image(i, 120, sha256=f"a{i}") for i in range(N)], "method=eagle_chain", "metrics_dir=none"
-    )
-    score(folder, metric, scorer, np.ones((N, 64), np.float32), prompts=False)
-    with pytest.raises(UsageError, match=rf"/a: {metric}: .*{why}"):
-        equal.point(read(folder), "step_compression", "fid")
-
-
-def test_a_metric_that_some_runs_lack_or_score_otherwise_is_refused(rewarded: dict[str, list[str]]) -> None:
-    with pytest.raises(UsageError, match=r"did not measure geneval"):
-        list(equal.rows(passes(rewarded), "step_compression", "geneval"))
-    other = rewarded["cool"][0]
-    score(other, "scenes_reward", "reader@2", np.zeros((N, 14), np.float32))
-    with pytest.raises(UsageError, match=r"reader@1 and by reader@2"):
-        list(equal.rows(passes(rewarded), "step_compression", "image_reward"))
-    score(other, "scenes_reward", "reader@3", np.zeros((N - 1, 14), np.float32))
-    with pytest.raises(UsageError, match=r"not every image .* reader@3"):
-        list(equal.rows(passes(rewarded), "step_compression", "image_reward"))
+    ):
+        folder = Folders(tmp_path / why).make("a", images, "method=eagle_chain", "metrics_dir=none")
+        score(folder, metric, scorer, np.ones((N, 64), np.float32), prompts=False)
+        with pytest.raises(UsageError, match=rf"/a: {metric}: .*{why}"):
+            equal.point(read(folder), "step_compression", "fid")
 
 
 def test_a_metric_of_all_images_together_has_the_error_of_its_row(tmp_path: Path) -> None:
@@ -387,6 +371,10 @@ def test_the_tests_of_a_panel_are_adjusted_for_those_that_are_still_to_come(done
     sheet = matched.build(replace(done, pairs=chain), "")
     assert f"{sum(PAIRS) - 36} of which are not compared" in sheet.remarks[-1]
     assert {cell.value for entry in sheet.entries[36:] for cell in entry.cells} == {""}
+    # runs of other rows are compared anew
+    first = next(run for run in done.runs if run.key in PANELS[0].keys)
+    changed = done.with_rows({first.folder: {**(first.row or {}), "run_id": "another"}})
+    assert [panel.label for panel in changed.unequalled.values()] == ["EAGLE-1, chain of 5"]
 
 
 def test_the_figure_has_the_curves_and_every_difference_with_its_band(done: measure.TablePlan, tmp_path: Path) -> None:
@@ -449,9 +437,3 @@ def test_curves_whose_images_are_gone_are_decoded_and_tested_again(
     assert len(done.pairs) == 1
     assert not done.unequalled
     assert not planned(tmp_path).unequalled
-
-
-def test_runs_of_other_rows_are_compared_anew(done: measure.TablePlan) -> None:
-    first = next(run for run in done.runs if run.key in PANELS[0].keys)
-    changed = done.with_rows({first.folder: {**(first.row or {}), "run_id": "another"}})
-    assert [panel.label for panel in changed.unequalled.values()] == ["EAGLE-1, chain of 5"]

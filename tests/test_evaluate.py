@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -273,8 +274,9 @@ def test_the_same_command_scores_nothing_again(
     assert calls == [N, 1]
     shutil.copytree(folder, folder.with_name("elsewhere"))
     assert f"holds the scores of {folder}" in refused(call, "elsewhere", *WORDS[1:], f"out={row.parent}")
-    (row.parent / "evaluation.json").write_text("{")
-    assert "evaluation.json; choose another out=" in call(*WORDS)[2]
+    for damaged in ("{", '{"pictures": 3}'):
+        (row.parent / "evaluation.json").write_text(damaged)
+        assert re.search("evaluation.json.*; choose another out=", call(*WORDS)[2])
 
 
 def test_stopped_scoring_goes_on(call: Call, folder: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,11 +73,6 @@ def test_ctrl_c_finishes_the_image_and_writes_a_row(calm: Path, tmp_path: Path) 
         assert images(out, "baseline") == images(calm, "baseline")
 
 
-def test_a_batch_is_finished_too(tmp_path: Path) -> None:
-    with pytest.raises(run.Stopped, match="4 of 6 images"):
-        execute(tmp_path / "run", "batch=4", loader=at(1, interrupt))
-
-
 def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
 
@@ -88,6 +83,8 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     with pytest.raises(run.Stopped, match="2 of 6 images"):
         execute(tmp_path / "run", loader=at(2, twice))
     assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(run.Stopped, match="4 of 6 images"):  # the first one finishes the batch
+        execute(tmp_path / "batch", "batch=4", loader=at(1, interrupt))
 
 
 def test_ctrl_c_says_how_to_go_on_with_a_grid(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +225,9 @@ def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_pa
     assert code == 0
     assert "here: cool_sd on llamagen_scenes, n=6: stopped\n  images     4 done, 2 left\n" in out
     assert "failures   2, the last: cool_sd image 4: out of memory: CUDA out of memory" in out
+    monkeypatch.setattr(run, "_load_pipeline", hungry(2, never=(1,)))
+    assert call("resume", "here")[0] == 1
+    assert "failures   1, the last: cool_sd image 1: out of memory" in call("status", "here")[1]
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     assert call("resume", "here")[0] == 0
     assert "failures" not in call("status", "here")[1]
@@ -284,7 +284,13 @@ def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Pat
     assert (running["baseline"]["done"], running["baseline"]["left"]) == (4, 2)
     # The passes alternate: both are done when the slower one is.
     assert running["time_left_s"] == max(2 / running[name]["per_s"] for name in ("images", "baseline"))
+    with (tmp_path / "here/records.jsonl").open(
+        "ab"
+    ) as f:  # it reads while a line is half written, and changes nothing
+        f.write(b'{"index": 6, "pro')
+    before = {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
     done = status()
+    assert before == {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
     assert (done["state"], done["images"]["left"], done["baseline"]["left"]) == ("finished", 0, 0)
     assert done["time_left_s"] == 0
     assert done["bytes"] > 1000
@@ -293,23 +299,6 @@ def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Pat
     assert status()["state"] == "stopped"
     with FileLock(tmp_path / "here/.lock"):
         assert status()["state"] == "running"
-
-
-def test_status_does_not_stand_in_the_way(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
-    """It reads while a line is half written, and a run that begins meanwhile gets its lock."""
-    assert call("run", *WORDS, "out=here")[0] == 0
-    with (tmp_path / "here/records.jsonl").open("ab") as f:
-        f.write(b'{"index": 6, "pro')
-    before = {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
-    assert "6 done, 0 left" in call("status", "here")[1]
-    assert before == {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
-
-
-def test_status_of_a_grid(call: Call) -> None:
-    assert call("run", "-m", *WORDS, "delta=1,2", "out=grid")[0] == 0
-    assert call("status", "grid")[1].count(": finished\n") == 2
-    Path("grid/grid.json").unlink()  # a folder that other things put runs into
-    assert "grid holds 2 runs: name one (delta=1, ...)" in refused(call, "resume", "grid")
 
 
 def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -345,7 +334,11 @@ def test_a_mistake_costs_one_sentence(call: Call, tmp_path: Path) -> None:
         assert (sentence in err, err.count("\n")) == (True, 1), err
 
 
-def test_a_broken_configuration_is_reported(call: Call, tmp_path: Path) -> None:
+def test_a_grid_and_a_broken_configuration(call: Call, tmp_path: Path) -> None:
+    assert call("run", "-m", *WORDS, "delta=1,2", "out=grid")[0] == 0
+    assert call("status", "grid")[1].count(": finished\n") == 2
+    Path("grid/grid.json").unlink()  # a folder that other things put runs into
+    assert "grid holds 2 runs: name one (delta=1, ...)" in refused(call, "resume", "grid")
     (tmp_path / "config.yaml").write_text("[1, 2")
     for command in ("status", "resume"):
         assert call(command, ".") == (2, "", "specbench: cannot read config.yaml\n")

@@ -254,16 +254,9 @@ def test_a_file_of_the_same_size_is_checked_by_its_blob_id(call: Call, hub: Fake
     hub.repositories[T5] = {name: b for name, b in hub.repositories[T5].items() if name != "spiece.model"}
     hub.arrives = lambda content: content.replace(b"tokenizer.json", b"tokenizer.nosj")
     assert "tokenizer.json came damaged" in refused(call, "model=llamagen_xl")
+    assert not list(home.model_folder("llamagen_xl").rglob("tokenizer.json"))
     hub.arrives = lambda content: content
     hub.repositories[T5]["spiece.model"] = b"spiece.model"
-    fetched(call, "model=llamagen_xl")
-
-
-def test_a_file_that_came_damaged_is_removed(call: Call, hub: FakeHub) -> None:
-    hub.arrives = lambda content: content[:-1] + b"?"
-    assert "t2i_XL_stage1_256.pt came damaged" in refused(call, "model=llamagen_xl")
-    assert tree(home.model_folder("llamagen_xl")) <= {"SOURCE.json", ".fetch/lock"}
-    hub.arrives = lambda content: content
     fetched(call, "model=llamagen_xl")
 
 
@@ -394,14 +387,6 @@ def test_the_help_lists_arguments_and_pinned_commits(call: Call) -> None:
         assert message[part.repository] == part.revision
         assert part.revision == "main" or re.fullmatch(r"[0-9a-f]{40}", part.revision), part
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
-    assert {p.licence for p in parts} == {
-        "MIT",
-        "Apache 2.0",
-        "Chameleon Research License",
-        "DeepSeek Model License",
-        "NVIDIA Open Model License",
-        "see its page",
-    }
     for file in itertools.chain.from_iterable(entry.files for entry in registry.data_sources().values()):
         assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
         known = "https://raw.githubusercontent.com/", "https://s3.amazonaws.com/images.cocodataset.org/"
@@ -624,15 +609,13 @@ def test_a_plain_file_arrives_with_its_record(call: Call, parti: Web, tmp_path: 
     assert "PartiPrompts.tsv" in tree(tmp_path / "there")
 
 
-def test_a_broken_connection_is_resumed(call: Call, parti: Web) -> None:
+def test_a_broken_download_goes_on(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same process, in another one, and after Ctrl-C; also from a server that knows no ranges."""
     parti.breaks = [1000, 700]
     fetched(call, "data=parti")
     assert [ranges for _, ranges in parti.asked] == [None, "bytes=1000-", "bytes=1700-"]
-    assert prompts_file().read_bytes() == PROMPTS
-
-
-def test_a_fetch_is_resumed_by_another_process(call: Call, parti: Web) -> None:
     for ranges in (True, False):
+        shutil.rmtree(home.data_folder("parti"))
         parti.breaks = [1500, *[0] * 20]
         err = refused(call, "data=parti")
         assert f"cannot fetch {parti.root}/PartiPrompts.tsv" in err
@@ -641,11 +624,8 @@ def test_a_fetch_is_resumed_by_another_process(call: Call, parti: Web) -> None:
         fetched(call, "data=parti")
         assert parti.asked[-1][1] == "bytes=1500-"
         assert prompts_file().read_bytes() == PROMPTS
-        shutil.rmtree(home.data_folder("parti"))
-
-
-def test_ctrl_c_keeps_the_received_bytes(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    parti.breaks = [2000]
+    shutil.rmtree(home.data_folder("parti"))
+    parti.breaks, parti.ranges = [2000], True
     with monkeypatch.context() as m:
         m.setattr("huggingface_hub.file_download.time.sleep", stop)
         assert call("data=parti", "--yes")[0] == 130
@@ -764,15 +744,6 @@ def test_a_set_of_metrics_is_fetched_with_all_it_reads(
     assert (code, out) == (0, "scenes: nothing to fetch, these evaluators are part of specbench\n")
 
 
-def test_an_interrupted_release_is_resumed(call: Call, evaluators: Web) -> None:
-    evaluators.breaks = [4000, *[0] * 20]
-    assert "4.0 kB of 9.0 kB are there" in refused(call, "metrics=fid")
-    assert not (home.metrics_folder() / "inception").exists()  # a folder that is there is complete
-    evaluators.breaks = []
-    fetched(call, "metrics=fid")
-    assert evaluators.asked[-1][1] == "bytes=4000-"
-
-
 def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """DINOv2's lies on Meta's server, in no repository."""
     part = registry.evaluators()["dinov2"]
@@ -796,12 +767,10 @@ def test_an_evaluator_with_other_content_is_refused(call: Call, hub: FakeHub, ev
         assert re.search(f"{file}.* came damaged", refused(call, f"metrics={name}"))
 
 
-def test_evaluators_without_their_file_or_hub_are_told(call: Call, hub: FakeHub, evaluators: Web) -> None:
+def test_evaluators_without_their_file_are_told(call: Call, hub: FakeHub, evaluators: Web) -> None:
     hub.repositories["zai-org/ImageReward"].pop("ImageReward.pt")
     err = refused(call, "metrics=image_reward")
     assert "has no ImageReward.pt: put ImageReward.pt of zai-org/ImageReward into image_reward/" in err
-    evaluators.content.clear()
-    assert "404" in refused(call, "metrics=fid")
 
 
 def archive(members: dict[str, bytes]) -> bytes:

@@ -184,14 +184,6 @@ def test_a_digest_is_of_size_and_pixels() -> None:
     assert image_files.digest(COLOUR[::-1]) == image_files.digest(COLOUR[::-1].copy())
 
 
-def test_digests_and_sizes_are_stored(tmp_path: Path) -> None:
-    Image.fromarray(COLOUR).save(tmp_path / "a.png")
-    files = image_files.ImageFiles([tmp_path / "a.png"])
-    assert (len(files), files.digests, files.sizes) == (1, [None], [None])
-    assert (files[0] == COLOUR).all()
-    assert (files.digests, files.sizes) == ([image_files.digest(COLOUR)], [(6, 5)])
-
-
 def test_arrays_are_checked() -> None:
     shapes = (4, 4), (4, 4, 4), (0, 4, 3)
     for wrong in (*(np.zeros(shape, np.uint8) for shape in shapes), COLOUR / 255):

@@ -12,7 +12,7 @@ from commands import row_of
 from fake_pipeline import FakePipeline
 
 from specbench import data
-from specbench.compare import comparison, passes, scores
+from specbench.compare import comparison, passes
 from specbench.config import configuration, indices
 from specbench.config.parameter import PROMPTS
 from specbench.errors import UsageError
@@ -50,6 +50,12 @@ def test_an_images_number_depends_on_its_prompt_and_its_place_among_them_alone()
     assert [indices.file_name(i) for i in indices.of_run({"n": 2, "images_per_prompt": 2})] == [
         "00000.png", "00000-1.png", "00001.png", "00001-1.png"
     ]  # fmt: skip
+    with pytest.raises(UsageError, match="n times images_per_prompt must be at most 1,000,000 images"):
+        configuration.compose(["n=100000", "images_per_prompt=11"])
+    cfg = configuration.compose([])
+    assert cfg["images_per_prompt"] == 1
+    without = {name: value for name, value in cfg.items() if name != "images_per_prompt"}
+    assert provenance.config_hash(without) == provenance.config_hash(cfg)  # that of rows without the parameter
 
 
 def test_the_first_images_are_those_of_a_run_with_one_each(four: Path, tmp_path: Path) -> None:
@@ -72,15 +78,6 @@ def test_the_first_images_are_those_of_a_run_with_one_each(four: Path, tmp_path:
     assert sorted(path.name for path in (four / "images").iterdir())[:4] == [
         "00000-1.png", "00000-2.png", "00000-3.png", "00000.png"
     ]  # fmt: skip
-
-
-def test_a_configuration_with_one_image_keeps_its_hash() -> None:
-    with pytest.raises(UsageError, match="n times images_per_prompt must be at most 1,000,000 images"):
-        configuration.compose(["n=100000", "images_per_prompt=11"])
-    cfg = configuration.compose([])
-    assert cfg["images_per_prompt"] == 1
-    without = {name: value for name, value in cfg.items() if name != "images_per_prompt"}
-    assert provenance.config_hash(without) == provenance.config_hash(cfg)
 
 
 def test_a_stopped_run_goes_on_where_it_was(four: Path, tmp_path: Path) -> None:
@@ -120,7 +117,7 @@ def test_errors_and_comparisons_are_over_prompts(four: Path) -> None:
 def test_influences_of_a_prompt_are_the_sum_of_its_images() -> None:
     moved = np.random.default_rng(0).normal(size=7)
     prompts = [4, 4, 4, 0, 0, 9, 9]
-    grouped = scores.of_prompts(moved, prompts)
+    grouped = passes.of_prompts(moved, prompts)
     assert grouped.sum() / 3 == pytest.approx(moved.sum() / 7)
     assert grouped[1] / 3 == pytest.approx(moved[:3].sum() / 7)
 

@@ -127,6 +127,8 @@ def test_the_death_of_a_process_costs_one_sentence(tables: Callable[..., int]) -
     assert TABLE.lines[1].overrides
     with pytest.raises(RunError, match="a process died, probably for lack of memory: use fewer --jobs"):
         tables(Bench(" ".join(TABLE.lines[1].overrides)), "--jobs", "2")
+    with pytest.raises(UsageError, match=r"--jobs must be an integer of at least 1 \(got 0\)"):
+        tables(Bench(), "--jobs", "0")
 
 
 def test_what_was_done_before_an_interruption_stays(
@@ -165,8 +167,3 @@ def test_images_for_a_test_are_decoded_side_by_side(tables: Callable[..., int], 
         collect.collect(todo, results, Bench(), print, 2)
         assert len(ran(tmp_path)) == runs * len(todo.runs)
         assert str(os.getpid()) not in ran(tmp_path)
-
-
-def test_a_number_of_jobs_is_at_least_one(tables: Callable[..., int]) -> None:
-    with pytest.raises(UsageError, match=r"--jobs must be an integer of at least 1 \(got 0\)"):
-        tables(Bench(), "--jobs", "0")

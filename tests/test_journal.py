@@ -57,13 +57,6 @@ def test_records_and_pictures_come_back(journal: Journal) -> None:
     assert read_records(journal.path) == [record(0), record(1), record(2)]
 
 
-def test_a_record_is_strict_json(tmp_path: Path) -> None:
-    made = Journal(tmp_path / "records.jsonl")
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        made.add(replace(record(0), log_prob_mean=float("nan")), picture(0))
-    assert not (tmp_path / "records.jsonl").exists()
-
-
 def test_a_cut_at_any_byte_loses_only_the_last_record(journal: Journal) -> None:
     whole = journal.path.read_bytes()
     end_of_second = len(b"\n".join(whole.split(b"\n")[:2])) + 1
@@ -91,10 +84,22 @@ def test_what_follows_a_half_written_line_stands_alone(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(whole)
 
 
-def test_a_record_without_its_picture_is_dropped(journal: Journal) -> None:
-    (journal.path.parent / "images/00002.png").unlink()
+def test_a_damaged_journal(journal: Journal, tmp_path: Path) -> None:
+    lines = journal.path.read_text().splitlines()
+    journal.path.write_text("\n".join([lines[0], "{", lines[2], ""]))
+    with pytest.raises(UsageError, match="line 2 of"):
+        Journal(journal.path)
+    journal.path.write_text("\n".join([*lines, ""]))
+    (journal.path.parent / "images/00002.png").unlink()  # its record is dropped
     assert Journal(journal.path).missing(range(3)) == [2]
     assert len(journal.path.read_text().splitlines()) == 2
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(UsageError, match="not a file"):
+        Journal(tmp_path / "folder.jsonl")
+    made = Journal(tmp_path / "new.jsonl")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        made.add(replace(record(5), log_prob_mean=float("nan")), picture(5))
+    assert not (tmp_path / "new.jsonl").exists()
 
 
 def test_no_index_stands_twice(journal: Journal) -> None:
@@ -117,19 +122,6 @@ def test_the_picture_is_there_before_its_record(tmp_path: Path, monkeypatch: pyt
     Journal(tmp_path / "records.jsonl").add(record(0), picture(0))
     assert seen == [[]]  # when the picture got its name there was no record yet
     assert not list(tmp_path.rglob("*.tmp"))
-
-
-def test_a_broken_line_in_the_middle_is_an_error(journal: Journal) -> None:
-    lines = journal.path.read_text().splitlines()
-    journal.path.write_text("\n".join([lines[0], "{", lines[2], ""]))
-    with pytest.raises(UsageError, match="line 2 of"):
-        Journal(journal.path)
-
-
-def test_a_folder_in_the_place_of_the_records_is_told(tmp_path: Path) -> None:
-    (tmp_path / "records.jsonl").mkdir()
-    with pytest.raises(UsageError, match="not a file"):
-        Journal(tmp_path / "records.jsonl")
 
 
 def test_a_changed_picture_is_noticed(journal: Journal) -> None:
@@ -167,34 +159,24 @@ def test_rows_come_back_with_their_types(tmp_path: Path) -> None:
     assert table["fid"].isna().all()
 
 
-def test_a_row_of_the_same_run_is_replaced(tmp_path: Path) -> None:
+def test_rows_are_added_or_replaced(tmp_path: Path) -> None:
     path = tmp_path / "results" / "rows.csv"
     for r in (row("a", n=1), row("b", n=2), row("a", n=3)):
         append_row(path, r)
     assert [(r["run_id"], r["n"]) for r in read_rows(path)] == [("a", 3), ("b", 2)]
-
-
-def test_an_older_file_is_widened_and_a_foreign_one_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("run_id,n\nold,4\n")
+    # an older file is widened, and its names of columns are read
+    path.write_text('run_id,n,drafted_by_place,acceptance_by_turn\nold,4,"[0,1]",[0.5]\n')
     append_row(path, row("new", n=5))
-    assert [(r["run_id"], r["n"], r["fid"]) for r in read_rows(path)] == [("old", 4, None), ("new", 5, None)]
+    names = ("run_id", "n", "fid", "drafted_by_position", "acceptance_by_step")
+    assert [tuple(r[name] for name in names) for r in read_rows(path)] == [
+        ("old", 4, None, "[0,1]", "[0.5]"),
+        ("new", 5, None, None, None),
+    ]
+    assert "drafted_by_place" not in path.read_text()
     path.write_text("run_id,colour\nold,4\n")
     with pytest.raises(UsageError, match="colour"):
         append_row(path, row("new"))
     assert path.read_text() == "run_id,colour\nold,4\n"
-
-
-def test_older_names_of_columns_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text('run_id,drafted_by_place,acceptance_by_turn\nold,"[0,1]",[0.5]\n')
-    append_row(path, row("new"))
-    read = [(r["run_id"], r["drafted_by_position"], r["acceptance_by_step"]) for r in read_rows(path)]
-    assert read == [("old", "[0,1]", "[0.5]"), ("new", None, None)]
-    assert "drafted_by_place" not in path.read_text()
-
-
-def test_a_key_that_is_no_column_is_an_error() -> None:
     with pytest.raises(ValueError, match="colour"):
         to_csv([{"colour": 1}])
 
@@ -222,10 +204,7 @@ def test_the_config_hash_is_over_the_measurement() -> None:
     )
     for word in "delta=1.2 n=17 seed=1 batch=2 metrics=none baseline=false rule=exact reference=a.npz".split():
         assert base != provenance.config_hash(configuration.compose([word])), word
-
-
-def test_rows_of_before_the_real_metrics_keep_their_hashes() -> None:
-    """The embedded metrics were called by their columns then; the hash stands in the rows of commit c14f92c."""
+    # The embedded metrics were called by their columns once; this hash stands in the rows of commit c14f92c.
     words = ["model=llamagen_scenes", "method=vanilla", "n=64", "batch=1", "seed=0"]
     assert provenance.config_hash(configuration.compose(words)) == "ef6ee4deac44"
     names = [["scenes_fid"], ["fid"], ["scenes_reward"], ["image_reward"], ["clip_b32"], ["kid"]]

@@ -50,8 +50,7 @@ def on_device(make: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
     return target.to(DEVICE).requires_grad_(False), type(given)(*(x.to(DEVICE) for x in vars(given).values()))
 
 
-@pytest.mark.parametrize("make", [llamagen, unified])
-@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.parametrize(("make", "guided"), [(llamagen, True), (unified, True), (unified, False)])
 @torch.inference_mode()
 def test_a_target_reads_its_inputs_in_one_launch(
     make: Callable[[], tuple[Any, Any]], guided: bool, monkeypatch: pytest.MonkeyPatch
@@ -78,8 +77,7 @@ def test_a_target_reads_its_inputs_in_one_launch(
                 assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("make", [llamagen, unified])
-@pytest.mark.parametrize("name", ["chain", "tree", "eagle2"])
+@pytest.mark.parametrize(("make", "name"), [(llamagen, "chain"), (unified, "tree"), (llamagen, "eagle2")])
 @torch.inference_mode()
 def test_an_eagle_network_reads_its_inputs_in_one_launch_a_level(
     name: str, make: Callable[[], tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@ NaN (`poisoned`), and so is what it must not read."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -46,13 +47,12 @@ def within(found: Tensor, want: Tensor, bound: Tensor) -> None:
     assert bool((off <= 0).all()), f"{float(off.nan_to_num(nan=torch.inf).max())} beyond the bound"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 # a width of two unlike parts: scalars, the matrix units, more rows than these kernels take; two parts alike, and one
 @pytest.mark.parametrize(
-    ("rows", "shape"),
+    ("rows", "shape", "dtype"),
     [
-        *((rows, (33, 40)) for rows in (1, 2, 3, 4, 6, 16, 17)),
-        *((rows, shape) for rows in (2, 6) for shape in ((20, 600), (20, 64))),
+        *((rows, (33, 40), dtype) for rows, dtype in zip((1, 2, 3, 4, 6, 16, 17), itertools.cycle(DTYPES))),
+        *((rows, shape, dtype) for rows, shape in ((2, (20, 600)), (6, (20, 64))) for dtype in DTYPES),
     ],
 )
 @torch.inference_mode()
@@ -126,8 +126,10 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv", "dim", "nodes", "slots"), SHAPES)
+@pytest.mark.parametrize(
+    ("heads", "kv", "dim", "nodes", "slots", "dtype"),
+    [(*shape, dtype) for shape, dtype in zip(SHAPES, itertools.cycle(DTYPES))],
+)
 @torch.inference_mode()
 def test_attention(heads: int, kv: int, dim: int, nodes: int, slots: int, dtype: torch.dtype) -> None:
     """Four rows with padding, at roots of their own, one at the first valid position; two trees, one of each image.

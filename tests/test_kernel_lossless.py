@@ -37,30 +37,30 @@ def agree(way: Verification, tree: Tree, size: int, kind: str, rule: Rule | None
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "kinds"),
     [
-        *(("block", kind) for kind in ("sampled", "mixed", "deterministic")),
-        ("chain", "sampled"),
-        *(("tree", kind) for kind in ("sampled", "mixed", "deterministic", "with replacement")),
+        ("block", ("sampled", "mixed", "deterministic")),
+        ("chain", ("sampled",)),
+        ("tree", ("sampled", "mixed", "deterministic", "with replacement")),
     ],
 )
-def test_the_same_verdict_for_the_same_numbers(name: str, kind: str) -> None:
+def test_the_same_verdict_for_the_same_numbers(name: str, kinds: tuple[str, ...]) -> None:
     """Over a vocabulary that no 16 divide. A row has a shortened draft, and another fewer tokens than siblings."""
-    agree(*WAYS[name], 19, kind)
+    for kind in kinds:
+        agree(*WAYS[name], 19, kind)
 
 
-@pytest.mark.parametrize("name", ["block", "tree"])
-def test_a_vocabulary_of_several_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vocabulary_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lossless, "_BLOCK", 16)
-    agree(*WAYS[name], 37, "sampled")
+    for name in ("block", "tree"):
+        agree(*WAYS[name], 37, "sampled")
 
 
-@pytest.mark.parametrize("kind", ["sampled", "mixed"])
-@pytest.mark.parametrize("rule", [Band(0.45, 0.5, 3), Mentored(0.05)], ids=lambda rule: rule.name)
-def test_a_block_of_what_a_rule_emits(rule: Rule, kind: str) -> None:
+def test_a_block_of_what_a_rule_emits() -> None:
     """Where a draft ends early, the next token comes from the target's own distribution: the kernel drew it from what
     the rule emits."""
-    agree(BLOCK, shared(CHAIN), 19, kind, rule)
+    agree(BLOCK, shared(CHAIN), 19, "sampled", Band(0.45, 0.5, 3))
+    agree(BLOCK, shared(CHAIN), 19, "mixed", Mentored(0.05))
 
 
 @pytest.mark.parametrize("name", ["block", "tree"])

@@ -3,7 +3,6 @@ specify them: compiled on CUDA, by Triton's interpreter elsewhere."""
 
 from __future__ import annotations
 
-import itertools
 from collections import namedtuple
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -94,7 +93,7 @@ def compare(grower: Grower, table: Table, sampling: Sampling = PLAIN) -> Draft:
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [
-    *itertools.product(((3, 2, 2), (7, 3, 3), (24, 4, 4)), (torch.float32, torch.bfloat16)),
+    ((3, 2, 2), torch.bfloat16), ((7, 3, 3), torch.float32), ((24, 4, 4), torch.bfloat16),
     *(((59, 5, 10), torch.bfloat16), ((6, 6, 1), torch.float32), ((5, 1, 7), torch.float32)),
 ], ids=str)  # fmt: skip
 def test_grown_trees(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -110,7 +109,7 @@ def test_blocks_of_a_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     compare(Grower(24, 3, 6), Table(37, 3, torch.bfloat16, 37))
 
 
-@pytest.mark.parametrize("support", [1, 2, 5])
+@pytest.mark.parametrize("support", [1, 5])
 def test_fewer_tokens_than_siblings(support: int) -> None:
     """Candidates of probability zero are in the tree, and not valid; a vocabulary of five has five siblings."""
     draft = compare(Grower(20, 3, 7), Table(5, 3, torch.float32, support))
@@ -118,8 +117,9 @@ def test_fewer_tokens_than_siblings(support: int) -> None:
     assert bool(draft.valid[0].all()) == (support == 5)
 
 
-@pytest.mark.parametrize("ranking", ["full", "filtered"])
-@pytest.mark.parametrize("sampling", [Sampling(top_k=3), Sampling(0.0)], ids=["top-k", "greedy"])
+@pytest.mark.parametrize(("ranking", "sampling"), [
+    ("full", Sampling(top_k=3)), ("filtered", Sampling(top_k=3)), ("full", Sampling(0.0)),
+])  # fmt: skip
 def test_the_distributions_of_a_draft(ranking: str, sampling: Sampling) -> None:
     """Ranked before top-k; after it the network gives them as they are, and they are not filtered again."""
     grower, table = Grower(9, 3, 4, ranking), Table(21, 3, torch.float32, 21)
@@ -197,7 +197,7 @@ def test_what_is_committed_without_verification() -> None:
     assert lengths == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("shape", [(12, 3, 3), (4, 2, 5), (30, 5, 4), (6, 3, 1)], ids=lambda s: "-".join(map(str, s)))
+@pytest.mark.parametrize("shape", [(12, 3, 3), (4, 2, 5), (6, 3, 1)], ids=lambda s: "-".join(map(str, s)))
 def test_a_path_in_front_of_a_tree(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "_BLOCK", 16)
     choice, first, second = skips(shape), drafted(0, 2, shape), drafted(1, 1, shape)

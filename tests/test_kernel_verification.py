@@ -3,7 +3,6 @@ compiled on CUDA, by Triton's interpreter elsewhere."""
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding import trees
-from specbench.decoding.loop import Decoding
+from specbench.decoding.fronts import Raster
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.relaxed import Redraw
@@ -116,20 +115,19 @@ CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
     exact(), uniform(0.8), uniform(1.5, "vanilla"), cool(1.5, 3), cool(1.5, 3, resample="vanilla"),
     Band(0.45, 0.5, 3), Band(6.0, 0.0, 3), Mentored(0.05), Redraw(), Redraw("vanilla"), Typical(),
 ], ids=lambda r: f"{r.name}-{getattr(r.relaxation(), 'residual', r.relaxation())}")  # fmt: skip
-@pytest.mark.parametrize("paths", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("kind", ["sampled", "mixed", "deterministic"])
-def test_rules(paths: list[trees.Path], rule: Rule, kind: str) -> None:
+def test_rules(rule: Rule) -> None:
     """The same path and the same token for the same uniforms, over a vocabulary that no 16 divide."""
-    tree = shared(paths)
-    number = torch.arange(tree.nodes, device=DEVICE).expand(ROWS, -1)
-    sampled = {"sampled": None, "mixed": number % 3 != 2, "deterministic": number < 0}[kind]
-    p, draft = drafted(tree, 77, 40, sampled)
-    before = p.clone(), draft.probs.clone()
-    plain = judged(p, draft, rule)
-    same(judged(p, draft, rule, kernels=FusedKernels()), plain)
-    assert len(set(plain.length.tolist())) > 1  # it is not settled at the root
-    assert torch.equal(p, before[0])
-    assert torch.equal(draft.probs, before[1])
+    for paths, kind in ((CHAIN, "sampled"), (TREE, "mixed"), (TREE, "deterministic")):
+        tree = shared(paths)
+        number = torch.arange(tree.nodes, device=DEVICE).expand(ROWS, -1)
+        sampled = {"sampled": None, "mixed": number % 3 != 2, "deterministic": number < 0}[kind]
+        p, draft = drafted(tree, 77, 40, sampled)
+        before = p.clone(), draft.probs.clone()
+        plain = judged(p, draft, rule)
+        same(judged(p, draft, rule, kernels=FusedKernels()), plain)
+        assert len(set(plain.length.tolist())) > 1, kind  # it is not settled at the root
+        assert torch.equal(p, before[0])
+        assert torch.equal(draft.probs, before[1])
 
 
 def near(size: int, count: int) -> Tensor:
@@ -149,12 +147,12 @@ BOUNDS = (
 RESAMPLE = ("paper", "optimal", "released", "released_p")
 
 
-@pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize(("name", "bound", "limit"), BOUNDS)
-def test_neighbours(name: str, bound: str, limit: float, greedy: bool) -> None:
+def test_neighbours(name: str, bound: str, limit: float) -> None:
     """Sampled and chosen candidates, neighbours without mass, and one more neighbour that is cleared than may count."""
     size, ends = 77, set()
-    for paths, resample in itertools.product((CHAIN, TREE), ("paper", "released") if greedy else RESAMPLE):
+    cases = [*((paths, way, False) for paths, way in zip((CHAIN, TREE) * 2, RESAMPLE)), (TREE, "paper", True)]
+    for paths, resample, greedy in cases:
         tree, rule = shared(paths), Lantern(name, near(size, 13), 12, bound, limit, resample, greedy)
         sampled = torch.arange(tree.nodes, device=DEVICE).expand(ROWS, -1) % 3 != 2
         p, draft = drafted(tree, size, 40, sampled)
@@ -165,8 +163,9 @@ def test_neighbours(name: str, bound: str, limit: float, greedy: bool) -> None:
     assert len(ends) > 1
 
 
-@pytest.mark.parametrize(("bound", "limit"), [("tvd", 3 / 64), ("total", 4.0), ("neighbours", 3.0)])
-@pytest.mark.parametrize("resample", ["paper", "released"])
+@pytest.mark.parametrize(("bound", "limit", "resample"), [
+    ("tvd", 3 / 64, "paper"), ("total", 4.0, "released"), ("neighbours", 3.0, "paper"),
+])  # fmt: skip
 def test_a_mass_that_equals_the_bound(bound: str, limit: float, resample: str) -> None:
     """It is inside, or not, as in the plain code: exactly, since all tokens have the mass 1 / 64."""
     name = "lantern" if bound == "tvd" else "lantern_pp"
@@ -181,7 +180,7 @@ def test_a_mass_that_equals_the_bound(bound: str, limit: float, resample: str) -
     assert plain.first[0] * 2 < plain.first[1]  # the first token has no code, so no neighbours
 
 
-@pytest.mark.parametrize(("size", "rows"), [(50, ROWS), (97, ROWS), (1301, 3)])
+@pytest.mark.parametrize(("size", "rows"), [(97, 4), (1301, 3)])
 def test_distributions_with_ties(size: int, rows: int) -> None:
     """Of logits in bfloat16; more neighbours than a program reads at once."""
     tree = shared(TREE)
@@ -216,7 +215,7 @@ def test_nodes_that_are_accepted_in_any_case(rule: Rule) -> None:
     assert torch.equal(plain.path[::2, 0], kids[::2, 0])
 
 
-@pytest.mark.parametrize("budget", [0.0, 1e-3, 0.05, 1.0])
+@pytest.mark.parametrize("budget", [0.0, 1e-3, 1.0])
 def test_the_band_of_a_budget(budget: float) -> None:
     """For pairs of all kinds: alike, far apart, equal, each without some of the other's tokens, nearly a point mass."""
     size, rows, rule, one = 97, 6, Mentored(budget), shared(chain_paths(1))
@@ -231,7 +230,7 @@ def test_the_band_of_a_budget(budget: float) -> None:
     p, q = (x / x.sum(-1, keepdim=True) for x in (p, q))
     limits = rule.limits(p.double(), q.double(), torch.ones(rows, 1, dtype=torch.int64))
     low, high = (x.unsqueeze(-1) for x in limits)
-    for token in range(7, size, 15):
+    for token in range(7, size, 30):
         tokens = torch.full((rows, 2), token, device=DEVICE)
         valid = torch.ones_like(tokens, dtype=torch.bool)
         found = judged(torch.cat([p, p], 1), Draft(one, tokens, q, valid), rule, token, FusedKernels())
@@ -253,8 +252,8 @@ def test_of_equally_long_paths_the_earliest_is_accepted() -> None:
 
 
 def test_a_vocabulary_of_several_blocks() -> None:
-    p, draft = drafted(shared(TREE), 9001, 3000, None)
-    for rule in (exact(), cool(1.5, 3), Band(0.45, 0.5, 3), Mentored(0.05), Typical()):
+    p, draft = drafted(shared(TREE), 4099, 3000, None, 4)
+    for rule in (cool(1.5, 3), Band(0.45, 0.5, 3), Mentored(0.05), Typical()):
         same(judged(p, draft, rule, kernels=FusedKernels()), judged(p, draft, rule))
 
 
@@ -334,13 +333,11 @@ def test_images_advance() -> None:
     tokens, length = torch.arange(1, 1 + 4 * ROWS, device=DEVICE).view(ROWS, 4), torch.arange(ROWS, device=DEVICE) % 4
     decodings = []
     for kernels in (None, FusedKernels()):
-        self: Any = SimpleNamespace(kernels=kernels, total=6, recorder=SimpleNamespace(offsets=torch.arange(4)))
-        self.recorder.offsets = self.recorder.offsets.to(DEVICE)
-        self.history = torch.full((ROWS, 6 + 8), 99, device=DEVICE)
-        self.count, self.steps = torch.arange(ROWS, device=DEVICE), torch.arange(ROWS, device=DEVICE) + 7
+        history = torch.full((ROWS, 6 + 8), 99, device=DEVICE)
+        count, steps = torch.arange(ROWS, device=DEVICE), torch.arange(ROWS, device=DEVICE) + 7
         verdict: Any = SimpleNamespace(tokens=tokens, length=length)
         with poisoned():
-            came = Decoding._advance(self, verdict)
-        decodings.append((*came, self.history, self.count, self.steps))
+            came = Raster(build([]), count).advance(verdict, None, (history, count, steps), 6, kernels)
+        decodings.append((*came, history, count, steps))
     for plain, fused in zip(*decodings, strict=True):
         assert torch.equal(plain, fused)

@@ -24,6 +24,7 @@ from specbench.models.loading import image_tokenizers, mar_official, official
 from specbench.models.loading.bundle import shape_of
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
+from tools.scenes.mar import loss_of
 
 SMALL = MARConfig(
     48, 2, 3, 40, 1, 2, 2.0, length=16, token_dim=5, classes=4, buffer=3, head_depth=2, head_width=24, steps=6
@@ -62,19 +63,19 @@ def bundle_of(model, *words):
 
 
 @needs_reference
-@pytest.mark.parametrize(("model", "size"), [("mar_b", "mar_base"), ("mar_l", "mar_large"), ("mar_h", "mar_huge")])
-def test_the_published_sizes_have_the_published_tensors(model, size):
-    facts, source = manifest(f"{size}_checkpoint-last.pth")
-    c, cfg = facts["config"], shape_of(model, MARConfig.even)
-    assert (cfg.encoder_heads, cfg.decoder_heads) == (c["encoder_num_heads"], c["decoder_num_heads"])
-    assert (cfg.steps, cfg.norm_eps) == (c["num_sampling_steps"], c["layernorm_eps"])
-    assert mar_official.HEADS[cfg.encoder_dim] == cfg.encoder_heads
-    with torch.device("meta"):
-        built = MAR(cfg)
-    official.check(built, source, mar_official.table(cfg))
-    assert sum(p.numel() for p in built.parameters()) == facts["n_values"]
-    default = configuration.compose([f"model={model}"])
-    assert (default["cfg_scale"], default["cfg_schedule"]) == (c["cfg_default"], c["cfg_schedule"])
+def test_the_published_sizes_have_the_published_tensors():
+    for model, size in (("mar_b", "mar_base"), ("mar_l", "mar_large"), ("mar_h", "mar_huge")):
+        facts, source = manifest(f"{size}_checkpoint-last.pth")
+        c, cfg = facts["config"], shape_of(model, MARConfig.even)
+        assert (cfg.encoder_heads, cfg.decoder_heads) == (c["encoder_num_heads"], c["decoder_num_heads"])
+        assert (cfg.steps, cfg.norm_eps) == (c["num_sampling_steps"], c["layernorm_eps"])
+        assert mar_official.HEADS[cfg.encoder_dim] == cfg.encoder_heads
+        with torch.device("meta"):
+            built = MAR(cfg)
+        official.check(built, source, mar_official.table(cfg))
+        assert sum(p.numel() for p in built.parameters()) == facts["n_values"]
+        default = configuration.compose([f"model={model}"])
+        assert (default["cfg_scale"], default["cfg_schedule"]) == (c["cfg_default"], c["cfg_schedule"])
 
 
 @torch.inference_mode()
@@ -95,18 +96,18 @@ def test_a_row_does_not_depend_on_the_others():
             assert all(torch.equal(a, b[rows]) for a, b in zip(part, plain, strict=True))
 
 
-@pytest.mark.parametrize("held", [1, 3000, 1 << 24])
 @torch.inference_mode()
-def test_a_sampler_gives_the_moments_however_much_it_holds(held, monkeypatch):
+def test_a_sampler_gives_the_moments_however_much_it_holds(monkeypatch):
     """Of one step alone, of a few at a time, of all."""
-    monkeypatch.setattr(mar, "_AT_ONCE", held)
     model = model_of()
     x, _, z, free, scale = states(20)
-    for given in ((z, free, scale), (z,)):
-        step = model.sampler(*given)
-        for t in reversed(range(model.cfg.steps)):
-            expected = model.moments(x, torch.full((len(x),), t), *given)
-            assert all(torch.equal(a, b) for a, b in zip(step(x, t), expected, strict=True))
+    for held in (1, 3000, 1 << 24):
+        monkeypatch.setattr(mar, "_AT_ONCE", held)
+        for given in ((z, free, scale), (z,)):
+            step = model.sampler(*given)
+            for t in reversed(range(model.cfg.steps)):
+                expected = model.moments(x, torch.full((len(x),), t), *given)
+                assert all(torch.equal(a, b) for a, b in zip(step(x, t), expected, strict=True))
 
 
 @torch.inference_mode()
@@ -204,11 +205,10 @@ def test_a_session_gives_the_loop_what_the_networks_say():
         Guided(model).open(labels, 2)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.2])
 @torch.inference_mode()
-def test_extreme_guidance_and_temperature_stay_finite(temperature):
+def test_extreme_guidance_and_temperature_stay_finite():
     cfg = replace(SMALL, steps=100, token_dim=16)
-    for seed in range(3):
+    for seed, temperature in enumerate((0.5, 1.2, 0.5, 1.2)):
         model, (tokens, known, labels) = model_of(cfg, seed), images(4, cfg)
         session = Guided(model, 10.0, "constant").open(labels, 4)
         places = torch.arange(16).expand(4, -1)
@@ -241,18 +241,16 @@ def test_a_limit_holds_the_estimate_of_a_token():
     assert not held.moments(x + torch.nan, last, z)[0].isfinite().any()  # a mistake is not hidden
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.inference_mode()
-def test_the_arithmetic_of_a_step_is_float32_whatever_the_weights_are(dtype):
-    model, args = model_of(), states(50)
-    wanted = model.moments(*args)
-    found = model.to(dtype).moments(*args)
-    tokens, known, labels = images(3)
-    assert model.conditions(tokens, known, labels).dtype == dtype
-    index = args[1]
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert ours.dtype == torch.float32
-        torch.testing.assert_close(ours[index < 5], theirs[index < 5], atol=0.1, rtol=0.05)
+def test_the_arithmetic_of_a_step_is_float32_whatever_the_weights_are():
+    args, (tokens, known, labels) = states(50), images(3)
+    wanted, index = model_of().moments(*args), args[1]
+    for dtype in (torch.bfloat16, torch.float16):
+        model = model_of().to(dtype)
+        assert model.conditions(tokens, known, labels).dtype == dtype
+        for ours, theirs in zip(model.moments(*args), wanted, strict=True):
+            assert ours.dtype == torch.float32
+            torch.testing.assert_close(ours[index < 5], theirs[index < 5], atol=0.1, rtol=0.05)
     assert diffusion.schedule(6, "cpu").sqrt_recip_alphas_cumprod.dtype == torch.float32
 
 
@@ -337,7 +335,7 @@ def test_a_toy_of_two_classes_is_learnt():
         labels = torch.randint(0, 2, (32,), generator=rng)
         centre = (2 * labels - 1)[:, None, None] * torch.tensor([0.8, -0.5])
         latents = centre + 0.05 * torch.randn(32, 4, 2, generator=rng)
-        loss = model.loss(latents, labels, mar.masks(32, 4, rng), rng)
+        loss = loss_of(model, latents, labels, mar.masks(32, 4, rng), rng, dropout=0.1)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

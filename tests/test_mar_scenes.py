@@ -14,7 +14,7 @@ import torch
 from commands import row_of
 
 from specbench import cli, data, metrics
-from specbench.config import configuration, networks, parameters, registry
+from specbench.config import configuration, parameters, registry
 from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
@@ -387,7 +387,7 @@ def test_a_run_uses_the_drafter_that_it_names(tiny, tmp_path):
         return Pipeline.load(cfg).drafter
 
     torch.manual_seed(0)
-    own, file = MAR(CONFIGS["mar_draft"]), tmp_path / "own" / networks.FILE
+    own, file = MAR(CONFIGS["mar_draft"]), tmp_path / "own" / registry.DRAFTER_FILE
     file.parent.mkdir()
     checkpoints.save(own, file, registry.drafter_networks()["cspd"].kind, torch.float32)
     for path in (file, file.parent):
@@ -398,7 +398,7 @@ def test_a_run_uses_the_drafter_that_it_names(tiny, tmp_path):
     checkpoints.save(MAR(replace(TINY, token_dim=4)), file, registry.drafter_networks()["cspd"].kind)
     with pytest.raises(UsageError, match="train one for this target"):
         drafter_of(f"drafter.weights={file}")
-    with pytest.raises(UsageError, match=f"holds no {networks.FILE}"):
+    with pytest.raises(UsageError, match=f"holds no {registry.DRAFTER_FILE}"):
         drafter_of(f"drafter.weights={tmp_path}")
 
 

@@ -52,20 +52,15 @@ def test_in_the_shipped_suites_no_such_rule_begins_at_exact_decoding() -> None:
     assert apart == {"typical", "entropy", "GSD, released"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_a_wrong_key_is_named() -> None:
+    panels = {"P": {"without_first": ["other"], "lines": {"a": {"rule": "uniform"}}}}
+    for changes, words in (
         ({"matched": {"y": ["emitted_kl"], "at": {}}}, "matched has no 'at'"),
         ({"matched": {"lines_of": "relaxed"}}, "missing a required argument: 'y'"),
-        (
-            {"panels": {"P": {"without_first": ["other"], "lines": {"a": {"rule": "uniform"}}}}},
-            "without_first has other",
-        ),
-    ],
-)
-def test_a_wrong_key_is_named(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        table(**changes)
+        ({"panels": panels}, "without_first has other"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            table(**changes)
 
 
 def test_neighbouring_values_at_which_the_band_excludes_zero_are_one_stretch() -> None:

@@ -96,14 +96,14 @@ def test_instructions_install_this_package_with_extras_that_are_there_in_one_for
     assert {form[-len("uv pip install -e") :] for form in forms} == {"uv pip install -e"}
 
 
-@pytest.mark.parametrize("extra", ["", *(name for name in EXTRAS if name != "image-reward")])
-def test_pinned_versions_fit_their_ranges(extra: str) -> None:
+def test_pinned_versions_fit_their_ranges() -> None:
     pins = _pins()
-    for wanted in EXTRAS[extra] if extra else BASE:
-        pinned = pins.get(canonicalize_name(wanted.name))
-        if extra in ("", "dev"):  # what `make run` and `make test` install
-            assert pinned, f"{wanted.name} is not pinned"
-        assert pinned is None or wanted.specifier.contains(pinned), f"{wanted} does not allow {pinned}"
+    for extra in ["", *(name for name in EXTRAS if name != "image-reward")]:
+        for wanted in EXTRAS[extra] if extra else BASE:
+            pinned = pins.get(canonicalize_name(wanted.name))
+            if extra in ("", "dev"):  # what `make run` and `make test` install
+                assert pinned, f"{wanted.name} is not pinned"
+            assert pinned is None or wanted.specifier.contains(pinned), f"{wanted} does not allow {pinned}"
 
 
 @pytest.fixture
@@ -169,19 +169,19 @@ def test_make_test_reports_its_time_and_fails_with_its_tests(clone: Path, code: 
 
 
 @needs_make
-@pytest.mark.parametrize("python", ["missing", "old"])
-def test_an_unfit_python_costs_one_sentence(clone: Path, python: str) -> None:
+def test_an_unfit_python_costs_one_sentence(clone: Path) -> None:
     path = clone / "my python"
-    if python == "old":
-        path.write_text("#!/bin/sh\nexit 1\n")
-        path.chmod(0o755)
-    done = _make(clone, "run", f"PYTHON={path}")
-    assert done.returncode != 0
-    sentences = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
-    assert sentences == [
-        f'specbench needs Python 3.11 or newer, and "{path}" is not: name one with make PYTHON=python3.12 ...'
-    ]
-    assert not (clone / ".venv/.ready").exists()
+    for python in ("missing", "old"):
+        if python == "old":
+            path.write_text("#!/bin/sh\nexit 1\n")
+            path.chmod(0o755)
+        done = _make(clone, "run", f"PYTHON={path}")
+        assert done.returncode != 0, python
+        sentences = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
+        assert sentences == [
+            f'specbench needs Python 3.11 or newer, and "{path}" is not: name one with make PYTHON=python3.12 ...'
+        ]
+        assert not (clone / ".venv/.ready").exists(), python
 
 
 @needs_make
@@ -207,17 +207,14 @@ def test_set_up_is_repeated_only_when_its_inputs_change(clone: Path) -> None:
 
 
 @needs_make
-@pytest.mark.parametrize(
-    ("arguments", "run"),
-    [
+def test_make_run_forwards_its_arguments(clone: Path) -> None:
+    """A parameter given twice would be an error, so ARGS replaces the default."""
+    for arguments, run in [
         ("", "method=cool_sd delta=1.1 n=16"),
         ("n=4", "method=cool_sd delta=1.1 n=4"),
         ("delta=2 seed=1", "method=cool_sd n=16 delta=2 seed=1"),
         ("method=eagle1", "method=eagle1"),
         ("-m experiment=coolsd_delta", "-m experiment=coolsd_delta"),
-    ],
-)
-def test_make_run_forwards_its_arguments(clone: Path, arguments: str, run: str) -> None:
-    """A parameter given twice would be an error, so ARGS replaces the default."""
-    last = _make(clone, "--dry-run", "run", f"ARGS={arguments}").stdout.splitlines()[-1]
-    assert last.split() == ['".venv/bin/specbench"', "run", *run.split()]
+    ]:
+        last = _make(clone, "--dry-run", "run", f"ARGS={arguments}").stdout.splitlines()[-1]
+        assert last.split() == ['".venv/bin/specbench"', "run", *run.split()], arguments

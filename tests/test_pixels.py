@@ -63,43 +63,40 @@ TAMING = image_tokenizers.taming_table, ()
 
 
 @needs_reference
-@pytest.mark.parametrize(
-    ("name", "cfg", "guess", "table", "ignored"),
-    [
+def test_every_official_tensor_has_one_position():
+    for name, cfg, guess, table, ignored in (
         ("vq_ds16_c2i.pt", vq.LLAMAGEN_16, vq.LLAMAGEN_16, *LLAMAGEN),
         ("vq_ds16_t2i.pt", vq.LLAMAGEN_16, vq.LLAMAGEN_16, *LLAMAGEN),
         ("vq_ds8_c2i.pt", vq.LLAMAGEN_8, vq.LLAMAGEN_16, *LLAMAGEN),
         ("chameleon_vqgan.ckpt", vq.CHAMELEON, vq.CHAMELEON, *TAMING),
         ("kl16.ckpt", vq.KL16, vq.KL16, *TAMING),
         ("movqgan_270M.ckpt", vq.MOVQGAN, vq.MOVQGAN, *TAMING),
-    ],
-)
-def test_every_official_tensor_has_one_position(name, cfg, guess, table, ignored):
-    facts, source = manifest(name)
-    with torch.device("meta"):
-        official.check(KLModel(cfg) if cfg.double_z else VQModel(cfg), source, table(cfg), ignored)
-    assert set(source.tensors) - set(table(cfg)) <= {"quantize.codebook_used"}
-    assert cfg.downsample == facts["config"]["downsample"]
-    assert cfg.codebook_l2_norm == facts["config"].get("codebook_l2_norm", True)
-    assert image_tokenizers.sized(guess, {tensor: info.shape for tensor, info in source.tensors.items()}) == cfg
+    ):
+        facts, source = manifest(name)
+        with torch.device("meta"):
+            official.check(KLModel(cfg) if cfg.double_z else VQModel(cfg), source, table(cfg), ignored)
+        assert set(source.tensors) - set(table(cfg)) <= {"quantize.codebook_used"}, name
+        assert cfg.downsample == facts["config"]["downsample"]
+        assert cfg.codebook_l2_norm == facts["config"].get("codebook_l2_norm", True)
+        assert image_tokenizers.sized(guess, {tensor: info.shape for tensor, info in source.tensors.items()}) == cfg
 
 
 @needs_reference
-@pytest.mark.parametrize("half", ["encoder", "decoder"])
-def test_every_official_tensor_of_cosmos_has_one_position(half):
-    facts, source = manifest(f"Cosmos-1.0-Tokenizer-DV8x16x16_{half}.jit")
-    cfg, values = cosmos.COSMOS, facts["config"]
-    assert (cfg.levels, cfg.codebook_size) == (tuple(values["levels"]), values["codebook_size"])
-    assert cfg.downsample == values["spatial_compression"]
-    with torch.device("meta"):
-        module = (cosmos.EncoderHalf if half == "encoder" else cosmos.DecoderHalf)(cfg)
-    table = image_tokenizers.cosmos_table(module.state_dict())
-    official.check(module, source, table, image_tokenizers.COSMOS_IGNORED)
-    if half == "encoder":
-        shapes = {name: info.shape for name, info in source.tensors.items()}
-        assert (
-            image_tokenizers.cosmos_sized(replace(cfg, ch=1, ch_mult=(), num_res_blocks=1, z_channels=1), shapes) == cfg
-        )
+def test_every_official_tensor_of_cosmos_has_one_position():
+    cfg = cosmos.COSMOS
+    for half, build in (("encoder", cosmos.EncoderHalf), ("decoder", cosmos.DecoderHalf)):
+        facts, source = manifest(f"Cosmos-1.0-Tokenizer-DV8x16x16_{half}.jit")
+        values = facts["config"]
+        assert (cfg.levels, cfg.codebook_size) == (tuple(values["levels"]), values["codebook_size"])
+        assert cfg.downsample == values["spatial_compression"]
+        with torch.device("meta"):
+            module = build(cfg)
+        table = image_tokenizers.cosmos_table(module.state_dict())
+        official.check(module, source, table, image_tokenizers.COSMOS_IGNORED)
+        if half == "encoder":
+            shapes = {name: info.shape for name, info in source.tensors.items()}
+            other = replace(cfg, ch=1, ch_mult=(), num_res_blocks=1, z_channels=1)
+            assert image_tokenizers.cosmos_sized(other, shapes) == cfg
 
 
 @needs_reference
@@ -189,25 +186,29 @@ def state_dict_file(model, path):
     transformers_full_file(model, path, by_hand=True)
 
 
-@pytest.mark.parametrize("write", [official_file, transformers_file, transformers_full_file, state_dict_file])
-def test_emu3s_tokenizer_is_read_from_every_layout(tmp_path, write):
-    ours = emu3()
-    write(ours, tmp_path)
-    cfg = emu3_vision.configured(official.config(tmp_path))
-    read = image_tokenizers.load_emu3_vision(cfg, official.open_source(tmp_path), "cpu", torch.float32)
-    torch.testing.assert_close(dict(read.state_dict()), dict(ours.state_dict()), rtol=0, atol=0)
-    assert not any(p.requires_grad for p in read.parameters())
-    codes = some_codes(1, 6)
-    assert torch.equal(read.decode(codes, (2, 3)), ours.decode(codes, (2, 3)))
+def test_emu3s_tokenizer_is_read_from_every_layout(tmp_path):
+    ours, codes = emu3(), some_codes(1, 6)
+    for write in (official_file, transformers_file, transformers_full_file, state_dict_file):
+        folder = tmp_path / write.__name__
+        folder.mkdir()
+        write(ours, folder)
+        cfg = emu3_vision.configured(official.config(folder))
+        read = image_tokenizers.load_emu3_vision(cfg, official.open_source(folder), "cpu", torch.float32)
+        torch.testing.assert_close(dict(read.state_dict()), dict(ours.state_dict()), rtol=0, atol=0)
+        assert not any(p.requires_grad for p in read.parameters())
+        assert torch.equal(read.decode(codes, (2, 3)), ours.decode(codes, (2, 3)))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"ch": 33}, {"ch": "wide"}, {"ch_mult": 4}, {"ch_mult": [1, 2], "attn_resolutions": [0]}, {"z_channels": -4}],
-)
-def test_sizes_that_make_no_tokenizer_are_refused(wrong):
-    with pytest.raises(UsageError, match=r"no vision tokenizer has these sizes.*config\.json"):
-        emu3_vision.configured(EMU3 | wrong)
+def test_sizes_that_make_no_tokenizer_are_refused():
+    for wrong in (
+        {"ch": 33},
+        {"ch": "wide"},
+        {"ch_mult": 4},
+        {"ch_mult": [1, 2], "attn_resolutions": [0]},
+        {"z_channels": -4},
+    ):
+        with pytest.raises(UsageError, match=r"no vision tokenizer has these sizes.*config\.json"):
+            emu3_vision.configured(EMU3 | wrong)
 
 
 BUILDERS = {"llamagen": partial(tokenizer, "llamagen"), "chameleon": partial(tokenizer, "chameleon"), "emu3": emu3}
@@ -235,13 +236,13 @@ def test_the_first_frame_of_emu3_is_the_image():
     assert model.encode(some_images()).shape == (2, 16)
 
 
-@pytest.mark.parametrize("kind", ["llamagen", "emu3"])
-def test_codes_that_do_not_fill_the_grid_are_refused(kind):
-    model = BUILDERS[kind]()
-    for count, grid in ((6, (2, 2)), (6, None), (6, (-2, -3)), (0, None)):
-        with pytest.raises(ValueError, match=f"{count} codes do not fill"):
-            model.decode(some_codes(1, count), grid)
-    assert torch.equal(model.decode(some_codes(1, 4)), model.decode(some_codes(1, 4), (2, 2)))
+def test_codes_that_do_not_fill_the_grid_are_refused():
+    for kind in ("llamagen", "emu3"):
+        model = BUILDERS[kind]()
+        for count, grid in ((6, (2, 2)), (6, None), (6, (-2, -3)), (0, None)):
+            with pytest.raises(ValueError, match=f"{count} codes do not fill"):
+                model.decode(some_codes(1, count), grid)
+        assert torch.equal(model.decode(some_codes(1, 4)), model.decode(some_codes(1, 4), (2, 2)))
 
 
 @pytest.mark.parametrize("kind", ["llamagen", "chameleon"])
@@ -352,11 +353,11 @@ def test_pixels_become_bytes_as_each_pipeline_does_it():
     assert scenes.to_uint8(images)[1, 0, :, 2].tolist() == [0, 0, 128, 255, 255, 255]
 
 
-@pytest.mark.parametrize("cfg", [vq.LLAMAGEN_16, vq.LLAMAGEN_8, vq.CHAMELEON, vq.KL16])
-def test_a_reduced_tokenizer_is_small_and_makes_images_of_the_same_size(cfg):
-    small = cfg.reduced(0 if cfg.double_z else 40)
-    assert (small.downsample, small.double_z) == (cfg.downsample, cfg.double_z)
-    assert (small.codebook_l2_norm, small.decoder_attention) == (cfg.codebook_l2_norm, cfg.decoder_attention)
-    with torch.device("meta"):
-        full, less = (sum(p.numel() for p in vq.Autoencoder(c).parameters()) for c in (cfg, small))
-    assert less < full / 20
+def test_a_reduced_tokenizer_is_small_and_makes_images_of_the_same_size():
+    for cfg in (vq.LLAMAGEN_16, vq.LLAMAGEN_8, vq.CHAMELEON, vq.KL16):
+        small = cfg.reduced(0 if cfg.double_z else 40)
+        assert (small.downsample, small.double_z) == (cfg.downsample, cfg.double_z)
+        assert (small.codebook_l2_norm, small.decoder_attention) == (cfg.codebook_l2_norm, cfg.decoder_attention)
+        with torch.device("meta"):
+            full, less = (sum(p.numel() for p in vq.Autoencoder(c).parameters()) for c in (cfg, small))
+        assert less < full / 20

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, Call, refused, row_of
+from commands import ROOT, Call, case, refused, row_of
 
 from specbench.config import configuration, parameters, protocols, variants, yaml_files
 from specbench.errors import UsageError
@@ -66,43 +66,41 @@ def _options(name: str, value: Any) -> list[Any]:
     return [None if option == parameters.table()[name].null else option for option in found]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter(name: str) -> None:
-    protocol = protocols.read(name)
-    assert protocol.name == name
-    assert isinstance(protocol.version, int)
-    assert protocol.version >= 1
-    assert name in protocol.serves
-    assert "arXiv " in protocol.source or "github.com/" in protocol.source
-    assert "data" in protocol.sets
-    assert protocol.notes
-    assert all(note is None or (isinstance(note, str) and note) for note in protocol.notes.values())
-    assert set(protocol.models) <= set(parameters.choices("model"))
-    assert all(variant in variants.of(method) for method, variant in protocol.variant.items())
-    assert set(protocol.also) <= set(parameters.choices("data"))
-    for where, key, value in _all_of(protocol):
-        if value is not None:
-            options = _options(key, value)
-            assert [parameters.table()[key].checked(key, option) for option in options] == options
-        has = parameters.common() | parameters.declared("data", str(protocol.sets["data"])) | {"data"}
-        if where in protocol.models:
-            has |= parameters.declared("model", where)
-        elif where in protocol.also:
-            has |= parameters.declared("data", where)
-        else:  # what is not stated whatever the model
-            has |= parameters.declared("model", "llamagen_xl") if value is None else frozenset()
-        assert key in has, f"{where} has no {key}"
-        if key in ("data", "metrics"):
-            named = value if isinstance(value, list) else [value]
-            assert set(named) - {None} <= set(parameters.choices(key))
-    known = {key for _, key, value in _all_of(protocol) if value is not None}
-    assert set(protocol.from_code) <= known
-    assert len(set(protocol.from_code)) == len(protocol.from_code)
-
-
-def test_no_two_protocols_serve_the_same_table() -> None:
+def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter() -> None:
     served = [one for name in NAMES for one in protocols.read(name).serves]
-    assert len(set(served)) == len(served)
+    assert len(set(served)) == len(served), "two protocols serve the same table"
+    for name in NAMES:
+        with case(name):
+            protocol = protocols.read(name)
+            assert protocol.name == name
+            assert isinstance(protocol.version, int)
+            assert protocol.version >= 1
+            assert name in protocol.serves
+            assert "arXiv " in protocol.source or "github.com/" in protocol.source
+            assert "data" in protocol.sets
+            assert protocol.notes
+            assert all(note is None or (isinstance(note, str) and note) for note in protocol.notes.values())
+            assert set(protocol.models) <= set(parameters.choices("model"))
+            assert all(variant in variants.of(method) for method, variant in protocol.variant.items())
+            assert set(protocol.also) <= set(parameters.choices("data"))
+            for where, key, value in _all_of(protocol):
+                if value is not None:
+                    options = _options(key, value)
+                    assert [parameters.table()[key].checked(key, option) for option in options] == options
+                has = parameters.common() | parameters.declared("data", str(protocol.sets["data"])) | {"data"}
+                if where in protocol.models:
+                    has |= parameters.declared("model", where)
+                elif where in protocol.also:
+                    has |= parameters.declared("data", where)
+                else:  # what is not stated whatever the model
+                    has |= parameters.declared("model", "llamagen_xl") if value is None else frozenset()
+                assert key in has, f"{where} has no {key}"
+                if key in ("data", "metrics"):
+                    named = value if isinstance(value, list) else [value]
+                    assert set(named) - {None} <= set(parameters.choices(key))
+            known = {key for _, key, value in _all_of(protocol) if value is not None}
+            assert set(protocol.from_code) <= known
+            assert len(set(protocol.from_code)) == len(protocol.from_code)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the published tables are not here")
@@ -122,32 +120,33 @@ def test_every_experiment_of_the_published_table_has_a_protocol() -> None:
     assert {one for name in NAMES for one in protocols.read(name).serves} <= known | newer
 
 
-@pytest.mark.parametrize(("name", "model"), PAIRS)
-def test_a_protocol_composes_for_each_of_its_models(name: str, model: str) -> None:
+def test_a_protocol_composes_for_each_of_its_models() -> None:
     """Stated values are the run's, the others are as without the protocol; the remarks tell of every one of them."""
-    protocol = protocols.read(name)
-    cfg = configuration.compose(_words(name, model))
-    own = configuration.compose([f"model={model}", f"data={cfg['data']}"])
-    assert cfg["protocol"] == f"{name}@{protocol.version}"
-    said = {**protocol.sets, **protocol.models[model]}
-    for key in parameters.parameters_of(cfg):
-        if said.get(key) is not None:
-            assert cfg[key] == _options(key, said[key])[0]
-        elif key != "protocol":
-            assert cfg[key] == own[key]
-    remarks = remarks_of(cfg)
-    assert not any(remark.startswith(("departs", "protocol ")) for remark in remarks)
-    for key, value in said.items():
-        told = next((remark for remark in remarks if re.search(rf"[:,] {key} ", remark)), "")
-        if value is None:
-            assert told.startswith(f"not stated by protocol {protocol.label}, so the run's own: ")
-        elif len(_options(key, value)) > 1:
-            assert told.startswith(f"one of the values of protocol {protocol.label}: ")
-        elif key in protocol.from_code:
-            assert told.startswith(f"by the released code of protocol {protocol.label}, not by its paper: ")
-        else:
-            assert told == ""
-    assert remarks_of(own) == []
+    for name, model in PAIRS:
+        with case(name, model):
+            protocol = protocols.read(name)
+            cfg = configuration.compose(_words(name, model))
+            own = configuration.compose([f"model={model}", f"data={cfg['data']}"])
+            assert cfg["protocol"] == f"{name}@{protocol.version}"
+            said = {**protocol.sets, **protocol.models[model]}
+            for key in parameters.parameters_of(cfg):
+                if said.get(key) is not None:
+                    assert cfg[key] == _options(key, said[key])[0]
+                elif key != "protocol":
+                    assert cfg[key] == own[key]
+            remarks = remarks_of(cfg)
+            assert not any(remark.startswith(("departs", "protocol ")) for remark in remarks)
+            for key, value in said.items():
+                told = next((remark for remark in remarks if re.search(rf"[:,] {key} ", remark)), "")
+                if value is None:
+                    assert told.startswith(f"not stated by protocol {protocol.label}, so the run's own: ")
+                elif len(_options(key, value)) > 1:
+                    assert told.startswith(f"one of the values of protocol {protocol.label}: ")
+                elif key in protocol.from_code:
+                    assert told.startswith(f"by the released code of protocol {protocol.label}, not by its paper: ")
+                else:
+                    assert told == ""
+            assert remarks_of(own) == []
 
 
 SJDPAC = "protocol=sjdpac_table1 model="
@@ -202,35 +201,30 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "values", "remarks"), CASES)
-def test_values_and_remarks(words: str, values: dict[str, Any], remarks: list[str]) -> None:
-    cfg = configuration.compose(words.split())
-    assert {key: cfg[key] for key in values} == values
-    found = remarks_of(cfg)
-    assert set(remarks) <= set(found)
-    assert any(r.startswith("departs") for r in found) == any(r.startswith("departs") for r in remarks)
+def test_values_and_remarks() -> None:
+    for words, values, remarks in CASES:
+        with case(words):
+            cfg = configuration.compose(words.split())
+            assert {key: cfg[key] for key in values} == values
+            found = remarks_of(cfg)
+            assert set(remarks) <= set(found)
+            assert any(r.startswith("departs") for r in found) == any(r.startswith("departs") for r in remarks)
 
 
-@pytest.mark.parametrize(
-    ("model", "data"),
-    [
-        ("llamagen_scenes", "scenes"),
-        ("mar_scenes", "scenes_classes"),
-        ("llamagen_3b", "imagenet"),
-        ("anole", "coco2017"),
-    ],
-)
-def test_a_model_that_the_protocol_does_not_name(model: str, data: str) -> None:
+def test_a_model_that_the_protocol_does_not_name() -> None:
     """It keeps its own sampling, and prompts and metrics where no others make sense; n and seed are the protocol's."""
-    own = configuration.compose([f"model={model}"])
-    cfg = configuration.compose(_words("sjd_main_table1", model))
-    assert (cfg["data"], cfg["n"], cfg["seed"]) == (data, 5000, 1)
-    assert cfg["cfg_scale"] == own["cfg_scale"]
-    same = data == "coco2017"
-    assert cfg["metrics"] == (["fid_pytorch", "clip_b16_x100"] if same else own["metrics"])
-    remarks = remarks_of(cfg)
-    assert remarks[0] == f"protocol sjd_main_table1@2 names lumina_mgpt, not {model}"
-    assert same or f"departs from protocol sjd_main_table1@2: data {data} (not coco2017)" in remarks
+    own_data = {"llamagen_scenes": "scenes", "mar_scenes": "scenes_classes", "llamagen_3b": "imagenet"}
+    for model, data in (own_data | {"anole": "coco2017"}).items():
+        with case(model):
+            own = configuration.compose([f"model={model}"])
+            cfg = configuration.compose(_words("sjd_main_table1", model))
+            assert (cfg["data"], cfg["n"], cfg["seed"]) == (data, 5000, 1)
+            assert cfg["cfg_scale"] == own["cfg_scale"]
+            same = data == "coco2017"
+            assert cfg["metrics"] == (["fid_pytorch", "clip_b16_x100"] if same else own["metrics"])
+            remarks = remarks_of(cfg)
+            assert remarks[0] == f"protocol sjd_main_table1@2 names lumina_mgpt, not {model}"
+            assert same or f"departs from protocol sjd_main_table1@2: data {data} (not coco2017)" in remarks
 
 
 def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
@@ -245,36 +239,34 @@ def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
     assert configuration.compose(_words("coolsd_table1", "lumina_mgpt", "method=lantern_pp"))["bound"] == "neighbours"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if set(protocols.read(name).serves) & set(TABLES)])
-def test_a_tables_runs_are_those_of_its_protocol(name: str) -> None:
+def test_a_tables_runs_are_those_of_its_protocol() -> None:
     """They differ from `run protocol=NAME` in the method alone, and where a line names one of several values, a value
     that the protocol leaves open, or the quantity over which the table's lines go."""
-    protocol = protocols.read(name)
-    of_method = {*parameters.method_parameters(), *parameters.PARTS, "method", "variant", "drafter_weights"}
-    tables = [TABLES[one] for one in protocol.serves if one in TABLES]
-    for table, model in itertools.product(tables, protocol.models):
-        lines = [words for line in table.lines if (words := table.overrides(line, model))]
-        runs = [configuration.compose(words) for words in lines]
-        for words, cfg in zip(lines, runs, strict=True):
-            assert cfg["protocol"] == protocol.label
-            plain = configuration.compose(_words(name, model, f"data={cfg['data']}", f"method={cfg['method']}"))
-            stated = protocol.values_for(model, cfg["data"])
-            for key in (cfg.keys() & plain.keys()) - of_method:
-                if cfg[key] != plain[key]:
-                    assert any(word.startswith(f"{key}=") for word in words)
-                    goes_over = any(other[key] != cfg[key] for other in runs)
-                    assert stated.get(key) is None or cfg[key] in _options(key, stated[key]) or goes_over
-
-
-@pytest.mark.parametrize("model", ["llamagen_scenes", "mar_scenes"])
-def test_a_model_of_an_embedded_world_keeps_the_small_protocol_of_a_table(model: str) -> None:
-    table = TABLES["coolsd_table1"]
-    words = table.overrides(table.lines[0], model) or []
-    assert {"n=24", "seed=0", "batch=1"} <= set(words)
-    assert not any(word.startswith("protocol=") for word in words)
+    for name in (name for name in NAMES if set(protocols.read(name).serves) & set(TABLES)):
+        with case(name), configuration.session():
+            protocol = protocols.read(name)
+            of_method = {*parameters.method_parameters(), *parameters.PARTS, "method", "variant", "drafter_weights"}
+            tables = [TABLES[one] for one in protocol.serves if one in TABLES]
+            for table, model in itertools.product(tables, protocol.models):
+                lines = [words for line in table.lines if (words := table.overrides(line, model))]
+                runs = [configuration.compose(words) for words in lines]
+                for words, cfg in zip(lines, runs, strict=True):
+                    assert cfg["protocol"] == protocol.label
+                    plain = configuration.compose(_words(name, model, f"data={cfg['data']}", f"method={cfg['method']}"))
+                    stated = protocol.values_for(model, cfg["data"])
+                    for key in (cfg.keys() & plain.keys()) - of_method:
+                        if cfg[key] != plain[key]:
+                            assert any(word.startswith(f"{key}=") for word in words)
+                            goes_over = any(other[key] != cfg[key] for other in runs)
+                            assert stated.get(key) is None or cfg[key] in _options(key, stated[key]) or goes_over
 
 
 def test_without_a_protocol_nothing_changes() -> None:
+    table = TABLES["coolsd_table1"]
+    for model in ("llamagen_scenes", "mar_scenes"):  # a model of an embedded world keeps the table's small protocol
+        words = table.overrides(table.lines[0], model) or []
+        assert {"n=24", "seed=0", "batch=1"} <= set(words)
+        assert not any(word.startswith("protocol=") for word in words)
     assert configuration.compose()["protocol"] is None
     assert configuration.compose(["protocol=null"]) == configuration.compose()
     cfg = configuration.compose(_words("sjdpac_table1", "emu3"))  # equal measurements have equal hashes
@@ -368,15 +360,15 @@ def test_a_folder_keeps_its_protocol(call: Call, tmp_path: Path) -> None:
 
 
 def _runs() -> list[tuple[str, str, str]]:
-    """(protocol, model, data): one for every pair of prompts and a family of models that some protocol has."""
-    chosen: dict[tuple[str, ...], tuple[str, str, str]] = {}
-    for name in NAMES:
-        protocol = protocols.read(name)
-        for model in protocol.models:
-            for data in (protocol.sets["data"] or "", *protocol.also):
-                family = parameters.default("model", model, "implementation")
-                chosen.setdefault((data, protocol.sets.get("split", ""), family), (name, model, data))
-    return list(chosen.values())
+    """(protocol, model, data): every set of prompts and every family of models that some protocol has is in one."""
+    chosen, seen = [], set[str]()
+    for name, model in PAIRS:
+        protocol, family = protocols.read(name), parameters.default("model", model, "implementation")
+        for data in (protocol.sets["data"] or "", *protocol.also):
+            if not {f"data {data}", family} <= seen:
+                chosen.append((name, model, data))
+                seen |= {f"data {data}", family}
+    return chosen
 
 
 @pytest.mark.parametrize(("name", "model", "data"), _runs())

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,17 +92,20 @@ def started_in_source() -> set[str]:
 
 
 def test_every_kernel_is_compiled(reports: list[dict[str, Any]]) -> None:
-    for capability in (89, 90, 100):
-        of = [row for row in reports if row["capability"] == capability]
-        assert not [row for row in of if "error" in row]
-        assert {row["kernel"] for row in of} == started_in_source()
+    """For Hopper, and for a device before it or after it."""
+    assert not [row for row in reports if "error" in row]
+    ada, hopper, blackwell = (
+        {row["kernel"] for row in reports if row["capability"] == capability} for capability in (89, 90, 100)
+    )
+    assert hopper == ada | blackwell == started_in_source()
+    assert abs(len(ada) - len(blackwell)) < 2
 
 
-@pytest.mark.parametrize(("kernel", "binaries"), [("_try_children", 1), ("_candidates", 2), ("_beam", 2)])
-def test_one_binary_serves_all_levels_of_a_tree(reports: list[dict[str, Any]], kernel: str, binaries: int) -> None:
+def test_one_binary_serves_all_levels_of_a_tree(reports: list[dict[str, Any]]) -> None:
     """Triton made one for level 1, one for levels divisible by 16, 0 among them, and one for the others. Of kernels
     that grow trees the root has one of its own."""
-    assert len([row for row in reports if row["kernel"] == kernel and row["capability"] == 90]) == binaries
+    binaries = Counter(row["kernel"] for row in reports if row["capability"] == 90)
+    assert (binaries["_try_children"], binaries["_candidates"], binaries["_beam"]) == (1, 2, 2)
 
 
 def test_no_kernel_spills_and_shared_memory_suffices(reports: list[dict[str, Any]]) -> None:
@@ -111,11 +115,10 @@ def test_no_kernel_spills_and_shared_memory_suffices(reports: list[dict[str, Any
     assert not found
 
 
-@pytest.mark.parametrize("kernel", ["_many", "_many_qkv", "_attend"])
-def test_operands_of_matrix_units_are_copied_asynchronously(reports: list[dict[str, Any]], kernel: str) -> None:
+def test_operands_of_matrix_units_are_copied_asynchronously(reports: list[dict[str, Any]]) -> None:
     """Where the matrix units wait for a load, it is under way before."""
-    some = [row for row in reports if row["kernel"] == kernel and row["capability"] == 90]
-    assert any(row["copies"] for row in some)
+    copying = {row["kernel"] for row in reports if row["capability"] == 90 and row["copies"]}
+    assert copying >= {"_many", "_many_qkv", "_attend"}
 
 
 def test_logits_are_read_by_vectors(reports: list[dict[str, Any]]) -> None:
@@ -149,19 +152,17 @@ def test_of_equal_kernels_those_of_least_and_most_known_sizes_are_compiled(monke
     assert set(compiling._extremes(some)) == {some[1], some[2], some[3]}
 
 
-@pytest.mark.parametrize(("kernel", "version", "capability", "spilled", "fine"), [
-    ("_probs", "3.6.0", 120, 40, True),
-    ("_probs", "3.6.0", 120, 44, False),
-    ("_probs", "3.6.0", 90, 8, False),
-    ("_probs", "3.9.0", 120, 8, False),
-    ("_attend", "3.9.0", 120, 172, True),
-])  # fmt: skip
-def test_a_kernel_may_spill_what_is_known_of_its_version_and_device(
-    kernel: str, version: str, capability: int, spilled: int, fine: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_may_spill_what_is_known_of_its_version_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpu_checks import compiling
 
-    monkeypatch.setattr("triton.__version__", version)
-    row = {"kernel": kernel, "capability": capability, "spills": spilled, "shared": 99 << 10}
-    assert (compiling.faults(row) == []) == fine
-    assert compiling.faults({**row, "spills": 0, "shared": (99 << 10) + 1, "capability": 120}) != []
+    for kernel, version, capability, spilled, fine in (
+        ("_probs", "3.6.0", 120, 40, True),
+        ("_probs", "3.6.0", 120, 44, False),
+        ("_probs", "3.6.0", 90, 8, False),
+        ("_probs", "3.9.0", 120, 8, False),
+        ("_attend", "3.9.0", 120, 172, True),
+    ):
+        monkeypatch.setattr("triton.__version__", version)
+        row = {"kernel": kernel, "capability": capability, "spills": spilled, "shared": 99 << 10}
+        assert (compiling.faults(row) == []) == fine, row
+        assert compiling.faults({**row, "spills": 0, "shared": (99 << 10) + 1, "capability": 120}) != []

@@ -150,27 +150,22 @@ def test_a_drafter_becomes_a_model_with_its_card(hub: Hub, call: Call, tmp_path:
     assert (code, "push it alone" in err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "sentence"), [(401, 2, "run `hf auth login`"), (400, 1, "the same command tries again")]
-)
-def test_a_hub_that_refuses(hub: Hub, finished: Path, call: Call, status: int, code: int, sentence: str) -> None:
-    hub.refuses = status
-    found, _, err = call("push", str(finished), "repository=me/things")
-    assert (found, sentence in err, err.count("\n")) == (code, True, 1)
+def test_a_hub_that_refuses(hub: Hub, finished: Path, call: Call) -> None:
+    for status, code, sentence in ((401, 2, "run `hf auth login`"), (400, 1, "the same command tries again")):
+        hub.refuses = status
+        exit_code, _, err = call("push", str(finished), "repository=me/things")
+        assert (exit_code, sentence in err, err.count("\n")) == (code, True, 1)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["repository=me/x"],
-        ["nowhere", "repository=me/x"],
-        [".", "repository=x"],
-        [".", "repository=a/b", "images=1"],
-        [".", "repository=a/b", "to=new"],
-        [".", "to=."],
-    ],
-)
-def test_a_mistake_costs_one_sentence(call: Call, arguments: list[str]) -> None:
-    code, _, err = call("push", *arguments)
-    assert (code, err.count("\n")) == (2, 1)
+def test_a_mistake_costs_one_sentence(call: Call) -> None:
+    for arguments in (
+        "",
+        "repository=me/x",
+        "nowhere repository=me/x",
+        ". repository=x",
+        ". repository=a/b images=1",
+        ". repository=a/b to=new",
+        ". to=.",
+    ):
+        code, _, err = call("push", *arguments.split())
+        assert (code, err.count("\n")) == (2, 1), arguments

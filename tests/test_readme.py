@@ -29,7 +29,7 @@ from specbench import cli
 from specbench.audit import plan
 from specbench.audit.audit import COLUMNS
 from specbench.cli import commands as sub_commands
-from specbench.cli import fetch, suite
+from specbench.cli import fetch, tables
 from specbench.config import configuration, parameters, variants
 from specbench.config.parameter import METADATA
 from specbench.rows import selection
@@ -198,7 +198,7 @@ def _checked(line: str) -> None:
             "bench": lambda: configuration.grid(overrides, "-m" in rest),
             "run": lambda: configuration.grid([o for o in overrides if o != "--dry-run"], "-m" in rest),
             "tables": lambda: _listed(rest),
-            "suite": lambda: suite._read(rest[0], [argument for argument in rest[1:] if "=" in argument]),
+            "suite": lambda: tables._read(rest[0], [argument for argument in rest[1:] if "=" in argument]),
             "show": lambda: [selection.condition(a) for a in sub_commands.find("show").read(rest)["--where"] or ()],
             **dict.fromkeys(("status", "resume"), lambda: None),
             **dict.fromkeys(("reference", "push", "report", "collect"), lambda: sub_commands.find(command).read(rest)),
@@ -223,9 +223,9 @@ def _fetched(arguments: list[str]) -> object:
     return fetch._data(given) if "data" in given else fetch._parts(given)
 
 
-@pytest.mark.parametrize("line", sorted(SKIPPED))
-def test_a_command_that_does_not_run_here_is_well_formed(line: str, reader: Path) -> None:
-    _checked(line)
+def test_a_command_that_does_not_run_here_is_well_formed(reader: Path) -> None:
+    for line in sorted(SKIPPED):
+        _checked(line)
 
 
 def test_what_is_not_run_is_still_there() -> None:

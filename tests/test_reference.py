@@ -127,32 +127,32 @@ def test_metrics_of_one_scorer_share_a_file_and_a_crop_has_its_own(scorer: Fake,
     assert kept == [f"{network}-{resize}" for resize in ("clean-resize", "tf-resize", "tf-resize-crop-16")]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["data=coco2017"], "images=DIR, folder"),
-        (["images={folder}"], "data set .*data=NAME"),
-        (["data=cocoa", "images={folder}"], "unknown data 'cocoa' .*coco2017"),
-        (["data=coco2017", "images={folder}", "images={folder}"], "given twice"),
-        (["data=coco2017", "images="], "lacks its value"),
-        (["data=coco2017", "folder={folder}"], "unknown .*'folder'"),
-        (["data=coco2017", "images={folder}/none"], "there is no folder .*none"),
-        (["data=coco2017", "images={folder}/empty"], "fewer than two .*empty"),
-        (["data=coco2017", "images={folder}", "metrics=clip"], "unknown metric .*fid_clean"),
-        (["data=coco2017", "images={folder}", "metrics=fid,fid_clean", "out=a.npz"], "out= is one file"),
-        (["data=coco2017", "images={folder}", "crop=0"], "crop must be .* not 0"),
-        (["data=coco2017", "images={folder}", "batch=0"], "batch must be .*got 0"),
-        (["data=coco2017", "images={folder}", "device=gpu"], "device must be .*gpu"),
-        (["images={folder}", "out=a.png"], "must end with .npz"),
-        (["images={folder}", "out={folder}/mine.npz"], "is no .npz file"),
-        (["data=coco2017", "images={folder}", "metrics_dir={folder}"], "specbench fetch metrics=fid"),
-    ],
-)
-def test_mistakes_are_usage_errors(scorer: Fake, folder: Path, words: list[str], message: str) -> None:
+MISTAKES = [
+    (["data=coco2017"], "images=DIR, folder"),
+    (["images={folder}"], "data set .*data=NAME"),
+    (["data=cocoa", "images={folder}"], "unknown data 'cocoa' .*coco2017"),
+    (["data=coco2017", "images={folder}", "images={folder}"], "given twice"),
+    (["data=coco2017", "images="], "lacks its value"),
+    (["data=coco2017", "folder={folder}"], "unknown .*'folder'"),
+    (["data=coco2017", "images={folder}/none"], "there is no folder .*none"),
+    (["data=coco2017", "images={folder}/empty"], "fewer than two .*empty"),
+    (["data=coco2017", "images={folder}", "metrics=clip"], "unknown metric .*fid_clean"),
+    (["data=coco2017", "images={folder}", "metrics=fid,fid_clean", "out=a.npz"], "out= is one file"),
+    (["data=coco2017", "images={folder}", "crop=0"], "crop must be .* not 0"),
+    (["data=coco2017", "images={folder}", "batch=0"], "batch must be .*got 0"),
+    (["data=coco2017", "images={folder}", "device=gpu"], "device must be .*gpu"),
+    (["images={folder}", "out=a.png"], "must end with .npz"),
+    (["images={folder}", "out={folder}/mine.npz"], "is no .npz file"),
+    (["data=coco2017", "images={folder}", "metrics_dir={folder}"], "specbench fetch metrics=fid"),
+]
+
+
+def test_mistakes_are_usage_errors(scorer: Fake, folder: Path) -> None:
     (folder / "empty").mkdir()
     (folder / "mine.npz").write_text("my own")
-    with pytest.raises(UsageError, match=message):
-        command([word.format(folder=folder) for word in words])
+    for words, message in MISTAKES:
+        with pytest.raises(UsageError, match=message):
+            command([word.format(folder=folder) for word in words])
     assert scorer.calls == []
 
 
@@ -177,7 +177,7 @@ def test_images_come_from_adms_file_too(scorer: Fake, tmp_path: Path, monkeypatc
     assert all(one.value is not None for one in found.values())
 
 
-@pytest.mark.parametrize(("array", "message"), [
+WITHOUT_IMAGES = [
     (None, "has no array 'arr_0'"),
     (np.zeros((3, 4, 4, 1), np.uint8), "'arr_0' is uint8 .* not images"),
     (np.zeros((3, 4, 4, 3)), "'arr_0' is float64 .* not images"),
@@ -185,11 +185,14 @@ def test_images_come_from_adms_file_too(scorer: Fake, tmp_path: Path, monkeypatc
     (np.zeros((2, 1, 5000, 3), np.uint8), "not images"),
     (np.array([{}], object), "array of objects"),
     (np.asfortranarray(np.zeros((2, 4, 5, 3), np.uint8)), "Fortran"),
-])  # fmt: skip
-def test_a_file_without_images_is_named(scorer: Fake, tmp_path: Path, array: Any, message: str) -> None:
-    np.savez(tmp_path / "adm.npz", **({"mu": np.zeros(8)} if array is None else {"arr_0": array}))
-    with pytest.raises(UsageError, match=message):
-        command(["data=imagenet", f"images={tmp_path / 'adm.npz'}", "device=cpu"])
+]  # fmt: skip
+
+
+def test_a_file_without_images_is_named(scorer: Fake, tmp_path: Path) -> None:
+    for array, message in WITHOUT_IMAGES:
+        np.savez(tmp_path / "adm.npz", **({"mu": np.zeros(8)} if array is None else {"arr_0": array}))
+        with pytest.raises(UsageError, match=message):
+            command(["data=imagenet", f"images={tmp_path / 'adm.npz'}", "device=cpu"])
     assert scorer.calls == []
 
 
@@ -244,37 +247,37 @@ def broken(value: float) -> np.ndarray:
     return np.where(np.arange(D * D).reshape(D, D) == 2 * D + 3, value, good()["sigma"])
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        (change(mu=None), "has no array 'mu'"),
-        (change(count=None), "has no array 'count'"),
-        (change(mu=np.array([{}] * D, object)), "'mu' is an array of objects"),
-        (change(provenance=np.array({}, object)), "'provenance' is an array of objects"),
-        (change(mu=np.zeros(64)), rf"'mu' is float64 \[64\], not floating-point \[{D}\]"),
-        (change(mu=np.zeros(D, np.int64)), "'mu' is int64"),
-        (change(sigma=np.zeros((D, D + 1))), "'sigma' is float64"),
-        (change(mu=np.full(D, np.nan)), "'mu' holds NaN or infinity"),
-        (change(sigma=broken(np.inf)), "'sigma' holds NaN or infinity"),
-        (change(sigma=broken(7.0)), "'sigma' is no covariance"),
-        (change(features=np.zeros((9, D + 1), np.float32)), "'features' is float32"),
-        (change(features=np.zeros((10_001, D), np.float16)), "not floating-point .up to 10000, 6"),
-        (change(features=np.zeros((10, D), np.float32)), "9 .* cannot have these statistics"),
-        (change(count=np.int64(1), features=None), "1 .* cannot have"),
-        (change(count=np.float64(9)), "'count' is float64"),
-        (change(provenance=np.array("{")), "'provenance' is not one of specbench's"),
-        (change(provenance=np.array("[" * 10_000)), "'provenance' is not one of specbench's"),
-        (change(provenance=np.array('{"data": "a\\nb", "cache_key": ""}')), "'provenance' is not one of specbench's"),
-        (change(provenance=np.array("x" * 70_000)), "'provenance' is <U70000"),
-    ],
-)
-def test_a_wrong_file_is_named(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+WRONG = [
+    (change(mu=None), "has no array 'mu'"),
+    (change(count=None), "has no array 'count'"),
+    (change(mu=np.array([{}] * D, object)), "'mu' is an array of objects"),
+    (change(provenance=np.array({}, object)), "'provenance' is an array of objects"),
+    (change(mu=np.zeros(64)), rf"'mu' is float64 \[64\], not floating-point \[{D}\]"),
+    (change(mu=np.zeros(D, np.int64)), "'mu' is int64"),
+    (change(sigma=np.zeros((D, D + 1))), "'sigma' is float64"),
+    (change(mu=np.full(D, np.nan)), "'mu' holds NaN or infinity"),
+    (change(sigma=broken(np.inf)), "'sigma' holds NaN or infinity"),
+    (change(sigma=broken(7.0)), "'sigma' is no covariance"),
+    (change(features=np.zeros((9, D + 1), np.float32)), "'features' is float32"),
+    (change(features=np.zeros((10_001, D), np.float16)), "not floating-point .up to 10000, 6"),
+    (change(features=np.zeros((10, D), np.float32)), "9 .* cannot have these statistics"),
+    (change(count=np.int64(1), features=None), "1 .* cannot have"),
+    (change(count=np.float64(9)), "'count' is float64"),
+    (change(provenance=np.array("{")), "'provenance' is not one of specbench's"),
+    (change(provenance=np.array("[" * 10_000)), "'provenance' is not one of specbench's"),
+    (change(provenance=np.array('{"data": "a\\nb", "cache_key": ""}')), "'provenance' is not one of specbench's"),
+    (change(provenance=np.array("x" * 70_000)), "'provenance' is <U70000"),
+]
+
+
+def test_a_wrong_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "wrong.npz"
-    np.savez(path, **arrays)
-    with pytest.raises(UsageError, match=message) as caught:
-        references.read(path, D)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for arrays, message in WRONG:
+        np.savez(path, **arrays)
+        with pytest.raises(UsageError, match=message) as caught:
+            references.read(path, D)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

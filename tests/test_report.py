@@ -92,18 +92,21 @@ def test_every_row_is_shown_once_with_its_values(page: Path) -> None:
     assert [rows[name]["map"] for name in "bda"] == [[0.0, 0.5, 0.75, 1.0], [1.0, 0.0, 0.0, 1.0], None]
 
 
-@pytest.mark.parametrize("words", [
-    ("method=vanilla",),
-    ("method=cool_sd", "delta=2", "drafter=eagle", "window=5"),
-    ("method=lantern", "k=10", "temperature=0", "baseline=false", "batch=50"),
-    ("method=sjd", "top_k=100", "seed=3", "metrics=none"),
-    ("method=cspd", "model=mar_scenes", "gamma=4", "cfg_scale=3"),
-])  # fmt: skip
-def test_the_command_of_a_row_gives_its_configuration(words: tuple[str, ...]) -> None:
-    line, exact = report.command(row("x", *words))
-    assert exact
-    again = configuration.compose(line.split()[2:])
-    assert provenance.config_hash(again) == provenance.config_hash(configuration.compose(["n=4", *words]))
+def test_the_command_of_a_row_gives_its_configuration() -> None:
+    for words in (
+        "method=vanilla",
+        "method=cool_sd delta=2 drafter=eagle window=5",
+        "method=lantern k=10 temperature=0 baseline=false batch=50",
+        "method=sjd top_k=100 seed=3 metrics=none",
+        "method=cspd model=mar_scenes gamma=4 cfg_scale=3",
+    ):
+        line, exact = report.command(row("x", *words.split()))
+        assert exact, words
+        again, first = configuration.compose(line.split()[2:]), configuration.compose(["n=4", *words.split()])
+        assert provenance.config_hash(again) == provenance.config_hash(first), words
+    for name, value, method in (("config_hash", "other", "sjd"), ("method", "gone", "gone")):
+        line, exact = report.command(row("x", "method=sjd") | {name: value})
+        assert (exact, line.split()[2:4]) == (False, ["model=llamagen_scenes", f"method={method}"])
 
 
 def test_images_can_be_kept_without_their_runs(results: Path, page: Path, tmp_path: Path) -> None:
@@ -111,12 +114,6 @@ def test_images_can_be_kept_without_their_runs(results: Path, page: Path, tmp_pa
     assert sharing.report([*words, f"runs={results / 'runs'}", f"keep={kept}", f"out={tmp_path / 'a.html'}"]) == 0
     assert sharing.report([*words, f"runs={kept}", f"out={tmp_path / 'b.html'}"]) == 0
     assert data(tmp_path / "a.html") == data(tmp_path / "b.html") == data(page)
-
-
-def test_a_command_that_cannot_be_rebuilt_is_not_exact() -> None:
-    for name, value, method in (("config_hash", "other", "sjd"), ("method", "gone", "gone")):
-        line, exact = report.command(row("x", "method=sjd") | {name: value})
-        assert (exact, line.split()[2:4]) == (False, ["model=llamagen_scenes", f"method={method}"])
 
 
 def test_texts_are_data_and_never_markup(page: Path) -> None:
@@ -135,7 +132,7 @@ def test_mistakes_are_usage_errors(results: Path, tmp_path: Path) -> None:
         ([str(results / "bench.csv")], "no rows of runs or audits in"),
         ([str(results), "runs=nowhere"], "there is no folder nowhere with runs"),
         ([str(results), "out=page.txt"], "out= must be a .html file"),
-        ([str(results), "pictures=few"], "pictures .* from 0 to 10000"),
+        ([str(results), "pictures=few"], "pictures .* 10000"),
         ([str(results), "picture=3"], "unknown file or argument 'picture' .*did you mean pictures"),
         ([str(results), "out="], "lacks its value"),
         ([str(results), f"runs={results / 'runs'},"], "remove the extra comma"),

@@ -25,7 +25,6 @@ from specbench.errors import UsageError
 from specbench.harness import run, sheet
 from specbench.metrics import Score
 from specbench.metrics.base import Images
-from specbench.metrics.scenes import ScenesFID
 from specbench.rows import report_text
 from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import read_rows
@@ -183,16 +182,11 @@ def test_in_a_batch_there_is_no_latency(bench: Bench, tmp_path: Path) -> None:
     assert "latency is measured at batch 1 only" in row["note"]
     assert [r.batch for r in read_records(bench.out / "records.jsonl")] == [4, 4, 4, 4, 2, 2]
     alone = Bench(tmp_path / "alone")
+    row = alone.run("n=1")  # has no spread
+    assert row["latency_s_mean"] == row["latency_s_p95"] == 4.0
+    assert {row[name] for name in row if name.endswith(("_stderr", "_std"))} - {row["log_prob_std"]} == {None}
     alone.run()
     assert alone.images() == bench.images()
-
-
-def test_one_image_has_no_spread(bench: Bench) -> None:
-    row = bench.run("n=1")
-    assert row["latency_s_mean"] == row["latency_s_p95"] == 4.0
-    assert row["latency_s_std"] is None
-    assert row["accepted_length_std"] is None
-    assert {row[name] for name in row if name.endswith("_stderr")} == {None}
 
 
 def test_the_same_run_again_only_makes_a_lost_sheet_or_row(bench: Bench) -> None:
@@ -316,34 +310,33 @@ def test_a_deleted_picture_is_decoded_anew_and_a_changed_one_refused(bench: Benc
         bench.run("n=7")
 
 
-def test_two_processes_do_not_share_a_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_the_runs_stays_as_it_is(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another process, with other things, or of a run that cannot begin: that one leaves nothing."""
     inner = Bench(bench.out)
 
-    def load(cfg: Any) -> Any:
+    def shared(cfg: Any) -> Any:
         with pytest.raises(UsageError, match="another process"):
             inner.run()
         return FakePipeline(cfg)
 
-    monkeypatch.setattr(bench, "load", load)
-    bench.run()
-    assert inner.decoded == []
-
-
-def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UsageError, match=r"holds thesis.tex but no run"):
-        Bench(tmp_path).run()
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_run_that_cannot_begin_leaves_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(cfg: Any) -> Any:
+    def failing(cfg: Any) -> Any:
         raise UsageError("no weights")
 
-    monkeypatch.setattr(bench, "load", load)
+    monkeypatch.setattr(bench, "load", shared)
+    bench.run()
+    assert inner.decoded == []
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.tex").write_text("precious")
+    with pytest.raises(UsageError, match=r"holds thesis.tex but no run"):
+        Bench(tmp_path / "other").run()
+    assert [p.name for p in (tmp_path / "other").iterdir()] == ["thesis.tex"]
+    absent = Bench(tmp_path / "new")
+    monkeypatch.setattr(absent, "load", failing)
     with pytest.raises(UsageError, match="no weights"):
-        bench.run()
-    assert not bench.out.exists()
+        absent.run()
+    assert not absent.out.exists()
 
 
 def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> None:
@@ -414,24 +407,6 @@ def test_metrics_see_the_pictures_beside_their_prompts(bench: Bench, scorer: lis
     assert read_rows(bench.outcome.folder.row) == [row]
 
 
-def test_a_row_is_drawn_up_anew_when_its_metrics_would_say_something_else(
-    bench: Bench, scorer: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def basis(self: ScenesFID) -> str:
-        if not there:
-            raise metrics.Unavailable("no weights yet")
-        return there[-1]
-
-    there: list[str] = []
-    monkeypatch.setattr(ScenesFID, "basis", basis)
-    for expected, weights in enumerate(("first", "second", "first"), 1):
-        for left in (True, False):
-            bench.run("metrics=scenes_fid", "baseline=false")
-            assert (bench.outcome.nothing_left, len(scorer)) == (not left, expected)
-        there.append(weights)
-    assert len(bench.pipelines) == 1
-
-
 def test_a_run_never_holds_all_its_pictures(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sheet shows the first few, and `metrics` reads what it has no outputs of, a batch at a time."""
     monkeypatch.setattr(sheet, "LIMIT", 2)
@@ -448,20 +423,13 @@ def test_a_run_never_holds_all_its_pictures(bench: Bench, monkeypatch: pytest.Mo
 def test_what_cannot_be_measured_is_told_before_an_hour_of_decoding(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = bench.run("metrics=hpsv2", "metrics_dir=nowhere")
+    row = bench.run("metrics=[hpsv2,scenes_fid]", "metrics_dir=nowhere")
     said = capsys.readouterr().err
-    assert said.index("hpsv2 cannot be measured here: ") < said.index("loading")
+    few = "scenes_fid stays empty: n < 16 x 64 features: a Fréchet distance needs 1,024 images, this run has 6"
+    for told in ("hpsv2 cannot be measured here: ", few):
+        assert said.index(told) < said.index("loading")
     assert row["hpsv2"] is None
     assert "hpsv2: " in row["note"]
-
-
-def test_a_statistic_of_too_few_images_is_told_before_the_decoding(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bench.run("metrics=scenes_fid")
-    said = capsys.readouterr().err
-    told = "scenes_fid stays empty: n < 16 x 64 features: a Fréchet distance needs 1,024 images, this run has 6"
-    assert said.index(told) < said.index("loading")
 
 
 def test_the_report_names_what_was_written(bench: Bench) -> None:
@@ -519,17 +487,6 @@ def test_a_run_says_what_it_spent_its_time_on(bench: Bench) -> None:
     assert (bench.outcome.nothing_left, bench.outcome.spent) == (True, "")
 
 
-def test_remarks_are_between_the_title_and_the_images_of_a_sheet() -> None:
-    cells = [sheet.SheetCell("caption", [("cool_sd", np.zeros((64, 64, 3), np.uint8))])]
-    plain, longer = (sheet.draw("title", cells, remarks) for remarks in ([], ["a remark"]))
-    added = longer.height - plain.height
-    assert (longer.width, added) == (plain.width, 18)  # a line of its text
-    a, b = np.asarray(plain), np.asarray(longer)
-    assert (b[b.shape[0] - 200 :] == a[a.shape[0] - 200 :]).all()
-    assert (a[:40] == b[:40]).all()
-    assert (b[40 : 40 + added] < 255).any()
-
-
 def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 0, 255), (0, 255, 255)]
     pictures = [np.full((64, 64, 3), c, np.uint8) for c in colours]
@@ -539,8 +496,14 @@ def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
     for colour in colours:
         assert (page == colour).all(-1).sum() == 2 * 192 * 192  # three times as large, twice, nothing blurred or hidden
     assert page.shape[1] <= sheet.WIDTH
-    alone = np.asarray(sheet.draw("title", [sheet.SheetCell("short", [("cool_sd", pictures[0])])]))
-    assert (alone == colours[0]).all(-1).sum() == 192 * 192
+    cells = [sheet.SheetCell("short", [("cool_sd", pictures[0])])]
+    plain, longer = (np.asarray(sheet.draw("title", cells, remarks)) for remarks in ([], ["a remark"]))
+    assert (plain == colours[0]).all(-1).sum() == 192 * 192
+    # A remark is a line between the title and the images.
+    assert (longer.shape[1], longer.shape[0] - plain.shape[0]) == (plain.shape[1], 18)
+    assert (longer[-200:] == plain[-200:]).all()
+    assert (longer[:40] == plain[:40]).all()
+    assert (longer[40:58] < 255).any()
 
 
 def test_the_real_pipeline_with_random_weights(tmp_path: Path) -> None:
@@ -558,18 +521,13 @@ def test_the_real_pipeline_with_random_weights(tmp_path: Path) -> None:
     assert hashes[0] == hashes[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_what_can_be_told_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, sentence in (
         (["weights=random", "tree=nope"], "unknown tree 'nope'"),
         (["weights=random", "method=sd", "rule=cool", "schedule=linear", "window=8"], "schedule=linear"),
         (["weights=."], "lacks scenes_target.safetensors"),
-    ],
-)
-def test_what_can_be_told_before_loading(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=sentence):
-        run.check(configuration.compose(words))
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            run.check(configuration.compose(words))
     run.check(configuration.compose(["weights=random"]))

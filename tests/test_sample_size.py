@@ -24,7 +24,6 @@ from specbench.rows.columns import COLUMNS
 from specbench.rows.differences import Difference, differences, several
 from specbench.tables import figures, layout, report
 from specbench.tables.catalog import TABLES
-from specbench.tables.definitions import TableFigure
 
 BACKEND = "scenes-classifier@1a2b3c4d"
 FEW = "n < 16 x 64 features: a Fréchet distance needs 1,024 images"
@@ -42,7 +41,7 @@ def test_there_is_no_frechet_distance_of_few_images() -> None:
     assert (few.value, few.stderr, few.note, few.backend) == (None, None, FEW, enough.backend)
 
 
-def test_metrics_declare_the_features_of_their_networks() -> None:
+def test_metrics_declare_the_features_of_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables and the warning before a run read the declaration; a metric, the width of its network's output."""
     declared = {name: d for name in parameters.single_metrics() if (d := shown.features(name))}
     inceptions = ("fid", "fid_clean", "fid_clean_256", "fid_pytorch")
@@ -54,13 +53,10 @@ def test_metrics_declare_the_features_of_their_networks() -> None:
     }
     context = metrics.ScoringContext(ASSETS, ASSETS)
     assert metrics.metric("scenes_fid", context).cache_key.startswith("scenes-classifier@")  # of the rows' backends
-
-
-@pytest.mark.parametrize("wrong", [64, {"scenes-classifier": "many"}, {"scenes-classifier": 0}])
-def test_a_wrong_declaration_is_named(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "default", lambda *_: {"columns": ["fid"], "features": wrong})
-    with pytest.raises(UsageError, match="conf/metrics/any.yaml: features needs EXTRACTOR: INTEGER"):
-        shown.features("any")
+    for wrong in (64, {"scenes-classifier": "many"}, {"scenes-classifier": 0}):
+        monkeypatch.setattr(parameters, "default", lambda *_, wrong=wrong: {"columns": ["fid"], "features": wrong})
+        with pytest.raises(UsageError, match="conf/metrics/any.yaml: features needs EXTRACTOR: INTEGER"):
+            shown.features("any")
 
 
 def test_older_rows_keep_values_that_are_not_printed() -> None:
@@ -81,35 +77,26 @@ def _rows(n: int) -> dict[str, dict[str, str]]:
     }
 
 
-def test_a_table_has_an_empty_cell_and_the_reason() -> None:
+def test_tables_figures_and_the_report_leave_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = TABLES["coolsd_fig4"]
     fid = [column.key for column in table.columns].index("fid")
-    for n, empty in ((500, True), (1024, False)):
-        sheet = layout.build(table, table.model, _rows(n), [], {}, "")
-        cells, notes = [entry.cells[fid] for entry in sheet.entries], dict(sheet.notes)
-        assert all((cell.value == "") == empty for cell in cells)
-        assert (f"Not printed: {FEW}." in notes.values()) == empty
-        assert any("against 2000 real images" in note for note in notes.values()) != empty
-
-
-def test_a_figure_leaves_the_axis_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = TABLES["coolsd_fig4"]
-    assert isinstance(table.figure, TableFigure)
     drawn: list[int] = []
     axes = figures.new_axes
     monkeypatch.setattr(
         figures, "new_axes", lambda down, across, **shared: (drawn.append(across), axes(down, across))[1]
     )
-    for n in (500, 1024):
-        figures.draw(table, _rows(n), tmp_path, "any")
-    assert drawn[1] - drawn[0] == 1
-
-
-def test_the_report_leaves_it_out() -> None:
     row = dict.fromkeys(COLUMNS) | {"run_id": "1", "model": "llamagen_scenes", "method": "vanilla", "command": ""}
     row |= {"command_exact": True, "file": "", "clip_score": 0.5, "fid": 9.0, "fid_backend": BACKEND}
-    pages = [report.page_data(report.Found(rows=[row | {"n": n}])) for n in (500, 1024)]
-    assert [sorted(page["rows"][0]["values"]) for page in pages] == [["clip_score"], ["clip_score", "fid"]]
+    for n, empty in ((500, True), (1024, False)):
+        sheet = layout.build(table, table.model, _rows(n), [], {}, "")
+        cells, notes = [entry.cells[fid] for entry in sheet.entries], dict(sheet.notes)
+        assert all((cell.value == "") == empty for cell in cells)
+        assert (f"Not printed: {FEW}." in notes.values()) == empty  # the reason
+        assert any("against 2000 real images" in note for note in notes.values()) != empty
+        figures.draw(table, _rows(n), tmp_path, "any")
+        page = report.page_data(report.Found(rows=[row | {"n": n}]))
+        assert sorted(page["rows"][0]["values"]) == (["clip_score"] if empty else ["clip_score", "fid"])
+    assert drawn[1] - drawn[0] == 1  # an axis
 
 
 def test_the_pairs_that_tell_two_runs_apart() -> None:

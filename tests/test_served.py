@@ -60,18 +60,15 @@ def pixels(fields: dict[str, Any]) -> np.ndarray:
 
 
 def test_a_run_against_a_server(server: StubServer, call: Call, tmp_path: Path) -> None:
-    code, out, err = call(
-        "run", "engine=http", "data=scenes", f"url={server.url}", "n=4", "metrics=scenes_clip",
-        "concurrency=2", "latency_bound=60", "image_size=8x8",
-        "extra_body={guidance_scale:1.5,response_format:null}", "out=here",
-    )  # fmt: skip
+    words = ["run", "engine=http", "data=scenes", f"url={server.url}", "n=4", "metrics=scenes_clip", "out=here"]
+    words += ["concurrency=2", "latency_bound=60", "image_size=8x8"]
+    words += ["extra_body={guidance_scale:1.5,response_format:null}"]
+    code, out, err = call(*words)
     assert code == 0, err
     assert "model GLM-Image" in err
     assert "request latency" in out
     assert "goodput          1.00" in out
-    assert "nothing left to do" in call("run", "engine=http", "data=scenes", f"url={server.url}", "n=4",
-        "metrics=scenes_clip", "concurrency=2", "latency_bound=60", "image_size=8x8",
-        "extra_body={guidance_scale:1.5,response_format:null}", "out=here")[1]  # fmt: skip
+    assert "nothing left to do" in call(*words)[1]
     assert len(server.seen) == 5  # the first one was the warm-up
     [row] = report.gather([tmp_path / "here"], [], 1).rows
     told = {"model": "GLM-Image", "method": "served", "engine": "http", "server": "vllm 0.16.0", "n": 4, "seed": 0,
@@ -102,18 +99,15 @@ def test_seeds_and_images_depend_on_seed_and_index_alone(server: StubServer, tmp
         run.run(configured(server, *more), tmp_path / out)
     a, b = ({r.index: r.sha256 for r in read_records(tmp_path / out / "records.jsonl")} for out in "ab")
     assert a == b
-    assert [f["seed"] for f in server.seen if f["prompt"] == prompt_of(tmp_path / "a", 3)] == [served.seed_of(0, 3)] * 2
-
-
-def prompt_of(folder: Path, index: int) -> str:
-    return {r.index: r.prompt for r in read_records(folder / "records.jsonl")}[index]
-
-
-def test_several_images_of_a_prompt(server: StubServer, tmp_path: Path) -> None:
-    row = run.run(configured(server, "n=2", "images_per_prompt=3", "request_rate=500"), tmp_path / "run").row
-    assert (row["n"], row["images"]) == (2, 6)
-    assert len(set(server.prompts())) == 2
-    assert len({fields["seed"] for fields in server.seen}) == 6
+    one = read_records(tmp_path / "a/records.jsonl")
+    assert [f["seed"] for f in server.seen if f["prompt"] == one[3].prompt] == [served.seed_of(0, 3)] * 2
+    made = served_columns([replace(one[0], failed=1), *one[1:]], 0.0)
+    assert made["goodput"] == 0
+    assert made["request_s_mean"] == pytest.approx(np.mean([r.request_s for r in one]))
+    assert served_columns(one, None).get("goodput") is None
+    run.run(configured(server, "seed=1"), tmp_path / "c")
+    found = comparison.compare(passes.read(str(tmp_path / "a")), passes.read(str(tmp_path / "c")))
+    assert [r.statistic.name for r in found.results] == ["request_s"]
 
 
 def test_what_misbehaves_once_is_asked_again(server: StubServer, tmp_path: Path) -> None:
@@ -205,6 +199,10 @@ def test_who_answers(server: StubServer, tmp_path: Path) -> None:
     assert client(server).identity() == ("sglang 0.5", ["janus"])
     server.told = {"/v1/models": {"data": None}}
     assert client(server).identity() == ("", [])
+    unknown = configured(server, "model_name=mine", "n=1", "extra_body={seed:null}")
+    note = run.run(unknown, tmp_path / "unknown").row["note"]
+    assert "the server does not tell its version" in note
+    assert "the requests had no seed" in note
     with pytest.raises(UsageError, match="does not name its model: give model_name="):
         run.run(configured(server), tmp_path / "run")
     row = run.run(configured(server, "model_name=mine", "server='my engine 3'", "n=1"), tmp_path / "run").row
@@ -217,20 +215,16 @@ def test_who_answers(server: StubServer, tmp_path: Path) -> None:
         run.run(unnamed, tmp_path / "told")
 
 
-def test_nobody_answers(call: Call, tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_or_refuses_leaves_nothing(
+    server: StubServer, call: Call, tmp_path: Path
+) -> None:
+    words = ["run", "engine=http", "data=scenes", "metrics=none", "model_name=other", "out=here"]
     with serving() as gone:
         url = gone.url
-    code, _, err = call("run", "engine=http", "data=scenes", f"url={url}", "metrics=none", "out=here")
-    assert code == 2
-    assert f"the server at url={url} does not answer" in err
-    assert not (tmp_path / "here").exists()
-
-
-def test_a_refused_first_request_leaves_nothing(server: StubServer, call: Call, tmp_path: Path) -> None:
+    code, _, err = call(*words, f"url={url}")
+    assert (code, f"the server at url={url} does not answer" in err) == (2, True)
     server.trouble = lambda h, f, n: h.send({"detail": "unknown model"}, 404)  # type: ignore[method-assign]
-    code, _, err = call(
-        "run", "engine=http", "data=scenes", f"url={server.url}", "model_name=other", "metrics=none", "out=here"
-    )
+    code, _, err = call(*words, f"url={server.url}")
     assert (code, "refuses a request (HTTP 404: unknown model)" in err) == (2, True)
     assert "names its model GLM-Image, not other" in err
     assert not (tmp_path / "here").exists()
@@ -270,18 +264,6 @@ def test_a_stop_finishes_what_is_under_way(server: StubServer) -> None:
         stops.append(1)
     assert sorted(made) == [0, 1]
     assert len(server.seen) == 2
-
-
-def test_columns_of_records(server: StubServer, tmp_path: Path) -> None:
-    run.run(configured(server, "n=3"), tmp_path / "a")
-    run.run(configured(server, "n=3", "seed=1"), tmp_path / "b")
-    one = read_records(tmp_path / "a/records.jsonl")
-    made = served_columns([replace(one[0], failed=1), *one[1:]], 0.0)
-    assert made["goodput"] == 0
-    assert made["request_s_mean"] == pytest.approx(np.mean([r.request_s for r in one]))
-    assert served_columns(one, None).get("goodput") is None
-    found = comparison.compare(passes.read(str(tmp_path / "a")), passes.read(str(tmp_path / "b")))
-    assert [r.statistic.name for r in found.results] == ["request_s"]
 
 
 def test_a_bad_argument_costs_one_sentence(call: Call) -> None:
@@ -353,8 +335,9 @@ def test_what_is_not_degenerate(server: StubServer, tmp_path: Path) -> None:
         return bool(handler.send(b64(png({"prompt": fields["prompt"]}))))
 
     server.trouble = greedy  # type: ignore[method-assign]
-    row = run.run(configured(server, "n=2", "images_per_prompt=3"), tmp_path / "greedy").row
+    row = run.run(configured(server, "n=2", "images_per_prompt=3", "request_rate=500"), tmp_path / "greedy").row
     alone = run.run(configured(server, "n=1"), tmp_path / "alone").row
+    assert (row["n"], row["images"], len({fields["seed"] for fields in server.seen})) == (2, 6, 6)
     assert not row["note"]
     assert not alone["note"]
 

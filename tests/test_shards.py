@@ -67,6 +67,8 @@ def test_a_shard_has_every_eighth_prompt(home: Path) -> None:
         assert prompts == list(range(part - 1, 20, 8))
         row = row_of(home / str(part))
         assert (row["n"], row["images"], row["shard"]) == (len(prompts), 2 * len(prompts), f"{part}/8")
+        result = specbench.result(home / str(part))
+        assert len(result.records) == result.row["images"] == len(numbers)
 
 
 def test_a_shard_alternates_method_and_vanilla(home: Path) -> None:
@@ -78,22 +80,15 @@ def test_a_shard_alternates_method_and_vanilla(home: Path) -> None:
         assert [first[index] for index in order] == [i % 2 == 0 for i in range(len(order))]
 
 
-def test_a_shard_s_row_finds_its_records(home: Path) -> None:
-    result = specbench.result(home / "3")
-    assert sorted({indices.prompt_of(record.index) for record in result._records}) == [2, 10, 18]
-    assert len(result.records) == result.row["images"] == 6
-
-
-@pytest.mark.parametrize("name", ["weights", "device"])
-def test_shards_of_different_weights_or_devices_are_not_one_run(home: Path, tmp_path: Path, name: str) -> None:
-    other = Path(shutil.copytree(home / "3", tmp_path / "other"))
-    memory = RunMemory.read(other / "run.json")
-    memory.changed(sessions={key: {**one, name: "other"} for key, one in memory.sessions.items()}).write(
-        other / "run.json"
-    )
-    with pytest.raises(UsageError, match=name):
-        run.merge([other, *(path for path in shards(home) if path.name != "3")], tmp_path / "new", {})
-    assert not (tmp_path / "new").exists()
+def test_shards_of_different_weights_or_devices_are_not_one_run(home: Path, tmp_path: Path) -> None:
+    for name in ("weights", "device"):
+        other = Path(shutil.copytree(home / "3", tmp_path / name))
+        memory = RunMemory.read(other / "run.json")
+        sessions = {key: {**one, name: "other"} for key, one in memory.sessions.items()}
+        memory.changed(sessions=sessions).write(other / "run.json")
+        with pytest.raises(UsageError, match=name):
+            run.merge([other, *(path for path in shards(home) if path.name != "3")], tmp_path / "new", {})
+        assert not (tmp_path / "new").exists()
 
 
 def test_eight_shards_are_one_run(home: Path, tmp_path: Path) -> None:

@@ -171,6 +171,13 @@ def test_several_tests_of_a_table_are_adjusted() -> None:
     assert ["p = 0.02 (0.04 by Holm's adjustment over 2 tests)" in text for text in found] == [False, True]
     alone = layout.build(TABLE, "m", rows, [], {}, "", wording.readjusted(cells[:1])).remarks[0]
     assert "p = 0.03, over 9 pairs" in alone
+    # equal pairs have no test
+    equal = {"statistic": "steps", "run_a": "a", "run_b": "b", "pairs": "9", "difference": "-2.0", "p": ""}
+    [_, steps, *_] = layout.build(TABLE, "m", rows, literature.load(TABLE.id), {}, "", [equal]).remarks
+    assert steps.startswith(
+        "Steps of an image, Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (m) -2.000 in each "
+    )
+    assert steps.endswith("of 9 pairs of images.")
 
 
 def test_a_p_has_one_family_wherever_it_is_printed() -> None:
@@ -189,29 +196,11 @@ def test_a_p_has_one_family_wherever_it_is_printed() -> None:
         name: row for name, row in alone.items() if name not in ("accepted_length", "steps")
     }
     assert wording.readjusted(held)[0]["tests"] == str(sum(bool(row["p"]) for row in held))
-
-
-def test_a_sentence_follows_its_adjustment() -> None:
-    row = dict.fromkeys(wording.COLUMNS, "") | {
-        "statistic": "steps",
-        "p": "0.03",
-        "sentence": "B takes more (p = 0.03).",
-    }
-    more = [row, row | {"p": "0.04"}]
-    first = wording.readjusted(more)[0]["sentence"]
+    # a sentence follows its adjustment
+    row = cells | {"statistic": "steps", "p": "0.03", "sentence": "B takes more (p = 0.03)."}
+    first = wording.readjusted([row, row | {"p": "0.04"}])[0]["sentence"]
     assert first == "B takes more (p = 0.03), but p = 0.06 after Holm's adjustment for 2 tests."
-    again = wording.readjusted([row | {"sentence": first}])[0]["sentence"]
-    assert again == row["sentence"]
-
-
-def test_equal_pairs_have_no_test() -> None:
-    rows = {"cool_sd_1.1": {"run_id": "b"}, "lantern_pp": {"run_id": "a"}}
-    cells = {"statistic": "steps", "run_a": "a", "run_b": "b", "pairs": "9", "difference": "-2.0", "p": ""}
-    [_, steps, *_] = layout.build(TABLE, "m", rows, literature.load(TABLE.id), {}, "", [cells]).remarks
-    assert steps.startswith(
-        "Steps of an image, Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (m) -2.000 in each "
-    )
-    assert steps.endswith("of 9 pairs of images.")
+    assert wording.readjusted([row | {"sentence": first}])[0]["sentence"] == row["sentence"]
 
 
 def test_a_test_is_named_by_its_statistic() -> None:

@@ -31,9 +31,8 @@ _DRAWN = random.Random(0)
 NOISE = " ".join("".join(_DRAWN.choices("abc", k=_DRAWN.randint(1, 12))) for _ in range(150))
 
 
-@pytest.mark.parametrize(
-    ("caption", "cleaned"),
-    [
+def test_captions_are_cleaned() -> None:
+    for caption, cleaned in (
         ("  A Dog  runs\n", "a dog runs"),
         ("Fish &amp; chips", "fish chips"),
         ("a <b>bold</b> cat</s><extra_id_0>", "a bold cat"),
@@ -45,10 +44,8 @@ NOISE = " ".join("".join(_DRAWN.choices("abc", k=_DRAWN.randint(1, 12))) for _ i
         ("black-and-white", "black-and-white"),
         ("The #41 bus . ", "the bus ."),
         ("", ""),
-    ],
-)
-def test_captions_are_cleaned(caption: str, cleaned: str) -> None:
-    assert text.clean(caption) == cleaned
+    ):
+        assert text.clean(caption) == cleaned
 
 
 @needs_reference
@@ -225,19 +222,16 @@ def test_codes_map_to_ids_by_their_names(tmp_path: Path) -> None:
     assert ids.size - ids.new_line == 1
 
 
-@pytest.mark.parametrize(
-    ("order", "count", "sentence"),
-    [
+def test_missing_codes_are_named(tmp_path: Path) -> None:
+    for order, count, sentence in (
         ([0, 1, 3], None, "no token for the image code 2"),
         ([0, 1, 2], 4, "no token for the image code 3"),
         ([0, 1, 2], 2, "has 3 image codes, and the pixel tokenizer 2"),
         ([], None, "no token for the image code 0"),
-    ],
-)
-def test_missing_codes_are_named(order: list[int], count: int | None, sentence: str, tmp_path: Path) -> None:
-    save_chameleon(tmp_path / "tokenizer.json", chameleon_names(order))
-    with pytest.raises(UsageError, match=sentence):
-        chameleon.ChameleonText(tmp_path).codes(count)
+    ):
+        save_chameleon(tmp_path / "tokenizer.json", chameleon_names(order))
+        with pytest.raises(UsageError, match=sentence):
+            chameleon.ChameleonText(tmp_path).codes(count)
 
 
 def test_doubled_codes_are_named(tmp_path: Path) -> None:
@@ -334,21 +328,18 @@ def test_emu3_reads_hugging_face_files_alike(tiktoken: tuple[Path, Tokenizer], t
     assert ours.encode("e\u0301") == ours.encode("é")
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
+def test_a_broken_vocabulary_is_refused(tmp_path: Path) -> None:
+    for content, sentence in (
         (b"YQ== 0\nYQ== 1\n", "line 2: not a new token and its rank"),
         (b"YQ==\n", "line 1: not a new token"),
         (b"YQ 0\n", "line 1: not a new token"),
         (b"YQ== one\n", "line 1: not a new token"),
         (b"YQ== 0\n", "no token for the byte 0"),
         (b"\xff\xfe", "readable .tiktoken file"),
-    ],
-)
-def test_a_broken_vocabulary_is_refused(content: bytes, sentence: str, tmp_path: Path) -> None:
-    (tmp_path / "emu3.tiktoken").write_bytes(content)
-    with pytest.raises(UsageError, match=sentence):
-        emu3.Emu3Text(tmp_path)
+    ):
+        (tmp_path / "emu3.tiktoken").write_bytes(content)
+        with pytest.raises(UsageError, match=sentence):
+            emu3.Emu3Text(tmp_path)
 
 
 def test_hashed_ids_know_words_apart() -> None:

@@ -18,7 +18,7 @@ from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.folder import stored
-from specbench.rows import provenance, summary, timing
+from specbench.rows import provenance, timing
 from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.journal import TIMINGS, Record, read_records
 from specbench.rows.timing import Pair
@@ -89,9 +89,8 @@ def test_in_batches_the_batches_alternate(tmp_path: Path) -> None:
     assert (row["images_per_s"], row["latency_s_mean"], row["speedup_latency"]) == (pytest.approx(6 / 31), None, None)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
+def test_what_is_timed_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, expected in (
         ((), True),
         (("batch=2",), False),
         (("workers=2",), False),
@@ -99,39 +98,34 @@ def test_in_batches_the_batches_alternate(tmp_path: Path) -> None:
         (("batch=2", "timing=true"), True),
         (("timing=false",), False),
         (("protocol=coolsd_table1", "model=llamagen_scenes"), True),
-    ],
-)
-def test_what_is_timed_unless_asked_for(words: tuple[str, ...], expected: bool) -> None:
-    assert timing.is_timed(configuration.compose(words)) is expected
-
-
-def test_timing_takes_one_process() -> None:
-    for words in (["workers=2"], ["ray_address=10.0.0.1:6379"]):
+    ):
+        assert timing.is_timed(configuration.compose(words)) is expected, words
+    for words in (("workers=2",), ("ray_address=10.0.0.1:6379",)):
         with pytest.raises(UsageError, match="timing=true measures one process of this machine: leave workers="):
             configuration.compose(["timing=true", *words])
-
-
-def test_jobs_side_by_side_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configuration, "_installed", lambda module: True)
-    words = ["delta=1,2"]
-    assert [timing.is_timed(job.cfg) for job in configuration.grid(words, True)] == [True, True]
-    words.append("hydra/launcher=joblib")
-    assert [timing.is_timed(job.cfg) for job in configuration.grid(words, True)] == [False, False]
+    jobs = ["delta=1,2"]
+    assert [timing.is_timed(job.cfg) for job in configuration.grid(jobs, True)] == [True, True]
+    jobs.append("hydra/launcher=joblib")
+    assert [timing.is_timed(job.cfg) for job in configuration.grid(jobs, True)] == [False, False]
     with pytest.raises(UsageError, match="timing=true: jobs side by side would time each other"):
-        configuration.grid([*words, "timing=true"], True)
+        configuration.grid([*jobs, "timing=true"], True)
+    # rows without the parameter keep their hash
+    hashes = {provenance.config_hash(configuration.compose([f"timing={t}"])) for t in ("null", "true", "false")}
+    assert len(hashes) == 1
 
 
-@pytest.mark.parametrize("words", [("timing=false",), ("batch=2",)])
-def test_without_timing_every_column_in_seconds_is_empty(words: tuple[str, ...], tmp_path: Path) -> None:
-    row = execute(tmp_path / "run", *words)
-    assert {name: row[name] for name in TIMED_COLUMNS if row[name] is not None} == {}
-    assert row["timing"] == "false"
-    steps = ("accepted_length_mean", "steps", "step_compression", "speedup_step", "acceptance_rate")
+def test_without_timing_every_column_in_seconds_is_empty(tmp_path: Path) -> None:
     timed_row = execute(tmp_path / "timed")
-    assert {name: row[name] for name in steps} == {name: timed_row[name] for name in steps}
     assert {name for name in TIMED_COLUMNS if timed_row[name] is None} == {
         "draft_cost", "speedup_expected",  # of continuous tokens
     }  # fmt: skip
+    steps = ("accepted_length_mean", "steps", "step_compression", "speedup_step", "acceptance_rate")
+    for word in ("timing=false", "batch=2"):
+        row = execute(tmp_path / word, word)
+        assert {name: row[name] for name in TIMED_COLUMNS if row[name] is not None} == {}
+        assert row["timing"] == "false"
+        assert {name: row[name] for name in steps} == {name: timed_row[name] for name in steps}
 
 
 def test_a_folder_may_go_on_without_timing_but_not_begin_to_time_old_images(tmp_path: Path) -> None:
@@ -141,12 +135,6 @@ def test_a_folder_may_go_on_without_timing_but_not_begin_to_time_old_images(tmp_
     row = execute(tmp_path, "timing=true", "n=8")
     assert (row["timing"], row["latency_s_mean"]) == ("false", None)
     assert "some images were decoded without timing" in row["note"]
-
-
-def test_a_timed_and_an_untimed_run_are_one_configuration() -> None:
-    """So that rows without the parameter keep their hash."""
-    hashes = {provenance.config_hash(configuration.compose([f"timing={t}"])) for t in ("null", "true", "false")}
-    assert len(hashes) == 1
 
 
 def test_a_folder_of_a_version_without_timing_can_be_resumed(tmp_path: Path) -> None:
@@ -169,11 +157,8 @@ def test_only_neighbours_of_one_process_are_a_pair() -> None:
 
     assert (found(), found(timed=3)) == (1, 1)
     for changes in ({"timed": 6}, {"timed": None}, {"session": "another"}, {"batch": 2}):
-        assert found(**changes) == 0
-
-
-def test_a_batch_that_lost_an_image_is_no_pair() -> None:
-    """Of a batch that did not fit into memory, some images are decoded in smaller ones."""
+        assert found(**changes) == 0, changes
+    # of a batch that did not fit into memory, some images are decoded in smaller ones
     method = [timed(i, 1.0, 2, timed=1) for i in range(2)]
     vanilla = [timed(0, 1.0, 2, timed=2), timed(1, 1.0, 2, timed=3)]
     assert timing.pairs(method, vanilla) == []
@@ -208,62 +193,16 @@ def coverage(draw: Callable[[np.random.Generator], list[Pair]], sets: int = 400)
     return hits / sets
 
 
-@pytest.mark.parametrize(("n", "rho", "least"), [(64, 0.0, 0.89), (64, 0.9, 0.89), (64, 0.99, 0.89), (16, 0.9, 0.85)])
-def test_the_interval_has_the_true_speed_up_on_a_drifting_machine(n: int, rho: float, least: float) -> None:
+def test_the_interval_has_the_true_speed_up_on_a_drifting_machine() -> None:
     """A coverage of 0.95 is known to sqrt(0.95 * 0.05 / 400) = 1.1 % over 400 runs. A bootstrap of 64 / 4 = 16 blocks
     has a standard error with 15 degrees of freedom, for which 1.96 is a 93.1 % interval (Student's t): less three
-    errors of the count, 0.89. Of 16 / 2 = 8 blocks: 91 %, and with prompts that drift within a block, 0.85."""
-    assert coverage(lambda rng: drifting(rng, n, rho)) >= least
+    errors of the count, 0.89. Of 16 / 2 = 8 blocks: 91 %, and with prompts that drift within a block, 0.85.
 
-
-def test_separate_passes_miss_the_true_speed_up_on_a_drifting_machine() -> None:
-    """The same machine, all prompts by the method and then all by vanilla: although the error has what a change of one
-    side moves, the interval of 95 % misses the truth in a quarter of the runs (0.73 known to 2.2 %, and three times
-    that)."""
+    All prompts by the method and then all by vanilla: although the error has what a change of one side moves, the
+    interval misses the truth in a quarter of the runs (0.73 known to 2.2 %, and three times that)."""
+    for n, rho, least in ((64, 0.0, 0.89), (64, 0.99, 0.89), (16, 0.9, 0.85)):
+        assert coverage(lambda rng, n=n, rho=rho: drifting(rng, n, rho)) >= least, (n, rho)
     assert coverage(lambda rng: drifting(rng, 64, 0.99, interleaved=False)) < 0.8
-
-
-def loaded(rng: np.random.Generator, phase: float, interleaved: bool, n: int = 32) -> list[Pair]:
-    """Latencies next to a process that halves the speed of the machine half of the time: in the first half of a period
-    as long as an undisturbed run. phase: where in the period the run begins, from 0 to 1."""
-    work = {False: 0.8 * np.exp(0.15 * rng.normal(size=n)), True: np.exp(0.02 * rng.normal(size=n))}
-    if interleaved:
-        decodes = [(i, vanilla) for i in range(n) for vanilla in (i % 2 == 1, i % 2 == 0)]
-    else:
-        decodes = [(i, vanilla) for vanilla in (False, True) for i in range(n)]
-    period = 1.8 * n
-    clock, seconds = phase * period, {}
-    for i, vanilla in decodes:
-        taken = work[vanilla][i] * (2 if clock % period < period / 2 else 1)
-        seconds[i, vanilla] = float(taken)
-        clock += taken
-    return [Pair(seconds[i, False], seconds[i, True], (i,)) for i in range(n)]
-
-
-@pytest.mark.parametrize(("interleaved", "least", "most"), [(True, 0.88, 1.0), (False, 0.0, 0.05)])
-def test_two_runs_next_to_a_load_agree(interleaved: bool, least: float, most: float) -> None:
-    """One begins when the load does, the other when it pauses. Intervals of 95 % that are 1.96 standard errors of 8
-    blocks (7 degrees of freedom) cover 91 %, and the difference of two of them 93 % (14 degrees); over 200 sets that is
-    known to sqrt(0.93 * 0.07 / 200) = 1.8 %, and three of those less are 0.88. Of separate passes, whose error was the
-    delta method's, the load meets the method in one run and vanilla in the other."""
-
-    def separate(pairs: list[Pair]) -> timing.Estimate:
-        return summary.ratio([p.vanilla_s for p in pairs], [p.method_s for p in pairs])
-
-    agree, estimate = 0, timing.speedup if interleaved else separate
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        (a, x), (b, y) = (estimate(loaded(rng, phase, interleaved)) for phase in (0.0, 0.5))
-        assert None not in (a, b, x, y)
-        agree += abs(a - b) <= 1.96 * math.hypot(x, y)
-    assert least <= agree / 200 <= most
-
-
-def test_a_linear_drift_cancels() -> None:
-    """The machine slows by 1 % with every decode: ABBA sees the true ratio, ABAB would see it 1 % off."""
-    slower = [1 + 0.01 * t for t in range(16)]
-    pairs = [Pair(slower[2 * i + i % 2], 2 * slower[2 * i + 1 - i % 2], (i,)) for i in range(8)]
-    assert timing.speedup(pairs).value == pytest.approx(2, rel=1e-12)
 
 
 def test_the_speed_up_is_the_ratio_of_means_and_repeats() -> None:
@@ -273,10 +212,12 @@ def test_the_speed_up_is_the_ratio_of_means_and_repeats() -> None:
     assert found.value == pytest.approx(sum(p.vanilla_s for p in pairs) / sum(p.method_s for p in pairs))
     assert timing.speedup(pairs[:3]) == (pytest.approx(timing.speedup(pairs[:3]).value), None)  # less than two blocks
     assert timing.speedup([]) == (None, None)
-
-
-def test_blocks_hold_whole_cycles() -> None:
+    # blocks hold whole cycles
     assert [timing.block_length(n) for n in (1, 4, 16, 64, 500, 5000)] == [2, 2, 2, 4, 8, 18]
+    # the machine slows by 1 % with every decode: ABBA sees the true ratio, ABAB would see it 1 % off
+    slower = [1 + 0.01 * t for t in range(16)]
+    pairs = [Pair(slower[2 * i + i % 2], 2 * slower[2 * i + 1 - i % 2], (i,)) for i in range(8)]
+    assert timing.speedup(pairs).value == pytest.approx(2, rel=1e-12)
 
 
 def disturbed(seed: int, n: int, noise: float, vanilla: Any = 1.0, method: Any = 1.0, most: int = 8) -> list[Pair]:
@@ -299,18 +240,15 @@ def share_steady(runs: int = 400, **how: Any) -> float:
     return sum(timing.columns(disturbed(seed, **how))["timing_valid"] for seed in range(runs)) / runs
 
 
-def test_few_pairs_tell_no_change_from_noise() -> None:
-    """Eight pairs, vanilla three times as slow in the second half: no noise, but no more than noise can look like."""
+def test_a_steady_machine_is_blamed_in_a_hundredth_of_the_runs() -> None:
+    """The range of a Brownian bridge is beyond 2.0 with a probability of 1.0 %. Of 400 runs 4 on average, 12 with four
+    standard errors, sqrt(400 * 0.01): 3 %. Where noise moves less than the bound of 5 %, no run is blamed.
+
+    Eight pairs, vanilla three times as slow in the second half: no noise, but no more than noise can look like."""
+    for n, noise in ((timing.FEWEST, 0.3), (timing.FEWEST, 0.0), (16, 0.02), (64, 0.3)):
+        assert share_steady(n=n, noise=noise) >= (0.97 if noise > 0.1 else 1.0), (n, noise)
     assert share_steady(1, n=8, noise=0.0, vanilla=lambda t: 1 + 2 * (t > 0.5)) == 0.0
     assert share_steady(100, n=8, noise=0.01) == 1.0
-
-
-@pytest.mark.parametrize("n", [timing.FEWEST, 16, 64])
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.3])
-def test_a_steady_machine_is_blamed_in_a_hundredth_of_the_runs(n: int, noise: float) -> None:
-    """The range of a Brownian bridge is beyond 2.0 with a probability of 1.0 %. Of 400 runs 4 on average, 12 with four
-    standard errors, sqrt(400 * 0.01): 3 %. Where noise moves less than the bound of 5 %, no run is blamed."""
-    assert share_steady(n=n, noise=noise) >= (0.97 if noise > 0.1 else 1.0)
 
 
 DRIFTS: dict[str, Callable[[float], float]] = {
@@ -320,37 +258,38 @@ DRIFTS: dict[str, Callable[[float], float]] = {
 }
 
 
-@pytest.mark.parametrize("load", DRIFTS)
-def test_what_slows_both_sides_alike_does_no_harm(load: str) -> None:
+def test_what_slows_both_sides_alike_does_no_harm() -> None:
     """Vanilla's halves differ by 20 % and more. Only the pair in which a step or burst begins is uneven."""
     half = DRIFTS["a drift by a half"]
     assert abs(timing.drift(disturbed(0, 32, 0.02, half, half)) or 0) > 0.2
-    assert share_steady(runs=100, n=32, noise=0.02, vanilla=DRIFTS[load], method=DRIFTS[load]) == 1.0
+    for name, load in DRIFTS.items():
+        assert share_steady(runs=100, n=32, noise=0.02, vanilla=load, method=load) == 1.0, name
 
 
-@pytest.mark.parametrize("side", ["vanilla", "method"])
-@pytest.mark.parametrize(("load", "least"), [("a step", 0.2), ("a burst in the middle", 0.15)])
-def test_what_slows_one_side_does_not_hold(load: str, least: float, side: str) -> None:
+def test_what_slows_one_side_does_not_hold() -> None:
     """A side that takes twice as long in a quarter or more of the run moves the speed-up by a fifth. The drift of
     vanilla did not see a burst in the middle, and never a slower method."""
-    assert share_steady(runs=100, n=24, noise=0.05, **{side: DRIFTS[load]}) == 0.0
-    pairs = disturbed(0, 24, 0.05, **{side: DRIFTS[load]})
-    assert abs(math.log((timing.speedup(pairs).value or 0) / (16 / np.mean([16 * p.steps for p in pairs])))) > least / 2
+    for side in ("vanilla", "method"):
+        for load, least in (("a step", 0.2), ("a burst in the middle", 0.15)):
+            assert share_steady(runs=100, n=24, noise=0.05, **{side: DRIFTS[load]}) == 0.0, (load, side)
+            pairs = disturbed(0, 24, 0.05, **{side: DRIFTS[load]})
+            truth = 16 / np.mean([16 * p.steps for p in pairs])
+            assert abs(math.log((timing.speedup(pairs).value or 0) / truth)) > least / 2, (load, side)
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.03])
-def test_the_interval_has_the_speed_up_although_one_side_slowed(noise: float) -> None:
+def test_the_interval_has_the_speed_up_although_one_side_slowed() -> None:
     """By 8 % in half of the run: that moves the speed-up by 4 %, less than the bound. Without that part of the error,
     the bootstrap's interval has the truth in 0 and 7 % of the runs. Coverage of 95 % is known to sqrt(0.95 * 0.05 /
     200) = 1.5 %; bootstraps of 12 blocks have 11 degrees of freedom, for which 1.96 is a 92.4 % interval: less three
     errors, 0.88. (With noise of 10 % the shift is hidden more often, and the coverage 86 %, without it 74 %.)"""
-    hits = 0
-    for seed in range(200):
-        pairs = disturbed(seed, 24, noise, vanilla=lambda t: 1 + 0.08 * (t > 0.5), most=5)
-        value, stderr = timing.speedup(pairs)
-        truth = 16 / np.mean([16 * pair.steps for pair in pairs])
-        hits += value is not None and stderr is not None and abs(value - truth) <= 1.96 * stderr
-    assert hits / 200 >= 0.88
+    for noise in (0.01, 0.03):
+        hits = 0
+        for seed in range(200):
+            pairs = disturbed(seed, 24, noise, vanilla=lambda t: 1 + 0.08 * (t > 0.5), most=5)
+            value, stderr = timing.speedup(pairs)
+            truth = 16 / np.mean([16 * pair.steps for pair in pairs])
+            hits += value is not None and stderr is not None and abs(value - truth) <= 1.96 * stderr
+        assert hits / 200 >= 0.88
 
 
 class Slowing(FakePipeline):
@@ -373,15 +312,14 @@ def slowing(monkeypatch: pytest.MonkeyPatch, **values: float) -> type[FakePipeli
     return Slowing
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.08, 1.5, 0.6])
-def test_a_row_says_whether_its_timing_holds(factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_says_whether_its_timing_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A timing that does not hold is measured again, each image once: here to no avail."""
-    row = execute(tmp_path, "n=12", loader=slowing(monkeypatch, factor=factor))
-    holds = abs(factor - 1) < 0.1
-    assert row["timing_valid"] == ("true" if holds else "false")
-    assert (row["timed_pairs"], row["further_pairs"]) == ((12, 0) if holds else (24, 12))
-    assert row["speedup_latency"] is not None  # the row keeps what was measured
-    assert ("12 of them measured again" in (row["note"] or "")) == (not holds)
+    for factor, holds in ((1.08, True), (1.5, False), (0.6, False)):
+        row = execute(tmp_path / str(factor), "n=12", loader=slowing(monkeypatch, factor=factor))
+        assert row["timing_valid"] == ("true" if holds else "false"), factor
+        assert (row["timed_pairs"], row["further_pairs"]) == ((12, 0) if holds else (24, 12)), factor
+        assert row["speedup_latency"] is not None  # the row keeps what was measured
+        assert ("12 of them measured again" in (row["note"] or "")) == (not holds), factor
 
 
 def test_further_pairs_are_measured_until_the_timing_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,13 +165,8 @@ def test_an_absent_library_is_told_before_anything_is_decoded(tmp_path: Path, mo
     with pytest.raises(UsageError, match=r"log=wandb needs wandb: uv pip install -e '.\[wandb\]'"):
         logged(tmp_path / "run", "log=wandb")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_tracker_is_not_part_of_what_was_measured() -> None:
-    plain = configuration.compose([])
-    assert {config_hash(configuration.compose([f"log={name}"])) for name in ("wandb", "mlflow", "tensorboard")} == {
-        config_hash(plain)
-    }
+    hashes = {config_hash(configuration.compose([f"log={name}"])) for name in ("none", "wandb", "mlflow")}
+    assert len(hashes) == 1  # the tracker is not part of what was measured
 
 
 # --- with the libraries

@@ -18,7 +18,7 @@ from test_mar_scenes import QUICK
 from test_train_drafter import same
 
 from specbench import cli
-from specbench.config import networks, registry
+from specbench.config import registry
 from specbench.decoding.continuous import ContinuousRule
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
@@ -56,7 +56,7 @@ def test_a_drafter_is_trained_saved_and_drafts(tmp_path: Path, capsys: pytest.Ca
     run = ["run", *MODEL, "method=cspd", "gamma=2", "n=2", "batch=2", *QUICK]
     assert cli.main([*run, f"drafter.weights={out}", f"out={tmp_path}/run"]) == 0
     row = row_of(tmp_path / "run")
-    assert row["weights"] == f"random+{registry.digest(out / networks.FILE)}"
+    assert row["weights"] == f"random+{registry.digest(out / registry.DRAFTER_FILE)}"
     assert row["drafter_weights"] == str(out)
 
 

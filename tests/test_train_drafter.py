@@ -19,7 +19,7 @@ from commands import row_of
 from safetensors.torch import load_file
 
 from specbench import cli
-from specbench.config import networks, parameters, registry
+from specbench.config import parameters, registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.loop import Outcome
@@ -167,7 +167,7 @@ def test_a_drafter_for_a_real_target_is_trained_saved_loaded_and_used(tmp_path, 
     run += ["data=imagenet"] if classes else words[3:5]
     assert cli.main(["run", *run, f"out={tmp_path / 'run'}", "warmup=0"]) == 0
     row = row_of(tmp_path / "run")
-    assert row["weights"] == f"random+{registry.digest(out / networks.FILE)}"
+    assert row["weights"] == f"random+{registry.digest(out / registry.DRAFTER_FILE)}"
     assert row["drafter_weights"] == str(out)
 
 
@@ -223,7 +223,7 @@ def test_a_stopped_training_ends_with_the_same_weights(tmp_path, monkeypatch):
             trained([*words, f"out={broken}"])
     assert torch.load(broken / "state" / "eagle.pt", weights_only=True)["step"] == 40
     assert pd.read_csv(broken / "state" / "eagle.csv").step.iloc[-1] == 50
-    assert not (broken / networks.FILE).exists()
+    assert not (broken / registry.DRAFTER_FILE).exists()
     same(whole, trained([*words, f"out={broken}"]))
     for name in ("eagle.csv", "eagle-validation.csv"):
         assert (broken / "state" / name).read_text() == (tmp_path / "whole" / "state" / name).read_text()
@@ -249,7 +249,7 @@ def test_two_processes_make_the_steps_of_one(tmp_path):
     here = str(Path(cli.__file__).resolve().parents[2])
     environment = os.environ | {"PYTHONPATH": here, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     subprocess.run(argv, env=environment, check=True, timeout=240, capture_output=True)
-    same(one, load_file(tmp_path / "two" / networks.FILE), 2e-3)
+    same(one, load_file(tmp_path / "two" / registry.DRAFTER_FILE), 2e-3)
     curves = [pd.read_csv(tmp_path / out / "state" / "eagle.csv") for out in ("one", "two")]
     pd.testing.assert_frame_equal(*curves, rtol=1e-2)  # of the whole batch, though each process saw half of it
 
@@ -308,7 +308,7 @@ def test_a_drafter_goes_to_lanterns_layout_and_back(tmp_path, model):
     assert cli.main(["convert", *words, f"drafter_weights={tmp_path / 'own'}", f"out={tmp_path / 'theirs'}"]) == 0
     assert {p.name for p in (tmp_path / "theirs").iterdir()} == {"config.json", "pytorch_model.bin"}
     assert cli.main(["convert", *words, f"drafter_weights={tmp_path / 'theirs'}", f"out={tmp_path / 'back'}"]) == 0
-    same(load_file(tmp_path / "own" / networks.FILE), load_file(tmp_path / "back" / networks.FILE))
+    same(load_file(tmp_path / "own" / registry.DRAFTER_FILE), load_file(tmp_path / "back" / registry.DRAFTER_FILE))
 
 
 def test_every_recipe_is_complete():
@@ -342,7 +342,7 @@ WRONG = [
     (["drafter=eagle", "recipe=mar_scenes"], "unknown recipe for drafter=eagle 'mar_scenes' (choose from: coolsd"),
     (["drafter=cspd", "model=mar_scenes", "objective=denoising", "guided=true"], "leave guided= out"),
     (["drafter=cspd", "model=mar_scenes", "objective=kl"], "objective must be one of path_kl, denoising"),
-    (["scenes", "--only", "text"], "`make train-scenes` in a clone trains the embedded models"),
+    (["scenes"], "`make train-scenes` in a clone trains the embedded models"),
     (["n=4"], "name the drafter to train: drafter="),
 ]
 

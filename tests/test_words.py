@@ -7,8 +7,6 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "specbench").rglob("*.py"))
 TEXTS = [
@@ -27,10 +25,10 @@ OLD = re.compile(
 LONGEST = 450  # lines of a file that can be seen as a whole
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_words_of_the_field(path: Path) -> None:
+def test_words_of_the_field() -> None:
     found = [
-        f"{number}: {line.strip()}"
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in TEXTS
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if OLD.search(line) and not FOREIGN.search(line)
     ]

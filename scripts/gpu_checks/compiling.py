@@ -83,19 +83,26 @@ class Specialisation:
 
     @property
     def types(self) -> dict[str, str]:
-        """By argument; "constexpr" of a constant, which a size of 1 is, too."""
-        return json.loads(self.start)["signature"]
+        """By argument, and by number within a tuple; "constexpr" of a constant, which a size of 1 is, too."""
+        found: dict[str, str] = {}
+        for name, kind in json.loads(self.start)["signature"].items():
+            parts = enumerate(kind) if isinstance(kind, list) else [("", kind)]
+            found |= {f"{name}{number}": one for number, one in parts}
+        return found
+
+    def _by_argument(self, what: str) -> dict[str, Any]:
+        start = json.loads(self.start)
+        names, keys, values = list(start["signature"]), start[f"{what}_keys"], start[f"{what}_vals"]
+        return {"".join([names[at], *map(str, within)]): x for (at, *within), x in zip(keys, values, strict=True)}
 
     @property
     def constants(self) -> dict[str, Any]:
-        start, names = json.loads(self.start), list(self.types)
-        return {names[at]: x for [at], x in zip(start["constant_keys"], start["constant_vals"], strict=True)}
+        return self._by_argument("constant")
 
     @property
     def divisible(self) -> list[str]:
         """The arguments that are known to be divisible by 16."""
-        start, names = json.loads(self.start), list(self.types)
-        return [names[at] for [at], x in zip(start["attrs_keys"], start["attrs_vals"], strict=True) if x]
+        return [name for name, known in self._by_argument("attrs").items() if known]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -160,7 +167,7 @@ def steps(some: Any = STEPS) -> list[Callable[[], None]]:
 
 def later_stages() -> list[Callable[[], None]]:
     """What stages 2 and 3 start, so that they find it compiled."""
-    passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(True)]
+    passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(real=True)]
     return [*passes, *(partial(case_on_shapes, *case) for case in recording.CASES.values())]
 
 
@@ -286,9 +293,10 @@ def faults(row: dict[str, Any]) -> list[str]:
 
 
 def jobs() -> list[Specialisation]:
-    """A quick look: some steps for Hopper, and one specialisation of each of their kernels for the others."""
+    """A quick look: some steps for Hopper, and one specialisation of each of their kernels for one of two others."""
     few = steps(FEW)
-    other = [one for c in (89, 100) for one in {one.kernel: one for one in started(few, c)}.values()]
+    of_each = [{one.kernel: one for one in started(few, capability)} for capability in (89, 100)]
+    other = [of_each[number % 2][kernel] for number, kernel in enumerate(of_each[0])]
     return [*_extremes(started(few)), *other]
 
 
@@ -305,11 +313,11 @@ def _extremes(some: list[Specialisation]) -> list[Specialisation]:
     return list(dict.fromkeys(group[end] for group in known for end in (0, -1)))
 
 
-def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
+def checks(fast: bool) -> Iterator[results.Check]:
     """For this device; without one, one specialisation of each kernel of a step for Hopper."""
     os.environ |= REPORTING
     tried: list[Specialisation] = []
-    if cuda:
+    if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         some = started([*steps(), *later_stages()], 10 * major + minor)
         tried = [one for one in started(tuning_on_shapes(), 10 * major + minor) if one not in set(some)]

@@ -1,19 +1,21 @@
-"""The gates: times of recorded steps and passes, next to what the measured bandwidth allows.
-
-Without a device the same steps are done on small shapes, and not timed against a gate.
-"""
+"""The gates: times of recorded steps and passes, next to what the measured bandwidth allows; and the ten most expensive
+kernels of some steps. Without a device the same is done on small shapes, and nothing is timed."""
 
 from __future__ import annotations
 
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from gpu_checks import models, results
 from gpu_checks.recording import RULES, at_once
@@ -24,7 +26,7 @@ from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.trees import build, chain_paths
-from specbench.engine.graph import Graphs, Recorder
+from specbench.engine.graph import Action, Graphs, Recorder, cuda_graphs
 from specbench.engine.kernels import FusedKernels
 from specbench.engine.kernels.tiles import Tiles
 from specbench.models.mar import MAR, MARConfig
@@ -42,6 +44,18 @@ STEPS = {
 #: Nodes of a recorded pass of 7B at 2,400 keys (windows of 32 and 64 with their root), and how much longer it may take
 #: than a pass of one node.
 PASSES = {33: 1.10, 65: 1.20}
+#: Target, drafter, window and context of a step whose kernels are listed, and a rule of stage 3 (default: exact).
+PROFILES = {
+    "XL vanilla": ("xl", "none", 0, None),
+    "XL EAGLE tree of 26": ("xl", "tree", 0, None),
+    "XL LANTERN tree of 26": ("xl", "tree", 0, None, "lantern"),
+    "7B vanilla at 2,400 keys": ("7b", "none", 0, 2400),
+    "7B SJD 64 at 2,400 keys": ("7b", "sjd", 64, 2400),
+}
+#: Steps that are profiled.
+PROFILED = 10
+#: Positions before the nodes of a pass, and the most nodes without a device: two rows of them are more than few.
+CONTEXT, MOST_DRY = {"xl": 400, "7b": 2400}, 9
 LAYERS = {"xl": 36, "7b": 32}
 #: Rows of one image with guidance.
 ROWS = 2
@@ -53,7 +67,7 @@ MAR_L = MARConfig.even(1024, 16, 16, head_depth=8, head_width=1280)
 SMALL_MAR = MARConfig.even(16, 1, 1, length=4, buffer=2, head_depth=1, head_width=16, steps=4)
 
 
-def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
+def checks(fast: bool) -> Iterator[results.Check]:
     """Tiles are tuned before the gates of their target, or read where an earlier run has tuned them."""
     first = next(iter(STEPS))
     xl, large = (
@@ -69,32 +83,31 @@ def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
         **{f"7B pass of {nodes} nodes, of one node's": partial(_pass, nodes, gate) for nodes, gate in PASSES.items()},
         "MAR-L diffusion step": _diffusion,
     }
-    for name, check in measured.items():
-        if not fast or not name.startswith("7B"):
-            yield name, check if cuda else partial(dry, check)
+    yield from ((name, check) for name, check in measured.items() if not fast or not name.startswith("7B"))
 
 
-def dry(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Do what is measured on a device; its time says nothing."""
-    check()
-    raise results.SkippedError("there is no CUDA device; done on small shapes, and not timed")
-
-
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def device_name() -> str:
-    return torch.cuda.get_device_name() if device().type == "cuda" else "cpu"
+def profiles(fast: bool) -> Iterator[results.Check]:
+    for name, case in PROFILES.items():
+        if not fast or case[0] == "xl":
+            yield name, partial(_most_expensive, *case)
 
 
 def small() -> bool:
-    return device().type == "cpu"
+    """Whether there is no device: sizes are those for Triton's interpreter."""
+    return not torch.cuda.is_available()
 
 
-def recorder() -> Recorder | None:
+def device() -> torch.device:
+    return torch.device("cpu" if small() else "cuda")
+
+
+def device_name() -> str:
+    return "cpu" if small() else torch.cuda.get_device_name()
+
+
+def recorder() -> Recorder:
     """Of CUDA graphs; where nothing can be recorded, the work is done."""
-    return at_once if small() else None
+    return at_once if small() else cuda_graphs
 
 
 @lru_cache
@@ -110,11 +123,8 @@ def line(measured: float, gate: float, read: int, aim: float | None = None) -> d
     longer = 1e3 * read * (1 / here - 1 / BANDWIDTH["H200"])
     least = 1e3 * read / speed()
     row = {"measured": measured, "gate": gate + longer, "floor": least, "unit": "ms", "device": name}
-    return (
-        row
-        | {"share_of_bandwidth": least / measured, "ok": measured <= gate + longer}
-        | ({"aim": aim + longer} if aim else {})
-    )
+    row |= {"share_of_bandwidth": least / measured, "ok": not measured > gate + longer}
+    return row | ({"aim": aim + longer} if aim else {})
 
 
 def stored_tiles() -> Tiles:
@@ -126,16 +136,15 @@ def stored_tiles() -> Tiles:
 @lru_cache(1)
 def network(name: str) -> Any:
     """A target at its full size; one is kept at a time."""
-    if not small():
-        torch.cuda.empty_cache()
-        return models.target(name, "cuda", torch.bfloat16, LAYERS[name])
-    return models.target(name, "cpu", torch.float32, 1, small=True)
+    if small():
+        return models.target(name, "cpu", torch.bfloat16, 2 if name == "xl" else 1, small=True)
+    torch.cuda.empty_cache()
+    return models.target(name, "cuda", torch.bfloat16, LAYERS[name])
 
 
-def _given(name: str) -> tuple[Any, torch.dtype]:
-    """What one image is conditioned on, and the format of the network."""
-    dtype = network(name).output.weight.dtype
-    return models.conditioning(name, 1, device().type, dtype, small()), dtype
+def _given(name: str) -> Any:
+    """What one image is conditioned on."""
+    return models.conditioning(name, 1, device().type, network(name).output.weight.dtype, small())
 
 
 def recorded(
@@ -145,16 +154,16 @@ def recorded(
     context: int | None = None,
     rule: str | None = None,
     kernels: FusedKernels | None = None,
-) -> tuple[Decoding, Any, int]:
-    """A decoding of one image and a function that replays its recorded step at the position `context` (default: the
-    middle of the image); and the bytes that the step must read. rule: one of `recording.RULES` (default: exact);
-    kernels: default: with the stored tiles."""
-    model, (given, dtype), here = network(name), _given(name), device()
-    drafting = models.drafter(drafter, model, here.type, dtype, small(), 0 if small() else window)
+) -> tuple[Action, int]:
+    """A function that replays the recorded step of one image at the position `context` (default: the middle of the
+    image); and the bytes that the step must read. rule: one of `recording.RULES` (default: exact); kernels: default:
+    with the stored tiles."""
+    model, here = network(name), device()
+    drafting = models.drafter(drafter, model, here.type, model.output.weight.dtype, small(), 0 if small() else window)
     chosen = exact() if rule is None else RULES[rule](model.vocab_size)
     config = DecoderConfig(model, drafting, chosen, models.SAMPLING[name])
     kernels = kernels or FusedKernels(stored_tiles())
-    decoding = Decoding(config, given, RandomStreams([(0, 0)], here), kernels=kernels)
+    decoding = Decoding(config, _given(name), RandomStreams([(0, 0)], here), kernels=kernels)
     before = decoding.session.prefix_length
     context = before + decoding.total // 2 if context is None or small() else context
     decoding.history.random_(0, decoding.session.codes)
@@ -167,18 +176,49 @@ def recorded(
         execution.step()
 
     read = floor.of_target(model) + floor.of_cache(model, ROWS, context) + floor.of_drafts(drafting, model)
-    return decoding, step, read
+    return step, read
 
 
-def _median(call: Any) -> float:
-    """Milliseconds; not a number without a device, where it is called once."""
+@dataclass
+class Pass:
+    """A recorded pass, and the logits (R, M, V) of its last call."""
+
+    run: Action
+    logits: list[Tensor]
+
+
+def recorded_pass(name: str, nodes: int, engine: Graphs) -> Pass:
+    """A pass of a target over a chain of nodes, the root included: the inputs, the layers and the head, of one image
+    with guidance."""
+    model, here, nodes = network(name), device(), min(nodes, MOST_DRY) if small() else nodes
+    session = model.open(_given(name), 1, True, nodes)
+    if engine.kernels is not None:
+        session.use(engine.kernels)
+    tree = build(chain_paths(nodes - 1)).to(here)
+    count = torch.full((1,), 1 if small() else CONTEXT[name] - session.prefix_length, device=here)
+    history = torch.zeros(1, session.length + nodes, dtype=torch.int64, device=here)
+    logits: list[Tensor] = []
+
+    def forward() -> None:
+        logits[:] = session.forward(history[:, :nodes], tree, history, count)[:1]
+
+    return Pass(engine.repeated(forward, here), logits)
+
+
+def timed(ways: Mapping[str, Action]) -> dict[str, float]:
+    """Milliseconds, by turns, so that a change of the device's clock meets all. Without a device each is done once, and
+    its time is not a number."""
     if small():
-        call()
-        return math.nan
-    return 1e3 * statistics.median(floor.seconds(call, device(), samples=9))
+        for run in ways.values():
+            run()
+        return dict.fromkeys(ways, math.nan)
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(5):
+        for name, run in ways.items():
+            taken[name] += floor.seconds(run, device(), least=0.02, samples=3)
+    return {name: 1e3 * statistics.median(some) for name, some in taken.items()}
 
 
-@torch.inference_mode()
 def _step(
     name: str,
     drafter: str,
@@ -188,11 +228,10 @@ def _step(
     aim: float | None,
     tuned: bool = True,
 ) -> dict[str, Any]:
-    _, step, read = recorded(name, drafter, window, context, kernels=None if tuned else FusedKernels())
-    return line(_median(step), gate, read, aim) | ({} if tuned else {"ok": True})
+    step, read = recorded(name, drafter, window, context, kernels=None if tuned else FusedKernels())
+    return line(timed({name: step})[name], gate, read, aim) | ({} if tuned else {"ok": True})
 
 
-@torch.inference_mode()
 def _tuned(name: str) -> dict[str, Any]:
     """Choose the fastest tiles of this device for a target's passes, and store them."""
     tiles, (nodes, slots) = stored_tiles(), TUNED[name]
@@ -202,33 +241,13 @@ def _tuned(name: str) -> dict[str, Any]:
     return {"note": f"{more} tuned, {before} read", "device": device_name()}
 
 
-@lru_cache
-def _pass_ms(nodes: int) -> float:
-    model, context = network("7b"), 2400
-    nodes = min(nodes, 5) if small() else nodes
-    tree = build(chain_paths(nodes - 1)).to(device())
-    session = model.open(_given("7b")[0], 1, True, nodes)
-    kernels = FusedKernels(stored_tiles())
-    session.use(kernels)
-    before = session.prefix_length
-    count = torch.full((1,), session.length // 2 if small() else context - before, device=device())
-    history = torch.zeros(1, session.length + nodes, dtype=torch.int64, device=device())
-    tokens = history[:, :nodes]
-
-    def forward() -> None:
-        session.forward(tokens, tree, history, count)
-
-    return _median(Graphs(recorder(), kernels).repeated(forward, device()))
-
-
-@torch.inference_mode()
 def _pass(nodes: int, gate: float) -> dict[str, Any]:
-    one, many = _pass_ms(1), _pass_ms(nodes)
+    engine = Graphs(recorder(), FusedKernels(stored_tiles()))
+    one, many = timed({str(n): recorded_pass("7b", n, engine).run for n in (1, nodes)}).values()
     row = {"measured": many / one, "gate": gate, "unit": "x", "device": device_name()}
-    return row | {"ok": many / one <= gate, "note": f"{many:.3f} ms, one node {one:.3f} ms"}
+    return row | {"ok": not many / one > gate, "note": f"{many:.3f} ms, one node {one:.3f} ms"}
 
 
-@torch.inference_mode()
 def _diffusion() -> dict[str, Any]:
     """A step of a recorded trajectory of the head, with guidance, of one token."""
     network.cache_clear()
@@ -241,5 +260,29 @@ def _diffusion() -> dict[str, Any]:
     known = torch.zeros(1, shape.length, dtype=torch.bool, device=here)
     z = session.condition(tokens, known, first, first[None], first[None], 0).flatten(0, 1)
     engine, rule = Graphs(recorder()), ContinuousRule()
-    took = _median(lambda: draw_trajectory(session, z, noise, rule, engine)) / shape.steps
-    return line(took, DIFFUSION, floor.of_head(model))
+    [took] = timed({"a trajectory": lambda: draw_trajectory(session, z, noise, rule, engine)}).values()
+    return line(took / shape.steps, DIFFUSION, floor.of_head(model))
+
+
+def _most_expensive(
+    name: str, drafter: str, window: int, context: int | None, rule: str | None = None
+) -> dict[str, Any]:
+    """By name: microseconds and launches a step."""
+    step, _ = recorded(name, drafter, window, context, rule=rule)
+    synchronize = (lambda: None) if small() else torch.cuda.synchronize
+    step()
+    synchronize()
+    with profile(activities=[ProfilerActivity.CPU if small() else ProfilerActivity.CUDA]) as seen:
+        for _ in range(1 if small() else PROFILED):
+            step()
+        synchronize()
+    spent: dict[str, list[float]] = defaultdict(list)
+    for event in seen.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spent[event.name].append(event.device_time)
+    most = sorted(spent.items(), key=lambda item: -sum(item[1]))
+    table = [[kernel[:100], round(sum(us) / PROFILED, 2), len(us) / PROFILED] for kernel, us in most[:10]]
+    for kernel, us, count in table:
+        print(f"      {us:9.2f} us  {count:6.1f} x  {kernel}")
+    total, launches = (sum(map(size, spent.values())) / PROFILED for size in (sum, len))
+    return {"kernels": table, "note": f"{total / 1e3:.3f} ms in {launches:.0f} launches a step"}

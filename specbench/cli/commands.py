@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import plain, unknown
 
 if TYPE_CHECKING:
-    from specbench.rows.remarks import MeasuredRun
+    from specbench.harness.planned import PlannedRun
 
 #: Sub-command -> the function that takes its arguments and returns the exit code, and what it is for, in one line. Its
 #: arguments are declared with it.
@@ -32,7 +32,7 @@ COMMANDS = {
     "audit": ("measurements:audit", "is a method lossless? measured on models whose distribution is known"),
     "bench": ("measurements:bench", "milliseconds per step, part by part, next to the memory floor"),
     "probe": ("measurements:probe", "a target's confidence in its tokens, and the earlier tokens it attends to"),
-    "suite": ("suite:main", "several methods, models, prompts and seeds, as one YAML names them: one table"),
+    "suite": ("tables:suite", "several methods, models, prompts and seeds, as one YAML names them: one table"),
     "tables": ("tables:main", "the papers' tables, measured next to published"),
     "show": ("rows:show", "rows of runs on the screen: filter, sort, group; seeds pooled"),
     "collect": ("rows:collect", "rows from folders, CSV, Parquet and stores in one file"),
@@ -46,11 +46,28 @@ COMMANDS = {
 USAGE, FAILED, UNMEASURED, STOPPED = 2, 1, 3, 130
 
 
-def unmeasured(runs: Sequence[MeasuredRun]) -> int:
-    """Prints which metrics have no value in these runs, and returns the exit code."""
-    from specbench.rows.remarks import missing_metrics
+def unmeasured(runs: Sequence[PlannedRun]) -> int:
+    """Prints a line for every metric that has no value in some of the runs that have a row, here or in their folders,
+    and returns the exit code. Of a single run only what was asked for: its own report has the others."""
+    from specbench.rows.csv_files import read_rows
+    from specbench.rows.remarks import unmeasured
 
-    return missing(*missing_metrics(runs))
+    def row(run: PlannedRun) -> Mapping[str, Any] | None:
+        path = run.folder / "row.csv"
+        return run.row or (next(iter(read_rows(path)), None) if path.is_file() else None)
+
+    absent = [(run, unmeasured(run.config.metrics, held)) for run in runs if (held := row(run))]
+    asked = any(run.asked and reasons for run, reasons in absent)
+    names: dict[tuple[str, str], list[str]] = {}
+    for run, reasons in absent if asked or len(runs) > 1 else ():
+        for item in reasons.items():
+            names.setdefault(item, []).append(run.name)
+    lines = []
+    for (metric, reason), some in names.items():
+        shown = ", ".join(some[:3]) + (", ..." if some[3:] else "")
+        where = f" in {len(some)} of {len(runs)} runs ({shown})" if len(runs) > 1 else ""
+        lines.append(f"{metric} has no value{where}: {reason}")
+    return missing(lines, asked)
 
 
 def missing(lines: Sequence[str], asked: bool = True) -> int:

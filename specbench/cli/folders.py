@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from specbench.cli.arguments import CommandLine, Own, Words, command
 from specbench.cli.commands import unmeasured
-from specbench.cli.run import start
+from specbench.cli.run import arguments_of, grid, in_folder, is_grid, is_suite, start
 from specbench.config.indices import label
-from specbench.errors import UsageError, integer, values
+from specbench.errors import UsageError
 from specbench.storage import home
 from specbench.storage.files import format_size
 
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 )
 def status(line: CommandLine) -> int:
     """How far the runs in a folder are."""
-    from specbench.cli import plans
     from specbench.harness.status import of_run
 
     folder = home.expanded(line.words[0])
-    planned = plans.in_folder(folder).runs if plans.is_suite(folder) or plans.is_grid(folder) else ()
+    planned = in_folder(folder).runs if is_suite(folder) or is_grid(folder) else ()
     there = [folder] if (folder / "config.yaml").is_file() else [p.parent for p in sorted(folder.rglob("config.yaml"))]
     if not there and not planned:
         raise UsageError(f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}")
@@ -86,15 +85,17 @@ def _text(one: Status) -> str:
 
 @command(
     "resume",
-    {"DIR": Words("the folder of a run, a suite or a grid", 1, 1)},
+    {
+        "DIR": Words("the folder of a run, a suite or a grid", 1, 1),
+        "jobs=N": Own("integer", "of a suite: runs at a time (default: 1)", low=1),
+    },
     others=["specbench.rows.provenance:MAY_CHANGE"],
 )
 def resume(line: CommandLine) -> int:
-    """Continues the run, the suite or the grid in a folder, with the configuration in it; jobs=N of a suite: runs at a
-    time. Of a run, parameters that do not change an image may be given again: n (a number, or all), metrics,
-    metrics_dir, reference, baseline, data_dir, workers, ray_address, url.
+    """Continues the run, the suite or the grid in a folder, with the configuration in it. Of a run, parameters
+    that do not change an image may be given again: n (a number, or all), metrics, metrics_dir, reference, baseline,
+    data_dir, workers, ray_address, url.
     """
-    from specbench.cli import plans
     from specbench.config import configuration, parameters, registry
     from specbench.harness.folder import RunFolder, stored
     from specbench.harness.planned import PlannedRun
@@ -102,8 +103,14 @@ def resume(line: CommandLine) -> int:
     from specbench.rows.provenance import MAY_CHANGE
 
     folder = home.expanded(line.words[0])
-    if plans.is_grid(folder) or plans.is_suite(folder):
-        return _all_runs(folder, line.others)
+    if is_suite(folder):
+        return _suite(folder, line)
+    if line["jobs"]:
+        raise UsageError(f"jobs= is for a suite, and {folder} holds none: leave it out")
+    if is_grid(folder):
+        if line.others:
+            raise UsageError(f"a grid goes on as it was started: leave {line.others[0]} out")
+        return grid(in_folder(folder), arguments_of(folder))
     given = configuration.values(line.others, [name for name in MAY_CHANGE if name != "out"])
     if inside := sorted(path.parent.name for path in folder.glob("*/config.yaml")):
         raise UsageError(
@@ -121,20 +128,14 @@ def resume(line: CommandLine) -> int:
     return unmeasured([planned])
 
 
-def _all_runs(folder: Path, others: Sequence[str]) -> int:
-    """Continues the suite or the grid in a folder."""
-    from specbench.cli import plans, run
-
-    if not plans.is_suite(folder):
-        if others:
-            raise UsageError(f"a grid goes on as it was started: leave {others[0]} out")
-        return run.grid(plans.in_folder(folder), plans.arguments(folder))
-    from specbench.cli import suite
+def _suite(folder: Path, line: CommandLine) -> int:
+    from specbench.cli import tables
     from specbench.tables import suites
     from specbench.tables.collect import Bench
 
-    jobs = integer("jobs", values(others, ["jobs"]).get("jobs", "1"), 1)
-    return suite.execute(suites.in_folder(folder), folder, Bench(), jobs)
+    if line.others:
+        raise UsageError(f"a suite goes on as it was started: leave {line.others[0]} out")
+    return tables.execute(suites.in_folder(folder), folder, Bench(), line["jobs"] or 1)
 
 
 @command(

@@ -7,6 +7,7 @@ Importing this module imports neither torch nor Hydra.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shlex
@@ -20,11 +21,15 @@ from specbench.cli.arguments import CommandLine, Own, command
 from specbench.cli.commands import FAILED, USAGE, fail, unmeasured
 from specbench.config import command_line
 from specbench.errors import RunError, UsageError, one_line
+from specbench.harness.planned import Plan, PlannedRun
+from specbench.storage import home
+from specbench.storage.files import write_atomically
+from specbench.storage.reading import read_json
 
 if TYPE_CHECKING:
     from specbench.config.configuration import Job
-    from specbench.harness.planned import Plan, PlannedRun
 
+GRID = "grid.json"  # in a grid's folder: the arguments of `specbench run -m`
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # of Hydra
 
 
@@ -71,11 +76,10 @@ def main(line: CommandLine) -> int:
     if line["--cfg"]:
         return _show(line["--cfg"], jobs, overrides)
     from specbench.bench.devices import only_dry
-    from specbench.cli import plans
     from specbench.harness.folder import new_folder
 
     only_dry(line["device_for"], line["--dry-run"])
-    plan = plans.of_jobs(jobs, multirun, Path("runs", "NEW") if line["--dry-run"] else new_folder())
+    plan = of_jobs(jobs, multirun, Path("runs", "NEW") if line["--dry-run"] else new_folder())
     if line["--dry-run"]:
         from specbench.tables import forecast
 
@@ -105,7 +109,6 @@ def _show(what: str, jobs: Sequence[Job], overrides: Sequence[str]) -> int:
 
 def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
     """Runs the jobs of a grid. One that fails does not stop the others."""
-    from specbench.cli import plans
     from specbench.harness.run import check
 
     root, again = plan.home, _command(["-m", *overrides], plan.home)
@@ -115,7 +118,7 @@ def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
         raise UsageError(f"{root} holds a single run; choose another out= for the grid")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        plans.write_grid(root, [argument for argument in overrides if not argument.startswith("out=")])
+        write_grid(root, [argument for argument in overrides if not argument.startswith("out=")])
     except OSError as e:
         raise UsageError(f"cannot write into {root} ({e.strerror}); choose another out=") from None
     print(f"specbench: {plan.title}", file=sys.stderr)
@@ -226,3 +229,53 @@ def by_hydra(arguments: Sequence[str]) -> int:
     finally:
         sys.argv = before
     return 0
+
+
+def of_jobs(jobs: Sequence[Job], multirun: bool, new: Path) -> Plan[PlannedRun]:
+    """The run of a command line, or the runs of its grid, each in its folder inside one folder. new: the folder where
+    out= names none. UsageError for a grid that names several, or one that Hydra cannot read."""
+    outs = {job.cfg["out"] for job in jobs}
+    if len(outs) > 1:
+        raise UsageError("out= names the folder of the grid: give one")
+    root = home.expanded(outs.pop() or new)
+    if not multirun:
+        return Plan(str(root), root, (PlannedRun(root, jobs[0].cfg, asked=jobs[0].asked),))
+    if "${" in str(root):
+        raise UsageError(f"the folder of a grid cannot hold ${{ (out={root}); choose another out=")
+    folders = [root / re.sub(r"[^\w.=,+-]+", "_", job.name) for job in jobs]
+    runs = [
+        PlannedRun(folder, job.cfg, label=f"job {i}: {job.name}", asked=job.asked)
+        for i, (folder, job) in enumerate(zip(folders, jobs, strict=True))
+    ]
+    return Plan(f"{len(jobs)} jobs in {root}", root, tuple(runs))
+
+
+def write_grid(root: Path, arguments: Sequence[str]) -> None:
+    """Keeps the arguments of a grid in its folder, from which `status` and `resume` read them."""
+    write_atomically(root / GRID, (json.dumps(list(arguments)) + "\n").encode())
+
+
+def arguments_of(root: Path) -> list[str]:
+    """The arguments of the grid in a folder. UsageError where they cannot be read."""
+    found = read_json(root / GRID, list[str], "give the `specbench run -m` that started the grid")
+    return list(found)
+
+
+def is_suite(folder: Path) -> bool:
+    return (folder / "suite.yaml").is_file()
+
+
+def is_grid(folder: Path) -> bool:
+    return (folder / GRID).is_file()
+
+
+def in_folder(folder: Path) -> Plan[Any]:
+    """The runs of the suite or of the grid in a folder."""
+    if is_suite(folder):
+        from specbench.tables import suites
+
+        return suites.plan(suites.in_folder(folder), folder)
+    from specbench.config import configuration
+
+    given = [*arguments_of(folder), f"out={command_line.quoted(str(folder))}"]
+    return of_jobs(configuration.grid(given, multirun=True), True, folder)

@@ -1,25 +1,31 @@
-"""`specbench tables`: run what the tables still need, then draw them from their rows."""
+"""`specbench tables` and `suite`: run what the tables still need, then draw them from their rows."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import yaml
 from tqdm import tqdm
 
 from specbench.bench.devices import DEVICES, only_dry
 from specbench.cli.arguments import Arguments, CommandLine, Own, Words, command
 from specbench.cli.commands import unmeasured
 from specbench.config import parameters
-from specbench.errors import integer, unknown
+from specbench.errors import UsageError, unknown, values
 from specbench.harness.planned import PlannedRun
-from specbench.tables import render
+from specbench.storage import home
+from specbench.storage.files import locked
+from specbench.tables import render, suite_files, suite_sheet, suites
 from specbench.tables.catalog import TABLES
 from specbench.tables.collect import Bench, collect
 from specbench.tables.definitions import DEFAULT_MODEL, Table
 from specbench.tables.layout import TableSheet
 from specbench.tables.measure import plan
+from specbench.tables.suite_files import Source
+from specbench.tables.suites import Suite
 
 
 def by_default() -> list[Table]:
@@ -53,9 +59,10 @@ def _arguments() -> Arguments:
         "--model NAME": Own("string", f"the target to measure (default: each table's own, mostly {DEFAULT_MODEL})"),
         "--n N": Own("integer", "prompts per run (default: each table's own)", low=1),
         "--seeds N,N": Own(
-            "string",
+            "integers",
             "run every line with each of these seeds; values are means over them, ± the standard deviation between them"
             " (default: each table's own seed; of a paper's protocol the first)",
+            low=0,
         ),
         **drawing("lines"),
     }
@@ -75,7 +82,7 @@ def main(
         continuous = parameters.is_continuous("model", model)
         tables = [table for table in tables if parameters.is_continuous("model", table.model) == continuous]
     formats = render.formats(line["--format"])
-    seeds = tuple(dict.fromkeys(integer("--seeds", seed, 0) for seed in (line["--seeds"] or "").split(",") if seed))
+    seeds = tuple(line["--seeds"] or ())
     ran: list[PlannedRun] = []
     only_dry(line["device_for"], line["--dry-run"])
     for table in tables:
@@ -111,7 +118,7 @@ def _command(table: Table | None, line: CommandLine) -> str:
     if line["--n"] not in (None, table and table.n):
         arguments += ["--n", str(line["--n"])]
     if line["--seeds"]:
-        arguments += ["--seeds", line["--seeds"]]
+        arguments += ["--seeds", ",".join(map(str, line["--seeds"]))]
     return " ".join(arguments)
 
 
@@ -120,3 +127,98 @@ def draw(sheet: TableSheet, files: Iterable[Path]) -> None:
     print(render.markdown(sheet))
     for path in files:
         print(f"wrote {path}")
+
+
+#: Keys of a suite that the command line may give.
+_OWN = ("n", "models", "prompts", "seeds", "metrics", "batch", "timed")
+STEM = "suite"
+
+
+@command(
+    "suite",
+    lambda: {
+        "NAME|FILE.yaml": Words("a suite that --list names, or a file of your own", most=1, offers=suite_files.names),
+        "--list": Own("flag", "show every suite that is shipped, and stop"),
+        **drawing("runs"),
+    },
+    others=["specbench.cli.tables:_OWN", "specbench.config.parameters:table"],
+)
+def suite(line: CommandLine, bench: Bench | None = None) -> int:
+    """Runs several methods on several models, prompts and seeds, as one YAML names them, and draws their table.
+    name=value stands in the place of what the file says: n, models, prompts, seeds, metrics, batch, timed, a parameter
+    of all runs such as device=cuda, and out=DIR, the suite's folder (default: runs/suites/NAME).
+    """
+    if line["--list"]:
+        for name, told in parameters.choices(suite_files.GROUP).items():
+            print(f"{name:22} {told}")
+        return 0
+    if not line.words:
+        raise UsageError("name a suite: specbench suite NAME, or FILE.yaml (specbench suite --list)")
+    formats = render.formats(line["--format"])
+    chosen, out = _read(line.words[0], line.others)
+    only_dry(line["device_for"], line["--dry-run"])
+    if line["--dry-run"]:
+        from specbench.tables import forecast
+
+        todo = suites.plan(chosen, out)
+        print(forecast.report(f"{todo.title} in {out}", todo.runs, todo.command, line["device_for"]))
+        return 0
+    return execute(chosen, out, bench or Bench(), line["--jobs"], formats, line["--no-run"])
+
+
+def execute(
+    suite: Suite, out: Path, bench: Bench, jobs: int, formats: Sequence[str] = ("md", "latex"), no_run: bool = False
+) -> int:
+    """Runs a suite, or the rest of it, in its folder, and draws its table."""
+    todo = suites.plan(suite, out)
+    with locked(out, lambda: suites.check_folder(out)):
+        suites.write_definition(suite, out)
+        for text in todo.left_out:
+            say(f"{todo.title}: {text}")
+        count = len(todo.runs)
+        say(f"{todo.title}: {count} runs in {out}, {count - len(todo.missing)} of them finished")
+        failed: Exception | None = None
+        try:
+            if no_run:
+                done = suites.gather(todo, bench)
+            else:
+                done, failed = suites.run(todo, bench, say, jobs)
+        except KeyboardInterrupt as e:
+            raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {todo.command}") from None
+        sheet, table, rows = suite_sheet.build(done)
+        draw(sheet, render.files(sheet, table, rows, out, STEM, formats, cells=f"{STEM}_cells.csv"))
+        if any(rows.values()):
+            print(f"wrote {out / suites.ROWS}")
+    code = 0 if no_run else unmeasured(done.runs)
+    if failed is not None:
+        raise failed
+    return code
+
+
+def _read(name: str, arguments: Sequence[str]) -> tuple[Suite, Path]:
+    """The suite of a name or a file, changed by the arguments, and its folder."""
+    path = home.expanded(name)
+    is_file = path.suffix in (".yaml", ".yml")
+    source = suite_files.of_file(path) if is_file else suite_files.named(name)
+    held: dict[str, Any] = dict(source.held)
+    given = _given(arguments)
+    called = source.definition.name or (path.stem if is_file else name)
+    out = home.expanded(given.pop("out", Path("runs", "suites", called)))
+    held |= {key: given.pop(key) for key in _OWN if key in given}
+    if given:
+        held["with"] = {**source.mapping("with", held.get("with")), **given}
+    return suites.read(Source(source.name, held), called), out
+
+
+def _given(arguments: Sequence[str]) -> dict[str, Any]:
+    texts = values(arguments, {argument.partition("=")[0] for argument in arguments})
+    found: dict[str, Any] = {name: text if name == "out" else _scalar(text) for name, text in texts.items()}
+    lists = texts.keys() & {"models", "prompts", "seeds"}
+    return found | {name: [_scalar(one) for one in texts[name].split(",")] for name in lists}
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text

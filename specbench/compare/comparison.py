@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench.compare import passes, scores
+from specbench.compare import passes
 from specbench.compare.breakdown import Group, groups_of
 from specbench.compare.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
 from specbench.compare.passes import ScoredPass
@@ -235,7 +235,8 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> 
         values = np.array([[statistic.of(r) for r in two] for two in both], dtype=np.float64).reshape(-1, 2)
         units = "images"
         if statistic.name == "decode_s" and both:
-            values, units = _by_batch(both, values), "batches"
+            # images that share a batch in A or in B are not independent
+            values, units = _means(values, summary.together(*zip(*both))), "batches"
         elif len(set(_prompts(both))) < len(both):
             values, units = _means(values, _prompts(both)), "prompts"
         if len(values) < FEWEST:
@@ -247,11 +248,6 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> 
         else:
             results.append(Result(statistic, "", paired(values[:, 0], values[:, 1], statistic.resolution), units))
     return results, untested
-
-
-def _by_batch(pairs: Pairs, values: np.ndarray) -> np.ndarray:
-    """The mean values (G, 2) of images (N, 2) that share a batch in A or in B, and so are not independent."""
-    return _means(values, summary.together(*zip(*pairs)))
 
 
 def _prompts(pairs: Pairs) -> list[int]:
@@ -283,7 +279,7 @@ def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[R
             if scorer != scorers[1][name]:
                 raise UsageError(f"scored by {plain(scorer)} in A and by {plain(scorers[1][name])} in B")
             caches = outputs[0].cache(scorer), outputs[1].cache(scorer)
-            both = scores.metric(a, name), scores.metric(b, name)
+            both = passes.metric(a, name), passes.metric(b, name)
             if scorer not in tests and both[0].features and (test := _test_distributions(both[0], caches, pairs)):
                 tests[scorer] = test
             found = _compare_metric(both, scorer, (a, b), caches, pairs)
@@ -308,7 +304,7 @@ def _metric_statistic(name: str) -> Statistic:
 
 def _scored_pairs(one: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:
     """The pairs of which both images were scored, and the outputs of A and of B. UsageError for too few."""
-    keys = [scores.keys(one, two) for two in pairs]
+    keys = [passes.keys(one, two) for two in pairs]
     scored = [i for i, two in enumerate(keys) if two[0] in caches[0] and two[1] in caches[1]]
     if len(scored) < FEWEST:
         raise UsageError(f"both images of only {len(scored)} pairs were scored; score both with specbench evaluate")
@@ -318,11 +314,11 @@ def _scored_pairs(one: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int],
 def _test_distributions(one: Metric, caches: Caches, pairs: Pairs) -> DistributionTest | None:
     first = list(dict(zip(_prompts(pairs)[::-1], pairs[::-1])).values())[::-1]  # of each prompt
     _, (x, y) = _scored_pairs(one, caches, first[:MOST])
-    return distribution_test(scores.finite(x), scores.finite(y))
+    return distribution_test(passes.finite(x), passes.finite(y))
 
 
 def _compare_metric(
-    both: tuple[Metric, Metric], scorer: str, passes: tuple[ScoredPass, ScoredPass], caches: Caches, pairs: Pairs
+    both: tuple[Metric, Metric], scorer: str, runs: tuple[ScoredPass, ScoredPass], caches: Caches, pairs: Pairs
 ) -> Paired:
     """One metric, as in A and as in B, over the pairs of which both images were scored. UsageError with the reason
     where it cannot be compared."""
@@ -335,14 +331,14 @@ def _compare_metric(
         if len(set(prompts)) < len(prompts):
             x, y = _means(np.stack([x, y], axis=1), prompts).T
         largest = max(np.abs(x).max(), np.abs(y).max())  # of equal images, other batches may move the last digits
-        return paired(scores.finite(x), scores.finite(y), FLOAT32 * largest)
+        return paired(passes.finite(x), passes.finite(y), FLOAT32 * largest)
     try:
         if any(one.cache_key != scorer for one in both) or both[0].basis() != both[1].basis():
             raise UsageError("A and B do not share the weights, or the real images, that are here")
-        items = [scores.items(one, [pairs[i][side] for i in scored]) for side, one in enumerate(passes)]
-        (value_a, influences_a), (value_b, influences_b) = map(scores.value_and_influences, both, outputs, items)
+        items = [passes.items(one, [pairs[i][side] for i in scored]) for side, one in enumerate(runs)]
+        (value_a, influences_a), (value_b, influences_b) = map(passes.value_and_influences, both, outputs, items)
     except metrics.Unavailable as e:
         raise UsageError(str(e)) from None
     if len(set(prompts)) < len(prompts):
-        influences_a, influences_b = (scores.of_prompts(one, prompts) for one in (influences_a, influences_b))
-    return by_influence(value_a, value_b, scores.finite(influences_a), scores.finite(influences_b))
+        influences_a, influences_b = (passes.of_prompts(one, prompts) for one in (influences_a, influences_b))
+    return by_influence(value_a, value_b, passes.finite(influences_a), passes.finite(influences_b))

@@ -18,7 +18,7 @@ from itertools import combinations
 
 import numpy as np
 
-from specbench.compare import scores
+from specbench.compare import passes
 from specbench.compare.comparison import STATISTICS
 from specbench.compare.passes import ScoredPass
 from specbench.config import indices
@@ -231,7 +231,7 @@ def point(run: ScoredPass, x: str, y: str) -> CurvePoint:
     else:
         raise unknown("statistic of equal curves", x, ("step_compression", "accepted_length_mean"))
     if y not in _Y:
-        metric = scores.of_column(run, y)
+        metric = passes.of_column(run, y)
         return CurvePoint(over, under, metric.value, metric.influences, metric.scorer)
     values = [[_Y[y].of(r) for r in of] for of in some]
     if any(v is None for of in values for v in of):

@@ -11,20 +11,73 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from specbench.config import networks, parameters
-from specbench.config.networks import ASSETS as ASSETS
-from specbench.config.networks import DrafterNetwork
+from specbench.config import parameters
 from specbench.config.run_config import RunConfig
 from specbench.config.yaml_files import cached
 from specbench.errors import UsageError, unknown
 from specbench.storage import home, sources
 from specbench.storage.files import LARGE, cached_sha256, state
 from specbench.storage.reading import made
+
+#: The weights that the project carries.
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+#: A drafter trained here, in this project's own format, in its folder.
+DRAFTER_FILE = "specbench.safetensors"
+
+
+@dataclass(frozen=True)
+class DrafterNetwork:
+    """The network that a drafter uses, as its file declares it, `network: {folder: NAME, loader: "module:Class"}`;
+    others name the drafter whose file declares it: `network: eagle`.
+
+    folder: of its weights next to a real target's; stem: the kind in its file's metadata and name among the embedded
+    weights, where that is not the folder's name; loader: a `models.loading.drafters.NetworkLoader`, where the
+    target's bundle does not load the network itself; training: a `training.drafter.Training`, or of continuous
+    tokens a `training.command.TrainingTask`, where `specbench train` trains it; method: the preset that uses what was
+    trained; variants: names of further embedded weights, of another training or length of training. Classes are given
+    as "module:name"."""
+
+    folder: str
+    loader: str = ""
+    training: str = ""
+    method: str = ""
+    stem: str = ""
+    variants: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """In the metadata of a file in this project's own format."""
+        return self.stem or self.folder
+
+    @property
+    def asset(self) -> str:
+        """Its file among the embedded weights."""
+        return f"scenes_{self.kind}.safetensors"
+
+    def path(self, given: str) -> Path:
+        """The folder or file that drafter_weights= names: `embedded` and embedded:NAME are the project's own.
+        UsageError for a NAME that does not exist."""
+        if not is_embedded(given):
+            return Path(given)
+        name = given.partition(":")[2]
+        if not name:
+            return ASSETS / self.asset
+        if name not in self.variants:
+            if self.variants:
+                raise unknown(f"{self.kind} weights", name, self.variants)
+            raise UsageError(f"drafter_weights={given}: {self.kind} has no embedded weights but the default ones")
+        return ASSETS / self.asset.replace(".safetensors", f"_{name}.safetensors")
+
+
+def is_embedded(given: str) -> bool:
+    """Whether drafter_weights= names the project's own weights."""
+    return given.partition(":")[0] == "embedded"
 
 
 def find(group: str, name: str) -> Any:
@@ -144,7 +197,7 @@ def _paths(cfg: Mapping[str, Any]) -> dict[str, str]:
         if not folder.is_dir():
             raise UsageError(f"weights must be {own}, random or an existing folder (there is no folder '{folder}')")
         found["weights"] = str(folder)
-    if (given := cfg.get("drafter_weights")) and networks.is_embedded(given):
+    if (given := cfg.get("drafter_weights")) and is_embedded(given):
         own_drafter(cfg)  # or a UsageError
     elif given:
         path = home.expanded(given)
@@ -208,7 +261,7 @@ def _held(folder: Path) -> list[Path]:
 
 def drafter_files(path: Path) -> list[Path]:
     """The files behind drafter_weights=; of a folder that `specbench train` wrote, only the weights."""
-    own = path / networks.FILE
+    own = path / DRAFTER_FILE
     return [own] if own.is_file() else [path] if path.is_file() or path.parent == ASSETS else _held(path)
 
 

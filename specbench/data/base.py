@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ LONGEST = 10_000  # characters of a prompt
 
 @dataclass(frozen=True)
 class Item:
-    """One prompt of a run. `index` is its index among the chosen prompts and, with the seed, the key of its random
-    stream; `id` is its name in the data set, under which metrics pair. A file is named by index, never by id."""
+    """One prompt of a run, or of a file, of which a run takes a subset. `index` is its index among the chosen prompts
+    and, with the seed, the key of its random stream; `id` is its name in the data set, under which metrics pair. A file
+    is named by index, never by id."""
 
     index: int
     prompt: str
@@ -35,23 +37,12 @@ class Item:
         return self.category or (tag if isinstance(tag, str) else None)
 
 
-@dataclass(frozen=True)
-class PromptEntry:
-    """One prompt of a data set; a run takes a subset."""
-
-    id: str
-    prompt: str
-    reference: str | None = None
-    category: str | None = None
-    metadata: Mapping[str, Any] | None = field(default=None, hash=False)
-
-
 def key(*words: object) -> bytes:
     """32 bytes that look random and are the same for the same arguments, whatever the version of any library."""
     return hashlib.sha256("\n".join(map(str, words)).encode()).digest()
 
 
-def subset(entries: Sequence[PromptEntry], cfg: Mapping[str, Any]) -> list[Item]:
+def subset(entries: Sequence[Item], cfg: Mapping[str, Any]) -> list[Item]:
     """The first `n` (None: all) of a permutation keyed by `seed`, so that a larger n extends a smaller one.
 
     The permutation sorts by a hash of (seed, id): the order of the file does not matter. UsageError where there are
@@ -61,17 +52,14 @@ def subset(entries: Sequence[PromptEntry], cfg: Mapping[str, Any]) -> list[Item]
     return first(sorted(entries, key=lambda entry: key("subset", seed, entry.id)), cfg)
 
 
-def first(entries: Sequence[PromptEntry], cfg: Mapping[str, Any]) -> list[Item]:
+def first(entries: Sequence[Item], cfg: Mapping[str, Any]) -> list[Item]:
     """The first `n` (None: all) in their order. UsageError where there are fewer."""
     n = len(entries) if cfg["n"] is None else cfg["n"]
     if n > len(entries):
         raise UsageError(
             f"data={cfg['data']} has {len(entries)} prompts here, not n={n}: give n={len(entries)} at most"
         )
-    return [
-        Item(i, one.prompt, None, one.id, one.reference, one.metadata, one.category)
-        for i, one in enumerate(entries[:n])
-    ]
+    return [replace(entry, index=i) for i, entry in enumerate(entries[:n])]
 
 
 def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
@@ -117,13 +105,11 @@ def clean(text: object, where: str, what: str = "prompt") -> str:
     return text
 
 
-def check_ids(entries: Sequence[PromptEntry], path: Path) -> list[PromptEntry]:
+def check_ids(entries: Sequence[Item], path: Path) -> list[Item]:
     """The entries, where there are any and no two have the same id; else UsageError."""
     if not entries:
         raise UsageError(f"{path} holds no prompts; give a file that has some")
-    seen: set[str] = set()
-    for entry in entries:
-        if entry.id in seen:
-            raise UsageError(f"{path}: the id {entry.id[:100]!r} occurs twice; give every prompt an id of its own")
-        seen.add(entry.id)
+    [(twice, count)] = Counter(entry.id for entry in entries).most_common(1)
+    if count > 1:
+        raise UsageError(f"{path}: the id {twice[:100]!r} occurs twice; give every prompt an id of its own")
     return list(entries)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.data import base
-from specbench.data.base import Item, PromptEntry
+from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.storage.reading import read_json
 
@@ -34,7 +34,7 @@ def items(cfg: Mapping[str, Any]) -> list[Item]:
     return base.subset(read(base.find(cfg, f"annotations/{file}", file), cfg["caption"], cfg["seed"]), cfg)
 
 
-def read(path: Path, caption: str, seed: int) -> list[PromptEntry]:
+def read(path: Path, caption: str, seed: int) -> list[Item]:
     """One caption an image: its "first" in the file, its "longest", or a "random" one, drawn by (seed, image id).
 
     "running_longest" is what SJD's released code takes for the longest. It goes through the images by their ids, and
@@ -45,10 +45,10 @@ def read(path: Path, caption: str, seed: int) -> list[PromptEntry]:
     annotation file, and one whose captions do not fit its images.
     """
     coco = _index(read_json(path, way_out="give another file"), path)
-    entries = []
+    entries: list[Item] = []
     index = length = 0  # of the longest caption so far
-    for _, image in sorted(coco.imgs.items()):
-        found = [a for a in coco.imgToAnns[image["id"]] if a["caption"].strip()]
+    for number, image in sorted(coco.imgs.items()):
+        found = [a for a in coco.imgToAnns[number] if a["caption"].strip()]
         if not found:
             continue
         texts = [base.clean(a["caption"], f"{path}, caption {a['id']}") for a in found]
@@ -60,10 +60,10 @@ def read(path: Path, caption: str, seed: int) -> list[PromptEntry]:
                     index, length = i, len(annotation["caption"])
             text = texts[min(index, len(texts) - 1)]
         elif caption == "random":
-            text = texts[int.from_bytes(base.key("caption", seed, image["id"])) % len(texts)]
+            text = texts[int.from_bytes(base.key("caption", seed, number)) % len(texts)]
         else:
             text = texts[0]
-        entries.append(PromptEntry(str(image["id"]), text, image["file_name"]))
+        entries.append(Item(len(entries), text, None, str(number), image["file_name"]))
     return base.check_ids(entries, path)
 
 
@@ -71,43 +71,35 @@ def _index(content: Any, path: Path) -> Any:
     """The checked content of an annotation file as a pycocotools COCO."""
     from pycocotools.coco import COCO
 
-    lists = {name: content.get(name) if isinstance(content, dict) else None for name in ("images", "annotations")}
-    for name, entries in lists.items():
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise UsageError(f"{path} is not a COCO annotation file: it has no list of {name}; fetch it again")
-    images, annotations = lists["images"] or [], lists["annotations"] or []
-    known = _ids(images, "image", path)
-    for image in images:
-        where = f"{path}, image {image['id']}"
+    images, annotations = _by_id(content, "images", "image", path), _by_id(content, "annotations", "caption", path)
+    for number, image in images.items():
+        where = f"{path}, image {number}"
         file = base.clean(image.get("file_name"), where, "file_name")
         if file in (".", "..") or "/" in file or "\\" in file:
             raise UsageError(f"{where}: its file_name is not a plain file name; fetch the file again")
-    _ids(annotations, "caption", path)
-    for annotation in annotations:
-        where = f"{path}, caption {annotation['id']}"
+    for number, annotation in annotations.items():
+        where, image_id = f"{path}, caption {number}", annotation.get("image_id")
         if not isinstance(annotation.get("caption"), str):
             raise UsageError(f"{where}: it has no text; fetch the file again (captions, not instances)")
-        image_id = annotation.get("image_id")
-        if not _is_id(image_id) or image_id not in known:
+        if type(image_id) is not int or image_id not in images:
             raise UsageError(f"{where}: the file has no image {str(image_id)[:100]}; fetch it again")
     coco = COCO()
-    coco.dataset = {"images": images, "annotations": annotations}
+    coco.dataset = {"images": [*images.values()], "annotations": [*annotations.values()]}
     with contextlib.redirect_stdout(io.StringIO()):  # it prints
         coco.createIndex()
     return coco
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _ids(entries: list[dict[str, Any]], what: str, path: Path) -> set[int]:
-    """The ids of some entries: distinct integers."""
-    found: set[int] = set()
+def _by_id(content: Any, name: str, what: str, path: Path) -> dict[int, dict[str, Any]]:
+    """A list of the file, by the ids of its entries: distinct integers."""
+    entries = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UsageError(f"{path} is not a COCO annotation file: it has no list of {name}; fetch it again")
+    found: dict[int, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
-        if not _is_id(entry.get("id")):
+        if type(entry.get("id")) is not int:
             raise UsageError(f"{path}: {what} number {number} has no id; fetch the file again")
         if entry["id"] in found:
             raise UsageError(f"{path}: the {what} id {entry['id']} occurs twice; fetch the file again")
-        found.add(entry["id"])
+        found[entry["id"]] = entry
     return found

@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from specbench.data import base
-from specbench.data.base import Item, PromptEntry
+from specbench.data.base import Item
+from specbench.data.prompts import CARRIED
 
 #: The tags of GenEval's prompts, in the order of its file.
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
-
-FILES = Path(__file__).with_name("files")
 
 
 def items(cfg: Mapping[str, Any]) -> list[Item]:
@@ -26,14 +24,14 @@ def items(cfg: Mapping[str, Any]) -> list[Item]:
 
 
 @cache
-def entries() -> tuple[PromptEntry, ...]:
+def entries() -> tuple[Item, ...]:
     """Every prompt, in the order of the file."""
-    lines = (FILES / "geneval.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (CARRIED / "geneval.jsonl").read_text(encoding="utf-8").splitlines()
     found = [json.loads(line) for line in lines]
-    return tuple(PromptEntry(str(i), one["prompt"], metadata=one) for i, one in enumerate(found))
+    return tuple(Item(i, one["prompt"], None, str(i), metadata=one) for i, one in enumerate(found))
 
 
 @cache
 def classes() -> tuple[str, ...]:
     """GenEval's names of COCO's 80 classes, in the order of a detector's labels."""
-    return tuple((FILES / "geneval_objects.txt").read_text(encoding="utf-8").splitlines())
+    return tuple((CARRIED / "geneval_objects.txt").read_text(encoding="utf-8").splitlines())

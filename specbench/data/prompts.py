@@ -1,4 +1,4 @@
-"""`data=prompts prompts=FILE`: the user's own prompts.
+"""Files of prompts: the user's own (`data=prompts prompts=FILE`), and data sets that are one such file.
 
 The suffix of the file's name determines its format:
 
@@ -12,7 +12,8 @@ The suffix of the file's name determines its format:
 
 A prompt without an id is named by its number, from 1 on: the line of a text or a JSONL, the row below a header, the
 entry of a list. A file is read in its own order, from the top: its prompts are chosen already, and the first image
-belongs to the first of them. So `seed` keys the random streams alone.
+belongs to the first of them. So `seed` keys the random streams alone. Of a
+data set it also chooses the subset.
 """
 
 from __future__ import annotations
@@ -21,14 +22,32 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from specbench.data import base
-from specbench.data.base import Item, PromptEntry
+from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.storage import home
 from specbench.storage.reading import parse_json, read_text
+
+#: Data set -> its file, in `data_dir` unless the package carries it.
+DATA_SETS = {
+    # PartiPrompts (Yu et al. 2022): 1,632 prompts, most of them hard. Challenge and Note are not used.
+    "parti": "PartiPrompts.tsv",
+    # DPG-Bench (Hu et al. 2024): 1,065 long prompts, without its questions. Ids are the names of the authors' files.
+    "dpg": "dpg.tsv",
+    # GenEval 2 (Kamath et al. 2025, arXiv 2512.16853): 800 prompts; the questions, by which its authors score, are not
+    # used. Their licence is CC BY-NC 4.0, so the package neither carries nor fetches them.
+    "geneval2": "geneval2_data.jsonl",
+}
+CARRIED = Path(__file__).with_name("files")
+#: What brings a file there, where that is not `specbench fetch`.
+_HOW = {
+    "geneval2": "get geneval2_data.jsonl from github.com/facebookresearch/GenEval2 (CC BY-NC 4.0: not for commercial"
+    " use, so it is not fetched for you) and put it there"
+}
 
 COLUMNS = ("prompt", "caption", "text")
 IDS = ("id", "file_name")
@@ -40,7 +59,15 @@ def items(cfg: Mapping[str, Any]) -> list[Item]:
     return base.first(read(home.expanded(cfg["prompts"])), cfg)
 
 
-def read(path: Path) -> list[PromptEntry]:
+def subset(cfg: Mapping[str, Any]) -> list[Item]:
+    """`n` prompts of one of `DATA_SETS`, chosen by `seed`."""
+    file = CARRIED / DATA_SETS[cfg["data"]]
+    if not file.is_file():
+        file = base.find(cfg, file.name, how=_HOW.get(cfg["data"], ""))
+    return base.subset(read(file), cfg)
+
+
+def read(path: Path) -> list[Item]:
     """Every prompt of a file, in its order. UsageError for a file that cannot be read to its end."""
     if path.suffix.lower() not in _READERS:
         read_text(path)  # what is no file is told first
@@ -55,42 +82,32 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _text(text: str, path: Path) -> Iterator[PromptEntry]:
+def _text(text: str, path: Path) -> Iterator[Item]:
     for number, line in _lines(text):
-        yield PromptEntry(str(number), base.clean(line, f"{path}, line {number}"))
+        yield _entry(line, None, number, f"{path}, line {number}")
 
 
-def _tsv(text: str, path: Path) -> Iterator[PromptEntry]:
-    return _table(csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE), path)
-
-
-def _csv(text: str, path: Path) -> Iterator[PromptEntry]:
-    return _table(csv.reader(io.StringIO(text, newline=""), strict=True), path)
-
-
-def _table(reader: Any, path: Path) -> Iterator[PromptEntry]:
-    """The rows of a csv.reader."""
-    header: list[str] = []
-    number = 0
+def _table(text: str, path: Path, **dialect: Any) -> Iterator[Item]:
+    """The rows of a table in a dialect of csv.reader."""
+    reader = csv.reader(io.StringIO(text, newline=""), **dialect)
+    rows = (cells for cells in reader if cells)  # without blank lines
     try:
-        for cells in reader:
+        names = next(rows, [])
+        where = f"{path}, line {reader.line_num}"
+        header = [cell.strip().lower() for cell in names]
+        prompt, name, category = (_column(header, wanted, where) for wanted in (COLUMNS, IDS, ("category",)))
+        if prompt is None:
+            if header:
+                raise UsageError(f"{where}: the header has no column prompt, caption or text ({_names(names)})")
+            return
+        for number, cells in enumerate(rows, 1):
             where = f"{path}, line {reader.line_num}"
-            if not cells:
-                continue  # a blank line
-            if not header:
-                header = [cell.strip().lower() for cell in cells]
-                prompt, name = _column(header, COLUMNS, where), _column(header, IDS, where)
-                category = _column(header, ("category",), where)
-                if prompt is None:
-                    raise UsageError(f"{where}: the header has no column prompt, caption or text ({_names(cells)})")
-                continue
             if len(cells) != len(header):
                 raise UsageError(
                     f"{where}: {len(cells)} cells below a header of {len(header)}; give every row one cell a column"
                     + ("" if path.suffix.lower() == ".tsv" else " and quote a prompt with commas")
                 )
-            number += 1
-            entry = _entry(cells[prompt], cells[name] if name is not None else "", number, where)
+            entry = _entry(cells[prompt], "" if name is None else cells[name], number, where)
             label = "" if category is None else " ".join(cells[category].split())
             yield replace(entry, category=label[:LONGEST_CATEGORY] or None)
     except csv.Error as e:
@@ -107,12 +124,12 @@ def _column(header: list[str], names: tuple[str, ...], where: str) -> int | None
     return None
 
 
-def _json(text: str, path: Path) -> Iterator[PromptEntry]:
+def _json(text: str, path: Path) -> Iterator[Item]:
     found = parse_json(text, str(path))
     if isinstance(found, dict):
-        for name, prompt in found.items():
+        for number, (name, prompt) in enumerate(found.items(), 1):
             where = f"{path}, id {name[:100]!r}"
-            yield PromptEntry(base.clean(name, where, "id"), base.clean(prompt, where))
+            yield _entry(prompt, base.clean(name, where, "id"), number, where)
     elif isinstance(found, list):
         for number, value in enumerate(found, 1):
             yield _value(value, number, f"{path}, entry {number}")
@@ -120,13 +137,13 @@ def _json(text: str, path: Path) -> Iterator[PromptEntry]:
         raise UsageError(f"{path} must be a JSON list of prompts, or an object of ids and prompts; it is neither")
 
 
-def _jsonl(text: str, path: Path) -> Iterator[PromptEntry]:
+def _jsonl(text: str, path: Path) -> Iterator[Item]:
     for number, line in _lines(text):
         where = f"{path}, line {number}"
         yield _value(parse_json(line, where), number, where)
 
 
-def _value(value: object, number: int, where: str) -> PromptEntry:
+def _value(value: object, number: int, where: str) -> Item:
     """An entry of a JSON list: a text, or an object with a text and maybe an id."""
     if not isinstance(value, dict):
         return _entry(value, "", number, where)
@@ -140,19 +157,19 @@ def _names(names: Iterable[str]) -> str:
     return f"it has: {', '.join(map(repr, names))[:200]}"
 
 
-def _entry(prompt: object, name: object, number: int, where: str) -> PromptEntry:
+def _entry(prompt: object, name: object, number: int, where: str) -> Item:
     """`number` names an entry that has no id of its own."""
     if name is None or name == "":
         name = number
     if isinstance(name, int) and not isinstance(name, bool):
         name = str(name)
-    return PromptEntry(base.clean(name, where, "id"), base.clean(prompt, where))
+    return Item(number, base.clean(prompt, where), None, base.clean(name, where, "id"))
 
 
-_READERS: dict[str, Callable[[str, Path], Iterator[PromptEntry]]] = {
+_READERS: dict[str, Callable[[str, Path], Iterator[Item]]] = {
     ".txt": _text,
-    ".tsv": _tsv,
-    ".csv": _csv,
+    ".tsv": partial(_table, delimiter="\t", quoting=csv.QUOTE_NONE),
+    ".csv": partial(_table, strict=True),
     ".json": _json,
     ".jsonl": _jsonl,
 }

@@ -46,16 +46,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 }
 ABSENT = -1  # label of an attribute whose object is not in the scene
 
-#: Where the objects of a layout are, slot by slot, on a grid of seven positions.
+#: Where the objects of a layout are.
 POSITIONS = ("centre", "left", "right", "top", "bottom", "bottom left", "bottom right")
-LAYOUT_POSITIONS = {
-    "single": ("centre",),
-    "beside": ("left", "right"),
-    "above": ("top", "bottom"),
-    "row": ("left", "centre", "right"),
-    "column": ("top", "centre", "bottom"),
-    "pyramid": ("top", "bottom left", "bottom right"),
-}
 POSITION_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS,
     "background": BACKGROUNDS,
@@ -127,19 +119,6 @@ class Scene:
 def centres(layout: str) -> list[tuple[float, float]]:
     """The mean centre (x, y) of each object of a layout in pixels, y downwards."""
     return [centre for centre, _ in _CENTRES[layout]]
-
-
-def labels_by_position(labels: np.ndarray) -> np.ndarray:
-    """Labels (N, 14) by slot -> labels (N, 30) by position, one per entry of `POSITION_ATTRIBUTES`; `ABSENT` where
-    there is no object."""
-    out = np.full((len(labels), len(POSITION_ATTRIBUTES)), ABSENT)
-    out[:, :2] = labels[:, :2]
-    for layout, positions in enumerate(LAYOUT_POSITIONS.values()):
-        rows = np.flatnonzero(labels[:, 0] == layout)
-        for slot, position in enumerate(positions):
-            to = 2 + 4 * POSITIONS.index(position)
-            out[rows, to : to + 4] = labels[rows, 2 + 4 * slot : 6 + 4 * slot]
-    return out
 
 
 @dataclass(frozen=True)

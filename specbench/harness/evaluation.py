@@ -11,9 +11,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from specbench import data, metrics
 from specbench.config import configuration, indices, parameters
@@ -32,6 +34,7 @@ from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, s
 from specbench.storage import home, image_files
 from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
 from specbench.storage.image_files import ImageFiles
+from specbench.storage.reading import read_json
 
 #: Parameters of the scoring of a run.
 OF_RUN = ("metrics", "metrics_dir", "reference", "device", "batch")
@@ -106,7 +109,9 @@ def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Eval
     reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
     pairs = pair(paths, cfg, given, cfg["data"], reading, partial)
     with _opened(out, folder) as run_id, _stop_message(out):
-        write_atomically(out / _MEMORY, _memory(folder, run_id, given))
+        prompts = {name: given[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in given}
+        memory = _Memory(str(folder.resolve()), run_id, prompts)
+        write_atomically(out / _MEMORY, (json.dumps(asdict(memory), indent=1) + "\n").encode())
         return _score_images(folder, out, run_id, pairs, cfg)
 
 
@@ -145,28 +150,25 @@ def _default_out(folder: Path) -> Path:
     return Path("runs", "evaluate", f"{here.name}-{sha256(str(here), 8)}")
 
 
-def _memory(folder: Path, run_id: str, given: Mapping[str, Any]) -> bytes:
-    """The content of `_MEMORY`: whose scores a folder holds, and by which parameters their prompts were found."""
-    prompts = {name: given[name] for name in (*_OF_PROMPTS, "data_dir", "n") if name in given}
-    held = {"pictures": str(folder.resolve()), "run_id": run_id, "prompts": prompts}
-    return (json.dumps(held, indent=1) + "\n").encode()
+@dataclass(frozen=True)
+class _Memory:
+    """The content of `_MEMORY`: the folder of the images, the name of the row, and the parameters of the prompts."""
+
+    pictures: str
+    run_id: str
+    prompts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _remembered(out: Path) -> tuple[str, str, dict[str, Any]] | None:
-    """The folder of the images, the name and the parameters of the prompts of an earlier scoring in `out`; None without
-    one. UsageError for a damaged file."""
-    if not (out / _MEMORY).exists():
-        return None
-    try:
-        found = json.loads((out / _MEMORY).read_text(encoding="utf-8"))
-        return str(found["pictures"]), str(found["run_id"]), dict(found.get("prompts", {}))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise UsageError(f"cannot read {out / _MEMORY}; choose another out=") from None
+def _remembered(out: Path) -> _Memory | None:
+    """Of an earlier scoring in `out`; None without one. UsageError for a damaged file."""
+    path = out / _MEMORY
+    found: _Memory | None = read_json(path, _Memory, "choose another out=") if path.exists() else None
+    return found
 
 
 def _earlier_prompts(out: Path) -> dict[str, Any]:
     """The parameters of the prompts of an earlier scoring, if their files are still there."""
-    _, _, prompts = _remembered(out) or ("", "", {})
+    prompts = dict(earlier.prompts) if (earlier := _remembered(out)) else {}
     file = prompts.get("prompts")
     return {} if file and not home.expanded(file).is_file() else prompts
 
@@ -175,18 +177,18 @@ def _earlier_prompts(out: Path) -> dict[str, Any]:
 def _opened(out: Path, folder: Path) -> Iterator[str]:
     """Makes and locks the folder of the results, checks that it belongs to these images, and yields its name."""
 
-    def check() -> None:
+    def checked() -> _Memory | None:
         earlier = _remembered(out)
         if earlier is None:
             if others := {p.name for p in out.iterdir() if not is_temporary(p)} - {".lock"}:
                 raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
-        elif earlier[0] != str(folder.resolve()):
-            raise UsageError(f"{out} holds the scores of {earlier[0]}; choose another out=")
+        elif earlier.pictures != str(folder.resolve()):
+            raise UsageError(f"{out} holds the scores of {earlier.pictures}; choose another out=")
+        return earlier
 
-    with locked(out, check):
-        check()  # another process may have written before the lock
-        earlier = _remembered(out)
-        yield earlier[1] if earlier else new_run_id()
+    with locked(out, checked):
+        earlier = checked()  # another process may have written before the lock
+        yield earlier.run_id if earlier else new_run_id()
 
 
 @contextmanager
@@ -203,9 +205,8 @@ def _stop_message(out: Path) -> Iterator[None]:
 def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mapping[str, Any]) -> Evaluation:
     """Scores pairs of images and prompts, and writes the row and the scores of each image. Metrics that were asked for
     earlier join the row, while the images are the same."""
-    files = ImageFiles(pairs.paths)
-    digests = _StoredDigests(out / "digests.json", files)
-    content = fingerprint(sorted(filter(None, digests.contents)))
+    files = _KnownFiles(pairs.paths, out / "digests.json")
+    content = fingerprint(sorted(filter(None, files.contents)))
     labelled = [[item.id, item.prompt, item.labels] for item in pairs.items]
     images = ImageSet("method", files, lambda: pairs.items, content, sha256(json.dumps(labelled), 16))
     earlier = _earlier_lines(ScoreJournal(out / "scores.jsonl"), content)
@@ -217,10 +218,10 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
     try:
         scored = scoring.score(images)
         for i, digest in enumerate(files.digests):  # of those that were not read, but for one that cannot be
-            if digest is None and digests.contents[i]:
+            if digest is None and files.contents[i]:
                 _ = files[i]  # keeps its digest
     finally:  # stopped, too
-        digests.write()
+        files.write()
     lines = [scored.get(name) or earlier[name] for name in names]
     row = _row(folder, run_id, pairs, files, cfg, lines)
     each = _per_image(pairs, files, scored, context, scoring.cache)
@@ -230,30 +231,40 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
     return Evaluation(f"{folder}: {len(files)} images", _columns(names), row, [out / "row.csv", out / "pictures.csv"])
 
 
-class _StoredDigests:
-    """What `ImageFiles` remembers, in a file: SHA-256 of a file's bytes -> [digest, height, width, contrast].
+class _KnownFiles(ImageFiles):
+    """What is known of each image stays in the file `memory`, by the SHA-256 of the image's own file, so that an image
+    is decoded only to be scored.
 
-    contents: that SHA-256 of each image; None where it cannot be read, which is reported when it is scored.
+    digests, sizes (H, W), contrasts: of each image; None where it was never read. contents: the SHA-256 of each file;
+    None where it cannot be read, which is reported when it is scored.
     """
 
-    def __init__(self, path: Path, files: ImageFiles) -> None:
-        """Fills in what an earlier scoring of files with this content found."""
-        self._path, self._files = path, files
-        self.contents = [_content(one) for one in files.paths]
+    def __init__(self, paths: Sequence[Path], memory: Path) -> None:
+        super().__init__(paths)
+        self._memory = memory
+        self.contents = [_content(path) for path in paths]
+        self.digests: list[str | None] = [None] * len(paths)
+        self.sizes: list[tuple[int, int] | None] = [None] * len(paths)
+        self.contrasts: list[int | None] = [None] * len(paths)
         known: Any = None
         with suppress(OSError, ValueError, RecursionError):  # absent or damaged: the images are read again
-            known = json.loads(path.read_text(encoding="utf-8"))
+            known = json.loads(memory.read_text(encoding="utf-8"))
         for i, content in enumerate(self.contents):
             match known.get(content) if isinstance(known, dict) else None:
                 case [str(digest), int(height), int(width), int(contrast)]:
-                    files.digests[i], files.sizes[i], files.contrasts[i] = digest, (height, width), contrast
+                    self.digests[i], self.sizes[i], self.contrasts[i] = digest, (height, width), contrast
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        image = super().__getitem__(index)
+        self.digests[index] = self.digests[index] or image_files.digest(image)
+        self.sizes[index], self.contrasts[index] = image.shape[:2], image_files.contrast(image)
+        return image
 
     def write(self) -> None:
         """Writes those of these images alone, so that the file does not grow beyond the folder."""
-        files = self._files
-        rows = zip(self.contents, files.digests, files.sizes, files.contrasts, strict=True)
+        rows = zip(self.contents, self.digests, self.sizes, self.contrasts, strict=True)
         found = {content: [digest, *size, most] for content, digest, size, most in rows if content and digest and size}
-        write_atomically(self._path, json.dumps(found).encode())
+        write_atomically(self._memory, json.dumps(found).encode())
 
 
 def _content(path: Path) -> str | None:
@@ -281,7 +292,7 @@ def _row(
     folder: Path,
     run_id: str,
     pairs: Pairs,
-    files: ImageFiles,
+    files: _KnownFiles,
     cfg: Mapping[str, Any],
     lines: Sequence[ScoreLine],
 ) -> dict[str, Any]:
@@ -310,7 +321,7 @@ def _row(
 
 def _per_image(
     pairs: Pairs,
-    files: ImageFiles,
+    files: _KnownFiles,
     scored: Mapping[str, ScoreLine],
     context: metrics.ScoringContext,
     cache: metrics.Outputs,

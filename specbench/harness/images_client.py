@@ -160,8 +160,7 @@ class ImagesClient:
         opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler(),
-            _Http(sockets, deadline),
-            _Https(sockets, deadline, self._tls),
+            _Collector(sockets, deadline, self._tls),
             urllib.request.HTTPRedirectHandler(),
             urllib.request.HTTPDefaultErrorHandler(),
             urllib.request.HTTPErrorProcessor(),
@@ -177,36 +176,31 @@ class ImagesClient:
                 raise
 
 
-class _SocketCollector(urllib.request.AbstractHTTPHandler):
-    """Collects the sockets of all answers, so that reading them can be ended from another thread."""
+class _Collector(urllib.request.AbstractHTTPHandler):
+    """Opens http and https, and collects the sockets of all answers, so that reading them can be ended from another
+    thread."""
 
-    def __init__(self, sockets: list[socket.socket], deadline: float, tls: ssl.SSLContext | None = None) -> None:
+    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
+
+    def __init__(self, sockets: list[socket.socket], deadline: float, tls: ssl.SSLContext) -> None:
         super().__init__()
         self._sockets, self._deadline, self._tls = sockets, deadline, tls
 
-    def _response(self, sock: socket.socket, *arguments: Any, **options: Any) -> http.client.HTTPResponse:
-        _left(self._deadline)  # nobody waits any more for a connection that was made too late
-        self._sockets.append(sock)
-        return http.client.HTTPResponse(sock, *arguments, **options)
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connection, http.client.HTTPConnection), request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connection, http.client.HTTPSConnection, context=self._tls), request)
 
     def _connection(self, kind: Any, *arguments: Any, **options: Any) -> http.client.HTTPConnection:
         made: http.client.HTTPConnection = kind(*arguments, **options)
         made.response_class = self._response  # type: ignore[assignment]
         return made
 
-
-class _Http(_SocketCollector):
-    http_request = urllib.request.AbstractHTTPHandler.do_request_
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(self._connection, http.client.HTTPConnection), request)
-
-
-class _Https(_SocketCollector):
-    https_request = urllib.request.AbstractHTTPHandler.do_request_
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(self._connection, http.client.HTTPSConnection, context=self._tls), request)
+    def _response(self, sock: socket.socket, *arguments: Any, **options: Any) -> http.client.HTTPResponse:
+        _left(self._deadline)  # nobody waits any more for a connection that was made too late
+        self._sockets.append(sock)
+        return http.client.HTTPResponse(sock, *arguments, **options)
 
 
 def _left(deadline: float) -> float:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -231,7 +231,9 @@ class Pipeline(BasePipeline):
     def assemble(cls, cfg: Mapping[str, Any], device: torch.device, model: Any) -> Pipeline | ContinuousPipeline:
         """With a loaded model."""
         if parameters.is_continuous("model", cfg["model"]):
-            return ContinuousPipeline.assemble(cfg, device, model)
+            drafter, rule = build_continuous(cfg, model)
+            weights, engine = registry.weights_label(cfg), engine_of(cfg, device)
+            return ContinuousPipeline(model, drafter, rule, device, cfg["model"], weights, engine)
         method, weights = build_method(cfg, model), registry.weights_label(cfg)
         return cls(model, method, device, cfg["model"], weights, engine_of(cfg, device))
 
@@ -279,12 +281,6 @@ class ContinuousPipeline(BasePipeline):
         super().__init__(model, device, name, weights, engine)
         self.drafter, self.rule = drafter, rule
 
-    @classmethod
-    def assemble(cls, cfg: Mapping[str, Any], device: torch.device, model: Any) -> Self:
-        """From flat parameters and a loaded model, as `Pipeline.assemble`."""
-        method, weights = build_continuous(cfg, model), registry.weights_label(cfg)
-        return cls(model, *method, device, cfg["model"], weights, engine_of(cfg, device))
-
     @property
     def passes(self) -> int:
         return self.rule.gamma
@@ -312,4 +308,6 @@ class ContinuousPipeline(BasePipeline):
         """`clock` as in `continuous.decode`."""
         rng, target = RandomStreams(keys, self.device), self.model.target
         with _naming(self.name):
-            return continuous.decode(target, self.drafter, self.rule, conditioning, rng, clock, self.engine)
+            return continuous.decode(
+                target, self.drafter, self.rule, conditioning, rng, clock=clock, engine=self.engine
+            )

@@ -241,18 +241,8 @@ def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     mine = _recorded(folder.records, config)
     vanilla = _recorded(folder.baseline_records, config) if config.wants_baseline else None
     lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
-    return config, as_read(_row(config, folder, mine, vanilla, lines, TimingJournal(folder.timings)))
-
-
-def _row(
-    config: RunConfig,
-    folder: RunFolder,
-    mine: Sequence[Record],
-    vanilla: Sequence[Record] | None,
-    lines: Sequence[ScoreLine],
-    again: TimingJournal,
-) -> dict[str, Any]:
-    return row.row(config, folder.memory(), mine, vanilla, lines, again.lines)
+    again = TimingJournal(folder.timings).lines
+    return config, as_read(row.row(config, folder.memory(), mine, vanilla, lines, again))
 
 
 def _recorded(path: Path, config: RunConfig) -> list[Record]:
@@ -267,9 +257,8 @@ def _finish(
     config: RunConfig, folder: RunFolder, records: RunRecords, lines: Sequence[ScoreLine], unchanged: bool
 ) -> RunOutcome:
     """Builds the row, and writes it and the sheet. unchanged: whether nothing was decoded or scored."""
-    mine, vanilla = records.both
     # The values that a later call would return.
-    found = as_read(_row(config, folder, mine, vanilla, lines, records.again))
+    found = as_read(row.row(config, folder.memory(), *records.both, lines, records.again.lines))
     is_other = folder.write_row(found)
     unchanged = unchanged and not is_other and folder.sheet.exists()
     if unchanged:
@@ -298,7 +287,8 @@ def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords
     mine, vanilla = records.both
     lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
     scored = [name for name in config.metrics if any(line.metric == name for line in lines)]
-    found = _row(part.changed(metrics=scored), folder, mine, vanilla, lines, records.again)
+    part = part.changed(metrics=scored)
+    found = row.row(part, folder.memory(), mine, vanilla, lines, records.again.lines)
     if len(wanted) < config.images:
         stopped = f"stopped after {len(wanted)} of {config.images} images"
         found["note"] = "; ".join(filter(None, [stopped, found["note"]]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.harness.folder import RunFolder, stored
 from specbench.rows import timing
-from specbench.rows.journal import read_of, read_records
+from specbench.rows.journal import Record, read_records
 from specbench.rows.scores import fingerprint
 
 _RECENT = 200  # images over which the speed is computed
@@ -49,10 +49,11 @@ def of_run(path: Path) -> Status:
     """The state of the run in a folder. UsageError if it holds none that can be read."""
     cfg, folder = stored(path), RunFolder(path)
     started, wanted = folder.memory().begun, indices.of_run(cfg)
-    images = _pass(folder.records, wanted, started)
-    baseline = _pass(folder.baseline_records, wanted, started) if cfg.wants_baseline else None
+    method, vanilla = _records(folder.records), _records(folder.baseline_records)
+    images = _pass(method, wanted, started)
+    baseline = _pass(vanilla, wanted, started) if cfg.wants_baseline else None
     passes = [one for one in (images, baseline) if one is not None and one.left]
-    done = not passes and _has_row(folder, cfg)
+    done = not passes and _has_row(folder, cfg, [method[i] for i in wanted])
     state = "running" if _locked(folder.lock) else "finished" if done else "stopped"
     times = [one.left / one.per_s if one.per_s else None for one in passes]
     # Where the passes alternate, the time of each contains the other's.
@@ -66,7 +67,7 @@ def of_run(path: Path) -> Status:
         images,
         baseline,
         None if None in times else together([0.0, *(time for time in times if time)]),
-        _failures(folder, cfg["method"]) if passes else [],
+        _failures(folder, {cfg["method"]: method, "vanilla": vanilla}) if passes else [],
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
     )
 
@@ -78,10 +79,13 @@ def not_started(path: Path, cfg: RunConfig) -> Status:
     return Status(str(path), "not started", cfg["method"], cfg["model"], cfg.n, left, baseline, None, [], 0)
 
 
-def _pass(path: Path, wanted: Sequence[int], started: float | None) -> PassProgress:
-    here = read_records(path) if path.is_file() else []
-    done = len({record.index for record in here}.intersection(wanted))
-    times = sorted((r.done, r.batch) for r in here if started is not None and r.done >= started)
+def _records(path: Path) -> dict[int, Record]:
+    return {record.index: record for record in read_records(path)} if path.is_file() else {}
+
+
+def _pass(records: Mapping[int, Record], wanted: Sequence[int], started: float | None) -> PassProgress:
+    done = len(records.keys() & set(wanted))
+    times = sorted((r.done, r.batch) for r in records.values() if started is not None and r.done >= started)
     recent = times[-_RECENT:]
     batch = recent[0][1] if recent else 0  # images of the first batch, whose time is before it
     span = recent[-1][0] - recent[0][0] if recent else 0.0
@@ -102,24 +106,16 @@ def _locked(path: Path) -> bool:
     return False
 
 
-def _has_row(folder: RunFolder, config: RunConfig) -> bool:
-    """Whether there is a row, and all metrics were tried on all images."""
+def _has_row(folder: RunFolder, config: RunConfig, records: Sequence[Record]) -> bool:
+    """Whether there is a row, and all metrics were tried on the images of these records."""
     if not folder.row.is_file():
         return False
-    images = fingerprint(r.sha256 for r in read_of(folder.records, indices.of_run(config)) or ())
+    images = fingerprint(r.sha256 for r in records)
     tried = {line.metric for line in folder.open_scores() if line.images == images}
     return tried.issuperset(config.metrics)
 
 
-def _failures(folder: RunFolder, method: str) -> list[dict[str, Any]]:
-    """The last failure of each image that is missing."""
-    done = {
-        label: {record.index for record in read_records(path)} if path.is_file() else set()
-        for label, path in ((method, folder.records), ("vanilla", folder.baseline_records))
-    }
-    last = {
-        (entry["pass"], entry["index"]): entry
-        for entry in folder.read_failures()
-        if entry["pass"] in done and entry["index"] not in done[entry["pass"]]
-    }
-    return list(last.values())
+def _failures(folder: RunFolder, records: Mapping[str, Mapping[int, Record]]) -> list[dict[str, Any]]:
+    """The last failure of each image that is missing; records: of each pass, by its label."""
+    last = {(entry["pass"], entry["index"]): entry for entry in folder.read_failures()}
+    return [entry for (label, index), entry in last.items() if label in records and index not in records[label]]

@@ -9,6 +9,7 @@ manifests of Cosmos-1.0-Tokenizer-DV8x16x16.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -81,32 +82,12 @@ def _factorised(c_in: int, c_out: int) -> nn.Sequential:
     return nn.Sequential(StillConv(c_in, c_out, 1, 3), StillConv(c_out, c_out, 3, 1))
 
 
-class FactorisedBlock(nn.Module):
-    def __init__(self, c_in: int, c_out: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = _norm(c_in), _factorised(c_in, c_out)
-        self.norm2, self.conv2 = _norm(c_out), _factorised(c_out, c_out)
-        self.nin_shortcut = StillConv(c_in, c_out, 1, 1) if c_in != c_out else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.conv1(F.silu(self.norm1(x)))
-        out: Tensor = self.nin_shortcut(x) + self.conv2(F.silu(self.norm2(h)))
-        return out
+def _pointwise(c_in: int, c_out: int) -> StillConv:
+    return StillConv(c_in, c_out, 1, 1)
 
 
-class SpaceAttention(nn.Module):
-    """Single-head attention over the positions of a frame."""
-
-    def __init__(self, c: int) -> None:
-        super().__init__()
-        self.norm = _norm(c)
-        self.q, self.k, self.v, self.proj_out = (StillConv(c, c, 1, 1) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        q, k, v = (f(y).flatten(2).transpose(1, 2).unsqueeze(1) for f in (self.q, self.k, self.v))
-        out = F.scaled_dot_product_attention(q, k, v).squeeze(1).transpose(1, 2)
-        return x + self.proj_out(out.unflatten(2, x.shape[-2:]))
+def _block(c_in: int, c_out: int) -> vq.ResBlock:
+    return vq.ResBlock(c_in, c_out, 1, conv=_factorised, pointwise=_pointwise)
 
 
 class TimeAttention(nn.Module):
@@ -114,22 +95,20 @@ class TimeAttention(nn.Module):
 
     def __init__(self, c: int) -> None:
         super().__init__()
-        self.norm, self.v, self.proj_out = _norm(c), StillConv(c, c, 1, 1), StillConv(c, c, 1, 1)
+        self.norm, self.v, self.proj_out = _norm(c), _pointwise(c, c), _pointwise(c, c)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.proj_out(self.v(self.norm(x)))
-        return out
+        return x + self.proj_out(self.v(self.norm(x)))
 
 
 class Middle(nn.Module):
     def __init__(self, c: int) -> None:
         super().__init__()
-        self.block_1, self.block_2 = FactorisedBlock(c, c), FactorisedBlock(c, c)
-        self.attn_1 = nn.Sequential(SpaceAttention(c), TimeAttention(c))
+        self.block_1, self.block_2 = _block(c, c), _block(c, c)
+        self.attn_1 = nn.Sequential(vq.AttnBlock(c, 1, pointwise=_pointwise), TimeAttention(c))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.block_2(self.attn_1(self.block_1(x)))
-        return out
+        return self.block_2(self.attn_1(self.block_1(x)))
 
 
 class Down(nn.Module):
@@ -140,14 +119,13 @@ class Down(nn.Module):
         self.conv1 = StillConv(c, c, 1, 3, 2)
         if time:
             self.conv2 = StillConv(c, c, 3, 1)
-        self.conv3 = StillConv(c, c, 1, 1)
+        self.conv3 = _pointwise(c, c)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(F.pad(x, (0, 1, 0, 1))) + F.avg_pool2d(x, 2)
         if hasattr(self, "conv2"):
             x = x + self.conv2(x)
-        out: Tensor = self.conv3(x)
-        return out
+        return self.conv3(x)
 
 
 class Up(nn.Module):
@@ -157,53 +135,39 @@ class Up(nn.Module):
         super().__init__()
         if time:
             self.conv1 = StillConv(c, c, 3, 1)
-        self.conv2, self.conv3 = StillConv(c, c, 1, 3), StillConv(c, c, 1, 1)
+        self.conv2, self.conv3 = StillConv(c, c, 1, 3), _pointwise(c, c)
 
     def forward(self, x: Tensor) -> Tensor:
         if hasattr(self, "conv1"):
             x = x + self.conv1(x)
         x = F.interpolate(x, scale_factor=2.0, mode="nearest")
-        out: Tensor = self.conv3(x + self.conv2(x))
-        return out
+        return self.conv3(x + self.conv2(x))
 
 
-class CosmosLevel(nn.Module):
+def _level(c_in: int, c_out: int, blocks: int, resample: Down | Up | None) -> nn.Sequential:
     """Residual blocks, then `resample`, if any, under the name of its direction."""
-
-    def __init__(self, c_in: int, c_out: int, blocks: int, resample: Down | Up | None) -> None:
-        super().__init__()
-        self.block = nn.ModuleList(FactorisedBlock(c_in if i == 0 else c_out, c_out) for i in range(blocks))
-        self.resample = "downsample" if isinstance(resample, Down) else "upsample"
-        if resample is not None:
-            setattr(self, self.resample, resample)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.block:
-            x = block(x)
-        if hasattr(self, self.resample):
-            x = getattr(self, self.resample)(x)
-        return x
+    parts = {"block": nn.Sequential(*(_block(c_in if i == 0 else c_out, c_out) for i in range(blocks)))}
+    if resample is not None:
+        parts["downsample" if isinstance(resample, Down) else "upsample"] = resample  # type: ignore[assignment]
+    return nn.Sequential(OrderedDict(parts))
 
 
-class CosmosEncoder(nn.Module):
-    def __init__(self, cfg: CosmosConfig) -> None:
-        super().__init__()
-        widths = [cfg.ch * m for m in cfg.ch_mult]
-        last = len(widths) - 1
-        self.conv_in = _factorised(cfg.bands, cfg.ch)
-        self.down = nn.ModuleList(
-            CosmosLevel(a, b, cfg.num_res_blocks, Down(b, i < cfg.temporal) if i < min(cfg.spatial, last) else None)
-            for i, (a, b) in enumerate(zip([cfg.ch, *widths[:-1]], widths, strict=True))
-        )
-        self.mid, self.norm_out = Middle(widths[-1]), _norm(widths[-1])
-        self.conv_out = _factorised(widths[-1], cfg.z_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv_in(x)
-        for level in self.down:
-            x = level(x)
-        out: Tensor = self.conv_out(F.silu(self.norm_out(self.mid(x))))
-        return out
+def _encoder(cfg: CosmosConfig) -> nn.Sequential:
+    widths = [cfg.ch * m for m in cfg.ch_mult]
+    halved = min(cfg.spatial, len(widths) - 1)  # levels that halve the sides
+    levels = [
+        _level(a, b, cfg.num_res_blocks, Down(b, i < cfg.temporal) if i < halved else None)
+        for i, (a, b) in enumerate(zip([cfg.ch, *widths[:-1]], widths, strict=True))
+    ]
+    parts = {
+        "conv_in": _factorised(cfg.bands, cfg.ch),
+        "down": nn.Sequential(*levels),
+        "mid": Middle(widths[-1]),
+        "norm_out": _norm(widths[-1]),
+        "activation": nn.SiLU(),
+        "conv_out": _factorised(widths[-1], cfg.z_channels),
+    }
+    return nn.Sequential(OrderedDict(parts))
 
 
 class CosmosDecoder(nn.Module):
@@ -218,7 +182,7 @@ class CosmosDecoder(nn.Module):
         lowest = max(0, last - cfg.spatial)  # the last level that keeps the sides
         ups = [Up(b, 0 < last - i <= cfg.temporal) if i > lowest else None for i, b in enumerate(widths)]
         self.up = nn.ModuleList(
-            CosmosLevel(a, b, cfg.num_res_blocks + 1, up)
+            _level(a, b, cfg.num_res_blocks + 1, up)
             for a, b, up in zip([*widths[1:], widths[-1]], widths, ups, strict=True)
         )
         self.norm_out, self.conv_out = _norm(widths[0]), _factorised(widths[0], cfg.bands)
@@ -227,8 +191,7 @@ class CosmosDecoder(nn.Module):
         x = self.mid(self.conv_in(x))
         for level in reversed(self.up):
             x = level(x)
-        out: Tensor = self.conv_out(F.silu(self.norm_out(x)))
-        return out
+        return self.conv_out(F.silu(self.norm_out(x)))
 
 
 class EncoderHalf(nn.Module):
@@ -236,7 +199,7 @@ class EncoderHalf(nn.Module):
 
     def __init__(self, cfg: CosmosConfig) -> None:
         super().__init__()
-        self.encoder, self.quant_conv = CosmosEncoder(cfg), StillConv(cfg.z_channels, len(cfg.levels), 1, 1)
+        self.encoder, self.quant_conv = _encoder(cfg), _pointwise(cfg.z_channels, len(cfg.levels))
 
 
 class DecoderHalf(nn.Module):
@@ -244,7 +207,7 @@ class DecoderHalf(nn.Module):
 
     def __init__(self, cfg: CosmosConfig) -> None:
         super().__init__()
-        self.post_quant_conv, self.decoder = StillConv(len(cfg.levels), cfg.z_channels, 1, 1), CosmosDecoder(cfg)
+        self.post_quant_conv, self.decoder = _pointwise(len(cfg.levels), cfg.z_channels), CosmosDecoder(cfg)
 
 
 class Cosmos(nn.Module):
@@ -256,7 +219,7 @@ class Cosmos(nn.Module):
         self.encoding, self.decoding = encoding or EncoderHalf(cfg), decoding or DecoderHalf(cfg)
 
     def pre_quant(self, image: Tensor) -> Tensor:
-        """CosmosEncoder output (B, dim, h, w) before it is bounded and rounded."""
+        """The encoder's output (B, dim, h, w) before it is bounded and rounded."""
         return self.encoding.quant_conv(self.encoding.encoder(patched(image, self.cfg.patch)))
 
     def encode(self, image: Tensor) -> Tensor:

@@ -359,27 +359,9 @@ class MAR(nn.Module):
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def loss(
-        self,
-        latents: Tensor,
-        labels: Tensor,
-        masked: Tensor,
-        generator: torch.Generator,
-        repeats: int = 4,
-        dropout: float = 0.1,
-    ) -> Tensor:
-        """The mean, over masked tokens, of the noise's squared error and the bound's term for the variance.
-
-        latents (N, L, D), as they are sampled; labels (N,) int64, lost with probability `dropout`; masked (N, L) bool:
-        the tokens to predict, as of `masks`. Each is noised `repeats` times, to steps of their own.
-        """
-        drawn = torch.rand(len(labels), generator=generator, device=generator.device).to(latents.device)
-        labels = labels.masked_fill(drawn < dropout, self.cfg.classes)
-        z = self.conditions(latents, ~masked, labels)[masked]
-        return self.head_loss(latents[masked].float(), z, generator, repeats)
-
     def head_loss(self, x0: Tensor, z: Tensor, generator: torch.Generator, repeats: int = 4) -> Tensor:
-        """The same of tokens x0 (n, D) under z (n, E)."""
+        """The mean of the noise's squared error and the bound's term for the variance, of tokens x0 (n, D), as they are
+        sampled, under z (n, E). Each is noised `repeats` times, to steps of their own."""
         x0, z = x0.repeat(repeats, 1), z.repeat(repeats, 1)
         s = diffusion.schedule(diffusion.TRAINED_STEPS, x0.device)
         drawn = torch.rand(len(x0), generator=generator, device=generator.device).to(x0.device)

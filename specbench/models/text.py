@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench.data import scenes
@@ -63,17 +62,3 @@ class TextEncoder(nn.Module):
         hidden = torch.cat([ids == PAD, ids.new_zeros(len(ids), self.cfg.tokens, dtype=torch.bool)], 1)
         y = self.layers(torch.cat([x, queries], 1), src_key_padding_mask=hidden)
         return self.norm(y[:, self.cfg.max_words :])
-
-    def read(self, features: Tensor) -> list[Tensor]:
-        """Per attribute of `scenes.POSITION_ATTRIBUTES`, logits (N, choices + 1); the last class is "nothing there"."""
-        return list(self.reader(features.mean(1)).split([len(c) + 1 for c in scenes.POSITION_ATTRIBUTES.values()], -1))
-
-    def reading_loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy summed over attributes, and the share of the present ones read right. labels (N, attributes)
-        of `scenes.labels_by_position`, ABSENT where there is no object."""
-        losses, right, present = [], features.new_zeros(()), (labels != scenes.ABSENT)
-        for i, logits in enumerate(self.read(features)):
-            wanted = torch.where(present[:, i], labels[:, i], logits.shape[-1] - 1)
-            losses.append(F.cross_entropy(logits.float(), wanted))
-            right = right + ((logits.argmax(-1) == wanted) & present[:, i]).sum()
-        return torch.stack(losses).sum(), right / present.sum()

@@ -9,7 +9,7 @@ named at each configuration.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -104,19 +104,36 @@ def _norm(groups: int, channels: int, dim: int) -> nn.Module:
 
 
 def _normed(norm: nn.Module, x: Tensor, codes: Tensor | None) -> Tensor:
-    out: Tensor = norm(x) if codes is None else norm(x, codes)
-    return out
+    return norm(x) if codes is None else norm(x, codes)
+
+
+#: (channels in, channels out) -> a convolution that keeps the sides.
+Convolution = Callable[[int, int], nn.Module]
+
+
+def _conv(c_in: int, c_out: int) -> nn.Module:
+    return nn.Conv2d(c_in, c_out, 3, padding=1)
+
+
+def _pointwise(c_in: int, c_out: int) -> nn.Module:
+    return nn.Conv2d(c_in, c_out, 1)
 
 
 class ResBlock(nn.Module):
-    def __init__(self, c_in: int, c_out: int, groups: int, dim: int = 0) -> None:
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        groups: int,
+        dim: int = 0,
+        conv: Convolution = _conv,
+        pointwise: Convolution = _pointwise,
+    ) -> None:
         super().__init__()
-        self.norm1 = _norm(groups, c_in, dim)
-        self.conv1 = nn.Conv2d(c_in, c_out, 3, padding=1)
-        self.norm2 = _norm(groups, c_out, dim)
-        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1)
+        self.norm1, self.conv1 = _norm(groups, c_in, dim), conv(c_in, c_out)
+        self.norm2, self.conv2 = _norm(groups, c_out, dim), conv(c_out, c_out)
         if c_in != c_out:
-            self.nin_shortcut = nn.Conv2d(c_in, c_out, 1)
+            self.nin_shortcut = pointwise(c_in, c_out)
 
     def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
         h = self.conv1(F.silu(_normed(self.norm1, x, codes)))
@@ -127,10 +144,10 @@ class ResBlock(nn.Module):
 class AttnBlock(nn.Module):
     """Single-head attention over all positions of a feature map, scaled by channels ** -0.5."""
 
-    def __init__(self, c: int, groups: int, dim: int = 0) -> None:
+    def __init__(self, c: int, groups: int, dim: int = 0, pointwise: Convolution = _pointwise) -> None:
         super().__init__()
         self.norm = _norm(groups, c, dim)
-        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(c, c, 1) for _ in range(4))
+        self.q, self.k, self.v, self.proj_out = (pointwise(c, c) for _ in range(4))
 
     def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
         b, c, h, w = x.shape
@@ -149,11 +166,7 @@ class Resample(nn.Module):
         self.conv = nn.Conv2d(c, c, 3, stride=2 if down else 1, padding=0 if down else 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (
-            self.conv(F.pad(x, (0, 1, 0, 1)))
-            if self.down
-            else self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
-        )
+        return self.conv(F.pad(x, (0, 1, 0, 1)) if self.down else F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
 class Level(nn.Module):

@@ -11,7 +11,7 @@ from specbench.errors import UsageError
 from specbench.rows import selection, summary, timing
 from specbench.rows.columns import COLUMNS, METRICS
 from specbench.rows.csv_files import as_read
-from specbench.rows.journal import Record, fault, read_records
+from specbench.rows.journal import Record, read_records
 from specbench.rows.scores import ScoreJournal, fingerprint, prompts_fingerprint, score_columns
 from specbench.rows.shown import MACHINE
 
@@ -55,8 +55,6 @@ def baseline_row(folder: Path, row: Row) -> dict[str, Any] | None:
         if row["n"] > len(stored):  # of a damaged row
             return None
         images = [stored[i] for i in indices.of_row(row)]
-        if any(fault(record) for record in images):
-            return None
         found = {**_of_vanilla(row), **_measured(images), **_scores(folder, row, images)}
     except (OSError, UsageError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return None

@@ -44,35 +44,37 @@ def decode(line: bytes) -> dict[str, Any]:
     return values
 
 
-def split(text: bytes) -> Iterator[tuple[int, bytes, bool]]:
-    """(line number, line, whether a newline ends it) for every line that is not empty."""
-    lines = text.split(b"\n")
-    for i, line in enumerate(lines):
-        if line:
-            yield i + 1, line, i + 1 < len(lines)
-
-
 def _check(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _objects(text: bytes, read: Callable[[bytes], T], path: Path, kind: str) -> list[T]:
+    """The objects in the lines of a file. read: of a line; kind: of an object, such as "a score". A last line that a
+    kill left half-written is dropped. UsageError for any other line that is none, with what is wrong with it."""
+    *lines, last = text.split(b"\n")
+    found = []
+    for number, line in enumerate([*lines, last], 1):
+        try:
+            found += [read(line)] if line else []
+        except (UsageError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as e:
+            if number > len(lines):
+                break
+            why = f" ({e})" if isinstance(e, UsageError) else ""
+            raise UsageError(
+                f"line {number} of {path} is not {kind}, or was changed{why}; remove that line and run again"
+            ) from None
+    return found
 
 
 class AppendOnly(Generic[T]):
     """The objects in the lines of a file, in their order, and the only way to add one. Nothing in it is replaced."""
 
     def __init__(self, path: Path, read: Callable[[bytes], T], kind: str) -> None:
-        """Reads `path`. read: the object of a line; kind: of an object, such as "a score". UsageError for a line that
-        no kill can explain."""
-        self.path, self.lines = path, list[T]()
+        """Reads `path`, see `_objects`."""
         text = content(path) if path.exists() else b""
         whole = text.rfind(b"\n") + 1  # a killed process may have begun another line
         self._cut = whole if whole < len(text) else None
-        for number, line, _ in split(text[:whole]):
-            try:
-                self.lines.append(read(line))
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-                raise UsageError(
-                    f"line {number} of {path} is not {kind}, or was changed; remove that line and run again"
-                ) from None
+        self.path, self.lines = path, _objects(text[:whole], read, path, kind)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.lines)
@@ -169,10 +171,10 @@ def from_line(line: bytes) -> Record:
 
 
 def _checked(line: bytes) -> Record:
-    """The record of an untrusted line; as `from_line`, and ValueError for a `fault`."""
+    """The record of an untrusted line; as `from_line`, and UsageError for a `fault`."""
     record = from_line(line)
     if problem := fault(record):
-        raise ValueError(problem)
+        raise UsageError(problem)
     return record
 
 
@@ -184,15 +186,7 @@ class Journal:
         self.path = path
         self.records: dict[int, Record] = {}
         text = content(path) if path.exists() else b""
-        for number, line, complete in split(text):
-            try:
-                record = _checked(line)
-            except (ValueError, TypeError, RecursionError):
-                if not complete:
-                    break  # the process was killed inside this line
-                raise UsageError(
-                    f"line {number} of {path} is not a record, or was changed; remove that line and run again"
-                ) from None
+        for record in _objects(text, _checked, path, "a record"):
             if record.index not in self.records and (path.parent / record.image).is_file():
                 self.records[record.index] = record
         repaired = b"".join(to_line(record) for record in self.records.values())
@@ -285,14 +279,7 @@ def fault(record: Record) -> str:
 
 def read_records(path: Path) -> list[Record]:
     """The records of a finished or running pass, by index, without touching the file."""
-    records = []
-    for _, line, complete in split(content(path)):
-        try:
-            records.append(from_line(line))
-        except (ValueError, TypeError, RecursionError):
-            if complete:
-                raise UsageError(f"{path} holds a line that is not a record") from None
-    return sorted(records, key=lambda r: r.index)
+    return sorted(_objects(content(path), _checked, path, "a record"), key=lambda r: r.index)
 
 
 def read_of(path: Path, wanted: Sequence[int]) -> list[Record] | None:

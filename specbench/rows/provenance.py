@@ -40,23 +40,9 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
 
 
 #: Parameters that may change between two starts of a run in one folder: they change no image.
-MAY_CHANGE = (
-    "n",
-    "shard",
-    "metrics",
-    "metrics_dir",
-    "reference",
-    "baseline",
-    "out",
-    "data_dir",
-    "timing",
-    "emitted_draws",
-    "workers",
-    "ray_address",
-    "url",
-    "log",
-    "log_project",
-    "log_dir",
+MAY_CHANGE = tuple(
+    "n shard metrics metrics_dir reference baseline out data_dir timing emitted_draws workers ray_address url log"
+    " log_project log_dir".split()
 )
 
 
@@ -68,21 +54,10 @@ def decoding_hash(cfg: Mapping[str, Any], baseline: bool = False) -> str:
 
 def _hashed(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that count in a hash, by the names that they had when rows were first hashed."""
-    left_out = {
-        "out",
-        "data_dir",
-        "metrics_dir",
-        "protocol",
-        "workers",
-        "ray_address",
-        "timing",
-        "emitted_draws",
-        "variant",
-        "url",
-        "log",
-        "log_project",
-        "log_dir",
-    }
+    left_out = set(
+        "out data_dir metrics_dir protocol workers ray_address timing emitted_draws variant url log log_project"
+        " log_dir".split()
+    )
     left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows lack it
     left_out |= {name for name, value in variants.ADDED.items() if cfg.get(name) == value}
     left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}

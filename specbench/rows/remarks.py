@@ -10,13 +10,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specbench.config import parameters, protocols, variants
-from specbench.config.run_config import RunConfig
 from specbench.rows import timing
-from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Record
 from specbench.rows.shown import unsteady
 
@@ -179,21 +176,6 @@ def degenerate_remarks(
     return found
 
 
-class MeasuredRun(Protocol):
-    """A run, as `harness.planned.PlannedRun` describes it."""
-
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def config(self) -> RunConfig: ...
-    @property
-    def asked(self) -> bool: ...
-    @property
-    def row(self) -> Mapping[str, Any] | None: ...
-
-
 def pieces(note: str) -> list[tuple[str, str]]:
     """The remarks of a row's note, each with the column that it is about, or with its own first words."""
     return [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z_]+: )", note)]
@@ -208,25 +190,3 @@ def unmeasured(metrics: Iterable[str], row: Mapping[str, Any]) -> dict[str, str]
         for name, column in columns.items()
         if row.get(column) in (None, "")
     }
-
-
-def missing_metrics(runs: Sequence[MeasuredRun]) -> tuple[list[str], bool]:
-    """A line for every metric that has no value in some of the runs that have a row, here or in their folders, and
-    whether one of these was asked for. Of a single run only such lines: its own report has the others."""
-    rows = [(run, run.row or _row(run.folder / "row.csv")) for run in runs]
-    missing = [(run, unmeasured(run.config.metrics, row)) for run, row in rows if row]
-    asked = any(run.asked and found for run, found in missing)
-    names: dict[tuple[str, str], list[str]] = {}
-    for run, found in missing if asked or len(runs) > 1 else ():
-        for item in found.items():
-            names.setdefault(item, []).append(run.name)
-    lines = []
-    for (metric, reason), some in names.items():
-        shown = ", ".join(some[:3]) + (", ..." if some[3:] else "")
-        where = f" in {len(some)} of {len(runs)} runs ({shown})" if len(runs) > 1 else ""
-        lines.append(f"{metric} has no value{where}: {reason}")
-    return lines, asked
-
-
-def _row(path: Path) -> Mapping[str, Any] | None:
-    return next(iter(read_rows(path)), None) if path.is_file() else None

@@ -134,7 +134,7 @@ def writable(path: str) -> Path:
 
 
 @contextmanager
-def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(folder: Path, check: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Create a folder, lock it against other processes, and remove temporary files that a kill left there. `check` runs
     after the folder is created and before the lock file is. UsageError where another process holds the lock or nothing
     can be written."""

@@ -153,21 +153,13 @@ class ImageArray:
 
 
 class ImageFiles:
-    """Images in files, each read on demand. Remembers the digest, contrast and (H, W) of every image that was
-    read."""
+    """Images in files, each read on demand."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
-        self.digests: list[str | None] = [None] * len(self.paths)
-        self.contrasts: list[int | None] = [None] * len(self.paths)
-        self.sizes: list[tuple[int, int] | None] = [None] * len(self.paths)
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        image = read(self.paths[index])
-        self.digests[index] = self.digests[index] or digest(image)
-        self.contrasts[index] = contrast(image)
-        self.sizes[index] = image.shape[0], image.shape[1]
-        return image
+        return read(self.paths[index])

@@ -46,7 +46,7 @@ class Bench:
         return list(equal.rows(some, x, y))
 
 
-class Executor(Generic[P]):
+class PlanRunner(Generic[P]):
     """Executes runs of a plan, with progress to `say`, and compares their images. made: folder -> row of what was
     executed; keep, jobs, patient: as of `planned.execute`."""
 
@@ -83,7 +83,7 @@ class Executor(Generic[P]):
         return [as_cells({name: row.get(name) for name in wording.ROWS.columns}) for row in rows]
 
 
-class _Collector(Executor[TablePlan]):
+class _TableRunner(PlanRunner[TablePlan]):
     """Of a table, whose rows are appended to its file as soon as they are there."""
 
     def __init__(self, plan: TablePlan, results: Path, bench: Bench, say: Callable[[str], None], jobs: int) -> None:
@@ -137,7 +137,7 @@ def collect(todo: TablePlan, results: Path, bench: Bench, say: Callable[[str], N
     """
     from specbench.compare import wording
 
-    collector = _Collector(todo, results, bench, say, jobs)
+    collector = _TableRunner(todo, results, bench, say, jobs)
     # The curves of a panel are tested before another panel begins: what is stopped keeps its tests.
     for panel in todo.table.compared_panels:
         collector.execute([run for run in collector.plan.missing if run.key in panel.keys])

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from specbench.config import networks, parameters
+from specbench.config import parameters, registry
 from specbench.errors import RunError, UsageError, plain
 from specbench.rows import summary
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
@@ -59,7 +59,7 @@ class Upload:
 def prepare(paths: Sequence[Path], images: bool) -> Upload:
     """What of some paths goes to a hub: files and folders of rows, or the folder of one drafter. images: also those of
     runs. UsageError where there is neither."""
-    drafters = [path for path in paths if (path / networks.FILE).is_file()]
+    drafters = [path for path in paths if (path / registry.DRAFTER_FILE).is_file()]
     if drafters and len(paths) > 1:
         raise UsageError(f"{drafters[0]} is a drafter, which has a repository of its own: push it alone")
     return _of_drafter(drafters[0]) if drafters else _of_rows(paths, images)
@@ -185,5 +185,5 @@ def _of_drafter(folder: Path) -> Upload:
     card = folder / "card.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else f"# {folder.name}\n"
     head = "---\ntags:\n- specbench\n- speculative-decoding\nlibrary_name: specbench\n---\n\n"
-    use = f"\n\nUse: download `{networks.FILE}` into a folder and give `drafter_weights=FOLDER`.\n"
-    return Upload("model", head + text + use, {networks.FILE: folder / networks.FILE})
+    use = f"\n\nUse: download `{registry.DRAFTER_FILE}` into a folder and give `drafter_weights=FOLDER`.\n"
+    return Upload("model", head + text + use, {registry.DRAFTER_FILE: folder / registry.DRAFTER_FILE})

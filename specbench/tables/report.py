@@ -8,20 +8,21 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from specbench.compare.breakdown import STATISTICS, breakdown
+from specbench.compare import breakdown, passes
 from specbench.config import configuration, parameters, variants
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
 from specbench.rows import baseline, provenance, selection, sources
 from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, read_header, to_csv
-from specbench.rows.journal import IMAGE_NAME, TIMINGS, Record, TimingJournal, fault, read_records
+from specbench.rows.journal import IMAGE_NAME
 from specbench.rows.shown import shown
 from specbench.storage.files import content, write_atomically
 from specbench.storage.version import __version__
@@ -99,7 +100,7 @@ def gather(given: Sequence[Path], runs: Sequence[Path], images: int, gallery: Se
     for folder, run_id in (*found.folders, *of_gallery):
         if run_id in found.by_id:
             _add_images(folder / "records.jsonl", run_id, images, found)
-            _add_groups(folder, found.by_id[run_id], found)
+            _add_groups(folder, run_id, found)
         for row in found.baselines:
             if baseline.run_of(row) == run_id:
                 _add_images(folder / baseline.RECORDS, row["run_id"], images, found)
@@ -245,28 +246,11 @@ def _add_images(records: Path, run_id: str, most: int, found: Found) -> None:
         found.shots[run_id] = shots
 
 
-def _add_groups(folder: Path, row: Mapping[str, Any], found: Found) -> None:
-    """Adds the breakdown of a run, of whose records all that a breakdown needs is there and undamaged."""
-    raster = parameters.default("drafter", str(row["drafter"]), "raster") is not False
-    passes: list[list[Record]] = []
-    for path in (folder / "records.jsonl", folder / baseline.RECORDS, folder / TIMINGS):
-        try:
-            read = TimingJournal(path).lines if path.name == TIMINGS else read_records(path)
-        except (OSError, UsageError, TypeError, RecursionError):
-            read = []
-        passes.append([] if any(fault(record) for record in read) else read)
-    again = passes.pop()
-    mine, vanilla = ({record.index: record for record in read} for read in passes)
-    if vanilla.keys() & mine.keys():
-        mine = {index: record for index, record in mine.items() if index in vanilla}
-    try:
-        rows = breakdown(
-            list(mine.values()), [vanilla[i] for i in mine] if vanilla.keys() >= mine.keys() else None, raster, again
-        )
-    except (ValueError, IndexError, TypeError):
-        return
-    if rows:
-        found.groups[str(row["run_id"])] = rows
+def _add_groups(folder: Path, run_id: str, found: Found) -> None:
+    """Adds the breakdown of a run, if all that it needs is there and undamaged."""
+    with suppress(UsageError):
+        rows = breakdown.of_pass(passes.read(str(folder)))
+        found.groups[run_id] = [{name: row[name] for name in row if name not in ("run_id", "method")} for row in rows]
 
 
 def keep(found: Found, folder: Path) -> None:
@@ -335,7 +319,7 @@ def page_data(found: Found) -> dict[str, Any]:
         "rows": rows,
         "audits": found.audits,
         "columns": COLUMNS,
-        "statistics": STATISTICS,
+        "statistics": breakdown.STATISTICS,
         "apart": APART,
     }
 

@@ -18,14 +18,14 @@ from pathlib import Path
 import yaml
 
 from specbench.config import configuration, parameters
-from specbench.errors import RunError, UsageError, integer
+from specbench.errors import RunError, UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, Row
 from specbench.harness.planned import R as R  # of a field, for the documentation
 from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import as_cells, csv_text, has_runs, read_rows, to_csv
 from specbench.storage.files import write_atomically
 from specbench.tables import catalog, suite_files
-from specbench.tables.collect import Bench, Executor
+from specbench.tables.collect import Bench, PlanRunner
 from specbench.tables.definitions import STANDARD, Column, Line, Table, as_overrides, named, of_world, row_column
 from specbench.tables.measure import Cell, TableRun
 from specbench.tables.suite_files import Definition, Source
@@ -93,8 +93,9 @@ def read(source: Source, name: str) -> Suite:
     given = named(table.protocol)
     models = entries("models", "model") or {table.model: {"model": table.model}}
     prompts = entries("prompts", "data") or {"": {}}
-    seeds = keys.seeds or ((integer("seed", given["seed"], 0),) if "seed" in given else ())
-    batch = integer("batch", given.get("batch", "1"), 0)
+    own = parameters.table()
+    seeds = keys.seeds or ((own["seed"].from_text("seed", given["seed"]),) if "seed" in given else ())
+    batch = own["batch"].from_text("batch", given.get("batch", "1"))
     shared = {name: one for name, one in given.items() if name not in ("seed", "batch", "timing", "baseline", "n")}
     if keys.metrics is not None:
         shared |= named(catalog.overrides(source, "metrics", {"metrics": keys.metrics}))
@@ -251,13 +252,13 @@ def run(
 ) -> tuple[SuitePlan, UsageError | RunError | None]:
     """Executes the runs without a row; one that fails stops no other. Then as `gather`; and the error where some
     failed."""
-    executor = Executor(todo, bench, say, jobs, patient=True)
+    runner = PlanRunner(todo, bench, say, jobs, patient=True)
     failed: UsageError | RunError | None = None
     try:
-        executor.execute(todo.missing)
+        runner.execute(todo.missing)
     except (UsageError, RunError) as e:
         failed = e
-    return gather(executor.plan, bench, executor.made, say), failed
+    return gather(runner.plan, bench, runner.made, say), failed
 
 
 def gather(
@@ -280,13 +281,13 @@ def gather(
         kept = wording.ROWS.read(plan.home / COMPARED)
     except UsageError:
         kept = []  # computed again
-    executor, compared, uncompared = Executor(plan, bench, say), list[Row](), dict[str, None]()
+    runner, compared, uncompared = PlanRunner(plan, bench, say), list[Row](), dict[str, None]()
     for other, one in _pairs(plan, finished):
         ids = [there[run.folder].get("run_id", "") for run in (other, one)]
         same: list[Row] = [row for row in kept if [row["run_a"], row["run_b"]] == ids]
         if not same or one.folder in ran or other.folder in ran:
             try:
-                same = executor.compare((other.label, other.folder), (one.label, one.folder))
+                same = runner.compare((other.label, other.folder), (one.label, one.folder))
             except UsageError as e:
                 uncompared[str(e)] = None
         compared += same

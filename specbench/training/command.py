@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from specbench.config import networks, parameters, registry
+from specbench.config import parameters, registry
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models.loading import checkpoints, missing
 from specbench.rows import provenance
 from specbench.storage import home
 from specbench.storage.files import sha256_file, write_atomically
+from specbench.storage.reading import read_json
 from specbench.training.continuous import ContinuousTask
 from specbench.training.drafter import DiscreteTask
 from specbench.training.recipes import WHERE, TrainingPlan, is_continuous, plan
@@ -127,7 +128,7 @@ def train(chosen: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, togethe
         checkpoints.fill(task.network, checkpoints.read(file, in_file)[1], file.name)
         return task.reached(last)
 
-    kept = {step: out / f"step-{step}" / networks.FILE for step in chosen["checkpoints"] or ()}
+    kept = {step: out / f"step-{step}" / registry.DRAFTER_FILE for step in chosen["checkpoints"] or ()}
     recipe = recipe_of(chosen, len(task.rows))
     spent = fit(
         kind,
@@ -140,7 +141,7 @@ def train(chosen: TrainingPlan, pipeline: Pipeline | ContinuousPipeline, togethe
         together=together,
         board=_board(out) if chosen["tensorboard"] and together.is_main_process else None,
     )
-    file = out / networks.FILE
+    file = out / registry.DRAFTER_FILE
     if not together.is_main_process:
         return Trained(file, {}, len(task.rows))
     write(file)
@@ -164,7 +165,7 @@ def _start(chosen: TrainingPlan) -> Path | None:
     """The weights that a training starts from."""
     if not (given := chosen["start"]):
         return None
-    if networks.is_embedded(given):
+    if registry.is_embedded(given):
         return registry.network(chosen["drafter"]).path(given)
     path = home.expanded(given)
     if not path.exists():
@@ -185,11 +186,8 @@ def _check_note(out: Path, note: dict[str, Any]) -> None:
     if not (out / NOTE).exists():
         return
     begin = f"give another out=, or remove {out / 'state'} to start again"
-    try:
-        before = json.loads((out / NOTE).read_text(encoding="utf-8"))
-        changed = [k for k in sorted({*note, *before}) if note.get(k) != before.get(k)]
-    except (ValueError, TypeError, AttributeError):
-        raise UsageError(f"{out / NOTE} is damaged; {begin}") from None
+    before = read_json(out / NOTE, dict, begin)
+    changed = [k for k in sorted({*note, *before}) if note.get(k) != before.get(k)]
     if changed:
         differing = ", ".join(f"{k}={before.get(k)}" for k in changed)
         raise UsageError(f"{out} has a training with {differing}: resume it with the same arguments, {begin}")

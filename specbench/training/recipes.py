@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from specbench.config import command_line, configuration, parameters, registry
 from specbench.config.parameter import Parameter
 from specbench.errors import UsageError, unknown, values
 from specbench.storage import home
+from specbench.storage.reading import read_yaml
 
 #: Every argument of a training; the others are those of a run: model, weights, data, seed, temperature, ...
 TABLE: dict[str, Parameter] = {
@@ -237,8 +236,7 @@ def _texts(values: Mapping[str, Any]) -> str:
 
 
 def _read_file() -> dict[str, dict[str, Any]]:
-    held: Any = OmegaConf.to_container(OmegaConf.load(parameters.conf_dir() / _FILE))
-    return {str(name): recipe for name, recipe in held.items()}
+    return read_yaml(parameters.conf_dir() / _FILE)
 
 
 def _recipes() -> dict[str, dict[str, Any]]:

@@ -110,6 +110,17 @@ def _draw_some(
     return _seeded(distributions[:, picks], labels[picks], int(rng.integers(2**62)), device)
 
 
+def loss_of(
+    model: MAR, latents: Tensor, labels: Tensor, masked: Tensor, generator: torch.Generator, dropout: float
+) -> Tensor:
+    """`MAR.head_loss` over masked tokens. latents (N, L, D), as they are sampled; labels (N,) int64, lost with
+    probability `dropout`; masked (N, L) bool: the tokens to predict, as of `mar.masks`."""
+    drawn = torch.rand(len(labels), generator=generator, device=generator.device).to(latents.device)
+    labels = labels.masked_fill(drawn < dropout, model.cfg.classes)
+    z = model.conditions(latents, ~masked, labels)[masked]
+    return model.head_loss(latents[masked].float(), z, generator, REPEATS)
+
+
 def train_target(
     model: MAR, distributions: np.ndarray, labels: np.ndarray, recipe: Recipe, work: Path, dropout: float = 0.1
 ) -> dict[str, float]:
@@ -120,7 +131,7 @@ def train_target(
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
         rng = micro_step.rng
         tokens, classes, masked, generator = _draw_some(rng, distributions, labels, recipe.batch, device)
-        value = model.loss(tokens, classes, masked, generator, REPEATS, dropout)
+        value = loss_of(model, tokens, classes, masked, generator, dropout)
         return value, {"loss": float(value.detach())}
 
     return fit("mar", model, loss, recipe, work)
@@ -177,7 +188,7 @@ def _batches(
 def evaluate_target(model: MAR, distributions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """The training loss on other images, with their classes, in float32."""
     losses = [
-        float(model.loss(tokens, classes, masked, generator, REPEATS, dropout=0.0))
+        float(loss_of(model, tokens, classes, masked, generator, dropout=0.0))
         for tokens, classes, masked, generator in _batches(distributions, labels, model.mask_token.device)
     ]
     return {"loss": float(np.mean(losses))}

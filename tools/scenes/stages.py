@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from specbench.config import registry
-from specbench.data import scenes
 from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
@@ -180,8 +179,8 @@ class Stages:
         )
         with torch.no_grad():
             features = text(text.tokenize(self.validation.captions).to(self.device))
-            labels = torch.as_tensor(scenes.labels_by_position(self.validation.labels)).to(self.device)
-            _, right = text.reading_loss(features, labels)
+            labels = torch.as_tensor(target.labels_by_position(self.validation.labels)).to(self.device)
+            _, right = target.reading_loss(text, features, labels)
         self.statistics["text"]["attributes_right"] = float(right)
         return text
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import inputs, lossless, sampling, selected, trees, verification, window
+from specbench.engine.kernels import inputs, lossless, sampling, selected, skips, trees, verification, window
 from specbench.engine.kernels.block import MOST_WEIGHTS, LayerKernels, Stream, tune
 from specbench.engine.kernels.tiles import Tiles
 
@@ -34,7 +34,7 @@ class FusedKernels:
     keep = staticmethod(verification.keep)
     inputs, newest, level = staticmethod(inputs.inputs), staticmethod(inputs.newest), staticmethod(inputs.level)
     grows, growth = staticmethod(trees.grows), trees.Growth
-    skip, join = staticmethod(trees.skip), staticmethod(trees.join)
+    skip, join = staticmethod(skips.skip), staticmethod(skips.join)
     stream = Stream
 
     def __init__(self, tiles: Tiles | None = None, dependent: bool = True, most_weights: int = MOST_WEIGHTS) -> None:

@@ -79,18 +79,8 @@ def _attend(
     for first in range(tl.maximum(low, start), committed, BS):
         key = first + j
         at = base + key[:, None] * DIM + d[None, :]
-        top, total, out = _add_keys(
-            q,
-            K,
-            V,
-            at,
-            (key < committed)[:, None] & (d < DIM)[None, :],
-            (key < committed)[None, :],
-            scale,
-            top,
-            total,
-            out,
-        )
+        stored, seen = (key < committed)[:, None] & (d < DIM)[None, :], (key < committed)[None, :]
+        top, total, out = _add_keys(q, K, V, at, stored, seen, scale, top, total, out)
     among = AMONG + (row % trees) * tree_stride + node * node_stride
     for first in tl.range(tl.maximum(low, root), high, BS, num_stages=1):
         key = first + j

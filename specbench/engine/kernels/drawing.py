@@ -130,11 +130,15 @@ def take_largest(SCORES, count, BLOCK: tl.constexpr):
     return token
 
 
-def draft_flags(draft: Any) -> tuple[Tensor, Tensor]:
-    """Which nodes of a draft are valid, and which tokens were sampled, (B, M) uint8 each. Whether the token of a node
-    that is not valid was sampled does not matter."""
-    valid = draft.valid.contiguous().view(torch.uint8)
-    return valid, valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+def of_draft(p: Tensor, draft: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[int, ...]]:
+    """What kernels take of a draft with the target's distributions p (B, M, V). DRAFT: p, q, tokens, and which nodes
+    are valid and were sampled, uint8 (whether the token of a node that is not valid was sampled does not matter). TREE:
+    children, slot, inner, parent, depth. Sizes: nodes, inner nodes, height, trees, vocabulary."""
+    tree, valid = draft.tree, draft.valid.contiguous().view(torch.uint8)
+    sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+    given = p.contiguous(), draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled
+    topology = tuple(x.contiguous() for x in (tree.children, tree.slot, tree.inner, tree.parent, tree.depth))
+    return given, topology, (p.shape[1], tree.children.shape[1], tree.height, len(tree.children), p.shape[2])
 
 
 def verdict_memory(p: Tensor, height: int) -> Written:

@@ -60,6 +60,12 @@ def _inputs(
     _copy(TABLE + position * half * 2, ROPE + cell * half * 2, half * 2, BLOCK)
 
 
+def _memory(x: Tensor, rope: Tensor, rows: int, nodes: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inputs (R, n, width) like x, rotary rows of the table `rope`, slots (R, n) and the root's slot (R,)."""
+    slots, root = (torch.empty(shape, dtype=torch.int64, device=x.device) for shape in ((rows, nodes), (rows,)))
+    return x.new_empty(rows, nodes, width), rope.new_empty(rows, nodes, *rope.shape[1:]), slots, root
+
+
 def inputs(
     session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -73,9 +79,7 @@ def inputs(
     assert prefix.is_contiguous()
     assert tokens.stride(1) == 1 or nodes == 1
     positions = positions.contiguous()
-    x, rope = embeddings.new_empty(rows, nodes, width), table.new_empty(rows, nodes, half, 2)
-    slots = torch.empty(rows, nodes, dtype=torch.int64, device=x.device)
-    root = torch.empty(rows, dtype=torch.int64, device=x.device)
+    x, rope, slots, root = _memory(embeddings, table, rows, nodes, width)
     launch.start(_inputs, (rows * nodes,),
         tokens, positions, positions if count is None else count, tokens if ids is None else ids, embeddings, prefix,
         table, session.padding, x, rope, slots, root, len(tokens), nodes, before, width, half, tokens.stride(0),
@@ -123,9 +127,7 @@ def newest(
     ids, _, _ = session.model.tables()
     table, embeddings, prefix = head.rope(), head.embed_tokens.weight, session.prefix.ids
     (rows, nodes, width), before, half = known.shape, prefix.shape[1], table.shape[1]
-    x, rope = embeddings.new_empty(rows, nodes, 2 * width), table.new_empty(rows, nodes, half, 2)
-    slots = torch.empty(rows, nodes, dtype=torch.int64, device=x.device)
-    root = torch.empty(rows, dtype=torch.int64, device=x.device)
+    x, rope, slots, root = _memory(embeddings, table, rows, nodes, 2 * width)
     among = torch.empty(rows, nodes, nodes, dtype=torch.bool, device=x.device)
     launch.start(_newest, (rows * nodes,),
         history, count, fresh, history if ids is None else ids, prefix.contiguous(), embeddings, known.contiguous(),
@@ -179,17 +181,11 @@ def level(
     first expanded node (R,). tokens (B, *), of which chosen (n,) are the nodes', or all; features (R, *, dim), of which
     parents (n,) or (B, n) are the parents'."""
     ids, _, _ = session.model.tables()
-    table, embeddings, features, tokens = (
-        head.rope(),
-        head.embed_tokens.weight,
-        features.contiguous(),
-        tokens.contiguous(),
-    )
+    table, embeddings = head.rope(), head.embed_tokens.weight
+    features, tokens = features.contiguous(), tokens.contiguous()
     assert parents.stride(-1) == 1 or parents.shape[-1] == 1
     (rows, held, width), nodes, half = features.shape, parents.shape[-1], table.shape[1]
-    x, rope = embeddings.new_empty(rows, nodes, 2 * width), table.new_empty(rows, nodes, half, 2)
-    slots = torch.empty(rows, nodes, dtype=torch.int64, device=x.device)
-    root = torch.empty(rows, dtype=torch.int64, device=x.device)
+    x, rope, slots, root = _memory(embeddings, table, rows, nodes, 2 * width)
     launch.start(_level, (rows * nodes,),
         tokens, tokens if chosen is None else chosen, parents, count, tokens if ids is None else ids,
         embeddings, features, table, session.padding, x, rope, slots, root, len(tokens), nodes, session.prefix_length,

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import Written, draft_flags, draw_row, verdict_memory
+from specbench.engine.kernels.drawing import Written, draw_row, of_draft, verdict_memory
 
 #: Tokens that a program reads at once; the compiler's options.
 _BLOCK, _OPTIONS = 4096, launch.DISTRIBUTIONS
@@ -38,10 +38,12 @@ def _left(P, Q, at, inside, KIDS, TOKENS, SAMPLED, KEPT, count, REMOVE: tl.const
 
 @triton.jit(do_not_specialize=("depth",))  # one binary for all levels of a tree
 def _try_children(
-    P, Q, TOKENS, VALID, SAMPLED, CHILDREN, INNER, DEPTH, MASS, KEPT, FIRST,
-    depth, nodes, inner, tree_rows, vocabulary, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REMOVE: tl.constexpr,
+    DRAFT, TREE, MASS, KEPT, FIRST, sizes, depth, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REMOVE: tl.constexpr,
 ):  # fmt: skip
     """One inner node of `depth`: the masses with which its children are entered, and the one that it keeps."""
+    P, Q, TOKENS, VALID, SAMPLED = DRAFT
+    CHILDREN, SLOT, INNER, PARENT, DEPTH = TREE
+    nodes, inner, height, tree_rows, vocabulary = sizes
     here = tl.program_id(0).to(tl.int64)
     row, tree = here // inner, here // inner % tree_rows
     node = tl.load(INNER + tree * inner + here % inner)
@@ -87,9 +89,10 @@ def _try_children(
 
 @triton.jit
 def _masses(
-    P, Q, TOKENS, VALID, SAMPLED, MASS, KEPT, FIRST, nodes, vocabulary, DEEP: tl.constexpr, BLOCK: tl.constexpr
+    DRAFT, MASS, KEPT, FIRST, nodes, vocabulary, DEEP: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One node of a chain: the mass with which it passes. Node i follows node i - 1."""
+    P, Q, TOKENS, VALID, SAMPLED = DRAFT
     here = tl.program_id(0).to(tl.int64)
     row, node = here // nodes, here % nodes
     tokens, p_row, q_row = TOKENS + row * nodes + 1, P + row * nodes * vocabulary, Q + row * (nodes - 1) * vocabulary
@@ -141,17 +144,20 @@ def _least(x):
 
 @triton.jit
 def _conclude(
-    P, Q, TOKENS, SAMPLED, U, CHILDREN, SLOT, PARENT, DEPTH, ORDER, MASS, KEPT, PATH, LENGTH, CHOSEN, NEXT,
-    nodes, inner, height, tree_rows, vocabulary, u_stride,
+    DRAFT, TREE, U, ORDER, MASS, KEPT, VERDICT, sizes,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr, REMOVE: tl.constexpr,
 ):  # fmt: skip
     """One image: the first node in post-order that passes."""
+    P, Q, TOKENS, VALID, SAMPLED = DRAFT
+    CHILDREN, SLOT, INNER, PARENT, DEPTH = TREE
+    PATH, LENGTH, CHOSEN, NEXT, FIRST = VERDICT
+    nodes, inner, height, tree_rows, vocabulary = sizes
     row = tl.program_id(0).to(tl.int64)
     tree = row % tree_rows
     tokens, sampled, chosen = TOKENS + row * nodes, SAMPLED + row * nodes, CHOSEN + row * (height + 1)
     at = tl.arange(0, WIDE)
     there = at < nodes
-    passed = tl.load(U + row * u_stride + at, mask=there, other=1.0) < tl.load(
+    passed = tl.load(U + row * 2 * nodes + at, mask=there, other=1.0) < tl.load(
         MASS + row * nodes + at, mask=there, other=0.0
     )
     order = tl.load(ORDER + tree * nodes + at, mask=there, other=nodes)
@@ -167,7 +173,7 @@ def _conclude(
         p, _ = _left(p_row, q_row, i, i < vocabulary, kids, tokens, sampled, kept, count, REMOVE)
         tl.store(next_row + i, p, mask=i < vocabulary)
     tl.debug_barrier()
-    next_token = draw_row(next_row, tl.load(U + row * u_stride + nodes), vocabulary, BLOCK)
+    next_token = draw_row(next_row, tl.load(U + row * 2 * nodes + nodes), vocabulary, BLOCK)
     above, d = node, length - 1
     while d >= 0:
         tl.store(PATH + row * height + d, above)
@@ -186,51 +192,42 @@ def verify_block(p: Tensor, draft: Any, u: Tensor) -> Written:
     """As of `decoding.verify.block`: the fields of a Verdict. p (B, M, V) float32; u (B, 2, M): the uniforms of the
     nodes, then, first of its row, that of the next token."""
     rows, nodes, vocabulary = p.shape
-    mass, first, kept, given = _prepared(p, draft)
+    given, mass, kept, verdict = _prepared(p, draft)
     launch.start(_masses, (rows * nodes,),
-        *given, mass, kept, first, nodes, vocabulary,
+        given[0], mass, kept, verdict[4], nodes, vocabulary,
         triton.next_power_of_2(nodes), min(_BLOCK, triton.next_power_of_2(vocabulary)), **_OPTIONS,
     )  # fmt: skip
-    return _concluded(draft, u, draft.tree.post_order, mass, kept, first, given)
+    return _concluded(draft, u, draft.tree.post_order, given, mass, kept, verdict)
 
 
 def traverse(p: Tensor, draft: Any, u: Tensor, order: Tensor) -> Written:
     """As of `decoding.verify.traversal`: the fields of a Verdict. p, u as of `verify_block`; order (R, M): the number
     of every node in post-order."""
-    tree, (rows, nodes, vocabulary) = draft.tree, p.shape
-    inner = tree.children.shape[1]
-    mass, first, kept, given = _prepared(p, draft)
-    for depth in range(tree.height):
-        launch.start(_try_children, (rows * inner,),
-            *given, tree.children.contiguous(), tree.inner.contiguous(), tree.depth.contiguous(), mass, kept, first,
-            depth, nodes, inner, len(tree.children), vocabulary, tree.width,
-            min(_BLOCK, triton.next_power_of_2(vocabulary)), not draft.replacement, **_OPTIONS,
+    given, mass, kept, verdict = _prepared(p, draft)
+    topology, sizes = given[1:]
+    for depth in range(draft.tree.height):
+        launch.start(_try_children, (len(p) * sizes[1],),
+            given[0], topology, mass, kept, verdict[4], sizes, depth, draft.tree.width,
+            min(_BLOCK, triton.next_power_of_2(p.shape[2])), not draft.replacement, **_OPTIONS,
         )  # fmt: skip
-    return _concluded(draft, u, order, mass, kept, first, given)
+    return _concluded(draft, u, order, given, mass, kept, verdict)
 
 
-def _prepared(p: Tensor, draft: Any) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Buffers of the masses, of the first candidate's acceptance and of `_FACTS`; and p, q, tokens, valid, sampled."""
-    rows, nodes, _ = p.shape
-    valid, sampled = draft_flags(draft)
-    kept = p.new_empty(rows, *draft.tree.children.shape[1:], _FACTS)
-    given = p.contiguous(), draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled
-    return p.new_zeros(rows, nodes), p.new_empty(rows), kept, given
+def _prepared(p: Tensor, draft: Any) -> tuple[Any, Tensor, Tensor, Written]:
+    """What `of_draft` gives, and memory for the masses, for `_FACTS` and for the verdict."""
+    kept = p.new_empty(len(p), *draft.tree.children.shape[1:], _FACTS)
+    return of_draft(p, draft), p.new_zeros(p.shape[:2]), kept, verdict_memory(p, draft.tree.height)
 
 
 def _concluded(
-    draft: Any, u: Tensor, order: Tensor, mass: Tensor, kept: Tensor, first: Tensor, given: tuple[Tensor, ...]
+    draft: Any, u: Tensor, order: Tensor, given: Any, mass: Tensor, kept: Tensor, verdict: Written
 ) -> Written:
-    """The verdict of the masses (B, M) with which nodes pass, with `first`."""
-    p, q, tokens, _, sampled = given
-    tree, (rows, nodes, vocabulary) = draft.tree, p.shape
-    inner, height = tree.children.shape[1], tree.height
-    path, length, chosen, next_probs, _ = verdict_memory(p, height)
-    launch.start(_conclude, (rows,),
-        p, q, tokens, sampled, u.contiguous(), tree.children.contiguous(), tree.slot.contiguous(),
-        tree.parent.contiguous(), tree.depth.contiguous(), order.contiguous(), mass, kept, path, length, chosen,
-        next_probs, nodes, inner, height, len(tree.children), vocabulary, 2 * nodes, tree.width,
+    """The verdict of the masses (B, M) with which nodes pass."""
+    given, topology, sizes = given
+    nodes, _, height, _, vocabulary = sizes
+    launch.start(_conclude, (len(mass),),
+        given, topology, u.contiguous(), order.contiguous(), mass, kept, verdict, sizes, draft.tree.width,
         triton.next_power_of_2(nodes), triton.next_power_of_2(height + 1),
         min(_BLOCK, triton.next_power_of_2(vocabulary)), not draft.replacement, **_OPTIONS,
     )  # fmt: skip
-    return path, length, chosen, next_probs, first
+    return verdict

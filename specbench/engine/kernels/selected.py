@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import draft_flags, draw_row, parts, verdict_memory
+from specbench.engine.kernels.drawing import draw_row, of_draft, parts, verdict_memory
 
 #: Tokens that a program reads at once: as they are, in their order with sums in float64, and with _SHARES shares for
 #: each; the compiler's options.
@@ -32,10 +32,11 @@ def _ratio(p, q):
 
 
 @triton.jit
-def _ratios(
-    P, Q, TOKENS, SAMPLED, CHILDREN, INNER, OUT, nodes, inner, tree_rows, vocabulary, width, BLOCK: tl.constexpr
-):  # fmt: skip
+def _ratios(DRAFT, TREE, OUT, sizes, width, BLOCK: tl.constexpr):
     """p / q of a block of tokens at one inner node, by which they are ordered."""
+    P, Q, TOKENS, VALID, SAMPLED = DRAFT
+    CHILDREN, SLOT, INNER, PARENT, DEPTH = TREE
+    nodes, inner, height, tree_rows, vocabulary = sizes
     here, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row, tree = here // inner, here // inner % tree_rows
     slot = tree * inner + here % inner
@@ -46,9 +47,10 @@ def _ratios(
 
 
 @triton.jit
-def _children(Q, TOKENS, VALID, SAMPLED, KIDS, vocabulary, WIDTH: tl.constexpr, WIDE: tl.constexpr):
-    """The children of an inner node, all of one row: their numbers, tokens and q, which of them exist, and whether they
-    were sampled."""
+def _children(DRAFT, first_node, Q, KIDS, vocabulary, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    """The children of an inner node with distribution Q, of the row whose nodes begin at `first_node`: their numbers,
+    tokens and q, which of them exist, whether they were sampled, and the first one's token."""
+    TOKENS, VALID, SAMPLED = DRAFT[2] + first_node, DRAFT[3] + first_node, DRAFT[4] + first_node
     k = tl.arange(0, WIDE)
     kids = tl.load(KIDS + k, mask=k < WIDTH, other=-1)
     some = tl.maximum(kids, 0)
@@ -62,18 +64,18 @@ def _children(Q, TOKENS, VALID, SAMPLED, KIDS, vocabulary, WIDTH: tl.constexpr, 
 
 @triton.jit
 def _best(
-    Q, TOKENS, VALID, SAMPLED, CHILDREN, ORDER, OUT, nodes, inner, tree_rows, vocabulary,
+    DRAFT, TREE, ORDER, OUT, sizes,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, REPLACEMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The distribution of `decoding.verify.selected.best_of` or, without replacement, `best_of_pair`, at one inner node
     with several children."""
+    nodes, inner, height, tree_rows, vocabulary = sizes
     here, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     row, tree = here // inner, here // inner % tree_rows
-    probs, order, out = Q + here * vocabulary, ORDER + here * vocabulary, OUT + here * vocabulary
+    probs, order, out = DRAFT[1] + here * vocabulary, ORDER + here * vocabulary, OUT + here * vocabulary
     _, _, _, exists, sampled, token = _children(
-        probs, TOKENS + row * nodes, VALID + row * nodes, SAMPLED + row * nodes,
-        CHILDREN + (tree * inner + here % inner) * WIDTH, vocabulary, WIDTH, WIDE,
-    )  # fmt: skip
+        DRAFT, row * nodes, probs, TREE[0] + (tree * inner + here % inner) * WIDTH, vocabulary, WIDTH, WIDE
+    )
     count = tl.sum(exists.to(tl.int32), 0)
     if count > 1:
         if REPLACEMENT:
@@ -143,16 +145,19 @@ def _kept_by_shares(P, Q, BEST, KEPT, mass, sampled, token, vocabulary, grid, PI
 
 @triton.jit
 def _walk(
-    P, Q, BEST, TOKENS, VALID, SAMPLED, U, CHILDREN, SLOT, KEPT, PATH, LENGTH, CHOSEN, NEXT, FIRST, SHARE,
-    nodes, inner, height, tree_rows, vocabulary, grid, select, same,
+    DRAFT, TREE, BEST, U, KEPT, VERDICT, SHARE, sizes, grid, select, same,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, GRID: tl.constexpr, AUTO: tl.constexpr,
     BLOCK: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """One image, from the root along the children that are followed to a leaf. What is known of the last node that
     passes: `end`, its depth, its mass, the share there, the sum that is left, and whether it has children."""
+    P, Q, TOKENS, VALID, SAMPLED = DRAFT
+    CHILDREN, SLOT, INNER, PARENT, DEPTH = TREE
+    PATH, LENGTH, CHOSEN, NEXT, FIRST = VERDICT
+    nodes, inner, height, tree_rows, vocabulary = sizes
     row, k, lane = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE), tl.arange(0, BLOCK)
     tree = row % tree_rows
-    tokens_row, valid_row, sampled_row = TOKENS + row * nodes, VALID + row * nodes, SAMPLED + row * nodes
+    tokens_row, sampled_row = TOKENS + row * nodes, SAMPLED + row * nodes
     u, path, chosen = U + row * 2 * nodes, PATH + row * height, CHOSEN + row * (height + 1)
     p_rows, next_row = P + row * nodes * vocabulary, NEXT + row * vocabulary
     node, depth, goes = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64), tl.full([], 1, tl.int32)
@@ -166,7 +171,7 @@ def _walk(
         probs, best = Q + (row * inner + slot) * vocabulary, BEST + (row * inner + slot) * vocabulary
         p_row = p_rows + node * vocabulary
         kids, tokens, q, exists, sampled, first_token = _children(
-            probs, tokens_row, valid_row, sampled_row, CHILDREN + (tree * inner + slot) * WIDTH, vocabulary, WIDTH, WIDE
+            DRAFT, row * nodes, probs, CHILDREN + (tree * inner + slot) * WIDTH, vocabulary, WIDTH, WIDE
         )
         exists = exists & (which >= 0)
         count = tl.sum(exists.to(tl.int32), 0)
@@ -258,32 +263,24 @@ def select(
     """Verify a draft as `decoding.verify.selected` does by the exact rule; returns the fields of a Verdict. p (B, M, V)
     float32; u (B, 2, M): the uniforms of the nodes, then that of the next token and, by depth, those that choose
     children; share, grid: see `Selected`; same: what sums must differ by."""
-    tree, (rows, nodes, vocabulary) = draft.tree, p.shape
-    (inner, width), height, block = (
-        tree.children.shape[1:],
-        tree.height,
-        min(_BLOCK, triton.next_power_of_2(vocabulary)),
-    )
-    valid, sampled = draft_flags(draft)
-    p, q, tokens, children = (x.contiguous() for x in (p, draft.probs, draft.tokens, tree.children))
-    wide, best, trees = triton.next_power_of_2(width), q, len(tree.children)
+    width, block = draft.tree.width, min(_BLOCK, triton.next_power_of_2(p.shape[2]))
+    given, topology, sizes = of_draft(p, draft)
+    q, cells = given[1], len(p) * sizes[1]
+    wide, best = triton.next_power_of_2(width), q
     if width > 1:
         ratios, best = torch.empty(2, *q.shape, device=p.device)
-        launch.start(_ratios, (rows * inner, triton.cdiv(vocabulary, block)),
-            p, q, tokens, sampled, children, tree.inner.contiguous(), ratios, nodes, inner, trees, vocabulary, width,
-            block, num_warps=8,
+        launch.start(_ratios, (cells, triton.cdiv(p.shape[2], block)),
+            given, topology, ratios, sizes, width, block, num_warps=8,
         )  # fmt: skip
         order = ratios.sort(dim=-1, stable=True).indices
-        launch.start(_best, (rows * inner,),
-            q, tokens, valid, sampled, children, order, best, nodes, inner, trees, vocabulary, width, wide,
-            draft.replacement, min(_ORDERED, block), **_OPTIONS,
+        launch.start(_best, (cells,),
+            given, topology, order, best, sizes, width, wide, draft.replacement, min(_ORDERED, block), **_OPTIONS,
         )  # fmt: skip
-    path, length, chosen, next_probs, first = verdict = verdict_memory(p, height)
-    shares = torch.empty_like(first)
-    launch.start(_walk, (rows,),
-        p, q, best, tokens, valid, sampled, u.contiguous(), children, tree.slot.contiguous(),
-        p.new_empty(rows, grid + 1), path, length, chosen, next_probs, first, shares, nodes, inner, height, trees,
-        vocabulary, grid, 0.0 if share is None else share, same, width, wide, triton.next_power_of_2(height + 1),
+    verdict = verdict_memory(p, draft.tree.height)
+    shares = torch.empty_like(verdict[4])
+    launch.start(_walk, (len(p),),
+        given, topology, best, u.contiguous(), p.new_empty(len(p), grid + 1), verdict, shares, sizes, grid,
+        0.0 if share is None else share, same, width, wide, triton.next_power_of_2(draft.tree.height + 1),
         triton.next_power_of_2(grid + 1), share is None, block, min(_PIECE, block), **_OPTIONS,
     )  # fmt: skip
     return *verdict, shares

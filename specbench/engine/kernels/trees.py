@@ -1,5 +1,4 @@
-"""Trees that grow in a step: candidates, beams, the selection of the nodes and every tensor of the topology; and the
-tree of VVS, a committed path in front of another tree."""
+"""Trees that grow in a step: candidates, beams, the selection of the nodes and every tensor of the topology."""
 
 from __future__ import annotations
 
@@ -11,14 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import stream, uniform
 
 #: Probabilities that a program reads at once, and the compiler's options for it.
 _BLOCK, _OPTIONS = 4096, {"num_warps": 16}
 #: Candidates of a step, and nodes of a tree with the root, at most: one program of a row ranks them all.
 MOST_CANDIDATES, MOST_NODES = 4096, 256
-#: Tokens of a history that a program copies at once.
-_HISTORY = 1024
 #: Numbers that a program compares with all others at once, and that it clears at once.
 _COMPARED, _CLEARED = tl.constexpr(32), tl.constexpr(1024)
 #: Pairs of numbers that a program compares at once.
@@ -38,7 +34,7 @@ def _ahead(X, x, i, count, COMPARED: tl.constexpr):
 
 
 @triton.jit
-def _count_children(PARENT, VALID, n, nodes, ALL: tl.constexpr):
+def count_children(PARENT, VALID, n, nodes, ALL: tl.constexpr):
     """How many children each of the nodes n has, or how many that are valid; PARENT, VALID (nodes,) of one row. The
     root is a child of itself."""
     kids = tl.zeros_like(n)
@@ -59,14 +55,19 @@ def _clear(X, value, count):
 
 
 @triton.jit
-def _topology(
-    PARENT, RANK, KIDS, DEPTH, ANCESTORS, INNER, SLOT, CHILDREN, nodes, inner, width, height, NODES: tl.constexpr
-):  # fmt: skip
-    """What `decoding.trees.from_parents` makes, of one row: PARENT, RANK (nodes,) as there, and memory for `nodes`
-    numbers at KIDS."""
+def topology(TREE, row, RANK, KIDS, nodes, inner, width, height, NODES: tl.constexpr):
+    """What `decoding.trees.from_parents` makes, of one row of TREE, the tensors of `tree_memory`, of which the first,
+    parents, is given. RANK (nodes,) as there; KIDS: memory for `nodes` numbers."""
+    PARENT, DEPTH, ANCESTORS, INNER, SLOT, CHILDREN = TREE
+    PARENT += row * nodes
+    DEPTH += row * nodes
+    ANCESTORS += row * nodes * nodes
+    INNER += row * inner
+    SLOT += row * nodes
+    CHILDREN += row * inner * width
     n = tl.arange(0, NODES)
     there = n < nodes
-    kids = _count_children(PARENT, PARENT, n, nodes, True) - (n == 0).to(tl.int32)
+    kids = count_children(PARENT, PARENT, n, nodes, True) - (n == 0).to(tl.int32)
     more = tl.where(n == 0, kids + nodes, kids)  # the root, then those with most children
     tl.store(KIDS + n, more, mask=there)
     _clear(CHILDREN, -1, inner * width)
@@ -90,13 +91,14 @@ def _topology(
 
 @triton.jit(do_not_specialize=("nodes", "begin"))  # one binary for all levels of a tree but the first
 def _candidates(
-    P, BEST, CHOSEN, SCORES, TOKENS, ABOVE, HOME, nodes, vocabulary, held, begin, width,
+    P, BEST, CHOSEN, CANDIDATES, nodes, vocabulary, held, begin, width,
     ROOT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The `width` most probable children of one node, of equal ones the first, which are candidates from `begin` on.
 
     A lane has the tokens lane, lane + BLOCK .. and knows the best of them that was not taken; once it is taken, its
     other tokens are read again."""
+    SCORES, TOKENS, ABOVE, HOME = CANDIDATES
     here = tl.program_id(0).to(tl.int64)
     lane, column = tl.arange(0, BLOCK), tl.arange(0, COLUMNS)
     probs, cell = P + here * vocabulary, here // nodes * held + begin + here % nodes * width
@@ -128,12 +130,13 @@ def _candidates(
 
 @triton.jit(do_not_specialize=("begin", "count", "first"))
 def _beam(
-    SCORES, TOKENS, HOME, BEFORE, PICK, PARENTS, CHOSEN, BEST, SEES, held, begin, count, first, width, expanded,
+    CANDIDATES, BEFORE, PICK, PARENTS, CHOSEN, BEST, SEES, held, begin, count, first, width, expanded,
     ROOT: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr, KNOWN: tl.constexpr,
     COMPARED: tl.constexpr,
 ):  # fmt: skip
     """The best `width` of the `count` candidates of a level of one row, from `begin` on. They are expanded next, and
     numbered from `first` on. BEFORE: what SEES was of the level before."""
+    SCORES, TOKENS, ABOVE, HOME = CANDIDATES
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, COUNT)
     scores = SCORES + row * held + begin
     score = tl.load(scores + i, mask=i < count, other=0.0)
@@ -158,17 +161,17 @@ def _beam(
 
 @triton.jit
 def _select_nodes(
-    SCORES, TOKENS, ABOVE, HOME, HISTORY, COUNT, MEMORY, PARENT, DEPTH, ANCESTORS, INNER, SLOT, CHILDREN, DRAFT, VALID,
-    OF, held, nodes, inner, width, height, history_stride, CANDIDATES: tl.constexpr, NODES: tl.constexpr,
-    COMPARED: tl.constexpr,
+    CANDIDATES, HISTORY, COUNT, MEMORY, TREE, DRAFT, VALID, OF, held, nodes, inner, width, height, history_stride,
+    HELD: tl.constexpr, NODES: tl.constexpr, COMPARED: tl.constexpr,
 ):  # fmt: skip
     """The best candidates of one row, parents in front of their children, as a draft. MEMORY: for `held` + 3 `nodes`
     numbers: of every candidate its node, of every node its rank, the distribution of its children, and the number of
     these."""
-    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, CANDIDATES)
+    SCORES, TOKENS, ABOVE, HOME = CANDIDATES
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, HELD)
     cell, here, numbers = row * held + i, i < held, MEMORY + row * (held + 3 * nodes)
     ranks, homes, kids = numbers + held, numbers + held + nodes, numbers + held + 2 * nodes
-    parents, valid = PARENT + row * nodes, VALID + row * nodes
+    parents, valid = TREE[0] + row * nodes, VALID + row * nodes
     score = tl.load(SCORES + cell, mask=here, other=0.0)
     kept = here & (_ahead(SCORES + row * held, score, i, held, COMPARED) < nodes - 1)
     number = tl.cumsum(kept.to(tl.int32), 0)
@@ -189,12 +192,9 @@ def _select_nodes(
     tl.store(DRAFT + row * nodes, root)
     tl.store(valid, 1)
     tl.debug_barrier()
-    _topology(
-        parents, ranks, kids, DEPTH + row * nodes, ANCESTORS + row * nodes * nodes, INNER + row * inner,
-        SLOT + row * nodes, CHILDREN + row * inner * width, nodes, inner, width, height, NODES,
-    )  # fmt: skip
+    topology(TREE, row, ranks, kids, nodes, inner, width, height, NODES)
     slot = tl.arange(0, NODES)
-    node = tl.load(INNER + row * inner + slot, mask=slot < inner, other=0)
+    node = tl.load(TREE[3] + row * inner + slot, mask=slot < inner, other=0)
     tl.store(OF + row * inner + slot, tl.load(homes + node, mask=slot < inner, other=0), mask=slot < inner)
 
 
@@ -206,9 +206,9 @@ class Growth:
         self.grower, self.rows, self.device = grower, rows, device
         self.width = width = min(grower.width, vocabulary)
         self.held = width + (grower.depth - 1) * width * width  # candidates, in the end
-        self.scores = torch.empty(rows, self.held, device=device)
-        self.tokens = torch.empty(rows, self.held, dtype=torch.int64, device=device)
-        self.above, self.home = torch.empty(2, rows, self.held, dtype=torch.int32, device=device)
+        scores = torch.empty(rows, self.held, device=device)
+        above, home = torch.empty(2, rows, self.held, dtype=torch.int32, device=device)
+        self.candidates = scores, torch.empty_like(scores, dtype=torch.int64), above, home  # tokens are the second
         self.chosen = torch.empty(rows, width, dtype=torch.int32, device=device)
         self.best = torch.empty(rows, width, device=device)
         self.sees: Tensor | None = None
@@ -221,8 +221,8 @@ class Growth:
         self.begin, self.count = self.begin + self.count, nodes * self.width
         block = min(_BLOCK, triton.next_power_of_2(vocabulary))
         launch.start(_candidates, (self.rows * nodes,),
-            probs.contiguous(), self.best, self.chosen, self.scores, self.tokens, self.above, self.home, nodes,
-            vocabulary, self.held, self.begin, self.width, self.begin == 0,
+            probs.contiguous(), self.best, self.chosen, self.candidates, nodes, vocabulary, self.held, self.begin,
+            self.width, self.begin == 0,
             triton.next_power_of_2(triton.cdiv(vocabulary, block)), block, **_OPTIONS,
         )  # fmt: skip
 
@@ -233,8 +233,8 @@ class Growth:
         sees = torch.empty(self.rows, width, expanded, dtype=torch.uint8, device=self.device)
         before = sees if self.sees is None else self.sees
         launch.start(_beam, (self.rows,),
-            self.scores, self.tokens, self.home, before, pick, parents, self.chosen, self.best, sees, self.held,
-            self.begin, self.count, first, width, expanded, self.sees is None, triton.next_power_of_2(self.count),
+            self.candidates, before, pick, parents, self.chosen, self.best, sees, self.held, self.begin, self.count,
+            first, width, expanded, self.sees is None, triton.next_power_of_2(self.count),
             triton.next_power_of_2(width), triton.next_power_of_2(expanded), _compared(self.count), num_warps=8,
         )  # fmt: skip
         self.sees = sees
@@ -246,13 +246,13 @@ class Growth:
         the root's, then the distributions of the expanded nodes in order."""
         nodes = 1 + min(self.grower.nodes, self.held)
         inner = min(1 + self.grower.expanded, nodes - 1)
-        made = _tensors(self.rows, nodes, inner, self.width, self.device)
+        made = tree_memory(self.rows, nodes, inner, self.width, self.device)
         tokens, valid = torch.empty_like(made[0]), torch.empty_like(made[0], dtype=torch.bool)
         of = torch.empty_like(made[3])
         memory = torch.empty(self.rows, self.held + 3 * nodes, dtype=torch.int32, device=self.device)
         launch.start(_select_nodes, (self.rows,),
-            self.scores, self.tokens, self.above, self.home, history, count, memory, *_as_bytes(made), tokens,
-            valid.view(torch.uint8), of, self.held, nodes, inner, self.width, self.grower.depth, history.stride(0),
+            self.candidates, history, count, memory, as_bytes(made), tokens, valid.view(torch.uint8), of, self.held,
+            nodes, inner, self.width, self.grower.depth, history.stride(0),
             triton.next_power_of_2(self.held), triton.next_power_of_2(nodes), _compared(self.held), num_warps=8,
         )  # fmt: skip
         return made, tokens, valid, of
@@ -270,7 +270,7 @@ def grows(grower: Any) -> bool:
     return width * (1 + expanded) <= MOST_CANDIDATES and 1 + grower.nodes + grower.depth <= MOST_NODES
 
 
-def _tensors(rows: int, nodes: int, inner: int, width: int, device: torch.device) -> tuple[Tensor, ...]:
+def tree_memory(rows: int, nodes: int, inner: int, width: int, device: torch.device) -> tuple[Tensor, ...]:
     """Memory for the tensors of `decoding.trees.topology`, in its order."""
     parent, depth, slot = torch.empty(3, rows, nodes, dtype=torch.int64, device=device)
     ancestors = torch.empty(rows, nodes, nodes, dtype=torch.bool, device=device)
@@ -279,163 +279,5 @@ def _tensors(rows: int, nodes: int, inner: int, width: int, device: torch.device
     return parent, depth, ancestors, order, slot, children
 
 
-def _as_bytes(made: tuple[Tensor, ...]) -> list[Tensor]:
-    return [x.view(torch.uint8) if x.dtype == torch.bool else x for x in made]
-
-
-@triton.jit
-def _skip(
-    PARENT, DEPTH, VALID, TOKENS, ROUNDS, COUNT, FRESH, KEY, STEP, HISTORY, NODES_OUT, LENGTH, LONGER, COUNT_OUT,
-    FRESH_OUT, REUSED, nodes, height, known, held, rows, halves, interval, first, total, tags, tag,
-    NODES: tl.constexpr, KNOWN: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """What `decoding.drafters.vvs.VVS.propose` does for one row between its two trees."""
-    row, n = tl.program_id(0).to(tl.int64), tl.arange(0, NODES)
-    there, path = n < nodes, NODES_OUT + row * height
-    rounds, count, fresh = tl.load(ROUNDS + row), tl.load(COUNT + row), tl.load(FRESH + row)
-    due = (rounds % interval == 1) & (count > first) & (count < total)
-    parents, valid = PARENT + row * nodes, VALID + row * nodes
-    kids = _count_children(parents, valid, n, nodes, False)
-    depth = tl.load(DEPTH + row * nodes + n, mask=there, other=0).to(tl.int32)
-    leaf = ((kids == 0) & (tl.load(valid + n, mask=there, other=0) != 0)).to(tl.int32)
-    leaves = tl.sum(leaf, 0)
-    u = uniform(stream(tl.load(KEY + row), tl.load(STEP + row) * tags + tag), rounds * 0)
-    number = (u * leaves.to(tl.float32)).to(tl.int32) + 1
-    is_end = (leaf > 0) & (tl.cumsum(leaf, 0) == number)
-    node, deep = tl.sum(tl.where(is_end, n, 0), 0).to(tl.int64), tl.sum(tl.where(is_end, depth, 0), 0)
-    mean = tl.sum(leaf * (depth + 1), 0) // tl.maximum(leaves, 1)
-    length = tl.where(due & (leaves > 0), tl.minimum(deep, mean - 1), 0).to(tl.int64)
-    d = tl.arange(0, NODES)
-    tl.store(path + d, tl.zeros([NODES], tl.int64) + node, mask=(d >= deep - 1) & (d < height))
-    above, at = node, deep - 2
-    while at >= 0:
-        above = tl.load(parents + above)
-        tl.store(path + at, above)
-        at -= 1
-    tl.debug_barrier()
-    for start in range(0, held, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        added = (i >= count) & (i < count + length)
-        token = tl.load(HISTORY + row * held + i, mask=(i < held) & (added == 0), other=0)
-        which = tl.load(path + i - count, mask=added, other=0)
-        token = tl.where(added, tl.load(TOKENS + row * nodes + which, mask=added, other=0), token)
-        tl.store(LONGER + row * held + i, token, mask=i < held)
-    k = tl.arange(0, KNOWN)
-    reused = tl.minimum(tl.maximum(fresh + 1 - length, 0) + k, fresh)
-    reused = tl.where(length > 0, reused, k)
-    for half in range(halves):
-        tl.store(REUSED + (half * rows + row) * known + k, reused, mask=k < known)
-    tl.store(LENGTH + row, length)
-    tl.store(COUNT_OUT + row, count + length)
-    tl.store(FRESH_OUT + row, tl.where(length > 0, length - 1, fresh))
-    tl.store(ROUNDS + row, rounds + 1 + due.to(tl.int64))
-
-
-def skip(
-    choice: Any, state: Any, draft: Any, history: Tensor, count: Tensor, step: Tensor, known: int, tags: int, tag: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What happens between the two trees of a `decoding.drafters.vvs.VVS`: a path of the first one (`draft`) is chosen,
-    and the rounds of `state` are counted. Returns the path (B, D) and its `length` (B,), the history with it, how many
-    tokens that has (B,), how many hidden states the second tree begins with, less one (B,), and which of the `known`
-    ones these are (R, known)."""
-    tree, (rows, nodes), height = draft.tree, draft.tokens.shape, choice.depth
-    path, length = count.new_empty(rows, height), torch.empty_like(count)
-    longer, further, fresh = torch.empty_like(history), torch.empty_like(count), torch.empty_like(count)
-    reused = count.new_empty(state.halves * rows, known)
-    launch.start(_skip, (rows,),
-        tree.parent, tree.depth, draft.valid.view(torch.uint8), draft.tokens, state.rounds, count, state.fresh,
-        state.rng.key, step, history, path, length, longer, further, fresh, reused, nodes, height, known,
-        history.shape[1], rows, state.halves, choice.interval, choice.first, state.session.length, tags, tag,
-        triton.next_power_of_2(nodes), triton.next_power_of_2(known), _HISTORY,
-    )  # fmt: skip
-    return path, length, longer, further, fresh, reused
-
-
-@triton.jit
-def _join(
-    SLOT_1, TOKENS_1, VALID_1, PATH, LENGTH, PARENT_2, SLOT_2, CHILDREN_2, TOKENS_2, VALID_2, MEMORY, PARENT, DEPTH,
-    ANCESTORS, INNER, SLOT, CHILDREN, TOKENS, VALID, UNVERIFIED, OF, first_nodes, second_nodes, second_inner, height,
-    nodes, inner, width, NODES: tl.constexpr,
-):  # fmt: skip
-    """What `decoding.drafters.vvs.Skips.joined` makes, of one row. MEMORY: for 2 `nodes` numbers: ranks, and numbers of
-    children. OF: of every inner node, whose distribution that of its children is: that of an inner node of the first
-    tree, or -1 less the number of one of the second."""
-    row, n = tl.program_id(0).to(tl.int64), tl.arange(0, NODES)
-    length, path = tl.load(LENGTH + row), PATH + row * height
-    chain, behind = (n > 0) & (n <= height), (n > height) & (n < nodes)
-    other = tl.where(behind, n - height, 0)  # the number in the second tree
-    above = tl.load(PARENT_2 + row * second_nodes + other, mask=behind, other=0)
-    parent = tl.where(chain, n - 1, tl.where(above > 0, above + height, length))
-    slot = tl.load(SLOT_2 + row * second_nodes + above, mask=behind, other=0)
-    rank = tl.where(n == length + 1, width - 1, 0)
-    siblings = CHILDREN_2 + (row * second_inner + slot) * (width - 1)
-    rank = tl.where(behind, 0, rank)
-    for k in range(width - 1):
-        rank = tl.where(tl.load(siblings + k, mask=behind, other=-1) == other, k, rank)
-    ranks, parents = MEMORY + row * 2 * nodes, PARENT + row * nodes
-    tl.store(parents + n, tl.where(n > 0, parent, 0), mask=n < nodes)
-    tl.store(ranks + n, tl.where(n > 0, rank, 0), mask=n < nodes)
-    skipped = chain & (n <= length)
-    first, second = TOKENS_1 + row * first_nodes, TOKENS_2 + row * second_nodes
-    which = tl.load(path + n - 1, mask=chain, other=0)
-    token = tl.load(first + which, mask=n <= height, other=0)
-    token = tl.where(behind, tl.load(second + other, mask=behind, other=0), token)
-    valid = skipped.to(tl.uint8)
-    valid = tl.where(n == 0, tl.load(VALID_1 + row * first_nodes), valid)
-    valid = tl.where(behind, tl.load(VALID_2 + row * second_nodes + other, mask=behind, other=0), valid)
-    tl.store(TOKENS + row * nodes + n, token, mask=n < nodes)
-    tl.store(VALID + row * nodes + n, valid, mask=n < nodes)
-    tl.store(UNVERIFIED + row * nodes + n, skipped.to(tl.uint8), mask=n < nodes)
-    tl.debug_barrier()
-    _topology(
-        parents, ranks, ranks + nodes, DEPTH + row * nodes, ANCESTORS + row * nodes * nodes, INNER + row * inner,
-        SLOT + row * nodes, CHILDREN + row * inner * width, nodes, inner, width, 2 * height, NODES,
-    )  # fmt: skip
-    node = tl.load(INNER + row * inner + n, mask=n < inner, other=0)
-    own = (n < inner) & (node < length)  # of the chain, except its end
-    before = tl.load(path + node - 1, mask=own & (node > 0), other=0)
-    of_first = tl.load(SLOT_1 + row * first_nodes + before, mask=own, other=0)
-    later = (n < inner) & (node > height)
-    of_second = tl.load(SLOT_2 + row * second_nodes + node - height, mask=later, other=0)
-    of = tl.where(own, tl.maximum(of_first, 0), -1 - tl.maximum(of_second, 0))
-    tl.store(OF + row * inner + n, of, mask=n < inner)
-
-
-@triton.jit
-def _collect(FIRST, SECOND, OF, OUT, first_inner, second_inner, inner, vocabulary, BLOCK: tl.constexpr):
-    """A block of one distribution of either tree."""
-    here, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row, of = here // inner, tl.load(OF + here)
-    probs = FIRST + (row * first_inner + of) * vocabulary
-    if of < 0:
-        probs = SECOND + (row * second_inner - 1 - of) * vocabulary
-    tl.store(OUT + here * vocabulary + at, tl.load(probs + at, mask=at < vocabulary), mask=at < vocabulary)
-
-
-def join(
-    choice: Any, first: Any, path: Tensor, length: Tensor, second: Any
-) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]:
-    """Join two grown trees as `decoding.drafters.vvs.Skips.joined` does. Returns the tensors of
-    `decoding.trees.topology`, and tokens, distributions, valid and unverified of the draft."""
-    (rows, nodes), height, width = second.tokens.shape, choice.depth, second.tree.width + 1
-    nodes += height
-    inner, device, size = min(1 + height + choice.expanded, nodes - 1), path.device, first.probs.shape[-1]
-    made = _tensors(rows, nodes, inner, width, device)
-    tokens, (valid, unverified) = (
-        torch.empty_like(made[0]),
-        torch.empty(2, rows, nodes, dtype=torch.bool, device=device),
-    )
-    of, probs = torch.empty_like(made[3]), first.probs.new_empty(rows, inner, size)
-    memory = torch.empty(rows, 2 * nodes, dtype=torch.int32, device=device)
-    one, two = first.tree, second.tree
-    launch.start(_join, (rows,),
-        one.slot, first.tokens, first.valid.view(torch.uint8), path, length, two.parent, two.slot, two.children,
-        second.tokens, second.valid.view(torch.uint8), memory, *_as_bytes(made), tokens, valid.view(torch.uint8),
-        unverified.view(torch.uint8), of, one.nodes, two.nodes, two.inner.shape[1], height, nodes, inner, width,
-        triton.next_power_of_2(nodes), num_warps=8,
-    )  # fmt: skip
-    block = min(_BLOCK, triton.next_power_of_2(size))
-    launch.start(_collect, (rows * inner, triton.cdiv(size, block)),
-        first.probs, second.probs, of, probs, one.inner.shape[1], two.inner.shape[1], inner, size, block, num_warps=8,
-    )  # fmt: skip
-    return made, tokens, probs, valid, unverified
+def as_bytes(made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(x.view(torch.uint8) if x.dtype == torch.bool else x for x in made)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import Written, draft_flags, end_walk, verdict_memory
+from specbench.engine.kernels.drawing import Written, end_walk, of_draft, verdict_memory
 from specbench.engine.kernels.relaxed import budget_limits, gathered, lower_limit, near_constants, residual_mass
 
 #: Tokens that a program reads at once; the compiler's options.
@@ -33,17 +33,19 @@ def _left(r_row, q_row, at, vocabulary, token, sampled, omega, low, RESIDUAL: tl
 
 @triton.jit
 def _verify(
-    P, Q, TOKENS, VALID, SAMPLED, U, CHILDREN, SLOT, VALUES, NEAR, PATH, LENGTH, CHOSEN, NEXT, FIRST, REST, WORK,
-    nodes, inner, height, tree_rows, vocabulary, deepest, u_stride, near_stride, cleared, k, limit,
+    DRAFT, TREE, U, VALUES, NEAR, VERDICT, REST, WORK, sizes, deepest, near_stride, cleared, k, limit,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr,
     MEASURE: tl.constexpr, CLOSED: tl.constexpr, NEAR_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One image, from the root down, sibling after sibling. NEXT holds the residual distribution of the node whose
     children are being tried, once one of them was rejected; REST the distribution that the next sibling was drawn
     from; WORK a residual distribution before it is normalised."""
+    P, Q, TOKENS, VALID, SAMPLED = DRAFT
+    PATH, LENGTH, CHOSEN, NEXT, FIRST = VERDICT
+    nodes, inner, height, tree_rows, vocabulary = sizes
     MOVES: tl.constexpr = (RESIDUAL == "paper") | (RESIDUAL == "released") | (RESIDUAL == "released_p")
     row = tl.program_id(0).to(tl.int64)
-    children, slots = CHILDREN + (row % tree_rows) * inner * WIDTH, SLOT + (row % tree_rows) * nodes
+    children, slots = TREE[0] + (row % tree_rows) * inner * WIDTH, TREE[1] + (row % tree_rows) * nodes
     here, probs, chosen = row * nodes, P + row * nodes * vocabulary, CHOSEN + row * (height + 1)
     next_row, rest_row, work_row = NEXT + row * vocabulary, REST + row * vocabulary, WORK + row * vocabulary
     tokens, ranks = tl.arange(0, BLOCK), tl.arange(0, WIDE)
@@ -81,7 +83,7 @@ def _verify(
         accept = tl.where(live, tl.minimum(accept, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
         if (length == 0) & (rank == 0):
             tl.store(FIRST + row, accept)
-        accepted = live & (tl.load(U + row * u_stride + at) < accept)
+        accepted = live & (tl.load(U + row * 2 * nodes + at) < accept)
         rank += 1
         if accepted:
             tl.store(PATH + row * height + length, child)
@@ -143,7 +145,7 @@ def _verify(
         tl.debug_barrier()
     end_walk(
         PATH + row * height, LENGTH + row, chosen, TOKENS + here, node, length, height, next_row,
-        tl.load(U + row * u_stride + nodes), vocabulary, DEEP, BLOCK,
+        tl.load(U + row * 2 * nodes + nodes), vocabulary, DEEP, BLOCK,
     )  # fmt: skip
 
 
@@ -151,35 +153,34 @@ def verify(p: Tensor, draft: Any, u: Tensor, relaxation: Any) -> Written:
     """Verify a draft as `decoding.verify.TokenWise` does, by a rule with a `Relaxation`; returns the fields of a
     Verdict. p (B, M, V) float32; u (B, 2, M): the uniforms of the candidates, then, first of its row, that of the next
     token."""
-    tree, (rows, nodes, vocabulary), values = draft.tree, p.shape, relaxation.values
-    inner, height, p = tree.children.shape[1], tree.height, p.contiguous()
-    path, length, chosen, next_probs, first = verdict = verdict_memory(p, height)
+    tree, values, (given, topology, sizes) = draft.tree, relaxation.values, of_draft(p, draft)
+    verdict = verdict_memory(p, tree.height)
+    next_probs = verdict[3]
     rest = torch.empty_like(next_probs) if tree.width > 1 else next_probs  # not written
     work = next_probs if relaxation.neighbours is None else torch.empty_like(next_probs)
-    valid, sampled = draft_flags(draft)
     near, stride, cleared, k, limit, *bound = near_constants(relaxation.neighbours)
-    launch.start(_verify, (rows,),
-        p, draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled, u.contiguous(),
-        tree.children.contiguous(), tree.slot.contiguous(), values, near, path, length, chosen, next_probs, first, rest,
-        work, nodes, inner, height, len(tree.children), vocabulary, 0 if values is None else len(values) - 1, 2 * nodes,
-        stride, cleared, k, limit, tree.width, triton.next_power_of_2(tree.width), triton.next_power_of_2(height + 1),
-        min(_BLOCK, triton.next_power_of_2(vocabulary)), relaxation.residual, *bound, **_OPTIONS,
+    launch.start(_verify, (len(p),),
+        given, topology, u.contiguous(), values, near, verdict, rest, work, sizes,
+        0 if values is None else len(values) - 1, stride, cleared, k, limit, tree.width,
+        triton.next_power_of_2(tree.width), triton.next_power_of_2(tree.height + 1),
+        min(_BLOCK, triton.next_power_of_2(p.shape[2])), relaxation.residual, *bound, **_OPTIONS,
     )  # fmt: skip
     return verdict
 
 
 @triton.jit
 def _accept(
-    P, TOKENS, VALID, PARENT, NEAR, ACCEPTED, nodes, tree_rows, vocabulary, epsilon, alpha, near_stride, k, limit,
+    P, DRAFT, TREE, NEAR, ACCEPTED, sizes, epsilon, alpha, near_stride, k, limit,
     MEASURE: tl.constexpr, CLOSED: tl.constexpr, BLOCK: tl.constexpr, NEAR_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One node: 1 if the rule accepts its token, else 0."""
+    """One node: 1 if the rule, which decides by P, accepts its token, else 0."""
+    nodes, _, _, tree_rows, vocabulary = sizes
     here = tl.program_id(0).to(tl.int64)
     row, node, at = here // nodes, here % nodes, tl.arange(0, BLOCK)
     accepted = tl.full([], 0, tl.int32)
-    if (node > 0) & (tl.load(VALID + here) != 0):
-        r_row = P + (row * nodes + tl.load(PARENT + row % tree_rows * nodes + node)) * vocabulary
-        token = tl.load(TOKENS + here)
+    if (node > 0) & (tl.load(DRAFT[3] + here) != 0):
+        r_row = P + (row * nodes + tl.load(TREE[3] + row % tree_rows * nodes + node)) * vocabulary
+        token = tl.load(DRAFT[2] + here)
         r_token = tl.load(r_row + token)
         if NEAR is not None:
             near = NEAR + token * near_stride
@@ -201,11 +202,14 @@ def _accept(
 
 @triton.jit
 def _longest(
-    P, Q, TOKENS, VALID, SAMPLED, U, CHILDREN, SLOT, PARENT, DEPTH, ACCEPTED, MARK, PATH, LENGTH, CHOSEN, NEXT, FIRST,
-    nodes, inner, height, tree_rows, vocabulary, u_stride,
+    DRAFT, TREE, U, ACCEPTED, MARK, VERDICT, sizes,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, NODES: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One image. MARK: of a node, whether it passed; then 2 where a longest path goes through it."""
+    P, Q, TOKENS, VALID, SAMPLED = DRAFT
+    CHILDREN, SLOT, INNER, PARENT, DEPTH = TREE
+    PATH, LENGTH, CHOSEN, NEXT, FIRST = VERDICT
+    nodes, inner, height, tree_rows, vocabulary = sizes
     row = tl.program_id(0).to(tl.int64)
     tree, here = row % tree_rows, row * nodes
     children, slots, parents = CHILDREN + tree * inner * WIDTH, SLOT + tree * nodes, PARENT + tree * nodes
@@ -219,7 +223,7 @@ def _longest(
     q = Q + (row * inner + tl.maximum(which, 0)) * vocabulary + tl.load(tokens + n, mask=live, other=0)
     live &= tl.load(q, mask=live & sampled, other=1.0) > 0
     accept = tl.load(ACCEPTED + here + n, mask=live, other=0).to(tl.float32)
-    passed = live & (tl.load(U + row * u_stride + n, mask=drafted, other=1.0) < accept)
+    passed = live & (tl.load(U + row * 2 * nodes + n, mask=drafted, other=1.0) < accept)
     tl.store(FIRST + row, tl.sum(tl.where(n == tl.load(children), accept, 0.0), 0))
     tl.store(mark + n, (passed | (n == 0)).to(tl.int32), mask=n < nodes)
     tl.debug_barrier()
@@ -249,7 +253,7 @@ def _longest(
         tl.store(next_row + i, tl.load(p_row + i, mask=i < vocabulary), mask=i < vocabulary)
     end_walk(
         PATH + row * height, LENGTH + row, chosen, tokens, node, length, height, p_row,
-        tl.load(U + row * u_stride + nodes), vocabulary, DEEP, BLOCK,
+        tl.load(U + row * 2 * nodes + nodes), vocabulary, DEEP, BLOCK,
     )  # fmt: skip
 
 
@@ -257,23 +261,18 @@ def verify_longest(p: Tensor, decided_by: Tensor, draft: Any, u: Tensor, thresho
     """Verify a draft as `decoding.verify.TokenWise` does, by a rule with a `Threshold`: the fields of a Verdict.
     p, decided_by (B, M, V) float32: what the next token is drawn from, and what the rule decides by; u (B, 2, M): the
     uniforms of the candidates, then, first of its row, that of the next token."""
-    tree, (rows, nodes, vocabulary), p = draft.tree, p.shape, p.contiguous()
-    inner, height, block = tree.children.shape[1], tree.height, min(_BLOCK, triton.next_power_of_2(vocabulary))
-    tokens, parent, (valid, sampled) = draft.tokens.contiguous(), tree.parent, draft_flags(draft)
-    accepted, mark = (tokens.new_empty(rows, nodes, dtype=torch.int32) for _ in range(2))
+    tree, (rows, nodes, vocabulary), (given, topology, sizes) = draft.tree, p.shape, of_draft(p, draft)
+    block = min(_BLOCK, triton.next_power_of_2(vocabulary))
+    accepted, mark = torch.empty(2, rows, nodes, dtype=torch.int32, device=p.device)
     near, stride, _, k, limit, measure, closed, near_block = near_constants(threshold.neighbours)
     launch.start(_accept, (rows * nodes,),
-        decided_by.contiguous(), tokens, valid, parent.contiguous(), near, accepted, nodes, len(parent), vocabulary,
-        float(threshold.epsilon), float(threshold.alpha), stride, k, limit, measure, closed, block, near_block,
-        **_OPTIONS,
+        decided_by.contiguous(), given, topology, near, accepted, sizes, float(threshold.epsilon),
+        float(threshold.alpha), stride, k, limit, measure, closed, block, near_block, **_OPTIONS,
     )  # fmt: skip
-    path, length, chosen, next_probs, first = verdict = verdict_memory(p, height)
+    verdict = verdict_memory(p, tree.height)
     launch.start(_longest, (rows,),
-        p, draft.probs.contiguous(), tokens, valid, sampled, u.contiguous(), tree.children.contiguous(),
-        tree.slot.contiguous(), parent.contiguous(), tree.depth.contiguous(), accepted, mark, path, length, chosen,
-        next_probs, first, nodes, inner, height, len(tree.children), vocabulary, 2 * nodes,
-        tree.width, triton.next_power_of_2(tree.width), triton.next_power_of_2(nodes),
-        triton.next_power_of_2(height + 1), block, **_OPTIONS,
+        given, topology, u.contiguous(), accepted, mark, verdict, sizes, tree.width, triton.next_power_of_2(tree.width),
+        triton.next_power_of_2(nodes), triton.next_power_of_2(tree.height + 1), block, **_OPTIONS,
     )  # fmt: skip
     return verdict
 

@@ -1,7 +1,10 @@
-"""The drafter networks of a target: found next to it or at drafter_weights=, read, or newly made for training."""
+"""The drafter networks of a target: found next to it or at drafter_weights=, read, newly made for training, or written
+in LANTERN's layout (reference manifests of its drafters)."""
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import pkgutil
 import re
@@ -13,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from specbench.config import networks, registry
+from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.models import eagle, medusa
 from specbench.models.eagle import EagleConfig, EagleNetwork
@@ -21,6 +24,7 @@ from specbench.models.language import Language
 from specbench.models.loading import checkpoints, naming, official
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.unified import Unified
+from specbench.storage.files import write_atomically
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -153,31 +157,20 @@ class EagleLoader(NetworkLoader[EagleNetwork]):
         for name in ("swin_norm", "rope_scaling", "attention_bias", "mlp_bias"):
             if c.get(name):
                 raise UsageError(f"{file}: {name} must be absent, false or null: no known EAGLE drafter has it")
-        try:
-            heads = _integer(file, c, "num_attention_heads")
-            cfg = EagleConfig(
-                dim=_integer(file, c, "hidden_size"),
-                n_head=heads,
-                ffn_hidden=_integer(file, c, "intermediate_size"),
-                vocab_size=_integer(file, c, "vocab_size"),
-                cls_token_num=like.cls_token_num,
-                block_size=like.block_size,
-                rope_base=_number(file, c, "rope_theta", like.rope_base),
-                norm_eps=_number(file, c, "rms_norm_eps"),
-                n_kv_head=_integer(file, c, "num_key_value_heads", heads),
-                input_norm="layers.0.input_layernorm.weight" in shapes,
-                qk_norm=(shapes.get("layers.0.self_attn.q_norm.weight") or (0,))[0],
-                n_layer=_integer(file, c, "num_hidden_layers", depth),
-                fc_bias=bool(c.get("bias", "fc.bias" in shapes)),
-            )
-        except KeyError as e:
-            raise UsageError(f"{file} lacks {e}; take the one published with the drafter") from e
+        cfg = EagleConfig(
+            **_sizes(file, {"num_hidden_layers": depth, "rope_theta": like.rope_base}, c),
+            cls_token_num=like.cls_token_num,
+            block_size=like.block_size,
+            input_norm="layers.0.input_layernorm.weight" in shapes,
+            qk_norm=(shapes.get("layers.0.self_attn.q_norm.weight") or (0,))[0],
+            fc_bias=bool(c.get("bias", "fc.bias" in shapes)),
+        )
         if cfg.n_layer != depth:
             raise UsageError(
                 f"{file} has num_hidden_layers={cfg.n_layer}, and {source.path} holds the tensors of {depth};"
                 " take both from one drafter"
             )
-        of_norms = max(1, cfg.qk_norm)
+        heads, of_norms = cfg.n_head, max(1, cfg.qk_norm)
         if cfg.dim % (2 * heads) or heads % cfg.block.n_kv_heads or heads % of_norms:
             raise UsageError(
                 f"{file}: {heads} heads, {cfg.n_kv_head} of keys and {of_norms} of norms do not fit together in"
@@ -242,7 +235,7 @@ def own_file(path: Path) -> Path | None:
     """The file in this project's own format at a path, if there is one."""
     if path.suffix == ".safetensors" and path.name != "model.safetensors":
         return path
-    own = path / networks.FILE
+    own = path / registry.DRAFTER_FILE
     return own if own.is_file() else None
 
 
@@ -277,22 +270,88 @@ def _config_from_shapes(shapes: Mapping[str, tuple[int, ...]], like: EagleConfig
     }
 
 
-def _integer(file: Path, c: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
-    """KeyError where a required value is missing."""
-    value = c[name] if otherwise is None or c.get(name) is not None else otherwise
-    if type(value) is not int or value < 1:
-        raise UsageError(f"{file}: {name} must be an integer of at least 1 (got {value!r}); correct it")
-    return value
+#: The sizes of a drafter in config.json: names there, and here.
+_SIZES = {
+    "hidden_size": "dim",
+    "num_attention_heads": "n_head",
+    "num_key_value_heads": "n_kv_head",
+    "intermediate_size": "ffn_hidden",
+    "vocab_size": "vocab_size",
+    "num_hidden_layers": "n_layer",
+    "rms_norm_eps": "norm_eps",
+    "rope_theta": "rope_base",
+}
+_NUMBERS = ("rms_norm_eps", "rope_theta")  # the others are integers
 
 
-def _number(file: Path, c: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
-    value = c[name] if otherwise is None or c.get(name) is not None else otherwise
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise UsageError(f"{file}: {name} must be a number above 0 (got {value!r}); correct it")
-    return float(value)
+def _sizes(file: Path, otherwise: Mapping[str, Any], c: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `_SIZES`; otherwise: values of what a config.json `c` may leave out."""
+    otherwise = {"num_key_value_heads": c.get("num_attention_heads"), **otherwise}
+    values = {name: otherwise.get(name) if c.get(name) is None else c[name] for name in _SIZES}
+    for name, value in values.items():
+        if value is None:
+            raise UsageError(f"{file} lacks '{name}'; take the one published with the drafter")
+        kinds, wanted = ((int, float), "a number above 0") if name in _NUMBERS else ((int,), "an integer of at least 1")
+        if type(value) not in kinds or not 0 < value < math.inf:
+            raise UsageError(f"{file}: {name} must be {wanted} (got {value!r}); correct it")
+    return {_SIZES[name]: value for name, value in values.items()}
 
 
 def _interface(model: Language) -> tuple[Any, ...]:
     """What a draft model shares with its target."""
     cfg: Any = model.cfg
     return model.vocab_size, model.length, model.width, getattr(cfg, "cls_token_num", None)
+
+
+# --- conversion -------------------------------------------------------------------------------------------------------
+
+#: The files of an EAGLE drafter in LANTERN's layout.
+LANTERN_FILES = ("config.json", "pytorch_model.bin")
+
+
+def converted(cfg: Mapping[str, Any], out: Path) -> list[Path]:
+    """Writes the EAGLE drafter at drafter_weights= of a run's configuration in the other layout, into the folder `out`:
+    its files. Of the target, only the shape is used. UsageError for a drafter that has no such layout."""
+    head, dtype = _stored(cfg)
+    if own_file(Path(cfg["drafter_weights"])) is None:
+        checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", dtype)
+        return [out / registry.DRAFTER_FILE]
+    config, tensors = exported(head, dtype)
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    for name, content in zip(LANTERN_FILES, (json.dumps(config, indent=1).encode(), file.getvalue()), strict=True):
+        write_atomically(out / name, content)
+    return [out / name for name in LANTERN_FILES]
+
+
+def _stored(cfg: Mapping[str, Any]) -> tuple[EagleNetwork, torch.dtype]:
+    """The drafter in float32, and the number format it was stored in."""
+    shape_alone = cfg["model"] in registry.model_sources()
+    bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
+    bundle.device = torch.device("cpu")
+    head: EagleNetwork = bundle.drafter_network("eagle")
+    stored = [
+        file for file in registry.drafter_files(Path(cfg["drafter_weights"])) if file.suffix in (".safetensors", ".bin")
+    ]
+    dtypes = {info.dtype for file in stored for info in official.open_source(file).tensors.values()}
+    return head, torch.bfloat16 if torch.bfloat16 in dtypes else torch.float16
+
+
+def exported(head: EagleNetwork, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and the tensors of LANTERN's layout (reference manifests of its drafters). UsageError for a drafter
+    on several layers, which has no such layout."""
+    c = head.cfg
+    if c.aux_hidden_layers:
+        raise UsageError("LANTERN's layout cannot hold a drafter that reads several layers of its target")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        **{name: getattr(c, field) for name, field in _SIZES.items()},
+        "num_key_value_heads": c.block.n_kv_heads,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    if not c.fc_bias:
+        config["bias"] = False
+    tensors = official.exported(head, naming.eagle(c.block, c.input_norm, c.n_layer, c.fc_bias))
+    return config, {name: tensor.to(dtype) for name, tensor in tensors.items()}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specbench.config import networks, registry
+from specbench.config import registry
 from specbench.data import scenes, scenes_classes
 from specbench.errors import UsageError
 from specbench.models.loading import checkpoints
@@ -85,7 +85,7 @@ class ScenesMAR(Bundle):
     def trained(self, name: str, path: Path) -> MAR:
         """The smaller MAR in a folder or file that `specbench train` wrote."""
         if (file := own_file(path)) is None:
-            raise UsageError(f"{path} holds no {networks.FILE}, the file of a drafter that `specbench train` makes")
+            raise UsageError(f"{path} holds no {registry.DRAFTER_FILE}, the file that `specbench train` writes")
         kind = registry.network(name).kind
         return self._fitting(checkpoints.load(file, kind, self._mar, MARConfig, self.device, self.dtype))
 

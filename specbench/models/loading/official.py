@@ -8,7 +8,6 @@ loading needs the model and one shard in memory, never the model twice.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import pickle
@@ -29,6 +28,7 @@ from tqdm import tqdm
 
 from specbench.errors import UsageError
 from specbench.models.loading.naming import ParameterSlice, Table
+from specbench.storage.reading import read_json
 
 _LOG = logging.getLogger("specbench")
 Module = TypeVar("Module", bound=nn.Module)
@@ -200,14 +200,8 @@ def config(folder: Path) -> dict[str, Any]:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """The object that a JSON file holds. Raises UsageError where it holds none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e:
-        raise UsageError(f"cannot read {file} ({e}); fetch it again") from e
-    if not isinstance(content, dict):
-        raise UsageError(f"{file} is not a JSON object; fetch it again")
-    return content
+    """The object that a published JSON file holds. Raises UsageError where it holds none."""
+    return read_json(file, dict[str, Any], "fetch it again")
 
 
 def few(names: Sequence[str]) -> str:

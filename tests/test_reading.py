@@ -1,0 +1,130 @@
+"""The checked reader of files, dataclasses by their annotations, and values from the text of an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from commands import usage_error
+
+from specbench.config import parameters
+from specbench.config.parameter import Parameter
+from specbench.storage.reading import made, read_json, read_text, read_yaml, typed
+
+
+@dataclass(frozen=True)
+class Inner:
+    name: str
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.share > 1:
+            raise ValueError("a share is at most 1")
+
+
+@dataclass(frozen=True)
+class Outer:
+    side: Literal["higher", "lower"]
+    sizes: tuple[int, ...] = ()
+    pair: tuple[int, str] | None = None
+    inner: Mapping[str, Inner] = field(default_factory=dict)
+    more: Sequence[Inner] = ()
+    on: bool = False
+
+
+def test_a_file_that_cannot_be_read_costs_one_sentence(tmp_path: Path) -> None:
+    expanding = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{two}: &{two} [{', '.join([f'*{one}'] * 10)}]\n" for one, two in zip("abcdef", "bcdefg", strict=True)
+    )
+    for read, held, sentence in (
+        (read_text, b"one\n\xff", "file, line 2: this is not UTF-8 text"),
+        (read_text, b"one\n\0", "file, line 2: there is a NUL character"),
+        (lambda path: read_text(path, largest=3), b"four", "is larger than"),
+        (read_json, b"{", "cannot read it as JSON"),
+        (read_json, b'{"a": 1, "a": 2}', "the key 'a' occurs twice"),
+        (read_json, b"[" * 100_000, "nested too deeply"),
+        (
+            lambda path: read_json(path, list[str], "name a list"),
+            b'["a", 1]',
+            "file, 2 must be text (got 1); name a list",
+        ),
+        (read_yaml, b"a: [", "cannot read "),
+        (read_yaml, b"a: 1\na: 2\n", "found duplicate key a"),
+        (read_yaml, b"- a\n", "holds no NAME: VALUE lines"),
+        (read_yaml, expanding.encode(), "is too large"),
+    ):
+        (tmp_path / "file").write_bytes(held)
+        found = usage_error(read, tmp_path / "file")
+        assert sentence in found, (held[:40], found)
+        assert str(tmp_path / "file") in found, held[:40]
+        assert "\n" not in found, held[:40]
+    assert f"there is no file {tmp_path / 'no'}; check its name, or restore it" in usage_error(
+        read_text, tmp_path / "no", "restore it"
+    )
+    assert "is a folder" in usage_error(read_json, tmp_path)
+    (tmp_path / "file").write_bytes("\ufeffa: 1e-3\n2: ü\n".encode())
+    assert read_yaml(tmp_path / "file") == {"a": 0.001, "2": "ü"}
+    (tmp_path / "file").write_bytes(b"# nothing\n")
+    assert read_yaml(tmp_path / "file") == {}
+
+
+def test_a_dataclass_is_made_as_its_annotations_say() -> None:
+    fields = {
+        "side": "lower",
+        "sizes": [1, 2],
+        "pair": [1, "x"],
+        "inner": {"a": {"name": "b"}},
+        "more": [{"name": "c", "share": 1}],
+    }
+    assert made(Outer, fields, "x") == Outer("lower", (1, 2), (1, "x"), {"a": Inner("b")}, (Inner("c", 1),))
+    changes: dict[str, dict[str, Any]] = {
+        "x: side must be one of higher, lower (got 'best')": {"side": "best"},
+        "x: sizes, 2 must be an integer (got True)": {"sizes": [1, True]},
+        "x: sizes must be a list (got 3)": {"sizes": 3},
+        "x: pair must be a list or null": {"pair": [1]},
+        "x: inner must be a mapping of names to values (got [])": {"inner": []},
+        "x: inner: a is not declared well (missing a required argument: 'name')": {"inner": {"a": {}}},
+        "x: more, 1: share must be a number (got 'all')": {"more": [{"name": "c", "share": "all"}]},
+        "x: more, 1 is not declared well (a share is at most 1)": {"more": [{"name": "c", "share": 2}]},
+        "x: on must be true or false (got 1)": {"on": 1},
+        "x is not declared well (got an unexpected keyword argument 'no')": {"no": 1},
+    }
+    for sentence, change in changes.items():
+        assert sentence in usage_error(made, Outer, {**fields, **change}, "x")
+    assert "x must be fields and values (got 3)" in usage_error(made, Outer, 3, "x")
+    assert typed(Any, {1: [2]}, "x") == {1: [2]}
+
+
+@pytest.mark.parametrize("name", ["n", "seed"])
+def test_an_integer_has_several_forms(name: str) -> None:
+    for text, value in (("1000", 1000), ("1_000", 1000), ("1e3", 1000), ("1000.0", 1000)):
+        assert parameters.table()[name].from_text(name, text) == value, text
+    for text in ("1.5", "many", "", "1e999", "١", "0x10", "9" * 5000):
+        assert f"{name} must be an integer" in usage_error(parameters.table()[name].from_text, name, text), text[:9]
+
+
+def test_the_text_of_an_argument_becomes_its_value() -> None:
+    for one, text, value in (
+        (Parameter("flag", "x"), "false", False),
+        (Parameter("number", "x"), "2", 2.0),
+        (Parameter("numbers", "x"), "[1, 2.5]", [1.0, 2.5]),
+        (Parameter("numbers", "x", also=("none",)), "none", "none"),
+        (Parameter("integers", "x", low=1), "4,1,4", [1, 4]),
+        (Parameter("integer", "x", null="off"), "null", None),
+        (Parameter("string", "x"), "7", "7"),
+        (Parameter("path", "x"), "a, b", "a, b"),
+    ):
+        found = one.from_text("x", text)
+        assert (found, type(found)) == (value, type(value)), (one.kind, text)
+    for one, text in (
+        (Parameter("flag", "x"), "yes"),
+        (Parameter("number", "x"), "1_0"),
+        (Parameter("number", "x"), "1,2"),
+        (Parameter("integer", "x"), "null"),
+        (Parameter("integers", "x", low=1), "0,3"),
+        (Parameter("string", "x", choices=("a",)), "b"),
+    ):
+        assert "x must be " in usage_error(one.from_text, "x", text), (one.kind, text)
