@@ -28,7 +28,7 @@ from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected, best_of
 
-SIZES = (2, 3, 17, 256, 4096)
+SIZES = (2, 17, 4096)
 
 
 def nodes(count: int, size: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -84,8 +84,7 @@ def by_breakpoints(p: Tensor, q: Tensor, spread: float) -> float:
     return x + (1 - a) / (b - a) * (y - x) if b > a else y
 
 
-@pytest.mark.parametrize("size", [2, 5, 40])
-@pytest.mark.parametrize("strength", [0.01, 0.45, 3.0, 12.0])
+@pytest.mark.parametrize(("size", "strength"), [(2, 0.01), (5, 0.45), (40, 3.0), (5, 12.0), (40, 0.45), (2, 12.0)])
 def test_the_limits_against_breakpoints(size: int, strength: float) -> None:
     """By what is emitted: where p and q agree up to the limits, several limits give the same."""
     p, q = nodes(32, size)
@@ -151,7 +150,7 @@ def test_mentored_decoding_spends_its_budget(size: int) -> None:
         torch.testing.assert_close(again, e[some], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("size", [*SIZES, 16_384])
+@pytest.mark.parametrize("size", [3, 256, 16_384])
 def test_float32_is_enough(size: int) -> None:
     p, q = nodes(64, size, torch.float32)
     for rule in (Band(0.1, 0.0, 1), Band(0.45, 0.0, 1), Band(5.0, 0.0, 1), Band(1e3, 0.0, 1), Mentored(0.05)):
@@ -161,7 +160,7 @@ def test_float32_is_enough(size: int) -> None:
         assert not e[p == 0].any()
 
 
-@pytest.mark.parametrize("size", [2, 3, 17, 256])
+@pytest.mark.parametrize("size", [2, 17, 256])
 def test_no_rule_is_nearer_than_the_band_of_its_acceptance(size: int) -> None:
     """At every node: the ratio is at least 1, and 1 for the bands. Only tokens that the target can give are drafted:
     rules by nearness accept others, at an infinite divergence."""

@@ -9,7 +9,7 @@ import torch
 from specbench.audit import audit, models
 from specbench.audit.tabular import TabularTarget, random_tables
 from specbench.config import configuration
-from specbench.decoding.drafters.built_in import BuiltIn
+from specbench.decoding.drafters.window import BuiltIn
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
 from specbench.decoding.rules.relaxed import Redraw

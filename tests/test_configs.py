@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specbench.config import composition, configuration, parameters, registry, yaml_files
-from specbench.decoding.drafters.window import COUPLINGS, INITS
+from specbench.decoding.drafters.positions import COUPLINGS, INITS
 from specbench.decoding.rules.base import MEASURES
 from specbench.errors import UsageError, install
 from specbench.rows.columns import METRICS

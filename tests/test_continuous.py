@@ -318,8 +318,10 @@ def plain(model, rule, keys, tokens_per_pass):
     return torch.stack(images), torch.stack(orders)
 
 
-@pytest.mark.parametrize("tokens_per_pass", [(), (1, 3, 1), (5,)])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"final_noise": False}, {"temperature": 0}])
+@pytest.mark.parametrize(
+    ("options", "tokens_per_pass"),
+    [({}, ()), ({"temperature": 0.7}, (1, 3, 1)), ({"final_noise": False}, (5,)), ({"temperature": 0}, (1, 3, 1))],
+)
 def test_vanilla_is_a_plain_loop(options: dict[str, Any], tokens_per_pass: tuple[int, ...]) -> None:
     model, keys = built_in("d1t5").target, [(3, i) for i in range(7)]
     rule = ContinuousRule(tokens_per_pass=tokens_per_pass, **options)
@@ -341,8 +343,7 @@ def test_tokens_of_one_pass_do_not_see_each_other() -> None:
     assert not torch.isclose(generated[0][:, 1:], generated[1][:, 1:]).any()
 
 
-@pytest.mark.parametrize("criterion", ["exact", "paper", "path"])
-@pytest.mark.parametrize("gamma", [1, 2, 9])
+@pytest.mark.parametrize(("criterion", "gamma"), [("exact", 1), ("paper", 2), ("path", 9), ("exact", 9)])
 def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> None:
     """Noise is keyed by a token's number in the order of generation: draft, verification and vanilla
     decoding share it."""
@@ -382,7 +383,7 @@ def test_an_image_does_not_depend_on_its_batch(name: str, prefill: float, monkey
         assert name in ("parallel", "continue", "released", "vanilla") or len(full.steps.unique()) > 1
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", ["exact", "path", "released", "block", "layers", "vanilla"])
 def test_recorded_trajectories_change_nothing(name: str) -> None:
     """Batch after batch by one engine, of other sizes too; what an earlier one gave stays what it was."""
     pair, engine = built_in("d2t4"), Graphs(at_once)
@@ -428,8 +429,7 @@ def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) 
             images.lacking(images.rng.keys)
 
 
-@pytest.mark.parametrize("compact", [True, False])
-@pytest.mark.parametrize("name", [name for name in RULES if name != "vanilla"])
+@pytest.mark.parametrize(("name", "compact"), [(name, i % 2 == 0) for i, name in enumerate(RULES) if name != "vanilla"])
 def test_rows_that_are_done_take_the_next_image(name: str, compact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven images of classes of their own through three rows: each is what it is alone, and takes no more passes."""
     monkeypatch.setattr(loop, "compacts", lambda device: compact)
@@ -462,9 +462,14 @@ def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert equal(results(of_pair(pair, RULES["exact"], rng(50))), whole)
 
 
-@pytest.mark.parametrize("prefill", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("gamma", [1, 3, 32])
-@pytest.mark.parametrize("name", ["exact", "path", "paper", "parallel", "continue", "released"])
+@pytest.mark.parametrize(
+    ("name", "gamma", "prefill"),
+    [
+        (name, gamma, (0.0, 0.3, 1.0)[(i + j) % 3])
+        for i, name in enumerate(("exact", "paper", "continue", "parallel", "path", "released"))
+        for j, gamma in enumerate((1, 3, 32) if i < 3 else (3,))
+    ],
+)
 def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> None:
     pair = built_in("d1t5")
     length, rule = pair.length, replace(RULES[name], gamma=gamma, prefill=prefill, proposals=6)
@@ -591,7 +596,7 @@ class Faulty(ContinuousSession):
         return self.model.moments(x, index, z)
 
 
-@pytest.mark.parametrize("name", ["exact", "path", "parallel", "released"])
+@pytest.mark.parametrize("name", ["path", "released"])
 def test_a_number_that_is_none_names_its_image_and_step(name: str) -> None:
     pair, rule = built_in("d1t5"), RULES[name]
     keys = RandomStreams([(4, i) for i in (9, 8, 7)])
@@ -616,13 +621,9 @@ def test_the_token_behind_a_draft_is_watched_too() -> None:
 @pytest.mark.parametrize(
     ("parameters", "sentence"),
     [
-        ({"criterion": "sigma"}, "criterion=sigma is unknown (choose from: exact, paper, path)"),
-        ({"verify": "both"}, "verify=both is unknown (choose from: causal, parallel)"),
-        ({"on_reject": "cry"}, "on_reject=cry is unknown (choose from: stop, continue)"),
         ({"gamma": 2, "tokens_per_pass": (3, 2)}, "use iterations=null"),
         ({"gamma": 2, "temperature": 0.0}, "temperature=0 leaves no densities to compare; use method=vanilla"),
         ({"gamma": 2, "criterion": "path", "final_noise": False}, "use final_noise=true"),
-        ({"proposals": 1001}, "proposals must be at most 1000 (got 1001)"),
     ],
 )
 def test_parameters_that_do_not_go_together(parameters: dict[str, Any], sentence: str) -> None:

@@ -343,7 +343,9 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
     every, five = (configuration.compose([*words, n]) for n in ("n=all", "n=5"))
     assert every == five
     assert provenance.config_hash(every) == provenance.config_hash(five)
-    assert len(data.load(every)) == 5
+    first = [item.id for item in data.load(every)]
+    assert sorted(first) == ["1", "2", "3", "4", "5"]
+    assert first != [item.id for item in data.load({**every, "seed": 1})]  # which chooses, and orders
     assert configuration.compose(words)["n"] == 16
     for name in filter(registry.is_drawn, parameters.choices("data")):
         with pytest.raises(UsageError, match=f"data={name} .*n=all .*n=NUMBER"):

@@ -132,7 +132,7 @@ def seconds(*words: str, model: str = "llamagen_xl", device: str = "h200") -> li
     return list(Planner(Path("none")).seconds(configuration.compose([f"model={model}", *words]), gpu))
 
 
-def test_hours_are_from_bytes_launches_and_tokens_a_step(step: dict[str, Any]) -> None:
+def test_hours_are_from_bytes_launches_and_tokens_a_step(step: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     vanilla = seconds("method=vanilla", "engine=graph")
     assert vanilla == pytest.approx(
         [256 * 1.5e-3, 256 * (2e-3 + 5e-3)]
@@ -147,12 +147,7 @@ def test_hours_are_from_bytes_launches_and_tokens_a_step(step: dict[str, Any]) -
     step["tera_operations"] = {"step": 98.9}
     assert seconds("method=vanilla", "engine=graph")[0] == pytest.approx(256 * 0.1)  # and now the arithmetic
     assert seconds("method=vanilla", "dtype=float32", device="h100")[0] == pytest.approx(256 * 0.1)  # of the plan
-
-
-def test_without_triton_launches_are_those_of_the_graph_engine(
-    step: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = {"triton": None, "graph": {"layers": 2000, "outside": 0}}
+    counts = {"triton": None, "graph": {"layers": 2000, "outside": 0}}  # without Triton, those of the graph engine
     monkeypatch.setattr(plan, "plan", lambda cfg: {**STEP, "launches": counts[cfg["engine"]]})
     assert seconds("method=vanilla", "engine=triton") == pytest.approx([256 * 3e-3, 256 * (2e-3 + 10e-3)])
 

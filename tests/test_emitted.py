@@ -58,15 +58,16 @@ def some(*shape: int, seed: int = 0) -> Tensor:
     return (1.5 * torch.randn(*shape, V, generator=torch.Generator().manual_seed(seed))).softmax(-1)
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_the_acceptance_of_every_token(name: str) -> None:
-    rule, r, q = RULES[name], some(5, 3, seed=1), some(5, 3, seed=2)
+def test_the_acceptance_of_every_token() -> None:
+    r, q = some(5, 3, seed=1), some(5, 3, seed=2)
     r[0, 0], q[0, 1], q[1, 1] = torch.eye(V)[2], torch.eye(V)[1], torch.tensor([0.5, 0.5, 0, 0])
     depth = torch.tensor([1, 2, 9]).expand(5, 3)
-    every = rule.acceptance(r, q, depth)
-    for x in range(V):
-        torch.testing.assert_close(every[..., x], rule.accept(r, q, torch.full((5, 3), x), depth))
-    torch.testing.assert_close(every, Rule.acceptance(rule, r, q, depth))  # what a rule without its own has
+    for name, rule in RULES.items():
+        every = rule.acceptance(r, q, depth)
+        for x in range(V):
+            one = rule.accept(r, q, torch.full((5, 3), x), depth)
+            torch.testing.assert_close(every[..., x], one, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(every, Rule.acceptance(rule, r, q, depth))  # what a rule without its own has
 
 
 def written_out(p: Tensor, q: Tensor, rule: Rule, depth: int, siblings: int, given: list[int] | None) -> list[Tensor]:
@@ -94,8 +95,7 @@ def written_out(p: Tensor, q: Tensor, rule: Rule, depth: int, siblings: int, giv
     return out
 
 
-@pytest.mark.parametrize("sampled", [True, False])
-@pytest.mark.parametrize("name", STOCHASTIC)
+@pytest.mark.parametrize(("name", "sampled"), [(name, i % 3 > 0) for i, name in enumerate([*STOCHASTIC, "exact"])])
 def test_the_distribution_of_a_node(name: str, sampled: bool) -> None:
     """Of four rows and nodes of three, two, one and no candidates; in one the drafter has two tokens only. With V = 4
     the sum over rejected tokens is exact."""
@@ -117,7 +117,7 @@ def test_the_distribution_of_a_node(name: str, sampled: bool) -> None:
     assert ((found[:, :, 0] - p).abs().amax(-1) < 1e-6).all() == exact
 
 
-@pytest.mark.parametrize("name", STOCHASTIC)
+@pytest.mark.parametrize("name", ["exact", "uniform", "cool", "neighbourhood", "lantern_pp", "entropy"])
 def test_drawn_rejections_average_to_the_distribution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """2,000 nodes, four draws each: e, and the corrected divergence, which does not see that e is an average."""
     rule, count = RULES[name], 2000
@@ -240,14 +240,24 @@ FORK = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
 COMB = [(0,), (1,), (2,), (0, 0)]
 
 
-@pytest.mark.parametrize("chosen", [False, True])
-@pytest.mark.parametrize("paths", [chain_paths(2), FORK, COMB], ids=["chain", "fork", "comb"])
-@pytest.mark.parametrize("name", ["exact", "uniform", "cool", "neighbourhood", "lantern_pp"])
+@pytest.mark.parametrize(
+    ("name", "paths", "chosen"),
+    [
+        ("exact", FORK, False),
+        ("exact", COMB, True),
+        ("uniform", chain_paths(2), True),
+        ("uniform", COMB, False),
+        ("cool", chain_paths(2), False),
+        ("cool", FORK, True),
+        ("neighbourhood", FORK, False),
+        ("neighbourhood", COMB, True),
+        ("lantern_pp", chain_paths(2), False),
+        ("lantern_pp", FORK, True),
+    ],
+)
 def test_the_sum_over_positions_bounds_the_divergence_of_sequences(name: str, paths: Any, chosen: bool) -> None:
     """Everything enumerated: the decoded sequences follow the enumerated distribution, the recorded divergences have
     the enumerated mean at every position, and its sum is at least the divergence of that distribution."""
-    if chosen and name == "lantern_pp" and paths != FORK:
-        pytest.skip("one of them suffices")
     out = decoded(RULES[name], paths, chosen, 3000)
     probs, expected = enumerated(RULES[name], paths, chosen)
     assert tiny.fit(codes(out.tokens, V), probs / probs.sum()) > 1e-4
@@ -259,7 +269,7 @@ def test_the_sum_over_positions_bounds_the_divergence_of_sequences(name: str, pa
     assert (total > 1e-3) == (name != "exact")
 
 
-@pytest.mark.parametrize("name", ["uniform", "neighbourhood", "lantern_pp", "lantern"])
+@pytest.mark.parametrize("name", ["uniform", "lantern"])
 def test_the_chain_rule_is_an_equation_where_the_prefix_determines_what_is_emitted(name: str) -> None:
     """Chains as long as the image, and a rule without depth: at every position, in whichever step and at whichever
     depth it comes, the same e."""

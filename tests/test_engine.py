@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from specbench import cli
 from specbench.decoding.batch import decode_stream
 from specbench.decoding.drafters.adaptive import AdaptiveEagle
-from specbench.decoding.drafters.built_in import BuiltIn
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle
@@ -26,7 +25,7 @@ from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.drafters.vvs import VVS
-from specbench.decoding.drafters.window import Window
+from specbench.decoding.drafters.window import BuiltIn, Window
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, band, cool, exact

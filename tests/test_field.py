@@ -26,23 +26,17 @@ def test_seconds_stand_in_a_table_of_their_own() -> None:
 
 
 def test_a_row_without_a_column_that_a_table_needs_is_measured_again() -> None:
-    run = PlannedRun(Path(), configuration.compose([]), weights="w")
-    row = {"config_hash": run.config_hash, "weights": "w", "fid": "1.0", "kid": ""}
-    assert run.fits(row)
-    assert replace(run, needs=("fid",)).fits(row)
-    assert not replace(run, needs=("fid", "kid")).fits(row)
-    assert not replace(run, needs=("emitted_tv",)).fits(row)
-
-
-def test_a_table_of_what_is_emitted_takes_no_row_that_did_not_measure_it() -> None:
     """Two tables share the hash of a run that one of them decodes with `emitted_draws=0`."""
     needed, without = (
         PlannedRun(Path(), configuration.compose(["method=sjd", f"emitted_draws={n}"]), weights="w", needs=(EMITTED,))
         for n in (2, 0)
     )
-    row = {"config_hash": needed.config_hash, "weights": "w", "emitted_kl": "", "note": ""}
-    assert not needed.fits(row)
+    row = {"config_hash": needed.config_hash, "weights": "w", "fid": "1.0", "kid": "", "emitted_kl": "", "note": ""}
     assert replace(needed, needs=()).fits(row)
+    assert replace(needed, needs=("fid",)).fits(row)
+    assert not replace(needed, needs=("fid", "kid")).fits(row)
+    assert not replace(needed, needs=("emitted_tv",)).fits(row)
+    assert not needed.fits(row)
     assert needed.fits(row | {"emitted_kl": "0.0"})
     assert needed.fits(row | {"note": "emitted_kl: like emitted_tv not computed for drafter zipar"})
     assert without.fits(row)  # it would not measure it either
@@ -58,16 +52,10 @@ def test_a_table_that_shows_nothing_of_it_takes_such_a_row(tmp_path: Path, monke
         assert len(measure.plan(table, table.model, None, tmp_path).missing) == missing
 
 
-def test_every_curve_of_a_figure_is_drawn() -> None:
-    """There are more than seven, and a figure once left out the rest."""
-    panels = [
-        panel for table in TABLES.values() if isinstance(table.figure, TableFigure) for panel in table.figure.panels
-    ]
-    assert 7 < max(len(panel.curves) for panel in panels) <= len(set(figures._STYLES))
-
-
 def test_a_curve_looks_the_same_in_all_panels() -> None:
-    """Panels have different curves; the legend is one for all."""
+    """Panels have different curves; the legend is one for all. A figure once left out all curves after the seventh."""
+    panels = [panel for one in TABLES.values() if isinstance(one.figure, TableFigure) for panel in one.figure.panels]
+    assert 7 < max(len(panel.curves) for panel in panels) <= len(set(figures._STYLES))
     table, rows = TABLES["relaxed"], {}
     assert isinstance(table.figure, TableFigure)
     for i, line in enumerate(table.lines):

@@ -136,8 +136,6 @@ def test_a_wrong_variant_is_a_sentence() -> None:
         configuration.compose(["method=gsd", "variant=exact"])
     with pytest.raises(UsageError, match="has no parameter 'variant' .it belongs to method"):
         configuration.compose(["method=vanilla", "variant=released"])
-    with pytest.raises(UsageError, match="choose from: clip, alone"):
-        Grouped(TABLE, edge="none")
 
 
 def test_the_embedding_is_that_of_the_target() -> None:

@@ -71,10 +71,13 @@ def _by_alignment(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 
 @pytest.mark.parametrize(
-    ("library", "way"),
-    [(_by_count, invariance.in_blocks), (_by_position, invariance.one_by_one), (_by_alignment, invariance.in_blocks)],
+    ("library", "way", "biased"),
+    [
+        (_by_count, invariance.in_blocks, False),
+        (_by_position, invariance.one_by_one, True),
+        (_by_alignment, invariance.in_blocks, True),
+    ],
 )
-@pytest.mark.parametrize("biased", [False, True])
 def test_a_library_that_mixes_rows_is_called_in_another_way(
     library: Any, way: Any, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

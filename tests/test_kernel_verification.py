@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding import trees
-from specbench.decoding.loop import Decoding
+from specbench.decoding.fronts import Raster
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.relaxed import Redraw
@@ -333,13 +333,11 @@ def test_images_advance() -> None:
     tokens, length = torch.arange(1, 1 + 4 * ROWS, device=DEVICE).view(ROWS, 4), torch.arange(ROWS, device=DEVICE) % 4
     decodings = []
     for kernels in (None, FusedKernels()):
-        self: Any = SimpleNamespace(kernels=kernels, total=6, recorder=SimpleNamespace(offsets=torch.arange(4)))
-        self.recorder.offsets = self.recorder.offsets.to(DEVICE)
-        self.history = torch.full((ROWS, 6 + 8), 99, device=DEVICE)
-        self.count, self.steps = torch.arange(ROWS, device=DEVICE), torch.arange(ROWS, device=DEVICE) + 7
+        history = torch.full((ROWS, 6 + 8), 99, device=DEVICE)
+        count, steps = torch.arange(ROWS, device=DEVICE), torch.arange(ROWS, device=DEVICE) + 7
         verdict: Any = SimpleNamespace(tokens=tokens, length=length)
         with poisoned():
-            came = Decoding._advance(self, verdict)
-        decodings.append((*came, self.history, self.count, self.steps))
+            came = Raster(build([]), count).advance(verdict, None, (history, count, steps), 6, kernels)
+        decodings.append((*came, history, count, steps))
     for plain, fused in zip(*decodings, strict=True):
         assert torch.equal(plain, fused)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.drafters.pjd import _INIT, ParallelJacobi
-from specbench.decoding.drafters.window import COUPLINGS, INITS, Window, WindowState
+from specbench.decoding.drafters.positions import COUPLINGS, INITS
+from specbench.decoding.drafters.window import Window, WindowState
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import TAGS
 from specbench.decoding.sampling import Sampling

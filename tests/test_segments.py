@@ -111,14 +111,11 @@ def test_the_audit_refutes_segments() -> None:
     assert sizes.is_exact(configuration.compose(["method=sjd"]))
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_what_segments_do_not_take() -> None:
+    for words, sentence in (
         ("method=gsd verification=segment", "has rule gsd: use verification=token, or rule=exact"),
         ("method=eagle1 verification=segment", "drafter eagle_tree drafts a tree"),
         ("method=sjd_sv alpha=1.5", "alpha must be 1 or less"),
-    ],
-)
-def test_what_segments_do_not_take(words: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        run.check(configuration.compose(words.split()))
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            run.check(configuration.compose(words.split()))

@@ -199,6 +199,10 @@ def test_who_answers(server: StubServer, tmp_path: Path) -> None:
     assert client(server).identity() == ("sglang 0.5", ["janus"])
     server.told = {"/v1/models": {"data": None}}
     assert client(server).identity() == ("", [])
+    unknown = configured(server, "model_name=mine", "n=1", "extra_body={seed:null}")
+    note = run.run(unknown, tmp_path / "unknown").row["note"]
+    assert "the server does not tell its version" in note
+    assert "the requests had no seed" in note
     with pytest.raises(UsageError, match="does not name its model: give model_name="):
         run.run(configured(server), tmp_path / "run")
     row = run.run(configured(server, "model_name=mine", "server='my engine 3'", "n=1"), tmp_path / "run").row

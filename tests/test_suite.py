@@ -154,7 +154,8 @@ def test_timed_runs_alternate_with_vanilla(call: Call, suite: Path) -> None:
 
 
 def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> None:
-    lines = {"sjd": {"method": "sjd", "temperature": [0.9, 0.5]}, "top": {"method": "sjd", "window": 8, "n": 3}}
+    lines: dict[str, Any] = {"sjd": {"method": "sjd", "temperature": [0.9, 0.5]}, "top": {"method": "sjd", "window": 8}}
+    lines["few"] = {"method": "sjd", "window": 4, "n": 3}
     plan = suites.plan(suites.read(Source("x", {"n": 2, "timed": 1, "lines": lines}), "x"), tmp_path)
     quality = [one for one in plan.runs if not one.timed]
     vanillas = [one for one in quality if one.reference is None]
@@ -162,7 +163,7 @@ def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> Non
     references = {one.key: one.reference for one in quality}
     assert references["sjd_0.5"] != references["sjd_0.9"]
     assert references["top"] is not None
-    assert [one.config["n"] for one in quality if one.key == "top"] == [3]
+    assert [one.config["n"] for one in quality if one.key == "few"] == [3]
     assert {one.config["n"] for one in plan.runs if one.timed} == {1}  # seconds have prompts of their own
 
 

@@ -60,26 +60,26 @@ def run_on_tables(way: Verification, drafter: Any, p: list[Tensor], images: int,
     return decode(config, None, tiny.rng(images, seed))
 
 
-@pytest.mark.parametrize("chosen", [False, True])
-def test_a_chain_of_one_is_verified_token_by_token(chosen: bool) -> None:
+def test_a_chain_of_one_is_verified_token_by_token() -> None:
     """The same division, the same comparison and the same residual, of sampled and of deterministic tokens."""
     p, draft = drafted(500, 1)
-    draft = replace(draft, sampled=torch.zeros_like(draft.valid) if chosen else None)
-    block, token = verified(BlockVerification(), p, draft), verified(TokenWise(), p, draft)
-    assert equal(block, token)
-    assert 0 < block.length.float().mean() < 1
+    for sampled in (None, torch.zeros_like(draft.valid)):
+        draft = replace(draft, sampled=sampled)
+        block, token = verified(BlockVerification(), p, draft), verified(TokenWise(), p, draft)
+        assert equal(block, token)
+        assert 0 < block.length.float().mean() < 1
 
 
-@pytest.mark.parametrize("way", [BlockVerification(), Traversal(), Selected()], ids=lambda way: way.name)
-def test_greedy_point_masses_are_verified_token_by_token(way: Verification) -> None:
+def test_greedy_point_masses_are_verified_token_by_token() -> None:
     """Every ratio is 0 or 1, so that no random number matters."""
     p, draft = drafted(300, 4, vocab=3)
     best = p.argmax(-1)
     p, tokens = one_hot(best, 3), torch.cat([draft.tokens[:, :1], best[:, :-1]], 1)
     tokens[::3] = draft.tokens[::3]
     draft = replace(draft, tokens=tokens, sampled=torch.zeros_like(draft.valid))
-    found, token = verified(way, p, draft), verified(TokenWise(), p, draft)
-    assert equal(replace(found, share=None), token)
+    token = verified(TokenWise(), p, draft)
+    for way in (BlockVerification(), Traversal(), Selected()):
+        assert equal(replace(verified(way, p, draft), share=None), token), way.name
     assert set(token.length.tolist()) == {0, 1, 2, 3, 4}
 
 
@@ -95,8 +95,8 @@ def expected_lengths(p: list[Tensor], q: list[Tensor], length: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("length", [2, 4])
-def test_block_verification_is_lossless_and_accepts_what_the_formula_says(length: int) -> None:
+def test_block_verification_is_lossless_and_accepts_what_the_formula_says() -> None:
+    length = 4
     out = run_on_tables(BlockVerification(), TabularDrafter(Q, chain_paths(length)), P, 30_000)
     assert tiny.fit(coded(out.tokens, 3), sequence_probs(P)) > ALPHA
     at_least = expected_lengths(P, Q, length)
@@ -123,18 +123,17 @@ def test_drafts_that_the_target_never_gives_are_rejected() -> None:
     torch.testing.assert_close(found.next_probs, p[:, 0])
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_shortened_draft_is_a_shorter_chain(count: int) -> None:
+def test_a_shortened_draft_is_a_shorter_chain() -> None:
     """Nodes that do not exist have tokens and distributions, which must not count."""
     p, draft = drafted(300, 4, seed=3)
-    nodes = torch.arange(5)
-    found = verified(BlockVerification(), p, replace(draft, valid=draft.valid & (nodes <= count)))
-    valid, q = draft.valid[:, : count + 1], draft.probs[:, :count]
-    alone = Draft(build(chain_paths(count)), draft.tokens[:, : count + 1], q, valid)
-    shorter = verified(BlockVerification(), p[:, : count + 1], alone)
-    assert torch.equal(found.length, shorter.length)
-    assert torch.equal(found.next_probs, shorter.next_probs)
-    assert torch.equal(found.first, shorter.first.float())
+    for count in (0, 2):
+        found = verified(BlockVerification(), p, replace(draft, valid=draft.valid & (torch.arange(5) <= count)))
+        valid, q = draft.valid[:, : count + 1], draft.probs[:, :count]
+        alone = Draft(build(chain_paths(count)), draft.tokens[:, : count + 1], q, valid)
+        shorter = verified(BlockVerification(), p[:, : count + 1], alone)
+        assert torch.equal(found.length, shorter.length)
+        assert torch.equal(found.next_probs, shorter.next_probs)
+        assert torch.equal(found.first, shorter.first.float())
 
 
 def test_point_masses_gain_nothing() -> None:
@@ -162,9 +161,8 @@ def test_a_verdict_depends_on_its_row_alone() -> None:
         assert equal(alone, Verdict(**{k: x if x is None else x[own] for k, x in vars(together).items()}))
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_what_would_not_be_exact_is_refused() -> None:
+    for words, sentence in (
         ("method=cool_sd verification=block", "has rule cool: use verification=token, or rule=exact"),
         ("method=medusa verification=block", "has rule typical"),
         ("method=sd rule=uniform verification=block", "has rule uniform"),
@@ -173,11 +171,9 @@ def test_a_verdict_depends_on_its_row_alone() -> None:
         ("method=sjd refine=false coupling=gumbel verification=block", "carries over to the next step"),
         ("method=eagle1 verification=block", "drafts a tree: use verification=traversal"),
         ("method=eagle2 verification=block", "drafts a tree: use verification=traversal"),
-    ],
-)
-def test_what_would_not_be_exact_is_refused(words: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        run.check(configuration.compose(words.split()))
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            run.check(configuration.compose(words.split()))
 
 
 def test_continuous_tokens_have_no_such_verification() -> None:
@@ -187,11 +183,13 @@ def test_continuous_tokens_have_no_such_verification() -> None:
         configuration.compose(["model=mar_scenes", "method=cspd", "verification=traversal"])
 
 
-@pytest.mark.parametrize(
-    "words", ["method=sd verification=block", "method=vanilla verification=block", "method=sjd refine=false"]
-)
-def test_what_is_exact_is_allowed(words: str) -> None:
-    run.check(configuration.compose(["window=4"] * (words[7:10] == "sjd") + words.split()))
+def test_what_is_exact_is_allowed() -> None:
+    for words in (
+        "method=sd verification=block",
+        "method=vanilla verification=block",
+        "method=sjd refine=false window=4",
+    ):
+        run.check(configuration.compose(words.split()))
 
 
 # --- reference values -------------------------------------------------------------------------------------------------
@@ -213,8 +211,7 @@ def close(out: Decoded[Any], wanted: dict[str, Any]) -> None:
 
 
 @needs_values
-@pytest.mark.parametrize("length", [1, 2, 3, 4])
-@pytest.mark.parametrize("case", ["block_a", "block_b", "block_e"])
+@pytest.mark.parametrize(("case", "length"), [("block_a", 1), ("block_b", 2), ("block_e", 3), ("block_a", 4)])
 def test_chains_reach_the_reference_lengths(case: str, length: int) -> None:
     wanted = json.loads((FOLDER / "expected_block.json").read_text())[case]["chains"][f"window={length}"]
     tables = models.load(str(FOLDER / f"{case}.npz"))
@@ -226,7 +223,7 @@ def test_chains_reach_the_reference_lengths(case: str, length: int) -> None:
 @pytest.mark.parametrize(
     ("words", "group", "key", "value"),
     [
-        *((f"eagle_chain verification=block window={n}", "chains", f"window={n}", "block") for n in (1, 2, 3, 4)),
+        ("eagle_chain verification=block window=3", "chains", "window=3", "block"),
         ("eagle_traversal tree=[[0],[1],[2],[0,0],[0,1],[0,0,0]]", "trees", WIDE, "traversal without"),
     ],
 )

@@ -16,7 +16,7 @@ from goldens.common import Compared, Config, Tensors
 from goldens.language import uncached_logits, unified
 from specbench.decoding import verify
 from specbench.decoding.drafters import window as windows
-from specbench.decoding.drafters.built_in import BuiltIn
+from specbench.decoding.drafters.window import BuiltIn
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule

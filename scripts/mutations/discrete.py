@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mutations import Mutant, Patches, mutant
 from specbench.decoding import sampling
-from specbench.decoding.drafters import window
+from specbench.decoding.drafters import positions, window
 from specbench.decoding.drafters.eagle import Entries
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.rng import RandomStreams
@@ -204,8 +204,8 @@ def refill_counts_as_random(patch: Patches) -> None:
 @_mutant("sjd", "renewed tokens keep the distributions of the tokens before")
 def stale_distribution(patch: Patches) -> None:
     def around(original: Any, self: Any, state: Any, *rest: Any) -> Any:
-        known, tokens, probs = original(self, state, *rest)
-        return known, tokens, torch.where(state.started[:, None, None], state.probs, probs)
+        found = original(self, state, *rest)
+        return replace(found, probs=torch.where(state.started[:, None, None], state.probs, found.probs))
 
     patch.wrap(Window, "_renew", around)
 
@@ -213,20 +213,20 @@ def stale_distribution(patch: Patches) -> None:
 @_mutant("sjd", "the tokens of a window are shifted by one position more than their distributions")
 def window_off_by_one(patch: Patches) -> None:
     def around(original: Any, self: Any, state: Any, *rest: Any) -> Any:
-        known, tokens, probs = original(self, state, *rest)
-        return known, tokens.roll(-1, 1), probs
+        found = original(self, state, *rest)
+        return replace(found, tokens=found.tokens.roll(-1, 1))
 
     patch.wrap(Window, "_renew", around)
 
 
 @_mutant("scd", "a token that is not kept is drawn from p, not from the residual distribution")
 def coupling_with_a_fresh_draw(patch: Patches) -> None:
-    patch.set(window, "normalise", lambda mass, fallback: fallback)
+    patch.set(positions, "normalise", lambda mass, fallback: fallback)
 
 
 @_mutant("scd", "a token is kept with min(1, q / p)")
 def coupling_is_reversed(patch: Patches) -> None:
-    patch.set(window, "ratio", lambda p, q: base.ratio(q, p))
+    patch.set(positions, "ratio", lambda p, q: base.ratio(q, p))
 
 
 @_mutant("scd", "a token that is not kept is drawn with the number that decided against the one before it")
@@ -234,7 +234,7 @@ def coupling_with_one_number(patch: Patches) -> None:
     def around(original: Any, self: Any, *args: Any) -> Any:
         shared = Patches()
         if self.coupling == "maximal":
-            shared.set(window, "_TOKEN", window._KEEP)
+            shared.set(positions, "TOKEN", positions.KEEP)
         try:
             return original(self, *args)
         finally:
@@ -245,31 +245,27 @@ def coupling_with_one_number(patch: Patches) -> None:
 
 @_mutant("scd", "the Gumbel noise is one for all positions")
 def one_noise_for_all_positions(patch: Patches) -> None:
-    def around(original: Any, self: Any, state: Any, count: Tensor) -> Tensor | None:
-        noise = original(self, state, torch.zeros_like(count))
-        return None if noise is None else noise[:, :1].expand_as(noise)
-
-    patch.wrap(Window, "_gumbel_noise", around)
+    patch.wrap(window, "gumbel_noise", lambda f, rng, position, size: f(rng, torch.zeros_like(position), size))
 
 
 @_mutant("scd", "a new token keeps the height of the one before it")
 def stale_height(patch: Patches) -> None:
-    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, u))
+    patch.set(positions, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, u))
 
 
 @_mutant("scd", "the height of a new token is drawn from [0, p), not from [q, p)")
 def height_from_zero(patch: Patches) -> None:
-    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, fresh))
+    patch.set(positions, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, fresh))
 
 
 @_mutant("scd", "a token that is kept gets a fresh height")
 def fresh_height(patch: Patches) -> None:
-    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, fresh, s + fresh * (1 - s)))
+    patch.set(positions, "renewed_heights", lambda k, u, fresh, s: torch.where(k, fresh, s + fresh * (1 - s)))
 
 
 @_mutant("scd", "a height stays the share of its token's old probability")
 def height_not_rescaled(patch: Patches) -> None:
-    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, u, s + fresh * (1 - s)))
+    patch.set(positions, "renewed_heights", lambda k, u, fresh, s: torch.where(k, u, s + fresh * (1 - s)))
 
 
 # --- caches, positions, guidance, filters -----------------------------------------------------------------------------

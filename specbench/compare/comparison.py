@@ -235,7 +235,8 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> 
         values = np.array([[statistic.of(r) for r in two] for two in both], dtype=np.float64).reshape(-1, 2)
         units = "images"
         if statistic.name == "decode_s" and both:
-            values, units = _by_batch(both, values), "batches"
+            # images that share a batch in A or in B are not independent
+            values, units = _means(values, summary.together(*zip(*both))), "batches"
         elif len(set(_prompts(both))) < len(both):
             values, units = _means(values, _prompts(both)), "prompts"
         if len(values) < FEWEST:
@@ -247,11 +248,6 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> 
         else:
             results.append(Result(statistic, "", paired(values[:, 0], values[:, 1], statistic.resolution), units))
     return results, untested
-
-
-def _by_batch(pairs: Pairs, values: np.ndarray) -> np.ndarray:
-    """The mean values (G, 2) of images (N, 2) that share a batch in A or in B, and so are not independent."""
-    return _means(values, summary.together(*zip(*pairs)))
 
 
 def _prompts(pairs: Pairs) -> list[int]:

@@ -1,8 +1,9 @@
 """The prompts that a run decodes. Importing this package imports no data set.
 
 A data set is one file conf/data/NAME.yaml, with the parameters that it has, and the function `items` of
-specbench/data/NAME.py, which takes the flat parameters of a run and gives its prompts in order (see
-`config.registry`). `drawn: true` in the file says that the code makes the prompts, without end.
+specbench/data/NAME.py, or the one that the file names with `implementation`. It takes the flat parameters of a run and
+gives its prompts in order (see `config.registry`). `drawn: true` in the file says that the code makes the prompts,
+without end.
 """
 
 from __future__ import annotations

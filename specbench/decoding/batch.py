@@ -19,7 +19,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.engine.clock import Clock
 from specbench.engine.graph import Eager, Graphs, Runner
 from specbench.engine.state import DecodeState
-from specbench.errors import RunError
+from specbench.errors import NumberError, RunError
 
 T = TypeVar("T")
 
@@ -48,10 +48,19 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" and device.index is not None else nullcontext()
 
 
-class BatchDecoding(ABC):
-    """Images in progress, one per row of `rng`. A step adds at least one and at most `reach` tokens to every image
-    that is not complete."""
+def not_finite(who: str, what: str, key: tuple[int, int], step: int) -> NumberError:
+    """The error of a model that produced `what` at a step of the image `key`, (seed, index)."""
+    return NumberError(
+        f"the {who} produced {what} for the image (seed, index) {key}, step {step}: lower cfg_scale or raise the"
+        " precision (dtype=float32)"
+    )
 
+
+class BatchDecoding(ABC, Generic[T]):
+    """Images in progress, one per row of `rng`. A step adds at least one and at most `reach` tokens to every image
+    that is not complete. taken: what a step leaves for its statistics."""
+
+    taken: T | None = None
     rng: RandomStreams
     reach: int
     config: Any  # the decoder configuration; see `engine.graph.Steps`
@@ -61,9 +70,16 @@ class BatchDecoding(ABC):
     def step(self) -> None:
         """Draft, verify, commit: what is timed."""
 
-    @abstractmethod
     def observe(self) -> None:
         """Record the statistics of the step before, once. No later step reads them, and their time does not count."""
+        taken, self.taken = self.taken, None
+        if taken is None:
+            raise RuntimeError("the statistics of a step are recorded once, after the step")
+        self.record(taken)
+
+    @abstractmethod
+    def record(self, taken: T) -> None:
+        """Record the statistics of a step."""
 
     @abstractmethod
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
@@ -92,7 +108,7 @@ class Progress:
         self._left = left
 
 
-def finished(start: Callable[[], BatchDecoding], rng: RandomStreams, engine: Eager | Graphs) -> Decoded[Any]:
+def finished(start: Callable[[], BatchDecoding[Any]], rng: RandomStreams, engine: Eager | Graphs) -> Decoded[Any]:
     """The result of the images that `start` returns, one per row of `rng`, with the seconds from its call on. The host
     reads the rows only when the slowest could be done, at most once per `reach` tokens that it still lacks."""
     device = rng.key.device
@@ -118,7 +134,7 @@ def take_steps(runner: Runner[Any], count: int, aside: Clock) -> None:
 
 
 def decode_stream(
-    start: Callable[[Any, RandomStreams], BatchDecoding],
+    start: Callable[[Any, RandomStreams], BatchDecoding[Any]],
     encode: Callable[[list[int]], Any],
     rng_for: Callable[[list[int]], RandomStreams],
     count: int,

@@ -19,6 +19,7 @@ the mean KL(e || p) is at least KL(method || target) of whole sequences; equal t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -30,6 +31,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.band import least_divergence
 from specbench.decoding.rules.base import Rule, at, normalise
 from specbench.decoding.sampling import Distributions, draw
+from specbench.decoding.trees import Tree
 from specbench.decoding.verify import EMITTED, Draft, Verdict, one_hot
 from specbench.decoding.verify.base import without
 from specbench.engine.ops import sum_last, take
@@ -75,44 +77,68 @@ class Nodes:
     sampled: bool
 
 
+class _Rejections:
+    """S sequences of rejected siblings at each of n nodes, one as long as no token counts: what is left of the target's
+    and the drafter's distributions, r and q (B, n, S, V); weight (B, n, S): the probability of getting there, of a draw
+    given its tokens; left (B, n, S) bool: q has tokens left, of those with fewer tokens than children."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.r, self.q = nodes.p.unsqueeze(2), nodes.q.unsqueeze(2)
+        self.weight = torch.ones_like(self.r[..., 0])
+        self.left = torch.ones_like(self.weight, dtype=torch.bool)
+
+    def add_every(self, live: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
+        """Go on with every token that can be rejected next, with mass `rejected` (B, n, S, V), where a candidate is
+        `live` (B, n, S); returns these tokens and `live`, (B, n, S V)."""
+        vocab = self.r.shape[-1]
+        token = torch.arange(vocab, device=live.device).expand(*live.shape, -1).flatten(2)
+        none = one_hot(torch.zeros_like(live, dtype=torch.int64), vocab)  # without a candidate, one goes on
+        mass = torch.where(live.unsqueeze(-1), rejected, none)
+        self.weight = (self.weight.unsqueeze(-1) * mass).flatten(2)
+        self.r, self.q, self.left = (x.repeat_interleave(vocab, 2) for x in (self.r, self.q, self.left))
+        return token, live.repeat_interleave(vocab, 2)
+
+    def add_draws(self, live: Tensor, rejected: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """As `add_every`, with one draw per sequence, u (B, n, S)."""
+        self.add_all(live, rejected)
+        self.weight, self.left, live = (x.expand_as(u) for x in (self.weight, self.left, live))
+        self.r, self.q, rejected = (x.expand(*u.shape, -1) for x in (self.r, self.q, rejected))
+        return draw(normalise(rejected, self.q), u), live
+
+    def add_all(self, live: Tensor, rejected: Tensor) -> None:
+        """Go on after a rejection, whatever the token was."""
+        self.weight = torch.where(live, self.weight * sum_last(rejected), self.weight)
+
+
 def distributions(nodes: Nodes, rule: Rule, u: Tensor) -> Tensor:
     """The distributions e (B, n, H, V). H is 1 where they are exact; else 2, averages over two independent halves of
     the draws of rejected tokens, with uniforms u (B, n, K, S), S even."""
-    siblings, vocab, draws = nodes.tokens.shape[-1], nodes.p.shape[-1], u.shape[-1]
+    siblings, vocab = nodes.tokens.shape[-1], nodes.p.shape[-1]
     followed = siblings - 1 + rule.residual_by_token if nodes.sampled else 0  # rejections after which the token counts
     exact = vocab**followed <= _EXACT
-    # (B, n, S, V) and (B, n, S): S sequences of rejected tokens, one as long as none counts. weight: the probability of
-    # getting there; of a draw, given its tokens
-    r, q = nodes.p.unsqueeze(2), nodes.q.unsqueeze(2)
-    weight, e = torch.ones_like(r[..., 0]), torch.zeros_like(r)
-    left = torch.ones_like(weight, dtype=torch.bool)  # a distribution with fewer tokens than children runs out
+    now, e = _Rejections(nodes), torch.zeros_like(nodes.p.unsqueeze(2))
     for m in range(siblings):
         token, depth = nodes.tokens[:, :, m, None], nodes.depth.unsqueeze(2)
         if not nodes.sampled:
-            q = one_hot(token, vocab)
-        live = left & nodes.live[:, :, m, None]
-        kept = q * rule.acceptance(r, q, depth.expand_as(weight))
-        e = e + _average(torch.where(live.unsqueeze(-1), weight.unsqueeze(-1) * kept, 0.0), exact)
-        rejected = q - kept
-        if m < followed and exact:
-            token = torch.arange(vocab, device=r.device).expand(*weight.shape, -1).flatten(2)
-            none = one_hot(torch.zeros_like(live, dtype=torch.int64), vocab)  # without a candidate, one goes on
-            weight = (weight.unsqueeze(-1) * torch.where(live.unsqueeze(-1), rejected, none)).flatten(2)
-            r, q, live, left = (x.repeat_interleave(vocab, 2) for x in (r, q, live, left))
+            now.q = one_hot(token, vocab)
+        live = now.left & nodes.live[:, :, m, None]
+        kept = now.q * rule.acceptance(now.r, now.q, depth.expand_as(now.weight))
+        e = e + _average(torch.where(live.unsqueeze(-1), now.weight.unsqueeze(-1) * kept, 0.0), exact)
+        rejected = now.q - kept
+        if m >= followed:
+            now.add_all(live, rejected)
+        elif exact:
+            token, live = now.add_every(live, rejected)
         else:
-            weight = torch.where(live, weight * sum_last(rejected), weight)
-            if m < followed:
-                if not m:
-                    weight, live, left = (x.expand(-1, -1, draws) for x in (weight, live, left))
-                    r, q, rejected = (x.expand(-1, -1, draws, -1) for x in (r, q, rejected))
-                token = draw(normalise(rejected, q), u[:, :, m])
-        token = token.expand_as(weight)
-        r = torch.where(live.unsqueeze(-1), rule.residual(r, q, token, depth.expand_as(weight)), r)
+            token, live = now.add_draws(live, rejected, u[:, :, m])
+        token = token.expand_as(now.weight)
+        residual = rule.residual(now.r, now.q, token, depth.expand_as(now.weight))
+        now.r = torch.where(live.unsqueeze(-1), residual, now.r)
         if nodes.sampled and m + 1 < siblings:  # the next sibling was drawn from the rest
-            rest = without(q, token)
-            left = left & (at(rest, token) == 0)
-            q = torch.where(live.unsqueeze(-1), rest, q)
-    return e + _average(weight.unsqueeze(-1) * r, exact)
+            rest = without(now.q, token)
+            now.left = now.left & (at(rest, token) == 0)
+            now.q = torch.where(live.unsqueeze(-1), rest, now.q)
+    return e + _average(now.weight.unsqueeze(-1) * now.r, exact)
 
 
 def _average(x: Tensor, exact: bool) -> Tensor:
@@ -149,16 +175,9 @@ class Emitted:
         sampled = draft.sampled is None and found.sampling.temperature > 0
         if self.rule.deterministic and not (tree.is_chain and sampled):
             return self._longest(verdict, found, known=not sampled)
-        rows, vocab, parts = len(path), found.p.shape[-1], []
-        draws = 2 * -(-self.draws // 2)
+        draws, parts = 2 * -(-self.draws // 2), []
         u = self.rng.uniform(step, EMITTED, tree.height, tree.width, draws)
-        widths, depth = [width for _, width in tree.levels], 0
-        while depth < tree.height:  # nodes of several depths together, but not single candidates with siblings
-            begin, siblings = depth, widths[depth] > 1
-            most = max(1, _AT_ONCE // (rows * vocab * (draws if siblings or self.rule.residual_by_token else 1)))
-            while depth < tree.height and (widths[depth] > 1) == siblings and depth - begin < most:
-                depth += 1
-            some, width = slice(begin, depth), max(widths[begin:depth])
+        for some, width in self._depths(tree, found.p.shape[-1] * len(path), draws):
             nodes = _visited(draft, found.p, path[:, some], width)
             e = distributions(nodes, self.rule, u[:, some, :width])
             least = self._least(nodes)
@@ -166,6 +185,17 @@ class Emitted:
         none = torch.zeros_like(parts[0][..., :1])  # after a full draft the target's own distribution
         none[4] = 1
         return torch.cat([*parts, none], 2)
+
+    def _depths(self, tree: Tree, size: int, draws: int) -> Iterator[tuple[slice, int]]:
+        """Depths of a tree that are computed together, and the most children of a node there: not single candidates
+        with siblings, nor more than fit in memory; `size`: entries of all rows at one depth."""
+        widths, depth = [width for _, width in tree.levels], 0
+        while depth < tree.height:
+            begin, siblings = depth, widths[depth] > 1
+            most = max(1, _AT_ONCE // (size * (draws if siblings or self.rule.residual_by_token else 1)))
+            while depth < tree.height and (widths[depth] > 1) == siblings and depth - begin < most:
+                depth += 1
+            yield slice(begin, depth), max(widths[begin:depth])
 
     def _least(self, nodes: Nodes) -> Tensor:
         """The least divergence (B, n) of the nodes' acceptance."""

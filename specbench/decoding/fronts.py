@@ -1,5 +1,6 @@
-"""Decoding out of raster order: a pass extends an image at several fronts, one in each of the image's rows that are
-decoded at once (`lines` here, since a row is an image of the batch).
+"""Where the nodes of a draft stand: behind the committed tokens, or out of raster order. There a pass extends an image
+at several fronts, one in each of the image's rows that are decoded at once (`lines` here, since a row is an image of
+the batch).
 
 What a method decides is which positions the next pass visits. Positions, cache slots and masks follow: a token has the
 position of raster order and the slot of its position, and a node attends to what exists among the positions before its
@@ -15,12 +16,98 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.trees import Tree
+from specbench.engine.ops import Kernels
 from specbench.engine.state import Buffer, Buffers
 
 
+class Raster:
+    """Where the nodes of a step's draft stand, and what follows for the loop: behind `count` (B,) committed tokens. In
+    general a draft has n nodes in each of K chains of each of B images (see `Fronts`); here it is one tree, K is 1.
+    verdict, taken: as of `verify.Verdict` and `trace.Taken`."""
+
+    fuses = True  # whether kernels can add the tokens of a verdict
+
+    def __init__(self, tree: Tree, count: Tensor) -> None:
+        self.tree, self.count = tree, count
+
+    @property
+    def next_positions(self) -> Tensor:
+        """The image positions (B, K * n) of the tokens that follow the nodes."""
+        return self.count[:, None] + self.tree.depth
+
+    def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        """The session's logits and hidden states of the nodes, tokens (B * K, n)."""
+        found: tuple[Tensor, Tensor] = session.forward(tokens, self.tree, history, self.count)
+        return found
+
+    def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
+        """The random streams of the chains, and what keys their numbers (B * K,)."""
+        return rng, step
+
+    def chains(self, x: Tensor) -> Tensor:
+        """Values of the nodes (B, K * n, ...) chain by chain, (B * K, n, ...)."""
+        return x
+
+    def images(self, x: Tensor) -> Tensor:
+        """Values of the chains (B * K, ...) image by image, (B, K, ...)."""
+        return x.unsqueeze(1)
+
+    def commit(self, session: Any, verdict: Any, count: Tensor, total: int) -> Tensor | None:
+        """Keep the accepted path in the session's caches; `count` (B,) tokens of `total` were committed before. How
+        many tokens of each chain are committed (B, K), None in raster order: all of the verdict."""
+        session.commit(verdict, self.tree, count)
+        return None
+
+    def added(
+        self, verdict: Any, kept: Tensor | None, count: Tensor, active: Tensor, total: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the verdict's tokens: the positions (B, *) to which they go, the tokens, and which of them are committed
+        to the `active` (B,) images. `kept`: what `commit` returned."""
+        offsets = torch.arange(verdict.tokens.shape[1], device=count.device)
+        some = active[:, None] & (offsets <= verdict.length[:, None])
+        # what is written behind them is written again by the next step
+        return count[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0), some
+
+    def advance(
+        self,
+        verdict: Any,
+        kept: Tensor | None,
+        images: tuple[Tensor, Tensor, Tensor],
+        total: int,
+        kernels: Kernels | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add the verdict's tokens to those images that are not complete: their history, count and steps. Returns count
+        and steps from before, and which images these are."""
+        if kernels is not None and self.fuses:
+            return kernels.advance(*images, verdict.tokens, verdict.length, total)
+        history, count, steps = images
+        before, active = (count.clone(), steps.clone()), count < total
+        where, tokens, some = self.added(verdict, kept, before[0], active, total)
+        history.scatter_(1, where, tokens)
+        count += some.sum(1)
+        steps += active
+        return *before, active
+
+    def among_nodes(self, path: Tensor) -> Tensor:
+        """The paths (B * K, D) of the chains as indices (B, K * D) among all nodes of an image."""
+        return path
+
+    def inside(self, taken: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
+        """Draft tokens accepted and `offered` (B * K,) inside the image."""
+        room = (total - taken.count).clamp_min(0)
+        return torch.minimum(taken.verdict.length, room), torch.minimum(offered, room)
+
+    def drafted(self, taken: Any, total: int) -> Tensor:
+        """How many draft tokens (B,) inside the image were verified."""
+        inside = self.tree.depth[:, 1:] <= (total - taken.count)[:, None]
+        return (taken.draft.valid[:, 1:] & inside).sum(1)
+
+
 @dataclass
-class Fronts:
-    """Where the nodes of a draft stand that are K chains of n nodes in each of B images.
+class Fronts(Raster):
+    """K chains of n nodes in each of B images.
 
     positions (B, K, n) int64: the image positions of their tokens, -1 for the end of the prefix; slots (B, K, n)
     int64: where their keys go, counted alike: slot T + k holds what stands in for a token of front k that does not
@@ -38,33 +125,50 @@ class Fronts:
     recovers: Tensor
     owner: Tensor
 
+    fuses = False
+
     @property
     def next_positions(self) -> Tensor:
-        """The image positions (B, K * n) of the tokens that follow the nodes."""
         return self.positions.flatten(1) + 1
 
+    def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = session.visit(tokens.view(len(self.keys), -1), self, history)
+        return found
+
+    def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
+        return rng.rows(self.owner), self.keys.flatten()
+
     def chains(self, x: Tensor) -> Tensor:
-        """Values of the nodes (B, K * n, ...) chain by chain, (B * K, n, ...)."""
         return x.unflatten(1, self.positions.shape[1:]).flatten(0, 1)
 
     def images(self, x: Tensor) -> Tensor:
-        """Values of the chains (B * K, ...) image by image, (B, K, ...)."""
         return x.unflatten(0, self.keys.shape)
 
-    def kept(self, length: Tensor, active: Tensor) -> Tensor:
-        """How many tokens of a verdict with `length` (B * K,) accepted ones are committed (B, K), in `active` (B,)
-        images."""
-        length = self.images(length)
-        count = torch.where(length > 0, length, self.recovers.long())
-        return count * (self.extends & active[:, None])
+    def commit(self, session: Any, verdict: Any, count: Tensor, total: int) -> Tensor:
+        length = self.images(verdict.length)
+        kept = torch.where(length > 0, length, self.recovers.long())
+        return kept * (self.extends & (count < total)[:, None])
 
-    def committed(self, tokens: Tensor, kept: Tensor, junk: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a verdict's tokens (B * K, D + 1), of which `kept` (B, K) are committed: where they go, (B, K * (D + 1)),
-        `junk` for the others; the tokens, 0 for the others; and which are committed."""
-        offsets = torch.arange(tokens.shape[1], device=tokens.device)
+    def added(
+        self, verdict: Any, kept: Tensor | None, count: Tensor, active: Tensor, total: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert kept is not None
+        offsets = torch.arange(verdict.tokens.shape[1], device=kept.device)
         some = offsets < kept.unsqueeze(-1)
-        where = torch.where(some, self.positions[:, :, :1] + 1 + offsets, junk)
-        return where.flatten(1), (self.images(tokens) * some).flatten(1), some.flatten(1)
+        where = torch.where(some, self.positions[:, :, :1] + 1 + offsets, total)
+        return where.flatten(1), (self.images(verdict.tokens) * some).flatten(1), some.flatten(1)
+
+    def among_nodes(self, path: Tensor) -> Tensor:
+        count, nodes = self.positions.shape[1:]
+        first = torch.arange(count, device=path.device)[:, None] * nodes
+        return (self.images(path) + first).flatten(1)
+
+    def inside(self, taken: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
+        assert taken.kept is not None
+        return torch.minimum(taken.verdict.length, taken.kept.flatten()), offered
+
+    def drafted(self, taken: Any, total: int) -> Tensor:
+        return self.images(taken.draft.valid[:, 1:]).sum((1, 2))
 
 
 def fronts_needed(width: int, lag: int) -> int:

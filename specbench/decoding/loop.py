@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.batch import BatchDecoding, Decoded, finished
+from specbench.decoding.batch import BatchDecoding, Decoded, finished, not_finite
 from specbench.decoding.emitted import Emitted
-from specbench.decoding.fronts import Fronts
+from specbench.decoding.fronts import Fronts, Raster
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling
@@ -25,7 +25,6 @@ from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import Kernels
 from specbench.engine.state import Buffer, Buffers, DecodeState, constants, within
-from specbench.errors import NumberError
 
 
 class Session(Protocol):
@@ -145,7 +144,7 @@ class DecoderConfig:
     observer: Callable[[Taken, int], None] | None = None
 
 
-class Decoding(BatchDecoding):
+class Decoding(BatchDecoding[Taken]):
     """B images in progress, one per row of `rng`: prefilled on construction, then step by step.
 
     A step does not synchronize with the device, and writes its buffers in place. Rows advance at their own pace; a
@@ -181,7 +180,6 @@ class Decoding(BatchDecoding):
         emitted = Emitted(config.rule, self.rng, draws) if measured and not shape.biased else None
         selects = isinstance(config.verification, Selected) and shape.height > 0
         self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted, selects)
-        self.taken: Taken | None = None  # from a step to its statistics
         self.state = DecodeState(
             rows,
             self.buffers(),
@@ -211,85 +209,42 @@ class Decoding(BatchDecoding):
         clock.begin()
         draft = drafter.propose(self.draft_state, self.history, count, self.steps)
         clock.lap("draft")
-        fronts, rng, steps = draft.fronts, self.rng, self.steps
-        if fronts is None:
-            logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
-            positions = count[:, None] + draft.tree.depth
-        else:
-            logits, hidden = session.visit(draft.tokens.view(len(count), -1), fronts, self.history)
-            positions, rng, steps = fronts.next_positions, rng.rows(fronts.owner), fronts.keys.flatten()
+        layout = draft.fronts or Raster(draft.tree, count)
+        logits, hidden = layout.forward(session, draft.tokens, self.history)
         clock.lap("forward")
-        found = sampling.distributions(logits, session, positions)
-        before = config.rule.uses_pre_argmax_probs and sampling.temperature == 0
-        pre_argmax_probs = found.unfiltered() if before else None
-        p = found.p
-        if fronts is not None:
-            p = fronts.chains(p)
-            pre_argmax_probs = None if pre_argmax_probs is None else fronts.chains(pre_argmax_probs)
-        verdict = config.verification.verify(p, draft, config.rule, rng, steps, pre_argmax_probs, self.kernels)
+        found = sampling.distributions(logits, session, layout.next_positions)
+        p, pre_argmax_probs = layout.chains(found.p), None
+        if config.rule.uses_pre_argmax_probs and sampling.temperature == 0:
+            pre_argmax_probs = layout.chains(found.unfiltered())
+        rng, keys = layout.streams(self.rng, self.steps)
+        verdict = config.verification.verify(p, draft, config.rule, rng, keys, pre_argmax_probs, self.kernels)
         if config.override is not None:
-            verdict = config.override(verdict, draft, steps)
+            verdict = config.override(verdict, draft, keys)
         clock.lap("verify")
-        if fronts is None:
-            session.commit(verdict, draft.tree, count)
-        kept = None if fronts is None else fronts.kept(verdict.length, count < self.total)
+        kept = layout.commit(session, verdict, count, self.total)
         drafter.commit(self.draft_state, Outcome(draft, p, hidden, verdict, count, kept))
         clock.lap("commit")
-        self.taken = Taken(draft, verdict, found, *self._advance(verdict, fronts, kept), kept)
+        images = self.history, count, self.steps
+        count, steps, active = layout.advance(verdict, kept, images, self.total, self.kernels)
+        self.taken = Taken(draft, layout, verdict, found, count, steps, active, kept)
         clock.lap("rest")
 
-    def _advance(
-        self, verdict: Verdict, fronts: Fronts | None = None, kept: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Add a verdict's tokens to the images that are not complete; returns `count` and `steps` from before, and
-        which images these are."""
-        if self.kernels is not None and fronts is None:
-            return self.kernels.advance(
-                self.history, self.count, self.steps, verdict.tokens, verdict.length, self.total
-            )
-        count, steps = self.count.clone(), self.steps.clone()
-        active = count < self.total
-        if fronts is not None and kept is not None:
-            where, tokens, _ = fronts.committed(verdict.tokens, kept, self.total)
-            self.history.scatter_(1, where, tokens)
-            self.count += kept.sum(1)
-            self.steps += active
-            return count, steps, active
-        tokens = torch.where(active[:, None], verdict.tokens, 0)
-        self.history.scatter_(1, count[:, None] + self.recorder.offsets, tokens)
-        torch.where(active, count + verdict.length + 1, count, out=self.count)
-        self.steps += active
-        return count, steps, active
-
-    def observe(self) -> None:
-        """As of `BatchDecoding`."""
-        taken, self.taken = self.taken, None
-        if taken is None:
-            raise RuntimeError("the statistics of a step are recorded once, after the step")
-        draft = taken.draft
+    def record(self, taken: Taken) -> None:
         self.recorder.record(taken)
         if self.config.observer is not None:
             self.config.observer(taken, self.total)
-        if draft.fronts is not None:
-            self.drafted += draft.fronts.images(draft.valid[:, 1:]).sum((1, 2))
-        elif draft.tree.height:
-            inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= (self.total - taken.count)[:, None])
-            self.drafted += inside.sum(1)
+        if taken.draft.tree.height:
+            self.drafted += taken.layout.drafted(taken, self.total)
 
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        """As of `BatchDecoding`."""
         left, wrong = torch.stack([(self.total - self.count).clamp_min(0), self.recorder.wrong().long()]).tolist()
         if any(wrong):
             row = wrong.index(1)
             step, who = self.recorder.fault(row)
-            raise NumberError(
-                f"the {who} produced probabilities that are not finite or do not sum to 1, for the image (seed, index)"
-                f" {keys[row]}, step {step}: lower cfg_scale or raise the precision (dtype=float32)"
-            )
+            raise not_finite(who, "probabilities that are not finite or do not sum to 1,", keys[row], step)
         return left
 
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
-        """As of `BatchDecoding`."""
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.count.device)
         kept = (self.history[:, : self.total], self.steps, self.drafted)
         tokens, steps, drafted = (x[chosen].clone() for x in kept)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.emitted import Emitted
+from specbench.decoding.fronts import Raster
 from specbench.decoding.sampling import Distributions
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.ops import sum_last
@@ -49,12 +50,20 @@ class Trace:
 _TOLERANCE = 1e-3
 
 
+#: What is recorded of a step, by row: the sums of the target's and the drafter's distributions, then fields of a trace.
+#: Vanilla decoding needs the first row alone.
+_SUMS, _STATISTICS = ("target", "drafter"), ("accepted", "offered", "first", "tv", "top1", "top3")
+#: The fields of a trace that `emitted.Emitted.step` computes, in its order.
+_DISTANCES = ("emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio")
+
+
 @dataclass
 class Taken:
     """What a step leaves for its statistics: also the target's distributions `found`; count, steps (B,): from before
     the step; active (B,) bool: whether the image was not complete; kept: as of `Outcome`."""
 
     draft: Draft
+    layout: Raster
     verdict: Verdict
     found: Distributions
     count: Tensor
@@ -78,76 +87,76 @@ class TraceRecorder:
     ) -> None:
         """selects: verdicts have a `share`."""
         self.total, self.emitted = total, emitted
-        # the sums of the target's and the drafter's distributions, then the six of a trace, which vanilla does not
-        # need, and the share of selections; finished rows write to the last column
-        self.steps = torch.zeros(8 + selects, rows, total + 1, device=device)
+        self.names = [*_SUMS, *_STATISTICS, *(["share"] * selects)]
+        self.steps = torch.zeros(len(self.names), rows, total + 1, device=device)  # finished images write to the end
         self.steps[:2] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
-        self.distances = torch.zeros(5, rows, total + 2 * reach if emitted else 0, device=device)
-        self.distances[4] = 1  # the ratio of vanilla
-        self.offsets = torch.arange(reach, device=device)
+        self.distances = torch.zeros(len(_DISTANCES), rows, total + 2 * reach if emitted else 0, device=device)
+        self.distances[_DISTANCES.index("emitted_ratio")] = 1  # of vanilla
 
     def buffers(self) -> Buffers:
         own = {"steps": Buffer(self.steps, 1), "log_prob": Buffer(self.log_prob)}
         return own | {"distances": Buffer(self.distances, 1)} if self.emitted else own
 
     def record(self, taken: Taken) -> None:
-        verdict, count, active = taken.verdict, taken.count, taken.active
-        path = verdict.path_with_root  # beyond its end, its last node: every entry was reached
-        fronts, kept = taken.draft.fronts, taken.kept
-        if fronts is not None and kept is not None:
-            positions, tokens, some = fronts.committed(verdict.tokens, kept, self.total)
-            first = torch.arange(kept.shape[1], device=path.device)[:, None] * taken.draft.tree.nodes
-            path = (fronts.images(path) + first).flatten(1)
-        else:
-            positions, tokens = count[:, None] + self.offsets, verdict.tokens
-            some = active[:, None] & (self.offsets <= verdict.length[:, None])
-        if taken.draft.tree.height:
-            row = [*self._sums(taken, path), *self._statistics(taken)]
+        verdict, layout, active = taken.verdict, taken.layout, taken.active
+        # beyond the end of a path is its last node: every entry was reached
+        path = layout.among_nodes(verdict.path_with_root)
+        drafts = taken.draft.tree.height > 0
+        values = {"target": self._of_images(layout, sum_last(verdict.next_probs))}
+        if drafts:
+            values |= self._sums(taken, path) | self._statistics(taken)
+            values["target"] = values.pop("path") * values["target"]
             if verdict.share is not None:
-                row.append(verdict.share)
-        else:
-            last = sum_last(verdict.next_probs)
-            row = [last if fronts is None else fronts.images(last).prod(1)]
+                values["share"] = verdict.share
+        row = torch.stack([values[name].float() for name in self.names if name in values])
         index = torch.where(active, taken.steps, self.total).expand(len(row), -1).unsqueeze(-1)
-        self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
+        self.steps[: len(row)].scatter_(2, index, row.unsqueeze(-1))
+        positions, tokens, some = layout.added(verdict, taken.kept, taken.count, active, self.total)
         of_token = taken.found.log_prob(path, tokens)
         self.log_prob.scatter_(1, positions, torch.where(some, of_token, 0.0))
-        if self.emitted is not None and taken.draft.tree.height:  # vanilla emits the target's own distribution
+        if self.emitted is not None and drafts:  # vanilla emits the target's own distribution
             found = self.emitted.step(taken.draft, verdict, taken.found, taken.steps)
-            self.distances.scatter_(2, positions.expand(5, -1, -1), torch.where(some, found, 0.0))
+            self.distances.scatter_(2, positions.expand(len(found), -1, -1), torch.where(some, found, 0.0))
 
-    def _statistics(self, taken: Taken) -> list[Tensor]:
-        """A step's statistics for the trace, (B,) each."""
-        draft, verdict, p = taken.draft, taken.verdict, taken.found.p
-        fronts, offered = draft.fronts, (draft.valid * draft.tree.depth).amax(1)
-        if fronts is not None and taken.kept is not None:
-            p, room = fronts.chains(p), taken.kept.flatten()
-        else:
-            room = (self.total - taken.count).clamp_min(0)
-            offered = torch.minimum(offered, room)
-        row = [torch.minimum(verdict.length, room), offered, verdict.first]
-        q, p0 = draft.probs[:, 0], p[:, 0]  # the root is the first inner node
-        top1 = p0.argmax(-1, keepdim=True)
+    def _statistics(self, taken: Taken) -> dict[str, Tensor]:
+        """A step's statistics for the trace, (B,) each; of several drafts of an image the sums of the first two, and
+        the means of the rest."""
+        draft, layout = taken.draft, taken.layout
+        accepted, offered = layout.inside(taken, (draft.valid * draft.tree.depth).amax(1), self.total)
+        q, p = draft.probs[:, 0], layout.chains(taken.found.p)[:, 0]  # the root is the first inner node
+        top1 = p.argmax(-1, keepdim=True)
         hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == top1
-        row += [0.5 * sum_last((q - p0).abs()), hits[:, 0], hits.any(-1)]
-        if fronts is not None:
-            drafts = fronts.images(offered > 0)
-            means = [fronts.images(x).float() * drafts for x in row[2:]]
-            return [fronts.images(x).sum(1) for x in row[:2]] + [x.sum(1) / drafts.sum(1).clamp_min(1) for x in means]
-        return row[:2] + [x * (offered > 0) for x in row[2:]]
+        means = {
+            "first": taken.verdict.first,
+            "tv": 0.5 * sum_last((q - p).abs()),
+            "top1": hits[:, 0],
+            "top3": hits.any(-1),
+        }
+        drafts = layout.images(offered > 0)
+        count = drafts.sum(1).clamp_min(1)
+        return {
+            "accepted": layout.images(accepted).sum(1),
+            "offered": layout.images(offered).sum(1),
+            **{name: (layout.images(x).float() * drafts).sum(1) / count for name, x in means.items()},
+        }
 
-    def _sums(self, taken: Taken, path: Tensor) -> list[Tensor]:
-        """The products (B,) of the sums of the target's distributions along the accepted path and of the next
-        token's, and of the sums of the drafter's distributions that something was drawn from."""
-        draft, last = taken.draft, sum_last(taken.verdict.next_probs)
-        child = draft.tree.children[:, :, 0].expand(len(last), -1)
+    def _sums(self, taken: Taken, path: Tensor) -> dict[str, Tensor]:
+        """Products (B,) of the sums of distributions: of the target's along the accepted path, and of the drafter's
+        that something was drawn from."""
+        draft, rows = taken.draft, len(taken.verdict.length)
+        child = draft.tree.children[:, :, 0].expand(rows, -1)
         used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
-        target = sum_last(taken.found.p).gather(1, path).prod(1)
         drafts = torch.where(used, sum_last(draft.probs), 1.0).prod(1)
-        if draft.fronts is not None:
-            last, drafts = (draft.fronts.images(x).prod(1) for x in (last, drafts))
-        return [target * last, drafts]
+        return {
+            "path": sum_last(taken.found.p).gather(1, path).prod(1),
+            "drafter": self._of_images(taken.layout, drafts),
+        }
+
+    @staticmethod
+    def _of_images(layout: Raster, sums: Tensor) -> Tensor:
+        """The products (B,) over the chains of each image."""
+        return layout.images(sums).prod(1)
 
     def _valid(self) -> Tensor:
         """(2, B, T) bool: whether the target's and the drafter's distributions of a step sum to 1. At temperature 0 the
@@ -161,15 +170,18 @@ class TraceRecorder:
     def fault(self, row: int) -> tuple[int, str]:
         """The first step, from 1 on, in which a distribution of a row was invalid, and which model produced it."""
         valid = self._valid()[:, row].cpu()
-        ends = (self.steps[2, row, : self.total].cpu().long() + 1).cumsum(0)  # the position after a step's last token
+        accepted = self.steps[self.names.index("accepted"), row, : self.total]
+        ends = (accepted.cpu().long() + 1).cumsum(0)  # the position after a step's last token
         positions = self.log_prob[row, : self.total].isnan().nonzero().flatten().cpu()
         valid[0, torch.searchsorted(ends, positions, right=True)] = False
         first = int((~valid.all(0)).nonzero()[0])
         return first + 1, "drafter" if valid[0, first] else "target"
 
     def trace(self) -> Trace:
-        accepted, offered, first, tv, top1, top3, *shares = self.steps[2:, :, : self.total].clone()
-        share = shares[0] if shares else self.steps.new_empty(self.steps.shape[1], 0)
-        log_prob = self.log_prob[:, : self.total].clone()
-        distances = self.distances[:, :, : self.total].clone()
-        return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob, *(*distances, share))
+        inside = slice(self.total)
+        found = dict(zip(self.names[len(_SUMS) :], self.steps[len(_SUMS) :, :, inside].clone(), strict=True))
+        found |= {name: found[name].long() for name in ("accepted", "offered")}
+        found |= {name: found[name] > 0 for name in ("top1", "top3")}
+        found.setdefault("share", self.steps.new_empty(self.steps.shape[1], 0))
+        distances = dict(zip(_DISTANCES, self.distances[:, :, inside].clone(), strict=True))
+        return Trace(**found, **distances, log_prob=self.log_prob[:, inside].clone())

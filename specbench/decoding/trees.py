@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.state import with_tensors
-from specbench.errors import UsageError, check_choice, unknown
+from specbench.errors import UsageError, unknown
 
 Path = tuple[int, ...]
 
@@ -113,7 +113,6 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
     """
     if width == 1:
         return chain_paths(window)
-    check_choice("tree", shape, ("full", "comb"), "a window of drafts")
     # counted before it is built: width ** depth soon is more than any memory holds
     steps = (width**d for d in range(1, depth)) if shape == "full" else itertools.repeat(width, depth)
     total = 0

@@ -308,4 +308,6 @@ class ContinuousPipeline(BasePipeline):
         """`clock` as in `continuous.decode`."""
         rng, target = RandomStreams(keys, self.device), self.model.target
         with _naming(self.name):
-            return continuous.decode(target, self.drafter, self.rule, conditioning, rng, clock, self.engine)
+            return continuous.decode(
+                target, self.drafter, self.rule, conditioning, rng, clock=clock, engine=self.engine
+            )

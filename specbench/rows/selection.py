@@ -6,6 +6,7 @@ Rows of one configuration and several seeds are one: means, and the standard dev
 from __future__ import annotations
 
 import math
+import operator
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,10 +107,10 @@ def _number(cell: Any) -> float | None:
 
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "<=": lambda a, b: a <= b,
-    ">=": lambda a, b: a >= b,
-    "<": lambda a, b: a < b,
-    ">": lambda a, b: a > b,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
 }
 _CONDITION = re.compile(r"(\w+)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 #: Columns that are shown where none are named and some row has them, after those in which the rows differ. The report
@@ -144,16 +145,16 @@ def condition(text: str) -> Callable[[Row], bool]:
         raise UsageError(
             f"cannot read the condition '{plain(text)[:100]}': write column=value, column!=value, column>=4"
         )
-    name, operator, value = match.groups()
+    name, sign, value = match.groups()
     column(name)
-    if operator in _OPERATORS:
+    if sign in _OPERATORS:
         try:
             bound = decimal(value)
         except ValueError:
             raise UsageError(f"the condition '{plain(text)[:100]}' compares with a number") from None
-        return lambda row: isinstance(row.get(name), int | float) and _OPERATORS[operator](row[name], bound)
+        return lambda row: isinstance(row.get(name), int | float) and _OPERATORS[sign](row[name], bound)
     wanted = value.split(",")
-    return lambda row: any(_equals(row.get(name), one) for one in wanted) == (operator == "=")
+    return lambda row: any(_equals(row.get(name), one) for one in wanted) == (sign == "=")
 
 
 def _equals(cell: Any, text: str) -> bool:

@@ -9,7 +9,7 @@ therefore determines how every token of an image was produced.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -184,14 +184,8 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         columns |= with_errors({"proposals_mean": ratio(tried, verified, prompts)})
         columns["proposals_max"] = max(max(r.tries or (0,)) for r in images)
         columns["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
-    drafts: dict[str, Callable[[Record], float | None]] = {
-        "first_accept": lambda r: r.first_accept,
-        "draft_tv": lambda r: r.draft_tv,
-        "draft_top1": lambda r: r.draft_top1,
-        "draft_top3": lambda r: r.draft_top3,
-        "select_share": lambda r: r.select_share,
-    }
-    means = {name: _mean_over_drafts(images, statistic) for name, statistic in drafts.items()}
+    drafts = ("first_accept", "draft_tv", "draft_top1", "draft_top3", "select_share")
+    means = {name: _mean_over_drafts(images, name) for name in drafts}
     return (
         columns
         | with_errors({**means, "draft_passes": mean([r.draft_passes for r in images], by_prompt(images))})
@@ -248,9 +242,10 @@ def _list(values: np.ndarray) -> list[float | None]:
     return [None if math.isnan(v) else round(float(v), 4) for v in values]
 
 
-def _mean_over_drafts(images: Sequence[Record], statistic: Callable[[Record], float | None]) -> Estimate:
+def _mean_over_drafts(images: Sequence[Record], statistic: str) -> Estimate:
     """Mean over all steps with a draft of all images; None where there is none, or no such statistic."""
-    given = [((r.verified_by_depth or [0])[0], statistic(r)) for r in images]  # a draft offers a token at depth 1
+    # a draft offers a token at depth 1
+    given = [((r.verified_by_depth or [0])[0], getattr(r, statistic)) for r in images]
     weights = [0 if f is None else n for n, f in given]
     return ratio([n * (f or 0.0) for n, f in given], weights, by_prompt(images))
 

@@ -8,11 +8,10 @@ and the target verifies them in one pass; vanilla decoding is the same loop with
 - trajectory.py: trajectories of the diffusion head, their noise and their densities.
 - verify.py: the two models' densities of a drafted token compared, and the residual distribution.
 - decide.py: drafts and which of their tokens are accepted: one by one, as a block, or the first of several drafts.
-- loop.py: the decoding of images, pass by pass; trace.py: its trace.
+- loop.py: the decoding of images, pass by pass, and its trace.
 """
 
-from specbench.decoding.continuous.loop import ContinuousDecoding, decode
+from specbench.decoding.continuous.loop import ContinuousDecoding, ContinuousTrace, decode
 from specbench.decoding.continuous.rule import ContinuousModel, ContinuousRule, ContinuousSession
-from specbench.decoding.continuous.trace import ContinuousTrace
 
 __all__ = ["ContinuousDecoding", "ContinuousModel", "ContinuousRule", "ContinuousSession", "ContinuousTrace", "decode"]

@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.batch import BatchDecoding, Decoded, finished
+from specbench.decoding.batch import BatchDecoding, Decoded, finished, not_finite
 from specbench.decoding.continuous.decide import Compared, Drafts, decide, keyed
 from specbench.decoding.continuous.rule import ContinuousModel, ContinuousRule, ContinuousSession
-from specbench.decoding.continuous.trace import ContinuousTrace
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
 from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
 from specbench.decoding.rng import RandomStreams
@@ -29,7 +28,7 @@ from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import take
 from specbench.engine.state import Buffer, Buffers, DecodeState, within
-from specbench.errors import NumberError, UsageError
+from specbench.errors import UsageError
 
 _NO_FAULT = 2**62
 
@@ -49,13 +48,42 @@ def decode(
     rule: ContinuousRule,
     conditioning: Any,
     rng: RandomStreams,
-    clock: Clock | Idle | None = None,
-    engine: Eager | Graphs | None = None,
+    **options: Any,
 ) -> Decoded[ContinuousTrace]:
-    """Decode one image per row of `rng`; tokens (B, L, D) float32, by position. Arguments and errors as of
+    """Decode one image per row of `rng`; tokens (B, L, D) float32, by position. Arguments, options and errors as of
     `ContinuousDecoding`."""
-    start = partial(ContinuousDecoding, model, drafter, rule, conditioning, rng, clock, engine)
+    start = partial(ContinuousDecoding, model, drafter, rule, conditioning, rng, **options)
     return finished(start, rng, Eager())  # the engine executes trajectories, not steps
+
+
+@dataclass
+class ContinuousTrace:
+    """Per-step statistics. accepted, offered, first, start, reach (B, L), by step, zero beyond `steps`: draft tokens
+    accepted, draft tokens that could be verified, the probability of accepting the first, its index in the order of
+    generation, and how many were verified. Of several drafts they are those of the one that was followed.
+
+    order (B, L): the positions of the tokens in the order of generation. kept, verified (B, L) bool, in that order:
+    whether a token was an accepted draft, and whether a draft was verified for it. proposals: of every token after a
+    rejection, the number of the target's proposals, by image; fallbacks (B,): those for which they did not suffice.
+    draft_s: seconds spent on drafting; made (B,): tokens drafted, including those that were never verified.
+    """
+
+    accepted: Tensor
+    offered: Tensor
+    first: Tensor
+    start: Tensor
+    reach: Tensor
+    order: Tensor
+    kept: Tensor
+    verified: Tensor
+    proposals: list[list[int]]
+    fallbacks: Tensor
+    draft_s: float
+    made: Tensor
+
+
+#: The fields of a trace by step, as a decoding holds them.
+_BY_STEP = ("accepted", "offered", "first", "start", "reach")
 
 
 @dataclass
@@ -70,7 +98,7 @@ class _Taken:
     others: Tensor
 
 
-class ContinuousDecoding(BatchDecoding):
+class ContinuousDecoding(BatchDecoding[_Taken]):
     """B images in progress, one per row of `rng`: the constructor draws what the target draws alone, the rest follows
     pass by pass. Images advance at their own pace; a finished image no longer changes.
 
@@ -114,7 +142,7 @@ class ContinuousDecoding(BatchDecoding):
             torch.zeros_like(zero) for _ in range(6)
         )
         self.fault = torch.full_like(zero, _NO_FAULT)
-        self.by_step = torch.zeros(5, rows, self.length + 1, device=self.device)  # the first five of a trace
+        self.by_step = torch.zeros(len(_BY_STEP), rows, self.length + 1, device=self.device)
         self.kept, self.verified = torch.zeros(2, rows, self.length + 1, dtype=torch.bool, device=self.device)
         self.proposals = torch.zeros_like(self.order)
         self.target: ContinuousSession = model.open(conditioning, rows)
@@ -122,7 +150,6 @@ class ContinuousDecoding(BatchDecoding):
         if drafter is not None and rule.gamma:
             opened = drafter.open(conditioning, rows)
             self.verifier = Verifier(self.target, opened, rule, self.engine, self.compact)
-        self.taken: _Taken | None = None  # from a pass to its statistics
         self.state = DecodeState(rows, self.buffers(), {"all_rows": self.all_rows, "numbers": self.numbers})
         before = self.length if self.verifier is None else math.ceil(round(rule.prefill * self.length, 6))
         for count in rule.tokens_per_pass or (1,) * before:
@@ -141,15 +168,11 @@ class ContinuousDecoding(BatchDecoding):
         }
 
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        """As of `BatchDecoding`."""
         faults, count = torch.stack([self.fault, self.count]).tolist()
         if (first := min(faults)) < _NO_FAULT:
             passes, by_target = divmod(first, 2)
-            raise NumberError(
-                f"the {'target' if by_target else 'drafter'} produced a value that is not finite for the image"
-                f" (seed, index) {keys[faults.index(first)]}, step {passes}: lower cfg_scale or raise the precision"
-                " (dtype=float32)"
-            )
+            who, key = "target" if by_target else "drafter", keys[faults.index(first)]
+            raise not_finite(who, "a value that is not finite", key, passes)
         self.most = max(count)
         return [self.length - n for n in count]
 
@@ -295,16 +318,14 @@ class ContinuousDecoding(BatchDecoding):
         """Indices where `mask` (n,) is true; all of them where reading the device's values costs time."""
         return mask.nonzero().flatten() if self.compact else torch.arange(len(mask), device=self.device)
 
-    def observe(self) -> None:
-        """As of `BatchDecoding`."""
-        taken, self.taken = self.taken, None
-        if taken is None:
-            raise RuntimeError("the statistics of a pass are recorded once, after the pass")
+    def record(self, taken: _Taken) -> None:
         drafts, kept, verified, first = taken.drafts, taken.kept, taken.verified, taken.first
         row, start = drafts.row, drafts.number[:, 0]
         step = torch.where(drafts.room > 0, self.passes[row] - 1, self.length)
-        for i, values in enumerate((kept.sum(1), drafts.room, first, start, verified.sum(1))):
-            self.by_step[i, row, step] = values.float()
+        for of_step, values in zip(
+            self.by_step, (kept.sum(1), drafts.room, first, start, verified.sum(1)), strict=True
+        ):
+            of_step[row, step] = values.float()
         self.accepted[row] += kept.sum(1)
         self.drafted[row] += verified.sum(1) + taken.others
         number = drafts.number.clamp_max(self.length)
@@ -344,7 +365,7 @@ class ContinuousDecoding(BatchDecoding):
         self.fault.scatter_reduce_(0, row, fault, "amin")
 
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[ContinuousTrace]:
-        """As of `BatchDecoding`; the seconds of drafting are those since the last call."""
+        """The seconds of drafting are those since the last call."""
         draft_s = sum(parts["draft"] for parts in self.drafting.seconds())
         self.drafting = Clock(self.device)
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.device)
@@ -352,13 +373,9 @@ class ContinuousDecoding(BatchDecoding):
         def of(x: Tensor) -> Tensor:
             return x[chosen][:, : self.length].clone() if x.dim() > 1 else x[chosen].clone()
 
-        accepted, offered, first, start, reach = map(of, self.by_step)
+        by_step = {name: of(x) for name, x in zip(_BY_STEP, self.by_step, strict=True)}
         trace = ContinuousTrace(
-            accepted=accepted.long(),
-            offered=offered.long(),
-            first=first,
-            start=start.long(),
-            reach=reach.long(),
+            **{name: x if name == "first" else x.long() for name, x in by_step.items()},
             order=of(self.order),
             kept=of(self.kept),
             verified=of(self.verified),

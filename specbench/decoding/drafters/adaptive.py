@@ -257,7 +257,7 @@ class AdaptiveEagle(Entries):
             tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor
         ) -> tuple[Tensor, Tensor | None]:
             nonlocal outputs
-            new = self._grown(state, count, last, outputs, tokens, parents, depth, first, sees)
+            new = self._expand(state, count, last, outputs, tokens, parents, depth, first, sees)
             outputs = torch.cat([outputs, new], 1)
             return given(new, depth)
 

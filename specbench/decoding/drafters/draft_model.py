@@ -39,7 +39,7 @@ class DraftModel:
     constants = ("tree",)
 
     def __init__(self, model: Any, window: int) -> None:
-        self.model, self.shape = model, _shape(window)
+        self.model, self.shape = model, shape({"window": window})
         self.tree = self.shape.tree
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ChainState:
@@ -71,12 +71,8 @@ class DraftModel:
         pass  # its cache is indexed by position: rejected entries are overwritten
 
 
-def _shape(window: int) -> DraftShape:
-    return DraftShape(build_tree(chain_paths(window)), passes=window)
-
-
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    return _shape(cfg["window"])
+    return DraftShape(build_tree(chain_paths(cfg["window"])), passes=cfg["window"])
 
 
 def build(cfg: Mapping[str, Any], model: Any) -> Drafter:

@@ -16,7 +16,7 @@ from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Tree, from_parents, sized, topology
 from specbench.decoding.verify import Draft
 from specbench.engine.ops import Kernels, take
-from specbench.errors import UsageError, check_choice
+from specbench.errors import UsageError
 
 #: expand(tokens (B, n), parents (B, n), depth, first, sees (B, n, E)) -> distributions (B, n, V) of the children of n
 #: nodes. Expanded nodes are numbered in order; `first` is the number of the first of these, `parents` holds one more
@@ -50,7 +50,6 @@ class Grower:
     """
 
     def __init__(self, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
-        check_choice("ranking", ranking, ("full", "filtered"))
         self.filtered = ranking == "filtered"
         self.depth, self.width, self.nodes = depth, width, largest_tree(nodes, depth, width).nodes - 1
         self.expanded = width * (depth - 1)
@@ -163,7 +162,7 @@ class Grown(Entries):
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs
-            new = self._grown(state, count, last, outputs, tokens, parents, depth, first, sees)
+            new = self._expand(state, count, last, outputs, tokens, parents, depth, first, sees)
             outputs = torch.cat([outputs, new], 1)
             return probs(new, depth)
 

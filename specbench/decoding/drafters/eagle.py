@@ -83,21 +83,6 @@ def _levels(tree: Tree) -> list[_Level]:
     return levels
 
 
-@dataclass(frozen=True)
-class _AttentionInputs:
-    """Attention inputs of n nodes: the slots (R, n) of their keys, rotary embeddings (R, n, head_dim / 2, 2), and which
-    slots they attend to, (R, 1, n, slots) bool."""
-
-    slots: Tensor
-    rope: Tensor
-    mask: Tensor
-
-    def part(self, first: int, count: int) -> _AttentionInputs:
-        """The part of `count` nodes from index `first` on."""
-        some = slice(first, first + count)
-        return _AttentionInputs(self.slots[:, some], self.rope[:, some], self.mask[:, :, some])
-
-
 class Entries:
     """What every EAGLE drafter shares: `head` is the network; entry e of its cache pairs the target's hidden
     state at position e with the token at e + 1.
@@ -169,45 +154,7 @@ class Entries:
         out = self._feed(state, session.ids_at(positions + 1, history), state.pending, entries, mask)
         return last, take(out, session.both(state.fresh)[:, None])
 
-    def _inputs(
-        self, state: EagleState, last: Tensor, depth: Tensor | int, first: int, sees: Tensor
-    ) -> _AttentionInputs:
-        """Attention inputs of n draft nodes: depth, one for all or (n,); nodes of a depth are rotated by the same
-        position; first: the number of the first among the expanded nodes; sees (1 or B, n, expanded) bool: which
-        expanded nodes each attends to, itself included."""
-        both, n = state.session.both, sees.shape[1]
-        base = both(last) + 1
-        slots = base + self.numbers[first : first + n]
-        rope = self.head.rope_at(both(last + depth).expand(-1, n), state.session.padding)
-        keys = torch.arange(state.cache.slots, device=base.device)
-        return _AttentionInputs(slots, rope, TreeMask(state.start, base[:, 0], sees).dense(keys))
-
-    def _expand(self, state: EagleState, tokens: Tensor, features: Tensor, inputs: _AttentionInputs) -> Tensor:
-        """Outputs (R, n, dim) of n draft nodes: tokens (B, n), the outputs of their parents (R, n, dim)."""
-        ids = state.session.both(state.session.model.ids(tokens))
-        return self.head.hidden(ids, features, inputs.rope, inputs.mask, state.cache, inputs.slots)
-
-    def _expand_level(
-        self,
-        state: EagleState,
-        count: Tensor,
-        tokens: Tensor,
-        chosen: Tensor | None,
-        features: Tensor,
-        parents: Tensor,
-        depth: int,
-        first: int,
-        sees: Tensor,
-    ) -> Tensor:
-        """`_expand` and `_inputs` by kernels, of the nodes `chosen` (n,) of tokens (B, *), or of all, whose parents'
-        outputs are parents (n,) or (B, n) of features (R, *, dim)."""
-        kernels = state.cache.kernels
-        x, rope, slots, root = kernels.level(
-            state.session, self.head, count, tokens, chosen, features, parents, depth, first
-        )
-        return self.head.hidden_of_joined(x, rope, TreeMask(state.start, root, sees), state.cache, slots)
-
-    def _grown(
+    def _expand(
         self,
         state: EagleState,
         count: Tensor,
@@ -218,13 +165,24 @@ class Entries:
         depth: int,
         first: int,
         sees: Tensor,
+        chosen: Tensor | None = None,
     ) -> Tensor:
-        """Outputs (R, n, dim) of the nodes that a dynamic tree expands next (`dynamic.Expand`); outputs (R, *, dim):
-        of the root and the expanded nodes before, in order."""
-        if state.cache.kernels is not None:
-            return self._expand_level(state, count, tokens, None, outputs, parents, depth, first, sees)
-        above = take(outputs, state.session.both(parents))
-        return self._expand(state, tokens, above, self._inputs(state, last, depth, first, sees))
+        """Outputs (R, n, dim) of draft nodes of one depth: of all tokens (B, n), or of those `chosen` (n,) among tokens
+        (B, *). parents (n,) or (B, n): where their parents' outputs are in outputs (R, *, dim); first: the number of
+        the first among the expanded nodes; sees (1 or B, n, expanded) bool: which expanded nodes each attends to,
+        itself included."""
+        session, head, cache = state.session, self.head, state.cache
+        if cache.kernels is not None:
+            x, rope, slots, root = cache.kernels.level(
+                session, head, count, tokens, chosen, outputs, parents, depth, first
+            )
+            return head.hidden_of_joined(x, rope, TreeMask(state.start, root, sees), cache, slots)
+        n, base = sees.shape[1], session.both(last) + 1
+        above = outputs[:, parents] if parents.dim() == 1 else take(outputs, session.both(parents))
+        ids = session.both(session.model.ids(tokens if chosen is None else tokens[:, chosen]))
+        rope = head.rope_at(session.both(last + depth).expand(-1, n), session.padding)  # one position for all
+        mask = TreeMask(state.start, base[:, 0], sees).dense(torch.arange(cache.slots, device=base.device))
+        return head.hidden(ids, above, rope, mask, cache, base + self.numbers[first : first + n])
 
     def _distributions(
         self, state: EagleState, sampling: Sampling, features: Tensor, position: Tensor
@@ -247,7 +205,7 @@ class Entries:
 class Eagle(Entries):
     """EAGLE-1 over a chain or a static tree. replacement: siblings are sampled with replacement."""
 
-    constants = (*Entries.constants, "levels", "depths", "sees")
+    constants = (*Entries.constants, "levels", "sees")
 
     def __init__(self, head: Any, paths: Sequence[Path], replacement: bool = False) -> None:
         shape = static_shape(paths)
@@ -256,7 +214,7 @@ class Eagle(Entries):
         self.replacement = replacement
         self.levels = _levels(tree)
         nodes = tree.inner[0, 1:]  # the expanded ones
-        self.depths, self.sees = tree.depth[0, nodes], tree.ancestors[:, nodes][:, :, nodes]
+        self.sees = tree.ancestors[:, nodes][:, :, nodes]
 
     def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         tree = self.tree
@@ -266,25 +224,13 @@ class Eagle(Entries):
         # a chain takes one number per depth, all of them at once
         u = state.rng.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
         probs = [self._children(state, 0, feature, drafted, count, step, u)]
-        fused = state.cache.kernels is not None
-        inputs = None if fused or not self.expanded else self._inputs(state, last, self.depths, 0, self.sees)
         features = feature  # of the root and the expanded nodes, in order; of a chain only the last one is used
         for number, level in enumerate(self.levels[1:], start=1):
-            if fused:
-                sees = self.sees[:, level.first : level.first + len(level.nodes)]
-                out = self._expand_level(
-                    state, count, drafted, level.nodes, features, level.parents, number, level.first, sees
-                )
-                features = out if tree.is_chain else torch.cat([features, out], 1)
-                probs.append(self._children(state, number, out, drafted, count, step, u))
-                continue
-            assert inputs is not None
-            part = inputs.part(level.first, len(level.nodes))
-            if tree.is_chain:
-                features = out = self._expand(state, drafted[:, number : number + 1], features, part)
-            else:
-                out = self._expand(state, drafted[:, level.nodes], features[:, level.parents], part)
-                features = torch.cat([features, out], 1)
+            sees = self.sees[:, level.first : level.first + len(level.nodes)]
+            out = self._expand(
+                state, count, last, features, drafted, level.parents, number, level.first, sees, level.nodes
+            )
+            features = out if tree.is_chain else torch.cat([features, out], 1)
             probs.append(self._children(state, number, out, drafted, count, step, u))
         valid = self._after_first(count)
         sampled = torch.zeros_like(valid) if self._chosen(state.sampling) else None

@@ -59,7 +59,7 @@ class ParallelJacobi:
 
     def __init__(self, window: int, t_ctx: int) -> None:
         self.window, self.t_ctx = window, t_ctx
-        self.shape = _shape(window, t_ctx)
+        self.shape = shape({"window": window, "t_ctx": t_ctx})
         self.tree = self.shape.tree
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ParallelState:
@@ -128,12 +128,8 @@ class ParallelJacobi:
         torch.where(new.unsqueeze(-1), probs, state.probs, out=state.probs)
 
 
-def _shape(window: int, t_ctx: int) -> DraftShape:
-    return DraftShape(build_tree(chain_paths(window)), carries_over=True, biased=True, lag=t_ctx)
-
-
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    return _shape(cfg["window"], cfg["t_ctx"])
+    return DraftShape(build_tree(chain_paths(cfg["window"])), carries_over=True, biased=True, lag=cfg["t_ctx"])
 
 
 def build(cfg: Mapping[str, Any], model: Any) -> Drafter:

@@ -84,8 +84,8 @@ def _products_of_few(
     X, W, W2, NORM, rows, rows2, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr,
     PAIRED: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The products (BN,) of up to four rows with the weights' rows `rows`, and if PAIRED with those of W2 at `rows2`;
-    what there is not is a copy of the first. Every load is issued before the first sum."""
+    """The products (BN,) of up to four rows with the weights' rows `rows`, and if PAIRED with those of W2 at `rows2`,
+    else the same ones: a tuple of each. Every load is issued before the first sum."""
     at = tl.arange(0, PA)
     on = at
     w = _weights(W, rows, at, WIDTH, 0, PA)
@@ -106,33 +106,21 @@ def _products_of_few(
             h = _inputs(NORM, 0, on, WIDTH, PA, PB)
     if PDL:
         gdc_wait()
-    a = _inputs(X, 0, at, WIDTH, 0, PA)
-    b, c, d = a, a, a
-    if ROWS > 1:
-        b = _inputs(X, 1, at, WIDTH, 0, PA)
-    if ROWS > 2:
-        c = _inputs(X, 2, at, WIDTH, 0, PA)
-    if ROWS > 3:
-        d = _inputs(X, 3, at, WIDTH, 0, PA)
-    e, f, k, m = a, a, a, a
+    x = (_inputs(X, 0, at, WIDTH, 0, PA),)
+    for r in tl.static_range(1, ROWS):
+        x = x + (_inputs(X, r, at, WIDTH, 0, PA),)
+    u = x
     if PB:
-        e = _inputs(X, 0, on, WIDTH, PA, PB)
-        if ROWS > 1:
-            f = _inputs(X, 1, on, WIDTH, PA, PB)
-        if ROWS > 2:
-            k = _inputs(X, 2, on, WIDTH, PA, PB)
-        if ROWS > 3:
-            m = _inputs(X, 3, on, WIDTH, PA, PB)
+        u = (_inputs(X, 0, on, WIDTH, PA, PB),)
+        for r in tl.static_range(1, ROWS):
+            u = u + (_inputs(X, r, on, WIDTH, PA, PB),)
     w, v, w2, v2 = w.to(tl.float32), v.to(tl.float32), w2.to(tl.float32), v2.to(tl.float32)
-    y0, z0 = _row(w, v, w2, v2, a, e, g, h, eps, WIDTH, PB, PAIRED, NORMED)
-    y1, z1, y2, z2, y3, z3 = y0, z0, y0, z0, y0, z0
-    if ROWS > 1:
-        y1, z1 = _row(w, v, w2, v2, b, f, g, h, eps, WIDTH, PB, PAIRED, NORMED)
-    if ROWS > 2:
-        y2, z2 = _row(w, v, w2, v2, c, k, g, h, eps, WIDTH, PB, PAIRED, NORMED)
-    if ROWS > 3:
-        y3, z3 = _row(w, v, w2, v2, d, m, g, h, eps, WIDTH, PB, PAIRED, NORMED)
-    return y0, z0, y1, z1, y2, z2, y3, z3
+    first, second = _row(w, v, w2, v2, x[0], u[0], g, h, eps, WIDTH, PB, PAIRED, NORMED)
+    y, z = (first,), (second,)
+    for r in tl.static_range(1, ROWS):
+        first, second = _row(w, v, w2, v2, x[r], u[r], g, h, eps, WIDTH, PB, PAIRED, NORMED)
+        y, z = y + (first,), z + (second,)
+    return y, z
 
 
 @triton.jit
@@ -209,23 +197,12 @@ def _few(
         gdc_launch_dependents()
     rn = tl.program_id(0) * BN + tl.arange(0, BN)
     rows, inside = tl.minimum(rn, out - 1), rn < out
-    y0, z0, y1, z1, y2, z2, y3, z3 = _products_of_few(
-        X, W, W2, NORM, rows, rows, eps, ROWS, WIDTH, PA, PB, GATED, NORMED, PDL
-    )
-    y0 = _finish(y0, z0, RES, rn, inside, GATED, ADDED)
-    if ROWS > 1:
-        y1 = _finish(y1, z1, RES, out + rn, inside, GATED, ADDED)
-    if ROWS > 2:
-        y2 = _finish(y2, z2, RES, 2 * out + rn, inside, GATED, ADDED)
-    if ROWS > 3:
-        y3 = _finish(y3, z3, RES, 3 * out + rn, inside, GATED, ADDED)
-    tl.store(Y + rn, y0, mask=inside)
-    if ROWS > 1:
-        tl.store(Y + out + rn, y1, mask=inside)
-    if ROWS > 2:
-        tl.store(Y + 2 * out + rn, y2, mask=inside)
-    if ROWS > 3:
-        tl.store(Y + 3 * out + rn, y3, mask=inside)
+    y, z = _products_of_few(X, W, W2, NORM, rows, rows, eps, ROWS, WIDTH, PA, PB, GATED, NORMED, PDL)
+    done = (_finish(y[0], z[0], RES, rn, inside, GATED, ADDED),)
+    for r in tl.static_range(1, ROWS):
+        done = done + (_finish(y[r], z[r], RES, r * out + rn, inside, GATED, ADDED),)
+    for r in tl.static_range(ROWS):
+        tl.store(Y + r * out + rn, done[r], mask=inside)
 
 
 @triton.jit
@@ -246,11 +223,12 @@ def _many(
 
 @triton.jit
 def _rotate_pairs(
-    a, b, position, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride,
-    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr,
+    a, b, position, pair, inside, where, HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr
 ):  # fmt: skip
     """The pairs (a, b) of queries, keys and values, of which queries and keys are rotated, and the slot of the last
-    two. `pair` counts through the heads of queries, keys and values."""
+    two. `pair` counts through the heads of queries, keys and values; where: rotary rows, slots, queries, and how they
+    lie."""
+    ROPE, SLOTS, Q, nodes, rope_stride, slot_stride = where
     row, node, head, i = position // nodes, position % nodes, pair // HALF, pair % HALF
     angle = ROPE + row * rope_stride + (node * HALF + i) * 2
     cos = tl.load(angle, mask=inside & (head < HEADS + KV), other=1.0)
@@ -261,10 +239,11 @@ def _rotate_pairs(
 
 @triton.jit
 def _store_pairs(
-    a, b, slot, position, pair, inside, Q, K, V, nodes, slots,
+    turned, position, pair, inside, Q, K, V, nodes, slots,
     HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """Store queries in Q (positions, heads, dim), keys and values in the caches (rows, kv heads, slots, dim)."""
+    a, b, slot = turned
     row, head, i = position // nodes, pair // HALF, pair % HALF
     if HALVES:
         first, second = i, i + HALF
@@ -305,32 +284,13 @@ def _few_qkv(
     pair, pairs = tl.program_id(0) * BN + tl.arange(0, BN), (HEADS + 2 * KV) * HALF
     inside = pair < pairs
     one, two = _pair_rows(tl.minimum(pair, pairs - 1), HALF, HALVES)
-    y0, z0, y1, z1, y2, z2, y3, z3 = _products_of_few(
-        X, W, W, NORM, one, two, eps, ROWS, WIDTH, PA, PB, True, NORMED, PDL
-    )
-    y0, z0, s0 = _rotate_pairs(
-        y0, z0, 0, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
-    )
-    s1, s2, s3 = s0, s0, s0
-    if ROWS > 1:
-        y1, z1, s1 = _rotate_pairs(
-            y1, z1, 1, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
-        )
-    if ROWS > 2:
-        y2, z2, s2 = _rotate_pairs(
-            y2, z2, 2, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
-        )
-    if ROWS > 3:
-        y3, z3, s3 = _rotate_pairs(
-            y3, z3, 3, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
-        )
-    _store_pairs(y0, z0, s0, 0, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)
-    if ROWS > 1:
-        _store_pairs(y1, z1, s1, 1, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)
-    if ROWS > 2:
-        _store_pairs(y2, z2, s2, 2, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)
-    if ROWS > 3:
-        _store_pairs(y3, z3, s3, 3, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)
+    y, z = _products_of_few(X, W, W, NORM, one, two, eps, ROWS, WIDTH, PA, PB, True, NORMED, PDL)
+    where = ROPE, SLOTS, Q, nodes, rope_stride, slot_stride
+    turned = (_rotate_pairs(y[0], z[0], 0, pair, inside, where, HEADS, KV, HALF),)
+    for r in tl.static_range(1, ROWS):
+        turned = turned + (_rotate_pairs(y[r], z[r], r, pair, inside, where, HEADS, KV, HALF),)
+    for r in tl.static_range(ROWS):
+        _store_pairs(turned[r], r, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)
 
 
 @triton.jit
@@ -348,7 +308,6 @@ def _many_qkv(
     y, z = _products_of_many(X, W, W, NORM, rm, count, one, two, eps, BM, BN, BK, WIDTH, True, NORMED, PDL)
     inside = (rm < count)[:, None] & (pair < pairs)[None, :]
     position, pair = rm[:, None], pair[None, :]
-    y, z, slot = _rotate_pairs(
-        y, z, position, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
-    )
-    _store_pairs(y, z, slot, position, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)
+    where = ROPE, SLOTS, Q, nodes, rope_stride, slot_stride
+    turned = _rotate_pairs(y, z, position, pair, inside, where, HEADS, KV, HALF)
+    _store_pairs(turned, position, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)

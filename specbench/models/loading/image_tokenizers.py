@@ -30,11 +30,6 @@ M = TypeVar("M", bound=nn.Module)
 Tokenizer = TypeVar("Tokenizer", bound=Autoencoder)
 
 
-def _names(cfg: VQConfig) -> list[str]:
-    with torch.device("meta"):
-        return list(Autoencoder(cfg).state_dict())
-
-
 def _taming(name: str, last: int | None = None) -> str:
     """taming-transformers' name of a tensor. last: the number of the decoder's last level where its levels are numbered
     by resolution, 0 the highest; None where they are numbered as they run."""
@@ -52,13 +47,14 @@ def _taming(name: str, last: int | None = None) -> str:
 
 def llamagen_table(cfg: VQConfig) -> Table:
     """The table of `vq_ds*.pt` (under the key "model"): each tensor keeps its own name."""
-    return {name: ParameterSlice(name) for name in _names(cfg)}
+    with torch.device("meta"):
+        return official.own_names(Autoencoder(cfg))
 
 
 def taming_table(cfg: VQConfig) -> Table:
     """The table of Chameleon's `vqgan.ckpt` (under "state_dict") and MAR's `kl16.ckpt` (under "model").
     Their decoder levels are numbered by resolution (notes of the golden chameleon_vqgan)."""
-    return {_taming(name, len(cfg.ch_mult) - 1): ParameterSlice(name) for name in _names(cfg)}
+    return {_taming(name, len(cfg.ch_mult) - 1): part for name, part in llamagen_table(cfg).items()}
 
 
 def _janus_prefix(names: Container[str]) -> str:
@@ -70,7 +66,7 @@ def janus_layout(names: Container[str], cfg: VQConfig) -> Layout:
     LlamaGen's names in DeepSeek's layout, after `model.vqmodel.` in transformers'."""
     prefix = _janus_prefix(names)
     own = prefix == "gen_vision_model."
-    table = {prefix + (name if own else _taming(name)): ParameterSlice(name) for name in _names(cfg)}
+    table = {prefix + (name if own else _taming(name)): part for name, part in llamagen_table(cfg).items()}
     return table, [rf"(?!{re.escape(prefix)}).*", rf"{re.escape(prefix)}quantize\.codebook_used"]
 
 
