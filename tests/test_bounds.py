@@ -124,9 +124,9 @@ def test_a_tree_is_counted_before_it_is_built() -> None:
         lambda: trees.parse("-".join(["9"] * 900)),
         lambda: trees.parse("[" * 100_000),
     ]:
-        began = time.monotonic()
+        began = time.process_time()
         assert len(usage_error(make)) < 500, make
-        assert time.monotonic() - began < 10, make
+        assert time.process_time() - began < 10, make
 
 
 def test_a_tree_of_a_million_paths_is_refused_as_a_word_and_as_a_list(call: Call) -> None:
