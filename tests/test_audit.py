@@ -22,6 +22,7 @@ from specbench.audit.tabular import TabularGrower, codes, random_tables, sequenc
 from specbench.audit.verdicts import LEVEL
 from specbench.config import configuration
 from specbench.decoding import rules
+from specbench.decoding.drafters.dynamic import Grown
 from specbench.decoding.loop import decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.groups import Neighbourhood
@@ -245,11 +246,11 @@ def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
     model = built_in("v3t5")
     grower = TabularGrower(model.q, nodes=12, depth=3, width=3)
     sampling, rng = Sampling(), RandomStreams([(0, i) for i in range(200)])
-    state = grower.open(None, None, sampling, rng)
+    state = grower.open(model.target.open(None, 200, False, 12), None, sampling, rng)
     g = torch.Generator().manual_seed(0)
     history, count = torch.randint(3, (200, 9), generator=g), torch.randint(7, (200,), generator=g)
     shared = grower.propose(state, history, count, torch.zeros_like(count))
-    own = grower._grow(state, history, count)
+    own = Grown.grow(grower, state, history, count)
     for name in ("tokens", "probs", "valid", "sampled"):
         assert torch.equal(getattr(shared, name), getattr(own, name))
     for name, value in vars(own.tree).items():
