@@ -26,7 +26,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.harness.method import build_method
 from specbench.rows import provenance
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 #: The meaning of every column, in order: first those that DESIGN fixes, then what else identifies a row.
 COLUMNS = {
