@@ -6,7 +6,7 @@ FROM python:3.12-slim
 RUN apt-get update && apt-get install -y --no-install-recommends gcc git libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /specbench
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY specbench/storage/version.py specbench/storage/version.py
+COPY specbench/storage/package.py specbench/storage/package.py
 RUN pip install --no-cache-dir --constraint constraints.txt uv \
  && uv pip compile --quiet --constraint constraints.txt --extra metrics --extra ray pyproject.toml -o /tmp/requirements.txt \
  && uv pip install --system --no-cache -r /tmp/requirements.txt

@@ -11,12 +11,11 @@ The functions are those of `specbench.api`, loaded when they are first used: `ru
 
 import importlib
 import os
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import RunError as RunError
 from specbench.errors import UsageError as UsageError
-from specbench.storage.version import __version__ as __version__
+from specbench.storage.package import __version__ as __version__
 
 if TYPE_CHECKING:
     from specbench.api import audit as audit
@@ -40,14 +39,6 @@ if not TYPE_CHECKING:  # which would accept any name
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_FUNCTIONS})
-
-
-class CallablePackage(ModuleType):
-    """A package that is also the function of the same name: `specbench.audit` and `specbench.compare`."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        name = self.__name__.rpartition(".")[2]
-        return getattr(importlib.import_module("specbench.api"), name)(*args, **kwargs)
 
 
 def _library_mode() -> str:

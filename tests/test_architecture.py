@@ -35,7 +35,7 @@ MAY_IMPORT = {
     },
     "tables": {"bench", "compare", "harness"},
     "training": {"harness", "metrics", "models", "data", "decoding"},
-    "compare": {"harness", "metrics", "data"},
+    "compare": {"metrics", "data"},
     "bench": {"harness", "metrics", "models", "data", "decoding", "engine"},
     "audit": {"harness", "models", "decoding", "engine"},
     "harness": {"metrics", "models", "data", "decoding", "engine"},

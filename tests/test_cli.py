@@ -20,7 +20,7 @@ from specbench.cli.commands import COMMANDS
 from specbench.config import composition, configuration, parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 from specbench.training import recipes
 
 

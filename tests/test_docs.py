@@ -11,7 +11,7 @@ import yaml
 from commands import ROOT, copy_package, python, run_copy
 
 from specbench.config import parameters
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 INDEX = ROOT / "docs/index.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))

@@ -10,7 +10,7 @@ import tiny
 import torch
 from commands import ROOT
 from safetensors.torch import load_file
-from test_train_drafter import FAST, SMALL, real, same, train, trained
+from test_train_drafter import FAST, SMALL, real, same, trained
 
 from specbench import cli
 from specbench.config import configuration, parameters, registry
@@ -20,7 +20,6 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths
 from specbench.errors import UsageError
-from specbench.harness.pipeline import Pipeline
 from specbench.training import drafter
 from specbench.training.dataset import LiveDataset, TargetHead
 from specbench.training.trainer import Checkpoints, MicroStep, Recipe, fit
@@ -42,7 +41,7 @@ def small_world(count=4, seed=3):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("sampling", [Sampling(cfg_scale=3.0), Sampling(0.8, top_k=3, cfg_scale=2.0), Sampling()])
+@pytest.mark.parametrize("sampling", [Sampling(0.8, top_k=3, cfg_scale=2.0), Sampling()])
 def test_the_stated_distance_is_the_one_between_the_distributions_of_a_decoding(sampling):
     """Sequences are decoded token by token, with draft and target as a run has them."""
     training, data = small_world()
@@ -121,29 +120,6 @@ def test_a_training_starts_from_given_weights_and_keeps_checkpoints(tmp_path):
         trained([*still, f"start={tmp_path / 'none'}"])
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["guided=true", "features=stored"], "guided=true needs each example with its prompt and without"),
-        (["checkpoints=[3,2]"], "checkpoints must be a list of rising integers of at least 1"),
-        (["checkpoints=5"], "checkpoints must be a list of rising integers"),
-        (["start=embedded:strongest"], "unknown eagle weights 'strongest' (choose from: "),
-    ],
-)
-def test_a_mistake_costs_one_sentence(words, sentence, capsys):
-    assert cli.main(["train", "drafter=eagle", *words]) == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_the_cards_of_a_training_name_guidance_and_sampling(tmp_path):
-    words = [*real("lumina_mgpt", tmp_path), "drafter=eagle3", "source=self", "features=stored", "top_k=7"]
-    train(*words, "checkpoints=[2]", out=tmp_path / "out")
-    lines = (tmp_path / "out" / "card.md").read_text()
-    assert "both distributions under cfg_scale=4.0, temperature=1.0, top_k=7, top_p=1.0" in lines
-    for name in ("tv", "tv_stderr", "tv_unguided", "top1_agreement", "top3", "step-2"):
-        assert f"| {name} | " in lines
-
-
 def test_embedded_drafters_are_chosen_by_name(capsys):
     network = registry.drafter_networks()["eagle"]
     for name in network.variants:
@@ -161,15 +137,6 @@ def test_embedded_drafters_are_chosen_by_name(capsys):
             configuration.compose([f"method={method}", f"drafter.weights={given}"])
     assert cli.main(["list", "drafters"]) == 0
     assert f"Also drafter.weights=embedded:{'|'.join(network.variants)}." in capsys.readouterr().out
-
-
-def test_weights_of_another_target_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="was trained for another target than llamagen_xl"):
-        Pipeline.load(
-            configuration.compose(
-                [*real("llamagen_xl", tmp_path), "method=eagle1", "drafter.weights=embedded:steps100"]
-            )
-        )
 
 
 def test_a_card_states_every_drafter_under_guidance(tmp_path):

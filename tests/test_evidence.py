@@ -32,62 +32,50 @@ def test_tables_of_seconds_have_the_machine_alone() -> None:
     )
 
 
-def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two commands fails first; the first is not run again."""
-    step = evidence.Step("audit", 1, joined=(("a/b.csv", ("audit one", "audit two")),))
-    ran: list[str] = []
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """What is run in a folder of its own, and whether its memory is kept: of "two" the first time stops."""
+    found: list[tuple[str, bool]] = []
 
     class Done:
         def __init__(self, words: list[str], check: bool, env: dict[str, str]) -> None:
-            assert env["MALLOC_MMAP_MAX_"] == "0"  # no seconds are measured
-            ran.append(str(words[2]))
-            self.returncode = int(ran == ["one", "two"])
+            found.append((str(words[2]), env.get("MALLOC_MMAP_MAX_") == "0"))
+            self.returncode = int([name for name, _ in found] == ["one", "two"])
             out = Path(str(words[-1]).removeprefix("out="))
             held = out.read_text() if out.exists() else f"method,{words[2]}\n"
             out.write_text(f"{held}{words[2]},1\n")
 
+    joined = evidence.Step("audit", 1, joined=(("a/b.csv", ("audit one", "audit two")),))
+    timed = evidence.Step("steps", 1, commands=("bench seconds out=seconds.csv",), idle=True)
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
-    monkeypatch.setattr(evidence, "STEPS", (step,))
+    monkeypatch.setattr(evidence, "STEPS", (joined, timed))
     monkeypatch.setattr(evidence.subprocess, "run", Done)
     monkeypatch.setattr(evidence.provenance, "commit", lambda: "abc")
-    monkeypatch.setattr("sys.argv", ["evidence.py", "audit"])
-    monkeypatch.chdir(tmp_path)
-    assert evidence.main() == 1
-    assert evidence.main() == 0
-    assert ran == ["one", "two", "two"]
-    assert (tmp_path / "results/a/b.csv").read_text() == "method,one,two\none,1,\ntwo,,1\n"
-    assert evidence.main() == 0
-    assert len(ran) == 3
-    monkeypatch.setattr(evidence.provenance, "commit", lambda: "abd")  # rows of another commit are made again
-    assert evidence.main() == 0
-    assert len(ran) == 5
-
-
-def test_seconds_are_measured_with_the_memory_of_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[dict[str, str]] = []
-
-    class Done:
-        returncode = 0
-
-        def __init__(self, words: list[str], check: bool, env: dict[str, str]) -> None:
-            given.append(env)
-
-    monkeypatch.setattr(evidence, "ROOT", tmp_path)
-    monkeypatch.setattr(evidence, "STEPS", (evidence.Step("steps", 1, commands=("bench",), idle=True),))
-    monkeypatch.setattr(evidence.subprocess, "run", Done)
-    monkeypatch.setattr(evidence.provenance, "commit", lambda: "abc")
-    monkeypatch.setattr("sys.argv", ["evidence.py"])
     monkeypatch.delenv("MALLOC_MMAP_MAX_", raising=False)
     monkeypatch.chdir(tmp_path)
+    return found
+
+
+def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(
+    ran: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two commands fails first; the first is not run again. Seconds are measured with the memory of
+    users."""
+    monkeypatch.setattr("sys.argv", ["evidence.py"])
+    assert [evidence.main() for _ in range(3)] == [1, 0, 0]
+    assert ran == [("one", True), ("two", True), ("two", True), ("seconds", False)]
+    assert (tmp_path / "results/a/b.csv").read_text() == "method,one,two\none,1,\ntwo,,1\n"
+    monkeypatch.setattr(evidence.provenance, "commit", lambda: "abd")  # rows of another commit are made again
     assert evidence.main() == 0
-    assert [env.get("MALLOC_MMAP_MAX_") for env in given] == [None]
+    assert len(ran) == 7
 
 
+@pytest.mark.usefixtures("ran")
 def test_rows_of_changed_code_are_not_made(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(Path.cwd())  # main goes elsewhere
     monkeypatch.setattr(evidence.provenance, "commit", lambda: "abc-dirty")
-    monkeypatch.setattr("sys.argv", ["evidence.py", "relaxed"])
-    with pytest.raises(SystemExit) as stopped:
-        evidence.main()
-    assert stopped.value.code == 2
-    assert "clean checkout" in capsys.readouterr().err
+    for words, sentence in ((["audit"], "clean checkout"), (["windows"], "there is no step windows")):
+        monkeypatch.setattr("sys.argv", ["evidence.py", *words])
+        with pytest.raises(SystemExit) as stopped:
+            evidence.main()
+        assert stopped.value.code == 2
+        assert sentence in capsys.readouterr().err

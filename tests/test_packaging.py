@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -59,6 +59,7 @@ def test_wheel_and_sdist_hold_what_works_without_a_checkout() -> None:
         "constraints.txt",
         "docs/changelog.md",
         "scripts/smoke.sh",
+        "tools/scenes/stages.py",
     }
     assert top | {"tests/test_packaging.py", "conf/config.yaml"} <= sdist
     assert {name.removeprefix("specbench/") for name in wheel if name.startswith("specbench/conf/")} <= sdist
@@ -80,7 +81,7 @@ def test_the_distribution_has_a_name_of_its_own_and_the_command_the_project_s(tm
 
 def test_instructions_install_this_package_with_extras_that_are_there_in_one_form() -> None:
     """In everything that can tell somebody what to install."""
-    folders = ("specbench", "scripts", "docs", "conf", "tests")
+    folders = ("specbench", "scripts", "tools", "docs", "conf", "tests")
     kinds = (".py", ".sh", ".md", ".yaml", ".html")
     found = [p for name in folders for p in (ROOT / name).rglob("*") if p.suffix in kinds]
     top = [ROOT / name for name in ("README.md", "Makefile", "pyproject.toml", ".ci/run")]

@@ -117,22 +117,25 @@ def test_tensors_have_the_names_and_shapes_of_the_published_ones(
     assert sum(e.bytes for e in made.values()) == pytest.approx(whole, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("found", "ok"),
-    [
-        (Measured(0, 5.0, 10**9, 10**10), True),  # mapped files may be larger than the budget
-        (Measured(0, 5.0, 3 * 10**9, 3 * 10**9), False),
-        (Measured(0, 11.0, 10**9, 10**9), False),
-        (Measured(2, 5.0, 10**9, 10**9), False),
-    ],
-)
-def test_a_stage_outside_of_its_budget_fails(found: Measured, ok: bool, tmp_path: Path) -> None:
+def test_a_stage_outside_of_its_budget_fails(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_text("what it printed")
     stage = rehearse.Stage("run", ("run", "a b"), 2, 10)
-    rows = rehearse.rehearse([stage, stage], lambda *_: found, tmp_path, {"model": "m"}, None)
-    assert [row["ok"] for row in rows] == [str(ok).lower()] * (1 if found.code else 2)
-    assert rows[0]["command"] == "specbench run 'a b'"
+    for found, ok in (
+        (Measured(0, 5.0, 10**9, 10**10), "true"),  # mapped files may be larger than the budget
+        (Measured(0, 5.0, 3 * 10**9, 3 * 10**9), "false"),
+        (Measured(0, 11.0, 10**9, 10**9), "false"),
+        (Measured(2, 5.0, 10**9, 10**9), "false"),
+    ):
+        rows = rehearse.rehearse([stage, stage], lambda *_, found=found: found, tmp_path, {"model": "m"}, None)
+        assert [row["ok"] for row in rows] == [ok] * (1 if found.code else 2), found
+        assert rows[0]["command"] == "specbench run 'a b'"
+    log.rename(tmp_path / "load.log").write_text("asking\nloaded 4000000000 bytes of llamagen_xl\n")
+    load = rehearse.Stage("load", ("load",), 20, 10)
+    for held, ok in ((5, "true"), (8, "false")):  # networks that are held twice
+        found = Measured(0, 1.0, held * 10**9, 0)
+        [row] = rehearse.rehearse([load], lambda *_, found=found: found, tmp_path, {}, None)
+        assert (row["ok"], row["budget_gb"]) == (ok, "5.50")
 
 
 def test_stages_are_repeated_in_a_kept_folder_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,15 +144,6 @@ def test_stages_are_repeated_in_a_kept_folder_only(tmp_path: Path, capsys: pytes
             rehearse.main(["llamagen_xl", "--scale=small", *more])
         assert e.value.code == 2
         assert "--stages takes load, run, evaluate, tables" in capsys.readouterr().err
-
-
-def test_networks_that_are_held_twice_leave_the_budget_of_loading(tmp_path: Path) -> None:
-    (tmp_path / "load.log").write_text("asking\nloaded 4000000000 bytes of llamagen_xl\n")
-    stage = rehearse.Stage("load", ("load",), 20, 10)
-    for held, ok in ((5, "true"), (8, "false")):
-        found = Measured(0, 1.0, held * 10**9, 0)
-        [row] = rehearse.rehearse([stage], lambda *_, found=found: found, tmp_path, {}, None)
-        assert (row["ok"], row["budget_gb"]) == (ok, "5.50")
 
 
 HOLDS = """

@@ -125,29 +125,3 @@ def test_what_is_measured_of_paths(tmp_path: Path) -> None:
     slack, distance = 4 * found["acceptance_stderr"], 1 - found["acceptance"]  # the total variation
     assert slack < distance < min((wanted / 2) ** 0.5, (1 - math.exp(-wanted)) ** 0.5) + slack
     assert found["tokens_per_pass"] == pytest.approx(1 / distance)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["drafter=cspd"], "llamagen_scenes draws discrete tokens, and drafter=cspd is for continuous ones"),
-        (["drafter=eagle", "model=mar_scenes"], "and drafter=eagle is for discrete ones: use drafter=cspd"),
-        (["drafter=cspd", "model=mar_b"], "mar_b has a published model as its drafter"),
-        (["drafter=cspd", "model=mar_scenes", "labels=token"], "labels= is for drafters of discrete tokens"),
-        (["drafter=eagle", "objective=path_kl"], "objective= is for drafters of continuous tokens"),
-        (["drafter=eagle", "recipe=mar_scenes"], "unknown recipe for drafter=eagle 'mar_scenes' (choose from: coolsd"),
-        (["drafter=cspd", "model=mar_scenes", "objective=denoising", "guided=true"], "leave guided= out"),
-        (["drafter=cspd", "model=mar_scenes", "objective=kl"], "objective must be one of path_kl, denoising"),
-    ],
-)
-def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", *words]) == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_the_recipe_is_complete() -> None:
-    chosen = recipes.plan(["drafter=cspd", "model=mar_scenes"])
-    facts = {"recipe": "mar_scenes", "objective": "path_kl", "guided": True, "start": "embedded"}
-    assert {name: chosen[name] for name in facts} == facts
-    assert chosen.cfg["data"] == "scenes_classes"
-    assert not recipes.plan(["drafter=cspd", "model=mar_scenes", "objective=denoising"])["guided"]

@@ -36,9 +36,9 @@ class Small(nn.Module):
         return value, {"loss": float(value.detach())}
 
 
-@pytest.mark.parametrize("muon", [False, True])
-def test_a_killed_training_ends_with_the_same_weights(tmp_path, muon):
-    recipe = Recipe(steps=60, batch=32, lr=5e-2, warmup=5, save_every=10, ema=0.9, muon=muon)
+def test_a_killed_training_ends_with_the_same_weights(tmp_path):
+    """Of AdamW and Muon: biases and matrices."""
+    recipe = Recipe(steps=60, batch=32, lr=5e-2, warmup=5, save_every=10, ema=0.9, muon=True)
     complete = Small()
     fit("small", complete, complete.loss, recipe, tmp_path / "complete")
 

@@ -33,7 +33,7 @@ from specbench.errors import RunError
 from specbench.harness import processes
 from specbench.harness.method import build_method
 from specbench.rows import provenance
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 #: The models of an audit.
 Subject = models.Subject | DensityPair

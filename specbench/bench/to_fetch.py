@@ -13,7 +13,6 @@ from specbench import metrics
 from specbench.config import parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.harness.planned import PlannedRun
-from specbench.harness.scoring import scoring_context
 from specbench.metrics.base import Unavailable
 from specbench.metrics.compared import ComparedMetric
 from specbench.models.loading.missing import fetching
@@ -120,7 +119,7 @@ def _of_data(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
 
 
 def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
-    context = scoring_context(cfg)
+    context = metrics.scoring_context(cfg)
     for name in cfg["metrics"]:
         if metrics.missing(name, context):
             for folder in registry.evaluator_folders(name):
@@ -133,7 +132,7 @@ def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
     """Which metrics would stay empty, and why, apart from weights and statistics that are not here."""
     found: dict[str, None] = {}
     for cfg in configs:
-        context = scoring_context(cfg)
+        context = metrics.scoring_context(cfg)
         for name in cfg["metrics"]:
             if few := too_few_for(name, cfg.images):
                 found[f"{name} stays empty: {few}, a run has {cfg.images:,}"] = None
@@ -156,7 +155,7 @@ def _references(runs: Sequence[PlannedRun]) -> list[str]:
 
 def _lacks_reference(name: str, cfg: Mapping[str, Any]) -> bool:
     try:
-        metrics.metric(name, scoring_context(cfg)).reference  # type: ignore[attr-defined]  # noqa: B018 (raises)
+        metrics.metric(name, metrics.scoring_context(cfg)).reference  # type: ignore[attr-defined]  # noqa: B018 (raises)
     except Unavailable:
         return True
     return False

@@ -14,7 +14,7 @@ from pathlib import Path
 from specbench.cli import commands, including
 from specbench.cli.commands import COMMANDS, FAILED, STOPPED, USAGE, debug, fail
 from specbench.errors import RunError, UsageError
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 _HEAD = """\
 specbench: how much faster, and how much worse, an autoregressive image model becomes under a decoding method

@@ -2,6 +2,6 @@
 
 import sys
 
-from specbench import CallablePackage
+from specbench.storage.package import CallablePackage
 
 sys.modules[__name__].__class__ = CallablePackage

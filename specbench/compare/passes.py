@@ -205,10 +205,9 @@ def of_column(one: ScoredPass, column: str) -> MetricOfRun:
 def metric(one: ScoredPass, name: str) -> Metric:
     """A metric in the scoring context of a run's configuration."""
     from specbench import metrics
-    from specbench.harness.scoring import scoring_context
 
     settings = {key: str(one.cfg.get(key) or "") for key in ("metrics_dir", "reference", "data")}
-    return metrics.metric(name, scoring_context(settings))
+    return metrics.metric(name, metrics.scoring_context(settings))
 
 
 def keys(one: Metric, records: Sequence[Record]) -> list[str]:

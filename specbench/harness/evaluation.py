@@ -25,7 +25,7 @@ from specbench.harness.folder import stored
 from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
-from specbench.harness.scoring import ImageSet, Scoring, basis, joined, scoring_context
+from specbench.harness.scoring import ImageSet, Scoring, basis, joined
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_text, to_csv
 from specbench.rows.provenance import new_run_id
@@ -105,7 +105,7 @@ def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Eval
     cfg = _settings(given)
     if not cfg["metrics"]:
         raise UsageError("no metrics are chosen: name some with metrics=")
-    context = scoring_context(cfg)
+    context = metrics.scoring_context(cfg)
     reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
     pairs = pair(paths, cfg, given, cfg["data"], reading, partial)
     with _opened(out, folder) as run_id, _stop_message(out):
@@ -210,7 +210,7 @@ def _score_images(folder: Path, out: Path, run_id: str, pairs: Pairs, cfg: Mappi
     labelled = [[item.id, item.prompt, item.labels] for item in pairs.items]
     images = ImageSet("method", files, lambda: pairs.items, content, sha256(json.dumps(labelled), 16))
     earlier = _earlier_lines(ScoreJournal(out / "scores.jsonl"), content)
-    context = scoring_context(cfg)
+    context = metrics.scoring_context(cfg)
     names = joined([*earlier], cfg["metrics"])
     unpaired = [name for name in names if not cfg["data"] and metrics.metric(name, context).reads_prompt]
     wanted = {name: basis(name, context) for name in names if name not in unpaired}

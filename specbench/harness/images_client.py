@@ -34,7 +34,7 @@ import numpy as np
 from specbench.errors import UsageError, plain
 from specbench.storage import image_files
 from specbench.storage.deadline import within
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 #: Environment variable with the key of a server that asks for one. It is sent to the server's own address alone.
 KEY = "SPECBENCH_API_KEY"

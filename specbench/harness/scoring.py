@@ -21,28 +21,9 @@ from specbench.rows import provenance
 from specbench.rows.columns import TAKEN
 from specbench.rows.journal import Journal, Record
 from specbench.rows.scores import Score, ScoreJournal, ScoreLine, Side, fingerprint, prompts_fingerprint
-from specbench.storage import home
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 _UNMEASURED = "cannot be measured here: "
-
-
-def scoring_context(
-    cfg: Mapping[str, Any], device: str = "cpu", batch: int = metrics.ScoringContext.batch
-) -> metrics.ScoringContext:
-    """The scoring context of a configuration: its `metrics_dir`, `reference` (a file, or the name of a data set) and
-    `data`."""
-    folder, reference, data = cfg["metrics_dir"], cfg["reference"], cfg["data"]
-    if reference in parameters.choices("data"):
-        reference, data = None, reference
-    return metrics.ScoringContext(
-        metrics.ASSETS,
-        home.expanded(folder) if folder else home.metrics_folder(),
-        home.expanded(reference) if reference else None,
-        data,
-        device,
-        batch,
-    )
 
 
 def scoring_device(device: str) -> str:
@@ -105,7 +86,7 @@ def of_records(side: Side, journal: Journal, records: Sequence[Record], load: Ca
 
 def requests(cfg: Mapping[str, Any]) -> dict[str, str]:
     """Metric -> its basis today, of the metrics that a configuration asks for."""
-    context = scoring_context(cfg)
+    context = metrics.scoring_context(cfg)
     return {name: basis(name, context) for name in cfg["metrics"]}
 
 
@@ -187,7 +168,7 @@ class Scoring:
 
     def _context(self) -> metrics.ScoringContext:
         device, batch = self._where
-        return scoring_context(self._cfg, scoring_device(device), batch)
+        return metrics.scoring_context(self._cfg, scoring_device(device), batch)
 
     @cached_property
     def _commit(self) -> str:

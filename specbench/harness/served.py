@@ -29,7 +29,7 @@ from specbench.harness.worker import Event, Failure, Image, Joined, never
 from specbench.rows import provenance
 from specbench.rows.journal import Record, pixel_digest
 from specbench.storage import image_files
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a second attempt, which double; and at most
 GIVE_UP = 10  # images in a row that failed, after which a run stops asking

@@ -34,7 +34,7 @@ from specbench.metrics.base import (
 )
 from specbench.metrics.outputs import OutputCache, Outputs, image_key
 from specbench.rows.summary import mean
-from specbench.storage import image_files
+from specbench.storage import home, image_files
 from specbench.storage.progress import tqdm
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "missing",
     "score",
     "scorer_outputs",
+    "scoring_context",
 ]
 
 
@@ -90,6 +91,22 @@ def metric(name: str, context: ScoringContext) -> Metric:
     """A metric in its scoring context; loads no network. UsageError for an unknown name or option."""
     chosen = choice(name)
     return _metric_class(chosen)(context, chosen.options)
+
+
+def scoring_context(cfg: Mapping[str, Any], device: str = "cpu", batch: int = ScoringContext.batch) -> ScoringContext:
+    """The scoring context of a configuration: its `metrics_dir`, `reference` (a file, or the name of a data set) and
+    `data`."""
+    folder, reference, data = cfg["metrics_dir"], cfg["reference"], cfg["data"]
+    if reference in parameters.choices("data"):
+        reference, data = None, reference
+    return ScoringContext(
+        ASSETS,
+        home.expanded(folder) if folder else home.metrics_folder(),
+        home.expanded(reference) if reference else None,
+        data,
+        device,
+        batch,
+    )
 
 
 def missing(name: str, context: ScoringContext) -> str:

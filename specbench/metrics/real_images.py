@@ -31,7 +31,7 @@ from specbench.metrics.reference import ReferenceStatistics
 from specbench.rows import provenance
 from specbench.storage import image_files
 from specbench.storage.files import sha256
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 BLOCK = 4096  # images whose outputs are in memory at once
 _BYTES = 1 << 28  # of images that are read together from one file

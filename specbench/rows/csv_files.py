@@ -21,8 +21,8 @@ from specbench.config import parameters
 from specbench.errors import UsageError, decimal
 from specbench.rows.columns import _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
 from specbench.storage.files import content, write_atomically
+from specbench.storage.package import __version__
 from specbench.storage.reading import read_text
-from specbench.storage.version import __version__
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:

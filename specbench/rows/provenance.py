@@ -17,7 +17,7 @@ from specbench.config import variants
 from specbench.errors import UsageError
 from specbench.rows import journal
 from specbench.storage.files import content, sha256, write_atomically
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 #: The embedded metrics had the names of their columns before the real metrics took these names.
 _RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}

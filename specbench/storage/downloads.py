@@ -29,8 +29,8 @@ from tqdm import tqdm
 from specbench.errors import UsageError, plain
 from specbench.storage.deadline import within
 from specbench.storage.files import format_size, remove_temporary, sha256_file, size, write_atomically
+from specbench.storage.package import __version__
 from specbench.storage.sources import Data, File, Part
-from specbench.storage.version import __version__
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
 RELEASES = "https://github.com"  # the server of GitHub's releases

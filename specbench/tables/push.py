@@ -24,7 +24,7 @@ from specbench.rows.journal import TIMINGS
 from specbench.rows.provenance import RunMemory
 from specbench.rows.shown import shown
 from specbench.storage.files import sha256, write_atomically
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 from specbench.tables import report
 
 #: Files of a run that a data set gets; images are extra.

@@ -25,7 +25,7 @@ from specbench.rows.csv_files import csv_lines, read_header, to_csv
 from specbench.rows.journal import IMAGE_NAME
 from specbench.rows.shown import shown
 from specbench.storage.files import content, write_atomically
-from specbench.storage.version import __version__
+from specbench.storage.package import __version__
 
 #: Columns of a row that are not numbers and too long for a list of facts.
 _ELSEWHERE = ("drafted_by_position", "acceptance_by_step")

@@ -23,7 +23,7 @@ from specbench.storage import home
 from specbench.storage.files import sha256_file, write_atomically
 from specbench.storage.reading import read_json
 from specbench.training.continuous import ContinuousTask
-from specbench.training.discrete import DiscreteTask
+from specbench.training.drafter import DiscreteTask
 from specbench.training.recipes import WHERE, TrainingPlan, is_continuous, plan
 from specbench.training.trainer import Alone, Checkpoints, Loss, Processes, Recipe, Validation, fit, processes
 

@@ -1,9 +1,11 @@
-"""The losses of each kind of drafter against a frozen target, and the statistics that predict its accepted length."""
+"""What a drafter of discrete tokens learns from a frozen target, and what predicts its accepted length."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.config import registry
 from specbench.decoding.sampling import Sampling
+from specbench.harness.pipeline import Pipeline
 from specbench.models.eagle import EagleNetwork
 from specbench.models.language import Language
 from specbench.models.medusa import MedusaNetwork
+from specbench.training import examples
 from specbench.training.dataset import Batch, Dataset, TargetHead, hidden_states, prefixed
-from specbench.training.trainer import Loss, MicroStep
+from specbench.training.recipes import TrainingPlan
+from specbench.training.trainer import Loss, MicroStep, Processes
 
 
 @dataclass(frozen=True)
@@ -262,3 +268,49 @@ def _tv(p: Tensor, q: Tensor) -> Tensor:
 def _each(values: Tensor, where: Tensor) -> Tensor:
     """Means (N,) of values (N, n) over the positions `where` (n,) bool."""
     return (values * where).sum(1) / where.sum().clamp_min(1)
+
+
+HELD = 1000  # held-out examples of a validation, at most
+
+
+class DiscreteTask:
+    """As of `command.TrainingTask`."""
+
+    about = (
+        "tv: mean total variation to the target's distribution, one token after the target's last hidden state (tv_2"
+        " and on: on the drafter's own outputs), with its standard error; top1_agreement, top3: the target's top-1"
+        " token is the drafter's top-1, or among its three most probable. On held-out examples, both distributions"
+        " under {sampling}; tv_unguided: at temperature 1 without guidance and filters."
+    )
+
+    def __init__(self, chosen: TrainingPlan, pipeline: Pipeline, start: Path | None, together: Processes) -> None:
+        self.chosen, self.pipeline = chosen, pipeline
+        bundle, kind = pipeline.model, chosen["drafter"]
+        network = bundle.trained(kind, start) if start else bundle.untrained(kind, chosen["heads"])
+        self.network = network.to(pipeline.device, torch.float32).requires_grad_(True)
+        aux_hidden_layers = getattr(network.cfg, "aux_hidden_layers", ())
+        target = bundle.target.with_aux_hidden_layers(aux_hidden_layers) if aux_hidden_layers else bundle.target
+        self.target = target.requires_grad_(False)
+        self.found = examples.make(chosen, pipeline, aux_hidden_layers, together)
+        self.rows, self.held = self.found.split(chosen["held_out"])
+        self.dataset = self.found.dataset(self.target)
+        declared = registry.network(kind)
+        self.training: Training = pkgutil.resolve_name(declared.training)(network, TargetHead(self.target))
+        if chosen["freeze"]:
+            self.training.freeze()
+        self.guidance = Sampling(cfg_scale=chosen.cfg["cfg_scale"]) if chosen["guided"] else PLAIN
+        self.best = "" if chosen["keep"] == "last" else chosen["keep"]
+        self.before: dict[str, float] = {}
+
+    def loss(self, batch: int) -> Loss:
+        terms = LossTerms(**{name: self.chosen[name] for name in LossTerms.__dataclass_fields__})
+        return loss_of(self.training, self.dataset, self.rows, batch, terms, self.guidance)
+
+    def validated(self) -> dict[str, float]:
+        return evaluate(self.training, self.dataset, self.held[:HELD], sampling=self.guidance)
+
+    def reached(self, last: bool) -> dict[str, float]:
+        """Under the guidance and sampling of a run; of the last weights also at later positions."""
+        live, sampling = self.found.live(self.target), self.pipeline.config.sampling
+        depth = self.training.evaluated if last else 1
+        return evaluate(self.training, live, self.held[:HELD], depth, self.chosen["decode_batch"], sampling)

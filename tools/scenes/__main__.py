@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from specbench.cli.commands import USAGE, fail
 from specbench.config.registry import ASSETS
 from specbench.errors import UsageError, unknown
 from tools.scenes import card
@@ -18,7 +17,8 @@ from tools.scenes.stages import BUDGETS, CONTINUOUS, STAGES, Stages
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     budget = BUDGETS[given.budget]
     began = time.time()
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for stage in chosen:
             stages.make(stage)
     except UsageError as error:
-        return fail(error, USAGE)
+        parser.error(str(error))
     reached = card.Card.read(given.card)
     origin = card.origin(device, given.budget, time.strftime("%Y-%m-%d", time.gmtime()))
     reached.add(stages.statistics, origin, [*STAGES, *card.DRAFTERS])

@@ -95,8 +95,8 @@ BUDGETS = {
         drafters=("steps=2", "batch=4", "warmup=1"),
         # Never the default drafter's two steps, which are the same ones.
         variants=("steps=4", "batch=4", "warmup=1", "checkpoints=[1,3]"),
-        train=120,
-        validation=24,
+        train=48,
+        validation=12,
         drafted=2,
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
     ),
