@@ -26,9 +26,9 @@ import pytest
 import torch
 from mutations import Mutant, Patches, continuous, discrete, lossless
 
-from specbench.audit import audit, densities, execution, plan
+from specbench.audit import plan
+from specbench.audit.audit import Subject, assemble, measure
 from specbench.audit.densities import DensityPair
-from specbench.audit.execution import Subject
 from specbench.audit.models import TabularModel
 from specbench.decoding import loop
 from specbench.decoding.continuous import decode
@@ -67,11 +67,10 @@ def _cost(job: Job) -> tuple[bool, bool]:
 def decoded(job: Job) -> list[Any]:
     """What a few sequences of an audit are."""
     cfg, model = job
-    rng = RandomStreams([(0, i) for i in range(_SHOWN)])
+    rng, method = RandomStreams([(0, i) for i in range(_SHOWN)]), assemble(cfg, model)
     if isinstance(model, DensityPair):
-        out: Any = decode(model.target, model.drafter, densities.assemble(cfg).rule, None, rng)
+        out: Any = decode(model.target, model.drafter, method.rule, None, rng)
     else:
-        method = audit.assemble(cfg, model)
         out = loop.decode(method.config, model.prompts(_SHOWN), rng)
     return [out.tokens, out.steps, out.accepted]
 
@@ -102,7 +101,7 @@ def caught(one: Mutant, audits: Sequence[Job], intact: Sequence[list[Any]], most
             if samples > most:
                 break
             for cfg, model in changed:
-                found = execution.assemble(cfg, model)(samples)
+                found = measure(assemble(cfg, model), model, samples)
                 if found["verdict"] == "not lossless":
                     names = ("samples", "parameters", "p_value", "tv", "tv_exact", "ks")
                     return row | {"model": model.name, **{name: found[name] for name in names}}

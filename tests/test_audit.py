@@ -13,15 +13,15 @@ import pytest
 import torch
 from scipy import stats
 
-from specbench.audit import audit, densities, models, printing, statistics, theorem, verdicts
+from specbench.audit import audit, densities, models, rows, statistics, theorem, verdicts
 from specbench.audit.audit import COLUMNS, assemble, measure
-from specbench.audit.exercised import Exercised
-from specbench.audit.marginals import Marginal, of_sequence
 from specbench.audit.models import BUILT_IN, built_in
+from specbench.audit.statistics import Marginal, of_sequence
 from specbench.audit.tabular import TabularGrower, codes, random_tables, sequence_probs
-from specbench.audit.verdicts import LEVEL
+from specbench.audit.verdicts import LEVEL, Exercised
 from specbench.config import configuration
 from specbench.decoding import rules
+from specbench.decoding.drafters.dynamic import Grown
 from specbench.decoding.loop import decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.groups import Neighbourhood
@@ -245,11 +245,11 @@ def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
     model = built_in("v3t5")
     grower = TabularGrower(model.q, nodes=12, depth=3, width=3)
     sampling, rng = Sampling(), RandomStreams([(0, i) for i in range(200)])
-    state = grower.open(None, None, sampling, rng)
+    state = grower.open(model.target.open(None, 200, False, 12), None, sampling, rng)
     g = torch.Generator().manual_seed(0)
     history, count = torch.randint(3, (200, 9), generator=g), torch.randint(7, (200,), generator=g)
     shared = grower.propose(state, history, count, torch.zeros_like(count))
-    own = grower._grow(state, history, count)
+    own = Grown.grow(grower, state, history, count)
     for name in ("tokens", "probs", "valid", "sampled"):
         assert torch.equal(getattr(shared, name), getattr(own, name))
     for name, value in vars(own.tree).items():
@@ -312,11 +312,11 @@ def test_what_was_never_at_work_is_not_called_lossless() -> None:
     row = measure(method_of("method=sjd_pac window=24", model), model, 2000, margin=1.0)
     assert row["verdict"] == "undecided"
     assert verdicts.missing([row]) == ["refill"]
-    assert "audit.model=m4t24" in printing.notes([row])[0]
+    assert "audit.model=m4t24" in rows.notes([row])[0]
     longer = built_in("m4t24")
     other = measure(method_of("method=sjd_pac window=24", longer), longer, 2000, margin=1.0)
     assert other["verdict"] == "lossless"
-    assert printing.notes([other]) == []
+    assert rows.notes([other]) == []
     assert verdicts.verdict([row, other]) == "lossless"
     assert verdicts.verdict([row | {"margin": 0.0}, other]) == "undecided"
     assert verdicts.verdict([row, other | {"p_value": LEVEL / 2}]) == "not lossless"
@@ -328,25 +328,22 @@ def test_a_small_p_value_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> N
     cspd = densities.assemble(configuration.compose(["method=cspd", "gamma=1", "model=mar_b", "weights=random"]))
     measures = (
         lambda seed: measure(method_of(SD, model), model, 1000, seed, margin=1.0),
-        lambda seed: densities.measure(cspd, pair, 1000, seed, margin=1.0),
+        lambda seed: measure(cspd, pair, 1000, seed, margin=1.0),
     )
     for of in measures:
         once = of(0)
         assert (once["samples"], once["p_first"], once["verdict"]) == (1000, None, "lossless")
         monkeypatch.setattr(verdicts, "DOUBT", 1.1)  # above every p-value
         again = of(0)
-        assert len(printing.notes([again])) == 2
+        assert len(rows.notes([again])) == 2
         monkeypatch.undo()
         assert (again["samples"], again["p_first"], again["verdict"]) == (10_000, once["p_value"], "undecided")
-    parts = [measured_range(model, some) for some in (range(1000), range(1000, 3000), range(3000))]
-    assert torch.equal(parts[0] + parts[1], parts[2])
-
-
-def measured_range(model: models.TabularModel, some: range) -> torch.Tensor:
-    """How often each sequence occurs among the sequences of some numbers."""
     method = method_of(SD, model)
-    counted = audit._decode(method, model, model.marginals(method.config.sampling), some, 0, None)
-    return counted.halves[0][0] + counted.halves[1][0]
+    first, second, both = (
+        method.counted(model, some, 0, None) for some in (range(1000), range(1000, 3000), range(3000))
+    )
+    assert torch.equal(first.first + second.first, both.first)
+    assert first.exercised + second.exercised == both.exercised
 
 
 def test_two_stages_refute_hardly_more_often_than_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from specbench.audit import densities, sizes, statistics, tiny
 from specbench.audit.audit import assemble, measure
-from specbench.audit.marginals import filtered, of_grams, of_sequence
 from specbench.audit.models import Subject, built_in
+from specbench.audit.statistics import filtered, of_grams, of_sequence
 from specbench.audit.tabular import random_tables, sequence_probs
 from specbench.audit.verdicts import LEVEL, verdict
 from specbench.config import configuration

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from commands import Call, refused
 
-from specbench.audit import densities, execution, models, tiny
-from specbench.audit.audit import COLUMNS
+from specbench.audit import audit, densities, models, tiny
 from specbench.audit.models import BUILT_IN, built_in
+from specbench.audit.rows import COLUMNS
 from specbench.audit.tabular import random_tables
 from specbench.config import parameters
 from specbench.errors import RunError
@@ -119,9 +119,9 @@ def test_the_rows_do_not_depend_on_the_processes(call: Call, tmp_path: Path) -> 
 def test_the_death_of_a_process_costs_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `fork`, which starts faster than `spawn`."""
     monkeypatch.setattr(processes, "get_context", lambda method: multiprocessing.get_context("fork"))
-    job = execution.Measurement({}, cast(Any, Deadly()), 1000, 0, 0.05)
+    job = audit.Measurement({}, cast(Any, Deadly()), 1000, 0, 0.05)
     with pytest.raises(RunError, match=r"a process of the audit died, .* use audit\.workers=1"):
-        list(execution.rows([job, job], 2, lambda count: None))
+        list(audit.measured([job, job], 2, lambda count: None))
 
 
 class Deadly:
@@ -141,8 +141,8 @@ def only_methods(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "BUILT_IN", ("v3t5",))
-    monkeypatch.setattr(densities, "BUILT_IN", ("d2t4",))
+    monkeypatch.setattr(models, "BUILT_IN", {"v3t5": models.BUILT_IN["v3t5"]})
+    monkeypatch.setattr(densities, "BUILT_IN", {"d2t4": densities.BUILT_IN["d2t4"]})
     monkeypatch.setattr(tiny, "BUILT_IN", ())
     code, out, err = call("--all", "audit.samples=1000", "audit.margin=1", "out=all.csv")
     assert code == 0

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from specbench.audit import densities, statistics, verdicts
-from specbench.audit.audit import COLUMNS
-from specbench.audit.densities import BUILT_IN, alone, assemble, built_in, measure
+from specbench.audit.audit import measure
+from specbench.audit.densities import BUILT_IN, alone, assemble, built_in
+from specbench.audit.rows import COLUMNS
 from specbench.audit.verdicts import LEVEL
 from specbench.config import configuration
 from specbench.decoding import continuous
@@ -167,7 +168,7 @@ def test_an_exact_method_is_called_lossless(kind: int, gamma: int, prefill: floa
     number = kind + [1, 12].index(gamma)
     words = KINDS[kind] | {"gamma": gamma, "prefill": prefill}
     words["temperature"] = 0.7 if (number + (prefill > 0)) % 2 else 1.0
-    row = row_of(BUILT_IN[(number + 2 * (prefill > 0)) % 4], 8000, **words)
+    row = row_of([*BUILT_IN][(number + 2 * (prefill > 0)) % 4], 8000, **words)
     assert row["verdict"] == ("lossless" if gamma == 1 else "undecided")  # drafts of 12 have no bonus token here
     assert ("bonus_token" in verdicts.missing([row])) == (gamma == 12)
     assert row["ks"] < 1.8 * row["ks_noise"]  # both are the largest of the same distances for equal distributions

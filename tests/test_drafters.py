@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from test_loop import ALPHA, PLAIN, P, Q, fit, run
 
-from specbench.audit.marginals import filtered
+from specbench.audit.statistics import filtered
 from specbench.audit.tabular import TabularGrower, random_tables, sequence_probs
 from specbench.decoding import rules
 from specbench.decoding.drafters.dynamic import Eagle2, Grower

@@ -10,9 +10,9 @@ import pytest
 import torch
 from commands import Call, row_of
 
-from specbench.audit.audit import SAMPLING, assemble, measure
-from specbench.audit.marginals import filtered
-from specbench.audit.models import built_in
+from specbench.audit.audit import assemble, measure
+from specbench.audit.models import SAMPLING, built_in
+from specbench.audit.statistics import filtered
 from specbench.config import configuration, parameters
 from specbench.decoding.rules.thresholds import EntropyAware
 from specbench.decoding.sampling import Sampling

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.audit.marginals import filtered
+from specbench.audit.statistics import filtered
 from specbench.decoding.rng import BITS
 from specbench.decoding.sampling import Sampling, draw, draw_exactly, top_exactly
 

@@ -279,7 +279,7 @@ def test_mistakes_cost_one_sentence(tmp_path):
     train(*words, out=out)
     same(before, load_file(shard))
     (out / "state" / "plan.json").write_text("{")
-    assert "is damaged" in said()
+    assert "plan.json: cannot read it as JSON" in said()
     theirs = {"drafter": "eagle", "window": 3, "drafter_weights": str(out)}
     with pytest.raises(UsageError, match="was trained for another target"):
         Pipeline.load({**recipes.plan(["drafter=eagle"]).cfg, **theirs})

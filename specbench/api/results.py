@@ -160,7 +160,7 @@ class AuditResult:
         return verdicts.verdict(self.rows)
 
     def __repr__(self) -> str:
-        from specbench.audit.printing import table
+        from specbench.audit.rows import table
 
         return table(self.rows)
 

@@ -4,14 +4,15 @@ audit compares the result with samples of the target alone.
 The distribution of such a model has no closed form, but its samples cost little. The audit compares N decoded sequences
 with N of the target's own, sampled by a plain loop that shares no random numbers and only the networks with the method.
 
-row = measure(assemble(configuration.compose(["method=cspd", "model=mar_b"])), built_in("d1t4"), 200_000)
+model = built_in("d1t4")
+row = audit.measure(assemble(configuration.compose(["method=cspd", "model=mar_b"])), model, 200_000)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +20,7 @@ from scipy import stats
 from torch import Tensor
 
 from specbench.audit import statistics
-from specbench.audit.audit import COLUMNS, Progress, common_columns
-from specbench.audit.exercised import Exercised
-from specbench.audit.verdicts import MARGIN, in_stages
+from specbench.audit.verdicts import Counted, Exercised, Progress, of_first_draft
 from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
 from specbench.decoding.continuous.rule import build
 from specbench.decoding.rng import RandomStreams
@@ -54,13 +53,12 @@ class _DensityRecipe:
 
 #: They differ enough in size, shape and drafter that one of them shows a mistake that another hides. At temperature 1
 #: and gamma=8 `criterion=exact` accepts 0.69, 0.61, 0.15 and 0.50 of the drafted tokens, in order.
-_BUILT_IN = {
+BUILT_IN = {
     "d1t4": _DensityRecipe(dim=1, length=4, steps=4, bend=0.0, distance=0.3, seed=1),
     "d1t5": _DensityRecipe(dim=1, length=5, steps=8, bend=2.0, distance=0.2, seed=2),
     "d2t3": _DensityRecipe(dim=2, length=3, steps=6, bend=1.0, distance=0.45, seed=3),
     "d2t4": _DensityRecipe(dim=2, length=4, steps=5, bend=1.5, distance=0.25, seed=4),
 }
-BUILT_IN = tuple(_BUILT_IN)
 
 
 class DensityNetwork(ContinuousSession):
@@ -124,33 +122,14 @@ class DensityPair:
         return self.target.length
 
 
-def lengths() -> dict[str, int]:
-    """The tokens of a sequence of each."""
-    return {name: recipe.length for name, recipe in _BUILT_IN.items()}
-
-
 def built_in(name: str) -> DensityPair:
-    if name not in _BUILT_IN:
-        raise unknown("audit.model", name, _BUILT_IN)
-    recipe = _BUILT_IN[name]
+    if name not in BUILT_IN:
+        raise unknown("audit.model", name, BUILT_IN)
+    recipe = BUILT_IN[name]
     own, other = _weights(recipe, recipe.seed), _weights(recipe, 100 + recipe.seed)
     own["level"] = own["level"] + torch.linspace(math.log(0.25), math.log(0.5), recipe.steps)  # the last step first
     near = {name: own[name] + recipe.distance * other[name] for name in own}
     return DensityPair(name, DensityNetwork(recipe, own), DensityNetwork(recipe, near))
-
-
-@dataclass(frozen=True)
-class DensityMethod:
-    """The decoding method; cfg: its flat parameters."""
-
-    cfg: Mapping[str, Any]
-    rule: ContinuousRule
-
-
-def assemble(cfg: Mapping[str, Any]) -> DensityMethod:
-    """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
-    alone, the target samples one token per pass. Raises UsageError for parameters that do not go together."""
-    return DensityMethod(cfg, build(cfg))
 
 
 @dataclass
@@ -212,93 +191,58 @@ def compare(one: Sequences, other: Sequences) -> tuple[float, float]:
     return max(distances), min(1.0, len(distances) * p_value)
 
 
-def measure(
-    method: DensityMethod,
-    pair: DensityPair,
-    samples: int,
-    seed: int = 0,
-    progress: Progress | None = None,
-    margin: float = MARGIN,
-) -> dict[str, Any]:
-    """Decode `samples` sequences and return a row (`audit.COLUMNS`); None: does not apply. Where their p-value decides
-    nothing, the row is of further ones (`verdicts.in_stages`)."""
-    return in_stages(lambda sequences: _row(method, pair, sequences, seed, progress, margin), samples)
+@dataclass(frozen=True)
+class DensityMethod:
+    """The decoding method; cfg: its flat parameters."""
+
+    cfg: Mapping[str, Any]
+    rule: ContinuousRule
+
+    def counted(self, model: DensityPair, sequences: range, seed: int, progress: Progress | None) -> Counted:
+        length, samples, exercised = model.length, len(sequences), Exercised()
+        first, per_step = torch.zeros(length + 1, dtype=torch.float64), 0.0
+        verified = accepted = fallbacks = 0
+        tokens, orders, proposals = [], [], []
+        for begin in sequences[::_ROWS]:
+            keys = [(seed, i) for i in range(begin, min(begin + _ROWS, sequences.stop))]
+            out = decode(model.target, model.drafter, self.rule, None, RandomStreams(keys))
+            trace = out.trace
+            first += of_first_draft(trace, length)
+            per_step += float((length / out.steps.double()).sum()) / samples
+            verified += int(out.drafted.sum())
+            accepted += int(out.accepted.sum())
+            proposals += [number for image in trace.proposals for number in image]  # for a token after a rejection
+            fallbacks += int(trace.fallbacks.sum())
+            exercised.add_chains(trace.accepted, trace.offered, trace.start, length, self.rule.gamma)
+            tokens.append(out.tokens)
+            orders.append(trace.order)
+            if progress is not None:
+                progress(len(keys))
+        decoded = Sequences(torch.cat(tokens), torch.cat(orders))
+        drawn = 2 * seed if sequences.start == 0 else _LATER + 2 * seed
+        target, again = (alone(model.target, self.rule, samples, drawn + i) for i in range(2))
+        ks, p_value = compare(decoded, target)
+        energy, energy_noise = statistics.energy_distance(*(s.tokens[:_ENERGY].flatten(1) for s in (decoded, target)))
+        # either set's distance from its distribution exceeds this with probability TAIL / 2 (Dvoretzky, Kiefer,
+        # Wolfowitz)
+        error = math.sqrt(math.log(4 / statistics.TAIL) / (2 * samples))
+        columns = {
+            "p_value": p_value,
+            "ks": ks,
+            "ks_high": min(1.0, ks + 2 * error),
+            "ks_noise": compare(again, target)[0],
+            "energy": energy,
+            "energy_noise": energy_noise,
+            "dim": model.dim,
+            "acceptance_rate": accepted / verified if verified else None,
+            "proposals": sum(proposals) / len(proposals) if proposals else None,
+            "proposals_max": max(proposals, default=None),
+            "fallbacks": fallbacks if self.rule.gamma else None,
+        }
+        return Counted(first, per_step, exercised, columns)
 
 
-def _row(
-    method: DensityMethod, pair: DensityPair, sequences: range, seed: int, progress: Progress | None, margin: float
-) -> dict[str, Any]:
-    """The row of some sequences, without a verdict."""
-    counted, samples = _decode(method, pair, sequences, seed, progress), len(sequences)
-    drawn = 2 * seed if sequences.start == 0 else _LATER + 2 * seed
-    target, again = (alone(pair.target, method.rule, samples, drawn + i) for i in range(2))
-    ks, p_value = compare(counted.sequences, target)
-    energy, energy_noise = statistics.energy_distance(
-        *(s.tokens[:_ENERGY].flatten(1) for s in (counted.sequences, target))
-    )
-    columns = common_columns(
-        method.cfg, pair, samples, seed, counted.first, counted.per_step, p_value, counted.exercised, SAMPLING
-    )
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    # either set's distance from its distribution exceeds this with probability TAIL / 2 (Dvoretzky, Kiefer, Wolfowitz)
-    error = math.sqrt(math.log(4 / statistics.TAIL) / (2 * samples))
-    high = min(1.0, ks + 2 * error)
-    return row | {
-        **columns,
-        "margin": margin,
-        "ks": ks,
-        "ks_high": high,
-        "ks_noise": compare(again, target)[0],
-        "energy": energy,
-        "energy_noise": energy_noise,
-        "dim": pair.dim,
-        "acceptance_rate": counted.accepted / counted.verified if counted.verified else None,
-        "proposals": counted.proposals / counted.residuals if counted.residuals else None,
-        "proposals_max": counted.most or None,
-        "fallbacks": counted.fallbacks if method.rule.gamma else None,
-    }
-
-
-@dataclass
-class _Counts:
-    """first (T + 1,): histogram of the accepted tokens of an image's first draft; per_step: mean of T / steps;
-    proposals: those for all tokens after a rejection; most: for one of them."""
-
-    sequences: Sequences
-    first: Tensor
-    per_step: float = 0.0
-    verified: int = 0
-    accepted: int = 0
-    residuals: int = 0
-    proposals: int = 0
-    most: int = 0
-    fallbacks: int = 0
-    exercised: Exercised = field(default_factory=Exercised)
-
-
-def _decode(
-    method: DensityMethod, pair: DensityPair, sequences: range, seed: int, progress: Progress | None
-) -> _Counts:
-    length, samples = pair.length, len(sequences)
-    found = _Counts(Sequences(torch.empty(0), torch.empty(0)), torch.zeros(length + 1, dtype=torch.float64))
-    tokens, orders = [], []
-    for begin in sequences[::_ROWS]:
-        keys = [(seed, i) for i in range(begin, min(begin + _ROWS, sequences.stop))]
-        out = decode(pair.target, pair.drafter, method.rule, None, RandomStreams(keys))
-        trace = out.trace
-        step = (trace.offered > 0).long().argmax(1, keepdim=True)  # of the first draft; 0 where there is none
-        found.first += torch.bincount(trace.accepted.gather(1, step)[:, 0], minlength=length + 1)
-        found.per_step += float((length / out.steps.double()).sum()) / samples
-        found.verified += int(out.drafted.sum())
-        found.accepted += int(out.accepted.sum())
-        found.residuals += sum(map(len, trace.proposals))
-        found.proposals += sum(map(sum, trace.proposals))
-        found.most = max(found.most, *(max(image, default=0) for image in trace.proposals))
-        found.fallbacks += int(trace.fallbacks.sum())
-        found.exercised.add_chains(trace.accepted, trace.offered, trace.start, length, method.rule.gamma)
-        tokens.append(out.tokens)
-        orders.append(trace.order)
-        if progress is not None:
-            progress(len(keys))
-    found.sequences = Sequences(torch.cat(tokens), torch.cat(orders))
-    return found
+def assemble(cfg: Mapping[str, Any]) -> DensityMethod:
+    """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
+    alone, the target samples one token per pass. Raises UsageError for parameters that do not go together."""
+    return DensityMethod(cfg, build(cfg))

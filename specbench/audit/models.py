@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.audit import marginals
-from specbench.audit.marginals import Marginal
+from specbench.audit.statistics import Marginal, filtered, of_grams, of_sequence
 from specbench.audit.tabular import (
     Tables,
     TabularAdaptive,
@@ -32,6 +31,8 @@ from specbench.errors import UsageError, unknown
 from specbench.harness.method import build_drafter
 from specbench.storage import home
 
+#: What names the sampling of discrete tokens.
+SAMPLING = ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma")
 #: Sequences that an audit counts one by one: 32 MiB a count.
 LARGEST = 1 << 22
 _MOST_BYTES = 1 << 28  # of an array: tables of that many sequences, with room to spare
@@ -109,7 +110,7 @@ class TabularModel:
         return TabularTarget(self.p)
 
     def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
-        """As of `Subject`. The draft tables, in the shape of its drafts, replace a drafter that needs a network:
+        """The draft tables, in the shape of its drafts, replace a drafter that needs a network:
         sampled or, for Medusa and EAGLE-2, deterministic."""
         name = cfg["drafter"]
         if not registry.drafter_network(name):
@@ -126,22 +127,18 @@ class TabularModel:
         return TabularDrafter(self.q, chain_paths(cfg["window"]))
 
     def prompts(self, rows: int) -> Any:
-        """As of `Subject`: none."""
         return None
 
     def codebook(self) -> Tensor:
-        """As of `Subject`."""
         if self.codes is None:
             raise UsageError(f"the rule needs the nearness of codes: {self.name} lacks the array codebook, (V, d)")
         return self.codes
 
     def marginals(self, sampling: Sampling) -> list[Marginal]:
-        """As of `Subject`."""
-        tables = [marginals.filtered(t.log(), sampling) for t in self.p]
-        return marginals.of_grams(tables, self.grams) if self.grams else marginals.of_sequence(tables)
+        tables = [filtered(t.log(), sampling) for t in self.p]
+        return of_grams(tables, self.grams) if self.grams else of_sequence(tables)
 
     def free(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """As of `Subject`."""
         return tokens, torch.ones(len(tokens), dtype=torch.bool)
 
 
@@ -163,7 +160,7 @@ class _TabularRecipe:
 #: mistake that another hides. At temperature 1 the drafter's steps are, in order, 0.25, 0.22, 0.32 and 0.34 away from
 #: the target's in total variation. m4t24 and m64t8 are Markov models, for drafts that are long and yet well below T,
 #: and for rules by nearness of codes.
-_BUILT_IN = {
+BUILT_IN = {
     "v2t10": _TabularRecipe(vocab=2, length=10, sharpness=1.0, distance=0.8, seed=1),
     "v3t5": _TabularRecipe(vocab=3, length=5, sharpness=0.7, distance=0.8, seed=2),
     "v4t8": _TabularRecipe(vocab=4, length=8, sharpness=1.5, distance=0.6, seed=3),
@@ -171,18 +168,12 @@ _BUILT_IN = {
     "m4t24": _TabularRecipe(vocab=4, length=24, sharpness=1.5, distance=0.6, seed=5, order=2, grams=4),
     "m64t8": _TabularRecipe(vocab=64, length=8, sharpness=2.5, distance=0.28, seed=6, order=1, grams=2),
 }
-BUILT_IN = tuple(_BUILT_IN)
-
-
-def lengths() -> dict[str, int]:
-    """The tokens of a sequence of each."""
-    return {name: recipe.length for name, recipe in _BUILT_IN.items()}
 
 
 def built_in(name: str) -> TabularModel:
-    if name not in _BUILT_IN:
-        raise unknown("audit.model", name, _BUILT_IN)
-    r = _BUILT_IN[name]
+    if name not in BUILT_IN:
+        raise unknown("audit.model", name, BUILT_IN)
+    r = BUILT_IN[name]
     p = random_tables(r.vocab, r.length, r.seed, r.sharpness, order=r.order)
     q = random_tables(r.vocab, r.length, 100 + r.seed, r.sharpness, near=p, distance=r.distance, order=r.order)
     codebook = torch.randn(r.vocab, 4, generator=torch.Generator().manual_seed(200 + r.seed))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import audit, densities, execution, models, sizes, tiny, verdicts
+from specbench.audit import audit, densities, models, sizes, tiny, verdicts
+from specbench.audit.audit import Measurement, Subject, assemble
 from specbench.audit.densities import DensityPair
-from specbench.audit.execution import Measurement, Subject, assemble
 from specbench.audit.models import TabularModel
-from specbench.audit.printing import name_of
+from specbench.audit.rows import COLUMNS, described, name_of
 from specbench.config import command_line, configuration, parameters, registry, variants
 from specbench.config.parameter import Parameter
 from specbench.config.run_config import RunConfig
@@ -117,7 +117,7 @@ def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
     for row in _rows(plan.measurements, plan.workers):
         rows.append(row)
         if plan.out is not None:
-            write_atomically(plan.out, csv_text(audit.COLUMNS, rows).encode())
+            write_atomically(plan.out, csv_text(COLUMNS, rows).encode())
         yield row
 
 
@@ -131,11 +131,11 @@ def _rows(measurements: Sequence[Measurement], workers: int | None) -> Iterator[
         first.setdefault(key, job)
     total = sum(job.samples for job in first.values())
     if workers is None:
-        workers = execution.cores() if total >= _WORTHWHILE else 1
+        workers = audit.cores() if total >= _WORTHWHILE else 1
     rows: dict[Any, dict[str, Any]] = {}
     with (
         tqdm(total=total, unit="sequence", unit_scale=True) as bar,
-        closing(execution.rows(list(first.values()), workers, bar.update)) as found,
+        closing(audit.measured(list(first.values()), workers, bar.update)) as found,
     ):
         for key, job in zip(keys, measurements, strict=True):
             bar.set_description(f"{job.cfg['method']} on {job.model.name}")
@@ -144,7 +144,7 @@ def _rows(measurements: Sequence[Measurement], workers: int | None) -> Iterator[
             row = rows[key]
             same = (row["method"], row["variant"]) == (job.cfg["method"], job.cfg.get("variant"))
             other = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
-            yield row if same else {**row, **audit.described(job.cfg), "same_as": other}
+            yield row if same else {**row, **described(job.cfg, job.model), "same_as": other}
 
 
 def _quick(model: Subject) -> bool:
@@ -182,7 +182,7 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 def _of_a_run() -> set[str]:
     """The parameters and groups that are neither a method's nor the sampling's."""
     every = {*parameters.table(), *parameters.groups()}
-    return every.difference(parameters.method_parameters(), audit.SAMPLING, densities.SAMPLING)
+    return every.difference(parameters.method_parameters(), models.SAMPLING, densities.SAMPLING)
 
 
 def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
@@ -192,7 +192,7 @@ def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> dict[bool, l
         raise UsageError("audit.tables and audit.model name two different things: give one of them")
     if "audit.tables" in own:
         return {False: [models.load(own["audit.tables"])], True: []}
-    names = {False: _discrete(), True: densities.BUILT_IN}
+    names = {False: _discrete(), True: tuple(densities.BUILT_IN)}
     if name := own.get("audit.model"):
         if not any(name in some for some in names.values()):
             raise unknown("audit.model", name, [n for kind in kinds for n in names[kind]])

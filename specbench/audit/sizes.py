@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specbench.audit import densities
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import Subject, TabularModel
 from specbench.config import parameters, registry
+from specbench.decoding.continuous.rule import build
 from specbench.decoding.trees import parse
 
 #: Parameters that set the size of a draft: where one is given, no other size is tried.
@@ -99,7 +99,7 @@ def variants(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterato
 def of_densities(cfg: Mapping[str, Any], given: set[str], model: DensityPair) -> Iterator[list[str]]:
     """As `variants`, on a model of continuous tokens. A rule that is not exact is refuted by any draft."""
     yield []
-    rule = densities.assemble(cfg).rule
+    rule = build(cfg)
     if rule.gamma and rule.exact and "gamma" not in given:
         for further in _DENSITIES[model.name]:
             yield [argument for argument in further if argument.split("=")[0] not in given]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,17 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from specbench.decoding.drafters.adaptive import Acceptances, TreeShapes, adaptive_shape
-from specbench.decoding.drafters.dynamic import Grower, dynamic_shape
-from specbench.decoding.drafters.vvs import Skips, skipping_shape
+from specbench.decoding.drafters.adaptive import AdaptiveEagle
+from specbench.decoding.drafters.dynamic import Eagle2, Grown
+from specbench.decoding.drafters.eagle import EagleState, Entries
+from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.fronts import Fronts
-from specbench.decoding.loop import Outcome
+from specbench.decoding.loop import Outcome, last_token
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Sampling, draw, draw_distinct, draw_several
+from specbench.decoding.sampling import Distributions, Sampling, draw, draw_distinct, draw_several
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
-from specbench.engine.state import Buffers, with_tensors, within
+from specbench.engine.ops import KVCache
+from specbench.engine.state import Buffers, with_tensors
 
 #: tables[t] (V**t, V): the distribution of token t given the prefix coded base V, first token most significant. Of a
 #: Markov model of order m, (V**min(t, m), V): given the last m tokens.
@@ -142,6 +145,9 @@ class TabularSession:
     def constrain(self, logits: Tensor, positions: Tensor) -> Tensor:
         return logits
 
+    def both(self, x: Tensor) -> Tensor:
+        return x
+
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         root = self.lookup.root(history, count)
         code = self.lookup.nodes(root, tokens, tree.parent, tree.depth, tree.height)
@@ -181,10 +187,9 @@ class TabularState:
     rng: RandomStreams
     probs: Tensor
     steps: int = 0
-    acceptances: Acceptances | None = None
 
     def buffers(self) -> Buffers:
-        return {} if self.acceptances is None else within("acceptances", self.acceptances.buffers())
+        return {}
 
 
 class TabularDrafter:
@@ -248,108 +253,63 @@ class TabularDrafter:
         pass
 
 
-class TabularGrower:
-    """EAGLE-2's dynamic tree with draft tables instead of the network."""
+class _OfTables(Entries):
+    """What an EAGLE drafter computes with its network, of draft tables: its outputs (B, n) are the codes of prefixes.
+    Unlike a network, tables have a draft before the first token."""
 
-    def __init__(self, tables: Tables, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
-        self.lookup, self.grower = _Lookup(tables), Grower(nodes, depth, width, ranking)
-        self.shape = dynamic_shape(nodes, depth, width)
+    def __init__(self, head: Tables, shape: DraftShape, expanded: int) -> None:
+        self.lookup = _Lookup(head)
+        super().__init__(SimpleNamespace(cfg=SimpleNamespace(aux_hidden_layers=())), shape, expanded)
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
-        return TabularState(sampling, rng, sampling.unfiltered.probs(self.lookup.logits))
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EagleState:
+        rows, nothing = len(rng), torch.zeros(0)
+        start = torch.zeros(rows, dtype=torch.int64)
+        pending = torch.zeros(rows, self.tree.height + 1, 1)
+        cache = KVCache(0, rows, 1, 1, 1, nothing)
+        return EagleState(session, sampling, rng, cache, nothing, start, pending, torch.zeros_like(start), halves=1)
 
-    def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        """A grown tree is deterministic: rows with the same prefix have the same tree, so it is grown once."""
-        lookup = self.lookup
-        prefixes, row = lookup.row(lookup.root(history, count), count).unique(return_inverse=True)
-        one = torch.zeros_like(prefixes).scatter_(0, row, torch.arange(len(row)))  # a row of each prefix
-        draft = self._grow(state, history[one], count[one])
-        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        tokens = torch.cat([root, draft.tokens[row, 1:]], 1)
-        drawn = None if draft.sampled is None else draft.sampled[row]
-        return Draft(with_tensors(draft.tree, lambda x: x[row]), tokens, draft.probs[row], draft.valid[row], drawn)
+    def _newest(self, state: EagleState, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        return count[:, None], self.lookup.root(history, count)[:, None]
 
-    def _grow(self, state: TabularState, history: Tensor, count: Tensor) -> Draft:
-        lookup = self.lookup
-        codes = lookup.root(history, count)[:, None]  # of the root and the expanded nodes, in order
+    def _expand(
+        self, state: EagleState, count: Tensor, last: Tensor, outputs: Tensor, tokens: Tensor, parents: Tensor, *_: Any
+    ) -> Tensor:
+        return self.lookup.after(outputs.gather(1, parents), tokens)
 
-        def probs(code: Tensor, depth: int) -> Tensor:
-            return lookup.of(state.probs, code, (count[:, None] + depth).expand_as(code))
+    def _distributions(
+        self, state: EagleState, sampling: Sampling, features: Tensor, position: Tensor
+    ) -> Distributions:
+        positions = position[:, None].expand_as(features)
+        logits = self.lookup.of(self.lookup.logits, features, positions)
+        return sampling.distributions(logits, state.session, positions)
 
-        def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
-            nonlocal codes
-            below = lookup.after(codes.gather(1, parents), tokens)
-            codes = torch.cat([codes, below], 1)
-            return probs(below, depth)
+    def _after_first(self, count: Tensor, nodes: int | None = None) -> Tensor:
+        return torch.ones(len(count), self.tree.nodes if nodes is None else nodes, dtype=torch.bool)
 
-        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        return self.grower.grow(root, probs(codes, 0), expand, state.sampling)
-
-    def commit(self, state: TabularState, outcome: Outcome) -> None:
+    def commit(self, state: EagleState, outcome: Outcome) -> None:
         pass
 
 
-class TabularAdaptive:
-    """The trees of the drafter eagle_adaptive with draft tables instead of the network."""
+class _GrownOnce(Grown, _OfTables):
+    """A grown tree is deterministic: rows with the same prefix have the same tree, so it is grown once."""
 
-    def __init__(self, tables: Tables, nodes: int, depth: int, width: int) -> None:
-        self.lookup, self.shapes = _Lookup(tables), TreeShapes(nodes, depth, width)
-        self.shape = adaptive_shape(nodes, depth, width)
-
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
-        known = Acceptances.open(session, len(rng), self.shape.height + 1, rng.key.device)
-        return TabularState(sampling, rng, sampling.probs(self.lookup.logits), acceptances=known)
-
-    def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        assert state.acceptances is not None
+    def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
         lookup = self.lookup
-        codes = lookup.root(history, count)[:, None]  # of the root and the expanded nodes, in order
-
-        def given(code: Tensor, depth: int) -> tuple[Tensor, Tensor | None]:
-            number = (count[:, None] + depth).expand_as(code)
-            greedy = state.sampling.temperature == 0
-            return lookup.of(state.probs, code, number), lookup.of(lookup.table, code, number) if greedy else None
-
-        def expand(
-            tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor
-        ) -> tuple[Tensor, Tensor | None]:
-            nonlocal codes
-            below = lookup.after(codes.gather(1, parents), tokens)
-            codes = torch.cat([codes, below], 1)
-            return given(below, depth)
-
-        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        shape = self.shapes.of(state.acceptances.ahead(count))
-        return self.shapes.grow(shape, root, given(codes, 0), expand, state.sampling, state.rng, step)
-
-    def commit(self, state: TabularState, outcome: Outcome) -> None:
-        assert state.acceptances is not None
-        state.acceptances.learn(outcome)
+        prefixes, row = lookup.row(lookup.root(history, count), count).unique(return_inverse=True)
+        one = torch.zeros_like(prefixes).scatter_(0, row, torch.arange(len(row)))  # a row of each prefix
+        draft = super().grow(state, history[one], count[one])
+        tokens = torch.cat([last_token(history, count), draft.tokens[row, 1:]], 1)
+        sampled = None if draft.sampled is None else draft.sampled[row]
+        return Draft(with_tensors(draft.tree, lambda x: x[row]), tokens, draft.probs[row], draft.valid[row], sampled)
 
 
-@dataclass
-class _VVSState(TabularState):
-    """rounds (B,): see `Skips.due`."""
-
-    rounds: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+class TabularGrower(_GrownOnce, Eagle2):
+    """EAGLE-2 with draft tables instead of the network."""
 
 
-class TabularVVS(TabularGrower):
+class TabularAdaptive(AdaptiveEagle, _OfTables):
+    """The drafter eagle_adaptive with draft tables instead of the network."""
+
+
+class TabularVVS(_GrownOnce, VVS):
     """VVS with draft tables instead of the network."""
-
-    def __init__(self, tables: Tables, nodes: int, depth: int, width: int, ranking: str, interval: int) -> None:
-        super().__init__(tables, nodes, depth, width, ranking)
-        self.choice = Skips(interval, self.grower)
-        self.shape = skipping_shape(nodes, depth, width)
-
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _VVSState:
-        opened = super().open(session, conditioning, sampling, rng)
-        return _VVSState(sampling, rng, opened.probs, rounds=torch.zeros(len(rng), dtype=torch.int64))
-
-    def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        assert isinstance(state, _VVSState)
-        first = super().propose(state, history, count, step)
-        due = self.choice.due(state.rounds, count, self.lookup.length)
-        nodes, length = self.choice.path(first, due, state.rng.uniform(step, DRAFT, 1)[:, 0])
-        longer = self.choice.extended(history, count, first.tokens.gather(1, nodes), length)
-        return self.choice.joined(first, nodes, length, super().propose(state, longer, count + length, step))

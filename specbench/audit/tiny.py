@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.audit.marginals import Marginal, filtered, of_sequence
+from specbench.audit.statistics import Marginal, filtered, of_sequence
 from specbench.audit.tabular import Tables
 from specbench.decoding.loop import Drafter
 from specbench.decoding.sampling import Sampling
@@ -103,11 +103,10 @@ class TinyModel:
         return _random(partial(eagle.like_target, self.target, layers), 5, factor=2.0)
 
     def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
-        """As of `models.Subject`."""
         return build_drafter(cfg, self)
 
     def prompts(self, rows: int) -> Conditioning | Prompts:
-        """As of `models.Subject`: a prompt with padding, the unconditional one with more."""
+        """A prompt with padding, the unconditional one with more."""
         if isinstance(self.target, LlamaGen):
             features = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(3)).expand(rows, -1, -1)
             return Conditioning(features, torch.tensor([[False, True, True]]).expand(rows, -1))
@@ -116,11 +115,9 @@ class TinyModel:
         return Prompts(*(x.expand(rows, -1) for x in given))
 
     def codebook(self) -> Tensor:
-        """As of `models.Subject`."""
         raise UsageError(f"the rule needs the nearness of codes, which {self.name} does not have")
 
     def free(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """As of `models.Subject`."""
         grammar = self.target.grammar
         if grammar is None:
             return tokens, torch.ones(len(tokens), dtype=torch.bool)
@@ -129,7 +126,6 @@ class TinyModel:
         return tokens[:, grammar.free].clamp_max(grammar.codes - 1), kept
 
     def marginals(self, sampling: Sampling) -> list[Marginal]:
-        """As of `models.Subject`."""
         return of_sequence([filtered(logits, sampling) for logits in self._logits(sampling.cfg_scale)])
 
     @torch.inference_mode()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         "--variants": Own("flag", "the same of every variant of the presets that have some"),
     },
     others=["specbench.audit.plan:ARGUMENTS", "specbench.config.parameters:table"],
-    tables={"arguments, as name=value:": "specbench.audit.plan:ARGUMENTS", "columns:": "specbench.audit.audit:COLUMNS"},
+    tables={"arguments, as name=value:": "specbench.audit.plan:ARGUMENTS", "columns:": "specbench.audit.rows:COLUMNS"},
 )
 def audit(line: CommandLine) -> int:
     """Decodes many sequences of small models of known distribution, with the method's real loop, rule and drafter, and
@@ -45,7 +45,7 @@ def audit(line: CommandLine) -> int:
       specbench audit --all out=all.csv
     """
     from specbench.audit import plan
-    from specbench.audit.printing import table
+    from specbench.audit.rows import table
 
     wanted = plan.planned(line.others, line["--all"], line["--variants"])
     print(table(list(plan.measured(wanted))))
