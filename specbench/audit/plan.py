@@ -13,6 +13,7 @@ from specbench.audit.audit import Measurement, Subject, assemble
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import TabularModel
 from specbench.audit.rows import COLUMNS, described, name_of
+from specbench.audit.tiny import TinyModel
 from specbench.config import command_line, configuration, parameters, registry, variants
 from specbench.config.parameter import Parameter
 from specbench.config.run_config import RunConfig
@@ -100,12 +101,10 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
     jobs = presets(given, chosen, of_variants) if many else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
         assemble(cfg, model)  # a mistake costs no decoding
-    counts = [
-        samples if _quick(model) or "audit.model" in own else max(FEWEST, samples // _SLOWER) for _, model in jobs
-    ]
     seed, margin = own.get("audit.seed", 0), own.get("audit.margin", verdicts.MARGIN)
+    fewer = samples if "audit.model" in own else max(FEWEST, samples // _SLOWER)
     measurements = [
-        Measurement(cfg, model, count, seed, margin) for (cfg, model), count in zip(jobs, counts, strict=True)
+        Measurement(cfg, model, fewer if isinstance(model, TinyModel) else samples, seed, margin) for cfg, model in jobs
     ]
     return AuditPlan(measurements, own.get("audit.workers"), out)
 
@@ -113,42 +112,35 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
 def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
     """A row of each measurement, in order, which are in the plan's file by then. On tables, presets with the same
     drafts are measured once."""
-    rows = []
-    for row in _rows(plan.measurements, plan.workers):
-        rows.append(row)
-        if plan.out is not None:
-            write_atomically(plan.out, csv_text(COLUMNS, rows).encode())
-        yield row
-
-
-def _rows(measurements: Sequence[Measurement], workers: int | None) -> Iterator[dict[str, Any]]:
+    jobs, workers = plan.measurements, plan.workers
     keys = [
         (job.model.name, sizes.same_drafts(job.cfg) if isinstance(job.model, TabularModel) else number)
-        for number, job in enumerate(measurements)
+        for number, job in enumerate(jobs)
     ]
     first: dict[Any, Measurement] = {}
-    for key, job in zip(keys, measurements, strict=True):
+    for key, job in zip(keys, jobs, strict=True):
         first.setdefault(key, job)
     total = sum(job.samples for job in first.values())
     if workers is None:
         workers = audit.cores() if total >= _WORTHWHILE else 1
-    rows: dict[Any, dict[str, Any]] = {}
+    by_key: dict[Any, dict[str, Any]] = {}
+    rows = []
     with (
         tqdm(total=total, unit="sequence", unit_scale=True) as bar,
-        closing(audit.measured(list(first.values()), workers, bar.update)) as found,
+        closing(audit.measured(list(first.values()), workers, bar.update)) as decoded,
     ):
-        for key, job in zip(keys, measurements, strict=True):
+        for key, job in zip(keys, jobs, strict=True):
             bar.set_description(f"{job.cfg['method']} on {job.model.name}")
-            if key not in rows:
-                rows[key] = next(found)
-            row = rows[key]
-            same = (row["method"], row["variant"]) == (job.cfg["method"], job.cfg.get("variant"))
-            other = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
-            yield row if same else {**row, **described(job.cfg, job.model), "same_as": other}
-
-
-def _quick(model: Subject) -> bool:
-    return isinstance(model, TabularModel | DensityPair)
+            if key not in by_key:
+                by_key[key] = next(decoded)
+            row = by_key[key]
+            if (row["method"], row["variant"]) != (job.cfg["method"], job.cfg.get("variant")):
+                other = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
+                row = {**row, **described(job.cfg, job.model), "same_as": other}
+            rows.append(row)
+            if plan.out is not None:
+                write_atomically(plan.out, csv_text(COLUMNS, rows).encode())
+            yield row
 
 
 def _key(argument: str) -> str:
