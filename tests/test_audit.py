@@ -243,10 +243,10 @@ def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
         found = getattr(shared.tree, name)
         assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
     for row in range(20):  # and has the tables' distributions behind every node
-        for slot, node in enumerate(own.tree.inner[row].tolist()):
+        for node, slot in enumerate(own.tree.slot[row].tolist()):
             path = own.tokens[row, own.tree.ancestors[row, node]][1:]
             prefix = torch.cat([history[row, : count[row]], path])
-            if len(prefix) < model.length:
+            if slot >= 0 and len(prefix) < model.length:
                 torch.testing.assert_close(own.probs[row, slot], model.q[len(prefix)][codes(prefix[None], 3)][0])
 
 
