@@ -177,20 +177,26 @@ def _of_a_run() -> set[str]:
     return every.difference(parameters.method_parameters(), models.SAMPLING, densities.SAMPLING)
 
 
-def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
-    """Of discrete (False) and continuous tokens (True): the models that the arguments name, or all built-in ones.
-    `kinds`: the possible ones."""
+def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> list[Subject]:
+    """The models that the arguments name, or all built-in ones, discrete tokens first. `kinds`: as of `kinds_of`."""
     if "audit.tables" in own and "audit.model" in own:
         raise UsageError("audit.tables and audit.model name two different things: give one of them")
     if "audit.tables" in own:
-        return {False: [models.load(own["audit.tables"])], True: []}
-    names = {False: _discrete(), True: tuple(densities.BUILT_IN)}
+        return [models.load(own["audit.tables"])]
+    every = {False: _discrete(), True: tuple(densities.BUILT_IN)}
+    names = (*every[False], *every[True])
     if name := own.get("audit.model"):
-        if not any(name in some for some in names.values()):
-            raise unknown("audit.model", name, [n for kind in kinds for n in names[kind]])
-        names = {kind: (name,) if name in some else () for kind, some in names.items()}
-    codes: list[Subject] = [(tiny if name in tiny.BUILT_IN else models).built_in(name) for name in names[False]]
-    return {False: codes, True: [densities.built_in(name) for name in names[True]]}
+        if name not in names:
+            raise unknown("audit.model", name, [n for kind in kinds for n in every[kind]])
+        names = (name,)
+    modules = {**dict.fromkeys(tiny.BUILT_IN, tiny), **dict.fromkeys(densities.BUILT_IN, densities)}
+    return [modules.get(name, models).built_in(name) for name in names]
+
+
+def _suited(chosen: Sequence[Subject], kinds: Sequence[bool]) -> list[Subject]:
+    """The models of the first of these kinds that has some."""
+    of_kinds = ([model for model in chosen if isinstance(model, DensityPair) == kind] for kind in kinds)
+    return next(filter(None, of_kinds), [])
 
 
 def kinds_of(arguments: Sequence[str]) -> list[bool]:
@@ -212,18 +218,16 @@ def kinds_of(arguments: Sequence[str]) -> list[bool]:
 
 
 def _jobs(
-    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], kinds: Sequence[bool]
+    arguments: Sequence[str], chosen: Sequence[Subject], kinds: Sequence[bool]
 ) -> list[tuple[RunConfig, Subject]]:
     """One method on the models that suit it."""
-    for continuous in kinds:
-        if chosen[continuous]:
-            return list(audits(arguments, chosen[continuous]))
-    [continuous] = kinds
-    [named] = chosen[not continuous]
-    suited = densities.BUILT_IN if continuous else _discrete()
+    if suited := _suited(chosen, kinds):
+        return list(audits(arguments, suited))
+    [named], [continuous] = chosen, kinds
+    names = densities.BUILT_IN if continuous else _discrete()
     raise UsageError(
         f"{named.name} is a model of {_KIND[not continuous]}, and the method is for {_KIND[continuous]};"
-        f" use audit.model={', '.join(suited)}"
+        f" use audit.model={', '.join(names)}"
     )
 
 
@@ -259,7 +263,7 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> RunConfig:
 
 
 def presets(
-    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], of_variants: bool = False
+    arguments: Sequence[str], chosen: Sequence[Subject], of_variants: bool = False
 ) -> list[tuple[RunConfig, Subject]]:
     """The configurations of every preset, or of every variant of those that have some, on the models that suit it, as
     far as the arguments apply to each and the models can serve it.
@@ -287,8 +291,8 @@ def presets(
     for preset in presets:
         accepted, name = [*preset, *parts], " ".join(preset).removeprefix("method=")
         try:
-            suited = next((chosen[kind] for kind in kinds_of(accepted) if chosen[kind]), None)
-            if suited is None:
+            suited = _suited(chosen, kinds_of(accepted))
+            if not suited:
                 elsewhere.append(name)
                 continue
             cfg = _fitting(accepted, suited[0])
@@ -309,7 +313,7 @@ def presets(
                 taken.add(argument)
         found += audits(accepted, suited)
     if elsewhere:
-        [named] = chosen[False] or chosen[True]
+        [named] = chosen
         continuous = isinstance(named, DensityPair)
         notes.insert(
             0,
