@@ -17,7 +17,7 @@ from specbench.audit import audit, densities, models, rows, statistics, theorem,
 from specbench.audit.audit import COLUMNS, assemble, measure
 from specbench.audit.models import BUILT_IN, built_in
 from specbench.audit.statistics import Marginal, of_sequence
-from specbench.audit.tabular import TabularGrower, codes, random_tables, sequence_probs
+from specbench.audit.tabular import TabularDrafter, TabularGrower, codes, random_tables, sequence_probs
 from specbench.audit.verdicts import LEVEL, Exercised
 from specbench.config import configuration
 from specbench.decoding import rules
@@ -248,6 +248,18 @@ def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
             prefix = torch.cat([history[row, : count[row]], path])
             if slot >= 0 and len(prefix) < model.length:
                 torch.testing.assert_close(own.probs[row, slot], model.q[len(prefix)][codes(prefix[None], 3)][0])
+
+
+def test_a_node_has_no_more_candidates_than_there_are_tokens() -> None:
+    tables, rng = random_tables(2, 3, seed=1), RandomStreams([(0, i) for i in range(20)])
+    count = torch.zeros(20, dtype=torch.int64)
+    for chosen, replacement, wanted in ((False, False, 2), (True, False, 2), (False, True, 3)):
+        drafter = TabularDrafter(tables, parse("[[0],[1],[2]]"), chosen, replacement)
+        state = drafter.open(None, None, Sampling(), rng)
+        draft = drafter.propose(state, torch.zeros(20, 9, dtype=torch.int64), count, count)
+        assert torch.equal(draft.valid.sum(1), torch.full_like(count, 1 + wanted))
+        if not replacement:
+            assert torch.equal(draft.tokens[:, 1:3].sort(-1).values, torch.tensor([[0, 1]]).expand(20, 2))
 
 
 @pytest.mark.parametrize("name", ["sd", "sjd"])
