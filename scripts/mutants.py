@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("out", nargs="?", default="out=results/mutants.csv")
     chosen = parser.parse_args(arguments)
     mutants = [m for m in MUTANTS if m.name in chosen.only or not chosen.only]
-    models = [model for some in plan.chosen_models({}, [False, True]).values() for model in some]
+    models = plan.chosen_models({}, [False, True])
     out = Path(chosen.out.removeprefix("out="))
     with out.open(newline="") if chosen.only and out.is_file() else nullcontext([]) as file:
         earlier: dict[str, Any] = {row["mutant"]: row for row in csv.DictReader(file)}

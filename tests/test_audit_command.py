@@ -18,7 +18,7 @@ from specbench.audit import audit, densities, models, tiny
 from specbench.audit.models import BUILT_IN, built_in
 from specbench.audit.rows import COLUMNS
 from specbench.audit.tabular import random_tables
-from specbench.config import parameters
+from specbench.config import parameters, variants
 from specbench.errors import RunError
 from specbench.harness import processes
 
@@ -239,6 +239,32 @@ def test_arguments_of_all_reach_who_can_take_them(call: Call, tmp_path: Path, mo
     assert call("--all", "window=0", "audit.model=v3t5")[0] == 2
 
 
+def test_every_variant_has_its_row(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ("scd", "sd")
+    only_methods(monkeypatch, *few)
+    small = ("audit.model=v2t10", "audit.samples=12000", "audit.margin=1")  # at 20,000 its p-value is 9e-21
+    code, out, err = call("--variants", "window=4", *small, "out=all.csv")
+    assert code == 0, err
+    rows = rows_of(tmp_path / "all.csv")
+    found = {(row["method"], row["variant"]): row for row in rows}
+    assert list(found) == [(name, one) for name in few for one in variants.of(name)]
+    assert "stored=old" in found["scd", "released"]["parameters"]
+    assert "window=4 " in found["scd", "released"]["parameters"]
+    assert "\nscd variant=exact (rule exact): lossless" in out
+    assert "\nscd variant=released (rule exact): not lossless" in out
+    assert f"smallest TV that was refuted: {float(rows[-1]['tv_low']):.4f} to " in out
+    assert "of scd variant=released on v2t10\n" in out
+
+
+def test_what_variants_refuse(call: partial[Any]) -> None:
+    for word in ("method=sjd", "variant=released"):
+        assert f"--variants and {word.partition('=')[0]}= contradict" in refused(call, "--variants", word)
+    assert "unknown variant of sjd 'exact'" in refused(call, "method=sjd", "variant=exact")
+    for wrong in ("[]", "{}", "[printed]"):
+        assert "unknown variant of sjd" in refused(call, "method=sjd", f"variant={wrong}")
+        assert "unknown variant of sjd" in refused(call.func, "run", "method=sjd", f"variant={wrong}")
+
+
 def test_help(call: Call) -> None:
     code, out, err = call("--help")
     assert (code, err) == (0, "")
@@ -332,9 +358,6 @@ def test_a_bad_file_costs_one_sentence(call: Call, tmp_path: Path) -> None:
         assert sentence in err, name
         assert err.startswith("specbench: audit.tables: ")
         assert err.count("\n") == 1, name
-
-
-def test_a_file_that_is_no_npz(call: Call, tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("{}")
     assert "text.npz is not an .npz file of plain arrays" in refused(call, "audit.tables=text.npz")
     np.save(tmp_path / "one.npy", TWO)

@@ -159,16 +159,15 @@ def test_a_change_of_any_kind_is_seen() -> None:
 KINDS: list[dict[str, Any]] = [{}, {"align": False}, {"criterion": "path"}]
 
 
-@pytest.mark.parametrize("prefill", [0.0, 0.3])
-@pytest.mark.parametrize("gamma", [1, 12])
+@pytest.mark.parametrize("long", [False, True], ids=["gamma=1", "gamma=12"])
 @pytest.mark.parametrize("kind", range(3), ids=["exact", "not aligned", "path"])
-def test_an_exact_method_is_called_lossless(kind: int, gamma: int, prefill: float) -> None:
-    """Lossy by chance once in 10,000 seeds; the seed is fixed, so none is by accident. The temperature alternates, so
-    that it meets every kind, length and prefill; the models alternate."""
-    number = kind + [1, 12].index(gamma)
-    words = KINDS[kind] | {"gamma": gamma, "prefill": prefill}
-    words["temperature"] = 0.7 if (number + (prefill > 0)) % 2 else 1.0
-    row = row_of([*BUILT_IN][(number + 2 * (prefill > 0)) % 4], 8000, **words)
+def test_an_exact_method_is_called_lossless(kind: int, long: bool) -> None:
+    """Lossy by chance once in 10,000 seeds; the seed is fixed, so none is by accident. Prefill and temperature
+    alternate, so that each meets every kind and length and the other; the models alternate."""
+    gamma = 12 if long else 1
+    words = KINDS[kind] | {"gamma": gamma, "prefill": 0.3 if (kind + long) % 2 else 0.0}
+    words["temperature"] = 0.7 if long != (kind == 2) else 1.0
+    row = row_of([*BUILT_IN][(2 * kind + long) % 4], 8000, **words)
     assert row["verdict"] == ("lossless" if gamma == 1 else "undecided")  # drafts of 12 have no bonus token here
     assert ("bonus_token" in verdicts.missing([row])) == (gamma == 12)
     assert row["ks"] < 1.8 * row["ks_noise"]  # both are the largest of the same distances for equal distributions
@@ -202,7 +201,7 @@ def test_a_biased_method_is_caught(name: str) -> None:
     assert row["energy"] > 3 * row["energy_noise"]
 
 
-@pytest.mark.parametrize("name", ["d1t4", "d1t5", "d2t3", "d2t4"])
+@pytest.mark.parametrize("name", ["d1t5", "d2t3"])
 def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log_ratios = continuous.verify.Verifier.log_ratios
 
@@ -233,23 +232,8 @@ def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch
 def test_a_row_of_vectors() -> None:
     row = row_of("d2t4", 3000, seed=5, gamma=2, prefill=0.3)
     assert list(row) == list(COLUMNS)
-    of_tables = {
-        "V",
-        "tv",
-        "tv_low",
-        "tv_high",
-        "tv_noise",
-        "tv_bound",
-        "tv_exact",
-        "tv_unbiased",
-        "kl_exact",
-        "kl_bound",
-        "p_first",
-        "accepted_length_expected",
-        "same_as",
-        "variant",
-        "plugins",
-    }
+    of_tables = set("V tv tv_low tv_high tv_noise tv_bound tv_exact tv_unbiased kl_exact kl_bound".split())
+    of_tables |= set("p_first accepted_length_expected same_as variant plugins".split())
     assert {name for name, value in row.items() if value is None} == of_tables
     own = ("method", "model", "T", "dim", "samples", "seed")
     assert [row[name] for name in own] == ["cspd", "d2t4", 4, 2, 3000, 5]

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -188,9 +187,7 @@ def measured(jobs: Sequence[Measurement], workers: int, progress: Progress) -> G
         yield from _measured_by_processes(jobs, min(workers, len(jobs)), progress)
         return
     for job in jobs:
-        with _one_thread():
-            row = _measured(job.cfg, job.model, job.samples, job.seed, job.margin, progress)
-        yield row
+        yield _measured(job, progress)
 
 
 def _measured_by_processes(jobs: Sequence[Measurement], workers: int, progress: Progress) -> Generator[dict[str, Any]]:
@@ -198,7 +195,7 @@ def _measured_by_processes(jobs: Sequence[Measurement], workers: int, progress: 
     pickled = {id(job.model): pickle.dumps(job.model) for job in jobs}
     with processes.pool(workers, RunError(_DIED)) as pool:
         futures = [
-            pool.submit(_measured_elsewhere, dict(job.cfg), pickled[id(job.model)], job.samples, job.seed, job.margin)
+            pool.submit(_measured_elsewhere, pickled[id(job.model)], dict(job.cfg), job.samples, job.seed, job.margin)
             for job in jobs
         ]
         for job, future in zip(jobs, futures, strict=True):
@@ -207,32 +204,21 @@ def _measured_by_processes(jobs: Sequence[Measurement], workers: int, progress: 
             yield row
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @cache
 def _loaded(model: bytes) -> Subject:
     found: Subject = pickle.loads(model)  # noqa: S301 (it comes from the process that started this one)
     return found
 
 
-def _measured_elsewhere(cfg: Mapping[str, Any], model: bytes, *rest: Any) -> dict[str, Any]:
-    return _measured(cfg, _loaded(model), *rest)
+def _measured_elsewhere(model: bytes, cfg: Mapping[str, Any], *rest: Any) -> dict[str, Any]:
+    return _measured(Measurement(cfg, _loaded(model), *rest))
 
 
-def _measured(
-    cfg: Mapping[str, Any],
-    model: Subject,
-    samples: int,
-    seed: int,
-    margin: float,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    return measure(assemble(cfg, model), model, samples, seed, progress, margin)
+def _measured(job: Measurement, progress: Progress | None = None) -> dict[str, Any]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        method = assemble(job.cfg, job.model)
+        return measure(method, job.model, job.samples, job.seed, progress, job.margin)
+    finally:
+        torch.set_num_threads(threads)

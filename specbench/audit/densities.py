@@ -25,7 +25,6 @@ from specbench.decoding.continuous import ContinuousRule, ContinuousSession, dec
 from specbench.decoding.continuous.rule import build
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
-from specbench.errors import unknown
 
 SAMPLING = ("temperature", "final_noise")
 _CONDITION, _HIDDEN = 4, 8  # numbers of a condition, and of the head's hidden layer
@@ -123,8 +122,6 @@ class DensityPair:
 
 
 def built_in(name: str) -> DensityPair:
-    if name not in BUILT_IN:
-        raise unknown("audit.model", name, BUILT_IN)
     recipe = BUILT_IN[name]
     own, other = _weights(recipe, recipe.seed), _weights(recipe, 100 + recipe.seed)
     own["level"] = own["level"] + torch.linspace(math.log(0.25), math.log(0.5), recipe.steps)  # the last step first

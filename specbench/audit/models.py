@@ -27,7 +27,7 @@ from specbench.config import registry
 from specbench.decoding.loop import Drafter, Target
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
-from specbench.errors import UsageError, unknown
+from specbench.errors import UsageError
 from specbench.harness.method import build_drafter
 from specbench.storage import home
 
@@ -171,8 +171,6 @@ BUILT_IN = {
 
 
 def built_in(name: str) -> TabularModel:
-    if name not in BUILT_IN:
-        raise unknown("audit.model", name, BUILT_IN)
     r = BUILT_IN[name]
     p = random_tables(r.vocab, r.length, r.seed, r.sharpness, order=r.order)
     q = random_tables(r.vocab, r.length, 100 + r.seed, r.sharpness, near=p, distance=r.distance, order=r.order)

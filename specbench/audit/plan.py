@@ -13,6 +13,7 @@ from specbench.audit.audit import Measurement, Subject, assemble
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import TabularModel
 from specbench.audit.rows import COLUMNS, described, name_of
+from specbench.audit.tiny import TinyModel
 from specbench.config import command_line, configuration, parameters, registry, variants
 from specbench.config.parameter import Parameter
 from specbench.config.run_config import RunConfig
@@ -100,12 +101,10 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
     jobs = presets(given, chosen, of_variants) if many else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
         assemble(cfg, model)  # a mistake costs no decoding
-    counts = [
-        samples if _quick(model) or "audit.model" in own else max(FEWEST, samples // _SLOWER) for _, model in jobs
-    ]
     seed, margin = own.get("audit.seed", 0), own.get("audit.margin", verdicts.MARGIN)
+    fewer = samples if "audit.model" in own else max(FEWEST, samples // _SLOWER)
     measurements = [
-        Measurement(cfg, model, count, seed, margin) for (cfg, model), count in zip(jobs, counts, strict=True)
+        Measurement(cfg, model, fewer if isinstance(model, TinyModel) else samples, seed, margin) for cfg, model in jobs
     ]
     return AuditPlan(measurements, own.get("audit.workers"), out)
 
@@ -113,42 +112,35 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
 def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
     """A row of each measurement, in order, which are in the plan's file by then. On tables, presets with the same
     drafts are measured once."""
-    rows = []
-    for row in _rows(plan.measurements, plan.workers):
-        rows.append(row)
-        if plan.out is not None:
-            write_atomically(plan.out, csv_text(COLUMNS, rows).encode())
-        yield row
-
-
-def _rows(measurements: Sequence[Measurement], workers: int | None) -> Iterator[dict[str, Any]]:
+    jobs, workers = plan.measurements, plan.workers
     keys = [
         (job.model.name, sizes.same_drafts(job.cfg) if isinstance(job.model, TabularModel) else number)
-        for number, job in enumerate(measurements)
+        for number, job in enumerate(jobs)
     ]
     first: dict[Any, Measurement] = {}
-    for key, job in zip(keys, measurements, strict=True):
+    for key, job in zip(keys, jobs, strict=True):
         first.setdefault(key, job)
     total = sum(job.samples for job in first.values())
     if workers is None:
         workers = audit.cores() if total >= _WORTHWHILE else 1
-    rows: dict[Any, dict[str, Any]] = {}
+    by_key: dict[Any, dict[str, Any]] = {}
+    rows = []
     with (
         tqdm(total=total, unit="sequence", unit_scale=True) as bar,
-        closing(audit.measured(list(first.values()), workers, bar.update)) as found,
+        closing(audit.measured(list(first.values()), workers, bar.update)) as decoded,
     ):
-        for key, job in zip(keys, measurements, strict=True):
+        for key, job in zip(keys, jobs, strict=True):
             bar.set_description(f"{job.cfg['method']} on {job.model.name}")
-            if key not in rows:
-                rows[key] = next(found)
-            row = rows[key]
-            same = (row["method"], row["variant"]) == (job.cfg["method"], job.cfg.get("variant"))
-            other = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
-            yield row if same else {**row, **described(job.cfg, job.model), "same_as": other}
-
-
-def _quick(model: Subject) -> bool:
-    return isinstance(model, TabularModel | DensityPair)
+            if key not in by_key:
+                by_key[key] = next(decoded)
+            row = by_key[key]
+            if (row["method"], row["variant"]) != (job.cfg["method"], job.cfg.get("variant")):
+                other = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
+                row = {**row, **described(job.cfg, job.model), "same_as": other}
+            rows.append(row)
+            if plan.out is not None:
+                write_atomically(plan.out, csv_text(COLUMNS, rows).encode())
+            yield row
 
 
 def _key(argument: str) -> str:
@@ -185,20 +177,26 @@ def _of_a_run() -> set[str]:
     return every.difference(parameters.method_parameters(), models.SAMPLING, densities.SAMPLING)
 
 
-def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
-    """Of discrete (False) and continuous tokens (True): the models that the arguments name, or all built-in ones.
-    `kinds`: the possible ones."""
+def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> list[Subject]:
+    """The models that the arguments name, or all built-in ones, discrete tokens first. `kinds`: as of `kinds_of`."""
     if "audit.tables" in own and "audit.model" in own:
         raise UsageError("audit.tables and audit.model name two different things: give one of them")
     if "audit.tables" in own:
-        return {False: [models.load(own["audit.tables"])], True: []}
-    names = {False: _discrete(), True: tuple(densities.BUILT_IN)}
+        return [models.load(own["audit.tables"])]
+    every = {False: _discrete(), True: tuple(densities.BUILT_IN)}
+    names = (*every[False], *every[True])
     if name := own.get("audit.model"):
-        if not any(name in some for some in names.values()):
-            raise unknown("audit.model", name, [n for kind in kinds for n in names[kind]])
-        names = {kind: (name,) if name in some else () for kind, some in names.items()}
-    codes: list[Subject] = [(tiny if name in tiny.BUILT_IN else models).built_in(name) for name in names[False]]
-    return {False: codes, True: [densities.built_in(name) for name in names[True]]}
+        if name not in names:
+            raise unknown("audit.model", name, [n for kind in kinds for n in every[kind]])
+        names = (name,)
+    modules = {**dict.fromkeys(tiny.BUILT_IN, tiny), **dict.fromkeys(densities.BUILT_IN, densities)}
+    return [modules.get(name, models).built_in(name) for name in names]
+
+
+def _suited(chosen: Sequence[Subject], kinds: Sequence[bool]) -> list[Subject]:
+    """The models of the first of these kinds that has some."""
+    of_kinds = ([model for model in chosen if isinstance(model, DensityPair) == kind] for kind in kinds)
+    return next(filter(None, of_kinds), [])
 
 
 def kinds_of(arguments: Sequence[str]) -> list[bool]:
@@ -220,18 +218,16 @@ def kinds_of(arguments: Sequence[str]) -> list[bool]:
 
 
 def _jobs(
-    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], kinds: Sequence[bool]
+    arguments: Sequence[str], chosen: Sequence[Subject], kinds: Sequence[bool]
 ) -> list[tuple[RunConfig, Subject]]:
     """One method on the models that suit it."""
-    for continuous in kinds:
-        if chosen[continuous]:
-            return list(audits(arguments, chosen[continuous]))
-    [continuous] = kinds
-    [named] = chosen[not continuous]
-    suited = densities.BUILT_IN if continuous else _discrete()
+    if suited := _suited(chosen, kinds):
+        return list(audits(arguments, suited))
+    [named], [continuous] = chosen, kinds
+    names = densities.BUILT_IN if continuous else _discrete()
     raise UsageError(
         f"{named.name} is a model of {_KIND[not continuous]}, and the method is for {_KIND[continuous]};"
-        f" use audit.model={', '.join(suited)}"
+        f" use audit.model={', '.join(names)}"
     )
 
 
@@ -267,7 +263,7 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> RunConfig:
 
 
 def presets(
-    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], of_variants: bool = False
+    arguments: Sequence[str], chosen: Sequence[Subject], of_variants: bool = False
 ) -> list[tuple[RunConfig, Subject]]:
     """The configurations of every preset, or of every variant of those that have some, on the models that suit it, as
     far as the arguments apply to each and the models can serve it.
@@ -295,8 +291,8 @@ def presets(
     for preset in presets:
         accepted, name = [*preset, *parts], " ".join(preset).removeprefix("method=")
         try:
-            suited = next((chosen[kind] for kind in kinds_of(accepted) if chosen[kind]), None)
-            if suited is None:
+            suited = _suited(chosen, kinds_of(accepted))
+            if not suited:
                 elsewhere.append(name)
                 continue
             cfg = _fitting(accepted, suited[0])
@@ -317,7 +313,7 @@ def presets(
                 taken.add(argument)
         found += audits(accepted, suited)
     if elsewhere:
-        [named] = chosen[False] or chosen[True]
+        [named] = chosen
         continuous = isinstance(named, DensityPair)
         notes.insert(
             0,

@@ -174,20 +174,13 @@ def _trees(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[
         yield ("drafter=eagle", f"window={max(2, model.length // 2)}")
 
 
-def network(cfg: Mapping[str, Any]) -> bool:
-    """Whether the drafter needs a network, which draft tables replace."""
-    return registry.drafter_network(cfg["drafter"]) is not None
-
-
 def same_drafts(cfg: Mapping[str, Any]) -> tuple[Any, ...]:
     """What decides the sequences that draft tables give: presets that agree in it are one audit."""
-    drafter = cfg["drafter"]
-    if network(cfg):
+    named = ("method", "variant", "drafter", "drafter_weights")
+    drafter, rest = cfg["drafter"], {name: value for name, value in cfg.items() if name not in named}
+    if registry.drafter_network(drafter):
         kind = next(name for name in ("nodes", "tree", "window") if name in cfg)
         drafter = (kind, "medusa" if drafter == "medusa" else "")
-    rest = {
-        name: value for name, value in cfg.items() if name not in ("method", "variant", "drafter", "drafter_weights")
-    }
-    if "tree" in rest and network(cfg):
-        rest["tree"] = tuple(parse(rest["tree"]))
+        if "tree" in rest:
+            rest["tree"] = tuple(parse(rest["tree"]))
     return (drafter, tuple(sorted((name, str(value)) for name, value in rest.items())))

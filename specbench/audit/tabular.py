@@ -186,7 +186,6 @@ class TabularState:
     sampling: Sampling
     rng: RandomStreams
     probs: Tensor
-    steps: int = 0
 
     def buffers(self) -> Buffers:
         return {}
@@ -194,31 +193,27 @@ class TabularState:
 
 class TabularDrafter:
     """Drafts a chain or static tree from its own tables: children sampled without replacement, with `replacement`, or,
-    with `chosen`, the most probable tokens. `rounds` limits how many steps draft: with rounds=1 the target alone
-    samples everything after the first round, the virtual extension of Cool-SD's Theorem 2."""
+    with `chosen`, the most probable tokens.
 
-    def __init__(
-        self,
-        tables: Tables,
-        paths: list[Path],
-        chosen: bool = False,
-        rounds: int | None = None,
-        replacement: bool = False,
-    ) -> None:
-        self.lookup, self.tree, self.chosen, self.rounds = _Lookup(tables), build(paths), chosen, rounds
-        self.shape, self.replacement = DraftShape(self.tree, samples_siblings=not chosen), replacement
+    It is not `drafters.eagle.Eagle` or `Medusa` with tables: a vocabulary may have fewer tokens than a node has
+    children, random numbers are drawn per node, not per depth, and Medusa's heads do not know the path."""
+
+    def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False, replacement: bool = False) -> None:
+        self.lookup, self.tree, self.chosen, self.replacement = _Lookup(tables), build(paths), chosen, replacement
+        self.shape = DraftShape(self.tree, samples_siblings=not chosen)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
         return TabularState(sampling, rng, sampling.probs(self.lookup.logits))
 
     def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         tree, lookup, size = self.tree, self.lookup, self.lookup.size
-        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        tokens = torch.cat([root, history.new_zeros(len(count), tree.nodes - 1)], 1)
-        start = lookup.root(history, count)
+        greedy = state.sampling.temperature == 0 and not tree.is_chain and not self.replacement
+        tokens = history.new_zeros(len(count), tree.nodes)
+        tokens[:, :1] = last_token(history, count)
+        valid = torch.ones_like(tokens, dtype=torch.bool)
         draft_probs = []
         inner, depth = tree.inner[0].tolist(), tree.depth[0].tolist()
-        codes = {0: start}  # of inner nodes
+        codes = {0: lookup.root(history, count)}  # of inner nodes
         for i, node in enumerate(inner):
             number = count + depth[node]
             probs = lookup.of(state.probs, codes[node], number)
@@ -227,27 +222,19 @@ class TabularDrafter:
             wanted = len(kids) if self.replacement else min(len(kids), size)
             if self.replacement:
                 picks = draw_several(probs, state.rng.uniform(step, DRAFT + i, wanted))
-            elif self.chosen or (state.sampling.temperature == 0 and not tree.is_chain):
+            elif self.chosen or greedy:
                 picks = lookup.of(lookup.table, codes[node], number).topk(wanted, dim=-1).indices
             elif len(kids) == 1:
                 picks = draw(probs, state.rng.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
             else:
                 picks = draw_distinct(probs, state.rng.uniform(step, DRAFT + i, size), wanted)
             tokens[:, kids[:wanted]] = picks
+            valid[:, kids[wanted:]] = False  # a vocabulary has no more candidates than tokens
             for k, kid in enumerate(kids):
                 if kid in inner:
                     codes[kid] = lookup.after(codes[node], picks[:, min(k, wanted - 1)])
-        live = self.rounds is None or state.steps < self.rounds
-        state.steps += 1
-        valid = torch.full((len(count), tree.nodes), live)
-        valid[:, 0] = True
-        for i in range(0 if self.replacement else len(inner)):  # a vocabulary has no more candidates than tokens
-            kids = [k for k in tree.children[0, i].tolist() if k >= 0]
-            valid[:, kids[size:]] = False
-        drawn = None
-        if self.chosen or (state.sampling.temperature == 0 and not tree.is_chain and not self.replacement):
-            drawn = torch.zeros_like(valid)
-        return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, drawn, replacement=self.replacement)
+        sampled = torch.zeros_like(valid) if self.chosen or greedy else None
+        return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, sampled, replacement=self.replacement)
 
     def commit(self, state: TabularState, outcome: Outcome) -> None:
         pass

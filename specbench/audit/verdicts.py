@@ -137,19 +137,14 @@ def verdict(rows: Iterable[_Row]) -> str:
     return "undecided" if missing(rows) or any(any(doubts(row)) for row in rows) else "lossless"
 
 
-def limit(row: _Row) -> float:
-    """The upper confidence limit of the row's distance."""
-    high: float = row["ks_high"] if row["tv_high"] is None else row["tv_high"]
-    return high
-
-
 def doubts(row: _Row) -> Iterator[str]:
     """Why the sequences of a row that is not refuted leave open whether the method is lossless."""
     if row["p_value"] < DOUBT:
         yield f"p = {row['p_value']:.2g} is below {DOUBT:g} again; draw more sequences (audit.samples=)"
-    if limit(row) > row["margin"]:
+    limit = row["ks_high"] if row["tv_high"] is None else row["tv_high"]
+    if limit > row["margin"]:
         yield (
-            f"the limit {limit(row):.4f} exceeds audit.margin={row['margin']:g}; it falls with the square root of"
+            f"the limit {limit:.4f} exceeds audit.margin={row['margin']:g}; it falls with the square root of"
             " audit.samples"
         )
 
