@@ -70,10 +70,10 @@ def test_no_method_launches_more_than_its_budget() -> None:
     models = itertools.cycle(("llamagen_xl", "lumina_mgpt"))
     found = {name: counted((f"model={next(models)}", "reduced=true", f"method={name}")) for name in OUTSIDE}
     assert not {name: one for name, one in found.items() if one["outside"] > OUTSIDE[name]}
-    assert not {name: found[name] for name in VERIFIED if found[name]["parts"]["verify"] > 6}
+    assert not {name: found[name] for name in VERIFIED if found[name]["parts"]["verify"] > 7}
     for words in ("method=lantern variant=released", "method=lantern_pp resample=optimal"):
         counts = counted((*REDUCED, *words.split()))
-        assert counts["parts"]["verify"] <= 6, (words, counts["by_kernel"])
+        assert counts["parts"]["verify"] <= 7, (words, counts["by_kernel"])
 
 
 def test_the_mask_of_a_target_is_made_once_a_pass() -> None:

@@ -402,16 +402,15 @@ def test_a_run_uses_the_drafter_that_it_names(tiny, tmp_path):
         drafter_of(f"drafter.weights={tmp_path}")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_a_bad_word_costs_one_sentence(tmp_path, capsys):
+    for words, sentence in (
         (["--only", "kl,marr"], "unknown stage 'marr'"),
         (["--budget", "smoke"], "--budget smoke has no recipe for evaluators, samples: add --only, of tokenizer,text,"),
-    ],
-)
-def test_a_bad_word_costs_one_sentence(words, sentence, tmp_path, capsys):
-    assert tool.main([*words, "--work", str(tmp_path / "work")]) == 2
-    assert sentence in capsys.readouterr().err
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            tool.main([*words, "--work", str(tmp_path / "work")])
+        assert stopped.value.code == 2
+        assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
