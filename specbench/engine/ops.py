@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,14 @@ from specbench.engine.invariance import product
 from specbench.engine.masks import TreeMask
 from specbench.engine.state import Buffer, Buffers
 
+#: The fused kernels of a step: an engine chooses them and a decoding passes them on, to its sampling, its verification
+#: and the caches of its networks. None: the plain functions. (Where Triton is not installed, nothing imports them.)
 if TYPE_CHECKING:
     from specbench.engine.kernels import FusedKernels
 
-#: The fused kernels of a step: an engine chooses them and a decoding passes them on, to its sampling, its verification
-#: and the caches of its networks. None: the plain functions. (Where Triton is not installed, nothing imports them.)
-Kernels: TypeAlias = "FusedKernels"
+    Kernels: TypeAlias = FusedKernels
+else:
+    Kernels = Any
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
