@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from specbench.harness.pipeline import BasePipeline, Finished
 
 
-Loader = Callable[[Mapping[str, Any]], "BasePipeline"]
+if TYPE_CHECKING:
+    Loader = Callable[[Mapping[str, Any]], BasePipeline]
+else:  # an annotation is read where pipelines are not imported
+    Loader = Callable[[Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True)

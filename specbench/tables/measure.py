@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from specbench.bench.rows import PROBES, ROWS
 from specbench.config import configuration, registry
+from specbench.config.run_config import RunConfig as RunConfig  # of a field, for the documentation
 from specbench.errors import UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, PlannedRun, Row, digest
 from specbench.harness.planned import R as R  # of a field, for the documentation
