@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.errors import RunError as RunError
 from specbench.errors import UsageError as UsageError
+from specbench.storage.package import CallablePackage
 from specbench.storage.package import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -29,12 +30,18 @@ if TYPE_CHECKING:
 _FUNCTIONS = ("audit", "choices", "compare", "include", "load", "result", "run")
 
 
+def _function(name: str) -> Any:
+    return getattr(importlib.import_module("specbench.api"), name)
+
+
+CallablePackage.function = staticmethod(_function)
+
 if not TYPE_CHECKING:  # which would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _FUNCTIONS:
             raise AttributeError(f"module 'specbench' has no attribute '{name}'")
-        return getattr(importlib.import_module("specbench.api"), name)
+        return _function(name)
 
 
 def __dir__() -> list[str]:
