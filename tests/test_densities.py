@@ -265,3 +265,19 @@ def test_vanilla_decoding_of_vectors() -> None:
     assert (row["verdict"], row["accepted_length"], row["tokens_per_step"]) == ("lossless", 1, 1)
     assert row["acceptance_rate"] is row["proposals"] is row["fallbacks"] is None
     assert row["parameters"] == "temperature=0.7 final_noise=false"
+
+
+def test_further_sequences_are_compared_with_further_ones_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second stage of an audit would else repeat what the first one's sample of the target happened to be."""
+    method, pair, seeds = (
+        assemble(configuration.compose(["method=cspd", "gamma=1", "model=mar_b", "weights=random"])),
+        built_in("d1t4"),
+        [],
+    )
+    monkeypatch.setattr(
+        densities, "alone", lambda model, rule, n, seed: seeds.append(seed) or alone(model, rule, n, seed)
+    )
+    for sequences in (range(100), range(100, 300)):
+        for seed in (0, 1):
+            method.counted(pair, sequences, seed, None)
+    assert len(set(seeds)) == len(seeds) == 8

@@ -31,7 +31,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Trace
 from specbench.decoding.trees import chain_paths, parse
 from specbench.rows import summary
-from specbench.rows.columns import _ESTIMATES, _NUMBERS, COLUMNS, stderr_of
+from specbench.rows.columns import _ESTIMATES, COLUMNS, NUMBERS, stderr_of
 from specbench.rows.journal import Record, from_line, to_line
 
 
@@ -299,7 +299,7 @@ def test_every_estimate_has_its_error_beside_it() -> None:
     assert set(found) <= set(names)
     for name, value in found.items():
         if name.endswith("_stderr"):
-            assert value is None or name in _NUMBERS
+            assert value is None or name in NUMBERS
 
 
 def test_values_with_their_errors() -> None:

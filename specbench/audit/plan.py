@@ -50,7 +50,7 @@ ARGUMENTS = {
     ),
     "audit.model": Parameter(
         "string",
-        f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};"
+        f"one built-in model (default: every model that the method suits): {', '.join(models.BUILT_IN)};"
         f" of real classes {', '.join(tiny.BUILT_IN)}; of continuous tokens {', '.join(densities.BUILT_IN)}",
     ),
     "audit.tables": Parameter(
@@ -178,7 +178,7 @@ def _of_a_run() -> set[str]:
 
 
 def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> list[Subject]:
-    """The models that the arguments name, or all built-in ones, discrete tokens first. `kinds`: as of `kinds_of`."""
+    """The models that the arguments name, or all built-in ones, discrete tokens first. `kinds`: see `kinds_of`."""
     if "audit.tables" in own and "audit.model" in own:
         raise UsageError("audit.tables and audit.model name two different things: give one of them")
     if "audit.tables" in own:

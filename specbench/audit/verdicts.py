@@ -106,7 +106,7 @@ class Exercised(Counter[str]):
 @dataclass
 class Counted:
     """What is counted of decoded sequences of either kind. first (T + 1,) float64: histogram of the tokens accepted in
-    the first step with a draft; per_step: mean of T / steps; columns: of a row, those of this kind alone."""
+    the first step with a draft; per_step: mean of T / steps; columns: what only rows of this kind have."""
 
     first: Tensor
     per_step: float

@@ -177,7 +177,7 @@ def _relative_error(samples: Sequence[float]) -> float:
 
 def draw_roofline(rows: Sequence[Mapping[str, str]], stem: Path) -> list[Path]:
     """Draws the roofline of a device with the passes timed by number of nodes in rows (as read from their file), as SVG
-    and PNG; nothing where no row has any. Returns the files written. The ceilings are those of the newest row."""
+    and PNG; nothing where no row has any. Returns the files written. The newest row gives the ceilings."""
     shown = [row for row in rows if row["by_nodes"] and row["node_gflop"]]
     if not shown:
         return []

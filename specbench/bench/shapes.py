@@ -251,7 +251,7 @@ def launches(cfg: Mapping[str, Any], engine: str = "triton") -> dict[str, Any]:
 
 
 def counted(made: Shapes) -> dict[str, Any]:
-    """As of `launches`, of a step after two others."""
+    """See `launches`: the counts of a step after two others."""
     clock = PartLaunches()
     with made.entered():
         decoding = made.pipeline.images(made.conditioning, made.rng, clock)
@@ -261,7 +261,7 @@ def counted(made: Shapes) -> dict[str, Any]:
 
 
 def count_step(decoding: Any, clock: PartLaunches) -> dict[str, Any]:
-    """As of `launches`, of the next step of a decoding on fake tensors, whose clock is `clock`."""
+    """See `launches`: the counts of the next step of a decoding on fake tensors, whose clock is `clock`."""
     found = clock.of = Launches()
     with found.watching():
         found.counting = True

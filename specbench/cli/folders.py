@@ -109,7 +109,7 @@ def resume(line: CommandLine) -> int:
         raise UsageError(f"jobs= is for a suite, and {folder} holds none: leave it out")
     if is_grid(folder):
         if line.others:
-            raise UsageError(f"a grid goes on as it was started: leave {line.others[0]} out")
+            raise UsageError(f"a grid continues as it was started: leave {line.others[0]} out")
         return grid(in_folder(folder), arguments_of(folder))
     given = configuration.values(line.others, [name for name in MAY_CHANGE if name != "out"])
     if inside := sorted(path.parent.name for path in folder.glob("*/config.yaml")):
@@ -134,7 +134,7 @@ def _suite(folder: Path, line: CommandLine) -> int:
     from specbench.tables.collect import Bench
 
     if line.others:
-        raise UsageError(f"a suite goes on as it was started: leave {line.others[0]} out")
+        raise UsageError(f"a suite continues as it was started: leave {line.others[0]} out")
     return tables.execute(suites.in_folder(folder), folder, Bench(), line["jobs"] or 1)
 
 

@@ -136,8 +136,6 @@ def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
 
 def _command(overrides: Sequence[str], folder: Path) -> str:
     """The command that continues in a folder."""
-    from specbench.config import command_line
-
     others = [argument for argument in overrides if not argument.startswith("out=")]
     simple = re.fullmatch(r"[A-Za-z0-9_./-]+", str(folder))
     return f"specbench run {shlex.join([*others, f'out={folder if simple else command_line.quoted(str(folder))}'])}"

@@ -25,7 +25,7 @@ from specbench.engine.state import Buffer, Buffers
 class Raster:
     """Where the nodes of a step's draft stand, and what follows for the loop: behind `count` (B,) committed tokens. In
     general a draft has n nodes in each of K chains of each of B images (see `Fronts`); here it is one tree, K is 1.
-    verdict, taken: as of `verify.Verdict` and `trace.Taken`."""
+    verdict: a `verify.Verdict`; taken: a `trace.Taken`."""
 
     fuses = True  # whether kernels can add the tokens of a verdict
 

@@ -67,11 +67,6 @@ _TEXT = [r"text_model\..*", r"text_projection\.weight", "logit_scale"]
 _COUNTED = [r".*\.position_ids"]
 
 
-def random_image_tower() -> nn.Module:
-    """CLIPVisionModelWithProjection at full size with weights that are not trained."""
-    return CLIPVisionModelWithProjection(CLIPVisionConfig(**L14_336))
-
-
 def load_image_tower(
     path: Path, device: str, settings: dict[str, Any] | None = None, dtype: torch.dtype = torch.float32
 ) -> nn.Module:

@@ -27,7 +27,7 @@ class FDDINOv2(weights.PublishedMetric, FrechetMetric):
     """Fréchet distance of DINOv2 features (Stein et al. 2023, FD-DINOv2), which follows people's judgement more closely
     than Inception-V3's. Scorer outputs (N, 1024) float32: the features of the class token. No options.
 
-    Network and preparation are those of dgm-eval, which the published values come from: Meta's file
+    Network and preparation are as in dgm-eval, which the published values come from: Meta's file
     dinov2_vitl14_pretrain.pth, each image to 224 x 224 by PIL's bicubic whatever its shape, ImageNet's mean and
     deviation. torch-fidelity resizes with TensorFlow's bilinear filter, which gives other values.
     """

@@ -214,7 +214,7 @@ class GenEval(weights.PublishedMetric, TaskMetric):
     """GenEval (Ghosh et al. 2023): a detector finds the objects that a prompt names, CLIP their colours. Needs items
     with GenEval's metadata. No options.
 
-    Rules and numbers are those of its released code: detections above 0.3 (0.9 where objects are counted), at most 16
+    Rules and numbers are as in its released code: detections above 0.3 (0.9 where objects are counted), at most 16
     of a class; a colour is the most similar of ten by CLIP ViT-L/14, over three descriptions each, of the object cut
     out of the image and put on grey. The detector is not the paper's: that is Mask2Former with Swin-S, too, but in
     mmdet 2, with weights that mmdet trained; this one has its authors' weights in transformers.
@@ -303,7 +303,7 @@ class ScenesGenEval(EmbeddedMetric, TaskMetric):
 
 
 def read_objects(labels: Sequence[int]) -> dict[str, list[Detection]]:
-    """Shape -> the objects of that shape, of 14 labels of scenes; those of absent objects are not looked at."""
+    """Shape -> the objects of that shape, from 14 labels of scenes; labels of absent objects are not looked at."""
     from specbench.data import scenes
 
     read = dict(zip(scenes.ATTRIBUTES, labels, strict=True))

@@ -277,11 +277,11 @@ SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_expected")
 RENAMED_COLUMNS = {"drafted_by_place": "drafted_by_position", "acceptance_by_turn": "acceptance_by_step"}
 
 
-_NUMBERS = frozenset(
+NUMBERS = frozenset(
     [k for k, p in parameters.table().items() if p.kind in ("integer", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr", "_difference", "_difference_stderr")]
     + [k for k in _STATISTICS if k not in _STRINGS]
     + ["images", "resolution", "tokens", "threads"]
 )
 #: Words that may stand in the place of a number; of n a row has the number.
-_WORDS = {k: p.also for k, p in parameters.table().items() if p.also and k != "n"}
+WORDS = {k: p.also for k, p in parameters.table().items() if p.also and k != "n"}

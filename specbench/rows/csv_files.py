@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
-from specbench.rows.columns import _NUMBERS, _WORDS, COLUMNS, RENAMED_COLUMNS
+from specbench.rows.columns import COLUMNS, NUMBERS, RENAMED_COLUMNS, WORDS
 from specbench.storage.files import content, write_atomically
 from specbench.storage.package import __version__
 from specbench.storage.reading import read_text
@@ -93,7 +93,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 def _value(name: str, text: str, where: str) -> Any:
     if not text:
         return None
-    if name not in _NUMBERS or text in _WORDS.get(name, ()):
+    if name not in NUMBERS or text in WORDS.get(name, ()):
         return text
     try:
         number = decimal(text)

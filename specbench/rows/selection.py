@@ -14,7 +14,7 @@ from typing import Any
 
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal, plain, unknown
-from specbench.rows.columns import _NUMBERS, COLUMNS, METRICS, SHOWN, stderr_of
+from specbench.rows.columns import COLUMNS, METRICS, NUMBERS, SHOWN, stderr_of
 from specbench.rows.csv_files import aligned
 from specbench.rows.shown import MACHINE
 
@@ -61,7 +61,7 @@ def _plain(value: Any) -> str:
 
 def pooled(rows: Sequence[Row]) -> dict[str, Any]:
     """One row for several: of a number the mean over the rows, next to the standard deviation between them in the
-    column `spread_of`; of a text all that there are, of notes the remarks that all have. A number that some rows lack
+    column `spread_of`; of a text every value, of notes the remarks that all rows have. A number that some rows lack
     is missing.
 
     Standard errors of single rows are left out: they are within a seed, the spread is between seeds.
@@ -76,7 +76,7 @@ def pooled(rows: Sequence[Row]) -> dict[str, Any]:
             found[name] = _common_note([_plain(cell) for cell in cells])
         elif len({_plain(cell) for cell in cells}) == 1 and (name in parameters.table() or name in MACHINE):
             found[name] = cells[0]
-        elif name not in _NUMBERS or name in (*_OWN, *MACHINE) or name in parameters.table():
+        elif name not in NUMBERS or name in (*_OWN, *MACHINE) or name in parameters.table():
             texts = dict.fromkeys(_plain(cell) for cell in cells if cell not in (None, ""))
             found[name] = " / ".join(texts) or None
         elif name.endswith(("_stderr", "_std")):

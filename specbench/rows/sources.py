@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.errors import UsageError, decimal, install, plain
 from specbench.rows import baseline
-from specbench.rows.columns import _NUMBERS, COLUMNS, RENAMED_COLUMNS
+from specbench.rows.columns import COLUMNS, NUMBERS, RENAMED_COLUMNS
 from specbench.rows.csv_files import as_cells, as_read, has_runs, read_rows, to_csv
 from specbench.storage.files import atomic_path, write_atomically
 
@@ -185,7 +185,7 @@ def _typed(name: str, text: str) -> Any:
         number = decimal(text)
     except ValueError:
         return text
-    if name not in _NUMBERS:
+    if name not in NUMBERS:
         return text
     return int(text) if text.lstrip("-").isdecimal() and abs(number) < 2**63 else number
 
@@ -246,7 +246,7 @@ def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         known = [cell for cell in cells if cell is not None]
         read: type = str
         kind = pyarrow.string()
-        if name in _NUMBERS and not any(isinstance(cell, str) for cell in known):
+        if name in NUMBERS and not any(isinstance(cell, str) for cell in known):
             whole = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in known)
             read, kind = (int, pyarrow.int64()) if whole else (float, pyarrow.float64())
         columns[name] = pyarrow.array([None if cell is None else read(cell) for cell in cells], type=kind)

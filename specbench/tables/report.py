@@ -121,8 +121,8 @@ def _add_table(path: Path, found: Found) -> bool:
 
 
 def _add_runs(folder: Path, found: Found, needed: bool) -> list[tuple[Path, str]]:
-    """The runs at or below a folder, nested as in grids, whose rows are added. UsageError if there are none but
-    `needed`."""
+    """The runs at or below a folder, nested as in grids, whose rows are added. UsageError if `needed` and no run is
+    there."""
     taken: list[tuple[Path, str]] = []
     faults: list[str] = []
     for path, row in sources.runs_in(folder):
@@ -247,7 +247,7 @@ def _add_images(records: Path, run_id: str, most: int, found: Found) -> None:
 
 
 def _add_groups(folder: Path, run_id: str, found: Found) -> None:
-    """Adds the breakdown of a run, if all that it needs is there and undamaged."""
+    """Adds the breakdown of a run, if everything that it needs is there and undamaged."""
     with suppress(UsageError):
         rows = breakdown.of_pass(passes.read(str(folder)))
         found.groups[run_id] = [{name: row[name] for name in row if name not in ("run_id", "method")} for row in rows]

@@ -91,9 +91,9 @@ def renewed_heights(keep: Tensor, u: Tensor, fresh: Tensor, share: Tensor) -> Te
 
 
 def sources(init: str, position: Tensor, last: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """The image position (B, H) that a new position takes its token or distribution from, and whether there is none, so
-    that it starts at random. last (B, 1): the last position that holds something; side: positions in a row of the
-    image.
+    """The image position (B, H) that a new position takes its token or distribution from, and whether no such position
+    exists, so that it starts at random. last (B, 1): the last position that holds something; side: positions in a row
+    of the image.
 
     "random" is uniform over the codes; "horizontal_..." and "vertical_..." take the nearest known position to the left
     or above: "_repeat" its token (a point mass), "_sample" a token drawn from its distribution, and "_mode" the most
@@ -121,8 +121,8 @@ class Renewed:
 def repeated(
     renewed: Renewed, source: Tensor, orphan: Tensor, anything: Tensor, history: Tensor, count: Tensor
 ) -> Tensor:
-    """Tokens (B, H) that repeat those of their sources; orphans have `anything` (B, H). history (B, *): the committed
-    tokens, `count` (B,) of them."""
+    """Tokens (B, H) that repeat the tokens of their sources; orphans have `anything` (B, H). history (B, *): the
+    committed tokens, `count` (B,) of them."""
     begin = count[:, None]
     inside = (source - begin).clamp(0, renewed.tokens.shape[1] - 1)
     earlier = history.gather(1, source.clamp(0, history.shape[1] - 1))
