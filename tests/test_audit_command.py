@@ -272,7 +272,7 @@ def test_help(call: Call) -> None:
 
 
 MISTAKES = [
-    (["audit.sample=5"], "unknown parameter 'audit.sample' (choose from: audit.margin, audit.model,"),
+    (["audit.sample=5"], "unknown parameter 'audit.sample' (choose from: audit.device, audit.margin, audit.model,"),
     (["audit.samples=999"], "audit.samples must be an integer of at least 1000 and at most"),
     (["audit.samples=many"], "audit.samples must be an integer of at least 1000 and at most"),
     (["audit.samples=1000", "audit.samples=2000"], "'audit.samples' is given 2 times"),

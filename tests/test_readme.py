@@ -332,7 +332,7 @@ def test_every_preset_has_been_audited() -> None:
     with a verdict on every model of its default audit."""
     rows = audit_rows()
     assert list(rows[0]) == [name for name in COLUMNS if name in rows[0]]
-    assert set(COLUMNS) - set(rows[0]) <= {"plugins", "exercised", "p_first"}
+    assert set(COLUMNS) - set(rows[0]) <= {"plugins", "exercised", "p_first", "device"}
     found = {(row["method"], row["model"]) for row in rows if row["verdict"] and row["margin"]}
     jobs = plan.presets([], plan.chosen_models({}, [False, True]))
     lacking = sorted({(cfg["method"], model.name) for cfg, model in jobs} - found)

@@ -47,7 +47,7 @@ def checks(fast: bool) -> Iterator[results.Check]:
         "7B: 65 nodes instead of 64": partial(one_more_node, 64),
         "7B attention, 33 queries: smaller blocks": attention_blocks,
     }
-    for target, nodes in [("xl", 1)] if fast else [("7b", 33), ("7b", 1), ("xl", 1), ("xl", 33)]:
+    for target, nodes in [("xl", 1)] if fast else [("7b", 33), ("xl", 1), ("xl", 33), ("7b", 1)]:
         count = "one node" if nodes == 1 else f"{nodes} nodes"
         name = f"{target.upper()}, {count}: Inductor's blocks instead of engine=triton"
         some[name] = partial(inductor_blocks, target, nodes)

@@ -55,12 +55,12 @@ PROFILES = {
 #: Steps that are profiled.
 PROFILED = 10
 #: Positions before the nodes of a pass, and the most nodes without a device: two rows of them are more than few.
-CONTEXT, MOST_DRY = {"xl": 400, "7b": 2400}, 9
-LAYERS = {"xl": 36, "7b": 32}
+CONTEXT, MOST_DRY = {"xl": 400, "7b": 2400, "emu3": 4100}, 9
+LAYERS = {"xl": 36, "7b": 32, "emu3": 32}
 #: Rows of one image with guidance.
 ROWS = 2
 #: Nodes of the passes whose tiles are tuned, some of EAGLE's drafting among them, and positions in the cache.
-TUNED = {"xl": ((1, 4, 6, 26), 376), "7b": ((1, 33, 65), 2400)}
+TUNED = {"xl": ((1, 4, 6, 26), 376), "7b": ((1, 33, 65), 2400), "emu3": ((1, 33, 65), 4100)}
 #: Milliseconds of one step of MAR-L's diffusion head.
 DIFFUSION = 0.20
 MAR_L = MARConfig.even(1024, 16, 16, head_depth=8, head_width=1280)
@@ -76,9 +76,9 @@ def checks(fast: bool) -> Iterator[results.Check]:
     measured: dict[str, Callable[[], dict[str, Any]]] = {
         "bandwidth": lambda: {"measured": speed() / 1e9, "unit": "GB/s", "device": device_name()},
         f"{first}, tiles not tuned": partial(_step, *STEPS[first], tuned=False),
-        "XL tiles": partial(_tuned, "xl"),
+        "XL tiles": partial(tuned_of, "xl"),
         **xl,
-        "7B tiles": partial(_tuned, "7b"),
+        "7B tiles": partial(tuned_of, "7b"),
         **large,
         **{f"7B pass of {nodes} nodes, of one node's": partial(_pass, nodes, gate) for nodes, gate in PASSES.items()},
         "MAR-L diffusion step": _diffusion,
@@ -154,15 +154,16 @@ def recorded(
     context: int | None = None,
     rule: str | None = None,
     kernels: FusedKernels | None = None,
+    fused: bool = True,
 ) -> tuple[Action, int]:
     """A function that replays the recorded step of one image at the position `context` (default: the middle of the
     image); and the bytes that the step must read. rule: one of `recording.RULES` (default: exact); kernels: default:
-    with the stored tiles."""
+    with the stored tiles; fused: whether there are any."""
     model, here = network(name), device()
     drafting = models.drafter(drafter, model, here.type, model.output.weight.dtype, small(), 0 if small() else window)
     chosen = exact() if rule is None else RULES[rule](model.vocab_size)
     config = DecoderConfig(model, drafting, chosen, models.SAMPLING[name])
-    kernels = kernels or FusedKernels(stored_tiles())
+    kernels = (kernels or FusedKernels(stored_tiles())) if fused else None
     decoding = Decoding(config, _given(name), RandomStreams([(0, 0)], here), kernels=kernels)
     before = decoding.session.prefix_length
     context = before + decoding.total // 2 if context is None or small() else context
@@ -232,7 +233,7 @@ def _step(
     return line(timed({name: step})[name], gate, read, aim) | ({} if tuned else {"ok": True})
 
 
-def _tuned(name: str) -> dict[str, Any]:
+def tuned_of(name: str) -> dict[str, Any]:
     """Choose the fastest tiles of this device for a target's passes, and store them."""
     tiles, (nodes, slots) = stored_tiles(), TUNED[name]
     before = len(tiles.tuned) + len(tiles.tuned_attention)

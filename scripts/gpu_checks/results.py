@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ def carry_out(checks: Iterable[Check], stage: int, run: str, file: Path, done: s
         except SkippedError as e:
             line |= {"ok": None, "note": f"SKIPPED: {e}"}
         except Exception as e:
-            line |= {"ok": False, "note": f"{type(e).__name__}: {e}"[:1500]}
+            where = "".join(traceback.format_exception(e))[-4000:]
+            line |= {"ok": False, "note": f"{type(e).__name__}: {e}"[:1500], "traceback": where}
             lost = "CUDA" in str(e) or "Accelerator" in type(e).__name__
         line |= {"seconds": round(time.perf_counter() - began, 3)}
         line |= {"launch_blocking": True} if again else {}

@@ -9,6 +9,7 @@ sequences are decoded at once nor on the number of processes.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 from collections.abc import Generator, Mapping, Sequence
@@ -25,9 +26,14 @@ from specbench.audit.models import TabularModel
 from specbench.audit.rows import COLUMNS, described
 from specbench.audit.tabular import TabularDrafter
 from specbench.audit.verdicts import MARGIN, Counted, Exercised, Progress, in_stages, of_first_draft
+from specbench.decoding.batch import Decoded
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.trace import Trace
+from specbench.engine.graph import Eager
+from specbench.engine.ops import Kernels
+from specbench.engine.state import on_device
 from specbench.errors import RunError
 from specbench.harness import processes
 from specbench.harness.method import build_method
@@ -37,20 +43,32 @@ from specbench.storage.package import __version__
 #: The models of an audit.
 Subject = models.Subject | DensityPair
 
+CPU = torch.device("cpu")
 _AT_ONCE = 1 << 20  # entries of (rows, nodes, V): a few times that fits the cache
 _MOST_ROWS = 1 << 15
 _DIED = "a process of the audit died, probably for lack of memory: use audit.workers=1"
 
 
-def assemble(cfg: Mapping[str, Any], model: Subject) -> Method | DensityMethod:
-    """The method of a checked configuration on a model. Tables have no guidance: their cfg_scale is always 1.
+def assemble(cfg: Mapping[str, Any], model: Subject, device: torch.device = CPU) -> Method | DensityMethod:
+    """The method of a checked configuration on a model, which decodes on `device`. Tables have no guidance: their
+    cfg_scale is always 1.
 
     Raises UsageError for parameters that do not go together, and for a rule that needs a codebook the model lacks.
     """
     if isinstance(model, DensityPair):
-        return densities.assemble(cfg)
-    sampling = Sampling.of(cfg, cfg["cfg_scale"] if model.guided else 1.0)
-    return Method(cfg, build_method({**cfg, "emitted_draws": 0}, model, model.drafter(cfg), sampling))
+        return densities.assemble(cfg, device)
+    sampling, there = Sampling.of(cfg, cfg["cfg_scale"] if model.guided else 1.0), model.on(device)
+    config = build_method({**cfg, "emitted_draws": 0}, there, there.drafter(cfg), sampling)
+    return Method(cfg, config, device, _fused(device))
+
+
+def _fused(device: torch.device) -> Kernels | None:
+    """The fused kernels of engine=triton on CUDA, so that they are audited; none elsewhere."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from specbench.engine.kernels import FusedKernels
+
+    return FusedKernels()
 
 
 def measure(
@@ -80,6 +98,7 @@ def measure(
             "exercised": str(counted.exercised) or None,
             "seed": seed,
             "margin": margin,
+            "device": provenance.device_name(method.device),
             "specbench": __version__,
             "commit": provenance.commit(),
             **counted.columns,
@@ -90,10 +109,13 @@ def measure(
 
 @dataclass(frozen=True)
 class Method:
-    """A decoding method on a model of discrete tokens; cfg: its flat parameters."""
+    """A decoding method on a model of discrete tokens; cfg: its flat parameters; kernels: what its steps are computed
+    with on `device`, one by one."""
 
     cfg: Mapping[str, Any]
     config: DecoderConfig
+    device: torch.device = CPU
+    kernels: Kernels | None = None
 
     @property
     def chain(self) -> int | None:
@@ -114,7 +136,7 @@ class Method:
         firsts, steps, forbidden = [], [], 0
         for begin in sequences[::rows]:
             numbers = range(begin, min(begin + rows, sequences.stop))
-            out = decode(config, model.prompts(len(numbers)), RandomStreams([(seed, i) for i in numbers]))
+            out = self._decoded(config, model.prompts(len(numbers)), [(seed, i) for i in numbers])
             tokens, allowed = model.free(out.tokens)
             odd = torch.arange(begin, numbers.stop) % 2 == 1
             for half, chosen in ((one, ~odd), (other, odd)):
@@ -145,6 +167,14 @@ class Method:
         mean = float((torch.stack(steps).sum(0) * per_step).sum() / samples)
         return Counted(torch.stack(firsts).sum(0), mean, exercised, columns)
 
+    def _decoded(self, config: DecoderConfig, prompts: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
+        """A sequence for each key (seed, number), on the CPU."""
+        engine = Eager()
+        engine.kernels = self.kernels
+        given = None if prompts is None else on_device(prompts, self.device)
+        out = decode(config, given, RandomStreams(keys, self.device), engine)
+        return replace(on_device(out, CPU), trace=on_device(out.trace, CPU))
+
     def _theorem(self, model: TabularModel, window: int, target: Tensor, counts: Tensor) -> dict[str, Any]:
         """The columns of Theorem 2, for chains sampled from the draft tables. target (V**T,): the distribution of
         sequences; counts (V**T,): of the decoded ones."""
@@ -174,6 +204,7 @@ class Measurement:
     samples: int
     seed: int
     margin: float
+    device: torch.device = CPU
 
 
 def cores() -> int:
@@ -195,7 +226,15 @@ def _measured_by_processes(jobs: Sequence[Measurement], workers: int, progress: 
     pickled = {id(job.model): pickle.dumps(job.model) for job in jobs}
     with processes.pool(workers, RunError(_DIED)) as pool:
         futures = [
-            pool.submit(_measured_elsewhere, pickled[id(job.model)], dict(job.cfg), job.samples, job.seed, job.margin)
+            pool.submit(
+                _measured_elsewhere,
+                pickled[id(job.model)],
+                dict(job.cfg),
+                job.samples,
+                job.seed,
+                job.margin,
+                job.device,
+            )
             for job in jobs
         ]
         for job, future in zip(jobs, futures, strict=True):
@@ -218,7 +257,7 @@ def _measured(job: Measurement, progress: Progress | None = None) -> dict[str, A
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        method = assemble(job.cfg, job.model)
+        method = assemble(job.cfg, job.model, job.device)
         return measure(method, job.model, job.samples, job.seed, progress, job.margin)
     finally:
         torch.set_num_threads(threads)

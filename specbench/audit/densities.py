@@ -10,6 +10,7 @@ row = audit.measure(assemble(configuration.compose(["method=cspd", "model=mar_b"
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,9 +26,11 @@ from specbench.decoding.continuous import ContinuousRule, ContinuousSession, dec
 from specbench.decoding.continuous.rule import build
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
+from specbench.engine.state import on_device
 
 SAMPLING = ("temperature", "final_noise")
 _CONDITION, _HIDDEN = 4, 8  # numbers of a condition, and of the head's hidden layer
+_CPU = torch.device("cpu")
 _KEEP = 0.7  # share of a state in the next one's mean
 #: The spread of each kind of weights.
 _SPREAD = {"input": 0.5, "input_bias": 0.5, "step": 0.5, "inner": 0.6, "outer": 0.3, "level": 0.2}
@@ -71,6 +74,13 @@ class DensityNetwork(ContinuousSession):
     def __init__(self, recipe: _DensityRecipe, weights: Mapping[str, Tensor]) -> None:
         self.dim, self.length, self.steps, self.bend = recipe.dim, recipe.length, recipe.steps, recipe.bend
         self.input, self.input_bias, self.step, self.inner, self.outer, self.level = (weights[name] for name in _SPREAD)
+
+    def on(self, device: torch.device) -> DensityNetwork:
+        """The same network on a device."""
+        there = copy.copy(self)
+        for name in _SPREAD:
+            setattr(there, name, getattr(self, name).to(device))
+        return there
 
     def open(self, conditioning: Any, rows: int) -> DensityNetwork:
         return self
@@ -194,16 +204,18 @@ class DensityMethod:
 
     cfg: Mapping[str, Any]
     rule: ContinuousRule
+    device: torch.device
 
     def counted(self, model: DensityPair, sequences: range, seed: int, progress: Progress | None) -> Counted:
         length, samples, exercised = model.length, len(sequences), Exercised()
         first, per_step = torch.zeros(length + 1, dtype=torch.float64), 0.0
         verified = accepted = fallbacks = 0
         tokens, orders, proposals = [], [], []
+        pair = [network.on(self.device) for network in (model.target, model.drafter)]
         for begin in sequences[::_ROWS]:
             keys = [(seed, i) for i in range(begin, min(begin + _ROWS, sequences.stop))]
-            out = decode(model.target, model.drafter, self.rule, None, RandomStreams(keys))
-            trace = out.trace
+            made = decode(pair[0], pair[1], self.rule, None, RandomStreams(keys, self.device))
+            out, trace = on_device(made, _CPU), on_device(made.trace, _CPU)
             first += of_first_draft(trace, length)
             per_step += float((length / out.steps.double()).sum()) / samples
             verified += int(out.drafted.sum())
@@ -239,7 +251,7 @@ class DensityMethod:
         return Counted(first, per_step, exercised, columns)
 
 
-def assemble(cfg: Mapping[str, Any]) -> DensityMethod:
+def assemble(cfg: Mapping[str, Any], device: torch.device = _CPU) -> DensityMethod:
     """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
     alone, the target samples one token per pass. Raises UsageError for parameters that do not go together."""
-    return DensityMethod(cfg, build(cfg))
+    return DensityMethod(cfg, build(cfg), device)

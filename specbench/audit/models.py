@@ -6,7 +6,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,6 +60,10 @@ class Subject(Protocol):
         """Whether the model takes a cfg_scale."""
         ...
 
+    def on(self, device: torch.device) -> Subject:
+        """The same model, whose target, drafters and codebook are on a device."""
+        ...
+
     @property
     def target(self) -> Target: ...
 
@@ -104,6 +108,10 @@ class TabularModel:
     @property
     def length(self) -> int:
         return len(self.p)
+
+    def on(self, device: torch.device) -> TabularModel:
+        p, q = ([table.to(device) for table in tables] for tables in (self.p, self.q))
+        return replace(self, p=p, q=q, codes=None if self.codes is None else self.codes.to(device))
 
     @property
     def target(self) -> Target:

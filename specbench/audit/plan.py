@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from specbench.audit import audit, densities, models, sizes, tiny, verdicts
 from specbench.audit.audit import Measurement, Subject, assemble
@@ -19,6 +22,7 @@ from specbench.config.parameter import Parameter
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, unknown, values
 from specbench.harness.log import say
+from specbench.harness.pipeline import resolve_device
 from specbench.rows.csv_files import csv_text
 from specbench.storage.files import writable, write_atomically
 from specbench.storage.progress import tqdm
@@ -47,6 +51,9 @@ ARGUMENTS = {
         f" {_WORTHWHILE} sequences)",
         1,
         _MOST_WORKERS,
+    ),
+    "audit.device": Parameter(
+        "string", "where sequences are decoded: cpu (default), cuda or cuda:1, with the fused kernels of engine=triton"
     ),
     "audit.model": Parameter(
         "string",
@@ -99,14 +106,22 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
     chosen = chosen_models(own, kinds)
     out = writable(own["out"]) if "out" in own else None
     jobs = presets(given, chosen, of_variants) if many else _jobs(given, chosen, kinds)
+    device = _device(own.get("audit.device", "cpu"))
     for cfg, model in jobs:
         assemble(cfg, model)  # a mistake costs no decoding
     seed, margin = own.get("audit.seed", 0), own.get("audit.margin", verdicts.MARGIN)
     fewer = samples if "audit.model" in own else max(FEWEST, samples // _SLOWER)
     measurements = [
-        Measurement(cfg, model, fewer if isinstance(model, TinyModel) else samples, seed, margin) for cfg, model in jobs
+        Measurement(cfg, model, fewer if isinstance(model, TinyModel) else samples, seed, margin, device)
+        for cfg, model in jobs
     ]
-    return AuditPlan(measurements, own.get("audit.workers"), out)
+    return AuditPlan(measurements, own.get("audit.workers") if device.type == "cpu" else 1, out)
+
+
+def _device(name: str) -> torch.device:
+    if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
+        raise UsageError(f"audit.device must be cpu, cuda or cuda:NUMBER (got {name})")
+    return resolve_device(name)
 
 
 def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:

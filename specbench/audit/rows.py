@@ -67,6 +67,7 @@ COLUMNS = {
     "and what the drafter reports, such as refills of a window",
     "p_first": f"p_value of the first sequences, where it was from {LEVEL:g} to below {DOUBT:g}: the row is of\n"
     f"{FURTHER} times as many further ones",
+    "device": "name of the processor that decoded the sequences; a CUDA device does it with the fused kernels",
 }
 
 _AFTER = 2  # tokens that a sequence needs beyond a draft, so that the draft is refilled or has a bonus token

@@ -24,7 +24,7 @@ from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
 from specbench.engine.ops import KVCache
-from specbench.engine.state import Buffers, with_tensors
+from specbench.engine.state import Buffers, put, with_tensors
 
 #: tables[t] (V**t, V): the distribution of token t given the prefix coded base V, first token most significant. Of a
 #: Markov model of order m, (V**min(t, m), V): given the last m tokens.
@@ -73,13 +73,16 @@ class _Lookup:
 
     def __init__(self, tables: Tables) -> None:
         self.length, self.size = len(tables), tables[0].shape[1]
-        uniform = torch.full((1, self.size), 1.0 / self.size)  # beyond the end, where results are cut anyway
+        device = tables[0].device
+        uniform = torch.full(
+            (1, self.size), 1.0 / self.size, device=device
+        )  # beyond the end, where results are cut anyway
         self.table = torch.cat([*tables, uniform])
         self.logits = self.table.log()
         starts = [0]
         for table in tables:
             starts.append(starts[-1] + len(table))
-        self.starts = torch.tensor(starts)
+        self.starts = torch.tensor(starts, device=device)
         self.contexts = max(map(len, tables))  # codes of what the next token may depend on
         self.memory = round(math.log(self.contexts, self.size))  # tokens that it may depend on
 
@@ -199,7 +202,8 @@ class TabularDrafter:
     children, random numbers are drawn per node, not per depth, and Medusa's heads do not know the path."""
 
     def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False, replacement: bool = False) -> None:
-        self.lookup, self.tree, self.chosen, self.replacement = _Lookup(tables), build(paths), chosen, replacement
+        self.lookup, self.tree = _Lookup(tables), build(paths).to(tables[0].device)
+        self.chosen, self.replacement = chosen, replacement
         self.shape = DraftShape(self.tree, samples_siblings=not chosen)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
@@ -249,9 +253,11 @@ class _OfTables(Entries):
         super().__init__(SimpleNamespace(cfg=SimpleNamespace(aux_hidden_layers=())), shape, expanded)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EagleState:
-        rows, nothing = len(rng), torch.zeros(0)
-        start = torch.zeros(rows, dtype=torch.int64)
-        pending = torch.zeros(rows, self.tree.height + 1, 1)
+        rows, device = len(rng), rng.key.device
+        put(self, device)
+        nothing = torch.zeros(0, device=device)
+        start = torch.zeros(rows, dtype=torch.int64, device=device)
+        pending = torch.zeros(rows, self.tree.height + 1, 1, device=device)
         cache = KVCache(0, rows, 1, 1, 1, nothing)
         return EagleState(session, sampling, rng, cache, nothing, start, pending, torch.zeros_like(start), halves=1)
 
@@ -271,7 +277,7 @@ class _OfTables(Entries):
         return sampling.distributions(logits, state.session, positions)
 
     def _after_first(self, count: Tensor, nodes: int | None = None) -> Tensor:
-        return torch.ones(len(count), self.tree.nodes if nodes is None else nodes, dtype=torch.bool)
+        return count.new_ones(len(count), self.tree.nodes if nodes is None else nodes, dtype=torch.bool)
 
     def commit(self, state: EagleState, outcome: Outcome) -> None:
         pass
@@ -283,7 +289,9 @@ class _GrownOnce(Grown, _OfTables):
     def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
         lookup = self.lookup
         prefixes, row = lookup.row(lookup.root(history, count), count).unique(return_inverse=True)
-        one = torch.zeros_like(prefixes).scatter_(0, row, torch.arange(len(row)))  # a row of each prefix
+        one = torch.zeros_like(prefixes).scatter_(
+            0, row, torch.arange(len(row), device=row.device)
+        )  # a row of each prefix
         draft = super().grow(state, history[one], count[one])
         tokens = torch.cat([last_token(history, count), draft.tokens[row, 1:]], 1)
         sampled = None if draft.sampled is None else draft.sampled[row]

@@ -7,8 +7,9 @@ from passes over complete sequences, without a cache.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -78,6 +79,11 @@ class TinyModel:
     target: Language
     guided: bool = True
 
+    def on(self, device: torch.device) -> TinyModel:
+        if device.type == "cpu":
+            return self
+        return replace(self, target=copy.deepcopy(self.target).to(device))
+
     @property
     def vocab(self) -> int:
         return self.target.grammar.codes if self.target.grammar else self.target.vocab_size
@@ -94,13 +100,14 @@ class TinyModel:
 
     def drafter_network(self, name: str) -> Any:
         """As a loaded model's: the random network that a drafter declares."""
+        device = self.target.output.weight.device
         if name == "draft_model":
             build, factor = _FAMILIES[self.name]
-            return _random(partial(build, 1), 3, factor)
+            return _random(partial(build, 1), 3, factor).to(device)
         if name == "medusa":
-            return _random(partial(medusa.like_target, self.target), 6, factor=1.0)
+            return _random(partial(medusa.like_target, self.target), 6, factor=1.0).to(device)
         layers = eagle.default_aux_hidden_layers(self.target) if name == "eagle3" else ()
-        return _random(partial(eagle.like_target, self.target, layers), 5, factor=2.0)
+        return _random(partial(eagle.like_target, self.target, layers), 5, factor=2.0).to(device)
 
     def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
         return build_drafter(cfg, self)

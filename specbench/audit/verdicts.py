@@ -57,7 +57,11 @@ class Exercised(Counter[str]):
         if not tree.height:
             return
         # by depth (B, D + 1): the node before each token of the verdict, that node's valid children, and the first one
-        before, depth, length = verdict.path_with_root, torch.arange(tree.height + 1), verdict.length[:, None]
+        before, depth, length = (
+            verdict.path_with_root,
+            torch.arange(tree.height + 1, device=draft.valid.device),
+            verdict.length[:, None],
+        )
         slot = tree.slot.expand(len(before), -1).gather(1, before)
         child = take(tree.children.expand(len(before), -1, -1), slot.clamp_min(0))
         valid = draft.valid.gather(1, child.clamp_min(0).flatten(1)).view_as(child)

@@ -95,6 +95,11 @@ def with_tensors(x: D, change: Callable[[Tensor], Tensor]) -> D:
     return replace(x, **changed)  # type: ignore[type-var]
 
 
+def on_device(x: D, device: torch.device) -> D:
+    """A dataclass with its tensors on a device."""
+    return with_tensors(x, lambda tensor: tensor.to(device))
+
+
 def constants(name: str, owner: Any) -> dict[str, Tensor]:
     """The tensors that `put` moves, by their names after that of their owner."""
     found: dict[str, Tensor] = {}

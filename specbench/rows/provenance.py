@@ -100,12 +100,19 @@ def environment(device: Any) -> dict[str, Any]:
         "specbench": __version__,
         "commit": commit(),
         "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if cuda else _processor(),
+        "device_name": device_name(device),
         "torch": torch.__version__,
         "driver": driver.splitlines()[0] if driver else "",
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
     }
+
+
+def device_name(device: Any) -> str:
+    """The name of a CUDA device, or of the processor. Imports torch."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
 
 
 def _processor() -> str:
