@@ -1,13 +1,18 @@
 #!/bin/sh
-# One call on a GPU machine without network, from the checkout's root (docs/gpu.md says when): what is not timed side by
-# side, then what is timed, alone. Results are files in $OUT. COMMIT names the commit; .gpu/ may hold gpu_tiles.json and
-# cache.tar.xz, Triton's compile cache, of an earlier call; .whl/ holds what scripts/gpu_wheels.sh made.
-# Usage: scripts/gpu_call.sh first|last
+# One call on a GPU machine without network, from the checkout's root (docs/gpu.md says when). Results are files in $OUT.
+# SPECBENCH_COMMIT names the commit. .gpu/ may hold gpu_tiles.json and cache.tar.xz, Triton's compile cache, of an
+# earlier call; .whl/ holds what scripts/gpu_wheels.sh made. Usage: scripts/gpu_call.sh PART...
+#
+# correct  what is not timed, side by side: kernels, recordings, audits
+# tests    the tests for a device
+# gates    the gates and the most expensive kernels
+# speed    a step of each method at the real sizes
+# images   whole images of the embedded model, and a benchmark with the parts of a step
+# compare  Inductor's blocks against the fused kernels
 set -u
-part=$1
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
-export TRITON_CACHE_DIR=/tmp/triton_cache
-export SPECBENCH_STORE=none
+export TRITON_CACHE_DIR=/tmp/triton_cache SPECBENCH_STORE=none
+export GIT_DIR=/nonexistent # the copy may have the repository of another commit
 began=$(date +%s)
 at() { echo "== $(($(date +%s) - began)) s: $*"; }
 
@@ -16,62 +21,81 @@ python3 -m pip install -q --no-index --no-deps --no-compile --target /tmp/site .
 export PYTHONPATH="/tmp/site:$PWD"
 mkdir -p "$TRITON_CACHE_DIR"
 [ -f .gpu/cache.tar.xz ] && tar -xJf .gpu/cache.tar.xz -C "$TRITON_CACHE_DIR"
-[ -f .gpu/gpu_tiles.json ] && cp .gpu/gpu_tiles.json "$OUT/"
+if [ -f .gpu/gpu_tiles.json ]; then
+    cp .gpu/gpu_tiles.json "$OUT/"
+    tiles=$(python3 -c "import torch; from specbench.storage import home; print(home.tiles_file(torch.cuda.get_device_name()))")
+    mkdir -p "$(dirname "$tiles")" && cp .gpu/gpu_tiles.json "$tiles"
+fi
 at "ready, $(ls "$TRITON_CACHE_DIR" | wc -l) kernels in the cache"
 
-audit() { # the arguments of one
-    timeout 100 python3 -m specbench.cli audit audit.device=cuda "$@"
+check() { # file, stages, seconds, patience
+    python3 scripts/check_gpu.py --out "$OUT/$1" --stages "$2" --seconds "$3" --patience "${4:-1}"
 }
 
-correctness() {
-    timeout "$1" python3 scripts/check_gpu.py --stages 2 --patience 3 --out "$OUT/parity.jsonl" > /tmp/parity.log 2>&1 &
-    timeout "$1" python3 scripts/check_gpu.py --stages 3 --patience 3 --out "$OUT/recording.jsonl" > /tmp/recording.log 2>&1 &
-    timeout "$1" python3 -m pytest -m gpu -q -p no:cacheprovider -n 6 --timeout 90 --tb=short \
-        -k "not make_gpu_pass" tests/test_gpu.py tests/test_kernel*.py > "$OUT/tests.log" 2>&1 &
-    (
-        audit method=sjd_pac audit.model=m4t24
-        audit method=cool_sd delta=1.1 audit.model=v8t4
-        audit method=eagle1 verification=traversal audit.model=v8t4
-    ) > "$OUT/audits.log" 2>&1 &
-    (
-        audit method=cspd audit.model=d1t5
-        audit method=eagle1 verification=traversal audit.model=llamagen_tiny cfg_scale=3
-    ) > /tmp/audits2.log 2>&1 &
+audit() { # name of the file, then the arguments
+    file=$1
+    shift
+    timeout "$seconds" python3 -m specbench.cli audit audit.device=cuda "$@" "out=/tmp/audits/$file.csv"
+}
+
+correct() { # seconds
+    seconds=$1
+    mkdir -p /tmp/audits
+    check recording.jsonl 3 "$seconds" 9 > /tmp/recording.log 2>&1 &
+    check parity.jsonl 2 "$seconds" 9 > /tmp/parity.log 2>&1 &
+    audit 1 method=sjd_pac audit.model=m4t24 > /tmp/audit1.log 2>&1 &
+    audit 2 method=cool_sd delta=1.1 audit.model=v8t4 > /tmp/audit2.log 2>&1 &
+    audit 3 method=eagle1 verification=traversal audit.model=v8t4 > /tmp/audit3.log 2>&1 &
+    audit 4 method=eagle1 verification=traversal audit.model=llamagen_tiny cfg_scale=3 > /tmp/audit4.log 2>&1 &
+    audit 5 method=cspd audit.model=d1t5 > /tmp/audit5.log 2>&1 &
     wait
-    cat /tmp/audits2.log >> "$OUT/audits.log"
-    at "correctness"
+    at "correct"
     sed -n '/-- summary/,$p' /tmp/parity.log /tmp/recording.log
-    tail -40 "$OUT/tests.log" | cut -c1-200
-    grep -E "lossless|undecided|specbench:|Error" "$OUT/audits.log" | cut -c1-200 | tail -30
+    for n in 1 2 3 4 5; do
+        tail -n +$((1 + (n > 1))) "/tmp/audits/$n.csv" >> "$OUT/audits.csv"
+        tail -3 "/tmp/audit$n.log" | tr '\r' '\n' | tail -3 | cut -c1-200
+    done
 }
 
-keep_cache() { # for a later call; without what only a developer reads
-    (cd "$TRITON_CACHE_DIR" && find . \( -name "*.cubin" -o -name "*.json" -o -name "*.so" \) | tar -cf - -T - | xz -1 -T4 > "$OUT/cache.tar.xz")
+tests() { # seconds
+    timeout "$1" python3 -m pytest -m gpu -q -p no:cacheprovider -n 14 --timeout 60 --tb=short \
+        -k "not make_gpu_pass" tests/test_gpu.py tests/test_kernel*.py > "$OUT/tests.log" 2>&1
+    tail -5 "$OUT/tests.log" | cut -c1-150
+    at "tests"
+}
+
+images() { # seconds
+    timeout "$1" python3 -m specbench.cli run --multirun method=vanilla,sjd,sjd_pac,scd,eagle1,cool_sd engine=triton \
+        device=cuda n=8 metrics=none out=/tmp/images > /tmp/images.log 2>&1
+    for method in vanilla sjd sjd_pac scd eagle1 cool_sd; do
+        row=/tmp/images/method=$method/row.csv
+        [ -f "$row" ] || continue
+        if [ -s "$OUT/images.csv" ]; then tail -n +2 "$row"; else cat "$row"; fi >> "$OUT/images.csv"
+    done
+    grep -E "latency  |speed-up  |specbench:" /tmp/images.log | cut -c1-120
+    timeout "$1" python3 -m specbench.cli bench weights=random device=cuda engine=triton model=llamagen_xl method=eagle1 \
+        forced_accept=2.76 bench.steps=30 bench.images=1 bench.nodes=1,26 "out=$OUT/bench.csv" 2>&1 | tail -16 | cut -c1-150
+    at "images"
 }
 
 timed() { # stages and seconds
-    python3 scripts/check_gpu.py --stages "$1" --seconds "$2" --out "$OUT/gpu_check.jsonl" 2>&1 | grep -v "^PASS  stage 1 " | cut -c1-220
+    check gpu_check.jsonl "$1" "$2" 2>&1 | grep -E "^(PASS|FAIL|SKIP|stage|--)" | grep -v "^PASS  stage 1 " | cut -c1-200
     at "stages $1"
 }
 
-bench() { # the arguments of one line
-    timeout 60 python3 -m specbench.cli bench weights=random device=cuda bench.steps=30 "$@" "out=$OUT/bench.csv" 2>&1 | tail -22
-    at "bench $1 $2"
-}
-
-case $part in
-first)
-    correctness 120
-    keep_cache
-    timed 4,5 130
-    timed 6 110
-    ;;
-last)
-    correctness 110
-    timed 4,7 170
-    bench model=llamagen_xl method=vanilla engine=triton bench.images=1
-    bench model=llamagen_xl method=eagle1 engine=triton forced_accept=2.76 bench.images=1 bench.nodes=1,26
-    bench model=mar_l method=cspd criterion=exact gamma=8 engine=graph dtype=bfloat16 batch=8
-    ;;
-esac
+for part in "$@"; do
+    case $part in
+    correct) correct 60 ;;
+    tests) tests 90 ;;
+    gates) timed 4,5 60 ;;
+    speed) timed 7 85 ;;
+    images) images 35 ;;
+    compare) timed 6 50 ;;
+    cache) # for a later call, without what only a developer reads
+        (cd "$TRITON_CACHE_DIR" && find . \( -name "*.cubin" -o -name "*.json" -o -name "*.so" \) | tar -cf - -T -) |
+            xz -6 -T8 > "$OUT/cache.tar.xz"
+        ;;
+    *) echo "no such part: $part" >&2 && exit 2 ;;
+    esac
+done
 at "end"

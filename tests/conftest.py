@@ -28,6 +28,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """On a device a failure is written at once, since a run may be cut off. A process that has lost the device ends:
+    pytest-xdist starts another one."""
+    if not report.failed or not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    with Path(os.environ.get("OUT", "."), "failures.log").open("a") as file:
+        file.write(f"{report.nodeid} {report.when}\n{report.longreprtext[-6000:]}\n\n")
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        os._exit(3)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of kernels use the device where there is one."""
     for item in items:

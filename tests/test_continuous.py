@@ -401,7 +401,8 @@ def reduced(steps: int = 2, device: str = "cpu") -> Guided:
 
 
 def under_way(rule: ContinuousRule, rows: int, device: str = "cpu") -> ContinuousDecoding:
-    """After a pass of each kind."""
+    """After a pass of each kind, and before the last one."""
+    rule = rule if rule.gamma else ContinuousRule(tokens_per_pass=(1, 2))
     labels, target, drafter = torch.arange(rows, device=device) % 4, reduced(device=device), reduced(device=device)
     images = ContinuousDecoding(target, drafter, replace(rule, prefill=0.1), labels, rng(rows, device=device))
     go_on(images)
@@ -420,8 +421,7 @@ def go_on(images: ContinuousDecoding) -> None:
 def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of them: test_capture, which needs Triton, looks at all."""
     monkeypatch.setattr(loop, "compacts", lambda device: False)
-    rule = RULES[name] if RULES[name].gamma else ContinuousRule(tokens_per_pass=(1, 2))
-    images = under_way(rule, 3)
+    images = under_way(RULES[name], 3)
     with numbers_unknown(images):
         for _ in range(2):
             go_on(images)

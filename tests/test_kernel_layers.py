@@ -205,7 +205,11 @@ def _blocks(cfg: BlockConfig, first: bool, dtype: torch.dtype) -> torch.nn.Modul
     ],
 )
 @torch.inference_mode()
-def test_blocks_and_their_cache(name: str, first: bool, nodes: int, large: bool) -> None:
+def test_blocks_and_their_cache(
+    name: str, first: bool, nodes: int, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(block, "MOST_WEIGHTS", 0)
     cfg, rows, slots = BLOCKS[name], 2, 24
     blocks = _blocks(cfg, first, torch.float32)
     table = grid_rotary(4, cfg.head_dim, 2, 8) if cfg.rotary == "interleaved" else line_rotary(slots, cfg.head_dim, 1e4)
@@ -217,7 +221,7 @@ def test_blocks_and_their_cache(name: str, first: bool, nodes: int, large: bool)
     for cache in (plain, fused):
         cache.k.copy_(normal(*cache.k.shape, seed=7))
         cache.v.copy_(normal(*cache.v.shape, seed=8))
-    fused.kernels = FusedKernels(WideTiles(), most_weights=0 if large else block.MOST_WEIGHTS)
+    fused.kernels = FusedKernels(WideTiles())
     found, want = (run_blocks(blocks, x, rope, mask, cache, at, (0,)) for cache in (fused, plain))
     # float32 sums in another order: 1e-5 of numbers of order one, some hundred of them added up
     torch.testing.assert_close((found, fused.k, fused.v), (want, plain.k, plain.v), rtol=1e-4, atol=1e-4)

@@ -29,7 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from gpu_checks import experiments, gates, models, parity, recording, results
+from gpu_checks import experiments, gates, models, parity, recording, results, speed
 from specbench.decoding.loop import DecoderConfig
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Mentored, Rule, exact
@@ -166,9 +166,11 @@ def steps(some: Any = STEPS) -> list[Callable[[], None]]:
 
 
 def later_stages() -> list[Callable[[], None]]:
-    """What stages 2 and 3 start, so that they find it compiled."""
+    """What stages 2, 3 and 7 start, so that they find it compiled."""
     passes = [partial(parity.pass_on_shapes, *case) for case in parity.passes(real=True)]
-    return [*passes, *(partial(case_on_shapes, *case) for case in recording.CASES.values())]
+    methods = itertools.product(speed.TARGETS, speed.METHODS.values())
+    timed = [partial(step_on_shapes, target, *case[:2], 1, torch.bfloat16, case[2]) for target, case in methods]
+    return [*passes, *(partial(case_on_shapes, *case) for case in recording.CASES.values()), *timed]
 
 
 def tuning_on_shapes() -> list[Callable[[], None]]:
@@ -176,7 +178,7 @@ def tuning_on_shapes() -> list[Callable[[], None]]:
     return [partial(candidates_on_shapes, name, *case) for name, case in (*gates.TUNED.items(), *experiments.TUNED)]
 
 
-def candidates_on_shapes(name: str, nodes: tuple[int, ...], slots: int, most_weights: int = block.MOST_WEIGHTS) -> None:
+def candidates_on_shapes(name: str, nodes: tuple[int, ...], slots: int) -> None:
     """Every tile that tuning tries for passes of a target."""
     network = models.target(name, "meta", torch.bfloat16, 1)
 
@@ -191,7 +193,7 @@ def candidates_on_shapes(name: str, nodes: tuple[int, ...], slots: int, most_wei
         mock.patch.object(block, "fastest", all_of),
         torch.no_grad(),
     ):
-        FusedKernels(most_weights=most_weights).tune(network.layers, nodes, gates.ROWS, slots)
+        FusedKernels().tune(network.layers, nodes, gates.ROWS, slots)
 
 
 def case_on_shapes(target: str, drafter: str, rule: str, engine: str) -> None:
@@ -228,17 +230,21 @@ def verify_on_shapes(
     way.verify(p, draft, rule, rng, step, kernels=rng.kernels)
 
 
-def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: torch.dtype) -> None:
-    """A step of a target of two layers. A tree is verified token by token and by traversal."""
+def step_on_shapes(
+    name: str, drafter: str, window: int, images: int, dtype: torch.dtype, rule: str | None = None
+) -> None:
+    """A step of a target of two layers. With the exact rule (None) a tree is verified token by token and by
+    traversal."""
     network = models.target(name, "meta", dtype, 2)
     drafting = models.drafter(drafter, network, "meta", dtype, window=window)
     given = models.conditioning(name, images, "meta", dtype)
     ways: list[Verification] = [TokenWise()]
     shape = drafting.shape
-    if not (shape.tree.is_chain or shape.carries_over or shape.skips):
+    if not (rule or shape.tree.is_chain or shape.carries_over or shape.skips):
         ways.append(Traversal())
     for way in ways:
-        config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name], verification=way)
+        chosen = recording.RULES[rule](network.vocab_size) if rule else exact()
+        config = DecoderConfig(network, drafting, chosen, models.SAMPLING[name], verification=way)
         recording.step_on_shapes(config, given)
 
 

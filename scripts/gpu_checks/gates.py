@@ -54,8 +54,9 @@ PROFILES = {
 }
 #: Steps that are profiled.
 PROFILED = 10
-#: Positions before the nodes of a pass, and the most nodes without a device: two rows of them are more than few.
-CONTEXT, MOST_DRY = {"xl": 400, "7b": 2400, "emu3": 4100}, 9
+#: Positions before the nodes of a pass (of XL the middle of an image of 256 tokens), and the most nodes without a
+#: device: two rows of them are more than few.
+CONTEXT, MOST_DRY = {"xl": 248, "7b": 2400, "emu3": 4100}, 9
 LAYERS = {"xl": 36, "7b": 32, "emu3": 32}
 #: Rows of one image with guidance.
 ROWS = 2
@@ -196,7 +197,10 @@ def recorded_pass(name: str, nodes: int, engine: Graphs) -> Pass:
     if engine.kernels is not None:
         session.use(engine.kernels)
     tree = build(chain_paths(nodes - 1)).to(here)
-    count = torch.full((1,), 1 if small() else CONTEXT[name] - session.prefix_length, device=here)
+    before = 1 if small() else CONTEXT[name] - session.prefix_length
+    if before + nodes > session.length:
+        raise ValueError(f"a pass of {nodes} nodes after {before} tokens leaves the image of {session.length}")
+    count = torch.full((1,), before, device=here)
     history = torch.zeros(1, session.length + nodes, dtype=torch.int64, device=here)
     logits: list[Tensor] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -54,8 +53,7 @@ def read(file: Path, run: str) -> list[dict[str, Any]]:
 
 
 def describe_environment(file: Path, run: str, cuda: bool) -> None:
-    """The first line of a run: versions, driver, device and commit, which the variable COMMIT names where the checkout
-    is a copy without its repository."""
+    """The first line of a run: versions, driver, device and commit."""
     if any(line["stage"] == 0 for line in read(file, run)):
         return
     import torch
@@ -64,7 +62,7 @@ def describe_environment(file: Path, run: str, cuda: bool) -> None:
     from specbench.rows.provenance import environment
 
     here = environment(torch.device("cuda" if cuda else "cpu"))
-    here |= {"triton": triton.__version__, "commit": here["commit"] or os.environ.get("COMMIT", "")}
+    here |= {"triton": triton.__version__}
     append(file, {"run": run, "stage": 0, "check": "environment", "ok": True, **here})
     print("  ".join(f"{name} {value}" for name, value in here.items()), flush=True)
 

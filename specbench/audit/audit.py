@@ -179,6 +179,7 @@ class Method:
         """The columns of Theorem 2, for chains sampled from the draft tables. target (V**T,): the distribution of
         sequences; counts (V**T,): of the decoded ones."""
         sampling, rule = self.config.sampling, self.config.rule
+        rule.open(CPU)
         filtered, drafts = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
         pre_argmax = None
         if rule.uses_pre_argmax_probs and sampling.temperature == 0:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -141,11 +141,16 @@ class Graphs:
     def repeated(self, work: Action, device: torch.device) -> Action:
         """As of `Eager`: recorded."""
         [replay] = self._recorder({"a pass": work}, device)
-        return replay
+        return partial(_replayed, replay, work)
 
     def fresh(self) -> Graphs:
         """As of `Eager`."""
         return Graphs(self._recorder, self.kernels)
+
+
+def _replayed(replay: Action, work: Action) -> None:
+    """`replay`; holds `work`, and so the memory that a recording of it reads."""
+    replay()
 
 
 def cuda_graphs(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
@@ -190,7 +195,7 @@ def _captured(name: str, function: Action, pool: Any, stream: torch.cuda.Stream)
             if any("graph is empty" in str(warning.message).lower() for warning in caught):
                 reason = "it started no kernel"
         except BaseException as error:
-            _abandon(graph)
+            _abandon(graph, pool)
             if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, Exception):
                 raise
             first = one_line(error)
@@ -201,10 +206,10 @@ def _captured(name: str, function: Action, pool: Any, stream: torch.cuda.Stream)
     return graph
 
 
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """End and drop a capture that failed, on its own stream, and leave nothing of it behind in the device's
     allocator."""
-    device, pool = torch.cuda.current_device(), graph.pool()
+    device = torch.cuda.current_device()
 
     def end_allocation() -> None:
         torch._C._cuda_endAllocateToPool(device, pool)

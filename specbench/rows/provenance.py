@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import secrets
 import subprocess
@@ -70,10 +71,11 @@ def _hashed(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The checkout's commit, with -dirty where its code or configurations differ from it; empty outside a checkout."""
+    """The checkout's commit, with -dirty where its code or configurations differ from it. Outside a checkout, and where
+    git is missing, what the variable SPECBENCH_COMMIT says, or nothing."""
     root = Path(__file__).resolve().parents[2]
-    if _git(root, "rev-parse", "--show-toplevel") != str(root):
-        return ""  # installed somewhere inside another repository
+    if _git(root, "rev-parse", "--show-toplevel") != str(root):  # or installed somewhere inside another repository
+        return os.environ.get("SPECBENCH_COMMIT", "")
     head = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
     return head and head + ("-dirty" if _git(root, "status", "--porcelain", "--", "specbench", "conf") else "")
 

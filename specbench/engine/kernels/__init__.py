@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from specbench.engine.kernels import inputs, lossless, sampling, selected, skips, trees, verification, window
-from specbench.engine.kernels.block import MOST_WEIGHTS, LayerKernels, Stream, tune
+from specbench.engine.kernels.block import LayerKernels, Stream, tune
 from specbench.engine.kernels.tiles import Tiles
 
 
@@ -37,11 +37,10 @@ class FusedKernels:
     skip, join = staticmethod(skips.skip), staticmethod(skips.join)
     stream = Stream
 
-    def __init__(self, tiles: Tiles | None = None, dependent: bool = True, most_weights: int = MOST_WEIGHTS) -> None:
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
         """tiles: how the layers' kernels divide their work (default: not tuned); dependent: whether a kernel of a layer
-        may begin before the one in front of it has ended, on devices that can; most_weights: the
-        products of few rows with a matrix of more weights are left to cuBLAS."""
-        self.layers = LayerKernels(tiles, dependent, most_weights)
+        may begin before the one in front of it has ended, on devices that can."""
+        self.layers = LayerKernels(tiles, dependent)
 
     def tune(self, blocks: Sequence[Any], nodes: Iterable[int], rows: int, slots: int) -> None:
         """Measure tiles for passes of `rows` sequences over each number of nodes, with the weights of some `Block`s and

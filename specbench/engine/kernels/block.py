@@ -3,6 +3,7 @@ device, where each product of few rows is timed with every candidate."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +31,8 @@ from specbench.engine.masks import TreeMask
 
 #: Rows, and by default weights, up to which a product is done here; beyond, by cuBLAS.
 MOST_ROWS, MOST_WEIGHTS = 16, 1 << 23
-#: Numbers of SwiGLU that a program computes.
-_SWIGLU = 1024
+#: Numbers of SwiGLU, and heads at most, that a program computes.
+_SWIGLU, _ROTATED = 1024, 4
 
 
 class Stream:
@@ -50,16 +51,15 @@ class Stream:
 
 class LayerKernels:
     """The kernels of a Transformer's layers. `dependent`: whether a kernel may begin before the one in front of it has
-    ended, where the device can (compute capability 9.0 and newer); `most_weights`: up to which a product of few rows is
-    not left to cuBLAS."""
+    ended, where the device can (compute capability 9.0 and newer)."""
 
-    def __init__(self, tiles: Tiles | None = None, dependent: bool = True, most_weights: int = MOST_WEIGHTS) -> None:
-        self.tiles, self.dependent, self.most_weights = tiles or Tiles(), dependent, most_weights
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
+        self.tiles, self.dependent = tiles or Tiles(), dependent
         self.counters = Counters()
 
     def small(self, rows: int, weight: Tensor) -> bool:
         """Whether a product of so many rows with this weight is done by a kernel of this package."""
-        return rows <= MOST_ROWS and weight.numel() <= self.most_weights
+        return rows <= MOST_ROWS and weight.numel() <= MOST_WEIGHTS
 
     def depends(self, on: torch.device) -> bool:
         return self.dependent and launch.can_depend(on)
@@ -98,9 +98,10 @@ class LayerKernels:
             norms: list[Tensor] = [qkv] * 4
             if c.qk_norm:
                 norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]
-            launch.start(_rotate, (rows, c.n_heads + 2 * c.n_kv_heads),
+            group = math.gcd(c.n_heads, c.n_kv_heads, _ROTATED)
+            launch.start(_rotate, (rows, (c.n_heads + 2 * c.n_kv_heads) // group),
                 qkv, rope, slots, *norms, q, k, v, *sizes, max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)),
-                *heads, triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, dependent=dependent,
+                *heads, group, triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, dependent=dependent,
                 num_warps=1,
             )  # fmt: skip
             return q

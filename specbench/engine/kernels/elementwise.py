@@ -52,16 +52,17 @@ def _swiglu(X, Y, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
 @triton.jit
 def _rotate(
     QKV, ROPE, SLOTS, QW, QB, KW, KB, Q, K, V, nodes, slots, rope_stride, slot_stride, q_rows, k_rows,
-    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HALVES: tl.constexpr,
-    NORMED: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    HALVES: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head of one position: norm, rotate, and store in the queries or the caches."""
+    """GROUP heads of one position, all of queries, of keys or of values: norm, rotate, and store in the queries or the
+    caches."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    position, head = tl.program_id(0), tl.program_id(1)
-    row, node, i = position // nodes, position % nodes, tl.arange(0, BLOCK)
-    here = i < HALF
+    position, leading = tl.program_id(0), tl.program_id(1) * GROUP
+    head, i = leading + tl.arange(0, GROUP)[:, None], tl.arange(0, BLOCK)[None, :]
+    row, node, here = position // nodes, position % nodes, i < HALF
     if HALVES:
         first = i
         second = i + HALF
@@ -72,12 +73,12 @@ def _rotate(
     given = tl.load(base + first, mask=here, other=0.0)
     a, b = given.to(tl.float32), tl.load(base + second, mask=here, other=0.0).to(tl.float32)
     slot = tl.load(SLOTS + row * slot_stride + node)
-    if head < HEADS + KV:
+    if leading < HEADS + KV:
         if NORMED:
-            mean = (tl.sum(a, 0) + tl.sum(b, 0)) / (2 * HALF)
+            mean = ((tl.sum(a, 1) + tl.sum(b, 1)) / (2 * HALF))[:, None]
             a, b = tl.where(here, a - mean, 0.0), tl.where(here, b - mean, 0.0)
-            scale = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / (2 * HALF) + 1e-5)
-            if head < HEADS:
+            scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + 1e-5)[:, None]
+            if leading < HEADS:
                 weight, bias, which = QW, QB, head // (HEADS // q_rows)
             else:
                 weight, bias, which = KW, KB, (head - HEADS) // (KV // k_rows)
@@ -91,10 +92,10 @@ def _rotate(
         angle = ROPE + row * rope_stride + (node * HALF + i) * 2
         cos, sin = tl.load(angle, mask=here, other=0.0), tl.load(angle + 1, mask=here, other=0.0)
         a, b = a * cos - b * sin, b * cos + a * sin
-    if head < HEADS:
+    if leading < HEADS:
         out = Q + (position * HEADS + head) * (2 * HALF)
     else:
-        if head < HEADS + KV:
+        if leading < HEADS + KV:
             out = K + ((row * KV + head - HEADS).to(tl.int64) * slots + slot) * (2 * HALF)
         else:
             out = V + ((row * KV + head - HEADS - KV).to(tl.int64) * slots + slot) * (2 * HALF)
