@@ -28,8 +28,8 @@ if [ -f .gpu/gpu_tiles.json ]; then
 fi
 at "ready, $(ls "$TRITON_CACHE_DIR" | wc -l) kernels in the cache"
 
-check() { # file, stages, seconds, patience
-    python3 scripts/check_gpu.py --out "$OUT/$1" --stages "$2" --seconds "$3" --patience "${4:-1}"
+check() { # file, stages, seconds
+    python3 scripts/check_gpu.py --out "$OUT/$1" --stages "$2" --seconds "$3"
 }
 
 audit() { # name of the file, then the arguments
@@ -41,8 +41,8 @@ audit() { # name of the file, then the arguments
 correct() { # seconds
     seconds=$1
     mkdir -p /tmp/audits
-    check recording.jsonl 3 "$seconds" 9 > /tmp/recording.log 2>&1 &
-    check parity.jsonl 2 "$seconds" 9 > /tmp/parity.log 2>&1 &
+    check recording.jsonl 3 "$seconds" > /tmp/recording.log 2>&1 &
+    check parity.jsonl 2 "$seconds" > /tmp/parity.log 2>&1 &
     audit 1 method=sjd_pac audit.model=m4t24 > /tmp/audit1.log 2>&1 &
     audit 2 method=cool_sd delta=1.1 audit.model=v8t4 > /tmp/audit2.log 2>&1 &
     audit 3 method=eagle1 verification=traversal audit.model=v8t4 > /tmp/audit3.log 2>&1 &
