@@ -54,6 +54,9 @@ _LOST = 3  # exit code of a process that lost the device
 def main() -> int:
     arguments = parser().parse_args()
     file = Path(arguments.out)
+    if arguments.rows:
+        results.write_rows(map(Path, arguments.lines), Path(arguments.rows))
+        return 0
     if arguments.worker:
         return worker(int(arguments.stages), arguments.run, file, arguments.fast, arguments.again)
     run = uuid.uuid4().hex[:12]
@@ -80,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, default=570.0, help="for all stages (default: %(default).0f)")
     made.add_argument("--fast", action="store_true", help="a few checks of each stage")
     made.add_argument("--patience", type=float, default=1.0, help="factor of the stages' limits")
+    made.add_argument("--rows", metavar="FILE", help="check nothing: write LINES as rows to this CSV")
+    made.add_argument("lines", nargs="*", metavar="LINES", help="files of lines, for --rows")
     made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     made.add_argument("--run", default="", help=argparse.SUPPRESS)
     made.add_argument("--again", default="", help=argparse.SUPPRESS)

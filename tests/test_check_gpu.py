@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -19,9 +20,10 @@ import torch
 
 pytest.importorskip("triton")
 import check_gpu
-from gpu_checks import experiments, gates, results
+from gpu_checks import experiments, gates, models, results
 
 from specbench.config import parameters
+from specbench.engine.graph import Graphs
 from specbench.engine.kernels.tiles import Tile
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,6 +77,34 @@ def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(run: Callable[..., Any]
     assert in_bulk == "SKIPPED: the instruction needs a device of compute capability 9.0"
     assert set(skipped.values()) == {"SKIPPED: there is no CUDA device; done on small shapes, and not timed"}
     assert len(skipped) == 22
+
+
+def test_lines_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the first line of their run says; a check that was repeated kernel by kernel has one row."""
+    lost = {"run": "a", "stage": 4, "check": "7B", "ok": False, "note": "RuntimeError: CUDA\nmore"}
+    lines = [
+        {"run": "a", "stage": 0, "check": "environment", "device_name": "H200", "commit": "abc", "time": "today"},
+        {"run": "a", "stage": 4, "check": "XL", "ok": True, "measured": 1.23456789, "gate": 2.0, "seconds": 0.5},
+        lost,
+        {**lost, "launch_blocking": True},
+    ]
+    file, out = tmp_path / "lines.jsonl", tmp_path / "rows.csv"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    monkeypatch.setattr(sys, "argv", ["check_gpu.py", f"--rows={out}", str(file)])
+    assert check_gpu.main() == 0
+    one, other = csv.DictReader(out.open())
+    assert (one["check"], one["result"], one["measured"], one["gate"]) == ("XL", "PASS", "1.23457", "2.0")
+    assert (other["result"], other["note"], other["measured"]) == ("FAIL", "RuntimeError: CUDA", "")
+    assert {(row["device_name"], row["commit"], row["time"]) for row in (one, other)} == {("H200", "abc", "today")}
+
+
+def test_a_pass_beyond_the_image_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would read rotary rows and keys that do not exist, and its time would mean nothing."""
+    monkeypatch.setattr(gates, "small", lambda: False)
+    monkeypatch.setattr(gates, "device", lambda: torch.device("meta"))
+    monkeypatch.setattr(gates, "network", lambda name: models.target(name, "meta", torch.bfloat16, 1))
+    with pytest.raises(ValueError, match="leaves the image of 256"):
+        gates.recorded_pass("xl", 200, Graphs(lambda functions, device: list(functions.values())))
 
 
 def test_a_dry_check_that_fails_is_a_failure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -306,6 +307,27 @@ def test_only_the_newest_shapes_are_kept() -> None:
     for rows in (1, 2, 3, 4, 5, 2):
         decode(config, tiny.prompts(rows), tiny.rng(rows), engine)
     assert [len(one.steps.count) for one in engine._kept.values()] == [3, 4, 5, 2]
+
+
+def test_a_repeated_recording_keeps_what_it_reads() -> None:
+    """The device only knows addresses: memory that nobody holds is given to others."""
+
+    def replays(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
+        return [lambda: None for _ in functions]
+
+    read = torch.zeros(3)
+    seen = weakref.ref(read)
+
+    def work(of: Tensor = read) -> None:
+        of.sum()
+
+    repeated = Graphs(replays).repeated(work, torch.device("cpu"))
+    del read, work
+    gc.collect()
+    assert seen() is not None
+    del repeated
+    gc.collect()
+    assert seen() is None
 
 
 def test_a_function_of_tensors_is_recorded_for_its_shapes() -> None:

@@ -248,6 +248,33 @@ def test_no_pass_of_vectors_waits_for_the_host(name: str, device: str) -> None:
     test_continuous.go_on(images)
 
 
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("method=sjd_pac window=6 width=2", "m4t24"),
+        ("method=eagle1 verification=traversal", "v8t4"),
+        ("method=eagle2 nodes=4 depth=2 width=2", "v8t4"),
+        ("method=cool_sd delta=1.5 drafter=eagle window=3", "v8t4"),
+        ("method=eagle1 tree=[[0],[1],[0,0]]", "llamagen_tiny"),
+        ("method=cspd gamma=2 model=mar_b weights=random", "d1t5"),
+    ],
+)
+@ON_CUDA
+def test_an_audit_on_a_device_says_what_one_on_the_cpu_says(words: str, model: str, device: str) -> None:
+    pytest.importorskip("hydra", reason=NO_HYDRA)
+    from specbench.audit import audit, densities, models, tiny
+    from specbench.config import configuration
+
+    subject: Any = {"llamagen_tiny": tiny, "d1t5": densities}.get(model, models)
+    subject, cfg = subject.built_in(model), configuration.compose(words.split())
+    rows = [
+        audit.measure(audit.assemble(cfg, subject, torch.device(where)), subject, 20_000, margin=1.0)
+        for where in (device, "cpu")
+    ]
+    one, other = (row["verdict"] for row in rows)
+    assert one == other == ("not lossless" if "cool_sd" in words else "lossless")
+
+
 def checks(stage: str) -> list[Any]:
     from importlib import import_module
 

@@ -217,6 +217,8 @@ def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (package / "provenance.py").write_text("")
     monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
     assert provenance.commit() == ""  # no checkout
+    monkeypatch.setenv("SPECBENCH_COMMIT", "abc")
+    assert provenance.commit() == "abc"  # a copy without its repository
 
     def git(*words: str) -> str:
         identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
@@ -225,7 +227,7 @@ def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ).stdout
 
     git("init", "-q")
-    assert provenance.commit() == ""  # no commit yet
+    assert provenance.commit() == ""  # no commit yet; the repository knows better than a variable
     git("add", ".")
     git("commit", "-qm", "first")
     head = git("rev-parse", "HEAD").strip()

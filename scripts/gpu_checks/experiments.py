@@ -1,5 +1,5 @@
-"""What decides what is built next: passes of a target by our kernels and by blocks that Inductor compiles, measured by
-turns.
+"""What decides what is built next: passes of a target in two ways, by our kernels and by blocks that Inductor compiles,
+or over one node more, measured by turns.
 
 A pass is what a step takes most of. Each line has the ratio of two times and the decision that follows from it, which
 was made before anything was measured. Without a device every pass is done once at a small size, by Triton's
@@ -20,8 +20,8 @@ from gpu_checks.gates import CONTEXT, Pass, recorded_pass, timed
 from specbench.engine.graph import Graphs, call_block, compiling, inductor
 from specbench.engine.kernels import FusedKernels, block
 
-#: Nodes and positions of passes of XL for which tiles are tuned, and which the first stage compiles.
-TUNED = (("xl", ((1, 33), CONTEXT["xl"])),)
+#: Nodes and positions of the passes for which tiles are tuned, and which the first stage compiles.
+TUNED = (("xl", ((1, 33), CONTEXT["xl"])), ("7b", ((32, 33, 64, 65), CONTEXT["7b"])))
 #: Seconds of one experiment.
 LIMIT = 120
 #: Largest difference of two ways' logits, relative to the largest logit: bfloat16 keeps eight bits.
@@ -32,6 +32,8 @@ Decision = Callable[[float], str]
 
 def checks(fast: bool) -> Iterator[results.Check]:
     """The decisive ones first, since what is stopped loses the last."""
+    for nodes in () if fast else (32, 64):
+        yield f"7B: {nodes + 1} nodes instead of {nodes}", partial(_limited, partial(one_more_node, nodes))
     for target, nodes in [("xl", 1)] if fast else [("xl", 1), ("7b", 33), ("7b", 1), ("xl", 33)]:
         count = "one node" if nodes == 1 else f"{nodes} nodes"
         name = f"{target.upper()}, {count}: Inductor's blocks instead of engine=triton"
@@ -87,6 +89,15 @@ def of_passes(ways: Mapping[str, Pass], of: str, to: str, decision: Decision, ex
 def worth(most: float, yes: str, no: str) -> Decision:
     """One of two decisions: yes, where the ratio is at most so much."""
     return lambda ratio: f"{yes if ratio <= most else no}, limit {most:g}"
+
+
+def one_more_node(nodes: int) -> dict[str, Any]:
+    """Of windows of `nodes` tokens, which have as many nodes and the root."""
+    kernels = FusedKernels(gates.stored_tiles())
+    kernels.tune(gates.network("7b").layers, (nodes, nodes + 1), gates.ROWS, CONTEXT["7b"])
+    ms = timed({str(n): recorded_pass("7b", n, recorded(kernels)).run for n in (nodes, nodes + 1)})
+    decision = worth(1.03, "leave windows as they are", f"draft {nodes - 1} tokens, so that a pass has {nodes} nodes")
+    return line(ms, str(nodes + 1), str(nodes), decision)
 
 
 #: By target and whether a pass has more rows than few: what the ratio of Inductor's time to ours decides.

@@ -3,6 +3,7 @@ kernels of some steps. Without a device the same is done on small shapes, and no
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import statistics
@@ -58,6 +59,8 @@ PROFILED = 10
 #: device: two rows of them are more than few.
 CONTEXT, MOST_DRY = {"xl": 248, "7b": 2400, "emu3": 4100}, 9
 LAYERS = {"xl": 36, "7b": 32, "emu3": 32}
+#: Steps after which a decoding that is timed goes back to its position.
+STAY = 8
 #: Rows of one image with guidance.
 ROWS = 2
 #: Nodes of the passes whose tiles are tuned, some of EAGLE's drafting among them, and positions in the cache.
@@ -170,11 +173,14 @@ def recorded(
     context = before + decoding.total // 2 if context is None or small() else context
     decoding.history.random_(0, decoding.session.codes)
     decoding.count.fill_(context - before)
+    own = [buffer.tensor for name, buffer in decoding.state.buffers.items() if not name.startswith("session.cache")]
+    begun = [tensor.clone() for tensor in own]
     execution = Graphs(recorder(), decoding.kernels).begin(decoding)
+    done = itertools.count()
 
     def step() -> None:
-        decoding.count.fill_(context - before)
-        decoding.steps.zero_()
+        if next(done) % STAY == 0:  # a drafter remembers how far it has drafted: the whole state goes back
+            torch._foreach_copy_(own, begun)
         execution.step()
 
     read = floor.of_target(model) + floor.of_cache(model, ROWS, context) + floor.of_drafts(drafting, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import time
 import traceback
@@ -11,6 +12,10 @@ from typing import Any
 
 #: The file of tuned tiles, next to the lines.
 TILES = "gpu_tiles.json"
+#: What a row has of a line, and of its run's first line, the environment.
+OF_LINE = "stage check result measured unit gate floor share_of_bandwidth vanilla_ms of_vanilla note seconds".split()
+OUTCOMES = {True: "PASS", False: "FAIL", None: "SKIP"}
+OF_RUN = "device_name driver torch triton python commit time".split()
 #: A check: its name, and a function that returns what it measured. "ok": False in it, or an exception, is a failure.
 Check = tuple[str, Callable[[], dict[str, Any]]]
 
@@ -52,6 +57,28 @@ def read(file: Path, run: str) -> list[dict[str, Any]]:
     return found
 
 
+def write_rows(files: Iterable[Path], out: Path) -> None:
+    """The lines of some files as rows of a CSV. A check that was repeated, kernel by kernel, has one row."""
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        lines = [json.loads(text) for text in file.read_text(encoding="utf-8").splitlines()]
+        environments = {line["run"]: line for line in lines if line["stage"] == 0}
+        for line in lines:
+            if line["stage"] == 0 or line.get("launch_blocking"):
+                continue
+            of = {**line, "result": OUTCOMES[line["ok"]], "note": (line.get("note") or "").partition("\n")[0]}
+            rows.append({name: _cell(of.get(name)) for name in OF_LINE})
+            rows[-1] |= {name: environments[line["run"]].get(name) for name in OF_RUN}
+    with out.open("w", encoding="utf-8", newline="") as f:
+        writer = csv.DictWriter(f, [*OF_LINE, *OF_RUN], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _cell(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
 def describe_environment(file: Path, run: str, cuda: bool) -> None:
     """The first line of a run: versions, driver, device and commit."""
     if any(line["stage"] == 0 for line in read(file, run)):
@@ -62,7 +89,7 @@ def describe_environment(file: Path, run: str, cuda: bool) -> None:
     from specbench.rows.provenance import environment
 
     here = environment(torch.device("cuda" if cuda else "cpu"))
-    here |= {"triton": triton.__version__}
+    here |= {"triton": triton.__version__, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     append(file, {"run": run, "stage": 0, "check": "environment", "ok": True, **here})
     print("  ".join(f"{name} {value}" for name, value in here.items()), flush=True)
 
@@ -97,7 +124,7 @@ def carry_out(checks: Iterable[Check], stage: int, run: str, file: Path, done: s
 
 def described(line: dict[str, Any]) -> str:
     """A line of the table: PASS, FAIL or SKIP, and for a gate what was measured, its gate and its floor."""
-    outcome = {True: "PASS", False: "FAIL", None: "SKIP"}[line["ok"]]
+    outcome = OUTCOMES[line["ok"]]
     values = [f"{line['measured']:.3f} {line.get('unit', '')}".strip()] if line.get("measured") is not None else []
     values += [f"{name} {line[name]:.3f}" for name in ("gate", "aim", "floor") if line.get(name) is not None]
     values += [str(line["device"])] if line.get("device") else []
