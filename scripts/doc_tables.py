@@ -174,6 +174,43 @@ def table_of_rehearsals() -> str:
     return markdown(body)
 
 
+#: What stage 7 of check_gpu.py calls a target, and its heading; a step that only a gate measured.
+_TARGETS = {"XL": "LlamaGen-XL", "7B": "Lumina-mGPT 7B", "EMU3": "Emu3 8B"}
+_GATED = {"XL EAGLE-1, tree of 26, triton": "XL EAGLE tree of 26, a step"}
+
+
+def table_of_gpu_steps() -> str:
+    """Milliseconds of a recorded step by method and target, and relative to vanilla's step."""
+    rows = {row["check"]: row for row in _read("gpu/checks") if row["result"] != "FAIL" or row["stage"] == "4"}
+    body = [["a step of", *(f"{heading}, ms" for heading in _TARGETS.values())]]
+    methods = dict.fromkeys(
+        check.partition(" ")[2].removesuffix(", triton") for check, row in rows.items() if row["stage"] == "7"
+    )
+    for method in [one for one in methods if one != "tiles"]:
+        body.append([method, *(_gpu_step(rows, f"{target} {method}, triton", target) for target in _TARGETS)])
+    return markdown(body)
+
+
+def _gpu_step(rows: Mapping[str, Row], check: str, target: str) -> str:
+    row = rows.get(check) or rows.get(_GATED.get(check, ""))
+    if row is None:
+        return "not measured"
+    alone = row["vanilla_ms"] or rows["XL vanilla, a token"]["measured"]
+    relative = "" if "vanilla" in check else f" ({float(row['measured']) / float(alone):.2f}×)"
+    return f"{float(row['measured']):.2f}{relative}"
+
+
+def table_of_gpu_gates() -> str:
+    """Every gate, and what was measured."""
+    body = [["gate", "measured", "gate", "least time at the measured bandwidth", "share of it", "verdict"]]
+    for row in _read("gpu/checks"):
+        if row["stage"] == "4" and row["gate"] and "not tuned" not in row["check"]:
+            numbers = [f"{float(row[name]):.3f}" if row[name] else "" for name in ("measured", "gate", "floor")]
+            share = f"{float(row['share_of_bandwidth']):.0%}" if row["share_of_bandwidth"] else ""
+            body.append([row["check"], *(f"{x} {row['unit']}" if x else "" for x in numbers), share, row["result"]])
+    return markdown(body)
+
+
 def _read(name: str) -> list[Row]:
     with (ROOT / f"results/{name}.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -236,4 +273,14 @@ def _others(given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_text(x)}" for name, x in known.items() if _text(x) != _text(own[name]))
 
 
-WHOLE = {draw.__name__: draw for draw in (table_of_audit, table_of_variants, table_of_settings, table_of_rehearsals)}
+WHOLE = {
+    draw.__name__: draw
+    for draw in (
+        table_of_audit,
+        table_of_variants,
+        table_of_settings,
+        table_of_rehearsals,
+        table_of_gpu_steps,
+        table_of_gpu_gates,
+    )
+}

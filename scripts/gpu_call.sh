@@ -11,14 +11,15 @@
 # compare  Inductor's blocks against the fused kernels
 set -u
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
-export TRITON_CACHE_DIR=/tmp/triton_cache SPECBENCH_STORE=none
+work=${TMPDIR:-/tmp}
+export TRITON_CACHE_DIR=$work/triton_cache SPECBENCH_STORE=none
 export GIT_DIR=/nonexistent # the copy may have the repository of another commit
 began=$(date +%s)
 at() { echo "== $(($(date +%s) - began)) s: $*"; }
 
 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm --format=csv,noheader
-python3 -m pip install -q --no-index --no-deps --no-compile --target /tmp/site .whl/*.whl
-export PYTHONPATH="/tmp/site:$PWD"
+python3 -m pip install -q --no-index --no-deps --no-compile --target "$work/site" .whl/*.whl
+export PYTHONPATH="$work/site:$PWD"
 mkdir -p "$TRITON_CACHE_DIR"
 [ -f .gpu/cache.tar.xz ] && tar -xJf .gpu/cache.tar.xz -C "$TRITON_CACHE_DIR"
 if [ -f .gpu/gpu_tiles.json ]; then
@@ -35,25 +36,25 @@ check() { # file, stages, seconds
 audit() { # name of the file, then the arguments
     file=$1
     shift
-    timeout "$seconds" python3 -m specbench.cli audit audit.device=cuda "$@" "out=/tmp/audits/$file.csv"
+    timeout "$seconds" python3 -m specbench.cli audit audit.device=cuda "$@" "out=$work/audits/$file.csv"
 }
 
 correct() { # seconds
     seconds=$1
-    mkdir -p /tmp/audits
-    check recording.jsonl 3 "$seconds" > /tmp/recording.log 2>&1 &
-    check parity.jsonl 2 "$seconds" > /tmp/parity.log 2>&1 &
-    audit 1 method=sjd_pac audit.model=m4t24 > /tmp/audit1.log 2>&1 &
-    audit 2 method=cool_sd delta=1.1 audit.model=v8t4 > /tmp/audit2.log 2>&1 &
-    audit 3 method=eagle1 verification=traversal audit.model=v8t4 > /tmp/audit3.log 2>&1 &
-    audit 4 method=eagle1 verification=traversal audit.model=llamagen_tiny cfg_scale=3 > /tmp/audit4.log 2>&1 &
-    audit 5 method=cspd audit.model=d1t5 > /tmp/audit5.log 2>&1 &
+    mkdir -p "$work/audits"
+    check recording.jsonl 3 "$seconds" > $work/recording.log 2>&1 &
+    check parity.jsonl 2 "$seconds" > $work/parity.log 2>&1 &
+    audit 1 method=sjd_pac audit.model=m4t24 > $work/audit1.log 2>&1 &
+    audit 2 method=cool_sd delta=1.1 audit.model=v8t4 > $work/audit2.log 2>&1 &
+    audit 3 method=eagle1 verification=traversal audit.model=v8t4 > $work/audit3.log 2>&1 &
+    audit 4 method=eagle1 verification=traversal audit.model=llamagen_tiny cfg_scale=3 > $work/audit4.log 2>&1 &
+    audit 5 method=cspd audit.model=d1t5 > $work/audit5.log 2>&1 &
     wait
     at "correct"
-    sed -n '/-- summary/,$p' /tmp/parity.log /tmp/recording.log
+    sed -n '/-- summary/,$p' $work/parity.log $work/recording.log
     for n in 1 2 3 4 5; do
-        tail -n +$((1 + (n > 1))) "/tmp/audits/$n.csv" >> "$OUT/audits.csv"
-        tail -3 "/tmp/audit$n.log" | tr '\r' '\n' | tail -3 | cut -c1-200
+        tail -n +$((1 + (n > 1))) "$work/audits/$n.csv" >> "$OUT/audits.csv"
+        tail -3 "$work/audit$n.log" | tr '\r' '\n' | tail -3 | cut -c1-200
     done
 }
 
@@ -66,13 +67,13 @@ tests() { # seconds
 
 images() { # seconds
     timeout "$1" python3 -m specbench.cli run --multirun method=vanilla,sjd,sjd_pac,scd,eagle1,cool_sd engine=triton \
-        device=cuda n=8 metrics=none out=/tmp/images > /tmp/images.log 2>&1
+        device=cuda n=8 metrics=none out=$work/images > $work/images.log 2>&1
     for method in vanilla sjd sjd_pac scd eagle1 cool_sd; do
-        row=/tmp/images/method=$method/row.csv
+        row=$work/images/method=$method/row.csv
         [ -f "$row" ] || continue
         if [ -s "$OUT/images.csv" ]; then tail -n +2 "$row"; else cat "$row"; fi >> "$OUT/images.csv"
     done
-    grep -E "latency  |speed-up  |specbench:" /tmp/images.log | cut -c1-120
+    grep -E "latency  |speed-up  |specbench:" $work/images.log | cut -c1-120
     timeout "$1" python3 -m specbench.cli bench weights=random device=cuda engine=triton model=llamagen_xl method=eagle1 \
         forced_accept=2.76 bench.steps=30 bench.images=1 bench.nodes=1,26 "out=$OUT/bench.csv" 2>&1 | tail -16 | cut -c1-150
     at "images"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +22,8 @@ pytest.importorskip("triton")
 import check_gpu
 from gpu_checks import experiments, gates, models, results
 
-from specbench.config import parameters
+from specbench.audit import plan as audit_plan
+from specbench.config import configuration
 from specbench.engine.graph import Graphs
 from specbench.engine.kernels.tiles import Tile
 
@@ -111,26 +112,44 @@ def test_a_dry_check_that_fails_is_a_failure() -> None:
     assert results.dry(lambda: {"ok": False, "note": "logits differ"})["note"] == "logits differ"
 
 
-def test_the_plan_of_thirty_minutes_names_what_there_is() -> None:
-    """Every stage once, stage 1 whenever another machine begins, and no more than ten minutes a call."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs/gpu.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
-    stages = []
-    for block in blocks:
-        seconds = 0.0
-        for words in (shlex.split(line, comments=True) for line in block.splitlines()):
-            script = next((word for word in words if word.startswith("scripts/")), None)
-            if script == "scripts/check_gpu.py":
-                given = check_gpu.parser().parse_args(words[words.index(script) + 1 :])
-                stages.append([int(stage) for stage in given.stages.split(",")])
-                seconds += given.seconds
-            elif script:
-                assert script == "scripts/bench_gpu.sh"
-                seconds += float(words[words.index("timeout") + 1])
-                assert words[-1] in parameters.choices("engine")
-        assert 0 < seconds <= 600
-    assert {stage for some in stages for stage in some} == set(check_gpu.STAGES)
-    assert all(some[0] == 1 for some in stages)
+#: Instead of python3: notes its arguments.
+NOTES = f'#!{sys.executable}\nimport sys\nprint(repr(sys.argv[1:]), file=open({{file!r}}, "a"))\n'
+
+
+def test_the_next_call_does_what_its_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stage from the second on, and commands with parameters that there are."""
+    (tmp_path / "bin").mkdir()
+    for name in ("python3", "nvidia-smi"):
+        (tmp_path / "bin" / name).write_text(NOTES.format(file=str(tmp_path / "calls")))
+        (tmp_path / "bin" / name).chmod(0o755)
+    page = (ROOT / "docs/gpu.md").read_text()
+    parts = [
+        part
+        for found in re.findall(r"scripts/gpu_call\.sh ([a-z ]+?) *(?:#|$)", page, re.MULTILINE)
+        for part in found.split()
+    ]
+    env = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "OUT": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+    }
+    done = subprocess.run(["sh", "scripts/gpu_call.sh", *parts], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert subprocess.run(["sh", "scripts/gpu_call.sh", "all"], cwd=ROOT, env=env, capture_output=True).returncode == 2
+    calls = [ast.literal_eval(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    checked = [check_gpu.parser().parse_args(call[1:]) for call in calls if call[0] == "scripts/check_gpu.py"]
+    stages = [int(stage) for one in checked for stage in one.stages.split(",")]
+    assert sorted(stages) == [stage for stage in check_gpu.STAGES if stage > 1]  # later ones compile what they need
+    audits = [call[3:] for call in calls if call[:3] == ["-m", "specbench.cli", "audit"]]
+    assert len(audits) == 5
+    for words in audits:
+        assert "audit.device=cuda" in words
+        assert audit_plan.planned(
+            [word for word in words if not word.startswith(("audit.device=", "out="))]
+        ).measurements
+    [bench] = [call[3:] for call in calls if call[:3] == ["-m", "specbench.cli", "bench"]]
+    words = [word for word in bench if not word.startswith(("bench.", "out=", "forced_accept="))]
+    assert configuration.compose(words)["engine"] == "triton"
 
 
 def test_the_tests_for_a_gpu_are_collected_without_hydra(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ the specification; they are used with `engine=triton` (`ops.Kernels`).
 
 A kernel that depends on another costs microseconds in a graph, whatever it does, so the norm, SwiGLU and the sum with
 the residual are part of the matrix product that reads or produces them. Products of many rows or of large weights are
-left to cuBLAS (`block.MOST_ROWS`, `block.MOST_WEIGHTS`), and their shapes are not tuned. No device has measured these
-limits yet: stage 6 of `make gpu` does.
+left to cuBLAS (`block.MOST_ROWS`, `block.MOST_WEIGHTS`), and their shapes are not tuned: at 7B cuBLAS was not slower
+on an H200 (docs/gpu.md).
 """
 
 from __future__ import annotations
