@@ -37,7 +37,7 @@ from specbench.engine.state import on_device
 from specbench.errors import RunError
 from specbench.harness import processes
 from specbench.harness.method import build_method
-from specbench.rows import provenance
+from specbench.storage import origin
 from specbench.storage.package import __version__
 
 #: The models of an audit.
@@ -98,9 +98,9 @@ def measure(
             "exercised": str(counted.exercised) or None,
             "seed": seed,
             "margin": margin,
-            "device": provenance.device_name(method.device),
+            "device": origin.device_name(method.device),
             "specbench": __version__,
-            "commit": provenance.commit(),
+            "commit": origin.commit(),
             **counted.columns,
         }
 
