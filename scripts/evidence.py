@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbench.rows import provenance
-from specbench.rows.csv_files import csv_text
+from specbench.storage import origin
+from specbench.storage.csv_text import csv_text
 from specbench.storage.files import sha256, write_atomically
 from specbench.tables.catalog import TABLES
 
@@ -227,7 +227,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def mark(words: list[str]) -> Path:
     """The file that says that a command is done at this commit."""
-    return DONE / f"{sha256(f'{provenance.commit()} {shlex.join(words)}', 12)}.done"
+    return DONE / f"{sha256(f'{origin.commit()} {shlex.join(words)}', 12)}.done"
 
 
 def main() -> int:
@@ -248,7 +248,7 @@ def main() -> int:
             print(f"{step.name:18} {state:18} {'idle ' if step.idle else ''}{' '.join(step.tables)}")
         print(f"{sum(step.minutes for step in chosen) / 60:.1f} core-hours in all")
         return 0
-    if not args.print and provenance.commit().endswith("-dirty"):
+    if not args.print and origin.commit().endswith("-dirty"):
         parser.error("specbench/ or conf/ differ from the commit: work in a clean checkout")
     for step in chosen:
         for words, part in commands(step, args.jobs):

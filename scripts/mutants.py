@@ -38,8 +38,8 @@ from specbench.audit.models import TabularModel
 from specbench.decoding import loop
 from specbench.decoding.continuous import decode
 from specbench.decoding.rng import RandomStreams
-from specbench.rows import provenance
-from specbench.rows.csv_files import csv_text
+from specbench.storage import origin
+from specbench.storage.csv_text import csv_text
 from specbench.storage.files import write_atomically
 
 COLUMNS = ("mutant", "mistake", "method", "samples", "model", "parameters", "p_value", "tv", "tv_exact", "ks")
@@ -137,7 +137,7 @@ def _functions(code: CodeType) -> dict[str, CodeType]:
 def caught(one: Mutant, audits: Sequence[Job], intact: Sequence[list[Any]], most: int) -> dict[str, Any]:
     """The row of a mutant: the first audit, with the smallest samples, that refutes it. `intact`: what the audits
     decode without it. RuntimeError where it changes none of them."""
-    row = {"mutant": one.name, "mistake": one.mistake, "method": one.method, "commit": provenance.commit()}
+    row = {"mutant": one.name, "mistake": one.mistake, "method": one.method, "commit": origin.commit()}
     with applied(one):
         changed = [
             job
@@ -160,7 +160,7 @@ def caught(one: Mutant, audits: Sequence[Job], intact: Sequence[list[Any]], most
 def tested(one: Mutant) -> dict[str, Any]:
     """The row of a mutant with a test, which names the test where it fails. RuntimeError where it does not pass without
     the mistake."""
-    row = {"mutant": one.name, "mistake": one.mistake, "method": one.method, "commit": provenance.commit()}
+    row = {"mutant": one.name, "mistake": one.mistake, "method": one.method, "commit": origin.commit()}
     words = ["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", str(ROOT / (one.test or ""))]
     if pytest.main(words) != pytest.ExitCode.OK:
         raise RuntimeError(f"{one.test} does not pass without {one.name}")

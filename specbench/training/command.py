@@ -18,8 +18,7 @@ from specbench.config import parameters, registry
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models.loading import checkpoints, missing
-from specbench.rows import provenance
-from specbench.storage import home
+from specbench.storage import home, origin
 from specbench.storage.files import sha256_file, write_atomically
 from specbench.storage.reading import read_json
 from specbench.training.continuous import ContinuousTask
@@ -212,7 +211,7 @@ def _use(chosen: TrainingPlan) -> str:
 
 def _card(chosen: TrainingPlan, pipeline: Any, done: Trained, arguments: Sequence[str]) -> None:
     """card.md next to the weights: their identity, training data, recipe and results."""
-    where = provenance.environment(pipeline.device)
+    where = origin.environment(pipeline.device)
     source = {"self": "drawn by the target", "pairs": "images with captions, by the model's tokenizer"}[
         chosen["source"]
     ]
