@@ -26,9 +26,8 @@ from reference import REFERENCE, needs_reference
 
 from specbench import cli
 from specbench.cli import fetch
-from specbench.config import configuration, parameters, registry
+from specbench.config import configuration, missing_weights, parameters, registry
 from specbench.errors import UsageError
-from specbench.models.loading import missing
 from specbench.storage import downloads, home, sources
 from specbench.storage.downloads import HubFile
 from specbench.storage.reading import made
@@ -470,14 +469,14 @@ def test_sizes_are_known_by_name_or_not_at_all() -> None:
 
 
 def test_advice() -> None:
-    advice = missing.advice("llamagen_xl")
+    advice = missing_weights.advice("llamagen_xl")
     first, _, others = advice.partition(" (or: ")
     assert first == "run `specbench fetch model=llamagen_xl`"
     assert others.startswith("put t2i_XL_stage1_256.pt of peizesun/")
     assert others.endswith("the files of google/flan-t5-xl into text/ by hand; or: weights=random)")
-    assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in missing.advice("anole")
-    assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in missing.advice("anole")
-    assert all(missing.advice(name) for name in registry.model_sources())
+    assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in missing_weights.advice("anole")
+    assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in missing_weights.advice("anole")
+    assert all(missing_weights.advice(name) for name in registry.model_sources())
 
 
 def test_the_error_for_missing_weights_has_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,7 +503,7 @@ def test_the_error_for_missing_weights_has_one_command(tmp_path: Path, monkeypat
         cfg = configuration.compose([*words.split(), "n=1", "data=scenes", "metrics=none"])
         for command in commands:
             with pytest.raises(UsageError) as e:
-                missing.check(cfg)
+                missing_weights.check(cfg)
             found = re.findall("`([^`]+)`", str(e.value))
             assert found == [command]
             assert str(e.value).index(found[0]) < str(e.value).index("(or: ")
@@ -876,7 +875,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(web: Web, tmp_path: Path, monke
 def test_advice_needs_no_client() -> None:
     """Looking at the choices and reading the advice imports neither torch nor the hub's client."""
     code = (
-        "import sys; from specbench.models.loading import missing; missing.advice('anole')\n"
+        "import sys; from specbench.config import missing_weights; missing_weights.advice('anole')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'huggingface_hub', 'transformers')))"
     )
     assert python(code).returncode == 0
