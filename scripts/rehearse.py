@@ -36,8 +36,8 @@ from rehearsal.processes import Measured
 
 from specbench.config import registry
 from specbench.rows import provenance
-from specbench.rows.csv_files import RowFile
-from specbench.storage import sources
+from specbench.storage import origin, sources
+from specbench.storage.csv_text import RowFile
 from specbench.storage.files import format_size
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -250,7 +250,7 @@ def rehearse(
 def machine() -> dict[str, Any]:
     import torch
 
-    where = provenance.environment(torch.device("cpu"))
+    where = origin.environment(torch.device("cpu"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"commit": where["commit"], "processor": where["device_name"], "cores": cores, "torch": where["torch"]}
 

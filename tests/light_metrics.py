@@ -13,7 +13,7 @@ from specbench import metrics
 from specbench.config import parameters
 from specbench.harness import sheet
 from specbench.metrics import Score, base
-from specbench.rows import provenance
+from specbench.storage import origin
 
 
 class Light(base.Metric):
@@ -60,5 +60,5 @@ def light_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(metrics, "metric", lambda name, context: Light(name, context, here))
     monkeypatch.setattr(sheet, "save", lambda path, *_: path.touch())
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(provenance, "_output", lambda *command: "")  # of git, some hundred times
+    monkeypatch.setattr(origin, "_output", lambda *command: "")  # of git, some hundred times
     return here

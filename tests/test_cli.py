@@ -407,11 +407,11 @@ def test_list_tells_whether_weights_are_here(call: Call, tmp_path: Path, monkeyp
 LIGHT = """
 import json, sys
 from specbench import cli
-from specbench.models.loading import missing
+from specbench.config import missing_weights
 for line in json.loads(sys.argv[1]):
     cli.main(line)
     assert not {"torch", "transformers", "huggingface_hub"} & set(sys.modules), line
-missing.advice("anole")
+missing_weights.advice("anole")
 assert not {"torch", "transformers", "huggingface_hub"} & set(sys.modules)
 """
 

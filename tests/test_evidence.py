@@ -45,12 +45,12 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool
             held = out.read_text() if out.exists() else f"method,{words[2]}\n"
             out.write_text(f"{held}{words[2]},1\n")
 
-    joined = evidence.Step("audit", 1, joined=(("a/b.csv", ("audit one", "audit two")),))
+    joined = evidence.Step("audit", 1, joined={"a/b.csv": ["audit one", "audit two"]})
     timed = evidence.Step("steps", 1, commands=("bench seconds out=seconds.csv",), idle=True)
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
     monkeypatch.setattr(evidence, "STEPS", (joined, timed))
     monkeypatch.setattr(evidence.subprocess, "run", Done)
-    monkeypatch.setattr(evidence.provenance, "commit", lambda: "abc")
+    monkeypatch.setattr(evidence.origin, "commit", lambda: "abc")
     monkeypatch.delenv("MALLOC_MMAP_MAX_", raising=False)
     monkeypatch.chdir(tmp_path)
     return found
@@ -65,14 +65,14 @@ def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(
     assert [evidence.main() for _ in range(3)] == [1, 0, 0]
     assert ran == [("one", True), ("two", True), ("two", True), ("seconds", False)]
     assert (tmp_path / "results/a/b.csv").read_text() == "method,one,two\none,1,\ntwo,,1\n"
-    monkeypatch.setattr(evidence.provenance, "commit", lambda: "abd")  # rows of another commit are made again
+    monkeypatch.setattr(evidence.origin, "commit", lambda: "abd")  # rows of another commit are made again
     assert evidence.main() == 0
     assert len(ran) == 7
 
 
 @pytest.mark.usefixtures("ran")
 def test_rows_of_changed_code_are_not_made(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(evidence.provenance, "commit", lambda: "abc-dirty")
+    monkeypatch.setattr(evidence.origin, "commit", lambda: "abc-dirty")
     for words, sentence in ((["audit"], "clean checkout"), (["windows"], "there is no step windows")):
         monkeypatch.setattr("sys.argv", ["evidence.py", *words])
         with pytest.raises(SystemExit) as stopped:

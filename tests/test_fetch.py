@@ -25,9 +25,8 @@ from reference import REFERENCE, needs_reference
 from stub_server import Answers, LoopbackServer, running
 
 from specbench import cli
-from specbench.config import configuration, parameters, registry
+from specbench.config import configuration, missing_weights, parameters, registry
 from specbench.errors import UsageError
-from specbench.models.loading import missing
 from specbench.storage import downloads, home, sources
 from specbench.storage.downloads import HubFile
 from specbench.storage.reading import made
@@ -357,7 +356,7 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
     with_weights = {n for n in parameters.choices("drafter") if "drafter_weights" in parameters.declared("drafter", n)}
     assert with_weights == set(registry.network_folders())
     assert set(registry.data_sources()) < set(parameters.choices("data"))
-    assert all("specbench fetch model=" in missing.advice(name) for name in registry.model_sources())
+    assert all("specbench fetch model=" in missing_weights.advice(name) for name in registry.model_sources())
 
 
 #: Evaluators of which no public page shows the checksum: the hub gives it to a fetch.
@@ -491,7 +490,7 @@ def test_the_error_for_missing_weights_has_one_command(tmp_path: Path, monkeypat
         cfg = configuration.compose([*words.split(), "n=1", "data=scenes", "metrics=none"])
         for command in commands:
             with pytest.raises(UsageError) as e:
-                missing.check(cfg)
+                missing_weights.check(cfg)
             found = re.findall("`([^`]+)`", str(e.value))
             assert found == [command]
             assert str(e.value).index(found[0]) < str(e.value).index("(or: ")

@@ -42,10 +42,11 @@ from specbench.harness import run
 from specbench.metrics import reference
 from specbench.models.loading import checkpoints
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import csv_lines, read_rows, to_csv
+from specbench.rows.csv_files import read_rows, to_csv
 from specbench.rows.journal import Journal, to_line
 from specbench.rows.provenance import RunMemory
 from specbench.storage import image_files
+from specbench.storage.csv_text import csv_lines
 from specbench.tables import render, report
 
 many = settings(

@@ -20,6 +20,7 @@ from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import append_row, read_rows, to_csv
 from specbench.rows.journal import Journal, Record, TimingJournal, pixel_digest, read_records
 from specbench.rows.sources import frame
+from specbench.storage import origin
 
 
 def picture(index: int) -> np.ndarray:
@@ -213,13 +214,13 @@ def test_the_config_hash_is_over_the_measurement() -> None:
 
 
 def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "specbench" / "rows"
+    package = tmp_path / "specbench" / "storage"
     package.mkdir(parents=True)
-    (package / "provenance.py").write_text("")
-    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
-    assert provenance.commit() == ""  # no checkout
+    (package / "origin.py").write_text("")
+    monkeypatch.setattr(origin, "__file__", str(package / "origin.py"))
+    assert origin.commit() == ""  # no checkout
     monkeypatch.setenv("SPECBENCH_COMMIT", "abc")
-    assert provenance.commit() == "abc"  # a copy without its repository
+    assert origin.commit() == "abc"  # a copy without its repository
 
     def git(*words: str) -> str:
         identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
@@ -228,12 +229,12 @@ def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ).stdout
 
     git("init", "-q")
-    assert provenance.commit() == ""  # no commit yet; the repository knows better than a variable
+    assert origin.commit() == ""  # no commit yet; the repository knows better than a variable
     git("add", ".")
     git("commit", "-qm", "first")
     head = git("rev-parse", "HEAD").strip()
-    assert provenance.commit() == head
+    assert origin.commit() == head
     (tmp_path / "results.csv").write_text("")
-    assert provenance.commit() == head  # a new result does not change the code
+    assert origin.commit() == head  # a new result does not change the code
     (package / "records.py").write_text("changed")
-    assert provenance.commit() == f"{head}-dirty"
+    assert origin.commit() == f"{head}-dirty"

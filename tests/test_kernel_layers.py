@@ -227,6 +227,22 @@ def test_blocks_and_their_cache(
     torch.testing.assert_close((found, fused.k, fused.v), (want, plain.k, plain.v), rtol=1e-4, atol=1e-4)
 
 
+@torch.inference_mode()
+def test_no_pass_moves_weights() -> None:
+    """A recorded pass of few rows holds their addresses, and a pass of many rows reads them, too."""
+    cfg, rows, slots = BLOCKS["llamagen"], 2, 24
+    blocks, table = _blocks(cfg, True, torch.float32), grid_rotary(4, cfg.head_dim, 2, 8).to(DEVICE)
+    cache = ops.KVCache(2, rows, cfg.n_kv_heads, slots, cfg.head_dim, normal(1))
+    cache.kernels = FusedKernels(WideTiles())
+    held = []
+    for nodes in (1, block.MOST_ROWS // rows + 1):
+        at = torch.arange(nodes, device=DEVICE).expand(rows, -1)
+        mask = TreeMask.chain(torch.zeros(rows, dtype=torch.int64, device=DEVICE), at)
+        run_blocks(blocks, normal(rows, nodes, cfg.dim), table[at], mask, cache, at, ())
+        held.append([p.data_ptr() for p in blocks.parameters()])
+    assert held[0] == held[1]
+
+
 @pytest.mark.parametrize("nodes", [1, 6])
 @torch.inference_mode()
 def test_blocks_in_bfloat16(nodes: int) -> None:

@@ -26,10 +26,11 @@ from specbench.harness.folder import stored
 from specbench.harness.planned import PlannedRun
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import as_cells, csv_lines
+from specbench.rows.csv_files import as_cells
 from specbench.rows.differences import differences
 from specbench.rows.journal import pixel_digest, read_records, to_line
 from specbench.rows.scores import ScoreJournal
+from specbench.storage.csv_text import csv_lines
 from specbench.tables.collect import Bench
 
 SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_step", "baseline_latency_s", "baseline_run_id")

@@ -14,8 +14,9 @@ from fake_pipeline import FakePipeline
 from specbench import cli
 from specbench.config import configuration
 from specbench.harness import run
-from specbench.rows import journal, provenance
+from specbench.rows import journal
 from specbench.rows.provenance import RunMemory
+from specbench.storage import origin
 
 COMMIT = "a" * 40
 
@@ -23,7 +24,7 @@ COMMIT = "a" * 40
 def submit(folder: Path, commit: str) -> Path:
     """A folder of one run of a commit, with the seconds and images of a fake pipeline."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "commit", lambda: commit)
+        patch.setattr(origin, "commit", lambda: commit)
         run.run(configuration.compose(["method=sjd", "n=3", "metrics=none"]), folder / "run", loader=FakePipeline)
     assert cli.main(["push", str(folder / "run"), f"to={folder}/submitted"]) == 0
     return folder / "submitted"

@@ -1,9 +1,11 @@
-"""Verification beyond token-wise rejection: against enumerations, against token-wise where both agree, and refused
-where it would not be exact."""
+"""Verification beyond token-wise rejection: against enumerations, plain sequential forms and reference values, against
+token-wise where both agree, and refused where it would not be exact."""
 
 from __future__ import annotations
 
+import itertools
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,13 @@ from specbench.audit.tabular import codes as coded
 from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.batch import Decoded
+from specbench.decoding.image_statistics import of_images
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.sampling import Sampling
-from specbench.decoding.trees import build, chain_paths
-from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification, one_hot
+from specbench.decoding.sampling import Sampling, draw_distinct, draw_several
+from specbench.decoding.trees import Tree, build, chain_paths, from_parents, named, parse
+from specbench.decoding.verify import VERIFY, Draft, TokenWise, Verdict, Verification, one_hot
 from specbench.decoding.verify.block import BlockVerification, masses
-from specbench.decoding.verify.selected import Selected
+from specbench.decoding.verify.selected import Selected, best_of, best_of_pair
 from specbench.decoding.verify.traversal import Traversal
 from specbench.errors import UsageError
 from specbench.harness import run
@@ -107,75 +110,6 @@ def test_block_verification_is_lossless_and_accepts_what_the_formula_says() -> N
     assert torch.equal(out.trace.first[:, 0], token.trace.first[:, 0])  # the same statistic
 
 
-def test_the_draft_of_the_target_itself_is_accepted() -> None:
-    p, draft = drafted(50, 4, apart=0)
-    found = verified(BlockVerification(), p, draft)
-    assert found.length.eq(4).all()
-    assert torch.equal(found.next_probs, p[:, 4])
-
-
-def test_drafts_that_the_target_never_gives_are_rejected() -> None:
-    p, draft = drafted(50, 3, vocab=4)
-    p[..., :2], draft.probs[..., 2:] = 0, 0
-    p, q = p / p.sum(-1, keepdim=True), draft.probs / draft.probs.sum(-1, keepdim=True)
-    found = verified(BlockVerification(), p, replace(draft, probs=q, tokens=draft.tokens % 2))
-    assert found.length.eq(0).all()
-    torch.testing.assert_close(found.next_probs, p[:, 0])
-
-
-def test_a_shortened_draft_is_a_shorter_chain() -> None:
-    """Nodes that do not exist have tokens and distributions, which must not count."""
-    p, draft = drafted(300, 4, seed=3)
-    for count in (0, 2):
-        found = verified(BlockVerification(), p, replace(draft, valid=draft.valid & (torch.arange(5) <= count)))
-        valid, q = draft.valid[:, : count + 1], draft.probs[:, :count]
-        alone = Draft(build(chain_paths(count)), draft.tokens[:, : count + 1], q, valid)
-        shorter = verified(BlockVerification(), p[:, : count + 1], alone)
-        assert torch.equal(found.length, shorter.length)
-        assert torch.equal(found.next_probs, shorter.next_probs)
-        assert torch.equal(found.first, shorter.first.float())
-
-
-def test_point_masses_gain_nothing() -> None:
-    """Of deterministic tokens the accepted length has the distribution that token-wise verification gives it: the
-    product of the target's probabilities."""
-    p, draft = drafted(1, 3)
-    rows = 40_000
-    tokens = torch.cat([torch.zeros(1, 1, dtype=torch.int64), p[:, :-1].argmax(-1)], 1).expand(rows, -1)
-    valid = torch.ones(rows, 4, dtype=torch.bool)
-    chosen = Draft(draft.tree, tokens, draft.probs.expand(rows, -1, -1), valid, torch.zeros_like(valid))
-    found = verified(BlockVerification(), p.expand(rows, -1, -1), chosen)
-    kept = torch.cat([torch.ones(1), p[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0].cumprod(0)]).double()
-    assert tiny.fit(found.length, kept - torch.cat([kept[1:], torch.zeros(1)])) > ALPHA
-
-
-def test_a_verdict_depends_on_its_row_alone() -> None:
-    p, draft = drafted(40, 5, vocab=50)
-    together = verified(BlockVerification(), p, draft)
-    for row in range(0, 40, 7):
-        own = slice(row, row + 1)
-        one = Draft(draft.tree, draft.tokens[own], draft.probs[own], draft.valid[own])
-        alone = BlockVerification().verify(
-            p[own], one, rules.exact(), tiny.rng([row]), torch.zeros(1, dtype=torch.int64)
-        )
-        assert equal(alone, Verdict(**{k: x if x is None else x[own] for k, x in vars(together).items()}))
-
-
-def test_what_would_not_be_exact_is_refused() -> None:
-    for words, sentence in (
-        ("method=cool_sd verification=block", "has rule cool: use verification=token, or rule=exact"),
-        ("method=medusa verification=block", "has rule typical"),
-        ("method=sd rule=uniform verification=block", "has rule uniform"),
-        ("method=sjd verification=block", "carries over to the next step"),
-        ("method=jacobi verification=block", "carries over to the next step"),
-        ("method=sjd refine=false coupling=gumbel verification=block", "carries over to the next step"),
-        ("method=eagle1 verification=block", "drafts a tree: use verification=traversal"),
-        ("method=eagle2 verification=block", "drafts a tree: use verification=traversal"),
-    ):
-        with pytest.raises(UsageError, match=sentence):
-            run.check(configuration.compose(words.split()))
-
-
 def test_continuous_tokens_have_no_such_verification() -> None:
     with pytest.raises(
         UsageError, match="mar_scenes has continuous tokens, which verification=traversal does not support"
@@ -183,13 +117,258 @@ def test_continuous_tokens_have_no_such_verification() -> None:
         configuration.compose(["model=mar_scenes", "method=cspd", "verification=traversal"])
 
 
-def test_what_is_exact_is_allowed() -> None:
-    for words in (
-        "method=sd verification=block",
-        "method=vanilla verification=block",
-        "method=sjd refine=false window=4",
+BUSH = parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,1,0]]")
+TREES = {"bush": BUSH, "mc_sim": named("mc_sim_7b_63"), "balanced": named("reverse_balanced_25")}
+MODES = ("without", "with", "chosen")
+
+
+def drafted_tree(paths: Any, mode: str = "without", rows: int = 100, vocab: int = 8) -> tuple[Tensor, Draft]:
+    """The target's distributions and a tree whose tokens are sampled from others, or chosen."""
+    tree, g = build(paths), torch.Generator().manual_seed(5)
+    p = (1.5 * torch.randn(rows, tree.nodes, vocab, generator=g)).softmax(-1)
+    near = p[:, tree.inner[0]].log() + torch.randn(rows, tree.inner.shape[1], vocab, generator=g)
+    q = near.softmax(-1)
+    u = torch.rand(rows, len(q[0]), vocab, generator=g)
+    width = tree.width
+    drawn = draw_several(q, u[..., :width]) if mode == "with" else draw_distinct(q, u, width)
+    if mode == "chosen":
+        drawn = q.topk(width, dim=-1).indices
+    tokens = torch.zeros(rows, tree.nodes, dtype=torch.int64)
+    there = tree.children[0] >= 0
+    tokens[:, tree.children[0][there]] = drawn[:, there]
+    valid = torch.ones(rows, tree.nodes, dtype=torch.bool)
+    return p, Draft(
+        tree, tokens, q, valid, torch.zeros_like(valid) if mode == "chosen" else None, replacement=mode == "with"
+    )
+
+
+def sequential(p: Tensor, draft: Draft, row: int, u: Tensor) -> tuple[int, Tensor]:
+    """The last accepted node and the distribution of the next token: a child is tried once the subtrees of its elder
+    siblings are rejected as a whole, in float64."""
+    tree = draft.tree
+
+    def visit(node: int, mass: float) -> tuple[int, Tensor] | None:
+        left, slot = p[row, node].double(), int(tree.slot[0, node])
+        q = draft.probs[row, slot].double()
+        for child in tree.children[0, slot].tolist() if slot >= 0 else []:
+            if child < 0 or not draft.valid[row, child]:
+                continue
+            x = int(draft.tokens[row, child])
+            of = q if draft.sampled is None else torch.eye(len(q), dtype=torch.float64)[x]
+            if of[x] <= 0:
+                continue
+            if (found := visit(child, min(1.0, mass * float(left[x] / of[x])))) is not None:
+                return found
+            rest = (mass * left - of).clamp_min(0)
+            kept = float(rest.sum())
+            mass = kept / (kept + 1 - mass) if kept + 1 - mass > 0 else 1.0
+            left = rest / kept if kept > 0 else left
+            if not draft.replacement:
+                q = q.index_fill(0, torch.tensor(x), 0) / (1 - q[x])
+        return (node, left) if node == 0 or u[row, node] < mass else None
+
+    found = visit(0, 1.0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [*zip(TREES, MODES), ("bush", "with"), ("mc_sim", "chosen"), ("balanced", "without")]
+)
+def test_traversal_decides_as_its_sequential_form(name: str, mode: str) -> None:
+    """Some nodes do not exist. Near misses of the numbers by float32 have a probability below 1e-3 in all."""
+    p, draft = drafted_tree(TREES[name], mode)
+    gone = torch.rand(draft.valid.shape, generator=torch.Generator().manual_seed(1)) < 0.1
+    draft.valid &= ~(gone.unsqueeze(1) & draft.tree.ancestors).any(-1) | draft.tree.ancestors[:, :, 0].logical_not()
+    draft.valid[:, 0] = True
+    u = tiny.rng(len(p)).uniform(torch.zeros(len(p), dtype=torch.int64), VERIFY, draft.tree.nodes)
+    found = verified(Traversal(), p, draft)
+    assert found.length.float().mean() > 0.5
+    for row in range(len(p)):
+        node, left = sequential(p, draft, row, u)
+        assert int(found.path_with_root[row, -1]) == node
+        torch.testing.assert_close(found.next_probs[row], left.float(), atol=1e-4, rtol=1e-3)
+        assert int(found.length[row]) == int(draft.tree.depth[0, node])
+
+
+def test_at_one_depth_it_is_token_wise_verification() -> None:
+    """The root's mass stays 1, so that every operation is the same."""
+    for mode in MODES:
+        p, draft = drafted_tree([(c,) for c in range(4)], mode, rows=400)
+        assert equal(verified(Traversal(), p, draft), verified(TokenWise(), p, draft)), mode
+
+
+def per_row(tree: Tree) -> Tree:
+    rank = torch.zeros_like(tree.parent)
+    for m in range(tree.width):
+        rank[0, tree.children[0, :, m].clamp_min(0)] = m
+    rank[0, 0] = 0
+    return from_parents(tree.parent, rank, tree.width, tree.height)
+
+
+def test_a_tree_of_a_row_is_verified_as_a_shared_one() -> None:
+    """As EAGLE-2's are, whose inner nodes have another order."""
+    p, draft = drafted_tree(TREES["mc_sim"], rows=200)
+    tree = per_row(draft.tree)
+    inner, own = draft.tree.slot[0], tree.inner[0]
+    probs = draft.probs[:, inner[own].clamp_min(0)]
+    assert equal(verified(Traversal(), p, draft), verified(Traversal(), p, replace(draft, tree=tree, probs=probs)))
+
+
+@pytest.mark.parametrize(
+    ("way", "mode"),
+    [
+        (Traversal(), "without"),
+        (Selected(), "with"),
+        (Selected(1.0), "without"),
+    ],
+)
+def test_sequences_have_the_targets_distribution(way: Any, mode: str) -> None:
+    pairs = way.name == "selected" and mode == "without"
+    paths = [path for path in BUSH if max(path) < 2] if pairs else BUSH
+    drafter = TabularDrafter(Q, paths, mode == "chosen", replacement=mode == "with")
+    out = run_on_tables(way, drafter, P, 12_000)
+    assert tiny.fit(coded(out.tokens, 3), sequence_probs(P)) > ALPHA
+
+
+def test_the_share_of_selections_is_reported() -> None:
+    """Of nodes with several children: a chain has none."""
+    fixed = verified(Selected(0.25), *drafted_tree(BUSH, "with"))
+    assert fixed.share is not None
+    assert fixed.share.eq(0.25).all()
+    auto = verified(Selected(), *drafted_tree(BUSH, "with"))
+    assert auto.share is not None
+    assert 0 < auto.share.mean() < 1
+    chain = verified(Selected(), *drafted(10, 3))
+    assert chain.share is not None
+    assert chain.share.isnan().all()
+    out = run_on_tables(Selected(0.25), TabularDrafter(Q, BUSH, replacement=True), P, 10)
+    [found, *_] = of_images(out.trace, out.steps.tolist(), 0)
+    assert found["select_share"] == 0.25
+
+
+def test_the_distribution_of_the_best_of_several_draws() -> None:
+    """Against all tuples of draws; tokens of equal rank come in one order."""
+    q, order = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]), torch.tensor([[3, 0, 4, 1, 2]])
+    for count in (1, 2, 3):
+        wanted = torch.zeros(5, dtype=torch.float64)
+        for drawn in itertools.product(range(5), repeat=count):
+            best = max(drawn, key=order[0].tolist().index)
+            wanted[best] += q[0, list(drawn)].double().prod()
+        found = best_of(q, order, torch.tensor([[count]]), 3)[0]
+        torch.testing.assert_close(found.double(), wanted, atol=1e-7, rtol=1e-6)
+
+
+def test_the_distribution_of_the_best_of_a_pair() -> None:
+    """Against all pairs of different tokens."""
+    q, order = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]), torch.tensor([[3, 0, 4, 1, 2]])
+    wanted = torch.zeros(5, dtype=torch.float64)
+    for one, other in itertools.permutations([0, 1, 3, 4], 2):
+        best = max(one, other, key=order[0].tolist().index)
+        wanted[best] += float(q[0, one]) * float(q[0, other]) / (1 - float(q[0, one]))
+    torch.testing.assert_close(best_of_pair(q, order)[0].double(), wanted, atol=1e-7, rtol=1e-6)
+    sure = torch.tensor([[0.0, 1.0, 0.0]])
+    assert best_of_pair(sure, torch.tensor([[0, 1, 2]])).isfinite().all()  # there is no second token
+
+
+def test_the_share_of_selections_maximises_what_is_accepted() -> None:
+    """At p = q following the first sibling is best; far from it the best sibling; and a row does not matter to
+    another."""
+    way, q = Selected(), torch.full((1, 6), 1 / 6)
+    best = best_of(q, torch.arange(6)[None], torch.tensor([[2]]), 2)
+    far = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.5, 0.5]])
+    p = torch.cat([q, far])
+    share = way._share(p, q.expand(2, -1), best.expand(2, -1), torch.ones(2, 1))
+    assert share.tolist() == [[0], [1]]
+
+
+def test_the_share_of_selections_is_from_0_to_1() -> None:
+    for value in ("-0.1", "1.5", "best"):
+        with pytest.raises(UsageError, match="select must be a number of at least 0 and at most 1, or auto"):
+            configuration.compose(["method=eagle1", "verification=selected", f"select={value}"])
+    with pytest.raises(UsageError, match="no parameter 'select'"):
+        configuration.compose(["method=eagle1", "select=0.5"])
+
+
+def test_on_a_chain_they_are_block_verification() -> None:
+    """Of sampled and of deterministic tokens, complete and shortened: the tokens and distributions of nodes that do not
+    exist do not count. Selection has nothing to choose there."""
+    p, draft = drafted(2000, 5)
+    valid = torch.arange(6) <= torch.arange(2000)[:, None] % 7
+    valid[:, 0] = True
+    chosen = replace(draft, valid=valid, sampled=torch.zeros_like(valid))
+    for case, way in ((replace(draft, valid=valid), Traversal()), (chosen, Traversal()), (draft, Selected())):
+        block, found = verified(BlockVerification(), p, case), verified(way, p, case)
+        assert torch.equal(block.path, found.path)
+        assert torch.equal(block.tokens, found.tokens)
+        torch.testing.assert_close(block.next_probs, found.next_probs, atol=1e-4, rtol=1e-3)
+        assert set(block.length.tolist()) == {0, 1, 2, 3, 4, 5}
+
+
+def test_drafts_of_the_target_itself_are_accepted_and_foreign_ones_rejected() -> None:
+    for way, (p, draft) in (
+        (BlockVerification(), drafted(100, 3, vocab=8)),
+        (Traversal(), drafted_tree(BUSH, "with")),
+        (Selected(), drafted_tree(BUSH, "with")),
     ):
-        run.check(configuration.compose(words.split()))
+        same = verified(way, p, replace(draft, probs=p[:, draft.tree.inner[0]]))
+        assert same.length.eq(3).all() or way.name == "selected"
+        p[..., :4], q = 0, draft.probs.clone()
+        q[..., 4:] = 0
+        p, q = (x / x.sum(-1, keepdim=True) for x in (p, q))
+        found = verified(way, p, replace(draft, probs=q, tokens=draft.tokens % 4))
+        assert found.length.eq(0).all()
+        torch.testing.assert_close(found.next_probs, p[:, 0])
+
+
+def test_a_verdict_depends_on_its_row_alone() -> None:
+    tree = drafted_tree(BUSH, "with", rows=30, vocab=50)
+    for way, (p, draft) in (
+        (Traversal(), tree), (Selected(), tree), (BlockVerification(), drafted(30, 5, vocab=50))
+    ):  # fmt: skip
+        together = verified(way, p, draft)
+        for row in range(0, 30, 7):
+            own = slice(row, row + 1)
+            one = replace(draft, tokens=draft.tokens[own], probs=draft.probs[own], valid=draft.valid[own])
+            alone = way.verify(p[own], one, rules.exact(), tiny.rng([row]), torch.zeros(1, dtype=torch.int64))
+            assert equal(alone, Verdict(**{k: x if x is None else x[own] for k, x in vars(together).items()}))
+
+
+def test_masses_of_ratios_whose_product_overflows() -> None:
+    """P is min(1, P p / q), step by step, whatever the size of the ratios."""
+    ratio = torch.tensor([[1e30, 1e30, 1e30, 0.5, 0.5], [1e-30, 1e-30, 1e20, 1e30, 1e30], [0.5, 0.0, 1e30, 1e30, 2.0]])
+    expected = [[1, 1, 1, 1, 0.5, 0.25], [1, 1e-30, 1e-60, 1e-40, 1e-10, 1], [1, 0.5, 0, 0, 0, 0]]
+    torch.testing.assert_close(masses(ratio), torch.tensor(expected), rtol=1e-5, atol=1e-38)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("cool_sd verification=block", "has rule cool: use verification=token, or rule=exact"),
+        ("medusa verification=block", "has rule typical"),
+        ("sd rule=uniform verification=block", "has rule uniform"),
+        ("cool_sd verification=traversal", "has rule cool"),
+        ("lantern verification=selected", "has rule lantern"),
+        ("sjd verification=block", "carries over to the next step"),
+        ("jacobi verification=block", "carries over to the next step"),
+        ("sjd refine=false coupling=gumbel verification=block", "carries over to the next step"),
+        ("sjd_pac verification=traversal", "carries over to the next step"),
+        ("eagle1 verification=block", "drafts a tree: use verification=traversal"),
+        ("eagle2 verification=block", "drafts a tree: use verification=traversal"),
+        ("eagle2 verification=selected", "sampled with replacement or in pairs, and drafter eagle2 does not"),
+        ("medusa rule=exact verification=selected", "in pairs, and drafter medusa does not"),
+        ("medusa rule=exact verification=selected select_from=pair", "in pairs, and drafter medusa does not"),
+        ("eagle_selected select_from=pair", "needs nodes with two children at most, and the tree has 4"),
+        ("sd verification=block", None),
+        ("vanilla verification=block", None),
+        ("sjd refine=false window=4 verification=block", None),
+        # a tree that is ranked by the values of its tokens is exact where these are point masses
+        *((f"{w} verification=traversal", None) for w in ("eagle2", "medusa rule=exact", "eagle_chain", "eagle3")),
+    ],
+)  # fmt: skip
+def test_what_would_not_be_exact_is_refused(words: str, sentence: str | None) -> None:
+    with pytest.raises(UsageError, match=sentence) if sentence else nullcontext():
+        run.check(configuration.compose(f"method={words}".split()))
 
 
 # --- reference values -------------------------------------------------------------------------------------------------
@@ -197,12 +376,37 @@ def test_what_is_exact_is_allowed() -> None:
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "methods" / "block"
 needs_values = pytest.mark.skipif(not FOLDER.is_dir(), reason="the reference values are not beside this checkout")
 IMAGES = 8000
-WIDE = "[[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]]"
+WIDE, FORK = "[[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]]", "[[0], [0, 0], [0, 1], [0, 0, 0], [0, 1, 0]]"
+FULL = [path for d in range(1, 4) for path in itertools.product(range(2), repeat=d)]
 
 
-def close(out: Decoded[Any], wanted: dict[str, Any]) -> None:
+def reference(case: str, *keys: str) -> tuple[models.TabularModel, dict[str, Any]]:
+    found = json.loads((FOLDER / "expected_block.json").read_text())[case]
+    for key in keys:
+        found = found[key]
+    return models.load(str(FOLDER / f"{case}.npz")), found
+
+
+@needs_values
+@pytest.mark.parametrize(
+    ("case", "way", "paths", "mode", "keys"),
+    [
+        *((case, BlockVerification(), chain_paths(n), "without", ("chains", f"window={n}", "block"))
+          for case, n in (("block_a", 1), ("block_b", 2), ("block_e", 3), ("block_a", 4))),
+        *((case, Traversal(), parse(paths), mode, ("trees", paths, f"traversal {mode}"))
+          for case, paths, mode in (("block_b", WIDE, "without"), ("block_b", FORK, "with"),
+                                    ("block_e", WIDE, "chosen"), ("block_e", WIDE, "with"))),
+        *((case, Selected(share), FULL, mode, ("selected", f"widths=[2, 2, 2] {mode} lam={share or 'auto'}"))
+          for case, share, mode in (("block_a", None, "with"), ("block_b", 1.0, "with"),
+                                    ("block_b", None, "without"), ("block_e", None, "with"))),
+    ],
+)  # fmt: skip
+def test_drafts_reach_the_reference_lengths(case: str, way: Any, paths: Any, mode: str, keys: tuple[str, ...]) -> None:
     """The distribution of the tokens accepted in the first round, and the mean of T / rounds within four standard
     errors, of which a true value is outside in one of 16,000 cases."""
+    tables, wanted = reference(case, *keys)
+    drafter = TabularDrafter(tables.q, paths, mode == "chosen", replacement=mode == "with")
+    out = run_on_tables(way, drafter, tables.p, IMAGES)
     accepted = torch.tensor(wanted["accepted_law"], dtype=torch.float64)
     assert tiny.fit(out.trace.accepted[:, 0], accepted) > ALPHA
     ratio = out.tokens.shape[1] / out.steps.double()
@@ -211,30 +415,19 @@ def close(out: Decoded[Any], wanted: dict[str, Any]) -> None:
 
 
 @needs_values
-@pytest.mark.parametrize(("case", "length"), [("block_a", 1), ("block_b", 2), ("block_e", 3), ("block_a", 4)])
-def test_chains_reach_the_reference_lengths(case: str, length: int) -> None:
-    wanted = json.loads((FOLDER / "expected_block.json").read_text())[case]["chains"][f"window={length}"]
-    tables = models.load(str(FOLDER / f"{case}.npz"))
-    out = run_on_tables(BlockVerification(), TabularDrafter(tables.q, chain_paths(length)), tables.p, IMAGES)
-    close(out, wanted["block"])
-
-
-@needs_values
 @pytest.mark.parametrize(
-    ("words", "group", "key", "value"),
+    ("words", "keys"),
     [
-        ("eagle_chain verification=block window=3", "chains", "window=3", "block"),
-        ("eagle_traversal tree=[[0],[1],[2],[0,0],[0,1],[0,0,0]]", "trees", WIDE, "traversal without"),
+        ("eagle_chain verification=block window=3", ("chains", "window=3", "block")),
+        ("eagle_traversal tree=[[0],[1],[2],[0,0],[0,1],[0,0,0]]", ("trees", WIDE, "traversal without")),
     ],
 )
-def test_the_audit_reports_the_reference_lengths(words: str, group: str, key: str, value: str) -> None:
+def test_the_audit_reports_the_reference_lengths(words: str, keys: tuple[str, ...]) -> None:
     """`tokens_per_step` is the mean of T / rounds, which for L = 3 is 0.35 above T / mean rounds. A number in [1, most]
     of mean m has a variance of at most (most - m) (m - 1); four standard errors of it are below 0.1."""
-    wanted = json.loads((FOLDER / "expected_block.json").read_text())["block_b"][group][key][value]
-    tables = models.load(str(FOLDER / "block_b.npz"))
-    row = audit.measure(
-        audit.assemble(configuration.compose(f"method={words}".split()), tables), tables, IMAGES, margin=1
-    )
+    tables, wanted = reference("block_b", *keys)
+    method = audit.assemble(configuration.compose(f"method={words}".split()), tables)
+    row = audit.measure(method, tables, IMAGES, margin=1)
     assert row["verdict"] == "lossless"
     for column, mean, most in (
         ("tokens_per_step", wanted["tokens_per_round_mean_of_ratios"], tables.length),
@@ -242,10 +435,3 @@ def test_the_audit_reports_the_reference_lengths(words: str, group: str, key: st
     ):
         error = ((most - mean) * (mean - 1) / IMAGES) ** 0.5
         assert abs(row[column] - mean) < 4 * error < 0.1
-
-
-def test_masses_of_ratios_whose_product_overflows() -> None:
-    """P is min(1, P p / q), step by step, whatever the size of the ratios."""
-    ratio = torch.tensor([[1e30, 1e30, 1e30, 0.5, 0.5], [1e-30, 1e-30, 1e20, 1e30, 1e30], [0.5, 0.0, 1e30, 1e30, 2.0]])
-    expected = [[1, 1, 1, 1, 0.5, 0.25], [1, 1e-30, 1e-60, 1e-40, 1e-10, 1], [1, 0.5, 0, 0, 0, 0]]
-    torch.testing.assert_close(masses(ratio), torch.tensor(expected), rtol=1e-5, atol=1e-38)

@@ -112,4 +112,6 @@ def fit(found: Tensor, probs: Tensor) -> float:
     observed = torch.cat([seen[~small], seen[small].sum()[None]])
     wanted = torch.cat([expected[~small], expected[small].sum()[None]])
     observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    if len(wanted) == 1:
+        return 1.0
     return float(stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue)

@@ -86,7 +86,7 @@ def describe_environment(file: Path, run: str, cuda: bool) -> None:
     import torch
     import triton
 
-    from specbench.rows.provenance import environment
+    from specbench.storage.origin import environment
 
     here = environment(torch.device("cuda" if cuda else "cpu"))
     here |= {"triton": triton.__version__, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}

@@ -23,7 +23,7 @@ from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, unknown, values
 from specbench.harness.log import say
 from specbench.harness.pipeline import resolve_device
-from specbench.rows.csv_files import csv_text
+from specbench.storage.csv_text import csv_text
 from specbench.storage.files import writable, write_atomically
 from specbench.storage.progress import tqdm
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from specbench.config import parameters, plugins
 from specbench.rows import provenance
-from specbench.rows.csv_files import RowFile
 from specbench.rows.summary import with_error
+from specbench.storage import origin
+from specbench.storage.csv_text import RowFile
 
 #: Distances at which a probe hides a token.
 OFFSETS = 16
@@ -199,7 +200,7 @@ def _row(cfg: Mapping[str, Any], found: Mapping[str, Any], columns: Mapping[str,
         "plugins": "; ".join(parameters.plugins_of(cfg)) or None,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **{name: cfg[name] for name in columns if name in cfg},
-        **provenance.environment(resolve_device(cfg["device"])),
+        **origin.environment(resolve_device(cfg["device"])),
         **{name: _cell(value) for name, value in found.items()},
     }
     return {name: values.get(name) for name in columns}

@@ -85,8 +85,9 @@ def show(line: CommandLine) -> int:
       specbench show --group-by method --columns method,seeds,speedup_step,image_reward --format md
     """
     from specbench.rows import selection
-    from specbench.rows.csv_files import as_cells, csv_text
+    from specbench.rows.csv_files import as_cells
     from specbench.rows.shown import shown
+    from specbench.storage.csv_text import csv_text
 
     conditions = [selection.condition(text) for text in line["--where"] or ()]
     columns, order, groups = (
@@ -163,7 +164,7 @@ def breakdown(line: CommandLine) -> int:
     """
     from specbench.compare.breakdown import INTERVALS, ROWS, of_pass, table
     from specbench.compare.passes import read
-    from specbench.rows.csv_files import csv_text
+    from specbench.storage.csv_text import csv_text
 
     rows = []
     for one in map(read, line.words):

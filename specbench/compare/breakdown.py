@@ -21,10 +21,11 @@ from specbench.compare.passes import ScoredPass
 from specbench.config import indices, parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import summary, timing
-from specbench.rows.csv_files import RowFile, aligned
+from specbench.rows.csv_files import aligned
 from specbench.rows.differences import LEVEL
 from specbench.rows.journal import Record
 from specbench.rows.timing import Estimate
+from specbench.storage.csv_text import RowFile
 
 Group = Mapping[str, Any]
 

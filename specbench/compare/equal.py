@@ -23,9 +23,9 @@ from specbench.compare.comparison import STATISTICS
 from specbench.compare.passes import ScoredPass
 from specbench.config import indices
 from specbench.errors import UsageError, plain, unknown
-from specbench.rows.csv_files import RowFile
 from specbench.rows.differences import LEVEL
 from specbench.rows.journal import Record
+from specbench.storage.csv_text import RowFile
 
 COLUMNS = {
     "panel": "the panel of the figure, in which the curves are",

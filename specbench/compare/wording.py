@@ -12,8 +12,9 @@ from specbench.compare import breakdown
 from specbench.compare.comparison import Comparison, Result
 from specbench.compare.paired import DistributionTest, holm, pairs_needed, size
 from specbench.errors import plain
-from specbench.rows.csv_files import RowFile, aligned, csv_text
+from specbench.rows.csv_files import aligned
 from specbench.rows.differences import LEVEL, POWER
+from specbench.storage.csv_text import RowFile, csv_text
 
 WIDTH = 120  # columns of the screen
 _LONGEST = 9  # characters of a number

@@ -27,11 +27,12 @@ from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, basis, joined
 from specbench.rows.columns import COLUMNS
-from specbench.rows.csv_files import csv_text, to_csv
+from specbench.rows.csv_files import to_csv
 from specbench.rows.provenance import new_run_id
 from specbench.rows.remarks import degenerate_remarks
 from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, score_columns
 from specbench.storage import home, image_files
+from specbench.storage.csv_text import csv_text
 from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
 from specbench.storage.image_files import ImageFiles
 from specbench.storage.reading import read_json

@@ -21,6 +21,7 @@ from specbench.rows import provenance
 from specbench.rows.columns import TAKEN
 from specbench.rows.journal import Journal, Record
 from specbench.rows.scores import Score, ScoreJournal, ScoreLine, Side, fingerprint, prompts_fingerprint
+from specbench.storage import origin
 from specbench.storage.package import __version__
 
 _UNMEASURED = "cannot be measured here: "
@@ -172,7 +173,7 @@ class Scoring:
 
     @cached_property
     def _commit(self) -> str:
-        return provenance.commit()
+        return origin.commit()
 
     def _append(self, name: str, side: Side, of: ImageSet, images: str, columns: Mapping[str, Score]) -> ScoreLine:
         """A new line of the journal."""

@@ -26,9 +26,8 @@ from specbench.errors import RunError, UsageError
 from specbench.harness.images_client import ImagesClient, RequestError
 from specbench.harness.log import say, warn
 from specbench.harness.worker import Event, Failure, Image, Joined, never
-from specbench.rows import provenance
 from specbench.rows.journal import Record, pixel_digest
-from specbench.storage import image_files
+from specbench.storage import image_files, origin
 from specbench.storage.package import __version__
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a second attempt, which double; and at most
@@ -89,7 +88,7 @@ class ServerExecutor:
             cfg,
             started,
             specbench=__version__,
-            commit=provenance.commit(),
+            commit=origin.commit(),
             python=platform.python_version(),
             model=model,
             server=server,

@@ -22,8 +22,9 @@ import numpy as np
 from specbench import data
 from specbench.config import indices, parameters
 from specbench.decoding import image_statistics
-from specbench.rows import provenance, timing
+from specbench.rows import timing
 from specbench.rows.journal import Record, pixel_digest
+from specbench.storage import origin
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +118,7 @@ class Worker:
         self.joined = Joined.now(
             cfg,
             started,
-            **provenance.environment(self._pipeline.device),
+            **origin.environment(self._pipeline.device),
             weights=self._pipeline.weights,
             resolution=self._pipeline.resolution,
             tokens=self._pipeline.tokens_per_image,

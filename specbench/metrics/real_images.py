@@ -28,9 +28,9 @@ from specbench.metrics.base import Images, ScoringContext, Unavailable
 from specbench.metrics.compared import ComparedMetric
 from specbench.metrics.frechet import Moments
 from specbench.metrics.reference import ReferenceStatistics
-from specbench.rows import provenance
 from specbench.storage import image_files
 from specbench.storage.files import sha256
+from specbench.storage.origin import commit
 from specbench.storage.package import __version__
 
 BLOCK = 4096  # images whose outputs are in memory at once
@@ -172,7 +172,7 @@ def made(one: ComparedMetric, real: ReferenceSource, data: str, path: Path) -> R
         "cache_key": one.cache_key,
         "crop": one.options.get("crop"),
         "specbench": __version__,
-        "commit": provenance.commit(),
+        "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     found = ReferenceStatistics(mean, covariance, data or path.stem, features, n, origin)

@@ -1,17 +1,9 @@
-"""Rows in CSV files. An empty cell means: not measured.
-
-`sources.frame` gives them to pandas. The csv module reads and writes them: pandas.read_csv accepts a row that is too
-short, takes the first cells of one that is too long for an index and renames a column that occurs twice, all of which
-are mistakes of a user and refused here. It also takes 0.3 s to import, as long as `specbench run --help`.
-"""
+"""Rows of runs in CSV files. An empty cell means: not measured. `sources.frame` gives them to pandas."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +12,9 @@ from filelock import FileLock
 from specbench.config import parameters
 from specbench.errors import UsageError, decimal
 from specbench.rows.columns import COLUMNS, NUMBERS, RENAMED_COLUMNS, WORDS
-from specbench.storage.files import content, write_atomically
+from specbench.storage.csv_text import csv_lines, csv_text, read_header
+from specbench.storage.files import write_atomically
 from specbench.storage.package import __version__
-from specbench.storage.reading import read_text
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -33,16 +25,6 @@ def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
 def as_cells(row: Mapping[str, Any]) -> dict[str, str]:
     """The cells of a row as text."""
     return {name: _cell(value) for name, value in row.items()}
-
-
-def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as CSV text below a header; None or an absent key is an empty cell. Raises ValueError for a key that is not
-    a column."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
@@ -102,63 +84,6 @@ def _value(name: str, text: str, where: str) -> Any:
         raise UsageError(
             f"{where}: {name} must be a number, or empty where it was not measured (got {text[:40]!r}); fix the cell"
         ) from None
-
-
-def csv_lines(
-    path: Path, renamed: Mapping[str, str] | None = None
-) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """The header of a CSV file, and its rows by column, each with its line number. renamed: old column names -> new.
-    UsageError for a file that is not CSV: not UTF-8, an unterminated cell, a row longer or shorter than the header, a
-    duplicate column."""
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    lines: list[tuple[int, dict[str, str]]] = []
-    try:
-        columns = [(renamed or {}).get(name, name) for name in next(reader, [])]
-        if len(set(columns)) < len(columns):
-            raise UsageError(f"{path} has a column twice; keep one of them")
-        for cells in reader:
-            if not cells:
-                continue  # a blank line
-            if len(cells) != len(columns):
-                raise UsageError(
-                    f"{path}, line {reader.line_num}: {len(cells)} cells below a header of {len(columns)}; fix the row"
-                )
-            lines.append((reader.line_num, dict(zip(columns, cells, strict=True))))
-    except csv.Error as e:
-        raise UsageError(f"{path}, line {reader.line_num}: cannot read this row ({e}); fix it") from None
-    return columns, lines
-
-
-@dataclass(frozen=True)
-class RowFile:
-    """CSV files with rows other than runs, as text. columns: their names and meanings; of: what they hold."""
-
-    columns: Mapping[str, str]
-    of: str
-
-    def read(self, path: Path) -> list[dict[str, str]]:
-        """The rows of a file, none where there is none yet. UsageError where it holds something else."""
-        if not path.is_file() or not path.stat().st_size:
-            return []
-        columns, lines = csv_lines(path)
-        if foreign := [name for name in columns if name not in self.columns]:
-            raise UsageError(f"{path} is not a file of {self.of} (it has a column {foreign[0]}); choose another out=")
-        return [{name: row.get(name, "") for name in self.columns} for _, row in lines]
-
-    def append(self, path: Path, row: Mapping[str, Any]) -> None:
-        """Adds a row to a file, under a lock; the whole file is replaced atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".{path.name}.lock")):
-            write_atomically(path, csv_text(self.columns, [*self.read(path), row]).encode())
-
-
-def read_header(path: Path) -> list[str]:
-    """The cells of the first line of a CSV file; none where it cannot be read."""
-    try:
-        text = content(path).decode("utf-8-sig", errors="replace")
-        return next(csv.reader(io.StringIO(text, newline="")), [])
-    except (OSError, UsageError, csv.Error):
-        return []
 
 
 def has_runs(path: Path) -> bool:

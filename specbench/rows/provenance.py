@@ -1,12 +1,9 @@
-"""Where a row comes from: the configuration's hash, the commit, the environment, and run.json of the run's folder."""
+"""Where a row comes from: the configuration's hash, and run.json of the run's folder."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import secrets
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +15,6 @@ from specbench.config import variants
 from specbench.errors import UsageError
 from specbench.rows import journal
 from specbench.storage.files import content, sha256, write_atomically
-from specbench.storage.package import __version__
 
 #: The embedded metrics had the names of their columns before the real metrics took these names.
 _RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}
@@ -68,63 +64,6 @@ def _hashed(cfg: Mapping[str, Any]) -> dict[str, Any]:
     if kept.get("rule") == "neighbourhood":  # older rows call it gsd, whose parameters are others now
         kept["rule"] = "gsd"
     return kept
-
-
-def commit() -> str:
-    """The checkout's commit, with -dirty where its code or configurations differ from it. Outside a checkout, and where
-    git is missing, what the variable SPECBENCH_COMMIT says, or nothing."""
-    root = Path(__file__).resolve().parents[2]
-    if _git(root, "rev-parse", "--show-toplevel") != str(root):  # or installed somewhere inside another repository
-        return os.environ.get("SPECBENCH_COMMIT", "")
-    head = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
-    return head and head + ("-dirty" if _git(root, "status", "--porcelain", "--", "specbench", "conf") else "")
-
-
-def _git(root: Path, *arguments: str) -> str:
-    return _output("git", "-C", str(root), *arguments)
-
-
-def _output(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def environment(device: Any) -> dict[str, Any]:
-    """Where a process decodes, under the names of a row's columns. `device` is a torch.device. Imports torch."""
-    import torch
-
-    cuda = device.type == "cuda"
-    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if cuda else ""
-    return {
-        "specbench": __version__,
-        "commit": commit(),
-        "device": str(device),
-        "device_name": device_name(device),
-        "torch": torch.__version__,
-        "driver": driver.splitlines()[0] if driver else "",
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def device_name(device: Any) -> str:
-    """The name of a CUDA device, or of the processor. Imports torch."""
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
 
 
 def utc() -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from specbench.harness.planned import Plan, PlannedRun, Row, execute
-from specbench.rows.csv_files import append_row, as_cells, csv_text, read_rows
+from specbench.rows.csv_files import append_row, as_cells, read_rows
+from specbench.storage.csv_text import csv_text
 from specbench.storage.files import write_atomically
 from specbench.tables.definitions import Panel
 from specbench.tables.measure import ROW_FILES, TablePlan, store

@@ -27,6 +27,7 @@ from specbench.harness.pipeline import check_engine, resolve_device
 from specbench.harness.planned import PlannedRun
 from specbench.rows.csv_files import as_cells
 from specbench.rows.journal import read_records
+from specbench.storage import origin
 from specbench.storage.files import format_size
 from specbench.tables import gpu_hours
 from specbench.tables.gpu_hours import Planner
@@ -267,13 +268,11 @@ class _Known:
 
     def _is_here(self, row: Mapping[str, Any], cfg: Mapping[str, Any]) -> bool:
         """Whether a row is of this machine, of the same model, and as many images at once."""
-        from specbench.rows import provenance
-
         device = cfg["device"]
         if parameters.is_served(cfg) or (device.startswith("cuda") and not torch.cuda.is_available()):
             return False
         if device not in self._machines:
-            self._machines[device] = provenance.environment(resolve_device(device))
+            self._machines[device] = origin.environment(resolve_device(device))
         here = self._machines[device]
         machine = all(row[name] == here[name] for name in ("device_name", "device", "threads"))
         return machine and all(row[name] == cfg[name] for name in ("model", "batch", "dtype", "engine"))

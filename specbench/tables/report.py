@@ -21,9 +21,10 @@ from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, plain
 from specbench.rows import baseline, provenance, selection, sources
 from specbench.rows.columns import COLUMNS, METRICS, SHOWN, stderr_of
-from specbench.rows.csv_files import csv_lines, read_header, to_csv
+from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import IMAGE_NAME
 from specbench.rows.shown import shown
+from specbench.storage.csv_text import csv_lines, read_header
 from specbench.storage.files import content, write_atomically
 from specbench.storage.package import __version__
 

@@ -22,7 +22,8 @@ from specbench.errors import RunError, UsageError
 from specbench.harness.planned import EMITTED, SECONDS, Plan, Row
 from specbench.harness.planned import R as R  # of a field, for the documentation
 from specbench.rows.columns import TIMED_COLUMNS
-from specbench.rows.csv_files import as_cells, csv_text, has_runs, read_rows, to_csv
+from specbench.rows.csv_files import as_cells, has_runs, read_rows, to_csv
+from specbench.storage.csv_text import csv_text
 from specbench.storage.files import write_atomically
 from specbench.tables import catalog, suite_files
 from specbench.tables.collect import Bench, PlanRunner

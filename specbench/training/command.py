@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from specbench.config import parameters, registry
+from specbench.config import missing_weights, parameters, registry
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
-from specbench.models.loading import checkpoints, missing
-from specbench.rows import provenance
-from specbench.storage import home
+from specbench.models.loading import checkpoints
+from specbench.storage import home, origin
 from specbench.storage.files import sha256_file, write_atomically
 from specbench.storage.reading import read_json
 from specbench.training.continuous import ContinuousTask
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = plan(arguments)
     together, device = processes()
     cfg = {**chosen.cfg, "device": str(device)} if device else chosen.cfg
-    missing.check(cfg)
+    missing_weights.check(cfg)
     pipeline = Pipeline.load(cfg)
     try:
         done = train(chosen, pipeline, together)
@@ -212,7 +211,7 @@ def _use(chosen: TrainingPlan) -> str:
 
 def _card(chosen: TrainingPlan, pipeline: Any, done: Trained, arguments: Sequence[str]) -> None:
     """card.md next to the weights: their identity, training data, recipe and results."""
-    where = provenance.environment(pipeline.device)
+    where = origin.environment(pipeline.device)
     source = {"self": "drawn by the target", "pairs": "images with captions, by the model's tokenizer"}[
         chosen["source"]
     ]

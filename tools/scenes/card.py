@@ -18,7 +18,7 @@ from specbench.config import registry
 from specbench.data import Item, scenes, scenes_classes
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
-from specbench.rows import provenance
+from specbench.storage.origin import environment
 from specbench.training import drafter, recipes
 from specbench.training.dataset import LiveDataset, TargetHead
 from specbench.training.examples import Encoded
@@ -256,7 +256,7 @@ class Card:
 
 def origin(device: torch.device, budget: str, date: str) -> str:
     """The device, versions, date and budget of a training, as text."""
-    found = provenance.environment(device)
+    found = environment(device)
     return (
         f"{found['device_name']}; torch {found['torch']}; specbench {found['specbench']}, commit {found['commit']};"
         f" {date}; budget `{budget}`"

@@ -131,9 +131,10 @@ class LayerKernels:
 
     def _gated(self, stream: Stream, norm: Any, feed: Any) -> Tensor:
         """SwiGLU of the products of norm(stream) with the weights w1, which is activated, and w3 of a `FeedForward`."""
+        both = feed.joined()  # at any number of rows: a later pass must not move weights whose addresses are recorded
         weight, gate = feed.w1.weight, feed.w3.weight
         if not self.small(len(stream.value), weight):
-            return self._swiglu(F.linear(self._normed(stream, norm), feed.joined()))
+            return self._swiglu(F.linear(self._normed(stream, norm), both))
         x, scale, eps = _unsummed(stream, norm, weight)
         return self._small("gate", x, weight, gate, scale, eps, None)
 
