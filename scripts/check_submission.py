@@ -49,7 +49,7 @@ def faults(folder: Path, knows_commit: Callable[[str], bool] | None = None) -> l
     runs: dict[str, Path] = {}
     for path in sorted((folder / "runs").glob("*/run.json")):
         try:
-            _, row = run.stored_row(path.parent)  # its configuration and protocol are checked
+            row = run.stored_outcome(path.parent).row  # its configuration and protocol are checked
         except UsageError as e:
             problems.append(str(e))
             continue

@@ -179,14 +179,15 @@ _TARGETS = {"XL": "LlamaGen-XL", "7B": "Lumina-mGPT 7B", "EMU3": "Emu3 8B"}
 _GATED = {"XL EAGLE-1, tree of 26, triton": "XL EAGLE tree of 26, a step"}
 
 
-def table_of_gpu_steps() -> str:
-    """Milliseconds of a recorded step by method and target, and relative to vanilla's step."""
+def table_of_gpu_steps(some: str = "") -> str:
+    """Milliseconds of a recorded step by method and target, and relative to vanilla's step. some: methods, after
+    semicolons (default: all)."""
     rows = {row["check"]: row for row in _read("gpu/checks") if row["result"] != "FAIL" or row["stage"] == "4"}
     body = [["a step of", *(f"{heading}, ms" for heading in _TARGETS.values())]]
     methods = dict.fromkeys(
         check.partition(" ")[2].removesuffix(", triton") for check, row in rows.items() if row["stage"] == "7"
     )
-    for method in [one for one in methods if one != "tiles"]:
+    for method in some.split("; ") if some else [one for one in methods if one != "tiles"]:
         body.append([method, *(_gpu_step(rows, f"{target} {method}, triton", target) for target in _TARGETS)])
     return markdown(body)
 

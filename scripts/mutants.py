@@ -2,29 +2,34 @@
 of a method runs with growing samples until its verdict is "not lossless". A mistake that leaves the distribution of the
 sequences as it is has a test, which must fail.
 
-    python scripts/mutants.py [--most 200000] [--only NAME ...] [out=results/mutants.csv]
+    python scripts/mutants.py [out=results/mutants.csv] [--most 200000] [--only NAME ...]
 
 With --only the other rows of the file stay as they are.
 
-A mutant is a patch of small functions in memory; files stay as they are. One that changes no decoded sequence raises an
+A mutant changes the code of functions in memory; files stay as they are. One that changes no decoded sequence raises an
 error: it no longer bites. One that neither an audit nor its test catches ends the command with exit status 1. The
-mutants are in mutations/.
+mutants are in mutations.yaml.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import inspect
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
 import torch
-from mutations import Mutant, Patches, continuous, discrete, lossless
+import yaml
 
 from specbench.audit import plan
 from specbench.audit.audit import Subject, assemble, measure
@@ -42,12 +47,31 @@ COLUMNS += ("commit", "test")
 ROOT = Path(__file__).resolve().parents[1]
 LADDER = (250, 1000, 4000, 16_000, 64_000, 200_000)
 _SHOWN = 300  # sequences in which a mutant must change something
-MUTANTS = [*discrete.MUTANTS, *lossless.MUTANTS, *continuous.MUTANTS]
 Job = tuple[dict[str, Any], Subject]
 
 
-def named(name: str) -> Mutant:
-    return next(m for m in (*MUTANTS, *continuous.UNSEEN) if m.name == name)
+@dataclass(frozen=True)
+class Mutant:
+    """An entry of mutations.yaml. changes: file -> old text -> new text."""
+
+    name: str
+    method: str
+    mistake: str
+    changes: Mapping[str, Mapping[str, str]]
+    test: str | None
+    unseen: bool
+
+
+def _mutant(name: str, entry: dict[str, Any]) -> Mutant:
+    test, unseen = entry.pop("test", None), entry.pop("unseen", False)
+    changes = {file: entry.pop(file) for file in list(entry) if file.endswith(".py")}
+    [(method, mistake)] = entry.items()
+    return Mutant(name, method, mistake, changes, test, unseen)
+
+
+_ENTRIES = yaml.safe_load((ROOT / "scripts/mutations.yaml").read_text(encoding="utf-8"))
+NAMED = {name: _mutant(name, entry) for name, entry in _ENTRIES.items()}
+MUTANTS = [one for one in NAMED.values() if not one.unseen]
 
 
 def jobs(method: str, models: Sequence[Subject]) -> list[Job]:
@@ -76,13 +100,38 @@ def decoded(job: Job) -> list[Any]:
 
 
 @contextmanager
-def applied(one: Mutant) -> Iterator[None]:
-    patch = Patches()
+def applied(one: Mutant) -> Iterator[list[Any]]:
+    """Functions have the code of the changed files; gives the functions. RuntimeError where a file does not have the
+    old text once."""
+    before: list[tuple[Any, CodeType]] = []
     try:
-        one.apply(patch)
-        yield
+        for file, changes in one.changes.items():
+            intact = changed = (ROOT / "specbench" / file).read_text(encoding="utf-8")
+            for old, new in changes.items():
+                if (count := intact.count(old)) != 1:
+                    raise RuntimeError(f"{one.name}: {file} has {count} times {old}")
+                changed = changed.replace(old, new)
+            module = import_module(f"specbench.{file.removesuffix('.py').replace('/', '.')}")
+            now = _functions(compile(intact, file, "exec", dont_inherit=True))
+            for name, code in _functions(compile(changed, file, "exec", dont_inherit=True)).items():
+                if code != now[name]:
+                    function = attrgetter(name)(module)
+                    before.append((function, function.__code__))
+                    function.__code__ = code
+        yield [function for function, _ in before]
     finally:
-        patch.undo()
+        for function, code in reversed(before):
+            function.__code__ = code
+
+
+def _functions(code: CodeType) -> dict[str, CodeType]:
+    """The code of the functions and methods of a module, by qualified name."""
+    found: dict[str, CodeType] = {}
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            is_function = part.co_flags & inspect.CO_OPTIMIZED
+            found |= {part.co_qualname: part} if is_function else _functions(part)
+    return found
 
 
 def caught(one: Mutant, audits: Sequence[Job], intact: Sequence[list[Any]], most: int) -> dict[str, Any]:

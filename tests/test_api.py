@@ -44,6 +44,16 @@ def test_a_result_has_the_row_the_records_and_the_images(finished: specbench.api
     assert (again.row, again.records.equals(records)) == (finished.row, True)
 
 
+def test_a_folder_may_begin_with_the_users_own(
+    finished: specbench.api.results.RunResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(finished.folder.absolute().parent))
+    again = specbench.result("~/one")
+    assert (again.row, again.folder) == (finished.row, finished.folder.absolute())
+    assert len(again.records) == len(again.images) == 4
+    assert "4 pairs of the same prompt" in repr(specbench.compare("~/one/baseline", Path("~/one")))
+
+
 def test_several_images_of_a_prompt_are_all_there(call: Call) -> None:
     found = specbench.run("sjd", n=2, images_per_prompt=2, warmup=0, metrics=[], out="two", quiet=True)
     assert len(found.records) == len(found.images) == found.row["images"] == 4

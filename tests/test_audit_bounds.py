@@ -10,7 +10,6 @@ from pathlib import Path
 import mutants
 import pytest
 import torch
-from mutations import continuous
 from test_audit import drawn
 
 from specbench.audit import densities, sizes, statistics, tiny
@@ -109,7 +108,7 @@ def test_a_window_that_is_refilled_wrongly_is_caught() -> None:
     model = built_in("v3t5")
     intact = row_of("method=sjd", model, 4000)
     assert intact["verdict"] == "undecided"
-    with mutants.applied(mutants.named("refill_with_token_0")):
+    with mutants.applied(mutants.NAMED["refill_with_token_0"]):
         assert row_of("method=sjd", model, 4000) == intact
         for model in (built_in("v3t5"), built_in("m4t24")):
             for method in ("sjd", "sjd_pac"):
@@ -120,7 +119,7 @@ def test_a_window_that_is_refilled_wrongly_is_caught() -> None:
 
 def test_mutants_are_caught_and_undone() -> None:
     """Of every group one; `make mutants` does all."""
-    before = {name: vars(rules.Relaxed)[name] for name in ("accept", "residual")}
+    before = rules.Relaxed.accept.__code__, rules.Relaxed.residual.__code__
     for name, model in (
         ("residual_is_target", built_in("v8t4")),
         ("p_of_the_wrong_depth", built_in("v8t4")),
@@ -128,19 +127,26 @@ def test_mutants_are_caught_and_undone() -> None:
         ("cache_not_compacted", tiny.built_in("llamagen_tiny")),
         ("bonus_under_the_condition_before", densities.built_in("d1t4")),
     ):
-        one = mutants.named(name)
+        one = mutants.NAMED[name]
         jobs = mutants.jobs(one.method, [model])[:2]
         row = mutants.caught(one, jobs, [mutants.decoded(job) for job in jobs], 4000)
         assert row["samples"] <= 4000
-    assert {name: vars(rules.Relaxed)[name] for name in before} == before
-    harmless = replace(one, apply=lambda patch: None)
+    assert (rules.Relaxed.accept.__code__, rules.Relaxed.residual.__code__) == before
+    harmless = replace(one, changes={})
     with pytest.raises(RuntimeError, match="no longer bites"):
         mutants.caught(harmless, jobs, [mutants.decoded(job) for job in jobs], 1000)
 
 
+@pytest.mark.parametrize("name", mutants.NAMED)
+def test_a_mutant_still_has_a_place(name: str) -> None:
+    """Its old text is in the code, once, and something is executed otherwise."""
+    with mutants.applied(mutants.NAMED[name]) as changed:
+        assert changed
+
+
 def test_a_mistake_with_continuous_tokens_changes_what_is_decoded() -> None:
     """Three of them had not followed the code that they patch."""
-    audits, mistakes = {}, [*continuous.MUTANTS, *continuous.UNSEEN]
+    audits, mistakes = {}, [one for one in mutants.NAMED.values() if one.method.startswith("cspd")]
     for method in {one.method for one in mistakes}:
         names = densities.BUILT_IN if method == "cspd" else ("d2t3",)
         jobs = mutants.jobs(method, [densities.built_in(name) for name in names])

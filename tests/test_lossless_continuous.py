@@ -68,7 +68,7 @@ def worst(words: dict[str, Any]) -> float:
 def test_a_wrong_version_is_caught(wrong: str) -> None:
     """What is right fails once in 2,000 seeds."""
     assert worst(WRONG[wrong]) > 1e-4
-    with mutants.applied(mutants.named(wrong)):
+    with mutants.applied(mutants.NAMED[wrong]):
         assert worst(WRONG[wrong]) < LEVEL / 10
 
 

@@ -15,6 +15,7 @@ from test_real import TINY, loaded
 from specbench.config import configuration
 from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
+from specbench.decoding.continuous.rule import tokens_per_iteration
 from specbench.decoding.continuous.trajectory import draw_trajectory, own_log_density
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager
@@ -170,15 +171,15 @@ def test_guidance_grows_with_the_known_tokens_or_stays():
 
 
 def test_iterations_share_out_every_token():
-    assert mar_sampling.tokens_per_iteration(256, 256) == [1] * 256
+    assert tokens_per_iteration(256, 256) == [1] * 256
     for length, iterations in ((16, 4), (16, 1), (256, 64), (64, 63), (100, 7)):
-        counts = mar_sampling.tokens_per_iteration(length, iterations)
+        counts = tokens_per_iteration(length, iterations)
         assert (len(counts), sum(counts)) == (iterations, length)
         assert min(counts) >= 1
-    assert mar_sampling.tokens_per_iteration(256, 8)[0] < mar_sampling.tokens_per_iteration(256, 8)[-1]
+    assert tokens_per_iteration(256, 8)[0] < tokens_per_iteration(256, 8)[-1]
     for wrong in (0, 17):
         with pytest.raises(UsageError, match="takes 1 to 16 iterations"):
-            mar_sampling.tokens_per_iteration(16, wrong)
+            tokens_per_iteration(16, wrong)
 
 
 @torch.inference_mode()

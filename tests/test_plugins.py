@@ -20,11 +20,10 @@ from fake_pipeline import at, interrupt
 from hatchling import build
 
 from specbench import data
-from specbench.config import composition, configuration, parameters, registry, yaml_files
+from specbench.config import composition, configuration, missing_weights, parameters, registry, yaml_files
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.folder import stored
-from specbench.models.loading import missing
 
 RULE = "# @package _global_\n# Mine.\nrule: mine\nwarmth: 0.5\n"
 DECLARED = "parameters:\n  warmth: {kind: number, line: how warm it is, low: 0, unit: degrees}\n"
@@ -261,7 +260,7 @@ def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: C
     with parameters.including([folder]):
         cfg = configuration.compose(["model=toy", "method=eagle2", "n=1"])
         with pytest.raises(UsageError, match="lacks target/, tokenizer/, eagle/: run `specbench fetch model=toy"):
-            missing.check(cfg)
+            missing_weights.check(cfg)
         assert {part.repository for part in registry.model_sources()["toy"].parts.values()} == {
             "somebody/toy",
             "FoundationVision/LlamaGen",

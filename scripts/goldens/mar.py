@@ -7,6 +7,7 @@ from torch import Tensor
 
 from goldens.common import Compared, Config, Tensors, fixed, load, weights
 from specbench.decoding.continuous import ContinuousRule
+from specbench.decoding.continuous.rule import tokens_per_iteration
 from specbench.decoding.continuous.trajectory import draw_trajectory
 from specbench.engine.graph import Eager
 from specbench.models import diffusion, mar_sampling
@@ -110,7 +111,7 @@ def sampling(model: MAR, t: Tensors, c: Config) -> Compared:
     rows, length = orders.shape
     tokens = torch.zeros(rows, length, model.cfg.token_dim)
     left = length
-    for i, count in enumerate(mar_sampling.tokens_per_iteration(length, c["num_iter"])):
+    for i, count in enumerate(tokens_per_iteration(length, c["num_iter"])):
         rank = orders.argsort(1)  # the first of an order stay masked longest
         masked, left = rank < left, left - count
         new = masked & (rank >= left)
@@ -134,7 +135,7 @@ def schedules(t: Tensors, c: Config) -> Compared:
     for name in t:
         parts = name.split("/")
         if parts[1].startswith("tokens_per_iter_"):
-            counts = mar_sampling.tokens_per_iteration(int(t[name].sum()), int(parts[1].rpartition("_")[2]))
+            counts = tokens_per_iteration(int(t[name].sum()), int(parts[1].rpartition("_")[2]))
             yield parts[1], torch.tensor(counts), t[name]
         else:
             steps = diffusion.schedule(int(parts[1].removeprefix("full")))

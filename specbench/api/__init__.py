@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from specbench.api.results import AuditResult, ComparisonResult, DecodedPrompts, RunResult
 from specbench.config import command_line, configuration, parameters, plugins, yaml_files
 from specbench.errors import UsageError, unknown
-from specbench.storage import home
 
 if TYPE_CHECKING:
     from specbench.harness.pipeline import ContinuousPipeline, Pipeline
@@ -74,12 +73,11 @@ def run(
 
 def result(folder: str | Path | RunResult) -> RunResult:
     """The result of a run that exists in a folder. UsageError where there is none with a row."""
-    from specbench.harness.run import stored_row
+    from specbench.harness.run import stored_outcome
 
-    path = _folder_of(folder)
     _check_plugins()
-    config, row = stored_row(path)
-    return RunResult(path, row, config)
+    outcome = stored_outcome(_folder_of(folder))
+    return RunResult(outcome.folder.path, outcome.row, outcome.config)
 
 
 def compare(a: RunResult | str | Path, b: RunResult | str | Path) -> ComparisonResult:
@@ -298,9 +296,9 @@ def _text_of(name: str, value: Any) -> str:
     raise UsageError(f"{name} cannot be a {type(value).__name__}: give a number, text, True, False, None or a list")
 
 
-def _folder_of(given: RunResult | str | Path) -> Path:
+def _folder_of(given: RunResult | str | Path) -> str | Path:
     """The folder of a run."""
-    return given.folder if isinstance(given, RunResult) else home.expanded(given)
+    return given.folder if isinstance(given, RunResult) else given
 
 
 def _columns() -> dict[str, Any]:

@@ -179,7 +179,7 @@ class Method:
         """The columns of Theorem 2, for chains sampled from the draft tables. target (V**T,): the distribution of
         sequences; counts (V**T,): of the decoded ones."""
         sampling, rule = self.config.sampling, self.config.rule
-        rule.open(CPU)
+        rule.open(CPU)  # it decoded elsewhere, and the tables are here
         filtered, drafts = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
         pre_argmax = None
         if rule.uses_pre_argmax_probs and sampling.temperature == 0:
@@ -227,16 +227,8 @@ def _measured_by_processes(jobs: Sequence[Measurement], workers: int, progress: 
     pickled = {id(job.model): pickle.dumps(job.model) for job in jobs}
     with processes.pool(workers, RunError(_DIED)) as pool:
         futures = [
-            pool.submit(
-                _measured_elsewhere,
-                pickled[id(job.model)],
-                dict(job.cfg),
-                job.samples,
-                job.seed,
-                job.margin,
-                job.device,
-            )
-            for job in jobs
+            pool.submit(_measured_elsewhere, pickled[id(job.model)], dict(job.cfg), job.samples, job.seed, job.margin)
+            for job in jobs  # on the CPU: a device has one process
         ]
         for job, future in zip(jobs, futures, strict=True):
             row = future.result()

@@ -74,9 +74,8 @@ class _Lookup:
     def __init__(self, tables: Tables) -> None:
         self.length, self.size = len(tables), tables[0].shape[1]
         device = tables[0].device
-        uniform = torch.full(
-            (1, self.size), 1.0 / self.size, device=device
-        )  # beyond the end, where results are cut anyway
+        # beyond the end, where results are cut anyway
+        uniform = torch.full((1, self.size), 1.0 / self.size, device=device)
         self.table = torch.cat([*tables, uniform])
         self.logits = self.table.log()
         starts = [0]
@@ -289,9 +288,8 @@ class _GrownOnce(Grown, _OfTables):
     def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
         lookup = self.lookup
         prefixes, row = lookup.row(lookup.root(history, count), count).unique(return_inverse=True)
-        one = torch.zeros_like(prefixes).scatter_(
-            0, row, torch.arange(len(row), device=row.device)
-        )  # a row of each prefix
+        numbers = torch.arange(len(row), device=row.device)
+        one = torch.zeros_like(prefixes).scatter_(0, row, numbers)  # a row of each prefix
         draft = super().grow(state, history[one], count[one])
         tokens = torch.cat([last_token(history, count), draft.tokens[row, 1:]], 1)
         sampled = None if draft.sampled is None else draft.sampled[row]

@@ -11,11 +11,11 @@ from typing import Any
 
 from specbench import metrics
 from specbench.config import parameters, registry
+from specbench.config.missing_weights import fetching
 from specbench.config.run_config import RunConfig
 from specbench.harness.planned import PlannedRun
 from specbench.metrics.base import Unavailable
 from specbench.metrics.compared import ComparedMetric
-from specbench.models.loading.missing import fetching
 from specbench.rows.shown import too_few_for
 from specbench.storage import downloads, home, sources
 from specbench.storage.files import format_size

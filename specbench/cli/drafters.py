@@ -59,15 +59,15 @@ def convert(line: CommandLine) -> int:
       specbench convert drafter_weights=drafters/llamagen_xl/eagle model=llamagen_xl out=for_lantern
     """
     from specbench.config import configuration
-    from specbench.models.loading import drafters
+    from specbench.training import conversion
 
     arguments = [f"model={line['model']}", f"drafter_weights={command_line.quoted(str(line['drafter_weights']))}"]
     reduced = ["reduced=true"] if line["reduced"] else []
     out = line["out"]
     fixed = ["weights=random", "method=eagle_chain", "device=cpu"]
-    files = drafters.converted(configuration.compose([*arguments, *reduced, *fixed]), out)
+    files = conversion.converted(configuration.compose([*arguments, *reduced, *fixed]), out)
     if len(files) == 1:
         print(f"{files[0]}: for drafter_weights={out}")
     else:
-        print(f"{out}: {' and '.join(drafters.LANTERN_FILES)}, as LANTERN's code reads them")
+        print(f"{out}: {' and '.join(conversion.LANTERN_FILES)}, as LANTERN's code reads them")
     return 0

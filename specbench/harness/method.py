@@ -20,7 +20,6 @@ from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import parse
 from specbench.decoding.verify import Verification
 from specbench.errors import UsageError
-from specbench.models.mar_sampling import tokens_per_iteration
 from specbench.storage import home
 from specbench.storage.files import atomic_path, sha256
 
@@ -94,7 +93,8 @@ def build_continuous(cfg: Mapping[str, Any], model: Any) -> tuple[ContinuousMode
     if cfg["drafter"] != "none":
         return registry.find("drafter", cfg["drafter"])(cfg, model), continuous.build(cfg)
     iterations = cfg["iterations"]
-    return None, continuous.build(cfg, tokens_per_iteration(model.target.length, iterations) if iterations else ())
+    length = model.target.length
+    return None, continuous.build(cfg, continuous.tokens_per_iteration(length, iterations) if iterations else ())
 
 
 def build_drafter(cfg: Mapping[str, Any], model: Any) -> Drafter:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench import data
-from specbench.config import indices, parameters, registry
+from specbench.config import indices, missing_weights, parameters, registry
 from specbench.config.run_config import RunConfig
 from specbench.errors import RunError, UsageError
 from specbench.harness import row, scoring, sheet
@@ -40,7 +40,6 @@ from specbench.harness.folder import (
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import Scoring
 from specbench.harness.worker import Loader
-from specbench.models.loading import missing
 from specbench.rows import report_text, sources, trackers
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Journal, Record, TimingJournal, read_of
@@ -234,15 +233,16 @@ def _copy(journal: Path, shards: Sequence[Path], owners: Mapping[int, Path]) -> 
             target.add(source.records[index], source.image(index))
 
 
-def stored_row(path: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """The configuration of a finished run in a folder, and its row: from the journals, and the newest scores in them.
-    The images themselves are not read. UsageError if records are missing."""
-    config, folder = stored(path), RunFolder(path)
+def stored_outcome(path: str | Path) -> RunOutcome:
+    """The finished run in a folder. Its row is made from the journals, and the newest scores in them. The images
+    themselves are not read. UsageError if records are missing."""
+    folder = RunFolder(home.expanded(path))
+    config = stored(folder.path)
     mine = _recorded(folder.records, config)
     vanilla = _recorded(folder.baseline_records, config) if config.wants_baseline else None
     lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
     again = TimingJournal(folder.timings).lines
-    return config, as_read(row.row(config, folder.memory(), mine, vanilla, lines, again))
+    return RunOutcome(as_read(row.row(config, folder.memory(), mine, vanilla, lines, again)), config, folder)
 
 
 def _recorded(path: Path, config: RunConfig) -> list[Record]:
@@ -344,4 +344,4 @@ def check(cfg: Mapping[str, Any]) -> None:
 
     method.check(cfg)
     engine_of(cfg, resolve_device(cfg["device"]))
-    missing.check(cfg)
+    missing_weights.check(cfg)

@@ -95,19 +95,6 @@ class MarSession:
         return z[:, :half], z[:, half:-1], z[:, -1]
 
 
-def tokens_per_iteration(length: int, iterations: int) -> list[int]:
-    """The number of tokens that each iteration of MAR's cosine schedule draws (reference README (32)); they add up to
-    `length`."""
-    if not 1 <= iterations <= length:
-        raise UsageError(f"an image of {length} tokens takes 1 to {length} iterations (got {iterations})")
-    left, counts = length, []
-    for step in range(1, iterations):
-        after = max(1, min(left - 1, math.floor(length * math.cos(math.pi / 2 * step / iterations))))
-        counts.append(left - after)
-        left = after
-    return [*counts, left]
-
-
 def guidance(scale: float, kind: str, done: Tensor, length: int) -> Tensor:
     """Strengths float32, shaped like `done` int64: the tokens that are known when the iteration is over.
 

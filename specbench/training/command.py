@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from specbench.config import parameters, registry
+from specbench.config import missing_weights, parameters, registry
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
-from specbench.models.loading import checkpoints, missing
+from specbench.models.loading import checkpoints
 from specbench.storage import home, origin
 from specbench.storage.files import sha256_file, write_atomically
 from specbench.storage.reading import read_json
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = plan(arguments)
     together, device = processes()
     cfg = {**chosen.cfg, "device": str(device)} if device else chosen.cfg
-    missing.check(cfg)
+    missing_weights.check(cfg)
     pipeline = Pipeline.load(cfg)
     try:
         done = train(chosen, pipeline, together)

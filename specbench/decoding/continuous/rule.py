@@ -12,6 +12,7 @@ Only `verify="causal"` (the target's distribution of a token is conditioned on t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -141,3 +142,16 @@ def build(cfg: Mapping[str, Any], tokens_per_pass: Sequence[int] = ()) -> Contin
         raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
     names = "gamma prefill align criterion verify on_reject inner_temperature verification tries proposals".split()
     return ContinuousRule(**{name: cfg[name] for name in names}, **common)
+
+
+def tokens_per_iteration(length: int, iterations: int) -> list[int]:
+    """The number of tokens that each iteration of MAR's cosine schedule draws (reference README (32)); they add up to
+    `length`."""
+    if not 1 <= iterations <= length:
+        raise UsageError(f"an image of {length} tokens takes 1 to {length} iterations (got {iterations})")
+    left, counts = length, []
+    for step in range(1, iterations):
+        after = max(1, min(left - 1, math.floor(length * math.cos(math.pi / 2 * step / iterations))))
+        counts.append(left - after)
+        left = after
+    return [*counts, left]

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specbench.config import parameters, registry
+from specbench.config import missing_weights, parameters, registry
 from specbench.errors import UsageError, steps
 from specbench.models.language import Language
-from specbench.models.loading import checkpoints, missing
+from specbench.models.loading import checkpoints
 from specbench.models.loading.drafters import Drafters
 from specbench.models.vq import VQConfig, VQModel
 from specbench.storage.reading import made
@@ -43,7 +43,7 @@ class Bundle:
         self.drafter_weights = registry.own_drafter(cfg)
         self.folder = registry.weights_folder(cfg)
         if self.folder is not None:
-            missing.check({**cfg, "drafter": "none", "drafter_weights": None})
+            missing_weights.check({**cfg, "drafter": "none", "drafter_weights": None})
 
     def absent(self) -> dict[str, int]:
         """Networks that official weights have and random ones do without: name -> number of parameters."""

@@ -3,8 +3,6 @@ in LANTERN's layout (reference manifests of its drafters)."""
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import pkgutil
 import re
@@ -24,7 +22,6 @@ from specbench.models.language import Language
 from specbench.models.loading import checkpoints, naming, official
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.unified import Unified
-from specbench.storage.files import write_atomically
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -301,40 +298,6 @@ def _interface(model: Language) -> tuple[Any, ...]:
     """What a draft model shares with its target."""
     cfg: Any = model.cfg
     return model.vocab_size, model.length, model.width, getattr(cfg, "cls_token_num", None)
-
-
-# --- conversion -------------------------------------------------------------------------------------------------------
-
-#: The files of an EAGLE drafter in LANTERN's layout.
-LANTERN_FILES = ("config.json", "pytorch_model.bin")
-
-
-def converted(cfg: Mapping[str, Any], out: Path) -> list[Path]:
-    """Writes the EAGLE drafter at drafter_weights= of a run's configuration in the other layout, into the folder `out`:
-    its files. Of the target, only the shape is used. UsageError for a drafter that has no such layout."""
-    head, dtype = _stored(cfg)
-    if own_file(Path(cfg["drafter_weights"])) is None:
-        checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", dtype)
-        return [out / registry.DRAFTER_FILE]
-    config, tensors = exported(head, dtype)
-    file = io.BytesIO()
-    torch.save(tensors, file)
-    for name, content in zip(LANTERN_FILES, (json.dumps(config, indent=1).encode(), file.getvalue()), strict=True):
-        write_atomically(out / name, content)
-    return [out / name for name in LANTERN_FILES]
-
-
-def _stored(cfg: Mapping[str, Any]) -> tuple[EagleNetwork, torch.dtype]:
-    """The drafter in float32, and the number format it was stored in."""
-    shape_alone = cfg["model"] in registry.model_sources()
-    bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
-    bundle.device = torch.device("cpu")
-    head: EagleNetwork = bundle.drafter_network("eagle")
-    stored = [
-        file for file in registry.drafter_files(Path(cfg["drafter_weights"])) if file.suffix in (".safetensors", ".bin")
-    ]
-    dtypes = {info.dtype for file in stored for info in official.open_source(file).tensors.values()}
-    return head, torch.bfloat16 if torch.bfloat16 in dtypes else torch.float16
 
 
 def exported(head: EagleNetwork, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,0 +1,48 @@
+"""`specbench convert`: an EAGLE drafter from this project's own format to LANTERN's layout, and back."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench.config import registry
+from specbench.models.eagle import EagleNetwork
+from specbench.models.loading import checkpoints, drafters
+from specbench.models.loading.official import open_source
+from specbench.storage.files import write_atomically
+
+#: The files of an EAGLE drafter in LANTERN's layout.
+LANTERN_FILES = ("config.json", "pytorch_model.bin")
+
+
+def converted(cfg: Mapping[str, Any], out: Path) -> list[Path]:
+    """Writes the EAGLE drafter at drafter_weights= of a run's configuration in the other layout, into the folder `out`:
+    its files. Of the target, only the shape is used. UsageError for a drafter that has no such layout."""
+    head, dtype = _stored(cfg)
+    if drafters.own_file(Path(cfg["drafter_weights"])) is None:
+        checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", dtype)
+        return [out / registry.DRAFTER_FILE]
+    config, tensors = drafters.exported(head, dtype)
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    for name, content in zip(LANTERN_FILES, (json.dumps(config, indent=1).encode(), file.getvalue()), strict=True):
+        write_atomically(out / name, content)
+    return [out / name for name in LANTERN_FILES]
+
+
+def _stored(cfg: Mapping[str, Any]) -> tuple[EagleNetwork, torch.dtype]:
+    """The drafter in float32, and the number format it was stored in."""
+    shape_alone = cfg["model"] in registry.model_sources()
+    bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
+    bundle.device = torch.device("cpu")
+    head: EagleNetwork = bundle.drafter_network("eagle")
+    stored = [
+        file for file in registry.drafter_files(Path(cfg["drafter_weights"])) if file.suffix in (".safetensors", ".bin")
+    ]
+    dtypes = {info.dtype for file in stored for info in open_source(file).tensors.values()}
+    return head, torch.bfloat16 if torch.bfloat16 in dtypes else torch.float16
