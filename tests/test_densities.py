@@ -159,6 +159,7 @@ def test_a_change_of_any_kind_is_seen() -> None:
 KINDS: list[dict[str, Any]] = [{}, {"align": False}, {"criterion": "path"}]
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize("long", [False, True], ids=["gamma=1", "gamma=12"])
 @pytest.mark.parametrize("kind", range(3), ids=["exact", "not aligned", "path"])
 def test_an_exact_method_is_called_lossless(kind: int, long: bool) -> None:
@@ -191,6 +192,7 @@ LOSSY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize("name", LOSSY)
 def test_a_biased_method_is_caught(name: str) -> None:
     model, words = LOSSY[name]
@@ -215,6 +217,7 @@ def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytes
     assert row["p_value"] < 1e-12
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize("criterion", ["exact", "path"])
 def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a rejection the target's own distribution instead of Norm([p - q]_+): the classic mistake."""
@@ -225,7 +228,7 @@ def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch
         return residual(self, *args)
 
     monkeypatch.setattr(continuous.verify.Verifier, "residual", forgetful)
-    row = row_of("d1t5", 20_000, criterion=criterion)
+    row = row_of("d1t5", 10_000, criterion=criterion)
     assert row["p_value"] < LEVEL / 10
 
 

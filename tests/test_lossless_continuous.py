@@ -21,6 +21,7 @@ from specbench.audit.verdicts import LEVEL
 from specbench.decoding.continuous import ContinuousRule, decide, decode
 from specbench.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("rows_together")
 few_pairs = test_densities.few_pairs
 BLOCK: dict[str, Any] = {"verification": "block"}
 SCHEMES: dict[str, dict[str, Any]] = {

@@ -168,6 +168,7 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize(
     ("name", "cfg_scale"),
     # without guidance one pass of the target a row, and one of the drafters that have networks

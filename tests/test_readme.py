@@ -147,6 +147,7 @@ def reader(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
+@pytest.mark.usefixtures("rows_together")  # audits
 def test_every_command_works(reader: Path, call: Call) -> None:
     done: list[str] = []
     for path, line in ALL:
