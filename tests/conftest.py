@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from interpreter import patch_language_once
 
 os.environ.setdefault("SPECBENCH_STORE", "none")  # runs of tests add no row to the store of the checkout
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+    patch_language_once()
 
 
 try:

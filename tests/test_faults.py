@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 import torch
 from commands import Call, refused, row_of
-from fake_pipeline import FakePipeline, at, hungry, interrupt
+from fake_pipeline import FakePipeline, at, execute, hungry, interrupt
 from filelock import FileLock
 
-from specbench.config import configuration
 from specbench.errors import RunError, UsageError
 from specbench.harness import log, run, worker
 from specbench.harness.folder import stored
@@ -28,12 +27,6 @@ from specbench.rows.journal import Journal, Record, read_records
 from specbench.storage.files import append_line, atomic_path, locked, write_atomically
 
 WORDS = ("metrics=none", "n=6", "warmup=0")
-
-
-def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any]:
-    given = {word.partition("=")[0] for word in words}
-    default = [word for word in WORDS if word.partition("=")[0] not in given]
-    return run.run(configuration.compose([*default, *words]), out, loader=loader).row
 
 
 def images(out: Path, name: str = "records") -> dict[int, str]:

@@ -323,13 +323,15 @@ def checks(fast: bool) -> Iterator[results.Check]:
     """For this device; without one, one specialisation of each kernel of a step for Hopper."""
     os.environ |= REPORTING
     tried: list[Specialisation] = []
-    if torch.cuda.is_available():
+    cuda = torch.cuda.is_available()
+    if cuda:
         major, minor = torch.cuda.get_device_capability()
         some = started([*steps(), *later_stages()], 10 * major + minor)
         tried = [one for one in started(tuning_on_shapes(), 10 * major + minor) if one not in set(some)]
     else:
         some = list({one.kernel: one for one in started(steps(FEW[:1]))}.values())
-    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
+    # A process that has used a device cannot be copied; where there is none, copies need no imports.
+    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn" if cuda else "fork")) as pool:
         futures = [(one.label, pool.submit(compiled, one)) for one in some[: 3 if fast else None]]
         more = [pool.submit(compiled, one) for one in tried]
         for label, future in futures:

@@ -91,8 +91,9 @@ def checks(fast: bool) -> Iterator[results.Check]:
 
 
 def profiles(fast: bool) -> Iterator[results.Check]:
+    """fast: the one whose step has no gate."""
     for name, case in PROFILES.items():
-        if not fast or case[0] == "xl":
+        if not fast or name == "XL LANTERN tree of 26":
             yield name, partial(_most_expensive, *case)
 
 
@@ -281,7 +282,8 @@ def _most_expensive(
     """By name: microseconds and launches a step."""
     step, _ = recorded(name, drafter, window, context, rule=rule)
     synchronize = (lambda: None) if small() else torch.cuda.synchronize
-    step()
+    if not small():  # recording has done it once
+        step()
     synchronize()
     with profile(activities=[ProfilerActivity.CPU if small() else ProfilerActivity.CUDA]) as seen:
         for _ in range(1 if small() else PROFILED):
