@@ -276,6 +276,7 @@ MISTAKES = [
     (["method=cspd", "diffusion_steps=5"], "'diffusion_steps' belongs to specbench run"),
     (["method=sjd", "final_noise=true"], "method 'sjd' (drafter sjd, rule exact) has no parameter 'final_noise'"),
     (["--all", "audit.model=d1t4", "window=3"], "has no parameter 'window'"),
+    (["--all", "audit.model=d1t4", "drafter=sjd"], "drafter sjd and rule density do not go together"),
     (["audit.tables=a.npz"], "audit.tables: there is no file 'a.npz'"),
     (["n=4"], "'n' belongs to specbench run, an audit has no such parameter; give audit.samples"),
     (["hydra.run.dir=x"], "'hydra.run.dir' belongs to specbench run"),
