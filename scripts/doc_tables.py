@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import tiny
+from specbench.audit import recipes
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows.columns import SHOWN, stderr_of
@@ -146,7 +146,7 @@ def table_of_audit() -> str:
     body = [["method", "rows", "TV on tables", "TV on real classes", "KS of continuous tokens", "smallest p-value"]]
     for method in sorted({row["method"] for row in rows}):
         mine = [row for row in rows if row["method"] == method]
-        real = [row for row in mine if row["model"] in tiny.BUILT_IN]
+        real = [row for row in mine if row["model"] in recipes.TINY]
         tables = [row for row in mine if row["V"] and row not in real]
         distances = [_distance(some, "tv_low", "tv_high") for some in (tables, real)]
         distances.append(_distance([row for row in mine if row["dim"]], "ks_high"))
