@@ -189,22 +189,6 @@ def test_the_verdict(name: str) -> None:
         assert (row["tv_bound"] < 1e-9) == (name in LOSSLESS)
 
 
-def test_a_residual_that_forgets_the_draft_is_caught() -> None:
-    """After a rejection the target's distribution instead of Norm([p - q]_+): the classic mistake."""
-
-    class Forgetful(rules.Relaxed):
-        def residual(self, r, q, token, depth):
-            return r
-
-    model = built_in("v3t5")
-    method = method_of(SD, model)
-    forgetful = replace(method.config, rule=Forgetful("forgetful", [1.0]))
-    row = measure(replace(method, config=forgetful), model, 200_000)
-    assert row["p_value"] < 1e-12
-    assert row["verdict"] == "not lossless"
-    assert row["tv_low"] > 0.5 * row["tv_exact"] > 0.01
-
-
 def test_greedy_decoding_gives_the_one_sequence() -> None:
     model = built_in("v3t5")
     for name in ("sd", "sjd", "eagle2"):

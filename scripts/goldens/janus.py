@@ -11,6 +11,7 @@ from goldens.llamagen import cached, margin
 from goldens.pixels import llamagen_vq
 from specbench.models import vq
 from specbench.models.loading import image_tokenizers, janus, official
+from specbench.models.pixels import truncated
 from specbench.models.unified import Prompts, Unified
 
 
@@ -99,7 +100,7 @@ def janus_hf(t: Tensors, c: Config) -> Compared:
 
 def janus_vq(t: Tensors, c: Config) -> Compared:
     yield from llamagen_vq(t, c, "gen_vision_model.")
-    yield "to_uint8", torch.from_numpy(vq.truncated(t["out/decoded"]))
+    yield "to_uint8", torch.from_numpy(truncated(t["out/decoded"]))
 
 
 CHECKS = {"janus_lm": janus_lm, "janus_hf": janus_hf, "janus_vq": janus_vq}

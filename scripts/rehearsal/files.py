@@ -19,8 +19,7 @@ import torch
 from rehearsal import vocabularies
 from rehearsal.formats import entry, of_module, rest, write_json, write_pickled, write_safetensors, write_shards
 from specbench.config import parameters, registry
-from specbench.data import scenes
-from specbench.models import eagle, emu3_vision, vq
+from specbench.models import eagle, emu3_vision, scenes_config, vq
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
 from specbench.models.loading import (
@@ -36,7 +35,7 @@ from specbench.models.loading import (
 from specbench.models.loading.naming import Table
 from specbench.models.unified import Unified, UnifiedConfig
 
-#: Words of the captions that are made here, and of the embedded model's.
+#: Words of the captions that are made here.
 WORDS = "a red blue cat dog car boat table street small large old on near under with the and two of".split()
 GB = 1 << 30
 #: Bytes of a target's files where they hold more than a run reads (sums over the reference manifests).
@@ -60,7 +59,7 @@ def network(file: str, make: Callable[[], torch.nn.Module], table: Callable[[], 
 
 
 def words(count: int) -> list[str]:
-    return vocabularies.padded([*dict.fromkeys([*WORDS, *scenes.vocabulary()])], count)
+    return vocabularies.padded([*dict.fromkeys([*WORDS, *scenes_config.text().vocabulary])], count)
 
 
 def _config(target: Language, layers: int, **more: Any) -> dict[str, Any]:
