@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import os
 import shutil
@@ -54,6 +55,12 @@ def checked(values: dict[str, Any]) -> str:
     """A journal's line with its checksum, also of numbers that JSON lacks."""
     text = json.dumps(values, ensure_ascii=False)
     return f'{text[:-1]}, "check": "{zlib.crc32(text.encode()):08x}"}}'
+
+
+def cells_of(path: str | Path) -> list[dict[str, str]]:
+    """The lines of a CSV file as text."""
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def row_of(folder: str | Path) -> dict[str, Any]:

@@ -1,14 +1,10 @@
-"""A pipeline without a model: it decodes at once, or slowly, and its images depend on (seed, prompt index) alone.
-
-Run as a program it is the victim of the kill test: `python fake_pipeline.py OUT SECONDS_PER_IMAGE OVERRIDE...`
-"""
+"""A pipeline without a model: it decodes at once, or slowly, and its images depend on (seed, prompt index) alone."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from specbench.config import configuration
 from specbench.decoding.batch import Decoded
 from specbench.decoding.trace import Trace
+from specbench.harness import run
 from specbench.harness.method import shape_of
 from specbench.harness.pipeline import in_batches
 
@@ -140,9 +138,8 @@ class Mortal(FakePipeline):
         return super().decode(conditioning, keys)
 
 
-if __name__ == "__main__":
-    from specbench.config import configuration
-    from specbench.harness.run import run
-
-    out, delay, *overrides = sys.argv[1:]
-    run(configuration.compose(overrides), out, loader=lambda cfg: FakePipeline(cfg, float(delay)))
+def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any]:
+    """The row of a run of six images without scores, or as the words say."""
+    default = {"metrics": "none", "n": "6", "warmup": "0"}
+    given = default | dict(word.split("=", 1) for word in words)
+    return run.run(configuration.compose([f"{name}={value}" for name, value in given.items()]), out, loader=loader).row

@@ -1,4 +1,4 @@
-"""A server with OpenAI's images interface on the loopback, in a thread of the test, that can misbehave."""
+"""Servers on the loopback in a thread of the test; and one with OpenAI's images interface, which can misbehave."""
 
 from __future__ import annotations
 
@@ -11,12 +11,55 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
 
 SIDE = 64
+
+
+class LoopbackServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # clients that went away
+
+
+S = TypeVar("S", bound=LoopbackServer)
+
+
+@contextmanager
+def running(server: S) -> Iterator[S]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Keeps no log and sends whole answers."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def send(self, content: bytes | dict[str, Any], code: int = 200, cut: int = 0, **headers: str) -> bool:
+        """Sends an answer, without its last `cut` bytes."""
+        content = json.dumps(content).encode() if isinstance(content, dict) else content
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) - cut])
+        return True
 
 
 def png(fields: dict[str, Any]) -> bytes:
@@ -32,16 +75,14 @@ def answer(fields: dict[str, Any]) -> dict[str, Any]:
     return {"created": 0, "data": [{"b64_json": base64.b64encode(png(fields)).decode(), "url": None}]}
 
 
-class StubServer(ThreadingHTTPServer):
+class StubServer(LoopbackServer):
     """trouble: what happens to a request instead of its image: (handler, fields, number of this request among those of
     its prompt, from 1) -> whether it was answered. seen: the fields of every request, with the time of its arrival."""
 
-    daemon_threads = True
     trouble: Callable[[Handler, dict[str, Any], int], bool] = staticmethod(lambda *_: False)  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        super().__init__(Handler)
         self.seen: list[dict[str, Any]] = []
         self.headers: list[Any] = []
         self.told: dict[str, Any] = {
@@ -54,26 +95,9 @@ class StubServer(ThreadingHTTPServer):
     def prompts(self) -> list[str]:
         return [fields["prompt"] for fields in self.seen]
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # clients that went away
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answers):
     server: StubServer
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def send(self, content: bytes | dict[str, Any], code: int = 200, cut: int = 0, **headers: str) -> bool:
-        """Sends an answer, without its last `cut` bytes."""
-        content = json.dumps(content).encode() if isinstance(content, dict) else content
-        self.send_response(code)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[: len(content) - cut])
-        return True
 
     def do_GET(self) -> None:
         self.server.headers.append(self.headers)
@@ -116,15 +140,3 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             time.sleep(0.02)
         return True
-
-
-@contextmanager
-def serving() -> Iterator[StubServer]:
-    server = StubServer()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -13,7 +13,6 @@ from commands import copy_package, run_copy
 from specbench.config import parameters, plugins, yaml_files
 from specbench.config.parameter import METADATA
 from specbench.errors import UsageError
-from specbench.rows.columns import COLUMNS
 
 #: A drafter that uses a network of the target's, a discrete drafter with a parameter that continuous drafters have, a
 #: rule with one that continuous rules have, and a model.
@@ -165,13 +164,6 @@ def test_every_choice_declares_its_parameters() -> None:
             for one in own.keys() & held.keys():  # what must be given, such as url, is null
                 assert own[one].allows(held[one]) or held[one] is None, (name, one)
         assert set(parameters.declared("", "config")) <= set(common), group
-
-
-def test_the_columns_are_those_of_the_parameters() -> None:
-    hidden = {name for name in parameters.table() if name not in COLUMNS}
-    assert hidden == {*"out data_dir metrics metrics_dir reference baseline workers ray_address url".split(),
-                      *"model_name log log_project log_dir".split()}  # fmt: skip
-    assert list(parameters.table()).index("weights") < list(parameters.table()).index("window")
 
 
 def test_a_name_has_one_kind(tmp_path: Path) -> None:

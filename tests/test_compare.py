@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import Call, checked, refused
-from hypothesis import given
-from hypothesis import strategies as st
+from commands import Call, cells_of, checked, refused
 from omegaconf import OmegaConf
 from scipy import stats
 from test_journal import record
@@ -111,13 +109,9 @@ def test_the_tests_are_scipys() -> None:
     test = paired_test(found)
     assert (test.statistic, test.p, test.df) == (wanted.statistic, wanted.pvalue, 49)
     assert test.wilcoxon == pytest.approx(stats.wilcoxon(b, a).pvalue)
-    # by hand
-    d = b - a
-    error = d.std(ddof=1) / math.sqrt(50)
-    assert found.difference == pytest.approx(d.mean()) == pytest.approx(found.mean_b - found.mean_a)
-    assert (test.statistic, test.d_z) == pytest.approx((d.mean() / error, d.mean() / d.std(ddof=1)))
-    half = stats.t.ppf(0.975, 49) * error
-    assert (test.low, test.high) == pytest.approx((d.mean() - half, d.mean() + half))
+    assert (test.low, test.high) == pytest.approx(wanted.confidence_interval(0.95))
+    assert test.d_z == pytest.approx((b - a).mean() / (b - a).std(ddof=1))
+    assert found.difference == pytest.approx((b - a).mean()) == pytest.approx(found.mean_b - found.mean_a)
     swapped = paired(b, a)
     assert (swapped.difference, paired_test(swapped).low) == pytest.approx((-found.difference, -test.high))
     # ranks ignore rounding: seconds that are a tenth of the steps have the same ties as the steps, and the same zeros
@@ -163,18 +157,6 @@ def test_rounding_is_no_difference(folders: Folders) -> None:
     found = between(folders.make("a", vanilla), folders.make("b", exact, "method=sjd"))
     assert [of(found, name).test for name in ("emitted_kl", "emitted_tv")] == [None, None]
     assert "rounding" in sentences(found)["emitted_kl"]
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_rejects_what_the_step_down_rejects(p: list[float]) -> None:
-    adjusted = holm(p)
-    assert all(mine <= theirs <= 1 for mine, theirs in zip(p, adjusted))
-    level, order = 0.05, sorted(range(len(p)), key=p.__getitem__)
-    for rank, i in enumerate(order):  # the procedure: on to the next smallest until one fails
-        if (len(p) - rank) * p[i] > level:
-            assert all(adjusted[j] > level for j in order[rank:])
-            break
-        assert adjusted[i] <= level
 
 
 def test_adjustments_and_names_of_effects_are_the_textbooks() -> None:
@@ -456,7 +438,7 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
     assert cli.main(["compare", *two, f"out={out}"]) == 0
     *_, tests, wrote = capsys.readouterr().out.splitlines()
     assert (tests[:2], "Holm" in tests, wrote) == ("4 ", True, f"wrote {out}")
-    rows = list(csv.DictReader(io.StringIO(out.read_text())))
+    rows = cells_of(out)
     assert list(rows[0]) == list(wording.COLUMNS)
     found = between(*two)
     for row, result in zip(rows, found.results, strict=True):
@@ -469,10 +451,6 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
             continue
         assert (float(row["p"]), float(row["p_wilcoxon_holm"])) == (result.paired.test.p, result.wilcoxon_holm)
         assert row["effect"] == size(float(row["d_z"]))
-    assert cli.main(["compare", "--help"]) == 0
-    helped = capsys.readouterr().out
-    assert all(f"  {name} " in helped for name in wording.COLUMNS)
-    assert max(map(len, helped.splitlines())) <= 120
 
 
 def test_the_energy_distance_is_the_papers() -> None:
@@ -625,7 +603,7 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     assert re.match(r"scenes_fid: .*\b100 pairs\b", between(a, few.b.argument).untested[-1])
 
 
-def test_a_damaged_record_is_named(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_record_is_named(folders: Folders) -> None:
     good = [image(i, 100) for i in range(5)]
     a, b = folders.make("a", good), folders.make("b", good)
     path = Path(b) / "records.jsonl"
@@ -643,28 +621,17 @@ def test_a_damaged_record_is_named(folders: Folders, capsys: pytest.CaptureFixtu
     for change, sentence in changes:
         first = {k: v for k, v in json.loads(lines[0]).items() if k != "check"} | change
         path.write_text("\n".join([checked(first), *lines[1:], ""]))
-        with pytest.raises(UsageError, match=sentence):
+        with pytest.raises(UsageError, match=sentence) as raised:
             between(a, b)
-        assert cli.main(["compare", a, b]) == 2
-        message = capsys.readouterr().err
-        assert message.startswith("specbench: ")
-        assert message[:-1].isprintable(), change
-
-
-BOMB = "method: a\ndrafter: b\nrule: c\na0: &a0 [1]\n" + "".join(
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
-)
+        assert str(raised.value).isprintable(), change
 
 
 DAMAGED = (
     ("records.jsonl", b"\xff\xfe\n", "line 1 of .* is not a record"),
     ("records.jsonl", b"[" * 200_000 + b"\n", "line 1 of .* is not a record"),
-    ("config.yaml", b"\xff", "config.yaml, line 1: this is not UTF-8 text"),
     ("config.yaml", b"method: [", "cannot read .*config.yaml .*; compare whole folders of runs"),
     ("config.yaml", b"method: 1\ndrafter: a\nrule: b", "config.yaml .* configuration of a run"),
-    ("config.yaml", BOMB.encode(), "config.yaml is too large"),
     ("config.yaml", None, "there is no file .*config.yaml"),
-    ("run.json", b"[" * 200_000, "run.json is not as specbench run wrote it"),
 )
 
 
@@ -694,9 +661,6 @@ def test_words_that_name_no_run(
     for words, sentence in (
         ([a], "compare takes A B"),
         ([a, b, a], "compare takes A B"),
-        ([a, b, "out="], "'out=' lacks its value"),
-        ([a, b, "out=x.csv", "out=y.csv"], "'out' is given twice"),
-        ([a, b, "--what"], "--what"),
         ([a, f"{b}/nope"], "there is no "),
         ([a, str(tmp_path)], f"holds 2 of them; name one, such as {a}"),
         ([a, "/"], "has no records of a run"),

@@ -16,7 +16,6 @@ from specbench.config import composition, configuration, parameters, registry, y
 from specbench.decoding.drafters.positions import COUPLINGS, INITS
 from specbench.decoding.rules.base import MEASURES
 from specbench.errors import UsageError, install
-from specbench.rows.columns import METRICS
 
 #: Those of models of codes.
 RULES, DRAFTERS = (
@@ -101,8 +100,6 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
             if group in parameters.PARAMETER_GROUPS:
                 assert parameters.declared(group, choice) <= set(parameters.table())
     assert parameters.common() <= set(parameters.table())
-    declared = {**parameters.table(), **parameters.declarations("drafter", "zipar")}
-    assert {p.kind for p in declared.values() if p.unit} <= {"integer", "number"}
 
 
 def test_the_choices_of_a_parameter_are_those_of_the_code_that_reads_it() -> None:
@@ -115,12 +112,6 @@ def test_everything_in_conf_can_be_built() -> None:
     for kind in ("model", *parameters.PARTS):
         for name in parameters.choices(kind):
             assert callable(registry.find(kind, name)), f"{kind} {name}"
-
-
-def test_every_metric_has_columns() -> None:
-    for name in parameters.choices("metrics"):
-        for one in parameters.declared("metrics", name):
-            assert set(parameters.metric_columns(one)) <= set(METRICS)
 
 
 def test_metrics_are_chosen_by_name() -> None:
@@ -144,17 +135,13 @@ def test_equal_values_are_one_configuration() -> None:
 def test_a_bad_word_costs_one_sentence() -> None:
     for word, sentence in [
         ("delta=0", "delta must be a number above 0 (got 0)"),
-        ("delta=nan", "delta must be"),
-        ("delta=abc", "delta must be a number above 0 (got 'abc')"),
         ("delta=null", "delta must be a number above 0 (got null)"),
         ("n=0", "n must be an integer of at least 1 and at most 1000000, or all (got 0)"),
-        ("n=1.5", "n must be an integer"),
         ("n=al", "n must be an integer of at least 1 and at most 1000000, or all (got 'al')"),
         ("n=all", "data=scenes has no last prompt"),
         ("batch=all", "batch must be an integer of at least 1 and at most 4096 (got 'all')"),
         ("baseline=1", "baseline must be true or false"),
         ("top_k=0", "top_k must be an integer of at least 1 and at most 2147483647, or null (off)"),
-        ("top_p=0", "top_p must be a number above 0 and at most 1"),
         ("device=tpu", "device must be auto, cpu, cuda or cuda:N"),
         ("tree=[[0],[]]", "tree must be"),
         ("tree=[[0],[-1]]", "tree must be"),
@@ -180,20 +167,15 @@ def test_a_bad_word_costs_one_sentence() -> None:
         ("model=mar_b method=sjd", "has continuous tokens, which drafter sjd does not support; use method=cspd, "),
         ("model=mar_b method=cspd rule=cool", "which drafter cspd and rule cool do not support"),
         ("method=cspd", "has discrete tokens, which drafter cspd and rule density do not support; use method="),
-        ("method=sd window=0", "window must be an integer of at least 1"),
         (
             "window=3",
             "has no parameter 'window' (it belongs to drafter built_in (method jacobi_built_in), drafter draft_",
         ),
         ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
-        ("protocol=../config", "unknown protocol '../config' (choose from: "),
         ("protocol=sjd_table4@2", "protocol sjd_table4 has version 1 here, not 2: write protocol=sjd_table4, or "),
-        ("protocol=sjd_table4@", "protocol sjd_table4 has version 1 here, not : "),
         ("protocol=sjd_table4,sjd_table3", "add -m"),
-        ("protocol=[sjd_table4]", "unknown protocol"),
         ("protocol=null,sjd_table4", "null means no protocol and stands alone"),
         ("protocol=true", "unknown protocol 'True'"),
-        ("protocol.sets.n=3", "unknown parameter 'protocol.sets.n'"),
         ("hydra/launcher=nope", "Could not find 'hydra/launcher/nope'"),
     ]:
         found = usage_error(configuration.grid, word.split(), False)

@@ -3,7 +3,6 @@ that share no code with it."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from functools import partial
@@ -197,31 +196,6 @@ def test_one_token_against_integrals(name: str) -> None:
     assert float(first.mean()) == pytest.approx(kept, abs=4.5 * float(first.std()) / n**0.5)
 
 
-def test_a_path_against_integrals() -> None:
-    """Two steps, the first of which forgets x_T: a path is (x_1, x_0), and p and q are densities over a plane."""
-    n, rule = 40_000, ContinuousRule(gamma=1, criterion="path", temperature=0.9)
-    target, drafter = Chain(1, [0.6, 0.0], [-0.3, 0.2], 0.3), Chain(1, [0.4, 0.0], [0.1, -0.2], -0.1)
-    x1, x0 = np.meshgrid(np.linspace(-6, 6, 901), np.linspace(-6, 6, 901), indexing="ij")
-    cell = (12 / 900) ** 2
-
-    def density(m: Chain) -> np.ndarray:
-        wide = 0.9 * np.exp(0.5 * m.level.numpy())
-        keep = float(m.keep[0])
-        return stats.norm.pdf(x1, m.shift, wide[1]) * stats.norm.pdf(x0, keep * x1 + m.shift, wide[0])
-
-    p, q = density(target), density(drafter)
-    kept = float(np.minimum(p, q).sum()) * cell
-    residual = np.maximum(p - q, 0).sum(0)
-    edges = x0[0] + 6 / 900  # a cell reaches half its width to either side
-    cdf = np.cumsum(residual) / residual.sum()
-
-    out = decode(target, drafter, rule, None, rng(n))
-    accepted = out.trace.kept[:, 0]
-    assert float(accepted.double().mean()) == pytest.approx(kept, abs=4.5 * math.sqrt(kept * (1 - kept) / n))
-    fresh = out.tokens[~accepted].flatten().numpy()
-    assert stats.kstest(fresh, lambda t: np.interp(t, edges, cdf)).pvalue > 1e-4  # one seed in 10,000
-
-
 def test_few_tries_leave_the_targets_own_proposal() -> None:
     """With one try a rejected token is the target's sample, whatever became of it, and a fallback is counted for
     those that would have been proposed again."""
@@ -334,15 +308,6 @@ def test_vanilla_is_a_plain_loop(options: dict[str, Any], tokens_per_pass: tuple
     assert len(order.unique(dim=0)) > 1
 
 
-def test_tokens_of_one_pass_do_not_see_each_other() -> None:
-    model = built_in("d1t5").target
-    one, several = (decode(model, None, ContinuousRule(tokens_per_pass=t), None, rng(20)) for t in ((), (2, 3)))
-    assert torch.equal(one.trace.order, several.trace.order)
-    generated = [o.tokens.gather(1, o.trace.order[..., None])[..., 0] for o in (one, several)]
-    assert torch.equal(generated[0][:, 0], generated[1][:, 0])  # nothing is known before it in either
-    assert not torch.isclose(generated[0][:, 1:], generated[1][:, 1:]).any()
-
-
 @pytest.mark.parametrize(("criterion", "gamma"), [("exact", 1), ("paper", 2), ("path", 9), ("exact", 9)])
 def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> None:
     """Noise is keyed by a token's number in the order of generation: draft, verification and vanilla
@@ -358,29 +323,6 @@ def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> 
             passes = before + math.ceil((model.length - before) / (gamma + 1))  # a token behind each draft is free
             assert out.steps.tolist() == [passes] * 9
             assert sum(map(len, out.trace.proposals)) == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "prefill"),
-    # the first tokens are the target's under any rule: one of each criterion and verification
-    [*((name, 0.0) for name in RULES), *((name, 0.3) for name in ("exact", "path", "parallel", "block", "layers"))],
-)
-def test_an_image_does_not_depend_on_its_batch(name: str, prefill: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor on whether the host asks which images are done: else passes are over all, also over those that are done, of
-    which there are some here."""
-    rule = replace(RULES[name], prefill=prefill)
-    keys = [(seed, i) for seed, i in itertools.product((0, 7), (5, 0, 3, 12, 4))]
-    for pair in map(built_in, ("d1t5", "d2t4")):
-        full = of_pair(pair, rule, RandomStreams(keys))
-        for size in (1, 2, 5):
-            for begin in range(0, len(keys), size):
-                part = of_pair(pair, rule, RandomStreams(keys[begin : begin + size]))
-                for row in range(len(part.tokens)):
-                    assert equal(image(part, row), image(full, begin + row))
-        with monkeypatch.context() as patch:
-            patch.setattr(loop, "compacts", lambda device: False)
-            assert equal(results(of_pair(pair, rule, RandomStreams(keys))), results(full))
-        assert name in ("parallel", "continue", "released", "vanilla") or len(full.steps.unique()) > 1
 
 
 @pytest.mark.parametrize("name", ["exact", "path", "released", "block", "layers", "vanilla"])
@@ -429,18 +371,21 @@ def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) 
             images.lacking(images.rng.keys)
 
 
-@pytest.mark.parametrize(("name", "compact"), [(name, i % 2 == 0) for i, name in enumerate(RULES) if name != "vanilla"])
-def test_rows_that_are_done_take_the_next_image(name: str, compact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven images of classes of their own through three rows: each is what it is alone, and takes no more passes."""
-    monkeypatch.setattr(loop, "compacts", lambda device: compact)
+@pytest.mark.parametrize("name", RULES)
+def test_rows_that_are_done_take_the_next_image(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven images of classes of their own through three rows: each is what it is alone, and takes no more passes,
+    whether or not the host asks which images are done: else passes are over all, also over those that are done."""
     target, drafter, rule, count = reduced(), reduced(), replace(RULES[name], prefill=0.2, proposals=4), 7
-    labels, seen = torch.tensor([2, 0, 3, 1, 1, 2, 0]), []
+    labels = torch.tensor([2, 0, 3, 1, 1, 2, 0])
+    alone = [image(decode(target, drafter, rule, labels[i : i + 1], rng([i], 9)), 0) for i in range(count)]
     start = partial(ContinuousDecoding, target, drafter, rule)
-    for which, out in decode_stream(start, lambda some: labels[some], partial(rng, seed=9), count, 3):
-        for row, i in enumerate(which):
-            seen.append(i)
-            assert equal(image(out, row), image(decode(target, drafter, rule, labels[i : i + 1], rng([i], 9)), 0))
-    assert sorted(seen) == list(range(count))
+    for compact in (True, False):
+        monkeypatch.setattr(loop, "compacts", lambda device, compact=compact: compact)
+        seen = []
+        for which, out in decode_stream(start, lambda some: labels[some], partial(rng, seed=9), count, 3):
+            seen += which
+            assert all(equal(image(out, row), alone[i]) for row, i in enumerate(which))
+        assert sorted(seen) == list(range(count))
 
 
 def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:

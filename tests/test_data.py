@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -102,7 +100,6 @@ def test_captions_first_longest_random(load: Load, tmp_path: Path) -> None:
 
 BAD_ANNOTATIONS: list[tuple[Any, str]] = [
     (lambda c: [], "no list of images"),
-    (lambda c: c | {"annotations": {"1": 2}}, "no list of annotations"),
     (lambda c: c | {"annotations": ["x"]}, "no list of annotations"),
     (lambda c: c | {"annotations": []}, "holds no prompts"),
     (lambda c: c | {"images": c["images"] + c["images"][:1]}, "image id 100 .*twice"),
@@ -116,7 +113,6 @@ BAD_ANNOTATIONS: list[tuple[Any, str]] = [
     (lambda c: c | {"images": [{"id": 1}]}, "image 1: the file_name must be text"),
     (lambda c: c | {"annotations": [{"id": 7, "image_id": 100, "caption": "a\0b"}]}, "caption 7: .*NUL"),
     (lambda c: json.dumps(c)[:-9], "cannot read it as JSON"),
-    (lambda c: "[" * 100_000, "nested too deeply"),
 ]
 
 
@@ -277,7 +273,6 @@ def test_a_text_has_a_prompt_a_line(load: Load, tmp_path: Path) -> None:
 HOSTILE: list[tuple[str, bytes, str]] = [
     ("a.txt", b"\n \n", "a.txt holds no prompts"),
     ("a.txt", b"one\ntwo\xff\n", "a.txt, line 2: this is not UTF-8 text"),
-    ("a.txt", "one\n".encode("utf-16"), "line 1: this is not UTF-8"),
     ("a.txt", b"one\n\ntw\0o", "line 3: there is a NUL"),
     ("a.csv", b"", "holds no prompts"),
     ("a.csv", b"prompt\n", "holds no prompts"),
@@ -287,30 +282,24 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("a.csv", b"id,prompt\n1,x\n1,y\n", "id '1' .*twice"),
     ("a.csv", b"prompt,note\na cat, sitting,x\n", "line 2: 3 cells below a header of 2; .*quote a prompt"),
     ("a.csv", b'prompt\n"x\n', "line 2: cannot read this row"),
-    ("a.csv", b'prompt\n"x" y\n', "line 2: cannot read this row"),
     ("a.csv", b"prompt\n" + b"x" * 200_000, "cannot read this row"),
     ("a.tsv", b"prompt\tid\nx\n", "line 2: 1 cells below a header of 2"),
-    ("a.tsv", b"prompt\tid\n\t1\n", "line 2: the prompt is empty"),
     ("a.json", b"3", "must be a JSON list of prompts, or an object"),
     ("a.json", b"[]", "holds no prompts"),
     ("a.json", b'["x", " "]', "entry 2: the prompt is empty"),
     ("a.json", b'["x", 3]', "entry 2: the prompt must be text, not int"),
     ("a.json", b'[{"words": "x"}]', "entry 1: the object has no prompt, caption or text"),
     ("a.json", b'[{"prompt": "x", "id": [1]}]', "entry 1: the id must be text, not list"),
-    ("a.json", b'[{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}]', "id '1' .*twice"),
-    ("a.json", b'{"1": "x", "1": "y"}', "key '1' .*twice"),
     ("a.json", b'{"": "x"}', "the id is empty"),
     ("a.json", b'{"1": {"prompt": "x"}}', "id '1': the prompt must be text, not dict"),
     ("a.json", b'["x\\u0000y"]', "entry 1: the prompt holds a NUL"),
     ("a.json", b'["x\\ud800y"]', "entry 1: the prompt holds half a character"),
-    ("a.json", b"[" * 100_000, "nested too deeply"),
     ("a.json", b"[1", "cannot read it as JSON"),
     ("a.json", b"[" + b"1" * 5000 + b"]", "cannot read it as JSON"),
     ("a.jsonl", b'"x"\n\n{"prompt": ""}\n', "line 3: the prompt is empty"),
     ("a.jsonl", b'"x"\n{"prompt"\n', "line 2: cannot read it as JSON"),
     ("a.jsonl", b'["x"]\n', "line 1: the prompt must be text, not list"),
     ("a.xlsx", b"x", r"must end in .txt, .tsv, .csv, .json, .jsonl"),
-    ("prompts", b"x", "prompts: its name must end in .txt"),
 ]
 
 
@@ -350,33 +339,6 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
     for name in filter(registry.is_drawn, parameters.choices("data")):
         with pytest.raises(UsageError, match=f"data={name} .*n=all .*n=NUMBER"):
             configuration.compose([f"data={name}", "n=all"])
-
-
-def test_a_word_that_does_not_fit_is_reported() -> None:
-    for words, sentence in [
-        (["data=prompts"], r"prompts must be a file of prompts, as in prompts=my.txt \(got null\)"),
-        (["data=parti", "prompts=my.txt"], r"has no parameter 'prompts' \(it belongs to data prompts\)"),
-        (["data=parti", "split=train"], r"no parameter 'split' .*coco2017 and data scenes"),
-        (
-            ["data_dir=here"],
-            "no parameter 'data_dir' .it belongs to data coco2014, data coco2017, data geneval2 and data parti",
-        ),
-        (["data=coco2017", "caption=best"], "caption must be one of first, longest, running_longest, random"),
-        (
-            ["data=coco"],
-            "unknown data 'coco' .choose from: coco2014, coco2017, dpg, .*, imagenet, parti, prompts, scenes",
-        ),
-    ]:
-        with pytest.raises(UsageError, match=sentence):
-            configuration.compose(words)
-
-
-def test_a_look_at_the_choices_reads_nothing() -> None:
-    code = (
-        "import sys; from specbench import data; from specbench.config import configuration;"
-        "configuration.compose(['data=coco2017']); sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_metrics_of_scenes_do_not_score_other_prompts() -> None:

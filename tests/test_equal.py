@@ -225,14 +225,7 @@ def passes(some: Mapping[str, Sequence[str]]) -> dict[str, list[ScoredPass]]:
     return {label: [read(folder) for folder in of] for label, of in some.items()}
 
 
-def test_a_metric_is_compared_by_its_column(rewarded: dict[str, list[str]]) -> None:
-    (found,) = equal.rows(passes(rewarded), "step_compression", "image_reward")
-    assert (found["a"], found["b"], found["prompts"]) == ("band", "cool", N)
-    # Rewards grow with the steps, from 119 to 131, by 0.012: on average 0.9 + 0.124.
-    assert found["y_a"] == pytest.approx(0.9 + 0.124, abs=4 * 0.1 / N**0.5)
-    assert found["difference"] == pytest.approx(-0.2, abs=4 * 0.1 * (2 / N) ** 0.5)
-    assert found["p"] < 1e-3  # type: ignore[operator]
-    # what some runs lack, or score otherwise, is refused
+def test_a_metric_that_some_runs_lack_or_score_otherwise_is_refused(rewarded: dict[str, list[str]]) -> None:
     with pytest.raises(UsageError, match=r"did not measure geneval"):
         list(equal.rows(passes(rewarded), "step_compression", "geneval"))
     for scorer, n, why in (("reader@2", N, r"reader@1 and by reader@2"), ("reader@3", N - 1, r"not every image .*@3")):

@@ -45,7 +45,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool
             held = out.read_text() if out.exists() else f"method,{words[2]}\n"
             out.write_text(f"{held}{words[2]},1\n")
 
-    joined = evidence.Step("audit", 1, joined=(("a/b.csv", ("audit one", "audit two")),))
+    joined = evidence.Step("audit", 1, joined={"a/b.csv": ["audit one", "audit two"]})
     timed = evidence.Step("steps", 1, commands=("bench seconds out=seconds.csv",), idle=True)
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
     monkeypatch.setattr(evidence, "STEPS", (joined, timed))

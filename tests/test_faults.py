@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 import torch
 from commands import Call, refused, row_of
-from fake_pipeline import FakePipeline, at, hungry, interrupt
+from fake_pipeline import FakePipeline, at, execute, hungry, interrupt
 from filelock import FileLock
 
-from specbench.config import configuration
 from specbench.errors import RunError, UsageError
 from specbench.harness import log, run, worker
 from specbench.harness.folder import stored
@@ -28,12 +27,6 @@ from specbench.rows.journal import Journal, Record, read_records
 from specbench.storage.files import append_line, atomic_path, locked, write_atomically
 
 WORDS = ("metrics=none", "n=6", "warmup=0")
-
-
-def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any]:
-    given = {word.partition("=")[0] for word in words}
-    default = [word for word in WORDS if word.partition("=")[0] not in given]
-    return run.run(configuration.compose([*default, *words]), out, loader=loader).row
 
 
 def images(out: Path, name: str = "records") -> dict[int, str]:
@@ -246,6 +239,15 @@ def test_errors_of_too_little_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**52)
     assert worker.out_of_memory(caught.value)
+
+
+def test_another_error_ends_the_run_with_the_images_before_it(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise RuntimeError("size mismatch")
+
+    with pytest.raises(RuntimeError, match="^size mismatch$"):
+        execute(tmp_path, loader=at(3, broken))
+    assert set(images(tmp_path)) == {0, 1, 2}
 
 
 def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

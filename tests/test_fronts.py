@@ -63,23 +63,15 @@ def test_the_presets_have_the_published_windows() -> None:
             cfg = configuration.compose([f"model={model}", "method=zipar", f"variant={variant}"])
             found[model, variant] = (cfg["window"], cfg["first_row"], cfg["missing"])
             drafter = registry.find("drafter", cfg["drafter"])(cfg, None)
-            assert (drafter.window, drafter.alone, drafter.masked) == (cfg["window"], *_flags(cfg))
+            flags = cfg["first_row"] == "alone", cfg["missing"] == "masked"
+            assert (drafter.window, drafter.alone, drafter.masked) == (cfg["window"], *flags)
     assert found["llamagen_xl_512", "printed"] == (8, "alone", "masked")
     assert found["llamagen_xl_512", "released"] == (8, "alone", "zero")
     assert found["lumina_mgpt", "printed"] == found["lumina_mgpt", "released"] == (16, "overlap", "masked")
     assert found["emu3", "released"] == (8, "overlap", "masked")
-
-
-def test_pjd_begins_a_row_as_printed() -> None:
-    found = {model: configuration.compose([f"model={model}", "method=pjd"]) for model in ("llamagen_xl", "lumina_mgpt")}
-    assert {model: (cfg["window"], cfg["t_ctx"]) for model, cfg in found.items()} == {
-        "llamagen_xl": (16, 6),
-        "lumina_mgpt": (16, 16),
-    }
-
-
-def _flags(cfg: Any) -> tuple[bool, bool]:
-    return cfg["first_row"] == "alone", cfg["missing"] == "masked"
+    for model, t_ctx in (("llamagen_xl", 6), ("lumina_mgpt", 16)):  # PJD begins a row as printed
+        cfg = configuration.compose([f"model={model}", "method=pjd"])
+        assert (cfg["window"], cfg["t_ctx"]) == (16, t_ctx)
 
 
 @pytest.mark.parametrize(("family", "missing"), [("grouped", "masked"), ("lumina", "masked"), ("grouped", "zero")])

@@ -148,7 +148,9 @@ def test_text_stays_text(text: str) -> None:
     known = r"\\(text(backslash|asciitilde|asciicircum|less|greater|bar|quotedbl|asciigrave)\{\}|[&%$#_{}])"
     known += r"|\$\\(pm|times|uparrow|downarrow|delta|lambda|nu|omega)\$|-\{\}"
     assert not re.search(r"[\\%$#&_{}~^]", re.sub(known, "", latex))
-    assert not re.search(r"(?<!\\)[<>`|]", render.markdown_text(text))
+    markdown = render.markdown_text(text)
+    assert not re.search(r"[|*_<>`]", re.sub(r"\\.", "", markdown))
+    assert all("\n" not in cell and len(cell.splitlines()) <= 1 for cell in (latex, markdown))
     one = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
     shots = {"x": {0: report.Shot(b"", text)}}
     written = report.page(report.Found([one], audits=[{"verdict": text}], shots=shots))
@@ -165,15 +167,6 @@ def test_a_path_is_literal_or_refused(name: str) -> None:
     assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
     cfg = or_usage_error(lambda: configuration.compose(command_line.read([f"out={name}"])))
     assert cfg is None or cfg["out"] == name
-
-
-@many
-@given(name=st.sampled_from([n for n, p in parameters.table().items() if p.kind == "integer"]), above=st.integers(1))
-def test_a_count_above_its_bound_is_refused(name: str, above: int) -> None:
-    high = parameters.table()[name].high
-    assert high is not None
-    with pytest.raises(UsageError, match=f"at most {high}"):
-        parameters.table()[name].checked(name, int(high) + above)
 
 
 @pytest.fixture(scope="module")
@@ -256,11 +249,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_a_row_edited_by_hand_costs_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A word for a number was a ValueError; "nan" came as far as the page, which JSON cannot hold."""
     for cell, sentence in [
-        ("quick", "steps must be a number"),
         ("nan", "got 'nan'"),
         ('"1', "unexpected end of data"),
         ("1,2,3", "5 cells below a header of 3"),
-        ("²", "got '²'"),
         ("\udcff", "not UTF-8"),
     ]:
         row = f"run_id,config_hash,steps\na,b,{cell}\n"
@@ -311,14 +302,6 @@ def test_a_record_shows_no_image_from_another_folder(tmp_path: Path, image: str)
     line = to_line(replace(record(0), image=image.format(tmp_path)))
     with pytest.raises(UsageError, match="line 1 of .* is not a record"):
         Journal(content(tmp_path / "records.jsonl", line))
-
-
-def test_a_folder_with_two_rows_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_folder(tmp_path / "run", "a", "images/00000.png")
-    path = tmp_path / "run/row.csv"
-    path.write_text(to_csv([row("a", "method=vanilla"), row("b", "method=vanilla")]))
-    message = refused(capsys, "report", path, f"runs={tmp_path}", f"out={tmp_path / 'x.html'}")
-    assert message.startswith(f"{path} has 2 rows")
 
 
 def test_a_damaged_run_json_costs_a_sentence(tmp_path: Path) -> None:

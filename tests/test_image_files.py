@@ -74,14 +74,15 @@ def test_transparent_parts_become_white(tmp_path: Path) -> None:
     assert (keyed[0, 0] == COLOUR[0, 0]).all()
 
 
-def png(width: int, height: int, depth: int, kind: int, rows: bytes) -> bytes:
-    """A PNG file of these scan lines (RFC 2083), each led by its filter's number."""
+def png(width: int, height: int, depth: int, kind: int, rows: bytes, *texts: bytes) -> bytes:
+    """A PNG file of these scan lines (RFC 2083), each led by its filter's number, and of compressed texts."""
 
     def part(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
-    head = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
+    head = part(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0))
+    more = b"".join(part(b"zTXt", text) for text in texts)
+    return b"\x89PNG\r\n\x1a\n" + head + more + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
 
 
 def test_sixteen_bits_lose_the_lower_eight(tmp_path: Path) -> None:
@@ -144,6 +145,9 @@ UNREADABLE = [
     ("a.webp", encoded("WEBP")[:2000], ""),
     ("a.bmp", encoded("BMP")[:2000], "cannot read the image"),
     ("a.tif", encoded("TIFF")[:2000], ""),
+    ("a.png", png(2**31 - 1, 2**31 - 1, 8, 2, b""), ""),
+    ("a.png", png(60_000, 1, 8, 2, bytes(1000)), "which is too narrow"),
+    ("a.png", png(64, 64, 8, 2, bytes(1000), b"a\0\0" + zlib.compress(bytes(2**24))), ""),  # a text that grows
     ("a.png", png(50_000, 50_000, 8, 0, b""), "pixels"),
     ("a.png", png(9_000, 9_000, 8, 0, b""), "has 9000x9000 pixels, more than 67,108,864"),
 ]

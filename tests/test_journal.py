@@ -143,6 +143,7 @@ def test_every_parameter_that_describes_a_measurement_is_a_column() -> None:
     hidden += "log log_project log_dir".split()
     assert {name for name in parameters.table() if name not in COLUMNS} == set(hidden)
     assert all(COLUMNS.values())
+    assert list(parameters.table()).index("weights") < list(parameters.table()).index("window")
 
 
 def test_rows_come_back_with_their_types(tmp_path: Path) -> None:

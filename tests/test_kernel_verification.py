@@ -1,8 +1,11 @@
 """The kernels that verify a draft and what follows from the verdict, against the plain functions that specify them:
-compiled on CUDA, by Triton's interpreter elsewhere."""
+compiled on CUDA, by Triton's interpreter elsewhere. Rows, nodes and tokens are few, since the interpreter runs every
+program for itself."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,15 +20,18 @@ from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.relaxed import Redraw
 from specbench.decoding.rules.thresholds import Typical
-from specbench.decoding.sampling import draw_distinct
+from specbench.decoding.sampling import draw_distinct, draw_several
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
+from specbench.decoding.verify.block import BlockVerification
+from specbench.decoding.verify.selected import Selected
+from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.ops import KVCache
 
 pytest.importorskip("triton")
 from gpu_checks.parity import poisoned
 
-from specbench.engine.kernels import FusedKernels
+from specbench.engine.kernels import FusedKernels, lossless, selected
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 8
@@ -106,9 +112,83 @@ def same(found: Verdict, plain: Verdict) -> None:
         assert torch.equal(getattr(plain, what), getattr(found, what))
     torch.testing.assert_close(found.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7)
     torch.testing.assert_close(found.first, plain.first, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(found.share, plain.share, rtol=1e-6, atol=1e-6, equal_nan=True)  # or None
+
+
+def agree(
+    p: Tensor,
+    draft: Draft,
+    rule: Rule | None = None,
+    way: Verification = TOKEN,
+    seed: int = 0,
+    decided_by: Tensor | None = None,
+) -> Verdict:
+    """The plain verdict; the kernels give the same path and the same tokens for the same uniforms, and change nothing
+    that they read."""
+    before = p.clone(), draft.probs.clone()
+    plain, found = (
+        judged(p, draft, rule or exact(), seed, kernels, way, decided_by) for kernels in (None, FusedKernels())
+    )
+    same(found, plain)
+    assert torch.equal(p, before[0])
+    assert torch.equal(draft.probs, before[1])
+    return plain
+
+
+def kind_of(tree: Tree, kind: str, rows: int = ROWS) -> Tensor | None:
+    """Which nodes (B, M) were sampled: all, two of three, or none."""
+    number = torch.arange(tree.nodes, device=DEVICE).expand(rows, -1)
+    return {"mixed": number % 3 != 2, "deterministic": number < 0}.get(kind)
 
 
 CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
+
+
+BRANCHES, PAIRS = parse("[[0],[1],[2],[0,0],[0,1]]"), parse("[[0],[1],[0,0],[0,1],[1,0],[1,1]]")
+SIBLINGS = parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1]]")
+
+
+def of_kind(paths: list[trees.Path], size: int, kind: str = "sampled", rows: int = 4) -> tuple[Tensor, Draft]:
+    tree = shared(paths)
+    p, draft = drafted(tree, size, size // 2 + 1, kind_of(tree, kind, rows), rows)
+    return p, replace(draft, replacement=kind == "with replacement")
+
+
+def siblings(tree: Tree, size: int, kind: str = "sampled", coarse: bool = False) -> tuple[Tensor, Draft]:
+    """A target's distributions, and a draft whose siblings are drawn with replacement or, of two, without. coarse: from
+    distributions of bfloat16 numbers, of which many are equal."""
+    rows, of = 6, kind_of(tree, kind, 6)
+    if kind == "mixed":
+        of &= tree.parent != 0
+    p, draft = drafted(tree, size, size // 2 + 1, of, rows)
+    if coarse:
+        p, q = (x.bfloat16().float() for x in (p, draft.probs))
+        p, draft = p / p.sum(-1, keepdim=True), replace(draft, probs=q / q.sum(-1, keepdim=True))
+    if kind != "pairs":
+        drawn = draw_several(draft.probs, uniforms(rows, draft.probs.shape[1], tree.width, seed=2))
+        tokens = torch.zeros(rows, tree.nodes + 1, dtype=torch.int64, device=DEVICE)
+        children = tree.children.expand(rows, -1, -1)
+        tokens.scatter_(1, torch.where(children >= 0, children, tree.nodes).flatten(1), drawn.flatten(1))
+        draft = replace(draft, tokens=tokens[:, :-1].contiguous(), replacement=True)
+    return p, draft
+
+
+WAYS: dict[str, Verification] = {
+    "token": TOKEN,
+    "block": BlockVerification(),
+    "chain": Traversal(),
+    "tree": Traversal(),
+}
+WAYS |= {"selected": Selected(), "pairs": Selected()}
+#: Target's distributions and draft of a vocabulary, for each of the ways.
+DRAFTS: dict[str, Any] = {
+    "token": partial(of_kind, TREE),
+    "block": partial(of_kind, CHAIN),
+    "chain": partial(of_kind, CHAIN),
+    "tree": partial(of_kind, BRANCHES),
+    "selected": partial(siblings, shared(SIBLINGS)),
+    "pairs": partial(siblings, shared(PAIRS), kind="pairs"),
+}
 
 
 @pytest.mark.parametrize("rule", [
@@ -116,18 +196,11 @@ CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
     Band(0.45, 0.5, 3), Band(6.0, 0.0, 3), Mentored(0.05), Redraw(), Redraw("vanilla"), Typical(),
 ], ids=lambda r: f"{r.name}-{getattr(r.relaxation(), 'residual', r.relaxation())}")  # fmt: skip
 def test_rules(rule: Rule) -> None:
-    """The same path and the same token for the same uniforms, over a vocabulary that no 16 divide."""
+    """Over a vocabulary that no 16 divide."""
     for paths, kind in ((CHAIN, "sampled"), (TREE, "mixed"), (TREE, "deterministic")):
         tree = shared(paths)
-        number = torch.arange(tree.nodes, device=DEVICE).expand(ROWS, -1)
-        sampled = {"sampled": None, "mixed": number % 3 != 2, "deterministic": number < 0}[kind]
-        p, draft = drafted(tree, 77, 40, sampled)
-        before = p.clone(), draft.probs.clone()
-        plain = judged(p, draft, rule)
-        same(judged(p, draft, rule, kernels=FusedKernels()), plain)
+        plain = agree(*drafted(tree, 77, 40, kind_of(tree, kind)), rule)
         assert len(set(plain.length.tolist())) > 1, kind  # it is not settled at the root
-        assert torch.equal(p, before[0])
-        assert torch.equal(draft.probs, before[1])
 
 
 def near(size: int, count: int) -> Tensor:
@@ -154,12 +227,9 @@ def test_neighbours(name: str, bound: str, limit: float) -> None:
     cases = [*((paths, way, False) for paths, way in zip((CHAIN, TREE) * 2, RESAMPLE)), (TREE, "paper", True)]
     for paths, resample, greedy in cases:
         tree, rule = shared(paths), Lantern(name, near(size, 13), 12, bound, limit, resample, greedy)
-        sampled = torch.arange(tree.nodes, device=DEVICE).expand(ROWS, -1) % 3 != 2
-        p, draft = drafted(tree, size, 40, sampled)
+        p, draft = drafted(tree, size, 40, kind_of(tree, "mixed"))
         decided_by = peaked(*p.shape, seed=1) if greedy else None
-        plain = judged(p, draft, rule, decided_by=decided_by)
-        same(judged(p, draft, rule, kernels=FusedKernels(), decided_by=decided_by), plain)
-        ends |= set(plain.length.tolist())
+        ends |= set(agree(p, draft, rule, decided_by=decided_by).length.tolist())
     assert len(ends) > 1
 
 
@@ -175,8 +245,7 @@ def test_a_mass_that_equals_the_bound(bound: str, limit: float, resample: str) -
     q.scatter_(2, tokens[:, 1:, None], 0.75)
     draft = Draft(tree, tokens, q, torch.ones_like(tokens, dtype=torch.bool))
     p = torch.full((ROWS, 2, 64), 1 / 64, device=DEVICE)
-    plain = judged(p, draft, rule)
-    same(judged(p, draft, rule, kernels=FusedKernels()), plain)
+    plain = agree(p, draft, rule)
     assert plain.first[0] * 2 < plain.first[1]  # the first token has no code, so no neighbours
 
 
@@ -191,7 +260,7 @@ def test_distributions_with_ties(size: int, rows: int) -> None:
         Lantern("lantern", table, size, "tvd", 0.3), Lantern("lantern_pp", table, size, "total", 2.0, "released"),
         Mentored(0.05), Typical(),
     ):  # fmt: skip
-        same(judged(p, draft, rule, kernels=FusedKernels()), judged(p, draft, rule))
+        agree(p, draft, rule)
 
 
 @pytest.mark.parametrize("rule", [
@@ -209,8 +278,7 @@ def test_nodes_that_are_accepted_in_any_case(rule: Rule) -> None:
         2, draft.tokens[row, kids[:, 0]].view(-1, 1, 1).expand(-1, tree.nodes, 1), 0.0
     )  # never accepted by itself
     p = p / p.sum(-1, keepdim=True)
-    plain = judged(p, draft, rule)
-    same(judged(p, draft, rule, kernels=FusedKernels()), plain)
+    plain = agree(p, draft, rule)
     assert plain.length[::2].min() >= 1
     assert torch.equal(plain.path[::2, 0], kids[::2, 0])
 
@@ -245,16 +313,18 @@ def test_the_band_of_a_budget(budget: float) -> None:
 
 def test_of_equally_long_paths_the_earliest_is_accepted() -> None:
     """Siblings by their rank, whatever their numbers are."""
-    p, draft = drafted(grown(20, 4, 3), 19, 3, None)
-    plain = judged(p, draft, Typical(1e-3, 1e-3))
-    same(judged(p, draft, Typical(1e-3, 1e-3), kernels=FusedKernels()), plain)
+    plain = agree(*drafted(grown(20, 4, 3), 19, 3, None), Typical(1e-3, 1e-3))
     assert len(set(plain.length.tolist())) > 1
 
 
-def test_a_vocabulary_of_several_blocks() -> None:
+def test_a_vocabulary_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     p, draft = drafted(shared(TREE), 4099, 3000, None, 4)
     for rule in (cool(1.5, 3), Band(0.45, 0.5, 3), Mentored(0.05), Typical()):
-        same(judged(p, draft, rule, kernels=FusedKernels()), judged(p, draft, rule))
+        agree(p, draft, rule)
+    for module, name, size in ((lossless, "_BLOCK", 16), (selected, "_BLOCK", 16), (selected, "_PIECE", 8)):
+        monkeypatch.setattr(module, name, size)
+    for name in ("block", "tree", "selected", "pairs"):
+        agree(*DRAFTS[name](37), way=WAYS[name])
 
 
 def test_a_band_of_no_strength_is_the_exact_rule() -> None:
@@ -264,21 +334,22 @@ def test_a_band_of_no_strength_is_the_exact_rule() -> None:
     assert tiny.equal(vars(found), vars(wanted))
 
 
-@pytest.mark.parametrize("rule", [
-    cool(1.5, 3), Band(0.45, 0.5, 3), Mentored(0.05), Lantern("lantern", near(77, 13), 12, "tvd", 0.15), Typical(),
-], ids=lambda r: r.name)  # fmt: skip
-def test_numbers_that_are_not_finite(rule: Rule) -> None:
+@pytest.mark.parametrize(("name", "rule"), [
+    *((name, exact()) for name in ("block", "tree", "selected")), ("token", cool(1.5, 3)),
+    ("token", Band(0.45, 0.5, 3)), ("token", Mentored(0.05)), ("token", Typical()),
+    ("token", Lantern("lantern", near(19, 13), 12, "tvd", 0.15)),
+], ids=lambda x: getattr(x, "name", x))  # fmt: skip
+def test_numbers_that_are_not_finite(name: str, rule: Rule) -> None:
     """They are rejected and stay in what the next token is drawn from, so that the step's statistics show them."""
-    p, draft = drafted(shared(TREE), 77, 40, None)
+    p, draft = DRAFTS[name](19)
     p[0] = torch.nan
     p[3, 0, 5] = torch.nan
-    draft.probs[4] = torch.nan
-    found = judged(p, draft, rule, kernels=FusedKernels())
-    plain = judged(p, draft, rule)
+    draft.probs[1] = torch.nan
+    found, plain = (judged(p, draft, rule, 0, kernels, WAYS[name]) for kernels in (FusedKernels(), None))
     assert torch.equal(found.path, plain.path)
     torch.testing.assert_close(found.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7, equal_nan=True)
     assert found.next_probs[0].isnan().all()
-    assert found.tokens[0].max() < 77
+    assert found.tokens[0].max() < 19
 
 
 @pytest.mark.parametrize("tree", [
@@ -299,11 +370,69 @@ def test_topologies(tree: Tree) -> None:
         rest = p.clone()
         rest[row, tree.inner.expand(ROWS, -1)] += 20 * draft.probs  # a row whose tokens are nearly all accepted
         p[3] = rest[3] / rest[3].sum(-1, keepdim=True)
-        plain = judged(p, draft, exact(), seed)
-        same(judged(p, draft, exact(), seed, FusedKernels()), plain)
-        lengths += plain.length.tolist()
+        lengths += agree(p, draft, exact(), seed=seed).length.tolist()
     assert 0 in lengths
     assert max(lengths) > min(3, tree.height - 1)
+
+
+# --- block, traversal and selected-path verification ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "kinds"), [
+    ("block", ("sampled", "mixed", "deterministic")),
+    ("chain", ("sampled",)),
+    ("tree", ("sampled", "mixed", "deterministic", "with replacement")),
+])  # fmt: skip
+def test_lossless_verdicts(name: str, kinds: tuple[str, ...]) -> None:
+    """Over a vocabulary that no 16 divide. A row has a shortened draft, and another fewer tokens than siblings."""
+    for kind in kinds:
+        plain = agree(*DRAFTS[name](19, kind), way=WAYS[name])
+        assert len(set(plain.length.tolist())) > 1  # it is not settled at the root
+
+
+@pytest.mark.parametrize(
+    ("kind", "coarse"),
+    [("sampled", False), ("sampled", True), ("mixed", False), ("deterministic", True), ("pairs", False)],
+)
+def test_selected_verdicts(kind: str, coarse: bool) -> None:
+    p, draft = siblings(shared(PAIRS if kind == "pairs" else SIBLINGS), 19, kind, coarse)
+    found = [agree(p, draft, way=Selected(), seed=seed) for seed in range(2)]
+    assert len({n for plain in found for n in plain.length.tolist()}) > 2
+    assert any((plain.share > 0).any() for plain in found if plain.share is not None) or kind == "deterministic"
+
+
+def test_shares() -> None:
+    """One for all, and more of them than are tried at once; on a chain nothing is selected."""
+    for way in (Selected(0.0), Selected(0.6), Selected(1.0), Selected(grid=1), Selected(grid=20)):
+        agree(*DRAFTS["selected"](19), way=way)
+    plain = agree(*siblings(shared(CHAIN), 19, "mixed"), way=Selected())
+    assert plain.share is not None
+    assert plain.share.isnan().all()
+
+
+def test_what_a_rule_emits() -> None:
+    """Where a draft ends early, the next token comes from the target's own distribution: the kernel drew it from what
+    the rule emits. Selection of bands is left to the plain functions."""
+    agree(*DRAFTS["block"](19), Band(0.45, 0.5, 3), BlockVerification())
+    agree(*DRAFTS["block"](19, "mixed"), Mentored(0.05), BlockVerification())
+    agree(*DRAFTS["selected"](19), Band(0.45, 0.5, 3), Selected())
+
+
+def test_rows_with_a_tree_of_their_own() -> None:
+    """And more siblings than the drafter has tokens."""
+    agree(*drafted(grown(8, 3, 4, 4), 5, 3, None, 4), way=Traversal())
+    agree(*siblings(grown(9, 3, 4, 6), 19), way=Selected())
+
+
+def test_a_tree_without_nodes() -> None:
+    p, draft = DRAFTS["block"](19)
+    empty = replace(draft, tree=build([]).to(DEVICE), tokens=draft.tokens[:, :1], probs=draft.probs[:, :0])
+    empty = replace(empty, valid=draft.valid[:, :1])
+    for way in (Traversal(), BlockVerification(), Selected()):
+        assert judged(p[:, :1], empty, exact(), 0, FusedKernels(), way).length.eq(0).all()
+
+
+# --- what follows from a verdict --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("paths", "dim"), [(TREE, 20), (window_paths(20, 2, 3, "full"), 16)], ids=["tree", "window"])

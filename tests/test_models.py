@@ -8,20 +8,17 @@ from pathlib import Path
 import check_golden
 import made_goldens
 import pytest
+import test_engine
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from specbench.audit.tabular import codes
 from specbench.config import parameters, registry
 from specbench.decoding import rules, trees
-from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
-from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Outcome, decode
 from specbench.decoding.rng import RandomStreams, exponential
 from specbench.decoding.rules import Setting
@@ -36,7 +33,11 @@ from specbench.models.transformer import run_blocks
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT.parent / "shared" / "reference" / "goldens"
 needs_goldens = pytest.mark.skipif(not GOLDENS.exists(), reason="the reference goldens are not beside this checkout")
-BUSHY = "[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1]]"
+
+
+def golden(name):
+    """Its configuration and tensors."""
+    return json.loads((GOLDENS / f"{name}.json").read_text())["config"], load_file(GOLDENS / f"{name}.safetensors")
 
 
 @needs_goldens
@@ -78,29 +79,29 @@ SHARED |= {"janus_lm", "janus_hf", "simplear_cosmos_dv", "mar"}
 @needs_goldens
 @pytest.mark.parametrize("name", sorted(SHARED))
 def test_batches_of_two_pass(tmp_path, name):
-    meta, t = json.loads((GOLDENS / f"{name}.json").read_text()), load_file(GOLDENS / f"{name}.safetensors")
+    config, t = golden(name)
     if name == "janus_lm":  # its only prompt is no batch
         t["in/prompt_ids"] = t["in/prompt_ids"][None]
     made = made_goldens.mar_of_two(t) if name == "mar" else made_goldens.doubled(t, blocked=name == "janus_hf")
-    assert check_golden.check(made_goldens.write(tmp_path, name, meta["config"], made))
+    assert check_golden.check(made_goldens.write(tmp_path, name, config, made))
 
 
 @needs_goldens
 def test_a_drafter_of_llamagen_may_have_two_layers_and_images(tmp_path):
     name = "eagle_drafter_llamagen"
-    meta, t = json.loads((GOLDENS / f"{name}.json").read_text()), load_file(GOLDENS / f"{name}.safetensors")
-    assert check_golden.check(made_goldens.write(tmp_path, name, *made_goldens.deeper(meta["config"], t)))
+    config, t = golden(name)
+    assert check_golden.check(made_goldens.write(tmp_path, name, *made_goldens.deeper(config, t)))
 
 
 @needs_goldens
 def test_the_temperature_is_the_goldens(tmp_path):
     name, at = "llamagen_t2i", 0.7
-    meta, t = json.loads((GOLDENS / f"{name}.json").read_text()), load_file(GOLDENS / f"{name}.safetensors")
+    config, t = golden(name)
     scores = t["out/cfg_logits_0"] / at
     cut = scores.topk(7).values[:, -1:]
     t["out/probs_0"] = scores.masked_fill(scores < cut, -torch.inf).softmax(-1)
-    config = meta["config"] | {"temperature": at, "top_k": 7}
-    assert check_golden.check(made_goldens.write(tmp_path, name, config, t))
+    changed = config | {"temperature": at, "top_k": 7}
+    assert check_golden.check(made_goldens.write(tmp_path, name, changed, t))
 
 
 @torch.inference_mode()
@@ -129,10 +130,10 @@ def test_what_a_golden_has_and_the_model_has_not_is_an_error(tmp_path):
 @needs_goldens
 def test_a_tensor_of_a_part_that_the_model_lacks_is_an_error(tmp_path):
     name = "simplear_cosmos_dv"
-    meta, t = json.loads((GOLDENS / f"{name}.json").read_text()), load_file(GOLDENS / f"{name}.safetensors")
+    config, t = golden(name)
     t["param/decoder.up.2.block.9.conv1.0.conv3d.weight"] = torch.zeros(2)
     with pytest.raises(UsageError, match=r"decoder\.up\.2\.block\.9"):
-        check_golden.check(made_goldens.write(tmp_path, name, meta["config"], t))
+        check_golden.check(made_goldens.write(tmp_path, name, config, t))
 
 
 def test_goldens_that_disagree_are_reported(tmp_path, capsys):
@@ -153,40 +154,6 @@ def test_goldens_that_disagree_are_reported(tmp_path, capsys):
 def decoded(target, drafter, rule, sampling, cond, rows):
     """Images of the prompts `cond`, with the random numbers of (seed, index) pairs."""
     return decode(DecoderConfig(target, drafter, rule, sampling), cond, RandomStreams(rows))
-
-
-DRAFTERS = {
-    "none": lambda target: NoDraft(),
-    "draft_model": lambda target: DraftModel(tiny.llamagen(side=target.cfg.side, seed=7), 3),
-    "eagle": lambda target: EagleDrafter(tiny.eagle(target), trees.chain_paths(3)),
-    "eagle_tree": lambda target: EagleDrafter(tiny.eagle(target, layers=2), trees.parse(BUSHY)),
-    "eagle2": lambda target: Eagle2(tiny.eagle(target), nodes=9, depth=3, width=3),
-    "medusa": lambda target: Medusa(tiny.medusa(target), trees.parse(BUSHY)),
-    "jacobi": lambda target: Window(3, match=True),
-    "sjd": lambda target: Window(3, init="vertical_sample"),
-    "sjd_pac": lambda target: Window(8, width=2, depth=3, coupling="maximal"),
-}
-
-
-@pytest.mark.usefixtures("rows_together")
-@pytest.mark.parametrize(
-    ("name", "cfg_scale"),
-    # without guidance one pass of the target a row, and one of the drafters that have networks
-    [*((name, 2.5) for name in DRAFTERS), *((name, 1.0) for name in ("draft_model", "eagle2", "medusa", "sjd_pac"))],
-)
-def test_a_real_target_keeps_its_distribution_under_every_drafter(name, cfg_scale):
-    """Caches, tree masks, compaction and guidance together, against the law enumerated without a cache (chi-square)."""
-    target, count = tiny.llamagen(), 6000
-    cond = tiny.prompts(count, same=True)
-    rows = [(0, i) for i in range(count)]
-    out = decoded(target, DRAFTERS[name](target), rules.exact(), Sampling(cfg_scale=cfg_scale), cond, rows)
-    probs = tiny.sequence_probs(target, cond, cfg_scale)
-    assert float(probs.sum()) == pytest.approx(1, abs=1e-5)
-    assert tiny.fit(codes(out.tokens, tiny.VOCAB), probs) > 1e-4
-    if name == "none":
-        assert out.steps.eq(4).all()
-    else:
-        assert 0 < out.accepted.sum() < out.drafted.sum()
 
 
 def predict(head, ids, features):
@@ -250,6 +217,7 @@ def test_eagle_drafts_from_the_distributions_of_its_own_network(make, layers):
     assert compared > 10
 
 
+DRAFTERS = ("none", "draft_model", "chain", "tree", "eagle2", "medusa", "jacobi", "sjd", "sjd_pac")
 RULES = {
     "exact": {},
     "uniform": {"delta": 2.0, "resample": "optimal"},
@@ -270,14 +238,14 @@ def test_these_are_all_the_rules():
     assert set(RULES) == {name for name in parameters.choices("rule") if not parameters.is_continuous("rule", name)}
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_every_rule_runs_on_every_drafter(name):
+@pytest.mark.parametrize(("first", "name"), enumerate(DRAFTERS))
+def test_every_rule_runs_on_every_drafter(first, name):
     """At one temperature each: at 0 the exact rule gives the greedy sequence, whatever the draft, and so does the
     typical one, with every other drafter."""
     target = tiny.llamagen(side=4)
-    drafter = DRAFTERS[name](target)
+    drafter = test_engine.DRAFTERS[name](target)
     codebook = torch.randn(tiny.VOCAB, 3, generator=torch.Generator().manual_seed(0))
-    for number, (rule, parameters_of_it) in enumerate(RULES.items(), start=list(DRAFTERS).index(name)):
+    for number, (rule, parameters_of_it) in enumerate(RULES.items(), start=first):
         temperature = 0.0 if rule == "exact" else float(number % 2)
         setting = Setting(drafter.tree.height, lambda: codebook, temperature == 0)
         judge = registry.find("rule", rule)(parameters_of_it, setting)
@@ -327,16 +295,15 @@ def test_streams_are_uniform_and_apart():
 
 
 def test_a_wrong_tensor_is_named():
-    for change, said in (
-        (lambda t: t.pop("norm.weight"), "'norm.weight' is missing"),
-        (lambda t: t.update(extra=torch.zeros(1)), "'extra' belongs to no part"),
-        (lambda t: t.update({"norm.weight": torch.zeros(3)}), r"has shape \[3\], expected \[32\]"),
-        (lambda t: t["norm.weight"].fill_(float("nan")), "NaN"),
+    """What else is wrong with tensors: test_official."""
+    tensors = tiny.llamagen().state_dict()
+    for wrong, said in (
+        ({}, "'norm.weight' is missing"),
+        ({"norm.weight": torch.full_like(tensors["norm.weight"], torch.nan)}, "NaN"),
     ):
-        tensors = {k: v.clone() for k, v in tiny.llamagen().state_dict().items()}
-        change(tensors)
+        given = {name: tensor for name, tensor in tensors.items() if name != "norm.weight"} | wrong
         with pytest.raises(UsageError, match=said):
-            checkpoints.fill(tiny.llamagen(), tensors, "file")
+            checkpoints.fill(tiny.llamagen(), given, "file")
 
 
 def test_a_file_describes_itself(tmp_path):

@@ -152,13 +152,6 @@ def test_a_protocol_composes_for_each_of_its_models() -> None:
 SJDPAC = "protocol=sjdpac_table1 model="
 MAIN = "protocol=sjd_main_table1 model="
 CASES = [
-    (
-        "protocol=coolsd_table1 model=llamagen_xl method=cool_sd delta=1.1",
-        {"protocol": "coolsd_table1@1", "data": "coco2017", "split": "validation", "caption": "random", "n": 5000}
-        | {"seed": 42, "metrics": ["fid", "clip_b32", "image_reward"], "method": "cool_sd", "delta": 1.1}
-        | {"temperature": 1.0, "top_k": 1000, "cfg_scale": 7.5},  # the model's own
-        [],
-    ),
     (  # what the user gives
         f"{SJDPAC}lumina_mgpt n=4 cfg_scale=4 caption=first metrics=none seed=1",
         {"n": 4, "cfg_scale": 4.0, "caption": "first", "metrics": [], "size": 768},

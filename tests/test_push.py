@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 import yaml
 from commands import Call
 from fake_pipeline import FakePipeline
+from stub_server import Answers, LoopbackServer, running
 
 import specbench
 from specbench.config import configuration
@@ -21,33 +20,22 @@ from specbench.harness import run
 from specbench.rows.csv_files import read_rows
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(LoopbackServer):
     """A hub that keeps what is committed. refuses: the status code of every request instead, if it is not 0."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), HubHandler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        super().__init__(HubHandler)
         self.refuses = 0
         self.made: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
         self.tokens: set[str] = set()
 
 
-class HubHandler(BaseHTTPRequestHandler):
+class HubHandler(Answers):
     server: Hub
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
     def answer(self, content: dict[str, Any], code: int = 200) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.send(content, code, Content_Type="application/json")
 
     def do_GET(self) -> None:
         self.answer({}, 404)
@@ -84,15 +72,12 @@ class HubHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    one = Hub()
-    threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", one.url)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    yield one
-    one.shutdown()
-    one.server_close()
+    with running(Hub()) as one:
+        monkeypatch.setenv("HF_ENDPOINT", one.url)
+        yield one
 
 
 @pytest.fixture(scope="module")

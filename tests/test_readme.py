@@ -27,7 +27,7 @@ from PIL import Image
 
 from specbench import cli
 from specbench.audit import plan
-from specbench.audit.rows import COLUMNS
+from specbench.audit.arguments import COLUMNS
 from specbench.cli import commands as sub_commands
 from specbench.cli import fetch, tables
 from specbench.config import configuration, parameters, variants

@@ -131,8 +131,6 @@ MISTAKES = [
     (["data=coco2017"], "images=DIR, folder"),
     (["images={folder}"], "data set .*data=NAME"),
     (["data=cocoa", "images={folder}"], "unknown data 'cocoa' .*coco2017"),
-    (["data=coco2017", "images={folder}", "images={folder}"], "given twice"),
-    (["data=coco2017", "images="], "lacks its value"),
     (["data=coco2017", "folder={folder}"], "unknown .*'folder'"),
     (["data=coco2017", "images={folder}/none"], "there is no folder .*none"),
     (["data=coco2017", "images={folder}/empty"], "fewer than two .*empty"),

@@ -13,7 +13,6 @@ from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling
 from specbench.harness.method import build_rule
-from specbench.rows.provenance import config_hash
 
 LUMINA = "model=lumina_mgpt weights=random"
 
@@ -34,17 +33,6 @@ def test_trees_by_family(model: str) -> None:
     assert settings(f"method=eagle2 {of}", *grown) == [58, 6 if model else 5, "filtered"]
     assert settings(f"method=lantern {of}", *grown, "resample") == [58, 6 if model else 5, "filtered", clears]
     assert settings(f"method=eagle2 {model}", *grown) == [59, 5, "full"]
-
-
-def test_older_rows_keep_their_hash() -> None:
-    for method, hashed in (
-        ("eagle1", "fccfe7c2c58a"),
-        ("eagle2", "e77936a98b7e"),
-        ("lantern", "08d46106d1ee"),
-        ("lantern_pp", "1f5a2c603ac7"),
-    ):
-        assert config_hash(configuration.compose([f"method={method}"])) == hashed, method
-        assert config_hash(configuration.compose([f"method={method}", "variant=released"])) != hashed, method
 
 
 def test_a_part_that_replaces_the_presets_keeps_its_parameters() -> None:

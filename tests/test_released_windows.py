@@ -51,18 +51,20 @@ def test_a_variant_is_a_bundle_of_settings() -> None:
 
 def test_older_rows_keep_their_hash() -> None:
     """Those of Cool-SD from before it had variants."""
-    for words, hashed in (
-        ("sjd", "33cd5c0d2fe2"),
-        ("scd", "8e6af5a3122c"),
-        ("sjd_pac", "a989078720c6"),
-        ("gsd variant=printed rule=neighbourhood", "40f5d11fcb0f"),
-        ("cool_sd", "018141e88317"),
-        ("cool_sd variant=printed", "c50e83753276"),
-        ("cool_sd resample=vanilla", "c50e83753276"),
+    for words, other, hashed in (
+        *(("eagle1", "variant=released", "fccfe7c2c58a"), ("eagle2", "variant=released", "e77936a98b7e")),
+        *(("lantern", "variant=released", "08d46106d1ee"), ("lantern_pp", "variant=released", "1f5a2c603ac7")),
+        *(("sjd", "fresh=point", "33cd5c0d2fe2"), ("scd", "fresh=point", "8e6af5a3122c")),
+        ("sjd_pac", "fresh=point", "a989078720c6"),
+        ("gsd variant=printed rule=neighbourhood", "fresh=point", "40f5d11fcb0f"),
+        ("cool_sd", "variant=printed", "018141e88317"),
+        ("cool_sd variant=printed", "resample=optimal", "c50e83753276"),
+        ("cool_sd resample=vanilla", "resample=optimal", "c50e83753276"),
     ):
         given = f"method={words}".split()
         assert config_hash(configuration.compose(given)) == hashed, words
-        assert "cool_sd" in words or config_hash(configuration.compose([*given, "fresh=point"])) != hashed, words
+        changed = [word for word in given if word.split("=")[0] != other.split("=")[0]]
+        assert config_hash(configuration.compose([*changed, other])) != hashed, words
 
 
 class Session:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from commands import ROOT
-from fake_pipeline import TOKENS, FakePipeline
+from fake_pipeline import TOKENS, FakePipeline, at
 from PIL import Image
 
 from specbench import data, metrics
@@ -59,9 +57,9 @@ class Bench:
     def files(self) -> dict[str, bytes]:
         return {str(p.relative_to(self.out)): p.read_bytes() for p in self.out.rglob("*.png")}
 
-    def images(self) -> dict[int, str]:
-        """Index -> hash of the pixels, of the method's images."""
-        return {r.index: r.sha256 for r in read_records(self.out / "records.jsonl")}
+    def images(self, name: str = "records") -> dict[int, str]:
+        """Index -> hash of the pixels, of the method's images or of the baseline's."""
+        return {r.index: r.sha256 for r in read_records(self.out / f"{name}.jsonl")}
 
 
 @pytest.fixture
@@ -77,7 +75,7 @@ def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
         "contact_sheet.png",
     }  # fmt: skip
     assert read_rows(bench.outcome.folder.row) == [row]
-    made = read_records(bench.out / "records.jsonl")
+    made, vanilla = (read_records(bench.out / f"{name}.jsonl") for name in ("records", "baseline"))
     assert [(r.index, r.steps, r.tokens, r.batch) for r in made] == [(i, s, TOKENS, 1) for i, s in enumerate(STEPS)]
     items = data.load(bench.outcome.config)
     assert [(r.prompt, r.id) for r in made] == [(item.prompt, item.id) for item in items]
@@ -88,6 +86,8 @@ def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
     # Warm-up of both, then every prompt by the method and its baseline alternately: ABBA.
     abba = [(label, i) for i in range(6) for label in (("method", "vanilla"), ("vanilla", "method"))[i % 2]]
     assert bench.decoded == [("method", 0), ("vanilla", 0), *abba]
+    assert [[r.timed for r in some] for some in (made, vanilla)] == [[1, 4, 5, 8, 9, 12], [2, 3, 6, 7, 10, 11]]
+    assert len({r.session for r in [*made, *vanilla]}) == 1
 
 
 def test_the_figures_of_a_row(bench: Bench) -> None:
@@ -151,6 +151,7 @@ def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
     assert row["accepted_length_mean"] == row["step_compression"] == 1.0
     assert row["speedup_latency"] == row["speedup_step"] == 1.0
     assert row["speedup_latency_stderr"] == row["speedup_step_stderr"] == 0.0
+    assert row["timed_pairs"] == 6
     assert row["baseline_run_id"] == row["run_id"]
     assert row["perplexity"] == pytest.approx(np.exp(-np.mean(LOG_PROB)))
     assert (row["accepted_histogram"], row["draft_passes"]) == ("[1.0]", 0)
@@ -339,38 +340,35 @@ def test_a_folder_that_is_not_the_runs_stays_as_it_is(
     assert not absent.out.exists()
 
 
-def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> None:
-    out, script = tmp_path / "run", Path(__file__).with_name("fake_pipeline.py")
-    command = [sys.executable, str(script), str(out), "0.05", "metrics=none", "n=8", "warmup=0"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    killed = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-    journal = out / "records.jsonl"
-    deadline = time.monotonic() + 300
-    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
-        assert time.monotonic() < deadline
-        assert killed.poll() is None, killed.stderr and killed.stderr.read()
-        time.sleep(0.005)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    before = journal.read_bytes()
-    done = {r.index: r for r in read_records(journal)}
-    assert 3 <= len(done) < 8
-    assert not (out / "row.csv").exists()
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    bench, began = Bench(out), time.time()
-    row = bench.run("n=8", "warmup=0")
-    assert journal.read_bytes().startswith(before[: before.rindex(b"\n") + 1])  # what was there stays as it was
-    again = [i for label, i in bench.decoded if label == "method"]
-    assert again == [i for i in range(8) if i not in done]
-    calm = Bench(tmp_path / "calm")
-    undisturbed = calm.run("n=8", "warmup=0")
-    assert calm.images() == bench.images()
-    assert row["n"] == 8
+
+def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> None:
+    """Between the two halves of the pair of prompt 3, which begins with vanilla: that half cannot get a neighbour any
+    more. The order continues by the index of the prompt."""
+    calm, bench = Bench(tmp_path / "calm"), Bench(tmp_path / "run")
+    undisturbed = calm.run("warmup=0")
+    victim = partial(run.run, calm.outcome.config, bench.out, loader=at(3, kill))
+    killed = multiprocessing.get_context("fork").Process(target=victim)
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    assert (len(bench.images()), len(bench.images("baseline"))) == (3, 4)
+    assert not (bench.out / "row.csv").exists()
+    before = (bench.out / "records.jsonl").read_bytes()
+
+    row = bench.run("warmup=0")
+    assert (bench.out / "records.jsonl").read_bytes().startswith(before)
+    again = [("method", 4), ("vanilla", 4), ("vanilla", 5), ("method", 5), ("method", 3)]
+    assert bench.decoded == again
+    for name in ("records", "baseline"):
+        assert bench.images(name) == calm.images(name)
+    assert row["timed_pairs"] == 5
+    assert row["speedup_latency"] == pytest.approx(5 * TOKENS / (sum(STEPS) - STEPS[3]))
+    assert row["latency_s_mean"] == np.mean(STEPS)
     assert "decoded in 2 processes" in row["note"]
-    halves = {r.index for r in done.values()} ^ {
-        r.index for r in read_records(out / "baseline.jsonl") if r.done < began
-    }
-    assert row["timed_pairs"] == 8 - len(halves)  # a half that is completed later is no pair
+    assert "1 of 6 images were not decoded next to their baseline: they do not count in speed-ups" in row["note"]
     settled = set(row) - {"run_id", "time", "note", "peak_memory_mib", "baseline_run_id"} - TIMED_COLUMNS
     assert {k: row[k] for k in settled} == {k: undisturbed[k] for k in settled}
 

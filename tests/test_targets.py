@@ -154,22 +154,25 @@ FEW = {"grouped": ("eagle2",), "swin": ("eagle2",), "anole": ("draft_model", "ea
 
 @pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize(
-    ("family", "name"),
-    [(f, d) for f in FAMILIES for d in (DRAFTERS if f == "lumina" else FEW.get(f, DISCERNING))],
+    ("family", "name", "sampling"),
+    [
+        *((f, d, SAMPLING) for f in FAMILIES for d in (DRAFTERS if f == "lumina" else FEW.get(f, DISCERNING))),
+        *(("captions", d, Sampling()) for d in DISCERNING),  # without guidance one pass a row
+    ],
 )
-def test_every_family_keeps_its_distribution_under_every_drafter(family, name):
+def test_every_family_keeps_its_distribution_under_every_drafter(family, name, sampling):
     """Padding, positions, norms, grammar, caches and guidance together, against the distribution enumerated without any
-    of them (chi-square; 22 tests at 1e-5). Of families that differ in their networks alone, those drafters that
+    of them (chi-square; 26 tests at 1e-5). Of families that differ in their networks alone, those drafters that
     revealed a cache left uncompacted, and one with a cache of its own."""
     model, count = target(family), 2500
     drafter = DRAFTERS[name](family, model)
-    config = DecoderConfig(model, drafter, rules.exact(), SAMPLING)
+    config = DecoderConfig(model, drafter, rules.exact(), sampling)
     out = decode(config, prompts(family, [0] * count), tiny.rng(count))
     forced = forced_of(model)
     free = forced < 0
     assert (out.tokens == forced)[:, ~free].all()
     assert (out.tokens[:, free] < VOCAB).all()
-    sequences, probs = sequence_probs(family, model, 0, SAMPLING)
+    sequences, probs = sequence_probs(family, model, 0, sampling)
     assert float(probs.sum()) == pytest.approx(1, abs=1e-5)
     assert torch.equal(codes(sequences[:, free], VOCAB), torch.arange(len(probs)))
     assert tiny.fit(codes(out.tokens[:, free], VOCAB), probs) > 1e-5

@@ -11,72 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import older
-from fake_pipeline import TOKENS, FakePipeline
+from fake_pipeline import TOKENS, FakePipeline, execute
 from test_summary import timed
 
 from specbench.config import configuration
 from specbench.errors import UsageError
-from specbench.harness import run
 from specbench.harness.folder import stored
 from specbench.rows import provenance, timing
 from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.journal import TIMINGS, Record, read_records
 from specbench.rows.timing import Pair
 
-WORDS = ("metrics=none", "n=6", "warmup=0")
-
-
-def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any]:
-    given = {word.partition("=")[0] for word in words}
-    default = [word for word in WORDS if word.partition("=")[0] not in given]
-    return run.run(configuration.compose([*default, *words]), out, loader=loader).row
-
 
 def passes(out: Path) -> tuple[list[Record], list[Record]]:
     method, vanilla = (read_records(out / f"{name}.jsonl") for name in ("records", "baseline"))
     return method, vanilla
-
-
-def order(out: Path, session: str = "") -> list[str]:
-    """m or v and the index of each image of a process, in the order in which the journals number them."""
-    both = [(name, r) for name, some in zip("mv", passes(out)) for r in some]
-    found = [(r.timed, f"{name}{r.index}") for name, r in both if session in ("", r.session)]
-    return [text for _, text in sorted(found)]
-
-
-def test_the_journals_show_the_abba_order(tmp_path: Path) -> None:
-    execute(tmp_path)
-    assert " ".join(order(tmp_path)) == "m0 v0 v1 m1 m2 v2 v3 m3 m4 v4 v5 m5"
-    method, vanilla = passes(tmp_path)
-    assert sorted(r.timed for r in [*method, *vanilla]) == list(range(1, 13))
-    assert len({r.session for r in [*method, *vanilla]}) == 1
-
-
-def test_an_interrupted_pair_is_completed_and_does_not_count(tmp_path: Path) -> None:
-    """Killed between the two halves of a pair: its first half cannot get a neighbour any more. The order goes on by
-    the index of the prompt."""
-    execute(tmp_path / "calm")
-    killed = tmp_path / "killed"
-
-    class Killed(FakePipeline):
-        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
-            if not self.empty and keys[0][1] == 3:  # prompt 3 begins with vanilla
-                raise RuntimeError("killed")
-            return super().decode(conditioning, keys)
-
-    with pytest.raises(RuntimeError, match="killed"):
-        execute(killed, loader=Killed)
-    assert [len(some) for some in passes(killed)] == [3, 4]
-    row = execute(killed)
-    assert row["timed_pairs"] == 5
-    assert row["speedup_latency"] == pytest.approx(5 * TOKENS / sum((4, 5, 6, 4, 5)))  # without prompt 3
-    assert "1 of 6 images were not decoded next to their baseline: they do not count in speed-ups" in row["note"]
-    assert (row["speedup_step"], row["latency_s_mean"]) == pytest.approx((6 * TOKENS / 31, 31 / 6))
-    [*_, last] = sorted((r.done, r.session) for r in passes(killed)[0])
-    assert " ".join(order(killed, last[1])) == "m4 v4 v5 m5 m3"
-    assert [[r.sha256 for r in some] for some in passes(killed)] == [
-        [r.sha256 for r in some] for some in passes(tmp_path / "calm")
-    ]
 
 
 def test_in_batches_the_batches_alternate(tmp_path: Path) -> None:
@@ -144,11 +93,6 @@ def test_a_folder_of_a_version_without_timing_can_be_resumed(tmp_path: Path) -> 
     file.write_text(file.read_text().replace("timing: null\n", ""))
     assert stored(tmp_path)["timing"] is None
     assert execute(tmp_path)["timed_pairs"] == 6
-
-
-def test_vanilla_is_its_own_partner(tmp_path: Path) -> None:
-    row = execute(tmp_path, "method=vanilla")
-    assert [row[name] for name in ("speedup_latency", "speedup_latency_stderr", "timed_pairs")] == [1.0, 0.0, 6]
 
 
 def test_only_neighbours_of_one_process_are_a_pair() -> None:

@@ -186,12 +186,3 @@ def test_the_audit_refutes_vvs() -> None:
 def test_other_verification_is_refused() -> None:
     with pytest.raises(UsageError, match="commits tokens without verification, which verification=traversal"):
         run.check(configuration.compose(["method=vvs", "rule=exact", "verification=traversal"]))
-
-
-def test_images_do_not_depend_on_their_batch() -> None:
-    target = tiny.llamagen(side=4)
-    config = DecoderConfig(target, VVS(tiny.eagle(target), 6, 3, 2, "full", 3), exact(), Sampling(cfg_scale=2.0))
-    given = tiny.prompts(3, same=True)
-    together = decode(config, given, tiny.rng(3))
-    alone = decode(config, tiny.prompts(1), tiny.rng([2]))
-    assert tiny.equal(tiny.image(together, 2), tiny.image(alone, 0))
