@@ -10,7 +10,6 @@ Four take none: `table_of_audit()`, `table_of_variants()`, `table_of_settings()`
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,11 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import tiny
+from specbench.audit import recipes
 from specbench.config import parameters
 from specbench.errors import UsageError
 from specbench.rows.columns import SHOWN, stderr_of
 from specbench.rows.differences import LEVEL
+from specbench.storage.csv_text import csv_lines
 from specbench.tables import matched
 from specbench.tables.definitions import Column, TableFigure, row_column
 from specbench.tables.figures import point
@@ -146,7 +146,7 @@ def table_of_audit() -> str:
     body = [["method", "rows", "TV on tables", "TV on real classes", "KS of continuous tokens", "smallest p-value"]]
     for method in sorted({row["method"] for row in rows}):
         mine = [row for row in rows if row["method"] == method]
-        real = [row for row in mine if row["model"] in tiny.BUILT_IN]
+        real = [row for row in mine if row["model"] in recipes.TINY]
         tables = [row for row in mine if row["V"] and row not in real]
         distances = [_distance(some, "tv_low", "tv_high") for some in (tables, real)]
         distances.append(_distance([row for row in mine if row["dim"]], "ks_high"))
@@ -213,8 +213,7 @@ def table_of_gpu_gates() -> str:
 
 
 def _read(name: str) -> list[Row]:
-    with (ROOT / f"results/{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return [row for _, row in csv_lines(ROOT / f"results/{name}.csv")[1]]
 
 
 def _least(rows: Sequence[Row]) -> str:

@@ -17,7 +17,6 @@ machine alone meanwhile.
 from __future__ import annotations
 
 import argparse
-import csv
 import fnmatch
 import os
 import shlex
@@ -32,7 +31,7 @@ from typing import Any
 import yaml
 
 from specbench.storage import origin
-from specbench.storage.csv_text import csv_text
+from specbench.storage.csv_text import csv_lines, csv_text
 from specbench.storage.files import sha256, write_atomically
 from specbench.tables.catalog import TABLES
 
@@ -87,16 +86,11 @@ def finish(step: Step) -> None:
     for name, source in step.copied.items():
         shutil.copyfile(source, RESULTS / name)
     for name, parts in step.joined.items():
-        rows = [row for part in parts for row in _rows(_part(part))]
+        rows = [row for part in parts for _, row in csv_lines(_part(part))[1]]
         columns = list(dict.fromkeys(column for row in rows for column in row))
         file = RESULTS / name
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, csv_text(columns, rows).encode())
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def mark(words: list[str]) -> Path:

@@ -14,12 +14,11 @@ mutants are in mutations.yaml.
 from __future__ import annotations
 
 import argparse
-import csv
 import inspect
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
@@ -39,7 +38,7 @@ from specbench.decoding import loop
 from specbench.decoding.continuous import decode
 from specbench.decoding.rng import RandomStreams
 from specbench.storage import origin
-from specbench.storage.csv_text import csv_text
+from specbench.storage.csv_text import csv_lines, csv_text
 from specbench.storage.files import write_atomically
 
 COLUMNS = ("mutant", "mistake", "method", "samples", "model", "parameters", "p_value", "tv", "tv_exact", "ks")
@@ -178,8 +177,8 @@ def main(arguments: Sequence[str]) -> int:
     mutants = [m for m in MUTANTS if m.name in chosen.only or not chosen.only]
     models = plan.chosen_models({}, [False, True])
     out = Path(chosen.out.removeprefix("out="))
-    with out.open(newline="") if chosen.only and out.is_file() else nullcontext([]) as file:
-        earlier: dict[str, Any] = {row["mutant"]: row for row in csv.DictReader(file)}
+    lines = csv_lines(out)[1] if chosen.only and out.is_file() else []
+    earlier: dict[str, Any] = {row["mutant"]: row for _, row in lines}
     rows: list[dict[str, Any]] = []
     known: dict[str, tuple[list[Job], list[list[Any]]]] = {}
     for one in mutants:

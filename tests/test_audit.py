@@ -13,12 +13,14 @@ import pytest
 import torch
 from scipy import stats
 
-from specbench.audit import audit, densities, models, rows, statistics, theorem, verdicts
-from specbench.audit.audit import COLUMNS, assemble, measure
-from specbench.audit.models import BUILT_IN, built_in
+from specbench.audit import audit, densities, models, recipes, rows, statistics, theorem, verdicts
+from specbench.audit.arguments import COLUMNS
+from specbench.audit.audit import assemble, measure
+from specbench.audit.models import built_in
 from specbench.audit.statistics import Marginal, of_sequence
 from specbench.audit.tabular import TabularDrafter, TabularGrower, codes, random_tables, sequence_probs
-from specbench.audit.verdicts import LEVEL, Exercised
+from specbench.audit.thresholds import LEVEL
+from specbench.audit.verdicts import Exercised
 from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.drafters.dynamic import Grown
@@ -145,7 +147,7 @@ def test_mean_and_its_interval() -> None:
 
 
 def test_a_built_in_model_is_a_fair_test() -> None:
-    for name in BUILT_IN:
+    for name in recipes.TABLES:
         model = built_in(name)
         assert all(len(m.probs) <= 1 << 16 for m in model.marginals(Sampling()))
         assert len(model.codebook()) == model.vocab

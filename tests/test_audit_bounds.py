@@ -12,12 +12,13 @@ import pytest
 import torch
 from test_audit import drawn
 
-from specbench.audit import densities, sizes, statistics, tiny
+from specbench.audit import densities, recipes, sizes, statistics, tiny
 from specbench.audit.audit import assemble, measure
 from specbench.audit.models import Subject, built_in
 from specbench.audit.statistics import filtered, of_grams, of_sequence
 from specbench.audit.tabular import random_tables, sequence_probs
-from specbench.audit.verdicts import LEVEL, verdict
+from specbench.audit.thresholds import LEVEL
+from specbench.audit.verdicts import verdict
 from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.sampling import Sampling
@@ -148,7 +149,7 @@ def test_a_mistake_with_continuous_tokens_changes_what_is_decoded() -> None:
     """Three of them had not followed the code that they patch."""
     audits, mistakes = {}, [one for one in mutants.NAMED.values() if one.method.startswith("cspd")]
     for method in {one.method for one in mistakes}:
-        names = densities.BUILT_IN if method == "cspd" else ("d2t3",)
+        names = recipes.DENSITIES if method == "cspd" else ("d2t3",)
         jobs = mutants.jobs(method, [densities.built_in(name) for name in names])
         audits[method] = [(job, mutants.decoded(job)) for job in jobs]
     for one in mistakes:
@@ -177,7 +178,7 @@ def test_long_sequences_are_lossless(name: str) -> None:
     assert lossy["tv_low"] > 0.02
 
 
-@pytest.mark.parametrize("name", tiny.BUILT_IN)
+@pytest.mark.parametrize("name", recipes.TINY)
 def test_a_real_model_has_the_distribution_that_it_is_compared_with(name: str) -> None:
     model = tiny.built_in(name)
     [whole] = model.marginals(Sampling(cfg_scale=2.0))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from commands import Call, cells_of, refused
 
-from specbench.audit import audit, densities, models, tiny
-from specbench.audit.models import BUILT_IN, built_in
-from specbench.audit.rows import COLUMNS
+from specbench.audit import audit, recipes
+from specbench.audit.arguments import COLUMNS
+from specbench.audit.models import built_in
 from specbench.audit.tabular import random_tables
 from specbench.config import parameters, variants
 from specbench.errors import RunError
@@ -43,7 +43,7 @@ def arrays(vocab: int = 3, length: int = 3) -> dict[str, np.ndarray]:
 
 
 def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny, "BUILT_IN", ())
+    monkeypatch.setattr(recipes, "TINY", {})
     words = "method=sd window=2 temperature=0.7 audit.samples=2e3 audit.seed=3 audit.margin=1 out=a/b.csv"
     code, out, err = call(*words.split())
     assert code == 0
@@ -52,13 +52,13 @@ def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path, monke
     assert exercised.startswith("  exercised: rejections at depths 1 to 2: ")
     own = ["method", "drafter", "rule", "model"]
     assert head.split() == [*own, *list(COLUMNS)[1 : list(COLUMNS).index("verdict") + 1]]
-    assert [line.split()[:4] for line in lines] == [["sd", "draft_model", "exact", name] for name in BUILT_IN]
+    assert [line.split()[:4] for line in lines] == [["sd", "draft_model", "exact", name] for name in recipes.TABLES]
     assert all(line.endswith("  lossless") for line in lines)
     assert wrote == "wrote a/b.csv"
     assert "sd on v2t10" in err
     rows = cells_of(tmp_path / "a/b.csv")
     assert list(rows[0]) == list(COLUMNS)
-    sizes = [(name, str(built_in(name).vocab), str(built_in(name).length)) for name in BUILT_IN]
+    sizes = [(name, str(built_in(name).vocab), str(built_in(name).length)) for name in recipes.TABLES]
     assert [(r["model"], r["V"], r["T"], r["samples"], r["seed"]) for r in rows] == [(*s, "2000", "3") for s in sizes]
     assert rows[0]["parameters"] == "window=2 temperature=0.7 top_k=null top_p=1.0"
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b.csv"]
@@ -135,9 +135,9 @@ def only_methods(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "BUILT_IN", {"v3t5": models.BUILT_IN["v3t5"]})
-    monkeypatch.setattr(densities, "BUILT_IN", {"d2t4": densities.BUILT_IN["d2t4"]})
-    monkeypatch.setattr(tiny, "BUILT_IN", ())
+    monkeypatch.setattr(recipes, "TABLES", {"v3t5": recipes.TABLES["v3t5"]})
+    monkeypatch.setattr(recipes, "DENSITIES", {"d2t4": recipes.DENSITIES["d2t4"]})
+    monkeypatch.setattr(recipes, "TINY", {})
     code, out, err = call("--all", "audit.samples=1000", "audit.margin=1", "out=all.csv")
     assert code == 0
     rows = cells_of(tmp_path / "all.csv")
@@ -192,7 +192,7 @@ def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
     rows = cells_of(tmp_path / "a.csv")
     assert list(rows[0]) == list(COLUMNS)
     found = [(r["model"], r["dim"], r["verdict"]) for r in rows]
-    assert found == [(name, name[1], "lossless") for name in densities.BUILT_IN]
+    assert found == [(name, name[1], "lossless") for name in recipes.DENSITIES]
     assert len(out.splitlines()) == 1 + len(rows) + 6
     assert rows[0]["parameters"] == (
         "gamma=1 prefill=0.3 align=false criterion=path verify=causal on_reject=stop inner_temperature=1.0 tries=1"
@@ -276,6 +276,7 @@ MISTAKES = [
     (["method=cspd", "diffusion_steps=5"], "'diffusion_steps' belongs to specbench run"),
     (["method=sjd", "final_noise=true"], "method 'sjd' (drafter sjd, rule exact) has no parameter 'final_noise'"),
     (["--all", "audit.model=d1t4", "window=3"], "has no parameter 'window'"),
+    (["--all", "audit.model=d1t4", "drafter=sjd"], "drafter sjd and rule density do not go together"),
     (["audit.tables=a.npz"], "audit.tables: there is no file 'a.npz'"),
     (["n=4"], "'n' belongs to specbench run, an audit has no such parameter; give audit.samples"),
     (["hydra.run.dir=x"], "'hydra.run.dir' belongs to specbench run"),

@@ -132,14 +132,6 @@ def test_a_tree_of_a_million_paths_is_refused_as_a_word_and_as_a_list(call: Call
         parameters.table()["tree"].checked("tree", [[0]] * 1_000_000)
 
 
-def test_windows_that_fit_are_as_before() -> None:
-    assert trees.window_paths(5, 2, 2, "full") == [(0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
-    assert trees.window_paths(4, 2, 2, "comb") == [(0,), (1,), (0, 0), (0, 1)]
-    assert len(trees.window_paths(6, 2, 3, "full")) == 6
-    with pytest.raises(UsageError, match="does not fit window=5"):
-        trees.window_paths(5, 2, 3, "full")
-
-
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
     """A folder of things that are no file of prompts."""

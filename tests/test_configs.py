@@ -16,7 +16,6 @@ from specbench.config import composition, configuration, parameters, registry, y
 from specbench.decoding.drafters.positions import COUPLINGS, INITS
 from specbench.decoding.rules.base import MEASURES
 from specbench.errors import UsageError, install
-from specbench.rows.columns import METRICS
 
 #: Those of models of codes.
 RULES, DRAFTERS = (
@@ -101,8 +100,6 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
             if group in parameters.PARAMETER_GROUPS:
                 assert parameters.declared(group, choice) <= set(parameters.table())
     assert parameters.common() <= set(parameters.table())
-    declared = {**parameters.table(), **parameters.declarations("drafter", "zipar")}
-    assert {p.kind for p in declared.values() if p.unit} <= {"integer", "number"}
 
 
 def test_the_choices_of_a_parameter_are_those_of_the_code_that_reads_it() -> None:
@@ -115,12 +112,6 @@ def test_everything_in_conf_can_be_built() -> None:
     for kind in ("model", *parameters.PARTS):
         for name in parameters.choices(kind):
             assert callable(registry.find(kind, name)), f"{kind} {name}"
-
-
-def test_every_metric_has_columns() -> None:
-    for name in parameters.choices("metrics"):
-        for one in parameters.declared("metrics", name):
-            assert set(parameters.metric_columns(one)) <= set(METRICS)
 
 
 def test_metrics_are_chosen_by_name() -> None:

@@ -341,25 +341,6 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
             configuration.compose([f"data={name}", "n=all"])
 
 
-def test_a_word_that_does_not_fit_is_reported() -> None:
-    for words, sentence in [
-        (["data=prompts"], r"prompts must be a file of prompts, as in prompts=my.txt \(got null\)"),
-        (["data=parti", "prompts=my.txt"], r"has no parameter 'prompts' \(it belongs to data prompts\)"),
-        (["data=parti", "split=train"], r"no parameter 'split' .*coco2017 and data scenes"),
-        (
-            ["data_dir=here"],
-            "no parameter 'data_dir' .it belongs to data coco2014, data coco2017, data geneval2 and data parti",
-        ),
-        (["data=coco2017", "caption=best"], "caption must be one of first, longest, running_longest, random"),
-        (
-            ["data=coco"],
-            "unknown data 'coco' .choose from: coco2014, coco2017, dpg, .*, imagenet, parti, prompts, scenes",
-        ),
-    ]:
-        with pytest.raises(UsageError, match=sentence):
-            configuration.compose(words)
-
-
 def test_metrics_of_scenes_do_not_score_other_prompts() -> None:
     decoded_images = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
     context = metrics.ScoringContext(metrics.ASSETS, metrics.ASSETS)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.audit import densities, statistics, verdicts
+from specbench.audit import densities, recipes, statistics, verdicts
+from specbench.audit.arguments import COLUMNS
 from specbench.audit.audit import measure
-from specbench.audit.densities import BUILT_IN, alone, assemble, built_in
-from specbench.audit.rows import COLUMNS
-from specbench.audit.verdicts import LEVEL
+from specbench.audit.densities import alone, assemble, built_in
+from specbench.audit.thresholds import LEVEL
 from specbench.config import configuration
 from specbench.decoding import continuous
 from specbench.decoding.continuous import ContinuousRule
@@ -55,7 +55,7 @@ def test_the_energy_distance_and_its_noise() -> None:
 
 
 def test_the_models_differ_where_a_mistake_could_hide() -> None:
-    pairs = [built_in(name) for name in BUILT_IN]
+    pairs = [built_in(name) for name in recipes.DENSITIES]
     assert sorted(p.dim for p in pairs) == [1, 1, 2, 2]
     assert [p.name for p in pairs] == [f"d{p.dim}t{p.length}" for p in pairs]
     assert {p.length for p in pairs} == {3, 4, 5}
@@ -64,7 +64,7 @@ def test_the_models_differ_where_a_mistake_could_hide() -> None:
     assert (min(steps), max(steps)) == (4, 8)
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", recipes.DENSITIES)
 def test_a_built_in_model_is_a_fair_test(name: str) -> None:
     """Its variances depend on condition and step, its conditions on tokens, on their positions and on the token's, its
     drafter is another model, and every call gives the same."""
@@ -102,7 +102,7 @@ def test_a_built_in_model_is_a_fair_test(name: str) -> None:
 
 
 def test_a_drafter_is_poor_and_the_others_are_not() -> None:
-    rates = {name: row_of(name, 3000)["acceptance_rate"] for name in BUILT_IN}
+    rates = {name: row_of(name, 3000)["acceptance_rate"] for name in recipes.DENSITIES}
     assert rates.pop("d2t3") < 0.25
     assert all(0.45 < rate < 0.75 for rate in rates.values())
 
@@ -126,7 +126,7 @@ def test_what_the_target_draws_by_itself() -> None:
 
 
 def test_there_is_something_to_compare_in_every_token_pair_and_direction() -> None:
-    for name in BUILT_IN:
+    for name in recipes.DENSITIES:
         pair = built_in(name)
         drawn = alone(pair.target, ContinuousRule(), 50, 0)
         found = torch.stack(list(densities.numbers(drawn)))
@@ -159,6 +159,7 @@ def test_a_change_of_any_kind_is_seen() -> None:
 KINDS: list[dict[str, Any]] = [{}, {"align": False}, {"criterion": "path"}]
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize("long", [False, True], ids=["gamma=1", "gamma=12"])
 @pytest.mark.parametrize("kind", range(3), ids=["exact", "not aligned", "path"])
 def test_an_exact_method_is_called_lossless(kind: int, long: bool) -> None:
@@ -167,7 +168,7 @@ def test_an_exact_method_is_called_lossless(kind: int, long: bool) -> None:
     gamma = 12 if long else 1
     words = KINDS[kind] | {"gamma": gamma, "prefill": 0.3 if (kind + long) % 2 else 0.0}
     words["temperature"] = 0.7 if long != (kind == 2) else 1.0
-    row = row_of([*BUILT_IN][(2 * kind + long) % 4], 8000, **words)
+    row = row_of([*recipes.DENSITIES][(2 * kind + long) % 4], 8000, **words)
     assert row["verdict"] == ("lossless" if gamma == 1 else "undecided")  # drafts of 12 have no bonus token here
     assert ("bonus_token" in verdicts.missing([row])) == (gamma == 12)
     assert row["ks"] < 1.8 * row["ks_noise"]  # both are the largest of the same distances for equal distributions
@@ -191,6 +192,7 @@ LOSSY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize("name", LOSSY)
 def test_a_biased_method_is_caught(name: str) -> None:
     model, words = LOSSY[name]
@@ -215,6 +217,7 @@ def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytes
     assert row["p_value"] < 1e-12
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize("criterion", ["exact", "path"])
 def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a rejection the target's own distribution instead of Norm([p - q]_+): the classic mistake."""
@@ -225,7 +228,7 @@ def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch
         return residual(self, *args)
 
     monkeypatch.setattr(continuous.verify.Verifier, "residual", forgetful)
-    row = row_of("d1t5", 20_000, criterion=criterion)
+    row = row_of("d1t5", 10_000, criterion=criterion)
     assert row["p_value"] < LEVEL / 10
 
 

@@ -214,6 +214,8 @@ def test_a_height_survives_as_long_as_any_coupling_can_let_it():
 
 def test_window_trees():
     assert window_paths(5, 1, 3, "full") == chain_paths(5)
+    assert window_paths(5, 2, 2, "full") == [(0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
+    assert window_paths(4, 2, 2, "comb") == [(0,), (1,), (0, 0), (0, 1)]
     full = window_paths(64, 4, 3, "full")
     assert len(full) == 64
     assert [sum(len(p) == d for p in full) for d in (1, 2, 3)] == [4, 16, 1]

@@ -12,6 +12,7 @@ from test_mar_scenes import read_right
 from specbench.config.configuration import compose
 from specbench.data import scenes
 from specbench.harness.pipeline import Pipeline
+from specbench.models.pixels import to_float
 
 COUNT, SOME, FEW = 8, 4, 2
 CAPTIONS = [scenes.sample("validation", i).caption for i in range(COUNT)]
@@ -133,7 +134,7 @@ def test_target_and_drafter_reach_their_statistics():
     model = pipeline("method=eagle_chain").model
     images, captions, _ = scenes.render("validation", range(32))
     with torch.inference_mode():
-        codes = model.codes(scenes.to_float(images)).numpy()
+        codes = model.codes(to_float(images)).numpy()
         features = model.encode(captions).features
         given = target.dataset(model.target, codes, features)
         found = drafter.evaluate(

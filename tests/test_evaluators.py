@@ -16,6 +16,7 @@ from specbench.config.registry import ASSETS
 from specbench.data import scenes
 from specbench.metrics.scenes_reference import FILE, ScenesReference
 from specbench.models import evaluators as ev
+from specbench.models.pixels import to_float
 from specbench.training.trainer import Recipe
 from tools.scenes import evaluators as te
 from tools.scenes.world import Split
@@ -43,7 +44,7 @@ def outputs(module: torch.nn.Module, x: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def pictures() -> Tensor:
-    return scenes.to_float(scenes.render("train", range(8))[0])
+    return to_float(scenes.render("train", range(8))[0])
 
 
 @pytest.mark.parametrize("kind", ["classifier", "reader"])

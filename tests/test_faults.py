@@ -241,6 +241,15 @@ def test_errors_of_too_little_memory() -> None:
     assert worker.out_of_memory(caught.value)
 
 
+def test_another_error_ends_the_run_with_the_images_before_it(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise RuntimeError("size mismatch")
+
+    with pytest.raises(RuntimeError, match="^size mismatch$"):
+        execute(tmp_path, loader=at(3, broken))
+    assert set(images(tmp_path)) == {0, 1, 2}
+
+
 def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record stays in memory, some kilobytes; an image or a tensor of it does not."""
     monkeypatch.setattr(FakePipeline, "pixels", lambda self, tokens: np.zeros((len(tokens), 256, 256, 3), np.uint8))

@@ -16,11 +16,13 @@ from test_continuous import Chain, of_pair
 from test_densities import row_of
 from tiny import rng
 
-from specbench.audit.densities import BUILT_IN, built_in
-from specbench.audit.verdicts import LEVEL
+from specbench.audit.densities import built_in
+from specbench.audit.recipes import DENSITIES
+from specbench.audit.thresholds import LEVEL
 from specbench.decoding.continuous import ContinuousRule, decide, decode
 from specbench.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("rows_together")
 few_pairs = test_densities.few_pairs
 BLOCK: dict[str, Any] = {"verification": "block"}
 SCHEMES: dict[str, dict[str, Any]] = {
@@ -38,7 +40,7 @@ def test_a_scheme_is_lossless(name: str) -> None:
     """The models alternate; `specbench audit` tries all of them, with more samples. Lossy by chance once in 10,000."""
     number = list(SCHEMES).index(name)
     words = {"temperature": 0.7 if number % 2 else 1.0, "prefill": 0.3 if number % 3 == 2 else 0.0}
-    row = row_of([*BUILT_IN][(number + 1) % 4], 8000, **SCHEMES[name], **words)
+    row = row_of([*DENSITIES][(number + 1) % 4], 8000, **SCHEMES[name], **words)
     assert row["verdict"] != "not lossless", row  # undecided where the sequence is too short for a part of the scheme
     assert row["fallbacks"] < 0.01 * row["samples"]
     assert row["proposals_max"] >= row["proposals"] >= 1

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from test_real import TINY, loaded
 
 from specbench.config import configuration
-from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
 from specbench.decoding.continuous.rule import tokens_per_iteration
 from specbench.decoding.continuous.trajectory import draw_trajectory, own_log_density
@@ -25,6 +24,7 @@ from specbench.models.loading import image_tokenizers, mar_official, official
 from specbench.models.loading.bundle import shape_of
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
+from specbench.models.pixels import to_uint8
 from tools.scenes.mar import loss_of
 
 SMALL = MARConfig(

@@ -23,6 +23,7 @@ from specbench.models import evaluators as ev
 from specbench.models.loading import checkpoints, mar_scenes
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR, MARConfig
+from specbench.models.pixels import to_float
 from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentConfig
 from specbench.storage.image_files import ImageArray
 from specbench.training.trainer import Recipe
@@ -58,7 +59,7 @@ def read_right(images, labels):
     """Which of the labels the committed reader reads from images (N, 64, 64, 3): (N, 14), NaN where there is none."""
     reader = ev.load(registry.ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
     with torch.inference_mode():
-        return ev.read_right(reader(scenes.to_float(images)), torch.tensor(labels))
+        return ev.read_right(reader(to_float(images)), torch.tensor(labels))
 
 
 def test_classes_are_spread_evenly():
@@ -240,8 +241,8 @@ def test_the_autoencoder_learns_and_its_tokens_have_unit_variance(tmp_path):
     assert mean.shape == (24, 64, 8)
     assert mean.var() + (spread**2).mean() == pytest.approx(1, abs=0.02)
     assert kl.cfg.scale != 1
-    tokens, _ = kl.token_distribution(scenes.to_float(images[:4]))
-    latent = kl.encode(scenes.to_float(images[:4]))[0]
+    tokens, _ = kl.token_distribution(to_float(images[:4]))
+    latent = kl.encode(to_float(images[:4]))[0]
     torch.testing.assert_close(kl.images(tokens), kl.decode_latent(latent), atol=1e-4, rtol=1e-4)
 
 

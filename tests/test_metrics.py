@@ -28,6 +28,7 @@ from specbench.metrics import scenes_reference
 from specbench.metrics.base import Metric, Scorer, ScoringContext, Unavailable
 from specbench.metrics.frechet import Moments, standard_error
 from specbench.models import evaluators as ev
+from specbench.models.pixels import to_float
 from specbench.rows import columns as rows
 from specbench.storage.image_files import ImageArray, digest
 
@@ -91,7 +92,7 @@ def same(found: dict[str, metrics.Score], wanted: dict[str, metrics.Score]) -> N
 
 def features_of(assets: Path, images: np.ndarray) -> np.ndarray:
     classifier = ev.load(assets / ev.CLASSIFIER, ev.Classifier)
-    return classifier.features(scenes.to_float(images)).double().numpy()
+    return classifier.features(to_float(images)).double().numpy()
 
 
 def frechet(a: np.ndarray, b: np.ndarray) -> float:
@@ -155,7 +156,7 @@ def test_fid_renders_its_reference_where_none_is_stored(
 
 def test_clip_score_is_the_mean_cosine(assets: Path, images: np.ndarray, items: list[Item]) -> None:
     towers = ev.load(assets / ev.TWO_TOWER, ev.TwoTower)
-    seen, read = towers.embed_images(scenes.to_float(images)), towers.embed_captions([i.prompt for i in items])
+    seen, read = towers.embed_images(to_float(images)), towers.embed_captions([i.prompt for i in items])
     cosines = (seen * read).sum(1).numpy()
     keep = np.flatnonzero(cosines > np.median(cosines))  # a set whose mean is clearly positive
     if cosines[keep].mean() < 0.01:
@@ -189,7 +190,7 @@ def test_the_reward_is_the_certainty_above_chance_of_what_is_there() -> None:
 def test_reward_names_the_attribute_accuracy(assets: Path, images: np.ndarray, items: list[Item]) -> None:
     score = measure(["scenes_reward"], images, items, assets)["image_reward"]
     labels = torch.tensor([item.labels for item in items])
-    logits = ev.load(assets / ev.READER, ev.AttributeReader)(scenes.to_float(images))
+    logits = ev.load(assets / ev.READER, ev.AttributeReader)(to_float(images))
     right = torch.stack([x.argmax(1) for x in logits], 1)[labels != scenes.ABSENT] == labels[labels != scenes.ABSENT]
     assert score.note == f"attribute accuracy {right.double().mean():.4f}"
     assert score.value == pytest.approx(float(scenes_metrics.rewards(logits, labels).mean()), abs=1e-5)

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from reference import manifest, needs_reference
 from safetensors.torch import save_file
 
-from specbench.data import scenes
 from specbench.errors import UsageError
 from specbench.models import cosmos, emu3_vision, vq
 from specbench.models.loading import checkpoints, image_tokenizers, official
+from specbench.models.pixels import to_uint8, truncated
 from specbench.models.vq import KLModel, VQConfig, VQModel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -348,9 +348,9 @@ def test_pixels_become_bytes_as_each_pipeline_does_it():
     """Chameleon and Emu3 truncate, LlamaGen rounds: grey differs."""
     values = torch.tensor([-3.0, -1.0, 0.0, 0.999, 1.0, 7.0])
     images = values.view(1, 1, 1, -1).expand(2, 3, 1, -1)
-    assert vq.truncated(images).shape == (2, 1, 6, 3)
-    assert vq.truncated(images)[1, 0, :, 2].tolist() == [0, 0, 127, 254, 255, 255]
-    assert scenes.to_uint8(images)[1, 0, :, 2].tolist() == [0, 0, 128, 255, 255, 255]
+    assert truncated(images).shape == (2, 1, 6, 3)
+    assert truncated(images)[1, 0, :, 2].tolist() == [0, 0, 127, 254, 255, 255]
+    assert to_uint8(images)[1, 0, :, 2].tolist() == [0, 0, 128, 255, 255, 255]
 
 
 def test_a_reduced_tokenizer_is_small_and_makes_images_of_the_same_size():

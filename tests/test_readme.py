@@ -27,7 +27,7 @@ from PIL import Image
 
 from specbench import cli
 from specbench.audit import plan
-from specbench.audit.rows import COLUMNS
+from specbench.audit.arguments import COLUMNS
 from specbench.cli import commands as sub_commands
 from specbench.cli import fetch, tables
 from specbench.config import configuration, parameters, variants
@@ -147,6 +147,7 @@ def reader(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
+@pytest.mark.usefixtures("rows_together")  # audits
 def test_every_command_works(reader: Path, call: Call) -> None:
     done: list[str] = []
     for path, line in ALL:

@@ -213,7 +213,8 @@ def test_damaged_rows_below_a_folder_are_left_out_by_name(grid: Path, call: Any)
         "text": b"\xff\xfe\x00",
         "foreign": b"a,b\n1,2\n",
         "empty": b"",
-        "many": (grid / "deep/one/more/row.csv").read_bytes() + b"x\n",
+        "many": to_csv([row(name, "method=vanilla") for name in "xy"]).encode(),
+        "short": (grid / "deep/one/more/row.csv").read_bytes() + b"x\n",
         "number": b"run_id,config_hash,steps\na,b,quick\n",
         "scored": to_csv([evaluated]).encode(),
     }

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specbench.data import scenes
+from specbench.models.pixels import to_float, to_uint8
 
 
 def test_a_sample_is_a_function_of_its_arguments():
@@ -86,7 +87,7 @@ def test_every_caption_is_in_the_vocabulary():
 
 def test_float_and_back():
     picture = scenes.render("train", [0])[0]
-    x = scenes.to_float(picture)
+    x = to_float(picture)
     assert x.shape == (1, 3, 64, 64)
     assert -1 <= float(x.min()) < float(x.max()) <= 1
-    assert np.array_equal(scenes.to_uint8(x), picture)
+    assert np.array_equal(to_uint8(x), picture)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from test_journal import record
 
@@ -16,18 +15,13 @@ from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables
 from specbench.decoding import rules
 from specbench.decoding.batch import Decoded
 from specbench.decoding.continuous import ContinuousTrace
-from specbench.decoding.drafters.draft_model import DraftModel
-from specbench.decoding.drafters.dynamic import Eagle2
-from specbench.decoding.drafters.eagle import Eagle
-from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.drafters.window import Window
 from specbench.decoding.image_statistics import of_images
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Trace
-from specbench.decoding.trees import chain_paths, parse
+from specbench.decoding.trees import chain_paths
 from specbench.rows import summary
 from specbench.rows.columns import _ESTIMATES, COLUMNS, NUMBERS, stderr_of
 from specbench.rows.journal import Record, from_line, to_line
@@ -124,35 +118,21 @@ def test_the_columns_of_a_row() -> None:
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
     assert row["acceptance_by_depth"] == [1.0, 0.6667, 0.5]
     assert row["accepted_histogram"] == [0.7692, 0.0769, 0.0769, 0.0769]  # of thirteen steps
-    errors = {
+    errors: dict[str, float | None] = {
         "log_prob_stderr": 1.5,  # of -5 and -2
         "perplexity_stderr": 1.5 * math.exp(3.5),
         "emitted_tv_stderr": 0.125,
         "emitted_kl_stderr": 0.25,
         "emitted_kl_optimal_stderr": 0.125,
         "draft_passes_stderr": 12.5,  # of 20 and 45
-        **dict.fromkeys(
-            [
-                "emitted_kl_ratio_stderr",
-                "first_accept_stderr",
-                "draft_tv_stderr",
-                "draft_top1_stderr",
-                "draft_top3_stderr",
-                "select_share_stderr",
-            ]
-        ),
-    }  # only one image has drafts
+    }
+    of_drafts = "emitted_kl_ratio first_accept draft_tv draft_top1 draft_top3 select_share".split()
+    errors |= {f"{name}_stderr": None for name in of_drafts}  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
     assert row["drafted_by_position"] == [0.5, 0.5, 0, 0, 0.5, 0, 0.5, 0.5, 0.5]  # all of the first image
     assert row["acceptance_by_step"] is None  # discrete tokens are generated in the order of their positions
     assert row["emitted_log_ratio"] == [0.6931, 1.3863, 2.0794]
-    others = {
-        "emitted_log_ratio",
-        "acceptance_by_depth",
-        "accepted_histogram",
-        "drafted_by_position",
-        "acceptance_by_step",
-    }
+    others = "emitted_log_ratio acceptance_by_depth accepted_histogram drafted_by_position acceptance_by_step".split()
     assert {*expected, *errors, *others} == set(row) <= set(COLUMNS)
 
 
@@ -333,29 +313,6 @@ def test_the_perplexity_is_the_entropy_of_the_target() -> None:
         row = summary.columns(run(drafter)[1])
         assert -4 * row["log_prob_mean"] == pytest.approx(entropy, abs=5 * stderr)
         assert row["perplexity"] == pytest.approx(math.exp(-row["log_prob_mean"]))
-
-
-def test_a_drafter_knows_its_passes() -> None:
-    """As many as its networks are called for; what they do once, before the first step, is no part of a step."""
-    target = tiny.llamagen(3)
-    draft, eagle, medusa = tiny.llamagen(3, seed=1), tiny.eagle(target), tiny.medusa(target)
-    calls: list[object] = []
-    for network in (draft.layers[0], eagle.layers[0], medusa):
-        network.register_forward_pre_hook(lambda module, inputs: calls.append(module))
-    drafters: dict[str, tuple[Any, int]] = {  # and the passes before the first step
-        "none": (NoDraft(), 0),
-        "draft model": (DraftModel(draft, 3), 1),
-        "eagle chain": (Eagle(eagle, chain_paths(3)), 1),
-        "eagle tree": (Eagle(eagle, parse("[[0],[1],[0,0],[0,1],[1,0]]")), 1),
-        "eagle2": (Eagle2(eagle, 6, 3, 2), 1),
-        "medusa": (Medusa(medusa, parse("[[0],[1],[0,0]]")), 0),
-        "window": (Window(3), 0),
-    }
-    for name, (drafter, prefill) in drafters.items():
-        calls.clear()
-        config = DecoderConfig(target, drafter, rules.exact(), Sampling())
-        out = decode(config, tiny.prompts(1), RandomStreams([(0, 0)]))
-        assert len(calls) == prefill + drafter.shape.passes * int(out.steps), name
 
 
 def vector_trace() -> ContinuousTrace:

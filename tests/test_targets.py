@@ -152,6 +152,7 @@ DISCERNING = ("draft_model", "eagle2", "medusa", "sjd_pac")
 FEW = {"grouped": ("eagle2",), "swin": ("eagle2",), "anole": ("draft_model", "eagle2")}
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize(
     ("family", "name", "sampling"),
     [

@@ -53,7 +53,7 @@ class Session:
 
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         image = self.ids[torch.cat([history[0, : count[0]], tokens[0, 1:]])]
-        both = [uncached_logits(self.model, torch.cat([p, image])[None])[0][0] for p in self.prompts]
+        both = [uncached_logits(self.model, torch.cat([p, image])[None])[0] for p in self.prompts]
         rows = torch.stack([x[len(x) - tokens.shape[1] :, self.ids] for x in both])
         return rows, rows
 
@@ -153,7 +153,7 @@ def outputs(model: Unified, streams: list[Tensor], t: Tensors) -> Compared:
     for place, n, row in zip(t["out/first_place"].tolist(), t["out/row_length"].tolist(), t["out/input_rows"]):
         whole = torch.cat([tokens[:place], row[:n]])
         rows = [whole, whole[len(streams[0]) - len(streams[1]) :]]
-        logits.append(torch.stack([uncached_logits(model, x[None])[0][0, -1] for x in rows]))
+        logits.append(torch.stack([uncached_logits(model, x[None])[0, -1] for x in rows]))
         places.append([len(x) - 1 for x in rows])
     yield "raw_last_logits", torch.stack(logits)
     yield "last_position_ids", torch.tensor(places)

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from goldens.common import Compared, Config, Tensors, guided, weights
 from goldens.language import every_layer
-from goldens.llamagen import steps
+from goldens.llamagen import cached, margin
 from goldens.pixels import llamagen_vq
 from specbench.models import vq
 from specbench.models.loading import image_tokenizers, janus, official
+from specbench.models.pixels import truncated
 from specbench.models.unified import Prompts, Unified
 
 
@@ -39,18 +40,11 @@ def interleaved(x: Tensor) -> Tensor:
 def greedy(model: Unified, given: Prompts, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens (B, T), logits (2B, T, V), hidden states and guided logits of the image that always takes the likeliest
     code."""
-    rows = len(given)
-    tokens = torch.zeros(rows, model.length, dtype=torch.int64)
+    tokens = torch.zeros(len(given), model.length, dtype=torch.int64)
     for i in range(model.length):
-        out = steps(model.open(given, rows, True, 1), rows, tokens[:, : max(1, i)])
-        logits = torch.cat([one for one, _ in out], 1)
+        logits, hidden = cached(model, given, tokens[:, : max(1, i)])
         tokens[:, i] = guided(logits, scale)[:, i].argmax(-1)
-    return tokens, logits, torch.cat([one for _, one in out], 1), guided(logits, scale)
-
-
-def margin(mixed: Tensor) -> Tensor:
-    best = mixed.topk(2, -1).values
-    return best[..., 0] - best[..., 1]
+    return tokens, logits, hidden, guided(logits, scale)
 
 
 def janus_lm(t: Tensors, c: Config) -> Compared:
@@ -67,10 +61,9 @@ def janus_lm(t: Tensors, c: Config) -> Compared:
     yield "prefill_hidden", interleaved(hidden[:, :before])
     yield "image_embeds_0", interleaved(embedded[:, before])
     yield "uncached_logits", interleaved(model.head(hidden[:, before - 1 :]))
-    run = steps(model.open(given, len(given), True, 1), len(given), tokens)
-    logits, cached = (torch.cat(list(x), 1) for x in zip(*run, strict=True))
+    logits, hidden = cached(model, given, tokens)
     yield "cached_logits", interleaved(logits)
-    yield "cached_hidden", interleaved(cached)
+    yield "cached_hidden", interleaved(hidden)
     mixed = guided(logits, c["cfg_weight"])
     yield "cfg_logits", mixed
     yield "cfg_probs_0", (mixed[:, 0] / c["temperature"]).softmax(-1)
@@ -90,10 +83,10 @@ def janus_hf(t: Tensors, c: Config) -> Compared:
     yield "prefill_embeds", prefix.inputs[both], t["out/prefill_embeds"][both]
     hidden = model.uncached(prefix, torch.zeros(len(both), 0, dtype=torch.int64))
     yield "prefill_hidden", hidden[both], t["out/prefill_hidden"][both]
-    image, logits, cached, mixed = greedy(model, given, c["guidance_scale"])
+    image, logits, hidden, mixed = greedy(model, given, c["guidance_scale"])
     yield "greedy_tokens", image
     yield "cached_logits", logits
-    yield "cached_hidden", cached
+    yield "cached_hidden", hidden
     yield "cfg_logits", mixed
     yield "greedy_margin", margin(mixed)
     tokenizer = image_tokenizers.load_janus(source, vq.VQConfig(), torch.device("cpu"))
@@ -107,7 +100,7 @@ def janus_hf(t: Tensors, c: Config) -> Compared:
 
 def janus_vq(t: Tensors, c: Config) -> Compared:
     yield from llamagen_vq(t, c, "gen_vision_model.")
-    yield "to_uint8", torch.from_numpy(vq.truncated(t["out/decoded"]))
+    yield "to_uint8", torch.from_numpy(truncated(t["out/decoded"]))
 
 
 CHECKS = {"janus_lm": janus_lm, "janus_hf": janus_hf, "janus_vq": janus_vq}

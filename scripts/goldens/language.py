@@ -4,13 +4,14 @@ grammars."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from goldens.common import Compared, Config, Tensors, fixed, guided, load, weights
-from goldens.llamagen import steps
+from goldens.llamagen import cached, layers, margin
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Grammar, Prefix
 from specbench.models.loading import chameleon, emu3, lumina2, naming, simplear
@@ -32,23 +33,21 @@ def unified(t: Tensors, c: Config, length: int) -> Unified:
     return load(lambda: Unified(cfg, image), params, naming.hugging_face(cfg.n_layer, cfg.block))
 
 
-def uncached_logits(model: Unified, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits and final hidden states (rows, n, *) of whole sequences of ids (rows, n)."""
-    prefix = Prefix(model.tok_embeddings(ids[:, :1]), torch.ones_like(ids[:, :1], dtype=torch.bool), ids[:, :1])
-    hidden = model.uncached(prefix, ids[:, 1:])
-    return model.head(hidden), hidden
+def known(model: Unified, ids: Tensor) -> Prefix:
+    """Ids (rows, n) as a prefix without padding."""
+    return Prefix(model.tok_embeddings(ids), torch.ones_like(ids, dtype=torch.bool), ids)
+
+
+def uncached_logits(model: Unified, ids: Tensor) -> Tensor:
+    """Logits (rows, n, V) of whole sequences of ids (rows, n)."""
+    return model.head(model.uncached(known(model, ids[:, :1]), ids[:, 1:]))
 
 
 def every_layer(model: Unified, prefix: Prefix, tokens: Tensor) -> list[Tensor]:
     """Hidden states (rows, n, dim) of one pass: the embeddings, then every block's output, the last one after the final
     norm."""
-    states: list[Tensor] = []
-    handles = [layer.register_forward_hook(lambda _m, _i, out: states.append(out)) for layer in model.layers]
-    hidden = model.uncached(prefix, tokens)
-    for handle in handles:
-        handle.remove()
-    embedded = torch.cat([prefix.inputs, model.tok_embeddings(model.ids(tokens))], 1)
-    return [embedded, *(state.view_as(hidden) for state in states[:-1]), hidden]
+    states, hidden = layers(model, prefix, tokens)
+    return [torch.cat([prefix.inputs, model.tok_embeddings(model.ids(tokens))], 1), *states[:-1], hidden]
 
 
 def split(t: Tensors) -> Prompts:
@@ -67,10 +66,9 @@ def alone(model: Unified, ids: Tensor, valid: Tensor, tokens: Tensor) -> tuple[l
     logits, states = [], []
     for i in range(len(ids)):
         row = torch.cat([ids[i, valid[i]], tokens[i]])[None]
-        prefix = Prefix(model.tok_embeddings(row[:, :1]), torch.ones_like(row[:, :1], dtype=torch.bool), row[:, :1])
-        layers = every_layer(model, prefix, row[:, 1:])
-        logits.append(model.head(layers[-1])[0])
-        states.append([x[0] for x in layers])
+        found = every_layer(model, known(model, row[:, :1]), row[:, 1:])
+        logits.append(model.head(found[-1])[0])
+        states.append([x[0] for x in found])
     return logits, states
 
 
@@ -83,7 +81,7 @@ def last(rows: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
 def language_model(t: Tensors, c: Config) -> Compared:
     """One pass without a cache, then the padded, guided batch through the cache."""
     tokens = t["in/step_tokens"]
-    rows, count = tokens.shape
+    count = tokens.shape[1]
     model = unified(t, c, count + 1)
     prompts = split(t)
     mixed = partial(guided, scale=c["cfg_scale"])
@@ -95,27 +93,20 @@ def language_model(t: Tensors, c: Config) -> Compared:
         yield name, *last([row[int(name.removeprefix("hidden_"))] for row in states], t[f"out/{name}"])
     logits, _ = alone(model, prompts.no_ids, prompts.no_valid, tokens)
     yield "uncond_uncached_logits", *last(logits, t["out/uncond_uncached_logits"])
-    session = model.open(prompts, rows, True, 1)
-    run = steps(session, rows, tokens)
-    cached = torch.cat([logits for logits, _ in run], 1)
+    logits, hidden = cached(model, prompts, tokens)
     for i in range(count + 1):
         name = f"step_logits_{i}" if i else "prefill_logits_last"
         if f"out/{name}" in t:
-            yield name, cached[:, i]
+            yield name, logits[:, i]
         if f"out/cfg_logits_{i}" in t:
-            yield f"cfg_logits_{i}", mixed(cached)[:, i]
+            yield f"cfg_logits_{i}", mixed(logits)[:, i]
     if "out/prefill_hidden_last" in t:
-        yield "prefill_hidden_last", run[0][1][:, 0]
+        yield "prefill_hidden_last", hidden[:, 0]
     if "out/cached_logits" in t:
-        yield "cached_logits", cached
-        yield "cfg_logits", mixed(cached)
-    if "out/cfg_logits_of_log_softmax" in t:
-        known = t["out/cfg_logits_of_log_softmax"]
-        yield (
-            "cfg_logits_of_log_softmax",
-            mixed(cached).log_softmax(-1),
-            known.log_softmax(-1),
-        )  # equal up to a constant
+        yield "cached_logits", logits
+        yield "cfg_logits", mixed(logits)
+    if (name := "cfg_logits_of_log_softmax") and f"out/{name}" in t:  # equal up to a constant
+        yield name, mixed(logits).log_softmax(-1), t[f"out/{name}"].log_softmax(-1)
 
 
 def kinds(forced: Tensor, codes: int, classes: list[int]) -> Tensor:
@@ -129,27 +120,37 @@ def sizes(t: Tensors) -> list[tuple[str, int, int]]:
     return [(name, *map(int, re.findall(r"(\d+)x(\d+)$", name)[0])) for name in names]
 
 
-def lumina_image_grammar(t: Tensors, c: Config) -> Compared:
-    """Which ids are allowed at each position of an image, and the ids of new lines and sizes."""
-    first, final = c["image_ids"]
+def image_grammar(t: Tensors, c: Config, made: Callable[[int, int], ImageTokens]) -> Compared:
+    """Which ids are allowed at each position of an image of a width and a height, how many follow the image start, and
+    the ids of the first and last code and of the grammar's tokens."""
     for name, width, height in sizes(t):
-        image = chameleon.lumina_image(torch.arange(first, final + 1), width, height)
-        ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2])
+        image = made(width, height)
+        ours, codes = kinds(image.grammar.forced, image.grammar.codes, [1, 2]), image.grammar.codes
         yield f"{name}/position_class", ours
-        own = torch.tensor([c["new_line"], c["image_end"]])
-        yield f"{name}/ids", image.ids[image.grammar.codes :][: len(own)], own
+        own = torch.tensor([*c["image_ids"], c["new_line"], c["image_end"]])
+        yield f"{name}/ids", torch.cat([image.ids[[0, codes - 1]], image.ids[codes:][:2]]), own
         for key in (k for k in t if k.startswith(f"out/{name}/window_")):
             start, wanted = int(key.rsplit("_", 1)[1]), t[key]
-            known = torch.cat([ours, torch.full((len(wanted),), 3, dtype=ours.dtype)])  # behind the end: anything
-            yield key.removeprefix("out/"), known[start : start + len(wanted)], wanted
-    for name, count in c["generated_after_start"].items():  # the size tokens stand before the grammar
-        width, height = (int(x) for x in name.split("x"))
-        image = chameleon.lumina_image(torch.arange(first, final + 1), width, height)
+            every = torch.cat([ours, torch.full((len(wanted),), 3, dtype=ours.dtype)])  # behind the end: anything
+            yield key.removeprefix("out/"), every[start : start + len(wanted)], wanted
+    for name, count in c["generated_after_start"].items():
+        image = made(*map(int, name.split("x")))
         yield f"{name}/generated", torch.tensor(len(image.grammar) + 2), torch.tensor(count)
+
+
+def lumina_image_grammar(t: Tensors, c: Config) -> Compared:
+    """The size tokens stand before the grammar."""
+    first, final = c["image_ids"]
+    yield from image_grammar(t, c, partial(chameleon.lumina_image, torch.arange(first, final + 1)))
+    for name in c["generated_after_start"]:
+        width, height = map(int, name.split("x"))
         start = lumina_prompt(lambda text: [], "", width, height, "{prompt}").unconditional
-        tokens = torch.tensor(start[1:])
         base, unit = c["size_token_base"], c["grid_unit_pixels"]
-        yield f"{name}/size_tokens", tokens, torch.tensor([base + height // unit, base + width // unit])
+        yield f"{name}/size_tokens", torch.tensor(start[1:]), torch.tensor([base + x // unit for x in (height, width)])
+
+
+def lumina2_image_grammar(t: Tensors, c: Config) -> Compared:
+    yield from image_grammar(t, c, partial(lumina2.image, lumina2.CODES))
 
 
 def emu3_image_grammar(t: Tensors, c: Config) -> Compared:
@@ -171,33 +172,30 @@ def emu3_image_grammar(t: Tensors, c: Config) -> Compared:
         yield f"{name}/ids", image.ids[image.grammar.codes :][: len(own)], own
 
 
+def of_streams(logits: Tensor, hidden: Tensor) -> Compared:
+    """What both streams of guidance compute."""
+    for name, x, y in zip(("cond", "uncond"), logits.chunk(2), hidden.chunk(2), strict=True):
+        yield f"{name}_logits", x
+        yield f"{name}_hidden", y
+
+
 def lumina2_lm(t: Tensors, c: Config) -> Compared:
     """Both streams, and the greedy image under guidance, grammar and top-k. The scale of the official sampler changes
     while it runs, unless it is 4 (reference README_3 (52))."""
     ids, tokens, whole = c["ids"], t["in/step_tokens"], t["in/prompt"]
-    rows, model, sequence = len(whole), unified(t, c, c["generated"]), torch.cat([whole, tokens], 1)
-    wanted = t["out/uncached_logits"]
-    yield "uncached_logits", uncached_logits(model, sequence)[0][:, -wanted.shape[1] :], wanted
-    every = torch.ones_like(whole, dtype=torch.bool)
-    for i, one in enumerate(every_layer(model, Prefix(model.tok_embeddings(whole), every, whole), tokens)):
+    model, sequence = unified(t, c, c["generated"]), torch.cat([whole, tokens], 1)
+    wanted, prefix = t["out/uncached_logits"], known(model, whole)
+    yield "uncached_logits", uncached_logits(model, sequence)[:, -wanted.shape[1] :], wanted
+    for i, one in enumerate(every_layer(model, prefix, tokens)):
         yield f"hidden_{i}", one
-
-    def streams(given: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and hidden states (2B, 1 + n, *) of both streams through the cache."""
-        seen = (torch.arange(whole.shape[1]) >= whole.shape[1] - 3).expand_as(whole)
-        both = Prompts(whole, every, torch.where(seen, whole, ids["pad"]), seen)
-        run = steps(model.open(both, rows, True, 1), rows, given)
-        logits, hidden = (torch.cat(list(x), 1) for x in zip(*run, strict=True))
-        return logits, hidden
-
-    logits, hidden = streams(tokens)
-    for name, x, y in zip(("cond", "uncond"), logits.chunk(2), hidden.chunk(2), strict=True):
-        yield f"{name}_logits", x
-        yield f"{name}_hidden", y
+    seen = (torch.arange(whole.shape[1]) >= whole.shape[1] - 3).expand_as(whole)
+    both = Prompts(whole, prefix.valid, torch.where(seen, whole, ids["pad"]), seen)
+    logits, hidden = cached(model, both, tokens)
+    yield from of_streams(logits, hidden)
     yield "cfg_logits", guided(logits, c["cfg_scale"])
     codes = torch.arange(ids["img0"], ids["img1"] + 1)
     image, drawn = image_tokens(codes, *c["latent_grid"], ids["newline"], [ids["end"]]), t["out/greedy_tokens"]
-    cond, uncond = streams(drawn[:, :-1])[0].chunk(2)
+    cond, uncond = cached(model, both, drawn[:, :-1])[0].chunk(2)
     yield "greedy_cond_logits", cond
     scales, scale = [], float(c["cfg_scale"])
     for n in range(2, 2 + drawn.shape[1]):  # ids after the image start
@@ -211,24 +209,9 @@ def lumina2_lm(t: Tensors, c: Config) -> Compared:
         allowed[:, i, image.ids[forced] if forced >= 0 else codes] = True
     found = Sampling(top_k=c["image_top_k"]).probs(mixed.masked_fill(~allowed, -1e30)) > 0
     yield "greedy_allowed", found & allowed, t["out/greedy_allowed"].bool()
-    best = mixed.masked_fill(~found | ~allowed, -torch.inf).topk(2, -1)
-    yield "greedy_tokens", best.indices[..., 0], drawn
-    yield "greedy_margin", (best.values[..., 0] - best.values[..., 1]).clamp_max(99)
-
-
-def lumina2_image_grammar(t: Tensors, c: Config) -> Compared:
-    """Which ids are allowed at each position of an image, and how many follow the image start."""
-    first, last = c["image_ids"]
-    for name, width, height in sizes(t):
-        image = lumina2.image(lumina2.CODES, width, height)
-        ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2])
-        yield f"{name}/position_class", ours
-        own = torch.tensor([first, last, c["new_line"], c["image_end"]])
-        yield f"{name}/ids", torch.cat([image.ids[[0, lumina2.CODES - 1]], image.ids[lumina2.CODES :][:2]]), own
-    for name, count in c["generated_after_start"].items():
-        width, height = (int(x) for x in name.split("x"))
-        image = lumina2.image(lumina2.CODES, width, height)
-        yield f"{name}/generated", torch.tensor(len(image.grammar) + 2), torch.tensor(count)
+    left = mixed.masked_fill(~found | ~allowed, -torch.inf)
+    yield "greedy_tokens", left.argmax(-1), drawn
+    yield "greedy_margin", margin(left).clamp_max(99)
 
 
 def simplear_lm(t: Tensors, c: Config) -> Compared:
@@ -237,9 +220,7 @@ def simplear_lm(t: Tensors, c: Config) -> Compared:
     tokens, codes = t["in/step_tokens"], c["codes"]
     model = unified(t, c, c["image_tokens"])
     sequence = torch.cat([t["in/prompt"], tokens], 1)
-    every = torch.ones_like(sequence[:, :1], dtype=torch.bool)
-    prefix = Prefix(model.tok_embeddings(sequence[:, :1]), every, sequence[:, :1])
-    states = every_layer(model, prefix, sequence[:, 1:])
+    states = every_layer(model, known(model, sequence[:, :1]), sequence[:, 1:])
     yield "uncached_logits", model.head(states[-1])
     for i, one in enumerate(states):
         yield f"hidden_{i}", one
@@ -247,32 +228,21 @@ def simplear_lm(t: Tensors, c: Config) -> Compared:
     both_rows = [*t["in/prompt"].tolist(), *t["in/negative"].expand(rows, -1).tolist()]
     ids, valid = left_pad_ids(both_rows, max(map(len, both_rows)), 0)
     both = Prompts(ids[:rows], valid[:rows], ids[rows:], valid[rows:])
-
-    def streams(given: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and hidden states (2B, 1 + n, *) of both streams through the cache."""
-        run = steps(model.open(both, 1, True, 1), 1, given)
-        logits, hidden = (torch.cat(list(x), 1) for x in zip(*run, strict=True))
-        return logits, hidden
-
-    def mixed(logits: Tensor) -> Tensor:
-        return guided(logits, c["cfg_scale"])
-
-    logits, hidden = streams(tokens)
-    for i, name in enumerate(("cond", "uncond")):
-        yield f"{name}_logits", logits[i : i + 1]
-        yield f"{name}_hidden", hidden[i : i + 1]
+    mixed = partial(guided, scale=c["cfg_scale"])
+    logits, hidden = cached(model, both, tokens)
+    yield from of_streams(logits, hidden)
     yield "cfg_logits", mixed(logits)
     yield "cfg_logits_of_log_softmax", mixed(logits.log_softmax(-1))
     ours, theirs = (x.log_softmax(-1) for x in (mixed(logits), t["out/cfg_logits_of_log_softmax"]))
     yield "distribution", ours, theirs
     drawn = t["out/greedy_tokens"]
-    logits = streams(drawn[:, :-1])[0]
+    logits = cached(model, both, drawn[:, :-1])[0]
     yield "greedy_cond_logits", logits.chunk(2)[0]
     yield "greedy_mixed", mixed(logits.log_softmax(-1))
-    best = mixed(logits).topk(2, -1)
-    yield "greedy_tokens", best.indices[..., 0], drawn
-    yield "greedy_margin", best.values[..., 0] - best.values[..., 1]
-    found = simplear.image(c["tokenizer_length"], codes, c["grid"]).ids.argsort()[best.indices[..., 0]]
+    image = mixed(logits).argmax(-1)
+    yield "greedy_tokens", image, drawn
+    yield "greedy_margin", margin(mixed(logits))
+    found = simplear.image(c["tokenizer_length"], codes, c["grid"]).ids.argsort()[image]
     yield "greedy_codes", simplear.known(found, codes).view_as(t["out/greedy_codes"])
 
 

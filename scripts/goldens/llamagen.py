@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from goldens.common import Compared, Config, Tensors, guided, load, weights
 from specbench.decoding import trees
 from specbench.decoding.sampling import Sampling
-from specbench.models.language import LanguageSession
+from specbench.models.language import Language, LanguageSession, Prefix
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading import naming, text_official
 from specbench.models.loading.llamagen_official import from_lantern
@@ -29,6 +31,29 @@ def steps(session: LanguageSession, rows: int, history: Tensor) -> list[tuple[Te
         tokens = history[:, max(0, step - 1) : max(1, step)]
         out.append(session.forward(tokens, empty, history, torch.full((rows,), step)))
     return out
+
+
+def cached(model: Language, given: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and hidden states (2B, 1 + n, *) of both streams of guidance, through the cache."""
+    rows = len(given)
+    logits, hidden = zip(*steps(model.open(given, rows, True, 1), rows, tokens), strict=True)
+    return torch.cat(logits, 1), torch.cat(hidden, 1)
+
+
+def layers(model: Language, prefix: Prefix, tokens: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Hidden states (rows, n, dim) of one pass: every block's output, and the last one after the final norm."""
+    states: list[Tensor] = []
+    handles = [layer.register_forward_hook(lambda _m, _i, out: states.append(out)) for layer in model.layers]
+    hidden = model.uncached(prefix, tokens)
+    for handle in handles:
+        handle.remove()
+    return [state.view_as(hidden) for state in states], hidden
+
+
+def margin(logits: Tensor) -> Tensor:
+    """By how much the likeliest token leads."""
+    best = logits.topk(2, -1).values
+    return best[..., 0] - best[..., 1]
 
 
 def greedy(model: LlamaGen, given: Conditioning | ClassConditioning, c: Config) -> Tensor:
@@ -55,13 +80,9 @@ def llamagen_t2i(t: Tensors, c: Config) -> Compared:
     prefix = model.condition(given, True)
     none = model.cls_embedding.uncond_embedding.expand_as(features)
     yield "cond_combined", torch.cat([features, none])
-    states: list[Tensor] = []
-    handles = [layer.register_forward_hook(lambda _m, _i, out: states.append(out)) for layer in model.layers]
-    hidden = model.uncached(prefix, torch.cat([tokens, tokens]))
-    for handle in handles:
-        handle.remove()
+    states, hidden = layers(model, prefix, torch.cat([tokens, tokens]))
     for i, state in enumerate(states):
-        yield f"prefill_hidden_layer{i}", state.view_as(hidden)[:, :before]
+        yield f"prefill_hidden_layer{i}", state[:, :before]
     yield "prefill_logits", model.head(hidden[:, :before])
     yield "uncached_logits", model.head(hidden[:, before - 1 :])
     session = model.open(given, rows, True, 1)
@@ -83,7 +104,6 @@ def llamagen_c2i(t: Tensors, c: Config) -> Compared:
     """One pass without a cache, and where the golden has them the cached steps and greedy images."""
     model = load(lambda: LlamaGen(config(c)), weights(t), naming.llamagen(c["n_layer"], text=False))
     labels, tokens = t["in/labels"], t["in/step_tokens"]
-    rows = len(labels)
     given = ClassConditioning(labels)
     if "out/freqs_cis" in t:  # a session's prefix has one zero row more
         yield "freqs_cis", model.rope()[1 : 1 + len(t["out/freqs_cis"])]
@@ -93,8 +113,7 @@ def llamagen_c2i(t: Tensors, c: Config) -> Compared:
     yield "uncached_cfg_logits", guided(logits, c["cfg_scale"])
     if "out/cached_logits" in t:
         known = t["out/cached_logits"].shape[1] - 1
-        cached = [logits for logits, _ in steps(model.open(given, rows, True, 1), rows, tokens[:, :known])]
-        yield "cached_logits", torch.cat(cached, 1)
+        yield "cached_logits", cached(model, given, tokens[:, :known])[0]
     if "out/greedy_tokens" in t:
         yield "greedy_tokens", greedy(model, given, c)
 

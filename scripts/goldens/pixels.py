@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from goldens.common import Compared, Config, Pair, Tensors, fixed, load, weights
-from specbench.data.scenes import to_uint8
 from specbench.models import cosmos, emu3_vision
 from specbench.models.loading import image_tokenizers, official
+from specbench.models.pixels import to_uint8
 from specbench.models.vq import KLModel, VQConfig, VQModel
 
 

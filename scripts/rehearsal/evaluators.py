@@ -6,7 +6,7 @@ import io
 import json
 import random
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,38 +15,24 @@ from PIL import Image
 from torch import nn
 
 from rehearsal import vocabularies
-from rehearsal.files import WORDS, Build, built
-from rehearsal.formats import Entries, of_module, write_pickled, write_safetensors
+from rehearsal.files import WORDS, Build, built, network
+from rehearsal.formats import of_module, write_pickled, write_safetensors
 from specbench.metrics import blip, inception, towers
 
 
-def _towers(architecture: str, write: Callable[[Path, Entries], None], dtype: torch.dtype) -> Build:
+def _towers(architecture: str, file: str, dtype: torch.dtype) -> Build:
+    """OpenCLIP's towers, as CLIP's file or, pickled, as HPS's."""
+
     def build(folder: Path) -> None:
         import open_clip
 
-        network = built(lambda: open_clip.CLIP(**towers.config(architecture)))
-        write(folder, of_module(network, None, dtype))
+        entries = of_module(built(lambda: open_clip.CLIP(**towers.config(architecture))), None, dtype)
+        if file.endswith(".safetensors"):
+            write_safetensors(folder / file, entries)
+        else:
+            write_pickled(folder / file, entries, "state_dict")
 
     return build
-
-
-def _clip(architecture: str) -> Build:
-    def write(folder: Path, entries: Entries) -> None:
-        write_safetensors(folder / "open_clip_model.safetensors", entries)
-
-    return _towers(f"{architecture}-quickgelu", write, torch.float32)
-
-
-def _hps(file: str) -> Build:
-    def write(folder: Path, entries: Entries) -> None:
-        write_pickled(folder / file, entries, "state_dict")
-
-    return _towers("ViT-H-14", write, torch.float16)
-
-
-def _image_reward(folder: Path) -> None:
-    entries = of_module(built(blip.Blip), blip.table(), torch.float32)
-    write_pickled(folder / "ImageReward.pt", entries)
 
 
 def _vocabulary(folder: Path) -> None:
@@ -58,24 +44,22 @@ def _vocabulary(folder: Path) -> None:
 
 def _inception(folder: Path) -> None:
     """With He's initialisation, under which the features of two images differ."""
-    network = inception.blank()
+    blank = inception.blank()
     torch.manual_seed(0)
-    for module in network.modules():
+    for module in blank.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight)
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(network.state_dict(), folder / inception.FILES[0])
+    torch.save(blank.state_dict(), folder / inception.FILES[0])
 
 
 #: Folder of an evaluator -> its files.
 FILES: Mapping[str, Build] = {
     "inception": _inception,
-    "clip_b32": _clip("ViT-B-32"),
-    "clip_b16": _clip("ViT-B-16"),
-    "image_reward": _image_reward,
+    "clip_b32": _towers("ViT-B-32-quickgelu", "open_clip_model.safetensors", torch.float32),
+    "image_reward": network("ImageReward.pt", blip.Blip, blip.table),
     "image_reward/text": _vocabulary,
-    "hpsv2": _hps("HPS_v2_compressed.pt"),
-    "hpsv21": _hps("HPS_v2.1_compressed.pt"),
+    "hpsv2": _towers("ViT-H-14", "HPS_v2_compressed.pt", torch.float16),
 }
 
 

@@ -10,24 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rehearsal import vocabularies
-from rehearsal.formats import (
-    entry,
-    of_module,
-    rest,
-    write_json,
-    write_pickled,
-    write_safetensors,
-    write_shards,
-)
+from rehearsal.formats import entry, of_module, rest, write_json, write_pickled, write_safetensors, write_shards
 from specbench.config import parameters, registry
-from specbench.data import scenes
-from specbench.models import eagle, emu3_vision, vq
+from specbench.models import eagle, emu3_vision, scenes_config, vq
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
 from specbench.models.loading import (
@@ -40,9 +32,10 @@ from specbench.models.loading import (
     lumina2,
     naming,
 )
+from specbench.models.loading.naming import Table
 from specbench.models.unified import Unified, UnifiedConfig
 
-#: Words of the captions that are made here, and of the embedded model's.
+#: Words of the captions that are made here.
 WORDS = "a red blue cat dog car boat table street small large old on near under with the and two of".split()
 GB = 1 << 30
 #: Bytes of a target's files where they hold more than a run reads (sums over the reference manifests).
@@ -56,8 +49,17 @@ def built(make: Callable[[], torch.nn.Module]) -> Any:
         return make()
 
 
+def network(file: str, make: Callable[[], torch.nn.Module], table: Callable[[], Table | None], key: str = "") -> Build:
+    """A pickled file of a network in float32, by its table of official names; key: of its tensors in the file."""
+
+    def write(folder: Path) -> None:
+        write_pickled(folder / file, of_module(built(make), table(), torch.float32), key)
+
+    return write
+
+
 def words(count: int) -> list[str]:
-    return vocabularies.padded([*dict.fromkeys([*WORDS, *scenes.vocabulary()])], count)
+    return vocabularies.padded([*dict.fromkeys([*WORDS, *scenes_config.text().vocabulary])], count)
 
 
 def _config(target: Language, layers: int, **more: Any) -> dict[str, Any]:
@@ -72,9 +74,8 @@ def _eagle(target: Language) -> Build:
 
     def write(folder: Path) -> None:
         cfg = eagle.like_shape(target)
-        table = naming.eagle(cfg.block, cfg.input_norm)
-        entries = of_module(built(lambda: eagle.EagleNetwork(cfg)), table, torch.float32)
-        write_pickled(folder / "pytorch_model.bin", entries)
+        table = partial(naming.eagle, cfg.block, cfg.input_norm)
+        network("pytorch_model.bin", partial(eagle.EagleNetwork, cfg), table)(folder)
         write_json(folder / "config.json", _config(target, 1, rope_theta=cfg.rope_base))
 
     return write
@@ -92,8 +93,9 @@ def _t5(width: int, small: bool) -> Build:
         rows = count if small else 32128
         more: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
         cfg = T5Config(vocab_size=rows, d_model=width, **full, **more)
-        network = built(lambda: T5ForConditionalGeneration(cfg))
-        entries = of_module(network, None, torch.float32, holes=("decoder.", "lm_head"))
+        entries = of_module(
+            built(lambda: T5ForConditionalGeneration(cfg)), None, torch.float32, holes=("decoder.", "lm_head")
+        )
         for copy in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
             entries.pop(copy, None)  # of shared.weight
         write_shards(folder, entries, 9_450_000_000 if not small else 40_000)
@@ -107,12 +109,8 @@ def _llamagen_target(name: str, small: bool) -> tuple[LlamaGen, Build]:
     cfg = llamagen_official.reduced(cfg) if small else cfg
     target: LlamaGen = built(lambda: LlamaGen(cfg))
     [file] = registry.model_sources()[name].parts["target"].files
-
-    def write(folder: Path) -> None:
-        table = naming.llamagen(cfg.n_layer, text=not cfg.num_classes)
-        write_pickled(folder / file, of_module(target, table, torch.float32), "model")
-
-    return target, write
+    table = naming.llamagen(cfg.n_layer, text=not cfg.num_classes)
+    return target, network(file, lambda: target, lambda: table, "model")
 
 
 def _llamagen(name: str, small: bool) -> dict[str, Build]:
@@ -120,13 +118,8 @@ def _llamagen(name: str, small: bool) -> dict[str, Build]:
     pixels = vq.LLAMAGEN_16.reduced(target.cfg.vocab_size) if small else vq.LLAMAGEN_16
     entry = registry.model_sources()[name]
     [file] = entry.parts["tokenizer"].files
-
-    def write_pixels(folder: Path) -> None:
-        network = built(lambda: vq.VQModel(pixels))
-        table = image_tokenizers.llamagen_table(pixels)
-        write_pickled(folder / file, of_module(network, table, torch.float32), "model")
-
-    found = {"target": write_target, "tokenizer": write_pixels}
+    table = partial(image_tokenizers.llamagen_table, pixels)
+    found = {"target": write_target, "tokenizer": network(file, partial(vq.VQModel, pixels), table, "model")}
     if "draft" in entry.drafters:
         found["draft"] = _llamagen_target("llamagen_l", small)[1]
     if "text" in entry.parts:
@@ -164,9 +157,8 @@ def _chameleon(name: str, small: bool) -> dict[str, Build]:
         names = vocabularies.chameleon_names(range(pixels.codebook_size), 64)
         vocabularies.save_chameleon(folder / "text_tokenizer.json", names, [f"Ġ{word}" for word in words(0)])
         (folder / "vqgan.yaml").write_text("model: {}\n")
-        network = built(lambda: vq.VQModel(pixels))
-        table = image_tokenizers.taming_table(pixels)
-        write_pickled(folder / "vqgan.ckpt", of_module(network, table, torch.float32), "state_dict")
+        table = partial(image_tokenizers.taming_table, pixels)
+        network("vqgan.ckpt", partial(vq.VQModel, pixels), table, "state_dict")(folder)
 
     write_target = _unified(target, base, small)
     return {"target": write_target, "tokenizer": write_tokenizer, "eagle": _eagle(target)}
@@ -187,12 +179,8 @@ def _lumina2(name: str, small: bool) -> dict[str, Build]:
         vocabularies.save_words(folder / "tokenizer.json", ["<|end|>", "<unk>", *words(0)], 1)
         write_json(folder / "tokenizer_config.json", {"bos_token": None, "eos_token": "<|end|>"})
 
-    def write_pixels(folder: Path) -> None:
-        network = built(lambda: vq.VQModel(pixels))
-        table = image_tokenizers.taming_table(pixels)
-        write_pickled(folder / "movqgan_270M.ckpt", of_module(network, table, torch.float32))
-
-    return {"target": write_target, "tokenizer": write_pixels}
+    table = partial(image_tokenizers.taming_table, pixels)
+    return {"target": write_target, "tokenizer": network("movqgan_270M.ckpt", partial(vq.VQModel, pixels), table)}
 
 
 def _janus(name: str, small: bool) -> dict[str, Build]:
@@ -207,10 +195,9 @@ def _janus(name: str, small: bool) -> dict[str, Build]:
         (table, _), (own, _) = janus.layouts(["gen_embed.weight"], text.n_layer, text.block)
         kind, holes = torch.bfloat16, () if small else _HOLES
         inputs = built(lambda: janus.ImageInputs(pixels.codebook_size, 8, text.dim))
-        network = built(lambda: vq.VQModel(pixels))
         names = image_tokenizers.janus_layout((), pixels)[0]
         entries = of_module(target, table, kind, holes=holes) | of_module(inputs, own, kind)
-        entries |= of_module(network, names, kind)
+        entries |= of_module(built(lambda: vq.VQModel(pixels)), names, kind)
         entries["language_model.lm_head.weight"] = entry("lm_head", (text.vocab_size, text.dim), kind, True)
         entries = rest(entries, "vision_model.rest", 0 if small else SIZES[name], kind)
         write_shards(folder, entries, 10 * GB, "bin")
@@ -239,8 +226,8 @@ def _emu3(name: str, small: bool) -> dict[str, Build]:
         (folder / "emu3_vision_tokens.txt").write_text("")
 
     def write_tokenizer(folder: Path) -> None:
-        network = built(lambda: image_tokenizers.emu3_vision(shape, ()))
-        entries = of_module(network, image_tokenizers.emu3_layout(shape, ())[0], torch.float32)
+        pixels = built(lambda: image_tokenizers.emu3_vision(shape, ()))
+        entries = of_module(pixels, image_tokenizers.emu3_layout(shape, ())[0], torch.float32)
         write_safetensors(folder / "model.safetensors", entries)
         write_json(folder / "config.json", sizes | {"model_type": "Emu3VisionVQ"})
 
@@ -248,16 +235,10 @@ def _emu3(name: str, small: bool) -> dict[str, Build]:
 
 
 FAMILIES: Mapping[str, Callable[[str, bool], dict[str, Build]]] = {
-    "llamagen_xl": _llamagen,
-    "llamagen_xl_512": _llamagen,
-    "llamagen_l": _llamagen,
-    "llamagen_xl_c2i": _llamagen,
-    "llamagen_3b": _llamagen,
-    "lumina_mgpt": _chameleon,
-    "anole": _chameleon,
+    **dict.fromkeys(("llamagen_xl", "llamagen_xl_512", "llamagen_l", "llamagen_xl_c2i", "llamagen_3b"), _llamagen),
+    **dict.fromkeys(("lumina_mgpt", "anole"), _chameleon),
     "lumina_mgpt2": _lumina2,
-    "janus_pro_1b": _janus,
-    "janus_pro_7b": _janus,
+    **dict.fromkeys(("janus_pro_1b", "janus_pro_7b"), _janus),
     "emu3": _emu3,
 }
 

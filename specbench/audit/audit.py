@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from specbench.audit import densities, models, statistics, theorem
+from specbench.audit.arguments import COLUMNS
 from specbench.audit.densities import DensityMethod, DensityPair
 from specbench.audit.models import TabularModel
-from specbench.audit.rows import COLUMNS, described
+from specbench.audit.rows import described
 from specbench.audit.tabular import TabularDrafter
-from specbench.audit.verdicts import MARGIN, Counted, Exercised, Progress, in_stages, of_first_draft
+from specbench.audit.thresholds import MARGIN
+from specbench.audit.verdicts import Counted, Exercised, Progress, in_stages, of_first_draft
 from specbench.decoding.batch import Decoded
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams

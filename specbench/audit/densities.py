@@ -20,7 +20,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from specbench.audit import statistics
+from specbench.audit import recipes, statistics
+from specbench.audit.recipes import DensityRecipe
 from specbench.audit.verdicts import Counted, Exercised, Progress, of_first_draft
 from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
 from specbench.decoding.continuous.rule import build
@@ -40,29 +41,6 @@ _LATER = 1 << 62  # added to the seeds of the target's sequences that later ones
 _ENERGY = 4000  # sequences of each set for the energy distance, which computes a value for every pair
 
 
-@dataclass(frozen=True)
-class _DensityRecipe:
-    """bend: how much the head's mean and variance depend on the state (0: the distribution of a token given those
-    before it is normal); distance: of the drafter's weights from the target's, in units of their own spread."""
-
-    dim: int
-    length: int
-    steps: int
-    bend: float
-    distance: float
-    seed: int
-
-
-#: They differ enough in size, shape and drafter that one of them shows a mistake that another hides. At temperature 1
-#: and gamma=8 `criterion=exact` accepts 0.69, 0.61, 0.15 and 0.50 of the drafted tokens, in order.
-BUILT_IN = {
-    "d1t4": _DensityRecipe(dim=1, length=4, steps=4, bend=0.0, distance=0.3, seed=1),
-    "d1t5": _DensityRecipe(dim=1, length=5, steps=8, bend=2.0, distance=0.2, seed=2),
-    "d2t3": _DensityRecipe(dim=2, length=3, steps=6, bend=1.0, distance=0.45, seed=3),
-    "d2t4": _DensityRecipe(dim=2, length=4, steps=5, bend=1.5, distance=0.25, seed=4),
-}
-
-
 class DensityNetwork(ContinuousSession):
     """A model of continuous tokens, and its own session: one layer from the known tokens to a condition, a head of two.
 
@@ -71,7 +49,7 @@ class DensityNetwork(ContinuousSession):
     log variance around which the learned one lies.
     """
 
-    def __init__(self, recipe: _DensityRecipe, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, recipe: DensityRecipe, weights: Mapping[str, Tensor]) -> None:
         self.dim, self.length, self.steps, self.bend = recipe.dim, recipe.length, recipe.steps, recipe.bend
         self.input, self.input_bias, self.step, self.inner, self.outer, self.level = (weights[name] for name in _SPREAD)
 
@@ -100,7 +78,7 @@ class DensityNetwork(ContinuousSession):
         return _KEEP * x + shift, self.level[index, None] + 0.8 * torch.tanh(spread)
 
 
-def _weights(recipe: _DensityRecipe, seed: int) -> dict[str, Tensor]:
+def _weights(recipe: DensityRecipe, seed: int) -> dict[str, Tensor]:
     g = torch.Generator().manual_seed(seed)
     positions, wide = recipe.length * _CONDITION, recipe.dim + _CONDITION
     shapes: dict[str, tuple[int, ...]] = {
@@ -132,7 +110,7 @@ class DensityPair:
 
 
 def built_in(name: str) -> DensityPair:
-    recipe = BUILT_IN[name]
+    recipe = recipes.DENSITIES[name]
     own, other = _weights(recipe, recipe.seed), _weights(recipe, 100 + recipe.seed)
     own["level"] = own["level"] + torch.linspace(math.log(0.25), math.log(0.5), recipe.steps)  # the last step first
     near = {name: own[name] + recipe.distance * other[name] for name in own}

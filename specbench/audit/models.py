@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.audit import recipes
 from specbench.audit.statistics import Marginal, filtered, of_grams, of_sequence
 from specbench.audit.tabular import (
     Tables,
@@ -150,36 +151,8 @@ class TabularModel:
         return tokens, torch.ones(len(tokens), dtype=torch.bool)
 
 
-@dataclass(frozen=True)
-class _TabularRecipe:
-    """Arguments of `tabular.random_tables`; a larger sharpness is a colder model. order, grams: of Markov models, see
-    `TabularModel`."""
-
-    vocab: int
-    length: int
-    sharpness: float
-    distance: float
-    seed: int
-    order: int | None = None
-    grams: int = 0
-
-
-#: Small enough to count every sequence; different enough in size, temperature and drafter that one of them shows a
-#: mistake that another hides. At temperature 1 the drafter's steps are, in order, 0.25, 0.22, 0.32 and 0.34 away from
-#: the target's in total variation. m4t24 and m64t8 are Markov models, for drafts that are long and yet well below T,
-#: and for rules by nearness of codes.
-BUILT_IN = {
-    "v2t10": _TabularRecipe(vocab=2, length=10, sharpness=1.0, distance=0.8, seed=1),
-    "v3t5": _TabularRecipe(vocab=3, length=5, sharpness=0.7, distance=0.8, seed=2),
-    "v4t8": _TabularRecipe(vocab=4, length=8, sharpness=1.5, distance=0.6, seed=3),
-    "v8t4": _TabularRecipe(vocab=8, length=4, sharpness=2.5, distance=0.45, seed=4),
-    "m4t24": _TabularRecipe(vocab=4, length=24, sharpness=1.5, distance=0.6, seed=5, order=2, grams=4),
-    "m64t8": _TabularRecipe(vocab=64, length=8, sharpness=2.5, distance=0.28, seed=6, order=1, grams=2),
-}
-
-
 def built_in(name: str) -> TabularModel:
-    r = BUILT_IN[name]
+    r = recipes.TABLES[name]
     p = random_tables(r.vocab, r.length, r.seed, r.sharpness, order=r.order)
     q = random_tables(r.vocab, r.length, 100 + r.seed, r.sharpness, near=p, distance=r.distance, order=r.order)
     codebook = torch.randn(r.vocab, 4, generator=torch.Generator().manual_seed(200 + r.seed))

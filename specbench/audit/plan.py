@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from specbench.audit import audit, densities, models, sizes, tiny, verdicts
+from specbench.audit import audit, densities, models, recipes, sizes, tiny
+from specbench.audit.arguments import ARGUMENTS, COLUMNS, FEWEST, SAMPLES, SLOWER, WORTHWHILE
 from specbench.audit.audit import Measurement, Subject, assemble
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import TabularModel
-from specbench.audit.rows import COLUMNS, described, name_of
+from specbench.audit.rows import described, name_of
+from specbench.audit.thresholds import MARGIN
 from specbench.audit.tiny import TinyModel
 from specbench.config import command_line, configuration, parameters, registry, variants
-from specbench.config.parameter import Parameter
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError, unknown, values
 from specbench.harness.log import say
@@ -27,53 +28,12 @@ from specbench.storage.csv_text import csv_text
 from specbench.storage.files import writable, write_atomically
 from specbench.storage.progress import tqdm
 
-SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
-_SLOWER = 4  # of the samples, a real model's row has one in so many
-_WORTHWHILE = 1_000_000  # sequences for which several processes are started
-_MOST_WORKERS = 256
-
-#: The arguments of an audit's own.
-ARGUMENTS = {
-    "audit.samples": Parameter(
-        "integer",
-        f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST}); of a real model one in {_SLOWER},"
-        " unless audit.model names it",
-        FEWEST,
-        MOST,
-    ),
-    "audit.margin": Parameter(
-        "number", f"the largest distance that counts as lossless (default: {verdicts.MARGIN})", 0, 1
-    ),
-    "audit.seed": Parameter("integer", "seed of the random streams and of the noise floor (default: 0)", 0, 2**53),
-    "audit.workers": Parameter(
-        "integer",
-        "processes; the rows do not depend on their number (default: one per core, or 1 for an audit of less than"
-        f" {_WORTHWHILE} sequences)",
-        1,
-        _MOST_WORKERS,
-    ),
-    "audit.device": Parameter(
-        "string", "where sequences are decoded: cpu (default), cuda or cuda:1, with the fused kernels of engine=triton"
-    ),
-    "audit.model": Parameter(
-        "string",
-        f"one built-in model (default: every model that the method suits): {', '.join(models.BUILT_IN)};"
-        f" of real classes {', '.join(tiny.BUILT_IN)}; of continuous tokens {', '.join(densities.BUILT_IN)}",
-    ),
-    "audit.tables": Parameter(
-        "path",
-        "an .npz file of your own: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V): the"
-        " distribution of token t given the prefix coded base V, first token most significant; codebook (V, d) for"
-        " rules that need it",
-    ),
-    "out": Parameter("path", "a .csv file for the rows; it is rewritten atomically after every row"),
-}
 #: Parameters of a run -> the audit's own for the same.
 _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
 
 
 def _discrete() -> tuple[str, ...]:
-    return *models.BUILT_IN, *tiny.BUILT_IN
+    return *recipes.TABLES, *recipes.TINY
 
 
 _KIND = {False: "discrete tokens", True: "continuous tokens"}
@@ -109,8 +69,8 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
     device = _device(own.get("audit.device", "cpu"))
     for cfg, model in jobs:
         assemble(cfg, model)  # a mistake costs no decoding
-    seed, margin = own.get("audit.seed", 0), own.get("audit.margin", verdicts.MARGIN)
-    fewer = samples if "audit.model" in own else max(FEWEST, samples // _SLOWER)
+    seed, margin = own.get("audit.seed", 0), own.get("audit.margin", MARGIN)
+    fewer = samples if "audit.model" in own else max(FEWEST, samples // SLOWER)
     measurements = [
         Measurement(cfg, model, fewer if isinstance(model, TinyModel) else samples, seed, margin, device)
         for cfg, model in jobs
@@ -137,7 +97,7 @@ def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
         first.setdefault(key, job)
     total = sum(job.samples for job in first.values())
     if workers is None:
-        workers = audit.cores() if total >= _WORTHWHILE else 1
+        workers = audit.cores() if total >= WORTHWHILE else 1
     by_key: dict[Any, dict[str, Any]] = {}
     rows = []
     with (
@@ -172,10 +132,10 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     own = {name: ARGUMENTS[name].from_text(name, text) for name, text in given.items()}
     rest = [argument for argument in arguments if argument not in mine]
     for key in map(_key, rest):
-        if key == "cfg_scale" and own.get("audit.model") not in tiny.BUILT_IN:
+        if key == "cfg_scale" and own.get("audit.model") not in recipes.TINY:
             raise UsageError(
                 "only models of real classes have guidance: leave cfg_scale= out, or use"
-                f" audit.model={tiny.BUILT_IN[0]}"
+                f" audit.model={next(iter(recipes.TINY))}"
             )
         own_keys = ("method", "variant", *parameters.PARTS, "cfg_scale")
         if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in own_keys):
@@ -198,13 +158,13 @@ def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> list[Subject
         raise UsageError("audit.tables and audit.model name two different things: give one of them")
     if "audit.tables" in own:
         return [models.load(own["audit.tables"])]
-    every = {False: _discrete(), True: tuple(densities.BUILT_IN)}
+    every = {False: _discrete(), True: tuple(recipes.DENSITIES)}
     names = (*every[False], *every[True])
     if name := own.get("audit.model"):
         if name not in names:
             raise unknown("audit.model", name, [n for kind in kinds for n in every[kind]])
         names = (name,)
-    modules = {**dict.fromkeys(tiny.BUILT_IN, tiny), **dict.fromkeys(densities.BUILT_IN, densities)}
+    modules = {**dict.fromkeys(recipes.TINY, tiny), **dict.fromkeys(recipes.DENSITIES, densities)}
     return [modules.get(name, models).built_in(name) for name in names]
 
 
@@ -239,7 +199,7 @@ def _jobs(
     if suited := _suited(chosen, kinds):
         return list(audits(arguments, suited))
     [named], [continuous] = chosen, kinds
-    names = densities.BUILT_IN if continuous else _discrete()
+    names = recipes.DENSITIES if continuous else _discrete()
     raise UsageError(
         f"{named.name} is a model of {_KIND[not continuous]}, and the method is for {_KIND[continuous]};"
         f" use audit.model={', '.join(names)}"

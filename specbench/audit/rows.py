@@ -1,4 +1,4 @@
-"""The rows of an audit: their columns, and rows as text."""
+"""The rows of an audit as text."""
 
 from __future__ import annotations
 
@@ -6,69 +6,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specbench.audit import densities, models, sizes, verdicts
+from specbench.audit import densities, models, recipes, sizes, verdicts
+from specbench.audit.arguments import COLUMNS
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import Subject
-from specbench.audit.verdicts import DOUBT, FURTHER, LEVEL, REJECTION, Exercised
-from specbench.config import parameters, plugins
-
-#: The meaning of every column, in order: first those that DESIGN fixes, then what else identifies a row.
-COLUMNS = {
-    "method": "the preset",
-    "V": "tokens of the vocabulary",
-    "T": "tokens of a sequence",
-    "samples": "decoded sequences",
-    "tv": "total variation between the sampled sequences and the target's exact distribution; of Markov\n"
-    "models (m..) the largest over n-grams at every position",
-    "tv_low": "lower end of the 95 % confidence interval of the method's true total variation",
-    "tv_high": "its upper end",
-    "tv_noise": "tv of as many samples of a plain sampler: the noise floor",
-    "p_value": "goodness of fit, Bonferroni; 0 is beyond float64. Discrete tokens: chi-square over the first\n"
-    "1, 2 .. tokens, or over n-grams; continuous tokens: two-sample Kolmogorov-Smirnov over tokens, sums,\n"
-    "products, projections",
-    "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains sampled from the draft tables",
-    "accepted_length": "draft tokens of the first draft that were accepted inside the sequence, plus one; mean",
-    "accepted_length_expected": "its expectation by Theorem 2; for chains sampled from the draft tables",
-    "verdict": "not lossless: refuted by p_value; lossless: not refuted, tv_high (ks_high for continuous tokens) is\n"
-    "at most margin, p_value is not small, and every part in exercised was at work; undecided: neither",
-    "model": "tables, built-in or of a file, or a built-in model of continuous tokens",
-    "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
-    "accepted_length_high": "its upper end",
-    "tokens_per_step": "T / target forward passes of a sequence, mean over sequences (not T / mean passes)",
-    "tv_exact": "the method's true total variation, enumerated; for chains sampled from the draft tables",
-    "tv_unbiased": "the sampled tv_exact: the share of the decoded sequences that the enumerated method gives more\n"
-    "often than the target, less the target's; tv itself is biased upwards, by up to tv_noise",
-    "kl_exact": "KL(method || target) of whole sequences, in nats, enumerated; for the same chains",
-    "kl_bound": "the sum over positions of the mean of log(largest emitted probability / target's), which it cannot\n"
-    "exceed; for the same chains",
-    "drafter": "the drafter; where it needs a network, the model's own drafter replaces it",
-    "rule": "the acceptance rule",
-    "variant": "the version of the method (docs/methods.md)",
-    "parameters": "the flat parameters of drafter, rule and sampling",
-    "seed": "audit.seed: random streams are keyed by (seed, sequence)",
-    "specbench": "version of specbench",
-    "commit": "git commit of the code; -dirty where specbench/ or conf/ differed from it",
-    "margin": "audit.margin: the largest distance that counts as lossless",
-    "same_as": "the method (and variant) whose measurement this row repeats: on tables both have the same drafts",
-    "plugins": plugins.MEANING,
-    "ks": "continuous tokens only, as all below: the largest Kolmogorov-Smirnov distance between the\n"
-    "decoded sequences and as many sampled by the target alone",
-    "ks_noise": "the same between two sets sampled by the target alone: the noise floor",
-    "ks_high": "upper end of the 95 % confidence interval of ks's true value",
-    "energy": "energy distance between the decoded sequences and the target's, estimated without bias\n"
-    "from the first 4,000 of each",
-    "energy_noise": "standard deviation of energy where both sets are the target's",
-    "dim": "numbers of a token",
-    "acceptance_rate": "accepted / verified draft tokens",
-    "proposals": "proposals for a token sampled after a rejection, mean",
-    "proposals_max": "the most for one token",
-    "fallbacks": "tokens sampled after a rejection for which proposals= did not suffice",
-    "exercised": "how often each part of the method was at work: draft tokens rejected at each depth, bonus tokens,\n"
-    "and what the drafter reports, such as refills of a window",
-    "p_first": f"p_value of the first sequences, where it was from {LEVEL:g} to below {DOUBT:g}: the row is of\n"
-    f"{FURTHER} times as many further ones",
-    "device": "name of the processor that decoded the sequences; a CUDA device does it with the fused kernels",
-}
+from specbench.audit.thresholds import FURTHER
+from specbench.audit.verdicts import REJECTION, Exercised
+from specbench.config import parameters
 
 _AFTER = 2  # tokens that a sequence needs beyond a draft, so that the draft is refilled or has a bonus token
 _PARTS = ("drafter", "rule")
@@ -124,7 +68,7 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         told = []
         if row["p_first"] is not None:
-            first = row["samples"] // verdicts.FURTHER
+            first = row["samples"] // FURTHER
             told.append(
                 f"p = {row['p_first']:.2g} of {first:,} sequences decides nothing, so {row['samples']:,} further ones"
                 f" were drawn, and the row is of these: p = {row['p_value']:.2g}"
@@ -144,7 +88,7 @@ def _unexercised(row: Mapping[str, Any]) -> Iterator[str]:
     depth, length = Exercised.read(row["exercised"]).depth, row["T"]
     given = {word.split("=")[0] for word in row["parameters"].split()}
     named = ", ".join(f"{name}=" for name in sizes.SIZES if name in given)
-    built_in: Mapping[str, Any] = densities.BUILT_IN if row["dim"] else models.BUILT_IN
+    built_in: Mapping[str, Any] = recipes.DENSITIES if row["dim"] else recipes.TABLES
     longest = max(built_in, key=lambda name: built_in[name].length)
     if depth <= length - _AFTER:
         ways = ["draw more sequences (audit.samples=)", f"leave out audit.model=, {named} to try several"]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specbench.audit import recipes
 from specbench.audit.statistics import Marginal, filtered, of_sequence
 from specbench.audit.tabular import Tables
 from specbench.decoding.loop import Drafter
@@ -50,13 +51,12 @@ def _emu3(layers: int) -> Unified:
     return Unified(cfg, emu3.image(_IDS, 2, 3))
 
 
-#: The target of so many layers, and the factor of its random weights, which moves its distributions far from uniform.
-_FAMILIES: dict[str, tuple[Callable[[int], Language], float]] = {
-    "llamagen_tiny": (_llamagen, 16.0),
-    "chameleon_tiny": (_chameleon, 10.0),
-    "emu3_tiny": (_emu3, 7.0),
+#: The target of so many layers.
+_TARGETS: dict[str, Callable[[int], Language]] = {
+    "llamagen_tiny": _llamagen,
+    "chameleon_tiny": _chameleon,
+    "emu3_tiny": _emu3,
 }
-BUILT_IN = tuple(_FAMILIES)
 
 
 def _random(build: Callable[[], nn.Module], seed: int, factor: float) -> Any:
@@ -102,8 +102,7 @@ class TinyModel:
         """As a loaded model's: the random network that a drafter declares."""
         device = self.target.output.weight.device
         if name == "draft_model":
-            build, factor = _FAMILIES[self.name]
-            return _random(partial(build, 1), 3, factor).to(device)
+            return _random(partial(_TARGETS[self.name], 1), 3, recipes.TINY[self.name]).to(device)
         if name == "medusa":
             return _random(partial(medusa.like_target, self.target), 6, factor=1.0).to(device)
         layers = eagle.default_aux_hidden_layers(self.target) if name == "eagle3" else ()
@@ -165,5 +164,4 @@ class TinyModel:
 
 @cache
 def built_in(name: str) -> TinyModel:
-    build, factor = _FAMILIES[name]
-    return TinyModel(name, _random(partial(build, 2), 1, factor))
+    return TinyModel(name, _random(partial(_TARGETS[name], 2), 1, recipes.TINY[name]))

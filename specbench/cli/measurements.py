@@ -23,8 +23,11 @@ if TYPE_CHECKING:
         "--all": Own("flag", "every preset; a parameter reaches those that have it and can take the value"),
         "--variants": Own("flag", "the same of every variant of the presets that have some"),
     },
-    others=["specbench.audit.plan:ARGUMENTS", "specbench.config.parameters:table"],
-    tables={"arguments, as name=value:": "specbench.audit.plan:ARGUMENTS", "columns:": "specbench.audit.rows:COLUMNS"},
+    others=["specbench.audit.arguments:ARGUMENTS", "specbench.config.parameters:table"],
+    tables={
+        "arguments, as name=value:": "specbench.audit.arguments:ARGUMENTS",
+        "columns:": "specbench.audit.arguments:COLUMNS",
+    },
 )
 def audit(line: CommandLine) -> int:
     """Decodes many sequences of small models of known distribution, with the method's real loop, rule and drafter, and

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from specbench.data.base import Item
 from specbench.errors import unknown
@@ -316,17 +315,6 @@ def render(split: str, indices: Sequence[int], seed: int = 0) -> tuple[np.ndarra
     samples = [sample(split, int(i), seed) for i in indices]
     labels = np.array([s.scene.labels() for s in samples], dtype=np.int64)
     return np.stack([draw(s) for s in samples]), [s.caption for s in samples], labels
-
-
-def to_float(images: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """uint8 (N, H, W, 3) -> float32 (N, 3, H, W) in [-1, 1], the range of every tokenizer here."""
-    x = images if isinstance(images, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(images))
-    return x.permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
-
-
-def to_uint8(images: torch.Tensor) -> np.ndarray:
-    """float (N, 3, H, W) in [-1, 1] -> uint8 (N, H, W, 3)."""
-    return ((images.float().clamp(-1, 1) + 1) * 127.5 + 0.5).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
 
 
 def vocabulary() -> list[str]:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -340,10 +338,3 @@ class KLModel(Autoencoder):
         """(mean, log variance) of the latent's normal distribution, each (B, dim, H/f, W/f)."""
         mean, log_variance = self.pre_quant(image).chunk(2, 1)
         return mean, log_variance.clamp(-30, 20)  # the bounds of latent diffusion's autoencoders
-
-
-def truncated(images: Tensor) -> np.ndarray:
-    """float (B, 3, H, W) in [-1, 1] -> uint8 (B, H, W, 3), clamped and truncated, as the pipelines of Chameleon
-    (notes of the golden chameleon_vqgan) and Emu3 do. LlamaGen's and Lumina-mGPT 2.0's round, as
-    `specbench.data.scenes.to_uint8` does."""
-    return ((images.float().clamp(-1, 1) + 1) / 2 * 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()

@@ -26,11 +26,11 @@ from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
-from specbench.data import scenes
 from specbench.errors import UsageError
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models.language import Language
 from specbench.models.mar_sampling import Guided
+from specbench.models.pixels import to_float
 from specbench.storage import image_files
 from specbench.storage.files import format_size, sha256, sha256_file, write_atomically
 from specbench.training.dataset import Batch, Dataset, LiveDataset
@@ -222,7 +222,7 @@ def _tokens(
     for i in range(0, len(some), batch):
         images = [image_files.center_crop(p.image(), model.resolution) for p in some[i : i + batch] if p.image]
         with torch.inference_mode():
-            parts.append(encode(scenes.to_float(np.stack(images)).to(pipeline.device)))
+            parts.append(encode(to_float(np.stack(images)).to(pipeline.device)))
         bar.update(len(images))
     return np.concatenate(parts)
 

@@ -18,6 +18,7 @@ from specbench.config import registry
 from specbench.data import Item, scenes, scenes_classes
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
+from specbench.models.pixels import to_float, to_uint8
 from specbench.storage.origin import environment
 from specbench.training import drafter, recipes
 from specbench.training.dataset import LiveDataset, TargetHead
@@ -42,7 +43,7 @@ def sample_statistics(assets: Path, device: torch.device) -> dict[str, float]:
         images.append(pipeline.pixels(tokens))
     tokenizer = pipeline.model.tokenizer
     with torch.inference_mode():
-        again = scenes.to_uint8(tokenizer.decode(tokenizer.encode(scenes.to_float(real).to(device))))
+        again = to_uint8(tokenizer.decode(tokenizer.encode(to_float(real).to(device))))
     return {
         "reader_accuracy_renders": _read(reader, real, labels),
         "reader_accuracy_tokenized": _read(reader, again, labels),
@@ -66,7 +67,7 @@ def drafter_statistics(assets: Path, device: torch.device, count: int) -> dict[s
     model, sampling = pipeline.model, pipeline.config.sampling
     images, captions, _ = scenes.render("validation", range(count))
     with torch.inference_mode():
-        codes = torch.cat([model.codes(part) for part in scenes.to_float(images).split(BATCH)]).cpu().numpy()
+        codes = torch.cat([model.codes(part) for part in to_float(images).split(BATCH)]).cpu().numpy()
     conditions, found = Encoded(pipeline, captions), {}
     for name, (kind, given) in DRAFTERS.items():
         network = registry.network(kind)
@@ -90,7 +91,7 @@ def weights_argument(assets: Path) -> str:
 @torch.inference_mode()
 def _right(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> Tensor:
     device = next(reader.parameters()).device
-    return ev.read_right(reader(scenes.to_float(images).to(device)), torch.as_tensor(labels).to(device))
+    return ev.read_right(reader(to_float(images).to(device)), torch.as_tensor(labels).to(device))
 
 
 def _read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> float:
@@ -122,7 +123,7 @@ def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
     labels = np.array([scenes_classes.labels_of(int(number)) for number in numbers])
     own = _pipeline(assets, device, "model=mar_scenes", *trial.overrides, "method=vanilla")
     with torch.inference_mode():
-        pixels = scenes.to_float(real).to(device)
+        pixels = to_float(real).to(device)
         decoded = [own.pixels(own.model.autoencoder.token_distribution(x)[0]) for x in pixels.split(50)]
     statistics = {
         "reader_accuracy_renders": _classes_read(reader, real, labels)["shape_and_colour"],

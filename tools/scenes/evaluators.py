@@ -24,6 +24,7 @@ from specbench.data import Item, scenes
 from specbench.metrics import scenes_reference
 from specbench.metrics.scenes_reference import ScenesReference
 from specbench.models import evaluators as ev
+from specbench.models.pixels import to_float
 from specbench.storage import home, image_files
 from specbench.training.trainer import MicroStep, Recipe, fit
 from tools.scenes.world import Split
@@ -95,7 +96,7 @@ def train_attributes(
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
         rng = micro_step.rng
         picks = _pick(images, recipe, rng)
-        x, y = scenes.to_float(images[picks]).to(where), torch.from_numpy(labels[picks]).to(where)
+        x, y = to_float(images[picks]).to(where), torch.from_numpy(labels[picks]).to(where)
         x, strength = degrade(x, rng)
         with _attention(where):
             if classifies:
@@ -188,7 +189,7 @@ def train_two_tower(
         words = torch.from_numpy(np.concatenate([right, edited])).to(where)
         same = torch.from_numpy(scene[picks][:, None] == scene[picks]).to(where)
         with _attention(where):
-            seen = module.embed_images(degrade(scenes.to_float(images[picks]).to(where), rng)[0])
+            seen = module.embed_images(degrade(to_float(images[picks]).to(where), rng)[0])
             captioned, edited_captioned = module.embed_ids(words).chunk(2)
         wrong = torch.from_numpy((right != edited).any(1)).to(where)
         with torch.autocast(where.type, enabled=False):  # cosines near 1 need more than 8 bits
@@ -219,7 +220,7 @@ def evaluate_attributes(
     """
     right = []
     for i in range(0, len(images), 256):
-        x = scenes.to_float(images[i : i + 256]).to(_device(module))
+        x = to_float(images[i : i + 256]).to(_device(module))
         right.append(ev.read_right([one.cpu() for one in module(x)], torch.from_numpy(labels[i : i + 256])))
     table = torch.cat(right)
     each = {
@@ -241,7 +242,7 @@ def evaluate_two_tower(
     """
     device = _device(module)
     seen = torch.cat(
-        [module.embed_images(scenes.to_float(images[i : i + 256]).to(device)) for i in range(0, len(images), 256)]
+        [module.embed_images(to_float(images[i : i + 256]).to(device)) for i in range(0, len(images), 256)]
     )
     ids = module.tokenize(captions)
     edited = torch.from_numpy(

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.data import scenes
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
 from specbench.models.mar_sampling import Guided
+from specbench.models.pixels import to_float
 from specbench.training.continuous import REPEATS, conditions_of_masked, divergence, draw
 from specbench.training.trainer import MicroStep, Recipe, fit
 
@@ -33,7 +33,7 @@ def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dic
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
         rng = micro_step.rng
         picks = np.sort(rng.integers(0, len(images), recipe.batch))
-        x = scenes.to_float(images[picks]).to(device)
+        x = to_float(images[picks]).to(device)
         mean, log_variance = (half.float() for half in kl.encode(x))
         noise = torch.as_tensor(rng.standard_normal(mean.shape, dtype=np.float32)).to(device)
         y = kl.decode_latent(mean + noise * (0.5 * log_variance).exp()).float()
@@ -65,7 +65,7 @@ def encode_all(kl: Latents, images: np.ndarray, batch: int = 128) -> np.ndarray:
     distributions = []
     for i in range(0, len(images), batch):
         with torch.autocast(device.type, torch.bfloat16):
-            token_distribution = kl.token_distribution(scenes.to_float(images[i : i + batch]).to(device))
+            token_distribution = kl.token_distribution(to_float(images[i : i + batch]).to(device))
         distributions.append(torch.stack(token_distribution).half().cpu().numpy())
     return np.concatenate(distributions, axis=1)
 
@@ -84,7 +84,7 @@ def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, floa
     rng = torch.Generator().manual_seed(0)
     psnr, nats, beyond = [], [], []
     for i in range(0, len(images), 128):
-        x = scenes.to_float(images[i : i + 128]).to(device)
+        x = to_float(images[i : i + 128]).to(device)
         mean, spread = kl.token_distribution(x)
         tokens = mean + spread * torch.randn(mean.shape, generator=rng).to(device)
         psnr.append(10 * torch.log10(4 / (x - kl.images(tokens).clamp(-1, 1)).square().mean((1, 2, 3))))

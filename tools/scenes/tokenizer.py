@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.data import scenes
+from specbench.models.pixels import to_float
 from specbench.models.vq import VQModel
 from specbench.training.trainer import MicroStep, Recipe, fit
 
@@ -46,7 +46,7 @@ def train(
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
         rng = micro_step.rng
         picks = np.sort(rng.integers(0, len(images), recipe.batch))
-        x = scenes.to_float(images[picks]).to(device)
+        x = to_float(images[picks]).to(device)
         z = F.normalize(vq.pre_quant(x).float().permute(0, 2, 3, 1), dim=-1)
         codes = vq.quantize.nearest(z)
         e = vq.quantize.codebook[codes]
@@ -87,7 +87,7 @@ def encode_all(vq: VQModel, images: np.ndarray, batch: int = 256) -> np.ndarray:
     out = []
     for i in range(0, len(images), batch):
         with torch.autocast(device.type, torch.bfloat16):
-            out.append(vq.encode(scenes.to_float(images[i : i + batch]).to(device)).to(torch.int16).cpu().numpy())
+            out.append(vq.encode(to_float(images[i : i + batch]).to(device)).to(torch.int16).cpu().numpy())
     return np.concatenate(out)
 
 
@@ -97,7 +97,7 @@ def evaluate(vq: VQModel, images: np.ndarray) -> dict[str, float]:
     device = next(vq.parameters()).device
     psnr, used = [], torch.zeros(vq.cfg.codebook_size, dtype=torch.bool)
     for i in range(0, len(images), 128):
-        x = scenes.to_float(images[i : i + 128]).to(device)
+        x = to_float(images[i : i + 128]).to(device)
         codes = vq.encode(x)
         y = vq.decode(codes).clamp(-1, 1)
         psnr.append(10 * torch.log10(4 / (x - y).pow(2).mean((1, 2, 3))).cpu())

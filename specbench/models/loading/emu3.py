@@ -21,11 +21,12 @@ from tokenizers import Regex, pre_tokenizers
 from torch import Tensor
 
 from specbench.errors import UsageError
-from specbench.models import emu3_vision, vq
+from specbench.models import emu3_vision
 from specbench.models.language import Grammar
 from specbench.models.loading import image_tokenizers, official
 from specbench.models.loading.text_official import PIECES, find_file, hashed_ids, open_tokenizer
 from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel
+from specbench.models.pixels import truncated
 from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 
 FIRST_CODE = 151854
@@ -166,4 +167,4 @@ class Emu3(UnifiedModel):
         return emu3_prompt(self.text, text, *self.grid, self.suffix, self.negative)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
-        return vq.truncated(self.tokenizer.decode(codes, self.grid))
+        return truncated(self.tokenizer.decode(codes, self.grid))

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
@@ -23,6 +22,7 @@ from specbench.models.loading import naming, official
 from specbench.models.loading.bundle import RealModel, class_number, only, shape_of
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import T5_XL, T5Features, hashed_features
+from specbench.models.pixels import to_uint8
 
 #: Width -> heads of LlamaGen's own files (B, L, XL, XXL, 3B), which do not contain them; of a reduced model too.
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32, 64: 2, 48: 2}

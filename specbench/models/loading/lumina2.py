@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.data.scenes import to_uint8
 from specbench.models import vq
 from specbench.models.loading import official
 from specbench.models.loading.chameleon import IMAGE_NAMES, ChameleonIds, lumina_prompt
 from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import NamedText, hashed_ids
 from specbench.models.loading.unified_official import Prompt, UnifiedModel
+from specbench.models.pixels import to_uint8
 from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 
 PATCH, SIZE = 8, 768  # pixels per side of a code and of an image

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.loading import official
@@ -24,6 +23,7 @@ from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.naming import Table
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided, unpatchify
+from specbench.models.pixels import to_uint8
 
 _BASE = MARConfig()
 #: Width -> heads of MAR's own files, which do not contain them; of a reduced model too.

@@ -20,6 +20,7 @@ from specbench.models.loading.bundle import Bundle
 from specbench.models.loading.drafters import own_file
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided, patchify, unpatchify
+from specbench.models.pixels import to_uint8
 from specbench.models.scenes_config import MAR_CONFIGS, LatentConfig
 from specbench.models.vq import KLModel
 
@@ -115,4 +116,4 @@ class ScenesMAR(Bundle):
         return torch.tensor(found, dtype=torch.int64, device=self.device)
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
-        return scenes.to_uint8(self.autoencoder.images(tokens))
+        return to_uint8(self.autoencoder.images(tokens))

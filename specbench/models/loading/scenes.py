@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.data.scenes import to_uint8
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading.bundle import Bundle
 from specbench.models.loading.drafters import Drafters
+from specbench.models.pixels import to_uint8
 from specbench.models.scenes_config import CONFIGS, TARGET
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel

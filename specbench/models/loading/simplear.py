@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.data.scenes import to_uint8
 from specbench.models.cosmos import COSMOS, Cosmos
 from specbench.models.language import Grammar
 from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.image_tokenizers import load_cosmos
 from specbench.models.loading.text_official import NamedText, hashed_ids
 from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel, instructed
+from specbench.models.pixels import to_uint8
 from specbench.models.unified import ImageTokens, UnifiedConfig
 
 SIDE = 64  # codes per side of an image of 1024 x 1024 pixels

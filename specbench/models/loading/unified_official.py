@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from specbench.errors import UsageError
-from specbench.models import vq
 from specbench.models.loading import naming, official
 from specbench.models.loading.bundle import RealModel
 from specbench.models.loading.official import CheckpointSource
+from specbench.models.pixels import truncated
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -84,7 +84,7 @@ class UnifiedModel(RealModel):
         return Prompts(*(tensor.to(self.device) for pair in padded for tensor in pair))
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
-        return vq.truncated(self.tokenizer.decode(codes))
+        return truncated(self.tokenizer.decode(codes))
 
     def loaded_target(self, shape: UnifiedConfig) -> Unified:
         """The target of the folder; of this shape where weights are random."""

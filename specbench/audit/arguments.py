@@ -1,0 +1,106 @@
+"""The arguments of an audit, and the columns of its rows. Imports no torch."""
+
+from __future__ import annotations
+
+from specbench.audit import recipes
+from specbench.audit.thresholds import DOUBT, FURTHER, LEVEL, MARGIN
+from specbench.config import plugins
+from specbench.config.parameter import Parameter
+
+SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
+SLOWER = 4  # of the samples, a real model's row has one in so many
+WORTHWHILE = 1_000_000  # sequences for which several processes are started
+MOST_WORKERS = 256
+
+#: The arguments of an audit's own.
+ARGUMENTS = {
+    "audit.samples": Parameter(
+        "integer",
+        f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST}); of a real model one in {SLOWER},"
+        " unless audit.model names it",
+        FEWEST,
+        MOST,
+    ),
+    "audit.margin": Parameter("number", f"the largest distance that counts as lossless (default: {MARGIN})", 0, 1),
+    "audit.seed": Parameter("integer", "seed of the random streams and of the noise floor (default: 0)", 0, 2**53),
+    "audit.workers": Parameter(
+        "integer",
+        "processes; the rows do not depend on their number (default: one per core, or 1 for an audit of less than"
+        f" {WORTHWHILE} sequences)",
+        1,
+        MOST_WORKERS,
+    ),
+    "audit.device": Parameter(
+        "string", "where sequences are decoded: cpu (default), cuda or cuda:1, with the fused kernels of engine=triton"
+    ),
+    "audit.model": Parameter(
+        "string",
+        f"one built-in model (default: every model that the method suits): {', '.join(recipes.TABLES)};"
+        f" of real classes {', '.join(recipes.TINY)}; of continuous tokens {', '.join(recipes.DENSITIES)}",
+    ),
+    "audit.tables": Parameter(
+        "path",
+        "an .npz file of your own: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V): the"
+        " distribution of token t given the prefix coded base V, first token most significant; codebook (V, d) for"
+        " rules that need it",
+    ),
+    "out": Parameter("path", "a .csv file for the rows; it is rewritten atomically after every row"),
+}
+
+#: The meaning of every column, in order: first those that DESIGN fixes, then what else identifies a row.
+COLUMNS = {
+    "method": "the preset",
+    "V": "tokens of the vocabulary",
+    "T": "tokens of a sequence",
+    "samples": "decoded sequences",
+    "tv": "total variation between the sampled sequences and the target's exact distribution; of Markov\n"
+    "models (m..) the largest over n-grams at every position",
+    "tv_low": "lower end of the 95 % confidence interval of the method's true total variation",
+    "tv_high": "its upper end",
+    "tv_noise": "tv of as many samples of a plain sampler: the noise floor",
+    "p_value": "goodness of fit, Bonferroni; 0 is beyond float64. Discrete tokens: chi-square over the first\n"
+    "1, 2 .. tokens, or over n-grams; continuous tokens: two-sample Kolmogorov-Smirnov over tokens, sums,\n"
+    "products, projections",
+    "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains sampled from the draft tables",
+    "accepted_length": "draft tokens of the first draft that were accepted inside the sequence, plus one; mean",
+    "accepted_length_expected": "its expectation by Theorem 2; for chains sampled from the draft tables",
+    "verdict": "not lossless: refuted by p_value; lossless: not refuted, tv_high (ks_high for continuous tokens) is\n"
+    "at most margin, p_value is not small, and every part in exercised was at work; undecided: neither",
+    "model": "tables, built-in or of a file, or a built-in model of continuous tokens",
+    "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
+    "accepted_length_high": "its upper end",
+    "tokens_per_step": "T / target forward passes of a sequence, mean over sequences (not T / mean passes)",
+    "tv_exact": "the method's true total variation, enumerated; for chains sampled from the draft tables",
+    "tv_unbiased": "the sampled tv_exact: the share of the decoded sequences that the enumerated method gives more\n"
+    "often than the target, less the target's; tv itself is biased upwards, by up to tv_noise",
+    "kl_exact": "KL(method || target) of whole sequences, in nats, enumerated; for the same chains",
+    "kl_bound": "the sum over positions of the mean of log(largest emitted probability / target's), which it cannot\n"
+    "exceed; for the same chains",
+    "drafter": "the drafter; where it needs a network, the model's own drafter replaces it",
+    "rule": "the acceptance rule",
+    "variant": "the version of the method (docs/methods.md)",
+    "parameters": "the flat parameters of drafter, rule and sampling",
+    "seed": "audit.seed: random streams are keyed by (seed, sequence)",
+    "specbench": "version of specbench",
+    "commit": "git commit of the code; -dirty where specbench/ or conf/ differed from it",
+    "margin": "audit.margin: the largest distance that counts as lossless",
+    "same_as": "the method (and variant) whose measurement this row repeats: on tables both have the same drafts",
+    "plugins": plugins.MEANING,
+    "ks": "continuous tokens only, as all below: the largest Kolmogorov-Smirnov distance between the\n"
+    "decoded sequences and as many sampled by the target alone",
+    "ks_noise": "the same between two sets sampled by the target alone: the noise floor",
+    "ks_high": "upper end of the 95 % confidence interval of ks's true value",
+    "energy": "energy distance between the decoded sequences and the target's, estimated without bias\n"
+    "from the first 4,000 of each",
+    "energy_noise": "standard deviation of energy where both sets are the target's",
+    "dim": "numbers of a token",
+    "acceptance_rate": "accepted / verified draft tokens",
+    "proposals": "proposals for a token sampled after a rejection, mean",
+    "proposals_max": "the most for one token",
+    "fallbacks": "tokens sampled after a rejection for which proposals= did not suffice",
+    "exercised": "how often each part of the method was at work: draft tokens rejected at each depth, bonus tokens,\n"
+    "and what the drafter reports, such as refills of a window",
+    "p_first": f"p_value of the first sequences, where it was from {LEVEL:g} to below {DOUBT:g}: the row is of\n"
+    f"{FURTHER} times as many further ones",
+    "device": "name of the processor that decoded the sequences; a CUDA device does it with the fused kernels",
+}
