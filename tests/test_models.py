@@ -217,7 +217,7 @@ def test_eagle_drafts_from_the_distributions_of_its_own_network(make, layers):
     assert compared > 10
 
 
-DRAFTERS = ("none", "draft_model", "chain", "tree", "eagle2", "medusa", "jacobi", "sjd", "sjd_pac")
+DRAFTERS = ("none", "draft_model", "chain", "tree", "eagle2", "medusa", "jacobi", "sjd_vertical", "sjd_pac")
 RULES = {
     "exact": {},
     "uniform": {"delta": 2.0, "resample": "optimal"},
