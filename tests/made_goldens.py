@@ -169,30 +169,34 @@ def language(folder: Path, name: str, **more: Any) -> Path:
     return write(folder, name, c, t)
 
 
-def simplear(folder: Path, **more: Any) -> Path:
-    """A greedy image of a 3 x 3 grid."""
-    c = sizes(tie_word_embeddings=True, cfg_scale=3.0, grid=3, image_tokens=9, tokenizer_length=20, codes=70, **more)
-    w, scale = parameters(c, biased=True), c["cfg_scale"]
-    prompt, tokens = PROMPTS[0], STEPS[0]
+def streams(w: Tensors, c: Config, rows: tuple[list[int], list[int]], image: list[int]) -> list[Tensor]:
+    """Hidden states of both streams of guidance that predict the tokens of an image and the one after it."""
+    return [states(w, c, torch.tensor([*row, *image]))[-1][len(row) - 1 :] for row in rows]
 
-    def both(image: list[int]) -> tuple[Tensor, ...]:
-        """Hidden states of both streams that predict the tokens of an image and the one after it."""
-        return tuple(states(w, c, torch.tensor([*row, *image]))[-1][len(row) - 1 :] for row in (prompt, NEGATIVE))
 
-    whole = states(w, c, torch.tensor([*prompt, *tokens]))
-    hidden = both(tokens)
+def of_steps(w: Tensors, c: Config, rows: tuple[list[int], list[int]], tokens: list[int]) -> Tensors:
+    """What a golden of one image has of its first tokens."""
+    whole, hidden = states(w, c, torch.tensor([*rows[0], *tokens])), streams(w, c, rows, tokens)
     cond, uncond = (logits(w, x) for x in hidden)
-    image: list[int] = []
-    for _ in range(9):
-        image.append(int(guided(*(logits(w, x)[-1] for x in both(image)), scale).argmax()))
-    run = [logits(w, x) for x in both(image[:-1])]
-    mixed = guided(*run, scale)
-    best = mixed.topk(2).values
-    t = named(w) | {"in/prompt": torch.tensor([prompt]), "in/negative": torch.tensor([NEGATIVE])}
-    t |= {f"out/hidden_{i}": x[None] for i, x in enumerate(whole)} | {"in/step_tokens": torch.tensor([tokens])}
+    t = named(w) | {"in/prompt": torch.tensor([rows[0]]), "in/step_tokens": torch.tensor([tokens])}
+    t |= {f"out/hidden_{i}": x[None] for i, x in enumerate(whole)}
     t |= {"out/uncached_logits": logits(w, whole[-1])[None], "out/cond_logits": cond[None]}
     t |= {"out/uncond_logits": uncond[None], "out/cond_hidden": hidden[0][None], "out/uncond_hidden": hidden[1][None]}
-    t |= {"out/cfg_logits": guided(cond, uncond, scale)[None], "out/greedy_cond_logits": run[0][None]}
+    return t | {"out/cfg_logits": guided(cond, uncond, c["cfg_scale"])[None]}
+
+
+def simplear(folder: Path) -> Path:
+    """A greedy image of a 3 x 3 grid."""
+    c = sizes(tie_word_embeddings=True, cfg_scale=3.0, grid=3, image_tokens=9, tokenizer_length=20, codes=70)
+    w, scale, rows, tokens = parameters(c, biased=True), c["cfg_scale"], (PROMPTS[0], NEGATIVE), STEPS[0]
+    image: list[int] = []
+    for _ in range(9):
+        image.append(int(guided(*(logits(w, x)[-1] for x in streams(w, c, rows, image)), scale).argmax()))
+    run = [logits(w, x) for x in streams(w, c, rows, image[:-1])]
+    best = guided(*run, scale).topk(2).values
+    cond, uncond = (logits(w, x) for x in streams(w, c, rows, tokens))
+    t = of_steps(w, c, rows, tokens) | {"in/negative": torch.tensor([NEGATIVE])}
+    t["out/greedy_cond_logits"] = run[0][None]
     t["out/cfg_logits_of_log_softmax"] = guided(cond.log_softmax(-1), uncond.log_softmax(-1), scale)[None]
     t["out/greedy_mixed"] = guided(*(x.log_softmax(-1) for x in run), scale)[None]
     t |= {"out/greedy_tokens": torch.tensor([image]), "out/greedy_margin": (best[:, 0] - best[:, 1])[None]}
@@ -208,9 +212,7 @@ def simplear_jacobi(folder: Path, temperature: float) -> Path:
 
     def now(row: list[int]) -> Tensor:
         """Of every place of an image (count, V)."""
-        one, other = (
-            logits(w, states(w, c, torch.tensor([*p, *row]))[-1])[len(p) - 1 : -1] for p in (PROMPTS[1], NEGATIVE)
-        )
+        one, other = (logits(w, x)[:-1] for x in streams(w, c, (PROMPTS[1], NEGATIVE), row))
         return (guided(one, other, 4.0) / temperature).softmax(-1)
 
     row, rows, numbers = [0] * count, [], []
@@ -261,17 +263,11 @@ def lumina2(folder: Path, scale: float) -> Path:
         latent_grid=[8, 4], grid_units=[2, 1], ids=IDS, cfg_scale=scale, image_top_k=11, generated=41, **normed(2)
     )
     w, count = parameters(c), 41
-    prompt, tokens = [1, 30, 31, 6, 3, 12, 11], [50, 51, 44]
-
-    def both(image: list[int]) -> list[Tensor]:
-        rows = (prompt, prompt[-3:])
-        return [states(w, c, torch.tensor([*row, *image]))[-1][len(row) - 1 :] for row in rows]
-
-    whole, hidden = states(w, c, torch.tensor([*prompt, *tokens])), both(tokens)
-    cond, uncond = (logits(w, x) for x in hidden)
+    prompt = [1, 30, 31, 6, 3, 12, 11]
+    rows = (prompt, prompt[-3:])
     image, scales, run, mixed, final, now = [], [], [], [], [], scale
     for i in range(count):
-        one, other = (logits(w, x)[-1] for x in both(image))
+        one, other = (logits(w, x)[-1] for x in streams(w, c, rows, image))
         now = 1.0 if now == 1 else max(4.0, now * (1 - (i + 2) / 8))
         scales.append(now)
         run.append(one)
@@ -279,16 +275,10 @@ def lumina2(folder: Path, scale: float) -> Path:
         final.append(filtered(mixed[-1], i, 4, 8, 11, None))
         image.append(int(final[-1].argmax()))
     best = torch.stack(final).topk(2).values
-    t = named(w) | {"in/prompt": torch.tensor([prompt]), "in/step_tokens": torch.tensor([tokens])}
-    t |= {f"out/hidden_{i}": x[None] for i, x in enumerate(whole)}
-    t |= {"out/uncached_logits": logits(w, whole[-1])[None], "out/cond_logits": cond[None]}
-    t |= {"out/uncond_logits": uncond[None], "out/cond_hidden": hidden[0][None], "out/uncond_hidden": hidden[1][None]}
-    t |= {"out/cfg_logits": guided(cond, uncond, scale)[None], "out/greedy_tokens": torch.tensor([image])}
+    t = of_steps(w, c, rows, [50, 51, 44]) | {"out/greedy_tokens": torch.tensor([image])}
     t |= {"out/greedy_cond_logits": torch.stack(run)[None], "out/greedy_mixed_logits": torch.stack(mixed)[None]}
-    t |= {
-        "out/greedy_allowed": torch.stack(final).isfinite().byte()[None],
-        "out/greedy_guidance_scale": torch.tensor(scales),
-    }
+    t["out/greedy_allowed"] = torch.stack(final).isfinite().byte()[None]
+    t["out/greedy_guidance_scale"] = torch.tensor(scales)
     t["out/greedy_margin"] = (best[:, 0] - best[:, 1]).clamp_max(99)[None]
     return write(folder, "lumina2_lm", c, t)
 

@@ -10,9 +10,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from specbench.audit.audit import assemble, measure
 from specbench.audit.models import built_in
-from specbench.config import configuration
 from specbench.decoding.drafters.adaptive import PRIOR, SHAPES, Acceptances, AdaptiveEagle, TreeShapes, best_paths
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.loop import Outcome
@@ -124,9 +122,7 @@ def test_a_row_drafts_what_a_static_tree_of_its_shape_drafts(monkeypatch: pytest
 @pytest.mark.parametrize("words", ["nodes=4 depth=3 width=3", "nodes=5 depth=2 width=4 verification=traversal"])
 def test_it_is_lossless(words: str) -> None:
     """With more siblings than tokens in the second case; the shapes differ from row to row."""
-    model = built_in("v3t5")
-    method = assemble(configuration.compose(["method=eagle_adaptive", *words.split()]), model)
-    assert measure(method, model, 3000, margin=1)["verdict"] == "lossless"
+    assert tiny.verdict(f"method=eagle_adaptive {words}", built_in("v3t5"), 3000, margin=1) == "lossless"
 
 
 def test_a_tree_too_small_for_its_depth_is_refused() -> None:

@@ -19,13 +19,13 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from test_preference import ITEMS, PROMPTS, pictures
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import transforms
 
 from specbench import metrics
 from specbench.config import parameters, registry
-from specbench.data import Item
 from specbench.errors import UsageError, install
 from specbench.metrics import blip, preference, towers, weights
 from specbench.metrics.base import ScoringContext, Unavailable
@@ -33,23 +33,7 @@ from specbench.metrics.preparation import CLIP, normalised, square
 from specbench.storage import home
 from specbench.storage.image_files import read
 
-SIZES = ((64, 64), (90, 130), (300, 64), (224, 224))
-PROMPTS = ("a red circle", "Two dogs, & a café!", "", "a small triangle left of a large green star " * 12)
 PUBLISHED = weights.published
-LONG = PROMPTS[3]  # more than 77 tokens, and more than 35
-
-
-def pictures(seed: int = 0) -> list[np.ndarray]:
-    """One picture of each of the sizes, with coarse and fine structure."""
-    stream = np.random.default_rng(seed)
-    found = []
-    for height, width in SIZES:
-        coarse = np.kron(stream.integers(0, 200, (4, 4, 3)), np.ones((height // 4 + 1, width // 4 + 1, 1)))
-        found.append((coarse[:height, :width] + stream.integers(0, 56, (height, width, 3))).astype(np.uint8))
-    return found
-
-
-ITEMS = [Item(i, prompt, None) for i, prompt in enumerate(PROMPTS)]
 
 
 def randomise(tensors: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:

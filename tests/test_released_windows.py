@@ -3,6 +3,7 @@ an image is plain, and which of it is lossless."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,6 @@ import tiny
 import torch
 from torch import Tensor
 
-from specbench.audit import audit
 from specbench.audit.models import TabularModel
 from specbench.audit.tabular import random_tables
 from specbench.config import configuration
@@ -178,20 +178,17 @@ def test_siblings_of_the_residual_distribution_are_not_lossless() -> None:
     assert off[True] > 0.04
 
 
-def verdict(words: str, samples: int) -> str:
-    tables = random_tables(3, 5, 2, 2.0)
-    model = TabularModel("small", tables, tables, None)
-    row = audit.measure(audit.assemble(configuration.compose(words.split()), model), model, samples)
-    return str(row["verdict"])
+TABLES = random_tables(3, 5, 2, 2.0)
+verdict = partial(tiny.verdict, model=TabularModel("small", TABLES, TABLES, None))
 
 
 def test_the_audit_tells_the_released_code_of_scd() -> None:
     """Its total variation is 0.08, and 0.03 with fresh point masses (40,000 samples)."""
-    assert verdict("method=scd window=3", 5000) == "lossless"
-    assert verdict("method=scd window=3 stored=old", 5000) == "not lossless"
+    assert verdict("method=scd window=3", samples=5000) == "lossless"
+    assert verdict("method=scd window=3 stored=old", samples=5000) == "not lossless"
     for words in ("sjd variant=released window=2 plain_from=-1", "scd coupling=gumbel fresh=point window=2",
                   "sjd init=horizontal_mode fresh=point window=3"):  # fmt: skip
-        assert verdict(f"method={words}", 3000) != "not lossless", words
+        assert verdict(f"method={words}", samples=3000) != "not lossless", words
 
 
 def test_a_fresh_token_is_a_point_mass() -> None:
@@ -270,7 +267,7 @@ def test_siblings_after_a_rejection_alone(tree: str) -> None:
 def test_the_audit_does_not_refute_siblings_after_a_rejection_alone() -> None:
     """Whether a position has siblings depends on the tokens before it."""
     for words in ("window=3 width=2 depth=2", "window=6 width=2 depth=3", "window=4 width=2 depth=2 tree=comb"):
-        assert verdict(f"method=sjd_pac variant=printed {words}", 5000) == "lossless", words
+        assert verdict(f"method=sjd_pac variant=printed {words}", samples=5000) == "lossless", words
 
 
 def test_what_is_emitted_is_not_computed_from_distributions_that_are_not_the_drafts() -> None:

@@ -10,14 +10,12 @@ import tiny
 import torch
 from torch import Tensor
 
-from specbench.audit import audit, models, sizes
+from specbench.audit import models, sizes
 from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Case, Draft, TokenWise, Verdict
 from specbench.decoding.verify.segment import Segment
-from specbench.errors import UsageError
-from specbench.harness import run
 
 #: Random numbers of the first node of a run, one a row.
 GRID = torch.arange(20) / 20 + 0.025
@@ -103,19 +101,7 @@ def test_a_step_can_be_recorded(engine: str) -> None:
 def test_the_audit_refutes_segments() -> None:
     """Total variation 0.29 to 0.35 at 20,000 samples (results/audit.csv); of drafts of one token none."""
     model = models.built_in("v2t10")
-    for words, lossless in (("window=5", False), ("window=1", True)):
-        cfg = configuration.compose(["method=sjd_sv", words])
-        row = audit.measure(audit.assemble(cfg, model), model, 3000)
-        assert (row["verdict"] != "not lossless") == lossless, words
-    assert not sizes.is_exact(cfg)
+    assert tiny.verdict("method=sjd_sv window=5", model, 3000) == "not lossless"
+    assert tiny.verdict("method=sjd_sv window=1", model, 3000) != "not lossless"
+    assert not sizes.is_exact(configuration.compose(["method=sjd_sv"]))
     assert sizes.is_exact(configuration.compose(["method=sjd"]))
-
-
-def test_what_segments_do_not_take() -> None:
-    for words, sentence in (
-        ("method=gsd verification=segment", "has rule gsd: use verification=token, or rule=exact"),
-        ("method=eagle1 verification=segment", "drafter eagle_tree drafts a tree"),
-        ("method=sjd_sv alpha=1.5", "alpha must be 1 or less"),
-    ):
-        with pytest.raises(UsageError, match=sentence):
-            run.check(configuration.compose(words.split()))

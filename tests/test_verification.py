@@ -110,13 +110,6 @@ def test_block_verification_is_lossless_and_accepts_what_the_formula_says() -> N
     assert torch.equal(out.trace.first[:, 0], token.trace.first[:, 0])  # the same statistic
 
 
-def test_continuous_tokens_have_no_such_verification() -> None:
-    with pytest.raises(
-        UsageError, match="mar_scenes has continuous tokens, which verification=traversal does not support"
-    ):
-        configuration.compose(["model=mar_scenes", "method=cspd", "verification=traversal"])
-
-
 BUSH = parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,1,0]]")
 TREES = {"bush": BUSH, "mc_sim": named("mc_sim_7b_63"), "balanced": named("reverse_balanced_25")}
 MODES = ("without", "with", "chosen")
@@ -282,14 +275,6 @@ def test_the_share_of_selections_maximises_what_is_accepted() -> None:
     assert share.tolist() == [[0], [1]]
 
 
-def test_the_share_of_selections_is_from_0_to_1() -> None:
-    for value in ("-0.1", "1.5", "best"):
-        with pytest.raises(UsageError, match="select must be a number of at least 0 and at most 1, or auto"):
-            configuration.compose(["method=eagle1", "verification=selected", f"select={value}"])
-    with pytest.raises(UsageError, match="no parameter 'select'"):
-        configuration.compose(["method=eagle1", "select=0.5"])
-
-
 def test_on_a_chain_they_are_block_verification() -> None:
     """Of sampled and of deterministic tokens, complete and shortened: the tokens and distributions of nodes that do not
     exist do not count. Selection has nothing to choose there."""
@@ -359,6 +344,15 @@ def test_masses_of_ratios_whose_product_overflows() -> None:
         ("medusa rule=exact verification=selected", "in pairs, and drafter medusa does not"),
         ("medusa rule=exact verification=selected select_from=pair", "in pairs, and drafter medusa does not"),
         ("eagle_selected select_from=pair", "needs nodes with two children at most, and the tree has 4"),
+        *((f"eagle1 verification=selected select={x}", "select must be a number of at least 0 and at most 1, or auto")
+          for x in ("-0.1", "1.5", "best")),
+        ("eagle1 select=0.5", "no parameter 'select'"),
+        ("gsd verification=segment", "has rule gsd: use verification=token, or rule=exact"),
+        ("eagle1 verification=segment", "drafter eagle_tree drafts a tree"),
+        ("sjd_sv alpha=1.5", "alpha must be 1 or less"),
+        ("vvs rule=exact verification=traversal", "tokens without verification, which verification=traversal"),
+        ("cspd model=mar_scenes verification=traversal",
+         "mar_scenes has continuous tokens, which verification=traversal does not support"),
         ("sd verification=block", None),
         ("vanilla verification=block", None),
         ("sjd refine=false window=4 verification=block", None),
@@ -366,7 +360,7 @@ def test_masses_of_ratios_whose_product_overflows() -> None:
         *((f"{w} verification=traversal", None) for w in ("eagle2", "medusa rule=exact", "eagle_chain", "eagle3")),
     ],
 )  # fmt: skip
-def test_what_would_not_be_exact_is_refused(words: str, sentence: str | None) -> None:
+def test_what_would_not_be_exact_or_has_no_meaning_is_refused(words: str, sentence: str | None) -> None:
     with pytest.raises(UsageError, match=sentence) if sentence else nullcontext():
         run.check(configuration.compose(f"method={words}".split()))
 

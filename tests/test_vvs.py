@@ -10,7 +10,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from specbench.audit import audit, models, sizes
+from specbench.audit import models, sizes
 from specbench.audit.tabular import TabularTarget, TabularVVS, random_tables
 from specbench.config import configuration
 from specbench.decoding.drafters.dynamic import Eagle2
@@ -21,8 +21,6 @@ from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, from_parents
 from specbench.decoding.verify import Draft
-from specbench.errors import UsageError
-from specbench.harness import run
 
 PATHS = [(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]  # nodes 1 to 5; the leaves are 2, 4 and 5
 
@@ -175,14 +173,7 @@ def test_the_head_reads_the_last_hidden_states_there_are(rule: Any, fewer: bool)
 
 def test_the_audit_refutes_vvs() -> None:
     """Of EAGLE-2's trees and the exact rule, which are lossless without it."""
-    model, words = models.built_in("v2t10"), ["method=vvs", "rule=exact", "nodes=3", "depth=2", "width=2"]
-    for interval, lossless in (("interval=2", False), ("interval=1000", True)):
-        cfg = configuration.compose([*words, interval])
-        row = audit.measure(audit.assemble(cfg, model), model, 4000)
-        assert (row["verdict"] != "not lossless") == lossless, interval
-    assert not sizes.is_exact(cfg)
-
-
-def test_other_verification_is_refused() -> None:
-    with pytest.raises(UsageError, match="commits tokens without verification, which verification=traversal"):
-        run.check(configuration.compose(["method=vvs", "rule=exact", "verification=traversal"]))
+    model, words = models.built_in("v2t10"), "method=vvs rule=exact nodes=3 depth=2 width=2"
+    assert tiny.verdict(f"{words} interval=2", model, 4000) == "not lossless"
+    assert tiny.verdict(f"{words} interval=1000", model, 4000) != "not lossless"
+    assert not sizes.is_exact(configuration.compose(words.split()))

@@ -75,6 +75,15 @@ def sequence_probs(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Ten
     return probs.gather(-1, sequences.unsqueeze(-1)).squeeze(-1).double().prod(1)
 
 
+def verdict(words: str, model: Any, samples: int, **options: Any) -> str:
+    """The audit's verdict on a method with a tabular model."""
+    from specbench.audit import audit  # not where there is no command line
+    from specbench.config import configuration
+
+    method = audit.assemble(configuration.compose(words.split()), model)
+    return str(audit.measure(method, model, samples, **options)["verdict"])
+
+
 def rng(images: int | Iterable[int], seed: int = 0, device: str = "cpu") -> RandomStreams:
     """images: how many, or their numbers."""
     return RandomStreams([(seed, i) for i in (range(images) if isinstance(images, int) else images)], device)
