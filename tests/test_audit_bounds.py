@@ -178,6 +178,7 @@ def test_long_sequences_are_lossless(name: str) -> None:
     assert lossy["tv_low"] > 0.02
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize("name", recipes.TINY)
 def test_a_real_model_has_the_distribution_that_it_is_compared_with(name: str) -> None:
     model = tiny.built_in(name)
@@ -191,6 +192,7 @@ def test_a_real_model_has_the_distribution_that_it_is_compared_with(name: str) -
     assert row_of("method=vanilla cfg_scale=1", model, 2000)["verdict"] == "lossless"
 
 
+@pytest.mark.usefixtures("rows_together")
 @pytest.mark.parametrize("method", ["sd window=3", "eagle1 tree=[[0],[1],[0,0]]", "medusa rule=exact tree=[[0],[1]]"])
 def test_real_drafters_on_real_models(method: str) -> None:
     row = row_of(f"method={method} cfg_scale=2", tiny.built_in("chameleon_tiny"), 2000)
