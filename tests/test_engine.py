@@ -309,6 +309,25 @@ def test_only_the_newest_shapes_are_kept() -> None:
     assert [len(one.steps.count) for one in engine._kept.values()] == [3, 4, 5, 2]
 
 
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_decoding_moves_nothing_that_an_earlier_one_reads(name: str) -> None:
+    """A recorded step holds addresses: vanilla's must stay when a method with more nodes begins on the same target."""
+    target = tiny.llamagen(side=4)
+    with torch.inference_mode():
+        first = Decoding(configured(target, "none"), conditioning(2, 0), tiny.rng(2))
+        first.step()
+        held = [first.state.constants, dict(target.named_parameters()), dict(target.named_buffers())]
+        before = [{key: tensor.data_ptr() for key, tensor in some.items()} for some in held]
+        rope = target.rope()
+        assert any(tensor is rope for tensor in first.state.constants.values())
+        second = Decoding(configured(target, name), conditioning(2, 1), tiny.rng(2))
+        for _ in range(2):
+            second.step()
+            second.observe()
+    held[1:] = [dict(target.named_parameters()), dict(target.named_buffers())]
+    assert before == [{key: tensor.data_ptr() for key, tensor in some.items()} for some in held]
+
+
 def test_a_repeated_recording_keeps_what_it_reads() -> None:
     """The device only knows addresses: memory that nobody holds is given to others."""
 
