@@ -38,8 +38,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     pytest-xdist starts another one."""
     if not report.failed or not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" not in os.environ:
         return
-    with Path(os.environ.get("OUT", "."), "failures.log").open("a") as file:
-        file.write(f"{report.nodeid} {report.when}\n{report.longreprtext[-6000:]}\n\n")
+    if out := os.environ.get("OUT"):
+        with Path(out, "failures.log").open("a") as file:
+            file.write(f"{report.nodeid} {report.when}\n{report.longreprtext[-6000:]}\n\n")
     try:
         torch.cuda.synchronize()
     except RuntimeError:

@@ -3,7 +3,6 @@ kernels of some steps. Without a device the same is done on small shapes, and no
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import statistics
@@ -59,8 +58,6 @@ PROFILED = 10
 #: device: two rows of them are more than few.
 CONTEXT, MOST_DRY = {"xl": 248, "7b": 2400, "emu3": 4100}, 9
 LAYERS = {"xl": 36, "7b": 32, "emu3": 32}
-#: Steps after which a decoding that is timed goes back to its position.
-STAY = 8
 #: Rows of one image with guidance.
 ROWS = 2
 #: Nodes of the passes whose tiles are tuned, some of EAGLE's drafting among them, and positions in the cache.
@@ -121,14 +118,18 @@ def speed() -> float:
     return floor.bandwidth(device())
 
 
-def line(measured: float, gate: float, read: int, aim: float | None = None) -> dict[str, Any]:
-    """Of a time in ms whose gate holds on an H200; read: bytes that must be read."""
-    name = device_name()
-    here = next((value for part, value in BANDWIDTH.items() if part in name), speed())
-    longer = 1e3 * read * (1 / here - 1 / BANDWIDTH["H200"])
+def of_time(measured: float, read: int) -> dict[str, Any]:
+    """A line of a time in ms; read: bytes that must be read."""
     least = 1e3 * read / speed()
-    row = {"measured": measured, "gate": gate + longer, "floor": least, "unit": "ms", "device": name}
-    row |= {"share_of_bandwidth": least / measured, "ok": not measured > gate + longer}
+    row = {"measured": measured, "floor": least, "unit": "ms", "device": device_name()}
+    return row | {"share_of_bandwidth": least / measured}
+
+
+def line(measured: float, gate: float, read: int, aim: float | None = None) -> dict[str, Any]:
+    """See `of_time`: of a time whose gate holds on an H200."""
+    here = next((value for part, value in BANDWIDTH.items() if part in device_name()), speed())
+    longer = 1e3 * read * (1 / here - 1 / BANDWIDTH["H200"])
+    row = of_time(measured, read) | {"gate": gate + longer, "ok": not measured > gate + longer}
     return row | ({"aim": aim + longer} if aim else {})
 
 
@@ -158,30 +159,26 @@ def recorded(
     window: int = 0,
     context: int | None = None,
     rule: str | None = None,
-    kernels: FusedKernels | None = None,
-    fused: bool = True,
+    *,
+    kernels: FusedKernels | None,
 ) -> tuple[Action, int]:
     """A function that replays the recorded step of one image at the position `context` (default: the middle of the
-    image); and the bytes that the step must read. rule: one of `recording.RULES` (default: exact); kernels: default:
-    with the stored tiles; fused: whether there are any."""
+    image); and the bytes that the step must read. rule: one of `recording.RULES` (default: exact); kernels: None for
+    engine=graph."""
     model, here = network(name), device()
     drafting = models.drafter(drafter, model, here.type, model.output.weight.dtype, small(), 0 if small() else window)
     chosen = exact() if rule is None else RULES[rule](model.vocab_size)
     config = DecoderConfig(model, drafting, chosen, models.SAMPLING[name])
-    kernels = (kernels or FusedKernels(stored_tiles())) if fused else None
     decoding = Decoding(config, _given(name), RandomStreams([(0, 0)], here), kernels=kernels)
     before = decoding.session.prefix_length
     context = before + decoding.total // 2 if context is None or small() else context
     decoding.history.random_(0, decoding.session.codes)
     decoding.count.fill_(context - before)
-    own = [buffer.tensor for name, buffer in decoding.state.buffers.items() if not name.startswith("session.cache")]
-    begun = [tensor.clone() for tensor in own]
     execution = Graphs(recorder(), decoding.kernels).begin(decoding)
-    done = itertools.count()
 
     def step() -> None:
-        if next(done) % STAY == 0:  # a drafter remembers how far it has drafted: the whole state goes back
-            torch._foreach_copy_(own, begun)
+        decoding.count.fill_(context - before)
+        decoding.steps.zero_()
         execution.step()
 
     read = floor.of_target(model) + floor.of_cache(model, ROWS, context) + floor.of_drafts(drafting, model)
@@ -240,7 +237,7 @@ def _step(
     aim: float | None,
     tuned: bool = True,
 ) -> dict[str, Any]:
-    step, read = recorded(name, drafter, window, context, kernels=None if tuned else FusedKernels())
+    step, read = recorded(name, drafter, window, context, kernels=FusedKernels(stored_tiles() if tuned else None))
     return line(timed({name: step})[name], gate, read, aim) | ({} if tuned else {"ok": True})
 
 
@@ -280,7 +277,7 @@ def _most_expensive(
     name: str, drafter: str, window: int, context: int | None, rule: str | None = None
 ) -> dict[str, Any]:
     """By name: microseconds and launches a step."""
-    step, _ = recorded(name, drafter, window, context, rule=rule)
+    step, _ = recorded(name, drafter, window, context, rule, kernels=FusedKernels(stored_tiles()))
     synchronize = (lambda: None) if small() else torch.cuda.synchronize
     if not small():  # recording has done it once
         step()

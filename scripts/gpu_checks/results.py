@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import time
 import traceback
@@ -14,8 +13,8 @@ from typing import Any
 TILES = "gpu_tiles.json"
 #: What a row has of a line, and of its run's first line, the environment.
 OF_LINE = "stage check result measured unit gate floor share_of_bandwidth vanilla_ms of_vanilla note seconds".split()
-OUTCOMES = {True: "PASS", False: "FAIL", None: "SKIP"}
 OF_RUN = "device_name driver torch triton python commit time".split()
+OUTCOMES = {True: "PASS", False: "FAIL", None: "SKIP"}
 #: A check: its name, and a function that returns what it measured. "ok": False in it, or an exception, is a failure.
 Check = tuple[str, Callable[[], dict[str, Any]]]
 
@@ -59,6 +58,8 @@ def read(file: Path, run: str) -> list[dict[str, Any]]:
 
 def write_rows(files: Iterable[Path], out: Path) -> None:
     """The lines of some files as rows of a CSV. A check that was repeated, kernel by kernel, has one row."""
+    from specbench.storage.csv_text import csv_text
+
     rows: list[dict[str, Any]] = []
     for file in files:
         lines = [json.loads(text) for text in file.read_text(encoding="utf-8").splitlines()]
@@ -69,10 +70,7 @@ def write_rows(files: Iterable[Path], out: Path) -> None:
             of = {**line, "result": OUTCOMES[line["ok"]], "note": (line.get("note") or "").partition("\n")[0]}
             rows.append({name: _cell(of.get(name)) for name in OF_LINE})
             rows[-1] |= {name: environments[line["run"]].get(name) for name in OF_RUN}
-    with out.open("w", encoding="utf-8", newline="") as f:
-        writer = csv.DictWriter(f, [*OF_LINE, *OF_RUN], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    out.write_text(csv_text([*OF_LINE, *OF_RUN], rows), encoding="utf-8")
 
 
 def _cell(value: Any) -> Any:

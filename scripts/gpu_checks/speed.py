@@ -11,6 +11,7 @@ from typing import Any
 
 from gpu_checks import gates, results
 from specbench.engine.graph import Action
+from specbench.engine.kernels import FusedKernels
 
 #: Drafter, window and rule of a method.
 METHODS = {
@@ -37,23 +38,23 @@ def checks(fast: bool) -> Iterator[results.Check]:
 @lru_cache(1)
 def _step(target: str, engine: str) -> tuple[Action, int]:
     """Of vanilla AR, kept for the methods that are measured next to it."""
-    return gates.recorded(target, "none", 0, gates.CONTEXT[target], fused=engine == "triton")
+    return _recorded(target, engine, "none")
 
 
-def _line(ms: float, read: int) -> dict[str, Any]:
-    least = 1e3 * read / gates.speed()
-    line = {"measured": ms, "unit": "ms", "floor": least, "share_of_bandwidth": least / ms}
-    return line | {"device": gates.device_name()}
+def _recorded(target: str, engine: str, drafter: str, window: int = 0, rule: str | None = None) -> tuple[Action, int]:
+    kernels = FusedKernels(gates.stored_tiles()) if engine == "triton" else None
+    return gates.recorded(target, drafter, window, gates.CONTEXT[target], rule, kernels=kernels)
 
 
 def _vanilla(target: str, engine: str) -> dict[str, Any]:
     step, read = _step(target, engine)
-    return _line(gates.timed({"vanilla": step})["vanilla"], read)
+    return gates.of_time(gates.timed({"vanilla": step})["vanilla"], read)
 
 
 def _method(target: str, engine: str, drafter: str, window: int, rule: str | None) -> dict[str, Any]:
     vanilla, _ = _step(target, engine)
-    step, read = gates.recorded(target, drafter, window, gates.CONTEXT[target], rule, fused=engine == "triton")
+    step, read = _recorded(target, engine, drafter, window, rule)
     ms = gates.timed({"vanilla": vanilla, "method": step})
     ratio = ms["method"] / ms["vanilla"]
-    return _line(ms["method"], read) | {"vanilla_ms": ms["vanilla"], "of_vanilla": ratio, "note": f"{ratio:.3f} steps"}
+    row = gates.of_time(ms["method"], read)
+    return row | {"vanilla_ms": ms["vanilla"], "of_vanilla": ratio, "note": f"{ratio:.3f} steps"}

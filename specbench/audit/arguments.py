@@ -31,7 +31,9 @@ ARGUMENTS = {
         MOST_WORKERS,
     ),
     "audit.device": Parameter(
-        "string", "where sequences are decoded: cpu (default), cuda or cuda:1, with the fused kernels of engine=triton"
+        "string",
+        "cpu (default), cuda or cuda:N; CUDA with the fused kernels of engine=triton",
+        pattern=r"cpu|cuda(:\d+)?",
     ),
     "audit.model": Parameter(
         "string",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from specbench.audit import audit, densities, models, recipes, sizes, tiny
 from specbench.audit.arguments import ARGUMENTS, COLUMNS, FEWEST, SAMPLES, SLOWER, WORTHWHILE
@@ -66,7 +63,7 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
     chosen = chosen_models(own, kinds)
     out = writable(own["out"]) if "out" in own else None
     jobs = presets(given, chosen, of_variants) if many else _jobs(given, chosen, kinds)
-    device = _device(own.get("audit.device", "cpu"))
+    device = resolve_device(own.get("audit.device", "cpu"))
     for cfg, model in jobs:
         assemble(cfg, model)  # a mistake costs no decoding
     seed, margin = own.get("audit.seed", 0), own.get("audit.margin", MARGIN)
@@ -76,12 +73,6 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
         for cfg, model in jobs
     ]
     return AuditPlan(measurements, own.get("audit.workers") if device.type == "cpu" else 1, out)
-
-
-def _device(name: str) -> torch.device:
-    if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
-        raise UsageError(f"audit.device must be cpu, cuda or cuda:NUMBER (got {name})")
-    return resolve_device(name)
 
 
 def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
