@@ -567,7 +567,7 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     from specbench.metrics import scenes_reference
 
     one = metrics.metric("scenes_fid", metrics.ScoringContext(metrics.ASSETS, Path()))
-    reference = scenes_reference.whole_scenes(metrics.ASSETS, one.cache_key, "cpu")
+    reference = scenes_reference.whole_world(scenes.WORLD, one.path, one.cache_key, "cpu")
     # torchmetrics takes seconds to import, and test_metrics looks at the value
     here = reference.mean, reference.covariance
     monkeypatch.setattr(frechet, "distance", lambda features, *_: distance(features, *here))

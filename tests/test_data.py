@@ -16,9 +16,9 @@ import pytest
 import specbench
 from specbench import data, metrics
 from specbench.config import configuration, parameters, registry
-from specbench.data import Item, base, coco, prompts
+from specbench.data import Item, base, coco, prompts, scenes
 from specbench.errors import UsageError
-from specbench.metrics.scenes import of_scenes, readable
+from specbench.metrics.scenes import readable
 from specbench.models import evaluators
 from specbench.rows import provenance
 from specbench.storage.image_files import ImageArray
@@ -354,11 +354,11 @@ def test_metrics_of_scenes_do_not_score_other_prompts() -> None:
         assert "without labels of scenes" in scores["image_reward"].note
         assert scores["clip_score"].value is None
         assert "of 2 captions hold words that the model has never seen, or none" in scores["clip_score"].note
-        assert not any(map(of_scenes, items))  # which the Fréchet distance notes
+        assert not any(scenes.WORLD.describes(item.labels) for item in items)  # which the Fréchet distance notes
 
 
 def test_items_of_scenes_are_scored(load: Load) -> None:
     towers = evaluators.load(metrics.ASSETS / evaluators.TWO_TOWER, evaluators.TwoTower)
     for item in load("n=300"):
-        assert of_scenes(item)
+        assert scenes.WORLD.describes(item.labels)
         assert readable(towers, item.prompt)

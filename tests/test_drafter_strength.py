@@ -14,6 +14,7 @@ from test_train_drafter import FAST, SMALL, real, same, trained
 
 from specbench import cli
 from specbench.config import configuration, parameters, registry
+from specbench.data import scenes
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
@@ -142,7 +143,7 @@ def test_embedded_drafters_are_chosen_by_name(capsys):
 
 
 def test_a_card_states_every_drafter_under_guidance(tmp_path):
-    found = card.drafter_statistics(registry.ASSETS, torch.device("cpu"), 4)
+    found = card.drafter_statistics(scenes.WORLD, registry.ASSETS, torch.device("cpu"), 4)
     assert set(found) == set(card.DRAFTERS)
     cfg_scale = parameters.default("model", "llamagen_scenes", "cfg_scale")
     made = card.Card()

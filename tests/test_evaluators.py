@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.config.registry import ASSETS
-from specbench.data import scenes
-from specbench.metrics.scenes_reference import FILE, ScenesReference
+from specbench.data import scenes, worlds
+from specbench.metrics.scenes_reference import ScenesReference
 from specbench.models import evaluators as ev
 from specbench.models.pixels import to_float
 from specbench.training.trainer import Recipe
@@ -23,6 +23,8 @@ from tools.scenes.world import Split
 
 WIDTHS = (8, 8, 8)
 
+FILES = [f"scenes_{name}.safetensors" for name in ("classifier", "reader", "two_tower", "reference")]
+
 
 def small(kind: str) -> ev.Classifier | ev.AttributeReader | ev.TwoTower:
     torch.manual_seed(0)
@@ -30,7 +32,7 @@ def small(kind: str) -> ev.Classifier | ev.AttributeReader | ev.TwoTower:
         return ev.Classifier(ev.ClassifierConfig(WIDTHS, dim=16, part=4))
     if kind == "reader":
         return ev.AttributeReader(ev.ReaderConfig(WIDTHS, dim=16))
-    words = tuple(scenes.words("a small red striped circle on plain background"))
+    words = tuple(worlds.words("a small red striped circle on plain background"))
     return ev.TwoTower(ev.TwoTowerConfig(WIDTHS, dim=16, vocabulary=words, text_dim=16, text_layers=1))
 
 
@@ -76,7 +78,7 @@ def test_a_stored_evaluator_answers_as_before(kind: str, pictures: Tensor, tmp_p
 
 def test_what_is_read_and_how_surely() -> None:
     """Two pictures, the second without any object: its slots count neither as right nor as wrong."""
-    labels = torch.tensor([scenes.sample("train", 0).scene.labels(), [0, 1] + [scenes.ABSENT] * 12])
+    labels = torch.tensor([scenes.sample("train", 0).scene.labels(), [0, 1] + [worlds.ABSENT] * 12])
     logits = [torch.zeros(2, len(choices)) for choices in scenes.ATTRIBUTES.values()]
     logits[0][0, (labels[0, 0] + 1) % 6] = 5.0  # layout of picture 0: sure of something else
     logits[1][1, 1] = math.log(3.0)  # background of picture 1: 3 of 6 parts
@@ -86,7 +88,7 @@ def test_what_is_read_and_how_surely() -> None:
     assert right[0, 0] == 0
     assert right[1, 1] == 1
     for table in (p, right):
-        assert torch.equal(table.isnan(), labels == scenes.ABSENT)
+        assert torch.equal(table.isnan(), labels == worlds.ABSENT)
 
 
 def test_attribute_loss_averages_over_present_attributes() -> None:
@@ -97,7 +99,7 @@ def test_attribute_loss_averages_over_present_attributes() -> None:
         float(F.cross_entropy(logits[a][i : i + 1], labels[i, a : a + 1]))
         for i in range(5)
         for a in range(labels.shape[1])
-        if labels[i, a] != scenes.ABSENT
+        if labels[i, a] != worlds.ABSENT
     ]
     assert float(te.attribute_loss(logits, labels)) == pytest.approx(np.mean(each), rel=1e-5)
 
@@ -132,13 +134,13 @@ def test_degrade_blurs_as_strongly_as_it_says() -> None:
 
 def edited(captions: list[str]) -> list[list[str]]:
     """The words of captions after one round of edits; the given rows stay as they are."""
-    ids = {word: i + 2 for i, word in enumerate(scenes.vocabulary())}
+    ids = {word: i + 2 for i, word in enumerate(scenes.WORLD.vocabulary())}
     rows = np.zeros((len(captions), 40), dtype=np.int64)
     for row, caption in zip(rows, captions):
-        known = [ids.get(word, 1) for word in scenes.words(caption)]
+        known = [ids.get(word, 1) for word in worlds.words(caption)]
         row[: len(known)] = known
     before = rows.copy()
-    after = te.WordEdits(ids)(rows, np.random.default_rng(0))
+    after = te.WordEdits(scenes.WORLD, ids)(rows, np.random.default_rng(0))
     assert np.array_equal(rows, before)
     name = {i: word for word, i in ids.items()}
     return [[name.get(int(i), "?") for i in row if i] for row in after]
@@ -149,7 +151,7 @@ def test_one_detail_of_a_caption_changes_and_stays_in_its_kind() -> None:
     captions = [scenes.sample("train", i).caption for i in range(200)]
     counts = [0, 0, 0]
     for caption, after in zip(captions, edited(captions)):
-        changes = [(a, b) for a, b in zip(scenes.words(caption), after, strict=True) if a != b]
+        changes = [(a, b) for a, b in zip(worlds.words(caption), after, strict=True) if a != b]
         counts[len(changes)] += 1
         assert all(any({a, b} <= kind for kind in kinds) for a, b in changes)
         if len(changes) == 2:  # exchanged
@@ -157,7 +159,7 @@ def test_one_detail_of_a_caption_changes_and_stays_in_its_kind() -> None:
     assert counts[1] > 100
     assert counts[2] > 20
     without = "A tiny violet rhombus on a flat backdrop."
-    assert edited([without]) == [scenes.words(without)]
+    assert edited([without]) == [worlds.words(without)]
 
 
 def test_the_contrastive_loss_is_the_mean_of_both_directions() -> None:
@@ -186,23 +188,28 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
         monkeypatch.setattr(te, name, Recipe(steps=2, batch=8, lr=1e-3, warmup=1))
     train, held = (Split(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
     assets = tmp_path / "assets"
-    statistics = te.train_all(train, held, tmp_path / "work", assets)
-    files = [ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, FILE]
+    statistics = te.train_all(scenes.WORLD, train, held, tmp_path / "work", assets)
+    files = [
+        "scenes_classifier.safetensors",
+        "scenes_reader.safetensors",
+        "scenes_two_tower.safetensors",
+        "scenes_reference.safetensors",
+    ]
     assert sorted(p.name for p in assets.iterdir()) == sorted(files)
     wanted = {"classifier_accuracy", "fid_of_real", "reader_accuracy", "reader_accuracy_fill2", "two_tower_top1"}
     assert wanted | {"reader_seconds"} <= set(statistics)
     assert {name for name, value in statistics.items() if not math.isfinite(value)} == {"fid_of_real"}  # of 20 images
-    reference = ScenesReference.load(assets / FILE)
-    assert (reference.backend, reference.count) == (ev.backend(assets / ev.CLASSIFIER), 20)
+    reference = ScenesReference.load(assets / "scenes_reference.safetensors")
+    assert (reference.backend, reference.count) == (ev.backend(assets / "scenes_classifier.safetensors"), 20)
 
     before = {name: (assets / name).read_bytes() for name in files}
-    (assets / ev.READER).unlink()
-    again = te.train_all(train, held, tmp_path / "work", assets)
+    (assets / "scenes_reader.safetensors").unlink()
+    again = te.train_all(scenes.WORLD, train, held, tmp_path / "work", assets)
     assert {"classifier_seconds", "two_tower_seconds"}.isdisjoint(again)
     assert "reader_seconds" in again
     assert again["reader_accuracy"] == pytest.approx(statistics["reader_accuracy"], abs=1e-6)
     for name in files:
-        if name != ev.READER:  # trained to the end before, so it is written again from its checkpoint
+        if name != "scenes_reader.safetensors":  # trained to the end before, so it is written again from its checkpoint
             assert (assets / name).read_bytes() == before[name]
 
 
@@ -210,7 +217,9 @@ def test_training_learns(tmp_path: Path) -> None:
     """Twenty steps on sixteen pictures: the loss of the same batch must fall well below that of a blind guess."""
     world = Split(*scenes.render("train", range(16)))
     recipe = Recipe(steps=20, batch=16, lr=2e-3, warmup=2)
-    reader, statistics = te.train_attributes(ev.AttributeReader, world.images, world.labels, recipe, tmp_path)
+    reader, statistics = te.train_attributes(
+        scenes.WORLD, ev.AttributeReader, world.images, world.labels, recipe, tmp_path
+    )
     choices = np.array([len(names) for names in scenes.ATTRIBUTES.values()])
     blind = np.mean([math.log(n) for row in world.labels for n in choices[row >= 0]])
     assert statistics["loss"] < 0.8 * blind
@@ -222,7 +231,7 @@ def test_two_tower_statistics_count_what_they_say() -> None:
 
     class Planted(ev.TwoTower):
         def __init__(self) -> None:
-            words = tuple(scenes.vocabulary())
+            words = tuple(scenes.WORLD.vocabulary())
             super().__init__(ev.TwoTowerConfig(WIDTHS, 16, vocabulary=words, text_dim=16))
             self.order = [1, 0, 2, 3]
 
@@ -233,32 +242,46 @@ def test_two_tower_statistics_count_what_they_say() -> None:
             return torch.eye(4)
 
     images, captions, labels = scenes.render("validation", range(4))
-    statistics = te.evaluate_two_tower(Planted(), images, captions, labels)
+    statistics = te.evaluate_two_tower(scenes.WORLD, Planted(), images, captions, labels)
     assert statistics["top1"] == 0.5
     assert statistics["own_cosine"] == 0.5
     assert statistics["other_cosine"] == pytest.approx(2 / 12)
     labels[1] = labels[0]  # now both show one scene, and either caption is right
-    assert te.evaluate_two_tower(Planted(), images, captions, labels)["top1"] == 1.0
+    assert te.evaluate_two_tower(scenes.WORLD, Planted(), images, captions, labels)["top1"] == 1.0
 
 
-COMMITTED = [ASSETS / name for name in (ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, FILE)]
+COMMITTED = [
+    ASSETS / name
+    for name in (
+        "scenes_classifier.safetensors",
+        "scenes_reader.safetensors",
+        "scenes_two_tower.safetensors",
+        "scenes_reference.safetensors",
+    )
+]
 
 
 def test_committed_evaluators_reach_their_statistics() -> None:
     """On 400 validation pictures; 0.97 is the project's target for the reader."""
     images, captions, labels = scenes.render("validation", range(400))
-    reader = te.evaluate_attributes(ev.load(ASSETS / ev.READER, ev.AttributeReader), images, labels)
+    reader = te.evaluate_attributes(
+        scenes.WORLD, ev.load(ASSETS / "scenes_reader.safetensors", ev.AttributeReader), images, labels
+    )
     assert reader["mean"] >= 0.97
     assert min(reader.values()) >= 0.90
-    classifier = te.evaluate_attributes(ev.load(ASSETS / ev.CLASSIFIER, ev.Classifier), images, labels)
+    classifier = te.evaluate_attributes(
+        scenes.WORLD, ev.load(ASSETS / "scenes_classifier.safetensors", ev.Classifier), images, labels
+    )
     assert classifier["mean"] >= 0.90
-    towers = te.evaluate_two_tower(ev.load(ASSETS / ev.TWO_TOWER, ev.TwoTower), images, captions, labels)
+    towers = te.evaluate_two_tower(
+        scenes.WORLD, ev.load(ASSETS / "scenes_two_tower.safetensors", ev.TwoTower), images, captions, labels
+    )
     assert towers["top1"] >= 0.95
     assert towers["edits_told"] >= 0.80
 
 
 def test_committed_evaluators_are_small_and_their_reference_is_theirs() -> None:
     assert sum(p.stat().st_size for p in COMMITTED) < 6e6
-    reference = ScenesReference.load(ASSETS / FILE)
-    assert reference.backend == ev.backend(ASSETS / ev.CLASSIFIER)
+    reference = ScenesReference.load(ASSETS / "scenes_reference.safetensors")
+    assert reference.backend == ev.backend(ASSETS / "scenes_classifier.safetensors")
     assert reference.count >= 1000

@@ -15,7 +15,7 @@ from commands import row_of
 
 from specbench import cli, data, metrics
 from specbench.config import configuration, parameters, registry
-from specbench.data import Item, scenes, scenes_classes
+from specbench.data import Item, scenes, scenes_classes, worlds
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.metrics import scenes_reference
@@ -57,7 +57,7 @@ def load(*words):
 
 def read_right(images, labels):
     """Which of the labels the committed reader reads from images (N, 64, 64, 3): (N, 14), NaN where there is none."""
-    reader = ev.load(registry.ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
+    reader = ev.load(registry.ASSETS / "scenes_reader.safetensors", ev.AttributeReader, torch.device("cpu"))
     with torch.inference_mode():
         return ev.read_right(reader(to_float(images)), torch.tensor(labels))
 
@@ -80,7 +80,7 @@ def test_a_class_states_its_attributes_and_no_others():
         colour, shape = name.split()
         assert scenes.LAYOUTS[stated.pop("layout")] == "single"
         assert (scenes.COLOURS[stated.pop("colour0")], scenes.SHAPES[stated.pop("shape0")]) == (colour, shape)
-        assert set(stated.values()) == {scenes.ABSENT}
+        assert set(stated.values()) == {worlds.ABSENT}
         assert scenes_classes.number_of(name) == scenes_classes.number_of(str(number)) == number
     assert scenes_classes.number_of(" Red  CIRCLE\n") == 0
 
@@ -323,7 +323,7 @@ def train(folder, *words):
 
 def test_the_stages_write_weights_that_a_run_uses_and_a_card(tiny, tmp_path, capsys):
     (tmp_path / "assets").mkdir()
-    shutil.copy(registry.ASSETS / ev.READER, tmp_path / "assets")
+    shutil.copy(registry.ASSETS / "scenes_reader.safetensors", tmp_path / "assets")
     files = train(tmp_path, "--only", "mar_draft,mar_samples")  # what they need comes by itself
     assert list(files) == ["scenes_kl", "scenes_mar", "scenes_mar_draft", "scenes_reader"]
     cfg = ["model=mar_scenes", f"weights={tmp_path}/assets", "diffusion_steps=3", "gamma=2", "n=3", *QUICK]

@@ -21,7 +21,7 @@ import torch
 from specbench import metrics
 from specbench.config import parameters
 from specbench.config.registry import ASSETS
-from specbench.data import Item, scenes, scenes_classes
+from specbench.data import Item, scenes, scenes_classes, worlds
 from specbench.errors import UsageError
 from specbench.metrics import scenes as scenes_metrics
 from specbench.metrics import scenes_reference
@@ -42,19 +42,24 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small evaluators with random weights, and a reference of 40 training images."""
     folder = tmp_path_factory.mktemp("assets")
     torch.manual_seed(0)
-    widths, words = (8, 8, 8), tuple(scenes.vocabulary())
+    widths, words = (8, 8, 8), tuple(scenes.WORLD.vocabulary())
     for name, module in (
-        (ev.CLASSIFIER, ev.Classifier(ev.ClassifierConfig(widths, dim=16, part=4))),
-        (ev.READER, ev.AttributeReader(ev.ReaderConfig(widths, dim=16))),
-        (ev.TWO_TOWER, ev.TwoTower(ev.TwoTowerConfig(widths, 16, vocabulary=words, text_dim=16, text_layers=1))),
+        ("scenes_classifier.safetensors", ev.Classifier(ev.ClassifierConfig(widths, dim=16, part=4))),
+        ("scenes_reader.safetensors", ev.AttributeReader(ev.ReaderConfig(widths, dim=16))),
+        (
+            "scenes_two_tower.safetensors",
+            ev.TwoTower(ev.TwoTowerConfig(widths, 16, vocabulary=words, text_dim=16, text_layers=1)),
+        ),
     ):
         with torch.no_grad():
             for parameter in module.parameters():  # louder than at the start of a training, so that images differ
                 parameter.mul_(2.0)
         ev.save(module, folder / name)
-    classifier = ev.load(folder / ev.CLASSIFIER, ev.Classifier)
-    images, backend = scenes.render("train", range(40))[0], ev.backend(folder / ev.CLASSIFIER)
-    scenes_reference.ScenesReference.from_images(classifier, images, backend).save(folder / scenes_reference.FILE)
+    classifier = ev.load(folder / "scenes_classifier.safetensors", ev.Classifier)
+    images, backend = scenes.render("train", range(40))[0], ev.backend(folder / "scenes_classifier.safetensors")
+    scenes_reference.ScenesReference.from_images(classifier, images, backend).save(
+        folder / "scenes_reference.safetensors"
+    )
     return folder
 
 
@@ -91,7 +96,7 @@ def same(found: dict[str, metrics.Score], wanted: dict[str, metrics.Score]) -> N
 
 
 def features_of(assets: Path, images: np.ndarray) -> np.ndarray:
-    classifier = ev.load(assets / ev.CLASSIFIER, ev.Classifier)
+    classifier = ev.load(assets / "scenes_classifier.safetensors", ev.Classifier)
     return classifier.features(to_float(images)).double().numpy()
 
 
@@ -115,7 +120,7 @@ def test_fid_agrees_with_the_textbook(assets: Path, images: np.ndarray, items: l
 
 
 def test_reference_statistics_survive_their_file(assets: Path, images: np.ndarray, tmp_path: Path) -> None:
-    classifier = ev.load(assets / ev.CLASSIFIER, ev.Classifier)
+    classifier = ev.load(assets / "scenes_classifier.safetensors", ev.Classifier)
     scenes_reference.ScenesReference.from_images(classifier, images, "any@1", batch=7).save(tmp_path / "r.safetensors")
     again = scenes_reference.ScenesReference.load(tmp_path / "r.safetensors")
     features = features_of(assets, images)
@@ -144,9 +149,9 @@ def test_fid_standard_error_agrees_with_a_bootstrap() -> None:
 def test_fid_renders_its_reference_where_none_is_stored(
     stored: str, assets: Path, images: np.ndarray, items: list[Item], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / ev.CLASSIFIER).write_bytes((assets / ev.CLASSIFIER).read_bytes())
+    (tmp_path / "scenes_classifier.safetensors").write_bytes((assets / "scenes_classifier.safetensors").read_bytes())
     if stored == "of other weights":
-        scenes_reference.ScenesReference(16, "another@0").save(tmp_path / scenes_reference.FILE)
+        scenes_reference.ScenesReference(16, "another@0").save(tmp_path / "scenes_reference.safetensors")
     monkeypatch.setattr(scenes_reference, "COUNT", 30)
     score = measure(["scenes_fid"], images, items, tmp_path)["fid"]
     expected = frechet(features_of(assets, images), features_of(assets, images[:30]))
@@ -155,7 +160,7 @@ def test_fid_renders_its_reference_where_none_is_stored(
 
 
 def test_clip_score_is_the_mean_cosine(assets: Path, images: np.ndarray, items: list[Item]) -> None:
-    towers = ev.load(assets / ev.TWO_TOWER, ev.TwoTower)
+    towers = ev.load(assets / "scenes_two_tower.safetensors", ev.TwoTower)
     seen, read = towers.embed_images(to_float(images)), towers.embed_captions([i.prompt for i in items])
     cosines = (seen * read).sum(1).numpy()
     keep = np.flatnonzero(cosines > np.median(cosines))  # a set whose mean is clearly positive
@@ -177,12 +182,12 @@ def test_clip_score_counts_captions_it_cannot_read(assets: Path, images: np.ndar
 def test_the_reward_is_the_certainty_above_chance_of_what_is_there() -> None:
     """A mean over the stated attributes: 1 where the reader is sure, 0 by chance. Empty slots do not count."""
     labels = torch.tensor([scenes.sample("train", i).scene.labels() for i in range(20)])
-    assert (labels == scenes.ABSENT).any()
+    assert (labels == worlds.ABSENT).any()
     generator = torch.Generator().manual_seed(0)
     logits = [3 * torch.randn(20, len(choices), generator=generator) for choices in scenes.ATTRIBUTES.values()]
     expected = []
     for i, row in enumerate(labels.tolist()):
-        stated = [(x[i].softmax(0)[y].item(), 1 / x.shape[1]) for x, y in zip(logits, row) if y != scenes.ABSENT]
+        stated = [(x[i].softmax(0)[y].item(), 1 / x.shape[1]) for x, y in zip(logits, row) if y != worlds.ABSENT]
         expected.append(np.mean([(p - chance) / (1 - chance) for p, chance in stated]))
     assert scenes_metrics.rewards(logits, labels).tolist() == pytest.approx(expected, rel=1e-4)
 
@@ -190,8 +195,8 @@ def test_the_reward_is_the_certainty_above_chance_of_what_is_there() -> None:
 def test_reward_names_the_attribute_accuracy(assets: Path, images: np.ndarray, items: list[Item]) -> None:
     score = measure(["scenes_reward"], images, items, assets)["image_reward"]
     labels = torch.tensor([item.labels for item in items])
-    logits = ev.load(assets / ev.READER, ev.AttributeReader)(to_float(images))
-    right = torch.stack([x.argmax(1) for x in logits], 1)[labels != scenes.ABSENT] == labels[labels != scenes.ABSENT]
+    logits = ev.load(assets / "scenes_reader.safetensors", ev.AttributeReader)(to_float(images))
+    right = torch.stack([x.argmax(1) for x in logits], 1)[labels != worlds.ABSENT] == labels[labels != worlds.ABSENT]
     assert score.note == f"attribute accuracy {right.double().mean():.4f}"
     assert score.value == pytest.approx(float(scenes_metrics.rewards(logits, labels).mean()), abs=1e-5)
 
@@ -217,7 +222,11 @@ def test_images_are_paired_with_items_by_position(assets: Path, images: np.ndarr
 
 def test_every_score_names_its_own_network(assets: Path, images: np.ndarray, items: list[Item]) -> None:
     backends = {name: score.backend for name, score in measure(NAMES, images, items, assets).items()}
-    files = {"fid": ev.CLASSIFIER, "clip_score": ev.TWO_TOWER, "image_reward": ev.READER}
+    files = {
+        "fid": "scenes_classifier.safetensors",
+        "clip_score": "scenes_two_tower.safetensors",
+        "image_reward": "scenes_reader.safetensors",
+    }
     assert backends == {name: ev.backend(assets / file) for name, file in files.items()}
     assert list(backends) == COLUMNS
 

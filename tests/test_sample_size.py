@@ -45,7 +45,7 @@ def test_metrics_declare_the_features_of_their_networks(monkeypatch: pytest.Monk
     """Tables and the warning before a run read the declaration; a metric, the width of its network's output."""
     declared = {name: d for name in parameters.single_metrics() if (d := shown.features(name))}
     inceptions = ("fid", "fid_clean", "fid_clean_256", "fid_pytorch")
-    classifier = ev.load(ASSETS / ev.CLASSIFIER, ev.Classifier)
+    classifier = ev.load(ASSETS / "scenes_classifier.safetensors", ev.Classifier)
     assert declared == {
         **{name: {"inception-v3": inception.FEATURES} for name in inceptions},
         "scenes_fid": {"scenes-classifier": classifier.num_features},

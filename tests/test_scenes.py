@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specbench.data import scenes
+from specbench.data import scenes, worlds
 from specbench.models.pixels import to_float, to_uint8
 
 
@@ -35,7 +35,7 @@ def test_a_caption_names_every_attribute_and_no_other():
     colours = {c: {c} for c in scenes.COLOURS} | {"purple": {"purple", "violet"}, "cyan": {"cyan", "turquoise"}}
     for i in range(400):
         s = scenes.sample("train", i)
-        words = scenes.words(s.caption)
+        words = worlds.words(s.caption)
         for kind, meant in (("shape", said), ("colour", colours)):
             for value, names in meant.items():
                 shown = sum(getattr(o, kind) == value for o in s.scene.objects)
@@ -69,7 +69,7 @@ def test_labels_follow_the_scene():
             assert scenes.SHAPES[labels[f"shape{slot}"]] == s.scene.objects[slot].shape
             assert scenes.FILLS[labels[f"fill{slot}"]] == s.scene.objects[slot].fill
         else:
-            assert labels[f"colour{slot}"] == scenes.ABSENT
+            assert labels[f"colour{slot}"] == worlds.ABSENT
 
 
 def test_the_same_scene_has_many_images():
@@ -81,8 +81,8 @@ def test_the_same_scene_has_many_images():
 
 
 def test_every_caption_is_in_the_vocabulary():
-    known = set(scenes.vocabulary())
-    assert all(set(scenes.words(scenes.sample("validation", i).caption)) <= known for i in range(500))
+    known = set(scenes.WORLD.vocabulary())
+    assert all(set(worlds.words(scenes.sample("validation", i).caption)) <= known for i in range(500))
 
 
 def test_float_and_back():

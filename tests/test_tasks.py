@@ -9,7 +9,7 @@ import pytest
 
 from specbench import metrics
 from specbench.config import configuration
-from specbench.data import Item, scenes, scenes_geneval
+from specbench.data import Item, scenes, scenes_geneval, worlds
 from specbench.data.geneval import TASKS
 from specbench.metrics import ASSETS, ScoringContext
 from specbench.metrics.scenes import readable
@@ -75,8 +75,8 @@ def test_captions_pose_their_task_in_turn_and_are_new_to_the_models() -> None:
     items = scenes_geneval.items({"n": N, "seed": 3})
     assert [item.metadata["tag"] for item in items if item.metadata] == list(TASKS) * (N // len(TASKS))
     assert items[:7] == scenes_geneval.items({"n": 7, "seed": 0})
-    assert all(scenes_geneval.sample(item.index).scene.is_validation for item in items)
-    towers = ev.load(ASSETS / ev.TWO_TOWER, ev.TwoTower)
+    assert all(worlds.is_validation(scenes_geneval.sample(item.index).scene) for item in items)
+    towers = ev.load(ASSETS / "scenes_two_tower.safetensors", ev.TwoTower)
     assert all(readable(towers, item.prompt) for item in items)
     counts = [one["count"] for item in items[2::6] for one in (item.metadata or {})["include"]]
     assert max(counts) in (2, 3)

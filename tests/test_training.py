@@ -129,7 +129,7 @@ def test_the_text_encoder_learns_to_state_what_a_caption_says(tmp_path):
     samples = [scenes.sample("train", i) for i in range(128)]
     labels = np.array([s.scene.labels() for s in samples])
     torch.manual_seed(0)
-    text = TextEncoder(TextConfig(tuple(scenes.vocabulary()), dim=32, layers=1, heads=2))
+    text = TextEncoder(TextConfig(tuple(scenes.WORLD.vocabulary()), dim=32, layers=1, heads=2))
     captions = [s.caption for s in samples]
     chance, right = (
         target.train_text(text, captions, labels, recipe, tmp_path / str(recipe.steps))["right"]
@@ -142,8 +142,8 @@ def test_the_text_encoder_learns_to_state_what_a_caption_says(tmp_path):
 
 
 def test_the_rendered_world_is_cached(tmp_path):
-    first = world.load(world.SCENES, tmp_path, "train", 30)
-    again = world.load(world.SCENES, tmp_path, "train", 30)
+    first = world.load(scenes.WORLD, tmp_path, "train", 30)
+    again = world.load(scenes.WORLD, tmp_path, "train", 30)
     assert np.array_equal(first.images, scenes.render("train", range(30))[0])
     assert np.array_equal(first.images, again.images)
     assert first.captions == again.captions

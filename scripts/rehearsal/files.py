@@ -59,7 +59,8 @@ def network(file: str, make: Callable[[], torch.nn.Module], table: Callable[[], 
 
 
 def words(count: int) -> list[str]:
-    return vocabularies.padded([*dict.fromkeys([*WORDS, *scenes_config.text().vocabulary])], count)
+    of_scenes = scenes_config.WORLDS["scenes"].text("scenes").vocabulary
+    return vocabularies.padded([*dict.fromkeys([*WORDS, *of_scenes])], count)
 
 
 def _config(target: Language, layers: int, **more: Any) -> dict[str, Any]:

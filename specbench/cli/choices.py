@@ -84,7 +84,7 @@ def _of_drafter(name: str) -> tuple[str, bool | None]:
     if network is None:
         return "", None
     more = f" Also drafter.weights=embedded:{'|'.join(network.variants)}." if network.variants else ""
-    return more, (registry.ASSETS / network.asset).is_file()
+    return more, (registry.ASSETS / network.asset("scenes")).is_file()
 
 
 def _plugins() -> list[dict[str, Any]]:

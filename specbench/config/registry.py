@@ -55,24 +55,23 @@ class DrafterNetwork:
         """In the metadata of a file in this project's own format."""
         return self.stem or self.folder
 
-    @property
-    def asset(self) -> str:
-        """Its file among the embedded weights."""
-        return f"scenes_{self.kind}.safetensors"
+    def asset(self, world: str) -> str:
+        """Its file among the weights of an embedded world."""
+        return f"{world}_{self.kind}.safetensors"
 
-    def path(self, given: str) -> Path:
-        """The folder or file that drafter_weights= names: `embedded` and embedded:NAME are the project's own.
-        UsageError for a NAME that does not exist."""
+    def path(self, given: str, world: str = "scenes") -> Path:
+        """The folder or file that drafter_weights= names: `embedded` and embedded:NAME are the project's own, for the
+        target of a world. UsageError for a NAME that does not exist."""
         if not is_embedded(given):
             return Path(given)
         name = given.partition(":")[2]
         if not name:
-            return ASSETS / self.asset
+            return ASSETS / self.asset(world)
         if name not in self.variants:
             if self.variants:
                 raise unknown(f"{self.kind} weights", name, self.variants)
             raise UsageError(f"drafter_weights={given}: {self.kind} has no embedded weights but the default ones")
-        return ASSETS / self.asset.replace(".safetensors", f"_{name}.safetensors")
+        return ASSETS / self.asset(world).replace(".safetensors", f"_{name}.safetensors")
 
 
 def is_embedded(given: str) -> bool:
@@ -242,15 +241,20 @@ def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
             names = parameters.default("model", cfg["model"], "assets")
             target = [folder / name for name in names] if names else _held(folder)
         if network:
-            drafter = _held(folder / network.folder) if real else [folder / network.asset]
+            drafter = _held(folder / network.folder) if real else [folder / network.asset(world_of(cfg))]
     return target, drafter_files(own) if own else drafter
+
+
+def world_of(cfg: Mapping[str, Any]) -> str:
+    """The world of a configuration's model, whose embedded drafters it can use; scenes for a real model."""
+    return parameters.world("model", cfg["model"]) or "scenes"
 
 
 def own_drafter(cfg: Mapping[str, Any]) -> Path | None:
     """The path behind drafter_weights= of a configuration, if it is given."""
     given = cfg.get("drafter_weights")
     network = drafter_network(cfg["drafter"]) if given else None
-    return network.path(given) if given and network else None
+    return network.path(given, world_of(cfg)) if given and network else None
 
 
 def _held(folder: Path) -> list[Path]:

@@ -11,8 +11,6 @@ symbolic description alone.
 
 from __future__ import annotations
 
-import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +18,10 @@ from typing import Any
 import numpy as np
 
 from specbench.data.base import Item
-from specbench.errors import unknown
+from specbench.data.worlds import ABSENT, Sample, World
 
 SIZE = 64  # pixels a side
 MAX_OBJECTS = 3
-SPLITS = ("train", "validation")
-VALIDATION_SHARE = 8  # one scene in eight belongs to the validation split
 
 SHAPES = ("circle", "square", "triangle", "diamond", "cross")
 COLOURS = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "white")
@@ -36,21 +32,15 @@ LAYOUTS = ("single", "beside", "above", "row", "column", "pyramid")
 LAYOUT_COUNT = {"single": 1, "beside": 2, "above": 2, "row": 3, "column": 3, "pyramid": 3}
 LAYOUT_SHARE = (0.34, 0.21, 0.21, 0.08, 0.08, 0.08)
 
-#: Attribute name -> its choices, in the order of `Scene.labels`. Object attributes exist once per slot.
 OBJECT_ATTRIBUTES = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "fill": FILLS}
-ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "layout": LAYOUTS,
-    "background": BACKGROUNDS,
-    **{f"{name}{slot}": choices for slot in range(MAX_OBJECTS) for name, choices in OBJECT_ATTRIBUTES.items()},
-}
-ABSENT = -1  # label of an attribute whose object is not in the scene
-
-#: Where the objects of a layout are.
-POSITIONS = ("centre", "left", "right", "top", "bottom", "bottom left", "bottom right")
-POSITION_ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "layout": LAYOUTS,
-    "background": BACKGROUNDS,
-    **{f"{name} {position}": choices for position in POSITIONS for name, choices in OBJECT_ATTRIBUTES.items()},
+#: Where the objects of a layout are, slot by slot.
+POSITIONS = {
+    "single": ("centre",),
+    "beside": ("left", "right"),
+    "above": ("top", "bottom"),
+    "row": ("left", "centre", "right"),
+    "column": ("top", "centre", "bottom"),
+    "pyramid": ("top", "bottom left", "bottom right"),
 }
 
 _HUES = {"red": 0.0, "orange": 0.08, "yellow": 0.155, "green": 0.34, "cyan": 0.5, "blue": 0.62, "purple": 0.79}
@@ -101,10 +91,6 @@ class Scene:
     background: str
     objects: tuple[SceneObject, ...]
 
-    @property
-    def is_validation(self) -> bool:
-        return zlib.crc32(repr(self).encode()) % VALIDATION_SHARE == 0
-
     def labels(self) -> list[int]:
         """One class index per entry of `ATTRIBUTES`; `ABSENT` for slots without an object."""
         out = [LAYOUTS.index(self.layout), BACKGROUNDS.index(self.background)]
@@ -118,37 +104,6 @@ class Scene:
 def centres(layout: str) -> list[tuple[float, float]]:
     """The mean centre (x, y) of each object of a layout in pixels, y downwards."""
     return [centre for centre, _ in _CENTRES[layout]]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One entry of a split: its scene, its caption, and the generator state that draws its image."""
-
-    index: int
-    scene: Scene
-    caption: str
-    rng: np.random.Generator
-
-
-def items(cfg: Mapping[str, Any]) -> list[Item]:
-    """The first `n` of a split, whatever the seed: a split is an endless random sequence already, and each of its
-    captions belongs to an image of the same index. UsageError for an unknown split."""
-    if cfg["split"] not in SPLITS:
-        raise unknown("split of scenes", cfg["split"], SPLITS)
-    samples = (sample(cfg["split"], index) for index in range(cfg["n"]))
-    return [Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index), category=s.scene.layout) for s in samples]
-
-
-def sample(split: str, index: int, seed: int = 0) -> Sample:
-    """The `index`-th scene of `split` ("train" or "validation"). The same arguments always give the same scene."""
-    if split not in SPLITS:
-        raise ValueError(f"scenes has no split '{split}' (it has: {', '.join(SPLITS)})")
-    wanted = split == "validation"
-    rng = np.random.Generator(np.random.Philox(key=[2 * seed + wanted, index]))
-    scene = draw_scene(rng)
-    while scene.is_validation != wanted:
-        scene = draw_scene(rng)
-    return Sample(index, scene, write_caption(scene, rng), rng)
 
 
 def draw_scene(rng: np.random.Generator) -> Scene:
@@ -208,11 +163,6 @@ def write_caption(scene: Scene, rng: np.random.Generator) -> str:
     where = one_of(_BACKGROUND_PHRASES[scene.background])
     text = one_of((f"{one_of(body)} {where}", f"{one_of(body)}, {where}", f"{where}, {one_of(body)}"))
     return text[0].upper() + text[1:] + "."
-
-
-def words(caption: str) -> list[str]:
-    """The words of a caption, lower case, punctuation dropped."""
-    return re.findall(r"[a-z]+", caption.lower())
 
 
 def _colour(rng: np.random.Generator, name: str) -> np.ndarray:
@@ -310,16 +260,21 @@ def draw(s: Sample, portrait: bool = False) -> np.ndarray:
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-def render(split: str, indices: Sequence[int], seed: int = 0) -> tuple[np.ndarray, list[str], np.ndarray]:
-    """Images (N, 64, 64, 3) uint8, captions, and labels (N, 14) int64 of the given indices of a split."""
-    samples = [sample(split, int(i), seed) for i in indices]
-    labels = np.array([s.scene.labels() for s in samples], dtype=np.int64)
-    return np.stack([draw(s) for s in samples]), [s.caption for s in samples], labels
+WORLD = World(
+    name="scenes",
+    size=SIZE,
+    shared={"layout": LAYOUTS, "background": BACKGROUNDS},
+    slot=OBJECT_ATTRIBUTES,
+    slots=MAX_OBJECTS,
+    positions=POSITIONS,
+    describe=draw_scene,
+    caption=write_caption,
+    draw=draw,
+)
+ATTRIBUTES = WORLD.attributes
+sample, render = WORLD.sample, WORLD.render
 
 
-def vocabulary() -> list[str]:
-    """Every word a caption can hold, sorted. Deterministic, so a text encoder's word ids never change."""
-    found: set[str] = set()
-    for i in range(4000):
-        found.update(words(sample("train", i).caption))
-    return sorted(found)
+def items(cfg: Mapping[str, Any]) -> list[Item]:
+    """See `World.items`."""
+    return WORLD.items(cfg)

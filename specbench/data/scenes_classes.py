@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.data import base, scenes
+from specbench.data import base, scenes, worlds
 from specbench.data.base import Item
 
 #: Class number -> name: shape by shape, in the order of `scenes.SHAPES` and `scenes.COLOURS`.
@@ -28,14 +28,14 @@ _SINGLE = scenes.LAYOUTS.index("single")
 def items(cfg: Mapping[str, Any]) -> list[Item]:
     """`n` class names; see `base.spread`.
 
-    labels: as of `scenes.render`, of which only those of `ATTRIBUTES` are given; the others are `scenes.ABSENT`.
+    labels: as of `scenes.render`, of which only those of `ATTRIBUTES` are given; the others are `worlds.ABSENT`.
     """
     return [Item(i, NAMES[number], labels_of(number), name) for i, number, name in base.spread(len(NAMES), cfg)]
 
 
 def labels_of(number: int) -> tuple[int, ...]:
     """The 14 labels of a class: one object, its shape and colour."""
-    labels = [scenes.ABSENT] * len(scenes.ATTRIBUTES)
+    labels = [worlds.ABSENT] * len(scenes.ATTRIBUTES)
     shape, colour = divmod(number, len(scenes.COLOURS))
     labels[_LAYOUT], labels[_SHAPE], labels[_COLOUR] = _SINGLE, shape, colour
     return tuple(labels)
@@ -64,7 +64,7 @@ def portraits(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray
     return np.stack([scenes.draw(s, portrait=True) for s in found]), numbers_of(labels)
 
 
-def singles(split: str, n: int, seed: int = 0) -> list[scenes.Sample]:
+def singles(split: str, n: int, seed: int = 0) -> list[worlds.Sample]:
     """The first `n` scenes of a split with one object."""
     samples = (scenes.sample(split, index, seed) for index in itertools.count())
     return list(itertools.islice((s for s in samples if s.scene.layout == "single"), n))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.data import scenes
+from specbench.data import scenes, worlds
 from specbench.data.base import Item
 from specbench.data.geneval import TASKS
 
@@ -35,13 +35,13 @@ def items(cfg: Mapping[str, Any]) -> list[Item]:
     return found
 
 
-def sample(index: int) -> scenes.Sample:
+def sample(index: int) -> worlds.Sample:
     """The scene behind a caption, and the generator state that draws an image of it."""
     rng, task = np.random.Generator(np.random.Philox(key=[_KEY, index])), TASKS[index % len(TASKS)]
     scene = scenes.draw_scene(rng)
-    while not scene.is_validation or task not in tasks_of(scene.labels()):
+    while not worlds.is_validation(scene) or task not in tasks_of(scene.labels()):
         scene = scenes.draw_scene(rng)
-    return scenes.Sample(index, scene, scenes.write_caption(scene, rng), rng)
+    return worlds.Sample(index, scene, scenes.write_caption(scene, rng), rng)
 
 
 def tasks_of(labels: Sequence[int]) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""The metrics of *scenes* (64 x 64), by the embedded evaluators. Their values are comparable only between runs with the
-same backend, and never bear the name of a metric of a real network.
+"""The metrics of the embedded worlds (64 x 64), by the evaluators of a world. Their values are comparable only between
+runs with the same backend, and never bear the name of a metric of a real network.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from specbench.config.registry import digest
+from specbench.data import scenes, worlds
+from specbench.data.worlds import World
 from specbench.errors import UsageError
 from specbench.metrics.base import (
     Images,
@@ -39,9 +41,10 @@ GROUP = 32
 
 
 class EmbeddedMetric(Metric):
-    """A metric of an embedded evaluator, whose file lies in the assets folder. It has no options."""
+    """A metric of the evaluator of an embedded world, whose file is in the assets folder. It has no options."""
 
-    weights: ClassVar[str]  # the evaluator's file
+    world: ClassVar[World] = scenes.WORLD
+    evaluator: ClassVar[str]  # its name in the file's
 
     def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
         super().__init__(context, options)
@@ -51,13 +54,21 @@ class EmbeddedMetric(Metric):
             )
 
     @property
+    def weights(self) -> str:
+        return f"{self.world.name}_{self.evaluator}.safetensors"
+
+    @property
     def path(self) -> Path:
         return self.context.assets / self.weights
+
+    def described(self, items: Sequence[PromptItem]) -> bool:
+        """Whether the labels of all items are attributes of the world."""
+        return all(self.world.describes(item.labels) for item in items)
 
     @property
     def cache_key(self) -> str:
         if not self.path.is_file():
-            raise Unavailable(f"no {self.weights}: run `make train-scenes` in a clone")
+            raise Unavailable(f"no {self.weights}: run `make train-{self.world.name}` in a clone")
         return f"{self.path.stem.replace('_', '-')}@{digest(self.path)}"
 
 
@@ -68,19 +79,21 @@ class EmbeddedScorer(Scorer):
     """
 
     def __init__(self, metric: EmbeddedMetric, outputs: Callable[[Tensor, Sequence[PromptItem]], Tensor]) -> None:
-        self.weights, self.device, self.outputs = metric.weights, metric.context.device, outputs
+        self.metric, self.device, self.outputs = metric, metric.context.device, outputs
 
     def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         import torch
 
-        from specbench.data import scenes
         from specbench.models import evaluators as ev
 
+        world = self.metric.world
         for image in images:
             height, width = image.shape[:2]
-            if (height, width) != (scenes.SIZE, scenes.SIZE):
-                size = f"{scenes.SIZE}x{scenes.SIZE}"
-                raise Unavailable(f"{self.weights} scores {size} images of scenes; these are {width}x{height}")
+            if (height, width) != (world.size, world.size):
+                raise Unavailable(
+                    f"{self.metric.weights} scores {world.size}x{world.size} images of {world.name}; these are"
+                    f" {width}x{height}"
+                )
         outputs = []
         for start in range(0, len(images), GROUP):
             group, group_items = images[start : start + GROUP], items[start : start + GROUP]
@@ -92,26 +105,17 @@ class EmbeddedScorer(Scorer):
         return np.concatenate(outputs)
 
 
-def of_scenes(item: PromptItem) -> bool:
-    """Whether an item's labels are attributes of scenes; other data sets have none, or classes of their own."""
-    from specbench.data import scenes
-
-    return item.labels is not None and len(item.labels) == len(scenes.ATTRIBUTES)
-
-
 def of_classes(item: PromptItem) -> bool:
     """Whether an item states a class of scenes with one object, and not a full scene: see `data.scenes_classes`."""
-    from specbench.data import scenes
-
     background = list(scenes.ATTRIBUTES).index("background")
-    return of_scenes(item) and item.labels is not None and item.labels[background] == scenes.ABSENT
+    return scenes.WORLD.describes(item.labels) and (item.labels or ())[background] == worlds.ABSENT
 
 
 class ScenesFID(EmbeddedMetric):
-    """Fréchet distance (see `frechet`) to real validation images of scenes. Scorer outputs: the classifier's features
-    (N, 64) float32."""
+    """Fréchet distance (see `frechet`) to real validation images of the world. Scorer outputs: the classifier's
+    features (N, 64) float32."""
 
-    weights = "scenes_classifier.safetensors"
+    evaluator = "classifier"
     features = True
 
     def scorer(self) -> EmbeddedScorer:
@@ -130,8 +134,8 @@ class ScenesFID(EmbeddedMetric):
 
         reference, single = self._reference(items)
         notes = [f"against {reference.count} real validation images{' of one object' if single else ''}"]
-        if strangers := sum(not of_scenes(item) for item in items):
-            notes.append(f"{strangers} of {n} prompts are not of scenes, the real images are")
+        if strangers := sum(not self.world.describes(item.labels) for item in items):
+            notes.append(f"{strangers} of {n} prompts are not of {self.world.name}, the real images are")
         features = torch.from_numpy(outputs).double()
         value = frechet.distance(features, reference)
         stderr = frechet.standard_error(features, reference.mean, reference.covariance)
@@ -151,16 +155,17 @@ class ScenesFID(EmbeddedMetric):
         from specbench.metrics import scenes_reference
 
         single = all(map(of_classes, items))
-        suited = scenes_reference.single_objects if single else scenes_reference.whole_scenes
         backend = self.cache_key + (scenes_reference.SINGLE if single else "")
-        return suited(self.context.assets, backend, self.context.device), single
+        if single:
+            return scenes_reference.single_objects(self.path, backend, self.context.device), True
+        return scenes_reference.whole_world(self.world, self.path, backend, self.context.device), False
 
 
 class ScenesClip(EmbeddedMetric, MeanMetric):
     """CLIP score (Hessel et al. 2021) of the two-tower model: the mean cosine itself, not x100, between the embeddings
     of an image and of its caption, counted as 0 where it is negative. Scorer outputs: cosines (N, 1) float64."""
 
-    weights = "scenes_two_tower.safetensors"
+    evaluator = "two_tower"
     reads_prompt = True
 
     @cached_property
@@ -185,7 +190,7 @@ class ScenesClip(EmbeddedMetric, MeanMetric):
             return ""
         return (
             f"{unread} of {len(items)} captions hold words that the model has never seen, or none: it was trained on"
-            " scenes only"
+            f" {self.world.name} only"
         )
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
@@ -199,9 +204,7 @@ class ScenesClip(EmbeddedMetric, MeanMetric):
 
 def readable(towers: TwoTower, caption: str) -> bool:
     """Whether a caption has words, and the model has seen all of them."""
-    from specbench.data import scenes
-
-    return bool(scenes.words(caption)) and not towers.unknown_words(caption)
+    return bool(worlds.words(caption)) and not towers.unknown_words(caption)
 
 
 def divergences(log_probabilities: np.ndarray) -> np.ndarray:
@@ -219,7 +222,7 @@ class ScenesInceptionScore(EmbeddedMetric):
     float32: the log-probabilities of the classes of `data.scenes_classes`.
     """
 
-    weights = "scenes_reader.safetensors"
+    evaluator = "reader"
 
     @property
     def cache_key(self) -> str:
@@ -227,7 +230,6 @@ class ScenesInceptionScore(EmbeddedMetric):
         return f"{super().cache_key}, classes"
 
     def scorer(self) -> EmbeddedScorer:
-        from specbench.data import scenes
         from specbench.models import evaluators as ev
 
         reader, names = ev.load(self.path, ev.AttributeReader, self.context.device), list(scenes.ATTRIBUTES)
@@ -257,21 +259,20 @@ class ScenesInceptionScore(EmbeddedMetric):
 
 
 def rewards(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Reward (N,) float32 of each image from the reader's logits (14 of (N, K_a)) and labels (N, 14) int64."""
+    """Reward (N,) float32 of each image from the reader's logits (A of (N, K_a)) and labels (N, A) int64."""
     import torch
 
-    from specbench.data import scenes
     from specbench.models import evaluators as ev
 
-    chance = torch.tensor([1 / len(choices) for choices in scenes.ATTRIBUTES.values()], device=labels.device)
+    chance = torch.tensor([1 / of_attribute.shape[-1] for of_attribute in logits], device=labels.device)
     return ((ev.captioned_probabilities(logits, labels) - chance) / (1 - chance)).nanmean(1)
 
 
 class ScenesReward(EmbeddedMetric, MeanMetric):
     """The reward: the confidence of the reader that an image shows what its caption states.
 
-    For a caption that states attributes a = 1..m (layout, background; shape, colour, size and fill of each object),
-    with K_a choices each, and the reader's probability p_a of the stated choice,
+    For a caption that states attributes a = 1..m (of scenes: layout, background; shape, colour, size and fill of each
+    object), with K_a choices each, and the reader's probability p_a of the stated choice,
 
         reward = 1/m sum_a (p_a - 1/K_a) / (1 - 1/K_a)
 
@@ -281,11 +282,11 @@ class ScenesReward(EmbeddedMetric, MeanMetric):
     note gives the share of attributes whose most probable choice is the stated one ("attribute accuracy"). A class of
     scenes with one object states three attributes: that there is one object, its shape and its colour.
 
-    Needs items with labels. Scorer outputs (N, 15) float32: the reward, and for each attribute whether it is read
+    Needs items with labels. Scorer outputs (N, 1 + A) float32: the reward, and for each attribute whether it is read
     right, NaN where the labels do not state it.
     """
 
-    weights = "scenes_reader.safetensors"
+    evaluator = "reader"
     reads_prompt = True  # by way of the labels, which a caption of scenes fixes
 
     def scorer(self) -> EmbeddedScorer:
@@ -303,13 +304,11 @@ class ScenesReward(EmbeddedMetric, MeanMetric):
         return EmbeddedScorer(self, outputs)
 
     def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
-        if all(map(of_scenes, items)):
+        if self.described(items):
             return ""
-        return "these prompts come without labels of scenes, so there are no attributes to compare with"
+        return f"these prompts come without labels of {self.world.name}, so there are no attributes to compare with"
 
     def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
-        from specbench.data import scenes
-
         right = outputs[:, 1:].astype(np.float64)
         note = f"attribute accuracy {np.nanmean(right):.4f}"
         if all(map(of_classes, items)):

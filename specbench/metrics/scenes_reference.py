@@ -1,4 +1,5 @@
-"""Statistics of real images of *scenes* in the embedded classifier's features, which `scenes_fid` compares with."""
+"""Statistics of real images of an embedded world in its classifier's features, which `scenes_fid` and `textures_fid`
+compare with."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from specbench.data import scenes, scenes_classes
+from specbench.data import scenes_classes
+from specbench.data.worlds import World
 from specbench.metrics.frechet import Moments
 from specbench.models import evaluators as ev
 from specbench.storage import home
 from specbench.storage.files import atomic_path
 
-FILE = "scenes_reference.safetensors"  # stored next to the weights
 COUNT = 2000  # validation images to render where those statistics are not at hand
 SINGLE = "/portraits"  # stands behind a backend's name where the real images are those with one object
 
@@ -57,24 +58,31 @@ class ScenesReference(Moments):
         return found
 
 
-def whole_scenes(assets: Path, backend: str, device: str) -> ScenesReference:
-    """Of validation images: the stored statistics where they are of these weights, else of images rendered now."""
-    path = assets / FILE
+def stored_at(classifier: Path) -> Path:
+    """The file of the statistics, next to the classifier's."""
+    return classifier.with_name(classifier.name.replace("classifier", "reference"))
+
+
+def whole_world(world: World, weights: Path, backend: str, device: str) -> ScenesReference:
+    """Of a world's validation images, by the classifier `weights`: the stored statistics where they are of these
+    weights, else of images rendered now."""
+    path = stored_at(weights)
     if path.exists():
         stored = ScenesReference.load(path)
         if stored.backend == backend:
             return stored
-    classifier = ev.load(assets / ev.CLASSIFIER, ev.Classifier, device)
-    return ScenesReference.from_images(classifier, scenes.render("validation", range(COUNT))[0], backend)
+    classifier = ev.load(weights, ev.Classifier, device)
+    return ScenesReference.from_images(classifier, world.render("validation", range(COUNT))[0], backend)
 
 
-def single_objects(assets: Path, backend: str, device: str) -> ScenesReference:
-    """The same of validation images with one object: rendered once, which takes seconds, and then kept under `home`.
+def single_objects(weights: Path, backend: str, device: str) -> ScenesReference:
+    """The same of validation images of scenes with one object: rendered once, which takes seconds, and then kept under
+    `home`.
 
     backend: ends in `SINGLE`.
     """
     path = home.home() / "references" / f"{backend.replace('/', '-')}.safetensors"
-    classifier = ev.load(assets / ev.CLASSIFIER, ev.Classifier, device)
+    classifier = ev.load(weights, ev.Classifier, device)
     shape = (classifier.num_features,)
     try:
         stored = ScenesReference.load(path)

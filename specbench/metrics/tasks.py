@@ -19,7 +19,7 @@ from specbench.data.geneval import TASKS
 from specbench.metrics import weights
 from specbench.metrics.base import Images, Metric, PromptItem, Score, SingleImageScorer, by_prompt
 from specbench.metrics.preparation import CLIP, normalised, square
-from specbench.metrics.scenes import EmbeddedMetric, EmbeddedScorer, of_scenes
+from specbench.metrics.scenes import EmbeddedMetric, EmbeddedScorer
 from specbench.rows import summary
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class ScenesGenEval(EmbeddedMetric, TaskMetric):
     Needs items with labels. Scorer outputs (N, 14) float32: the index of the most probable choice of each attribute,
     of objects that are not there, too."""
 
-    weights = "scenes_reader.safetensors"
+    evaluator = "reader"
 
     @property
     def cache_key(self) -> str:
@@ -286,7 +286,7 @@ class ScenesGenEval(EmbeddedMetric, TaskMetric):
         return EmbeddedScorer(self, read)
 
     def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
-        if all(map(of_scenes, items)):
+        if self.described(items):
             return ""
         return "these prompts come without labels of scenes, so there are no objects to look for"
 

@@ -1,4 +1,4 @@
-"""The embedded evaluators: three small networks that score images of *scenes*.
+"""The evaluators of the embedded worlds: three small networks that score a world's images.
 
 - `Classifier`: the Fréchet distance uses its 64 penultimate features.
 - `AttributeReader`: reads every attribute of an image; the reward is computed from its probabilities.
@@ -13,23 +13,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench.config.registry import digest
-from specbench.data import scenes
+from specbench.data import scenes, worlds
 from specbench.models.loading import checkpoints
 from specbench.models.text import TextConfig, TextEncoder
 
-CLASSIFIER, READER, TWO_TOWER = (f"scenes_{name}.safetensors" for name in ("classifier", "reader", "two_tower"))
-SLOTS = scenes.MAX_OBJECTS
 
-_CHOICES = [len(choices) for choices in scenes.ATTRIBUTES.values()]
-_OBJECT_CHOICES = [len(choices) for choices in scenes.OBJECT_ATTRIBUTES.values()]
-_SCENE_CHOICES = _CHOICES[: len(_CHOICES) - SLOTS * len(_OBJECT_CHOICES)]  # layout and background come first
+@dataclass(frozen=True, kw_only=True)
+class WorldShape:
+    """What a network knows of its world: the number of choices of each shared attribute and of each attribute of a
+    slot, and the number of slots. Files without these fields are networks of scenes."""
+
+    shared: tuple[int, ...] = tuple(map(len, scenes.WORLD.shared.values()))
+    slot: tuple[int, ...] = tuple(map(len, scenes.WORLD.slot.values()))
+    slots: int = scenes.WORLD.slots
+
+
+def shape_of(world: worlds.World) -> dict[str, Any]:
+    """The fields of `WorldShape`."""
+    sizes = (tuple(map(len, attributes.values())) for attributes in (world.shared, world.slot))
+    return dict(zip(("shared", "slot", "slots"), (*sizes, world.slots), strict=True))
 
 
 def as_input(images: Tensor) -> Tensor:
@@ -69,21 +78,22 @@ class _Trunk(nn.Module):
 
 
 class _SlotTrunk(nn.Module):
-    """Images (B, 3, 64, 64) -> the scene (B, dim) and its object slots (B, 3, dim).
+    """Images (B, 3, 64, 64) -> the scene (B, dim) and its slots (B, slots, dim).
 
-    The layout determines which object is the first, so the slots come from the scene vector: its three queries attend
-    to the 16 x 16 map, whose keys contain their position.
+    The layout determines which slot is the first, so the slots come from the scene vector: its queries attend to the
+    16 x 16 map, whose keys contain their position.
     """
 
-    def __init__(self, widths: tuple[int, int, int], dim: int) -> None:
+    def __init__(self, widths: tuple[int, int, int], dim: int, slots: int) -> None:
         super().__init__()
+        self.slots = slots
         _, b, c = widths
         self.trunk = _Trunk(widths)
         self.squeeze = nn.Conv2d(c, 16, 1)
         self.scene = nn.Sequential(nn.Linear(16 * 64 + 2 * c, dim), nn.ReLU(inplace=True))
         self.from_fine, self.from_coarse = nn.Conv2d(b, dim, 1), nn.Conv2d(c, dim, 1)
         self.positions = nn.Parameter(0.02 * torch.randn(256, dim))
-        self.query = nn.Linear(dim, SLOTS * dim)
+        self.query = nn.Linear(dim, slots * dim)
         self.slot = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(inplace=True))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,14 +102,14 @@ class _SlotTrunk(nn.Module):
         scene = self.scene(torch.cat(pooled, 1))
         local = self.from_fine(fine) + F.interpolate(self.from_coarse(coarse), scale_factor=2.0, mode="nearest")
         local = F.relu(local).flatten(2).transpose(1, 2)  # (B, 256, dim)
-        queries = self.query(scene).unflatten(1, (SLOTS, -1))
+        queries = self.query(scene).unflatten(1, (self.slots, -1))
         # no projection of keys and values: the linear maps before and after the attention can do the same for less
         seen = F.scaled_dot_product_attention(queries, local + self.positions.to(local.dtype), local)
         return scene, self.slot(torch.cat([seen, scene.unsqueeze(1).expand_as(seen)], -1))
 
 
 @dataclass(frozen=True)
-class ClassifierConfig:
+class ClassifierConfig(WorldShape):
     widths: tuple[int, int, int] = (32, 64, 96)
     dim: int = 96
     part: int = 16  # features of the scene, and of each slot
@@ -114,14 +124,14 @@ class Classifier(nn.Module):
     def __init__(self, cfg: ClassifierConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.num_features = (1 + SLOTS) * cfg.part
-        self.trunk = _SlotTrunk(cfg.widths, cfg.dim)
+        self.num_features = (1 + cfg.slots) * cfg.part
+        self.trunk = _SlotTrunk(cfg.widths, cfg.dim, cfg.slots)
         # unit variance for every feature, over the training images: a scale that training cannot shift
         self.of_scene, self.of_slot = (
             nn.Sequential(nn.Linear(cfg.dim, cfg.part), nn.BatchNorm1d(cfg.part, affine=False)) for _ in range(2)
         )
-        self.read_scene = nn.Linear(cfg.part, sum(_SCENE_CHOICES) + 2)
-        self.read_slot = nn.Linear(cfg.part, sum(_OBJECT_CHOICES))
+        self.read_scene = nn.Linear(cfg.part, sum(cfg.shared) + 2)
+        self.read_slot = nn.Linear(cfg.part, sum(cfg.slot))
 
     def features(self, images: Tensor) -> Tensor:
         """Features (N, 64) of images (N, 3, 64, 64) in [-1, 1]: 16 of the scene, 16 of each slot."""
@@ -129,20 +139,20 @@ class Classifier(nn.Module):
         return torch.cat([self.of_scene(scene), self.of_slot(slots.flatten(0, 1)).view(len(images), -1)], 1)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Logits (N, choices) per entry of `scenes.ATTRIBUTES`."""
+        """Logits (N, choices) per attribute of the world."""
         return self.read(self.features(images))[0]
 
     def read(self, features: Tensor) -> tuple[list[Tensor], Tensor]:
         """Attribute logits, and strengths (N, 2) of blur and noise, of features (N, 64)."""
         scene, *slots = features.split(self.cfg.part, -1)
-        *logits, damage = self.read_scene(scene).split([*_SCENE_CHOICES, 2], -1)
+        *logits, damage = self.read_scene(scene).split([*self.cfg.shared, 2], -1)
         for slot in slots:
-            logits += self.read_slot(slot).split(_OBJECT_CHOICES, -1)
+            logits += self.read_slot(slot).split(self.cfg.slot, -1)
         return logits, damage
 
 
 @dataclass(frozen=True)
-class ReaderConfig:
+class ReaderConfig(WorldShape):
     widths: tuple[int, int, int] = (32, 64, 96)
     dim: int = 96
 
@@ -153,24 +163,24 @@ class AttributeReader(nn.Module):
     def __init__(self, cfg: ReaderConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.trunk = _SlotTrunk(cfg.widths, cfg.dim)
-        self.of_scene = nn.Linear(cfg.dim, sum(_SCENE_CHOICES))
-        self.of_slot = nn.Linear(cfg.dim, sum(_OBJECT_CHOICES))
+        self.trunk = _SlotTrunk(cfg.widths, cfg.dim, cfg.slots)
+        self.of_scene = nn.Linear(cfg.dim, sum(cfg.shared))
+        self.of_slot = nn.Linear(cfg.dim, sum(cfg.slot))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Logits (N, choices) per entry of `scenes.ATTRIBUTES`, of images (N, 3, 64, 64) in [-1, 1].
+        """Logits (N, choices) per attribute of the world, of images (N, 3, 64, 64) in [-1, 1].
 
         The logits of a slot mean something only where the image has that object.
         """
         scene, slots = self.trunk(images)
-        out = list(self.of_scene(scene).split(_SCENE_CHOICES, -1))
+        out = list(self.of_scene(scene).split(self.cfg.shared, -1))
         for logits in self.of_slot(slots).unbind(1):
-            out += logits.split(_OBJECT_CHOICES, -1)
+            out += logits.split(self.cfg.slot, -1)
         return out
 
 
 @dataclass(frozen=True)
-class TwoTowerConfig:
+class TwoTowerConfig(WorldShape):
     widths: tuple[int, int, int] = (32, 64, 96)
     dim: int = 96
     embedding: int = 64
@@ -186,8 +196,8 @@ class TwoTower(nn.Module):
     def __init__(self, cfg: TwoTowerConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.image_trunk = _SlotTrunk(cfg.widths, cfg.dim)
-        self.image_out = nn.Linear((1 + SLOTS) * cfg.dim, cfg.embedding)
+        self.image_trunk = _SlotTrunk(cfg.widths, cfg.dim, cfg.slots)
+        self.image_out = nn.Linear((1 + cfg.slots) * cfg.dim, cfg.embedding)
         text = TextConfig(cfg.vocabulary, cfg.text_dim, cfg.text_layers, max_words=cfg.max_words, tokens=1, classes=1)
         self.text = TextEncoder(text)
         del self.text.reader  # the contrast is its only task
@@ -218,36 +228,37 @@ class TwoTower(nn.Module):
 
     def unknown_words(self, caption: str) -> list[str]:
         """The words of a caption that are not in the model's vocabulary."""
-        return [word for word in scenes.words(caption) if word not in self.text.ids]
+        return [word for word in worlds.words(caption) if word not in self.text.ids]
 
 
 def captioned_probabilities(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Probability (N, 14) float32 that each attribute is as labelled; labels (N, 14) int64, NaN where `ABSENT`."""
+    """Probability (N, attributes) float32 that each attribute is as labelled; labels (N, attributes) int64, NaN
+    where `ABSENT`."""
     columns = []
     for i, one in enumerate(logits):
         wanted = labels[:, i]
         p = one.float().softmax(-1).gather(1, wanted.clamp(min=0).unsqueeze(1)).squeeze(1)
-        columns.append(torch.where(wanted == scenes.ABSENT, torch.nan, p))
+        columns.append(torch.where(wanted == worlds.ABSENT, torch.nan, p))
     return torch.stack(columns, 1)
 
 
 def read_right(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """1 where the most probable choice is the labelled one, else 0; (N, 14) float32, NaN where `ABSENT`."""
+    """1 where the most probable choice is the labelled one, else 0; (N, attributes) float32, NaN where `ABSENT`."""
     right = torch.stack([one.argmax(-1) for one in logits], 1) == labels
-    return torch.where(labels == scenes.ABSENT, torch.nan, right.float())
+    return torch.where(labels == worlds.ABSENT, torch.nan, right.float())
 
 
 Evaluator = TypeVar("Evaluator", Classifier, AttributeReader, TwoTower)
 _KINDS: dict[type[nn.Module], tuple[str, type]] = {
-    Classifier: ("scenes-classifier", ClassifierConfig),
-    AttributeReader: ("scenes-reader", ReaderConfig),
-    TwoTower: ("scenes-two-tower", TwoTowerConfig),
+    Classifier: ("classifier", ClassifierConfig),
+    AttributeReader: ("reader", ReaderConfig),
+    TwoTower: ("two-tower", TwoTowerConfig),
 }
 
 
 def save(module: Classifier | AttributeReader | TwoTower, path: Path) -> None:
-    """Write an evaluator as safetensors in float16, its configuration in the metadata."""
-    checkpoints.save(module, path, _KINDS[type(module)][0])
+    """Write an evaluator as safetensors in float16, its configuration in the metadata; path: WORLD_KIND.safetensors."""
+    checkpoints.save(module, path, path.stem.replace("_", "-"))
 
 
 def load(path: Path, kind: type[Evaluator], device: torch.device | str = "cpu") -> Evaluator:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specbench.data.scenes import vocabulary
+from specbench.data import worlds
 from specbench.models.llamagen import LlamaGenConfig
 from specbench.models.mar import MARConfig
 from specbench.models.text import TextConfig
@@ -21,15 +20,28 @@ TARGET = LlamaGenConfig(
 DRAFT = replace(TARGET, dim=96, n_layer=2, n_head=3, ffn_hidden=256)
 
 
-def text() -> TextConfig:
-    return TextConfig(vocabulary=tuple(vocabulary()))
+@dataclass(frozen=True)
+class WorldConfig:
+    """Shapes of the networks of a world's text-to-image model."""
+
+    tokenizer: VQConfig
+    target: LlamaGenConfig
+    draft: LlamaGenConfig
+
+    def text(self, world: str) -> TextConfig:
+        """Builds the vocabulary, which takes a second."""
+        held = worlds.world(world)
+        classes = sum(len(choices) + 1 for choices in held.position_attributes.values())
+        return TextConfig(vocabulary=tuple(held.vocabulary()), classes=classes)
 
 
-CONFIGS: dict[str, Callable[[], Any]] = {
-    "tokenizer": lambda: VQ,
-    "text": text,
-    "target": lambda: TARGET,
-    "draft": lambda: DRAFT,
+WORLDS = {
+    "scenes": WorldConfig(VQ, TARGET, DRAFT),
+    "textures": WorldConfig(
+        replace(VQ, ch=24, codebook_size=8192),
+        replace(TARGET, vocab_size=8192),
+        replace(TARGET, vocab_size=8192, dim=64, n_layer=2, n_head=2, ffn_hidden=192),
+    ),
 }
 
 

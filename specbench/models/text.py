@@ -1,5 +1,5 @@
-"""The embedded text encoder: a caption of *scenes* -> a fixed number of feature vectors, in the role Flan-T5 has for
-LlamaGen."""
+"""The text encoder of the embedded worlds: a caption -> a fixed number of feature vectors, in the role that Flan-T5 has
+for LlamaGen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specbench.data import scenes
+from specbench.data import worlds
 
 PAD, UNKNOWN = 0, 1
 
@@ -21,7 +21,7 @@ class TextConfig:
     heads: int = 4
     max_words: int = 48
     tokens: int = 8  # feature vectors a caption
-    classes: int = sum(len(c) + 1 for c in scenes.POSITION_ATTRIBUTES.values())
+    classes: int = 1  # outputs of the reader, which only its training needs
 
 
 class TextEncoder(nn.Module):
@@ -51,7 +51,7 @@ class TextEncoder(nn.Module):
         """(N, max_words) int64 word ids; unknown words get their own id, captions beyond max_words are cut."""
         out = torch.full((len(captions), self.cfg.max_words), PAD)
         for row, caption in enumerate(captions):
-            ids = [self.ids.get(w, UNKNOWN) for w in scenes.words(caption)][: self.cfg.max_words]
+            ids = [self.ids.get(w, UNKNOWN) for w in worlds.words(caption)][: self.cfg.max_words]
             out[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
         return out
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -263,6 +264,10 @@ def fill(codes: Tensor, grid: tuple[int, int] | None) -> tuple[int, int]:
     return h, w
 
 
+#: Vectors that are compared with a codebook at once: their scores fit into a processor's cache.
+_NEAREST_ROWS = 64
+
+
 class Quantizer(nn.Module):
     def __init__(self, size: int, dim: int, l2_norm: bool) -> None:
         super().__init__()
@@ -278,10 +283,12 @@ class Quantizer(nn.Module):
     def nearest(self, z: Tensor) -> Tensor:
         """Indices (...,) int64 of the code nearest to each vector of z (..., dim); where `l2_norm`, z is normalised,
         too. The first of equally near ones."""
-        table = self.codebook
+        table, flat = self.codebook, z.float().flatten(0, -2)
+        scores, penalty = table.T.contiguous(), table.square().sum(-1) / 2
         if self.l2_norm:
-            return (F.normalize(z.float(), dim=-1) @ table.T).argmax(-1)
-        return (z.float() @ table.T - table.square().sum(-1) / 2).argmax(-1)
+            flat, penalty = F.normalize(flat, dim=-1), penalty.new_zeros(())
+        parts = [(part @ scores - penalty).argmax(-1) for part in flat.split(_NEAREST_ROWS)]
+        return torch.cat(parts).view(z.shape[:-1])
 
 
 class Autoencoder(nn.Module):

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from specbench import data
-from specbench.data import scenes, scenes_classes
+from specbench.data import scenes, scenes_classes, worlds
 from specbench.data.base import key
 from specbench.errors import UsageError
 from specbench.storage import home, image_files
 from specbench.storage.reading import read_text
 from specbench.training.recipes import TrainingPlan
 
-_UNSEEN = 1  # seed of scenes that the embedded models were not trained on
+_UNSEEN = 1  # seed of pictures that the embedded models were not trained on
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ def _found(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
             singles = scenes_classes.singles("train", plan["n"], _UNSEEN)
             numbers = scenes_classes.numbers_of(np.array([s.scene.labels() for s in singles], dtype=np.int64))
             return [
-                ExamplePrompt(str(s.index), scenes_classes.NAMES[number], _Scene("train", s.index, _UNSEEN, True))
+                ExamplePrompt(str(s.index), scenes_classes.NAMES[number], _Portrait(s.index, _UNSEEN))
                 for s, number in zip(singles, numbers, strict=True)
             ]
-        if cfg["data"] != "scenes":
+        if cfg["data"] not in worlds.NAMES:
             raise UsageError(
                 f"source=pairs needs images, and data={cfg['data']} has none of its own: name their folder with"
                 " images=DIR, or let the target draw them with source=self"
             )
-        drawn = (scenes.sample(cfg["split"], i) for i in range(plan["n"]))
-        return [ExamplePrompt(str(s.index), s.caption, _Scene(cfg["split"], s.index)) for s in drawn]
+        drawn = (worlds.world(cfg["data"]).sample(cfg["split"], i) for i in range(plan["n"]))
+        return [ExamplePrompt(str(s.index), s.caption, _Drawn(cfg["data"], cfg["split"], s.index)) for s in drawn]
     folder = home.expanded(plan["images"])
     if not folder.is_dir():
         raise UsageError(f"images: there is no folder {folder}")
@@ -65,14 +65,23 @@ def _found(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
 
 
 @dataclass(frozen=True)
-class _Scene:
+class _Drawn:
+    world: str
     split: str
     index: int
-    seed: int = 0
-    portrait: bool = False
 
     def __call__(self) -> np.ndarray:
-        return scenes.draw(scenes.sample(self.split, self.index, self.seed), self.portrait)
+        world = worlds.world(self.world)
+        return world.draw(world.sample(self.split, self.index))
+
+
+@dataclass(frozen=True)
+class _Portrait:
+    index: int
+    seed: int
+
+    def __call__(self) -> np.ndarray:
+        return scenes.draw(scenes.sample("train", self.index, self.seed), portrait=True)
 
 
 def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[ExamplePrompt]:
@@ -105,7 +114,9 @@ def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Examp
                 raise UsageError(f"{path.with_suffix('.txt')} is empty; write the image's caption there")
             found.append(ExamplePrompt(name(path), " ".join(text.split()), reads(path)))
         return found
-    items = [item for item in data.load({**cfg, "n": None}) if item.reference] if cfg["data"] != "scenes" else []
+    items = (
+        [item for item in data.load({**cfg, "n": None}) if item.reference] if cfg["data"] not in worlds.NAMES else []
+    )
     by_name = {path.name: path for path in files}
     found = [
         ExamplePrompt(item.id, item.prompt, reads(by_name[item.reference]))

@@ -21,7 +21,7 @@ TABLE: dict[str, Parameter] = {
     "recipe": Parameter(
         "string",
         "the recipe with the defaults of the other arguments: lantern for LlamaGen, coolsd for other real targets,"
-        " scenes and mar_scenes for the embedded ones",
+        " scenes, textures and mar_scenes for the embedded ones",
     ),
     "out": Parameter("path", "folder of the weights, their card, the curves, the examples and the state for resuming"),
     "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),
@@ -247,7 +247,7 @@ def _recipes() -> dict[str, dict[str, Any]]:
 
 def _default_recipe(model: str) -> str:
     if parameters.default("model", model, "weights") == "embedded":
-        return "mar_scenes" if parameters.is_continuous("model", model) else _EMBEDDED
+        return "mar_scenes" if parameters.is_continuous("model", model) else str(parameters.world("model", model))
     return "lantern" if model.startswith("llamagen") else "coolsd"
 
 

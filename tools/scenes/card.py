@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from specbench.config import registry
 from specbench.data import Item, scenes, scenes_classes
+from specbench.data.worlds import World
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
 from specbench.models.pixels import to_float, to_uint8
@@ -28,15 +29,16 @@ from specbench.training.examples import Encoded
 SAMPLES, BATCH = 256, 16
 
 
-def sample_statistics(assets: Path, device: torch.device) -> dict[str, float]:
+def sample_statistics(world: World, assets: Path, device: torch.device) -> dict[str, float]:
     """Attribute accuracy of vanilla samples (validation captions, guidance 3, temperature 1), by the reader.
 
     `reader_accuracy_vanilla` is the share of stated attributes that are read as stated; `..._renders` the same on the
     real images of the same captions, and `..._tokenized` on those after the tokenizer, the ceiling of any sample.
     """
-    pipeline = _pipeline(assets, device, "model=llamagen_scenes", "method=vanilla", "cfg_scale=3", "dtype=float32")
-    reader = ev.load(assets / ev.READER, ev.AttributeReader, device)
-    real, captions, labels = scenes.render("validation", range(SAMPLES))
+    model = f"model=llamagen_{world.name}"
+    pipeline = _pipeline(assets, device, model, "method=vanilla", "cfg_scale=3", "dtype=float32")
+    reader = ev.load(assets / f"{world.name}_reader.safetensors", ev.AttributeReader, device)
+    real, captions, labels = world.render("validation", range(SAMPLES))
     images = []
     for i in tqdm(range(0, SAMPLES, BATCH), desc="samples"):
         conditioning = pipeline.encode(captions[i : i + BATCH])
@@ -61,18 +63,18 @@ DRAFTERS = {
 }
 
 
-def drafter_statistics(assets: Path, device: torch.device, count: int) -> dict[str, dict[str, float]]:
-    """Of every drafter in the folder: the model's default guidance and temperature, and the drafter's distance from the
-    target under these on `count` validation scenes (see `drafter.evaluate`)."""
-    pipeline = _pipeline(assets, device, "model=llamagen_scenes", "method=vanilla", "dtype=float32")
+def drafter_statistics(world: World, assets: Path, device: torch.device, count: int) -> dict[str, dict[str, float]]:
+    """Of every drafter of a world in the folder: the model's default guidance and temperature, and the
+    drafter's distance from the target under these on `count` validation images (see `drafter.evaluate`)."""
+    pipeline = _pipeline(assets, device, f"model=llamagen_{world.name}", "method=vanilla", "dtype=float32")
     model, sampling = pipeline.model, pipeline.config.sampling
-    images, captions, _ = scenes.render("validation", range(count))
+    images, captions, _ = world.render("validation", range(count))
     with torch.inference_mode():
         codes = torch.cat([model.codes(part) for part in to_float(images).split(BATCH)]).cpu().numpy()
     conditions, found = Encoded(pipeline, captions), {}
     for name, (kind, given) in DRAFTERS.items():
         network = registry.network(kind)
-        path = assets / network.path(given).name
+        path = assets / network.path(given, world.name).name
         if not path.is_file():
             continue
         drafts = model.trained(kind, path)
@@ -117,9 +119,10 @@ def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
     `reader_accuracy_renders` is the same of real images, `..._decoded` of those after the autoencoder, and
     `..._vanilla` that of the model's own guidance, with its shares by attribute.
     """
-    if not (assets / ev.READER).is_file():
+    path = assets / "scenes_reader.safetensors"
+    if not path.is_file():
         return {}
-    reader = ev.load(assets / ev.READER, ev.AttributeReader, device)
+    reader = ev.load(path, ev.AttributeReader, device)
     real, numbers = scenes_classes.portraits("validation", trial.count)
     labels = np.array([scenes_classes.labels_of(int(number)) for number in numbers])
     own = _pipeline(assets, device, "model=mar_scenes", *trial.overrides, "method=vanilla")

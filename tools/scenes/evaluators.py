@@ -1,4 +1,4 @@
-"""Training of the embedded evaluators on *scenes*: what `make train-scenes` runs, and their statistics.
+"""Training of the evaluators of an embedded world, and their statistics.
 
 The networks score images that a tokenizer has decoded, so half of every training batch is blurred and noisy. The reader
 and the two-tower model learn to ignore the damage; the classifier, whose features measure fidelity too, learns to
@@ -20,7 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from specbench import metrics
 from specbench.config.registry import ASSETS
-from specbench.data import Item, scenes
+from specbench.data import Item
+from specbench.data.worlds import ABSENT, World
 from specbench.metrics import scenes_reference
 from specbench.metrics.scenes_reference import ScenesReference
 from specbench.models import evaluators as ev
@@ -67,15 +68,16 @@ def _attention(device: torch.device) -> Any:
 
 
 def attribute_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Cross-entropy in nats, averaged over every present attribute of the batch; labels (N, 14), `ABSENT` left out."""
+    """Cross-entropy in nats, averaged over every present attribute of the batch; labels (N, attributes), `ABSENT`
+    left out."""
     losses = [
-        F.cross_entropy(one.float(), labels[:, i], ignore_index=scenes.ABSENT, reduction="sum")
-        for i, one in enumerate(logits)
+        F.cross_entropy(one.float(), labels[:, i], ignore_index=ABSENT, reduction="sum") for i, one in enumerate(logits)
     ]
-    return torch.stack(losses).sum() / (labels != scenes.ABSENT).sum()
+    return torch.stack(losses).sum() / (labels != ABSENT).sum()
 
 
 def train_attributes(
+    world: World,
     kind: type[ev.Classifier] | type[ev.AttributeReader],
     images: np.ndarray,
     labels: np.ndarray,
@@ -84,13 +86,14 @@ def train_attributes(
     device: torch.device | str = "cpu",
 ) -> tuple[Any, dict[str, float]]:
     """Train the network behind the Fréchet distance, or the attribute reader, on uint8 images (N, 64, 64, 3) and labels
-    (N, 14) int64.
+    (N, attributes) int64.
 
     Resumes from `work`. Returns it and the last logged statistics of its training.
     """
     classifies = kind is ev.Classifier
     torch.manual_seed(recipe.seed + (not classifies))
-    module: Any = kind(ev.ClassifierConfig() if classifies else ev.ReaderConfig()).to(device)  # type: ignore[arg-type]
+    config = (ev.ClassifierConfig if classifies else ev.ReaderConfig)(**ev.shape_of(world))
+    module: Any = kind(config).to(device)  # type: ignore[arg-type]
     where = torch.device(device)
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
@@ -111,15 +114,15 @@ def train_attributes(
 
 
 class WordEdits:
-    """Makes a caption wrong by one word: "red" for "blue", or the colours of two objects exchanged.
+    """Makes a caption wrong by one word: "red" for "blue", or the colours of two slots exchanged.
 
     Random captions differ so much that no detail is needed to distinguish them; these differ in one detail only.
     """
 
-    def __init__(self, ids: dict[str, int]) -> None:
+    def __init__(self, world: World, ids: dict[str, int]) -> None:
         self.group: dict[int, int] = {}  # word id -> attribute
         self.choices: list[list[int]] = []  # attribute -> its word ids; no two of them mean the same
-        for words in (*scenes.OBJECT_ATTRIBUTES.values(), scenes.BACKGROUNDS):
+        for words in (*world.slot.values(), *list(world.shared.values())[1:]):  # captions do not name the layout
             known = [ids[word] for word in words if word in ids]
             self.group |= {i: len(self.choices) for i in known if i not in self.group}
             self.choices.append(known)
@@ -162,6 +165,7 @@ def contrastive_loss(
 
 
 def train_two_tower(
+    world: World,
     images: np.ndarray,
     captions: list[str],
     recipe: Recipe,
@@ -174,12 +178,12 @@ def train_two_tower(
     With `labels` (N, 14), two images of the same scene are never each other's negatives.
     """
     torch.manual_seed(recipe.seed + 2)
-    module = ev.TwoTower(ev.TwoTowerConfig(vocabulary=tuple(scenes.vocabulary()))).to(device)
+    module = ev.TwoTower(ev.TwoTowerConfig(vocabulary=tuple(world.vocabulary()), **ev.shape_of(world))).to(device)
     ids = module.tokenize(captions).numpy()
     scene = (
         np.arange(len(captions)) if labels is None else np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
     )
-    edits = WordEdits(module.text.ids)
+    edits = WordEdits(world, module.text.ids)
     where = torch.device(device)
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
@@ -212,11 +216,11 @@ def _device(module: nn.Module) -> torch.device:
 
 @torch.no_grad()
 def evaluate_attributes(
-    module: ev.Classifier | ev.AttributeReader, images: np.ndarray, labels: np.ndarray
+    world: World, module: ev.Classifier | ev.AttributeReader, images: np.ndarray, labels: np.ndarray
 ) -> dict[str, float]:
-    """Share of present attributes read right: "mean" over all of them, and one value for each of `scenes.ATTRIBUTES`.
+    """Share of present attributes read right: "mean" over all of them, and one value for each attribute.
 
-    images (N, 64, 64, 3) uint8; labels (N, 14) int64. An attribute that no image has is left out.
+    images (N, 64, 64, 3) uint8; labels (N, attributes) int64. An attribute that no image has is left out.
     """
     right = []
     for i in range(0, len(images), 256):
@@ -224,16 +228,16 @@ def evaluate_attributes(
         right.append(ev.read_right([one.cpu() for one in module(x)], torch.from_numpy(labels[i : i + 256])))
     table = torch.cat(right)
     each = {
-        name: float(table[:, i].nanmean()) for i, name in enumerate(scenes.ATTRIBUTES) if not table[:, i].isnan().all()
+        name: float(table[:, i].nanmean()) for i, name in enumerate(world.attributes) if not table[:, i].isnan().all()
     }
     return {"mean": float(table.nanmean()), **each}
 
 
 @torch.no_grad()
 def evaluate_two_tower(
-    module: ev.TwoTower, images: np.ndarray, captions: list[str], labels: np.ndarray
+    world: World, module: ev.TwoTower, images: np.ndarray, captions: list[str], labels: np.ndarray
 ) -> dict[str, float]:
-    """Statistics of the two-tower model on images (N, 64, 64, 3) uint8 with captions and labels (N, 14).
+    """Statistics of the two-tower model on images (N, 64, 64, 3) uint8 with captions and labels (N, attributes).
 
     - top1: the share of images whose nearest of `RETRIEVAL` captions (disjoint groups, one of them their own)
       describes their scene; a caption of an identical scene counts as right.
@@ -246,7 +250,7 @@ def evaluate_two_tower(
     )
     ids = module.tokenize(captions)
     edited = torch.from_numpy(
-        WordEdits(module.text.ids)(ids.numpy(), np.random.Generator(np.random.Philox(key=[0, 0])))
+        WordEdits(world, module.text.ids)(ids.numpy(), np.random.Generator(np.random.Philox(key=[0, 0])))
     )
     captioned, edited_captioned = (
         torch.cat([module.embed_ids(some.to(device)) for some in table.split(256)]) for table in (ids, edited)
@@ -271,7 +275,7 @@ def evaluate_two_tower(
 
 
 def train_all(
-    train: Split, held: Split, work: Path, assets: Path = ASSETS, device: torch.device | str = "cpu"
+    world: World, train: Split, held: Split, work: Path, assets: Path = ASSETS, device: torch.device | str = "cpu"
 ) -> dict[str, float]:
     """Train the evaluators whose files are missing in `assets`, write them, and measure every one as it was stored.
 
@@ -282,38 +286,40 @@ def train_all(
     statistics: dict[str, float] = {}
 
     def trained(name: str, kind: type[ev.Evaluator], train_it: Callable[[], tuple[Any, dict[str, float]]]) -> Any:
-        path = assets / name
+        path = assets / f"{world.name}_{name}.safetensors"
         if not path.exists():
             module, last = train_it()
             ev.save(module, path)
-            statistics[f"{path.stem.removeprefix('scenes_')}_seconds"] = last["seconds"]
+            statistics[f"{name}_seconds"] = last["seconds"]
         return ev.load(path, kind, device)
 
     def attributes(kind: Any, recipe: Recipe) -> Callable[[], tuple[Any, dict[str, float]]]:
-        return lambda: train_attributes(kind, train.images, train.labels, recipe, work, device)
+        return lambda: train_attributes(world, kind, train.images, train.labels, recipe, work, device)
 
-    classifier = trained(ev.CLASSIFIER, ev.Classifier, attributes(ev.Classifier, CLASSIFIER_RECIPE))
-    statistics["classifier_accuracy"] = evaluate_attributes(classifier, held.images, held.labels)["mean"]
+    classifier = trained("classifier", ev.Classifier, attributes(ev.Classifier, CLASSIFIER_RECIPE))
+    statistics["classifier_accuracy"] = evaluate_attributes(world, classifier, held.images, held.labels)["mean"]
 
-    name = ev.backend(assets / ev.CLASSIFIER)
-    path = assets / scenes_reference.FILE
+    weights = assets / f"{world.name}_classifier.safetensors"
+    name, path = ev.backend(weights), scenes_reference.stored_at(weights)
     reference = ScenesReference.load(path) if path.exists() else None
     if reference is None or reference.backend != name or reference.count != len(held.images):
         reference = ScenesReference.from_images(classifier, held.images, name)
         reference.save(path)
     real = [Item(i, caption, None) for i, caption in enumerate(train.captions[: len(held.images)])]
     context = metrics.ScoringContext(assets, home.metrics_folder(), device=str(device))
-    score = metrics.score(["scenes_fid"], image_files.ImageArray(train.images[: len(real)]), real, context)["fid"]
+    score = metrics.score([f"{world.name}_fid"], image_files.ImageArray(train.images[: len(real)]), real, context)[
+        "fid"
+    ]
     statistics["fid_of_real"] = float("nan") if score.value is None else score.value
 
-    reader = trained(ev.READER, ev.AttributeReader, attributes(ev.AttributeReader, READER_RECIPE))
-    for attribute, value in evaluate_attributes(reader, held.images, held.labels).items():
+    reader = trained("reader", ev.AttributeReader, attributes(ev.AttributeReader, READER_RECIPE))
+    for attribute, value in evaluate_attributes(world, reader, held.images, held.labels).items():
         statistics["reader_accuracy" if attribute == "mean" else f"reader_accuracy_{attribute}"] = value
 
     towers = trained(
-        ev.TWO_TOWER,
+        "two_tower",
         ev.TwoTower,
-        lambda: train_two_tower(train.images, train.captions, TWO_TOWER_RECIPE, work, device, train.labels),
+        lambda: train_two_tower(world, train.images, train.captions, TWO_TOWER_RECIPE, work, device, train.labels),
     )
-    found = evaluate_two_tower(towers, held.images, held.captions, held.labels)
+    found = evaluate_two_tower(world, towers, held.images, held.captions, held.labels)
     return statistics | {f"two_tower_{name}": value for name, value in found.items()}

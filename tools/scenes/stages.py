@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from specbench.config import registry
+from specbench.data import scenes, scenes_classes
+from specbench.data.worlds import World
 from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
-from specbench.models.scenes_config import MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
-from specbench.models.scenes_config import text as text_config
+from specbench.models.scenes_config import MAR_CONFIGS, TOKEN_LIMIT, WORLDS
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
 from specbench.storage.files import write_atomically
@@ -116,9 +117,9 @@ class Stages:
         budget: Budget,
         device: torch.device,
         distil: bool = True,
-        of: world.World = world.SCENES,
+        of: World = scenes.WORLD,
     ) -> None:
-        self.world = of
+        self.world, self.shapes = of, WORLDS[of.name]
         self.work, self.assets, self.budget, self.device, self.distil = work, assets, budget, device, distil
         work.mkdir(parents=True, exist_ok=True)
         self.recipes = budget.recipes
@@ -162,7 +163,7 @@ class Stages:
 
     def tokenizer(self) -> VQModel:
         torch.manual_seed(0)
-        vq = VQModel(VQ).to(self.device)
+        vq = VQModel(self.shapes.tokenizer).to(self.device)
         self._stage(
             "tokenizer", vq, lambda: tokenizer.train(vq, self.train.images, self.recipes["tokenizer"], self.work)
         )
@@ -171,16 +172,18 @@ class Stages:
 
     def text(self) -> TextEncoder:
         torch.manual_seed(1)
-        text = TextEncoder(text_config()).to(self.device)
+        text = TextEncoder(self.shapes.text(self.world.name)).to(self.device)
         self._stage(
             "text",
             text,
-            lambda: target.train_text(text, self.train.captions, self.train.labels, self.recipes["text"], self.work),
+            lambda: target.train_text(
+                self.world, text, self.train.captions, self.train.labels, self.recipes["text"], self.work
+            ),
         )
         with torch.no_grad():
             features = text(text.tokenize(self.validation.captions).to(self.device))
-            labels = torch.as_tensor(target.labels_by_position(self.validation.labels)).to(self.device)
-            _, right = target.reading_loss(text, features, labels)
+            labels = torch.as_tensor(self.world.by_position(self.validation.labels)).to(self.device)
+            _, right = target.reading_loss(self.world, text, features, labels)
         self.statistics["text"]["attributes_right"] = float(right)
         return text
 
@@ -202,7 +205,7 @@ class Stages:
     def target(self) -> LlamaGen:
         codes, features = self.make("codes")[0], self.make("features")[0]
         torch.manual_seed(2)
-        model = LlamaGen(TARGET).to(self.device)
+        model = LlamaGen(self.shapes.target).to(self.device)
         self._stage(
             "target",
             model,
@@ -234,14 +237,14 @@ class Stages:
         self.statistics[stage] = {name: done.statistics[name] for name in ("seconds", "images")}
 
     def drafters(self) -> None:
-        self.statistics |= card.drafter_statistics(self.assets, self.device, self.budget.drafted)
+        self.statistics |= card.drafter_statistics(self.world, self.assets, self.device, self.budget.drafted)
 
     def evaluators(self) -> None:
-        statistics = evaluators.train_all(self.train, self.validation, self.work, self.assets, self.device)
+        statistics = evaluators.train_all(self.world, self.train, self.validation, self.work, self.assets, self.device)
         self.statistics["evaluators"] = statistics
 
     def samples(self) -> None:
-        self.statistics["samples"] = card.sample_statistics(self.assets, self.device)
+        self.statistics["samples"] = card.sample_statistics(self.world, self.assets, self.device)
 
     # --- models of continuous tokens, of scenes with one object -------------------------------------------------------
 
@@ -251,7 +254,7 @@ class Stages:
         n = (self.budget.train if split == "train" else self.budget.validation) // 3
         images, classes = (self.work / f"portraits-{split}-{n}.{what}.npy" for what in ("images", "classes"))
         if not classes.exists():
-            for path, made in zip((images, classes), self.world.portraits(split, n), strict=True):
+            for path, made in zip((images, classes), scenes_classes.portraits(split, n), strict=True):
                 np.save(path, made)
         return np.load(images, mmap_mode="c"), np.load(classes)  # "c": PyTorch needs it writable
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.data import scenes
+from specbench.data.worlds import ABSENT, World
 from specbench.models.language import Language
 from specbench.models.llamagen import Conditioning, LlamaGen
 from specbench.models.supervision import hidden_states, prefixed
@@ -17,35 +17,12 @@ from specbench.models.text import TextEncoder
 from specbench.training.dataset import LiveDataset
 from specbench.training.trainer import MicroStep, Recipe, fit
 
-#: Where the objects of a layout are, slot by slot, of `scenes.POSITIONS`.
-LAYOUT_POSITIONS = {
-    "single": ("centre",),
-    "beside": ("left", "right"),
-    "above": ("top", "bottom"),
-    "row": ("left", "centre", "right"),
-    "column": ("top", "centre", "bottom"),
-    "pyramid": ("top", "bottom left", "bottom right"),
-}
 
-
-def labels_by_position(labels: np.ndarray) -> np.ndarray:
-    """Labels (N, 14) by slot -> labels (N, 30) by position, in the order of `scenes.POSITION_ATTRIBUTES`; `ABSENT`
-    where there is no object."""
-    out = np.full((len(labels), len(scenes.POSITION_ATTRIBUTES)), scenes.ABSENT)
-    out[:, :2] = labels[:, :2]
-    for layout, positions in enumerate(LAYOUT_POSITIONS.values()):
-        rows = np.flatnonzero(labels[:, 0] == layout)
-        for slot, position in enumerate(positions):
-            to = 2 + 4 * scenes.POSITIONS.index(position)
-            out[rows, to : to + 4] = labels[rows, 2 + 4 * slot : 6 + 4 * slot]
-    return out
-
-
-def reading_loss(text: TextEncoder, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def reading_loss(world: World, text: TextEncoder, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy summed over attributes, of what `text` reads from features (N, tokens, dim), and the share of the
-    present ones read right. labels (N, attributes) as of `labels_by_position`."""
-    choices = [len(c) + 1 for c in scenes.POSITION_ATTRIBUTES.values()]  # the last one is "nothing there"
-    losses, right, present = [], features.new_zeros(()), labels != scenes.ABSENT
+    present ones read right. labels (N, attributes) of `World.by_position`."""
+    choices = [len(c) + 1 for c in world.position_attributes.values()]  # the last one is "nothing there"
+    losses, right, present = [], features.new_zeros(()), labels != ABSENT
     for i, logits in enumerate(text.reader(features.mean(1)).split(choices, -1)):
         wanted = torch.where(present[:, i], labels[:, i], logits.shape[-1] - 1)
         losses.append(F.cross_entropy(logits.float(), wanted))
@@ -54,16 +31,16 @@ def reading_loss(text: TextEncoder, features: Tensor, labels: Tensor) -> tuple[T
 
 
 def train_text(
-    text: TextEncoder, captions: list[str], labels: np.ndarray, recipe: Recipe, work: Path
+    world: World, text: TextEncoder, captions: list[str], labels: np.ndarray, recipe: Recipe, work: Path
 ) -> dict[str, float]:
-    """Train the text encoder to predict the scene's attributes by position; labels (N, 14) as of `scenes.render`."""
+    """Train the text encoder to predict the attributes by position; labels (N, attributes) of `World.render`."""
     device = text.positions.device
-    ids, y = text.tokenize(captions), torch.as_tensor(labels_by_position(labels))
+    ids, y = text.tokenize(captions), torch.as_tensor(world.by_position(labels))
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
         rng = micro_step.rng
         picks = torch.as_tensor(rng.integers(0, len(ids), recipe.batch))
-        value, right = reading_loss(text, text(ids[picks].to(device)), y[picks].to(device))
+        value, right = reading_loss(world, text, text(ids[picks].to(device)), y[picks].to(device))
         return value, {"loss": float(value.detach()), "right": float(right)}
 
     return fit("text", text, loss, recipe, work)

@@ -38,6 +38,7 @@ class Bundle:
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         self.name: str = cfg["model"]
+        self.world = registry.world_of(cfg)
         self.reduced: bool = cfg["reduced"]
         self.device, self.dtype = device, dtype
         self.drafter_weights = registry.own_drafter(cfg)
@@ -60,7 +61,9 @@ class Bundle:
     def embedded(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], dtype: torch.dtype) -> M:
         """A network of the embedded models, from its file in the folder."""
         assert self.folder is not None
-        return checkpoints.load(self.folder / f"scenes_{kind}.safetensors", kind, module, config, self.device, dtype)
+        return checkpoints.load(
+            self.folder / f"{self.world}_{kind}.safetensors", kind, module, config, self.device, dtype
+        )
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
         """One image (1, H, W, 3) uint8 of its tokens, discrete (1, h * w) or continuous (1, L, D)."""

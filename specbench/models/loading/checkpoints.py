@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +14,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from specbench.data import worlds
 from specbench.errors import UsageError, steps
 from specbench.models.loading import official
 from specbench.storage.files import atomic_path
 
 Module = TypeVar("Module", bound=nn.Module)
 _POSITIONS, _IN_FILES = "positions", "places"  # a parameter's name here and in files
-_EMBEDDED = "scenes-"  # before the kind of an embedded model's part; a drafter's file may lack it
+_WORLD = re.compile(f"({'|'.join(worlds.NAMES)})-")  # before the kind of an embedded part; a drafter's file may lack it
 
 
 def save(module: nn.Module, path: Path, kind: str, dtype: torch.dtype = torch.float16) -> None:
@@ -61,7 +63,7 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {k.replace(_IN_FILES, _POSITIONS): f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
     except SafetensorError as e:
         raise UsageError(f"'{path}' is not a readable safetensors file ({e}); fetch or train it again") from e
-    if (meta.get("kind") or "").removeprefix(_EMBEDDED) != kind.removeprefix(_EMBEDDED):
+    if _WORLD.sub("", meta.get("kind") or "", 1) != _WORLD.sub("", kind, 1):
         raise UsageError(f"'{path}' holds a '{meta.get('kind', 'foreign')}' model, not a '{kind}'")
     try:
         config = json.loads(meta["config"])

@@ -1,5 +1,5 @@
-"""The embedded text-to-image model: text encoder, LlamaGen target, tokenizer, and its drafters, from the shipped
-weights."""
+"""The text-to-image model of an embedded world: text encoder, LlamaGen target, tokenizer, and its drafters, from the
+shipped weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.config import registry
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading.bundle import Bundle
 from specbench.models.loading.drafters import Drafters
 from specbench.models.pixels import to_uint8
-from specbench.models.scenes_config import CONFIGS, TARGET
+from specbench.models.scenes_config import WORLDS
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
 
@@ -36,7 +37,9 @@ class ScenesModel(Drafters, Bundle):
         if self.folder is not None:
             return self.embedded(kind, module, config, dtype)
         torch.manual_seed(sum(kind.encode()))
-        return module(CONFIGS[kind]()).to(self.device, dtype).eval().requires_grad_(False)
+        shapes = WORLDS[self.world]
+        shape = shapes.text(self.world) if kind == "text" else getattr(shapes, kind)
+        return module(shape).to(self.device, dtype).eval().requires_grad_(False)
 
     def codes(self, images: Tensor) -> Tensor:
         """By the tokenizer in bfloat16, as `make train-scenes` does it: some codes of the table are so close together
@@ -45,10 +48,10 @@ class ScenesModel(Drafters, Bundle):
             return self.tokenizer.encode(images.to(self.device))
 
     def drafter_path(self, part: str) -> Path | None:
-        return None if self.folder is None else self.folder / f"scenes_{part}.safetensors"
+        return None if self.folder is None else self.folder / f"{self.world}_{part}.safetensors"
 
     def smaller(self) -> LlamaGen:
-        return LlamaGen(CONFIGS["draft"]())
+        return LlamaGen(WORLDS[self.world].draft)
 
     def codebook(self) -> Tensor:
         """As stored. This tokenizer's vectors are of unit length, so that l2 and cosine name the same neighbours."""
@@ -67,4 +70,4 @@ class ScenesModel(Drafters, Bundle):
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
     """Tokens of an image; loads nothing."""
-    return TARGET.block_size
+    return WORLDS[registry.world_of(cfg)].target.block_size

@@ -1,0 +1,24 @@
+"""The metrics of *textures*: those of *scenes*, by the evaluators of this world."""
+
+from __future__ import annotations
+
+from specbench.data.textures import WORLD
+from specbench.metrics.scenes import ScenesClip, ScenesFID, ScenesReward
+
+
+class TexturesFID(ScenesFID):
+    """Fréchet distance (see `frechet`) to real validation images of textures."""
+
+    world = WORLD
+
+
+class TexturesClip(ScenesClip):
+    """CLIP score of the two-tower model of textures, as that of scenes."""
+
+    world = WORLD
+
+
+class TexturesReward(ScenesReward):
+    """The confidence of the reader of textures that an image shows what its caption states, as that of scenes."""
+
+    world = WORLD
