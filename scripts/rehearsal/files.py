@@ -31,8 +31,10 @@ from specbench.models.loading import (
     llamagen_official,
     lumina2,
     naming,
+    nextstep,
 )
 from specbench.models.loading.naming import Table
+from specbench.models.nextstep import NextStep, NextStepConfig
 from specbench.models.unified import Unified, UnifiedConfig
 
 #: Words of the captions that are made here.
@@ -234,12 +236,37 @@ def _emu3(name: str, small: bool) -> dict[str, Build]:
     return {"target": write_target, "tokenizer": write_tokenizer}
 
 
+def _nextstep(name: str, small: bool) -> dict[str, Build]:
+    """In bfloat16, with an autoencoder in float32."""
+    cfg = nextstep.REDUCED if small else bundle.shape_of(name, NextStepConfig)
+    target: NextStep = built(lambda: NextStep(cfg))
+    pixels = vq.NEXTSTEP.reduced(0) if small else vq.NEXTSTEP
+
+    def write_target(folder: Path) -> None:
+        kind = torch.bfloat16
+        entries = of_module(target, nextstep.table(cfg), kind, holes=() if small else _HOLES)
+        entries["lm_head.weight"] = entry("lm_head", (cfg.vocab_size, cfg.dim), kind, True)
+        write_shards(folder, entries, 50_000 if small else 5 * GB)
+        settings = {"rope_theta": cfg.rope_base, "rms_norm_eps": cfg.norm_eps, "model_type": "nextstep"}
+        write_json(folder / "config.json", _config(target, cfg.n_layer) | settings)
+        special = ["<unk>", "[PAD]", "<|image_area|>", "<|begin_of_image|>", "<|end_of_image|>"]
+        grid = f"{cfg.side}*{cfg.side}"
+        vocabularies.save_words(folder / "tokenizer.json", [*special, grid, *words(0)][: cfg.vocab_size], len(special))
+
+    def write_tokenizer(folder: Path) -> None:
+        network("checkpoint.pt", partial(vq.KLModel, pixels), partial(image_tokenizers.taming_table, pixels))(folder)
+        write_json(folder / "config.json", {"scaling_factor": 1.0, "shift_factor": 0.0})
+
+    return {"target": write_target, "tokenizer": write_tokenizer}
+
+
 FAMILIES: Mapping[str, Callable[[str, bool], dict[str, Build]]] = {
     **dict.fromkeys(("llamagen_xl", "llamagen_xl_512", "llamagen_l", "llamagen_xl_c2i", "llamagen_3b"), _llamagen),
     **dict.fromkeys(("lumina_mgpt", "anole"), _chameleon),
     "lumina_mgpt2": _lumina2,
     **dict.fromkeys(("janus_pro_1b", "janus_pro_7b"), _janus),
     "emu3": _emu3,
+    "nextstep_1_1": _nextstep,
 }
 
 

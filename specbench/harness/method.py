@@ -49,7 +49,9 @@ def check(cfg: Mapping[str, Any]) -> None:
     _check_length(cfg)
     shape = shape_of(cfg)
     if parameters.is_continuous("model", cfg["model"]):
-        continuous.build(cfg)
+        rule = continuous.build(cfg)
+        if parameters.default("model", cfg["model"], "raster"):
+            continuous.check_causal(rule)
         return
     module = registry.module("rule", cfg["rule"])
     if hasattr(module, "check"):
@@ -92,7 +94,7 @@ def build_continuous(cfg: Mapping[str, Any], model: Any) -> tuple[ContinuousMode
     alone. Raises UsageError as `build_method`."""
     if cfg["drafter"] != "none":
         return registry.find("drafter", cfg["drafter"])(cfg, model), continuous.build(cfg)
-    iterations = cfg["iterations"]
+    iterations = cfg.get("iterations")
     length = model.target.length
     return None, continuous.build(cfg, continuous.tokens_per_iteration(length, iterations) if iterations else ())
 

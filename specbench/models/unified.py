@@ -95,12 +95,35 @@ class Prompts:
         return len(self.ids)
 
 
-class Unified(Language):
+class Prompted(Language):
+    """A Transformer whose prefix is the token ids of a prompt, of the same number of positions for all, which count
+    from the first valid one."""
+
+    rope_base: float
+
+    def reserve(self, positions: int) -> None:
+        device = self.norm.weight.device
+        if self._rope is None or len(self._rope) < positions or self._rope.device != device:
+            self._rope = line_rotary(positions, self.block.head_dim, self.rope_base).to(device)
+
+    def rope_at(self, positions: Tensor, padding: Tensor) -> Tensor:
+        """Positions count from the first valid one."""
+        assert self._rope is not None, "reserve() comes first"
+        return self._rope[(positions - padding).clamp_min(0)]
+
+    def condition(self, conditioning: Prompts, guided: bool) -> Prefix:
+        ids, valid = conditioning.ids, conditioning.valid
+        if guided:
+            ids, valid = torch.cat([ids, conditioning.no_ids]), torch.cat([valid, conditioning.no_valid])
+        return Prefix(self.tok_embeddings(ids), valid, ids)
+
+
+class Unified(Prompted):
     _ids: Tensor
 
     def __init__(self, cfg: UnifiedConfig, image: ImageTokens) -> None:
         super().__init__()
-        self.cfg, self.image = cfg, image
+        self.cfg, self.image, self.rope_base = cfg, image, cfg.rope_base
         self.grammar, self.length, self.width = image.grammar, len(image.grammar), image.width
         self.register_buffer("_ids", image.ids, persistent=False)
         self._build(cfg.block, cfg.n_layer, cfg.vocab_size, len(image.ids), cfg.head_hidden)
@@ -109,23 +132,7 @@ class Unified(Language):
     def ids(self, tokens: Tensor) -> Tensor:
         return self._ids[tokens]
 
-    def reserve(self, positions: int) -> None:
-        device = self.output.weight.device
-        if self._rope is None or len(self._rope) < positions or self._rope.device != device:
-            self._rope = line_rotary(positions, self.block.head_dim, self.cfg.rope_base).to(device)
-
-    def rope_at(self, positions: Tensor, padding: Tensor) -> Tensor:
-        """Positions count from the first valid one."""
-        assert self._rope is not None, "reserve() comes first"
-        return self._rope[(positions - padding).clamp_min(0)]
-
     def tables(self) -> tuple[Tensor | None, Tensor, bool]:
         assert self._rope is not None, "reserve() comes first"
         self._ids = self._ids.to(self._rope.device)
         return self._ids, self._rope, True
-
-    def condition(self, conditioning: Prompts, guided: bool) -> Prefix:
-        ids, valid = conditioning.ids, conditioning.valid
-        if guided:
-            ids, valid = torch.cat([ids, conditioning.no_ids]), torch.cat([valid, conditioning.no_valid])
-        return Prefix(self.tok_embeddings(ids), valid, ids)
