@@ -379,10 +379,10 @@ class Unconditional:
         model = self.guided.model
         prefix = model.condition(self.prompts(len(tokens)), False)
         x = torch.cat([prefix.inputs, model.image_in_projector(torch.where(known[..., None], tokens, 0.0))], 1)
-        model.reserve(x.shape[1])
-        at = torch.arange(x.shape[1])
+        at, padding = torch.arange(x.shape[1]), torch.zeros(len(x), 1).long()
+        rope = model.rope_at(model.reserved(x.shape[1], 3), at.expand(len(x), -1), padding)
         mask = (at <= at[:, None]).expand(len(x), 1, -1, -1)
-        hidden = model.hidden(x, model.rope_at(at.expand(len(x), -1), torch.zeros(len(x), 1).long()), mask, None, None)
+        hidden = model.hidden(x, rope, mask, None, None)
         return model.image_out_projector(hidden[:, 2:]).gather(1, position[..., None].expand(-1, -1, 8))
 
     def moments(self, x, index, z):

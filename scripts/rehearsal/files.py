@@ -139,7 +139,7 @@ def _unified(
         holes = () if small else _HOLES
         entries = of_module(target, table, dtype, cfg.vocab_size, holes)
         write_shards(folder, entries, 100_000 if small else 5 * GB)
-        settings = {"rope_theta": cfg.rope_base, "swin_norm": cfg.post_norm, **config}
+        settings = {"rope_theta": cfg.rope_base, "swin_norm": cfg.norms == "after", **config}
         write_json(folder / "config.json", _config(target, cfg.n_layer, **settings) | {"rms_norm_eps": cfg.norm_eps})
 
     return write

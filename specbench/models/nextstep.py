@@ -21,6 +21,7 @@ from specbench.errors import UsageError
 from specbench.models.denoiser import Denoiser, Linear, Sampler
 from specbench.models.flow import FlowSampler, FlowSteps, flow_steps
 from specbench.models.language import LanguageSession
+from specbench.models.transformer import line_rotary
 from specbench.models.unified import Prompted, Prompts, UnifiedConfig
 
 GUIDANCE = ("constant", "linear")
@@ -48,14 +49,19 @@ class FlowHead(nn.Module):
 
 
 class NextStep(Prompted):
+    skips_padding = True
+
     def __init__(self, cfg: NextStepConfig) -> None:
         super().__init__()
-        self.cfg, self.rope_base = cfg, cfg.rope_base
+        self.cfg = cfg
         self.length, self.width, self.vocab_size = cfg.side**2, cfg.side, cfg.vocab_size
         self._build_trunk(cfg.block, cfg.n_layer, cfg.vocab_size)
         self.image_in_projector = Linear(cfg.token_dim, cfg.dim)
         self.image_out_projector = Linear(cfg.dim, cfg.dim)
         self.image_head = FlowHead(cfg)
+
+    def rope(self, positions: int, prefix: int) -> Tensor:
+        return line_rotary(positions, self.block.head_dim, self.cfg.rope_base)
 
 
 @dataclass(frozen=True)
