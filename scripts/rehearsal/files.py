@@ -314,12 +314,9 @@ FAMILIES: Mapping[str, Callable[[str, bool], dict[str, Build]]] = {
     "lumina_mgpt2": _lumina2,
     **dict.fromkeys(("janus_pro_1b", "janus_pro_7b"), _janus),
     "emu3": _emu3,
-<<<<<<< HEAD
     "nextstep_1_1": _nextstep,
-=======
     "emu35_image": _emu35,
     "glm_image": _glm,
->>>>>>> main
 }
 
 

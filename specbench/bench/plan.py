@@ -182,7 +182,9 @@ def _continuous(cfg: Mapping[str, Any], made: Shapes) -> dict[str, Any]:
     length = model.length
     found = Launches()
     with made.entered(), memory, _caches() as caches:
-        conditions = conditions_of(session := model.open(made.conditioning, rows), GenerationOrder.raster(rows, length, DEVICE))
+        conditions = conditions_of(
+            session := model.open(made.conditioning, rows), GenerationOrder.raster(rows, length, DEVICE)
+        )
         tokens = torch.zeros(rows, length + 1, model.dim, device=DEVICE)
         row = torch.arange(rows, device=DEVICE)
         memory.above()

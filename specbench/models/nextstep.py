@@ -78,9 +78,7 @@ class NextStepTarget:
 
     def __post_init__(self) -> None:
         if self.kind not in GUIDANCE:
-            raise UsageError(
-                f"a guidance schedule '{self.kind}' is unknown (choose from: {', '.join(GUIDANCE)})"
-            )
+            raise UsageError(f"a guidance schedule '{self.kind}' is unknown (choose from: {', '.join(GUIDANCE)})")
 
     @property
     def length(self) -> int:

@@ -20,7 +20,13 @@ from torch import Tensor
 from specbench.decoding.batch import BatchDecoding, Decoded, finished, not_finite
 from specbench.decoding.continuous.decide import Compared, Drafts, decide, keyed
 from specbench.decoding.continuous.rule import ContinuousRule, check_causal
-from specbench.decoding.continuous.sessions import ContinuousModel, ContinuousSession, Masked, GenerationOrder, conditions_of
+from specbench.decoding.continuous.sessions import (
+    ContinuousModel,
+    ContinuousSession,
+    Masked,
+    GenerationOrder,
+    conditions_of,
+)
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
 from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
 from specbench.decoding.rng import RandomStreams
@@ -135,7 +141,11 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         causal = self.target.causal
         if causal:
             check_causal(rule)
-        self.order = GenerationOrder.raster(rows, self.length, self.device) if causal else GenerationOrder.random(rng, ORDER, self.length)
+        self.order = (
+            GenerationOrder.raster(rows, self.length, self.device)
+            if causal
+            else GenerationOrder.random(rng, ORDER, self.length)
+        )
         self.tokens = torch.zeros(rows, self.length + 1, self.dim, device=self.device)
         self.conditions = conditions_of(self.target, self.order)
         self.most = 0  # no image has more tokens

@@ -116,9 +116,7 @@ class Conditions(Protocol):
     """Conditions of the head, z, of tokens (R, L + 1, D) by position, whose last entry is never read, of R copies of
     images `row` (R,)."""
 
-    def following(
-        self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1
-    ) -> Tensor:
+    def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1) -> Tensor:
         """z (R, count, E) of the tokens number `first` (R,), at most `most`, to first + count - 1, each given all
         tokens before it. Beyond an image's end the values do not matter. changed: see `CausalSession`."""
         ...
@@ -132,9 +130,7 @@ class Masked(Conditions):
     session: MaskedSession
     order: GenerationOrder
 
-    def following(
-        self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1
-    ) -> Tensor:
+    def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1) -> Tensor:
         """A copy of the image for each token."""
         known = first[:, None] + torch.arange(count, device=first.device)
         values, copies = (x.repeat_interleave(count, 0) if count > 1 else x for x in (tokens, row))
@@ -142,9 +138,7 @@ class Masked(Conditions):
         z = self.given(values, copies, known.flatten(), number, number, most + count - 1)
         return z.view(*known.shape, -1)
 
-    def given(
-        self, tokens: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor, most: int
-    ) -> Tensor:
+    def given(self, tokens: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor, most: int) -> Tensor:
         """z (R, k, E) of the tokens `number` (R, k), beyond the end the last one's, given the first `known` (R,)
         tokens, at most `most`; done (R, k): how far the image is, for guidance."""
         parts, length = [], self.order.rank.shape[1]
@@ -161,9 +155,7 @@ class Masked(Conditions):
 class Causal(Conditions):
     session: CausalSession
 
-    def following(
-        self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1
-    ) -> Tensor:
+    def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1) -> Tensor:
         return self.session.following(tokens, row, first, count, changed)
 
     def see(self, tokens: Tensor, count: int) -> None:

@@ -136,7 +136,9 @@ class NextStepModel(Bundle):
     def _read(self, folder: Path) -> NextStep:
         source, content = official.open_source(folder), official.config(folder)
         if content.get("use_gen_pos_embed"):
-            raise UsageError(f"the model in {folder} adds embeddings of positions (use_gen_pos_embed), which is not here")
+            raise UsageError(
+                f"the model in {folder} adds embeddings of positions (use_gen_pos_embed), which is not here"
+            )
         cfg = self._config(folder, source)
         return official.load(lambda: NextStep(cfg), source, table(cfg), self.device, self.dtype, _IGNORED)
 
