@@ -19,7 +19,7 @@ from rehearsal.vocabularies import save_words
 from safetensors.torch import load_file, save_file
 from scipy import stats
 from test_real import TINY, loaded
-from tiny import equal, image, results, rng
+from tiny import equal, image, rng
 
 from specbench.audit import densities
 from specbench.audit.audit import measure
@@ -37,7 +37,7 @@ from specbench.models.loading import image_tokenizers
 from specbench.models.loading import nextstep as files
 from specbench.models.loading.bundle import shape_of
 from specbench.models.loading.official import exported
-from specbench.models.nextstep import NextStepTarget, NextStep, NextStepConfig, NextStepSession
+from specbench.models.nextstep import NextStep, NextStepConfig, NextStepSession, NextStepTarget
 from specbench.models.unified import Prompts
 
 SMALL = NextStepConfig(24, 2, 3, 1, 40, 30, side=3, token_dim=5, head_width=16, head_depth=2)

@@ -20,11 +20,11 @@ from specbench.models.denoiser import waves
 
 @dataclass(frozen=True)
 class FlowSampler:
-    """steps K: evaluations of the head for a token. Its times t are K equal steps from 0 to 1 or, with `last_step` above
-    0, K - 1 equal ones from 0 to 1 - last_step and one of that length; `shift` s makes t / (s - (s - 1) t) of the time
-    at which each step starts. level: of the noise. None: g = 2 (1 - t), as NextStep-1 and NextStep-1.1 are published; a number:
-    g = level^2 (1 - t) / t, as of Flow-GRPO, with the last step's start instead of 0 and 1 - t there. noisy: the last
-    step adds noise, too; without, it is the deterministic x + v d."""
+    """steps K: evaluations of the head for a token. From time 0 to 1 they are equally long; with `last_step` above 0,
+    K - 1 lead to 1 - last_step, and one of that length follows. `shift` s makes t / (s - (s - 1) t) of the time t at
+    which each step starts. level: of the noise. None: g = 2 (1 - t), as NextStep-1 and 1.1 are published; a number:
+    g = level^2 (1 - t) / t, as of Flow-GRPO, where the divisor is the length of the last step instead of t = 0. noisy:
+    the last step adds noise, too; without, it is the deterministic x + v d."""
 
     steps: int
     shift: float = 1.0
@@ -67,7 +67,7 @@ def flow_steps(sampler: FlowSampler, device: torch.device, dtype: torch.dtype) -
         if sampler.level is None:
             g = 2 * (1 - t)
         else:
-            apart = torch.where(t == 0, 1 - t[-1], t)  # the official code's own end of a division by zero
+            apart = torch.where(t == 0, 1 - t[-1], t)  # as the official code avoids a division by zero
             g = sampler.level**2 * (1 - t) / apart
         drifting = g.clone()
         if not sampler.noisy:

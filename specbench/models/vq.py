@@ -333,7 +333,7 @@ class VQModel(Autoencoder):
         """Latents (B, dim, h, w) of codes (B, h*w). `grid` is (h, w); square when left out."""
         h, w = fill(codes, grid)
         z = self.quantize.codebook[codes].view(codes.shape[0], h, w, -1).permute(0, 3, 1, 2)
-        return z.to(self.post_quant_conv.weight.dtype)
+        return z.to(self.decoder.conv_in.weight.dtype)
 
     def decode(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """Codes (B, h*w) -> images (B, 3, H, W), not clamped. `grid` as in `look_up`."""

@@ -1,8 +1,8 @@
 """Continuous speculative decoding (Wang et al. 2024, arXiv 2411.11925): continuous tokens, distributions as densities.
 
 A target fills an image token by token in its own order of generation (MAR a random one, NextStep raster order), and a
-diffusion head draws each token: from x_T, normal, through x_{t-1} ~ N(mean_t(x_t), var_t(x_t)), to x_0. A smaller model drafts `gamma` tokens,
-and the target verifies them in one pass; vanilla decoding is the same loop with gamma = 0.
+diffusion head draws each token: from x_T, normal, through x_{t-1} ~ N(mean_t(x_t), var_t(x_t)), to x_0. A smaller model
+drafts `gamma` tokens, and the target verifies them in one pass; vanilla decoding is the same loop with gamma = 0.
 
 - sessions.py: what is asked of a model, masked or causal, and the order of generation.
 - rule.py: how drafts are made and verified.
@@ -18,8 +18,8 @@ from specbench.decoding.continuous.sessions import (
     CausalSession,
     ContinuousModel,
     ContinuousSession,
-    MaskedSession,
     GenerationOrder,
+    MaskedSession,
     conditions_of,
 )
 
@@ -30,8 +30,8 @@ __all__ = [
     "ContinuousRule",
     "ContinuousSession",
     "ContinuousTrace",
-    "MaskedSession",
     "GenerationOrder",
+    "MaskedSession",
     "conditions_of",
     "decode",
 ]

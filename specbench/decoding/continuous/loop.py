@@ -23,8 +23,8 @@ from specbench.decoding.continuous.rule import ContinuousRule, check_causal
 from specbench.decoding.continuous.sessions import (
     ContinuousModel,
     ContinuousSession,
-    Masked,
     GenerationOrder,
+    Masked,
     conditions_of,
 )
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal

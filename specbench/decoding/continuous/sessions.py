@@ -123,6 +123,7 @@ class Conditions(Protocol):
 
     def see(self, tokens: Tensor, count: int) -> None:
         """Read the first `count` tokens of all images, which another model drew."""
+        return
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from specbench.models.loading.naming import ROTARY, Table, hugging_face
 from specbench.models.loading.text_official import NamedText, hashed_ids
 from specbench.models.loading.unified_official import Prompt, described, from_hugging_face, instructed, padded
 from specbench.models.mar_sampling import unpatchify
-from specbench.models.nextstep import NextStepTarget, NextStep, NextStepConfig
+from specbench.models.nextstep import NextStep, NextStepConfig, NextStepTarget
 from specbench.models.pixels import to_uint8
 from specbench.models.unified import Prompts
 from specbench.storage.reading import read_json
