@@ -120,7 +120,7 @@ def resume(line: CommandLine) -> int:
         )
     config = {**stored(folder), **given}
     if asked := "metrics" in given:
-        parameters.check_world(config)
+        parameters.check_measurable(config)
     planned = PlannedRun(folder, registry.completed(config), asked=asked or RunFolder(folder).memory().asked)
     try:
         start(planned)

@@ -300,7 +300,7 @@ def described(overrides: Sequence[str]) -> dict[str, Any]:
 def _compose(arguments: Sequence[str]) -> RunConfig:
     """The configuration of one job's normalized arguments."""
     cfg = parameters.validate(_flat(arguments))
-    parameters.check_world(cfg)
+    parameters.check_measurable(cfg)
     return registry.completed(cfg)
 
 

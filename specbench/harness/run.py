@@ -157,7 +157,7 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
     Raises UsageError if images are missing.
     """
     config, folder = stored(path), RunFolder(path)
-    parameters.check_world({**config, "metrics": given.get("metrics", ())})
+    parameters.check_measurable({**config, "metrics": given.get("metrics", ())})
     metrics = scoring.joined(config.metrics, given.get("metrics", config.metrics))
     config = config.changed(**{**given, "metrics": metrics})
     with folder.opened():
