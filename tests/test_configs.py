@@ -82,7 +82,10 @@ def test_embedded_models_have_their_own_world_and_served_ones_that_of_the_prompt
 #: Models whose images are drawn by a stage that is not here: no metric scores them.
 PIXELLESS = {"glm_image"}
 #: Other arguments that a choice needs.
-NEEDED = {"prompts": ["prompts=my.txt", "n=1"], "http": ["url=http://127.0.0.1:8000"]}
+NEEDED = {
+    "prompts": ["prompts=my.txt", "n=1"],
+    **{name: ["url=http://127.0.0.1:8000"] for name in ("http", "vllm_omni", "sglang_ar")},
+}
 
 
 def test_every_choice_of_the_other_groups_composes() -> None:

@@ -33,6 +33,7 @@ from specbench.config import parameters
 from specbench.decoding.continuous import GenerationOrder, conditions_of
 from specbench.engine.ops import KVCache
 from specbench.harness.pipeline import check_engine
+from specbench.models.transformer import FeedForward
 
 GB, TERA = 1e9, 1e12
 #: Estimate of what every process takes on the device besides its tensors: the CUDA context, loaded kernels and the
@@ -145,6 +146,9 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
     codes = target.length if target.grammar is None else len(target.grammar.free)
     with made.entered(), _caches() as caches:
         clock = PartLaunches()
+        for part in (one for network in made.networks.values() for one in network.modules()):
+            if isinstance(part, FeedForward):
+                part.joined()  # as fused kernels do: in the memory that the weights have, so no state of a step
         with memory:
             decoding = pipeline.images(made.conditioning, made.rng, clock)
             above["prefill"] = memory.above()

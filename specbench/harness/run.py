@@ -338,6 +338,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for faults that show before a model is loaded: absent weights, a bad tree, an absent device."""
     trackers.check(cfg)
     if parameters.is_served(cfg):
+        registry.find("engine", cfg["engine"]).check(cfg)
         return
     from specbench.harness import method
     from specbench.harness.pipeline import engine_of, resolve_device
