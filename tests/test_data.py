@@ -358,7 +358,7 @@ def test_metrics_of_scenes_do_not_score_other_prompts() -> None:
 
 
 def test_items_of_scenes_are_scored(load: Load) -> None:
-    towers = evaluators.load(metrics.ASSETS / evaluators.TWO_TOWER, evaluators.TwoTower)
+    towers = evaluators.load(metrics.ASSETS / "scenes_two_tower.safetensors", evaluators.TwoTower)
     for item in load("n=300"):
         assert scenes.WORLD.describes(item.labels)
         assert readable(towers, item.prompt)
