@@ -20,8 +20,10 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths
 from specbench.errors import UsageError
+from specbench.models.eagle import EagleTraining
+from specbench.models.supervision import TargetHead
 from specbench.training import drafter
-from specbench.training.dataset import LiveDataset, TargetHead
+from specbench.training.dataset import LiveDataset
 from specbench.training.trainer import Checkpoints, MicroStep, Recipe, fit
 from tools.scenes import card
 
@@ -36,7 +38,7 @@ def small_world(count=4, seed=3):
     def conditions(rows):
         return tiny.Conditioning(features[rows], torch.ones(len(rows), tiny.PREFIX, dtype=torch.bool))
 
-    training = drafter.EagleTraining(tiny.eagle(target), TargetHead(target))
+    training = EagleTraining(tiny.eagle(target), TargetHead(target))
     return training, LiveDataset(target, tokens.numpy(), conditions)
 
 

@@ -127,8 +127,9 @@ def test_the_tokenizer_reaches_its_statistics():
 
 def test_target_and_drafter_reach_their_statistics():
     """An ambiguous target, a drafter that is good and not perfect."""
+    from specbench.models.eagle import EagleTraining
+    from specbench.models.supervision import TargetHead
     from specbench.training import drafter
-    from specbench.training.dataset import TargetHead
     from tools.scenes import target
 
     model = pipeline("method=eagle_chain").model
@@ -138,7 +139,7 @@ def test_target_and_drafter_reach_their_statistics():
         features = model.encode(captions).features
         given = target.dataset(model.target, codes, features)
         found = drafter.evaluate(
-            drafter.EagleTraining(model.drafter_network("eagle"), TargetHead(model.target)), given, range(32)
+            EagleTraining(model.drafter_network("eagle"), TargetHead(model.target)), given, range(32)
         )
         reached = target.evaluate_target(model.target, codes, features)
     assert reached["loss"] < 2.6  # as its card says, and far below the 6.2 nats of equal codes

@@ -29,8 +29,9 @@ from specbench.decoding.verify import TokenWise
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models import eagle
+from specbench.models.supervision import TargetHead
 from specbench.training import command, recipes, trainer
-from specbench.training.dataset import LiveDataset, TargetHead
+from specbench.training.dataset import LiveDataset
 from tools.scenes import __main__ as train_scenes
 
 

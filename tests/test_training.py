@@ -15,10 +15,10 @@ from specbench.config import registry
 from specbench.data import scenes
 from specbench.models import medusa
 from specbench.models.eagle import like_target
+from specbench.models.supervision import TargetHead
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
 from specbench.training import drafter
-from specbench.training.dataset import TargetHead
 from specbench.training.trainer import Recipe, fit
 from tools.scenes import target, tokenizer, world
 

@@ -38,7 +38,7 @@ class DrafterNetwork:
 
     folder: of its weights next to a real target's; stem: the kind in its file's metadata and name among the embedded
     weights, where that is not the folder's name; loader: a `models.loading.drafters.NetworkLoader`, where the
-    target's bundle does not load the network itself; training: a `training.drafter.Training`, or of continuous
+    target's bundle does not load the network itself; training: a `models.supervision.Training`, or of continuous
     tokens a `training.command.TrainingTask`, where `specbench train` trains it; method: the preset that uses what was
     trained; variants: names of further embedded weights, of another training or length of training. Classes are given
     as "module:name"."""

@@ -27,6 +27,7 @@ from specbench.engine.masks import TreeMask
 from specbench.engine.ops import Kernels, KVCache, attention, linear
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen
+from specbench.models.supervision import Batch, DraftLogits, Training
 from specbench.models.transformer import Block, BlockConfig, RMSNorm, grid_rotary, init_weights, line_rotary, run_blocks
 from specbench.models.unified import Unified
 
@@ -249,7 +250,7 @@ def like_shape(target: Language, aux_hidden_layers: tuple[int, ...] = ()) -> Eag
             norm_eps=u.norm_eps,
             n_kv_head=u.n_kv_head,
             input_norm=True,
-            qk_norm=u.qk_norm,
+            qk_norm=u.qk_norm if isinstance(u.qk_norm, int) else 0,
         )
     else:
         raise TypeError(f"there is no EAGLE drafter for {type(target).__name__}")
@@ -274,3 +275,21 @@ def like_target(target: Language, aux_hidden_layers: tuple[int, ...] = ()) -> Ea
     with torch.no_grad():
         eagle.embed_tokens.weight.copy_(target.tok_embeddings.weight)
     return eagle
+
+
+class EagleTraining(Training):
+    network: EagleNetwork
+    evaluated = 3
+
+    def draft(self, batch: Batch, depth: int, generator: torch.Generator | None = None) -> Iterator[DraftLogits]:
+        start = batch.valid.shape[1] - 1  # the first entry that holds an image token
+        outputs = self.network.unroll(batch.hidden.to(self.dtype), batch.ids, batch.valid, depth)
+        for j, out in enumerate(outputs):
+            features = out[:, start + j :]
+            yield DraftLogits.after(1 + j, self.head.logits(features), features)
+
+    def depth(self, unroll_steps: int) -> int:
+        return unroll_steps
+
+    def freeze(self) -> None:
+        self.network.embed_tokens.requires_grad_(False)

@@ -6,13 +6,19 @@ ahead. Tensor names are those of Medusa's released heads, under `medusa_head`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from specbench.engine.ops import linear, silu
 from specbench.models.language import Language
+from specbench.models.loading import naming, official
+from specbench.models.loading.drafters import NetworkLoader
+from specbench.models.supervision import Batch, DraftLogits, Training
+from specbench.models.unified import Unified
 
 
 @dataclass(frozen=True)
@@ -63,3 +69,43 @@ def like_target(target: Language, heads: int = 5) -> MedusaNetwork:
             if name.endswith("1.weight") and target.head_hidden is None:
                 parameter.copy_(target.output.weight)
     return medusa
+
+
+class MedusaLoader(NetworkLoader[MedusaNetwork]):
+    title, seed, module, config = "Medusa heads", 6, MedusaNetwork, MedusaConfig
+
+    def untrained(self, heads: int = 5) -> MedusaNetwork:
+        return like_target(self.target, heads)
+
+    def fits(self, network: MedusaNetwork) -> bool:
+        return (network.cfg.dim, network.cfg.vocab_size) == (self.target.block.dim, self.target.vocab_size)
+
+    def read_official(self, path: Path) -> MedusaNetwork:
+        """From Medusa's released layout. Of each head's output the rows of image tokens are kept."""
+        source = official.open_source(path)
+        tops = [n for n in source.tensors if n.endswith(".1.weight")]
+        cfg = MedusaConfig(self.target.block.dim, self.target.vocab_size, max(1, len(tops)))
+        table, ignored = naming.for_medusa(source.tensors, cfg.heads, str(source.path))
+        if isinstance(self.target, Unified):
+            keep = self.target.image.ids
+            table = {n: replace(p, pick=keep) if n.endswith(".1.weight") else p for n, p in table.items()}
+        bundle = self.bundle
+        return official.load(lambda: MedusaNetwork(cfg), source, table, bundle.device, bundle.dtype, ignored)
+
+
+class MedusaTraining(Training):
+    network: MedusaNetwork
+
+    @property
+    def evaluated(self) -> int:  # type: ignore[override]
+        return self.network.cfg.heads
+
+    def draft(self, batch: Batch, depth: int, generator: torch.Generator | None = None) -> Iterator[DraftLogits]:
+        dim = self.head.target.block.dim
+        hidden = batch.hidden[:, batch.valid.shape[1] - 1 : -1, :dim].to(self.dtype)
+        logits = self.head.codes(self.network(hidden, depth))  # (N, T - 1, heads, codes)
+        for k in range(min(depth, self.network.cfg.heads)):
+            yield DraftLogits.after(1 + k, logits[:, : logits.shape[1] - k, k])
+
+    def depth(self, unroll_steps: int) -> int:
+        return self.network.cfg.heads

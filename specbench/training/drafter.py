@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +15,9 @@ from torch import Tensor
 from specbench.config import registry
 from specbench.decoding.sampling import Sampling
 from specbench.harness.pipeline import Pipeline
-from specbench.models.eagle import EagleNetwork
-from specbench.models.language import Language
-from specbench.models.medusa import MedusaNetwork
+from specbench.models.supervision import Batch, DraftLogits, TargetHead, Training
 from specbench.training import examples
-from specbench.training.dataset import Batch, Dataset, TargetHead, hidden_states, prefixed
+from specbench.training.dataset import Dataset
 from specbench.training.recipes import TrainingPlan
 from specbench.training.trainer import Loss, MicroStep, Processes
 
@@ -43,90 +40,6 @@ class LossTerms:
     unroll_steps: int = 1
     decay: float = 0.8
     labels: str = "distribution"
-
-
-@dataclass
-class DraftLogits:
-    """Logits (N, n, codes) of the tokens at image positions `first` to first + n - 1; `features` (N, n, dim), where the
-    drafter predicts hidden states too."""
-
-    logits: Tensor
-    first: int
-    features: Tensor | None = None
-
-
-class Training:
-    """How a network of one kind drafts over a batch, and what of it is trained."""
-
-    evaluated: int  # drafted positions in the last validation
-
-    def __init__(self, network: Any, head: TargetHead) -> None:
-        self.network, self.head = network, head
-        self.dtype = next(network.parameters()).dtype  # may differ from the target's
-
-    def draft(self, batch: Batch, depth: int) -> Iterator[DraftLogits]:
-        """The outputs for drafted positions 1 .. depth in order, or fewer."""
-        raise NotImplementedError
-
-    def depth(self, unroll_steps: int) -> int:
-        """Drafted positions that the network learns."""
-        return 1
-
-    def freeze(self) -> None:
-        """Keep the token table as it is, where that is the target's."""
-
-
-class EagleTraining(Training):
-    network: EagleNetwork
-    evaluated = 3
-
-    def draft(self, batch: Batch, depth: int) -> Iterator[DraftLogits]:
-        start = batch.valid.shape[1] - 1  # the first entry that holds an image token
-        outputs = self.network.unroll(batch.hidden.to(self.dtype), batch.ids, batch.valid, depth)
-        for j, out in enumerate(outputs):
-            features = out[:, start + j :]
-            yield DraftLogits(self.head.logits(features), 1 + j, features)
-
-    def depth(self, unroll_steps: int) -> int:
-        return unroll_steps
-
-    def freeze(self) -> None:
-        self.network.embed_tokens.requires_grad_(False)
-
-
-class MedusaTraining(Training):
-    network: MedusaNetwork
-
-    @property
-    def evaluated(self) -> int:  # type: ignore[override]
-        return self.network.cfg.heads
-
-    def draft(self, batch: Batch, depth: int) -> Iterator[DraftLogits]:
-        dim = self.head.target.block.dim
-        hidden = batch.hidden[:, batch.valid.shape[1] - 1 : -1, :dim].to(self.dtype)
-        logits = self.head.codes(self.network(hidden, depth))  # (N, T - 1, heads, codes)
-        for k in range(min(depth, self.network.cfg.heads)):
-            yield DraftLogits(logits[:, : logits.shape[1] - k, k], 1 + k)
-
-    def depth(self, unroll_steps: int) -> int:
-        return self.network.cfg.heads
-
-
-class DraftModelTraining(Training):
-    network: Language
-    evaluated = 1
-
-    def draft(self, batch: Batch, depth: int) -> Iterator[DraftLogits]:
-        assert batch.given is not None
-        conditioning, drop = batch.given
-        floats = {
-            f.name: value.to(self.dtype)
-            for f in fields(conditioning)
-            if (value := getattr(conditioning, f.name)).is_floating_point()
-        }
-        network = self.network
-        hidden = hidden_states(network, prefixed(network, replace(conditioning, **floats), drop), batch.tokens)
-        yield DraftLogits(self.head.codes(network.head(hidden[:, batch.valid.shape[1] - 1 :])), 0)
 
 
 class Order:
@@ -177,22 +90,20 @@ def loss_of(
         picks, drop = rows[order(micro_step.step)], micro_step.rng.uniform(size=batch_size) < terms.dropout
         own = slice(micro_step.part, None, micro_step.parts)
         batch = _batch(dataset, picks[own], drop[own], guidance)
-        noisy = batch
+        noisy, like = batch, batch.hidden
+        generator = micro_step.generator(like.device)
         if terms.noise:
-            like = batch.hidden
-            shake = torch.rand(
-                like.shape, generator=micro_step.generator(like.device), device=like.device, dtype=torch.float32
-            )
+            shake = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
             noisy = Batch(batch.tokens, like + (2 * shake - 1) * terms.noise, batch.ids, batch.valid, batch.given)
         total, statistics = torch.zeros((), device=free.device), dict[str, float]()
-        for j, drafted in enumerate(training.draft(noisy, training.depth(terms.unroll_steps))):
+        for j, drafted in enumerate(training.draft(noisy, training.depth(terms.unroll_steps), generator)):
             wanted, probs, where = _wanted(batch, drafted, head, free, guidance)
             log_q = guidance.apply_guidance(drafted.logits).log_softmax(-1)
             if terms.labels == "distribution":
                 cross = -(probs * log_q).sum(-1)
             else:  # the grammar's own tokens are masked; any code will do there
-                held = batch.tokens[: len(log_q), drafted.first : drafted.first + log_q.shape[1]]
-                cross = -log_q.gather(-1, held.clamp_max(log_q.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
+                labels = batch.tokens[: len(log_q), drafted.positions].clamp_max(log_q.shape[-1] - 1)
+                cross = -log_q.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
             value = terms.cross * _mean(cross, where)
             if terms.regression and drafted.features is not None:
                 value = value + terms.regression * F.smooth_l1_loss(drafted.features.float(), wanted.float())
@@ -208,12 +119,11 @@ def _wanted(
     batch: Batch, drafted: DraftLogits, head: TargetHead, free: Tensor, sampling: Sampling
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The target's hidden states and distributions at the positions of a guess, and which of these hold codes."""
-    start = batch.valid.shape[1] - 1 + drafted.first
-    n = drafted.logits.shape[1]
+    before = batch.valid.shape[1] - 1 + drafted.positions  # a token's distribution is that of the position before
     with torch.no_grad():
-        hidden = batch.hidden[:, start : start + n, : head.target.block.dim]
+        hidden = batch.hidden[:, before, : head.target.block.dim]
         probs = sampling.probs(sampling.apply_guidance(head.logits(hidden)))
-    return hidden, probs, free[drafted.first : drafted.first + n]
+    return hidden, probs, free[drafted.positions]
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:

@@ -31,9 +31,10 @@ from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models.language import Language
 from specbench.models.mar_sampling import Guided
 from specbench.models.pixels import to_float
+from specbench.models.supervision import Batch
 from specbench.storage import image_files
 from specbench.storage.files import format_size, sha256, sha256_file, write_atomically
-from specbench.training.dataset import Batch, Dataset, LiveDataset
+from specbench.training.dataset import Dataset, LiveDataset
 from specbench.training.prompts import ExamplePrompt, pairs
 from specbench.training.recipes import TrainingPlan
 from specbench.training.trainer import Processes

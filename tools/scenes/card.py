@@ -19,9 +19,10 @@ from specbench.data import Item, scenes, scenes_classes
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
 from specbench.models.pixels import to_float, to_uint8
+from specbench.models.supervision import TargetHead
 from specbench.storage.origin import environment
 from specbench.training import drafter, recipes
-from specbench.training.dataset import LiveDataset, TargetHead
+from specbench.training.dataset import LiveDataset
 from specbench.training.examples import Encoded
 
 SAMPLES, BATCH = 256, 16

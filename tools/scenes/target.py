@@ -12,8 +12,9 @@ from torch import Tensor
 from specbench.data import scenes
 from specbench.models.language import Language
 from specbench.models.llamagen import Conditioning, LlamaGen
+from specbench.models.supervision import hidden_states, prefixed
 from specbench.models.text import TextEncoder
-from specbench.training.dataset import LiveDataset, hidden_states, prefixed
+from specbench.training.dataset import LiveDataset
 from specbench.training.trainer import MicroStep, Recipe, fit
 
 #: Where the objects of a layout are, slot by slot, of `scenes.POSITIONS`.

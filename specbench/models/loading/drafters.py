@@ -7,7 +7,6 @@ import math
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,11 +15,10 @@ from torch import Tensor, nn
 
 from specbench.config import registry
 from specbench.errors import UsageError
-from specbench.models import eagle, medusa
+from specbench.models import eagle
 from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.language import Language
 from specbench.models.loading import checkpoints, naming, official
-from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.unified import Unified
 
 N = TypeVar("N", bound=nn.Module)
@@ -179,28 +177,6 @@ class EagleLoader(NetworkLoader[EagleNetwork]):
 class Eagle3Loader(EagleLoader):
     def untrained(self, heads: int = 5) -> EagleNetwork:
         return eagle.like_target(self.target, eagle.default_aux_hidden_layers(self.target))
-
-
-class MedusaLoader(NetworkLoader[MedusaNetwork]):
-    title, seed, module, config = "Medusa heads", 6, MedusaNetwork, MedusaConfig
-
-    def untrained(self, heads: int = 5) -> MedusaNetwork:
-        return medusa.like_target(self.target, heads)
-
-    def fits(self, network: MedusaNetwork) -> bool:
-        return (network.cfg.dim, network.cfg.vocab_size) == (self.target.block.dim, self.target.vocab_size)
-
-    def read_official(self, path: Path) -> MedusaNetwork:
-        """From Medusa's released layout. Of each head's output the rows of image tokens are kept."""
-        source = official.open_source(path)
-        tops = [n for n in source.tensors if n.endswith(".1.weight")]
-        cfg = MedusaConfig(self.target.block.dim, self.target.vocab_size, max(1, len(tops)))
-        table, ignored = naming.for_medusa(source.tensors, cfg.heads, str(source.path))
-        if isinstance(self.target, Unified):
-            keep = self.target.image.ids
-            table = {n: replace(p, pick=keep) if n.endswith(".1.weight") else p for n, p in table.items()}
-        bundle = self.bundle
-        return official.load(lambda: MedusaNetwork(cfg), source, table, bundle.device, bundle.dtype, ignored)
 
 
 class DraftModelLoader(NetworkLoader[Language]):
