@@ -31,7 +31,7 @@ from specbench.metrics.base import (
     by_prompt,
     chosen,
 )
-from specbench.metrics.scenes import EmbeddedMetric, EmbeddedScorer, of_scenes
+from specbench.metrics.scenes import EmbeddedMetric, EmbeddedScorer
 from specbench.rows import summary
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class ScenesSoftTIFA(EmbeddedMetric, SoftTIFA):
     fill of each object; NaN where the labels do not state it.
     """
 
-    weights = "scenes_reader.safetensors"
+    evaluator = "reader"
     skills = ("object", "attribute", "count", "position")
     _SKILLS = ("count", "position", "attribute", *3 * ("object", "attribute", "attribute", "attribute"))
 
@@ -196,13 +196,13 @@ class ScenesSoftTIFA(EmbeddedMetric, SoftTIFA):
         return EmbeddedScorer(self, scores)
 
     def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
-        return "" if all(map(of_scenes, items)) else "these prompts come without labels of scenes to ask for"
+        return "" if self.described(items) else "these prompts come without labels of scenes to ask for"
 
     def skills_of(self, item: PromptItem) -> Sequence[str]:
         return self._SKILLS
 
     def atoms_of(self, item: PromptItem) -> int:
         """The attributes that a caption states; the number of objects and their arrangement count as one."""
-        from specbench.data import scenes
+        from specbench.data.worlds import ABSENT
 
-        return sum(label != scenes.ABSENT for label in item.labels or ())
+        return sum(label != ABSENT for label in item.labels or ())

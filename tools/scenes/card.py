@@ -19,12 +19,15 @@ from specbench.data import Item, scenes, scenes_classes
 from specbench.data.worlds import World
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
+from specbench.models.loading import checkpoints
 from specbench.models.pixels import to_float, to_uint8
 from specbench.models.supervision import TargetHead
+from specbench.models.vq import VQConfig, VQModel
 from specbench.storage.origin import environment
 from specbench.training import drafter, recipes
 from specbench.training.dataset import LiveDataset
 from specbench.training.examples import Encoded
+from tools.scenes import tokenizer
 
 SAMPLES, BATCH = 256, 16
 
@@ -52,6 +55,21 @@ def sample_statistics(world: World, assets: Path, device: torch.device) -> dict[
         "reader_accuracy_tokenized": _read(reader, again, labels),
         "reader_accuracy_vanilla": _read(reader, np.concatenate(images), labels),
     }
+
+
+def neighbour_statistics(world: World, assets: Path, device: torch.device) -> dict[str, float]:
+    """How far codes can be exchanged for near ones, as LANTERN assumes: the change of pixels, of 255, and the share of
+    attributes that the reader reads right, where a tenth of the codes of validation images is replaced by their k-th
+    neighbour, or by random codes (`random`)."""
+    vq = checkpoints.load(assets / f"{world.name}_tokenizer.safetensors", "tokenizer", VQModel, VQConfig, device)
+    reader = ev.load(assets / f"{world.name}_reader.safetensors", ev.AttributeReader, device)
+    images, _, labels = world.render("validation", range(SAMPLES))
+    statistics: dict[str, float] = {}
+    for k in tokenizer.NEIGHBOURS:
+        changed, pixels = tokenizer.replaced(vq, images, k)
+        name = f"neighbour_{k}" if k else "random"
+        statistics |= {f"pixels_{name}": pixels, f"reader_accuracy_{name}": _read(reader, changed, labels)}
+    return statistics
 
 
 #: Name in the card -> network and weights of every drafter of discrete tokens, as drafter_weights= takes them.

@@ -87,6 +87,14 @@ BUDGETS = {
         },
         drafters=("steps=6000", "batch=128", "ema=0.999"),
     ),
+    "textures": Budget(  # two cores: under five hours
+        {
+            "tokenizer": Recipe(steps=3000, batch=48, lr=2e-3),
+            "text": Recipe(steps=1500, batch=128, lr=1.5e-3),
+            "target": Recipe(steps=4000, batch=32, lr=2e-3, ema=0.998, muon=True),
+        },
+        train=40_000,
+    ),
     "smoke": Budget(  # seconds: tests that everything runs, not that it learns
         {
             name: Recipe(steps=2, batch=4, lr=1e-3, warmup=1, ema=0.5)
@@ -245,6 +253,7 @@ class Stages:
 
     def samples(self) -> None:
         self.statistics["samples"] = card.sample_statistics(self.world, self.assets, self.device)
+        self.statistics["samples"] |= card.neighbour_statistics(self.world, self.assets, self.device)
 
     # --- models of continuous tokens, of scenes with one object -------------------------------------------------------
 

@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.models.pixels import to_float
+from specbench.models.pixels import to_float, to_uint8
 from specbench.models.vq import VQModel
 from specbench.training.trainer import MicroStep, Recipe, fit
+
+#: A code that is chosen less often than this share of its expected number of times is dead.
+DEAD = 0.02
 
 
 class _Trainer(nn.Module):
@@ -21,15 +24,17 @@ class _Trainer(nn.Module):
     total: Tensor
     fresh: Tensor
 
-    def __init__(self, vq: VQModel) -> None:
+    def __init__(self, vq: VQModel, expected: float) -> None:
+        """expected: vectors of a batch for each code. A code that none of them chooses is dead after some 35 steps."""
         super().__init__()
         self.vq = vq
+        self.young = 2 * DEAD * expected  # the count of a new code
         size, dim = vq.quantize.embedding.weight.shape
         vq.quantize.embedding.weight.requires_grad_(False)  # moved by averages, not by gradients
         with torch.no_grad():
             vq.quantize.embedding.weight.copy_(F.normalize(torch.randn(size, dim), dim=-1))
-        self.register_buffer("count", torch.ones(size))
-        self.register_buffer("total", vq.quantize.embedding.weight.detach().clone())
+        self.register_buffer("count", torch.full((size,), self.young))
+        self.register_buffer("total", self.count[:, None] * vq.quantize.embedding.weight.detach())
         self.register_buffer("fresh", torch.zeros(size, dim))  # recent encoder outputs, to seed dead codes with
 
 
@@ -37,10 +42,9 @@ def train(
     vq: VQModel, images: np.ndarray, recipe: Recipe, work: Path, decay: float = 0.98, commitment: float = 0.5
 ) -> dict[str, float]:
     """Train `vq` on uint8 images (N, H, W, 3). Returns the last statistics (PSNR in dB, perplexity of the codes)."""
-    t = _Trainer(vq)
-    device = next(vq.parameters()).device
+    size, device = vq.quantize.embedding.weight.shape[0], next(vq.parameters()).device
+    t = _Trainer(vq, recipe.batch * (images.shape[1] // vq.cfg.downsample) ** 2 / size)
     t.to(device)
-    size = vq.quantize.embedding.weight.shape[0]
     latest: dict[str, Tensor] = {}
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
@@ -73,8 +77,8 @@ def train(
         pick = np.random.Generator(np.random.Philox(key=[recipe.seed + 1, step])).integers(0, len(z), size)
         t.fresh.copy_(z[torch.as_tensor(pick, device=device)])
         if step % 20 == 19 and step < 0.8 * recipe.steps:
-            dead = t.count < 0.02 * len(codes) / size
-            t.total[dead], t.count[dead] = t.fresh[dead], 1.0
+            dead = t.count < DEAD * len(codes) / size
+            t.total[dead], t.count[dead] = t.young * t.fresh[dead], t.young
         vq.quantize.embedding.weight.copy_(F.normalize(t.total, dim=-1))
 
     return fit("tokenizer", t, loss, recipe, work, upkeep)
@@ -93,13 +97,43 @@ def encode_all(vq: VQModel, images: np.ndarray, batch: int = 256) -> np.ndarray:
 
 @torch.no_grad()
 def evaluate(vq: VQModel, images: np.ndarray) -> dict[str, float]:
-    """PSNR in dB (mean over images) and the share of codes used, in float32."""
+    """PSNR in dB (mean over images), the share of codes used, and the perplexity of their use, in float32."""
     device = next(vq.parameters()).device
-    psnr, used = [], torch.zeros(vq.cfg.codebook_size, dtype=torch.bool)
+    psnr, counts = [], torch.zeros(vq.cfg.codebook_size, dtype=torch.int64)
     for i in range(0, len(images), 128):
         x = to_float(images[i : i + 128]).to(device)
         codes = vq.encode(x)
         y = vq.decode(codes).clamp(-1, 1)
         psnr.append(10 * torch.log10(4 / (x - y).pow(2).mean((1, 2, 3))).cpu())
-        used[codes.reshape(-1).cpu().unique()] = True
-    return {"psnr_db": float(torch.cat(psnr).mean()), "codes_used": float(used.float().mean())}
+        counts += torch.bincount(codes.reshape(-1).cpu(), minlength=len(counts))
+    p = counts.double() / counts.sum()
+    return {
+        "psnr_db": float(torch.cat(psnr).mean()),
+        "codes_used": float((counts > 0).double().mean()),
+        "code_perplexity": float(torch.special.entr(p).sum().exp()),
+    }
+
+
+#: How near the code is that replaces another one: its k-th neighbour, or a random code (0).
+NEIGHBOURS = (1, 10, 100, 0)
+_REPLACED = 0.1  # of an image's codes
+
+
+@torch.no_grad()
+def replaced(vq: VQModel, images: np.ndarray, neighbour: int, seed: int = 0) -> tuple[np.ndarray, float]:
+    """Images (N, H, W, 3) uint8 after the tokenizer, with a tenth of each one's codes replaced, and the root mean
+    square change of their pixels, of 255, by that. neighbour: see `NEIGHBOURS`."""
+    device, rng = next(vq.parameters()).device, torch.Generator().manual_seed(seed)
+    table = vq.quantize.codebook
+    decoded, squares = [], []
+    for i in range(0, len(images), 128):
+        codes = vq.encode(to_float(images[i : i + 128]).to(device))
+        if neighbour:
+            near = (table[codes.flatten()] @ table.T).topk(neighbour + 1).indices[:, -1].view_as(codes)
+        else:
+            near = torch.randint(len(table), codes.shape, generator=rng).to(device)
+        there = torch.rand(codes.shape, generator=rng).argsort(-1).argsort(-1) < _REPLACED * codes.shape[-1]
+        before, after = (to_uint8(vq.decode(x)) for x in (codes, torch.where(there.to(device), near, codes)))
+        decoded.append(after)
+        squares.append(np.square(after.astype(np.float64) - before).mean((1, 2, 3)))
+    return np.concatenate(decoded), float(np.sqrt(np.concatenate(squares)).mean())
