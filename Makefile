@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test mutants check-numbers evidence tables bench gpu train-scenes lint format docs clean
+.PHONY: help run test mutants check-numbers evidence tables bench gpu train-scenes train-textures lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ gpu: ## the first ten minutes on a GPU: kernels, recordings, gates, profiles (a 
 
 train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes where it was stopped
 	"$(BIN)/python" -m tools.scenes $(ARGS)
+
+train-textures: $(READY) ## the same for the models of the second world
+	"$(BIN)/python" -m tools.scenes --world textures $(ARGS)
 
 test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
 	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser

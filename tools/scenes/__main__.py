@@ -1,4 +1,5 @@
-"""python -m tools.scenes [--option ...]: trains the embedded models from scratch; resumes where it was stopped."""
+"""python -m tools.scenes [--option ...]: trains the models of an embedded world from scratch; resumes where it was
+stopped."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 
 from specbench.config.registry import ASSETS
+from specbench.data import worlds
 from specbench.errors import UsageError, unknown
 from tools.scenes import card
 from tools.scenes.stages import BUDGETS, CONTINUOUS, STAGES, Stages
@@ -20,24 +22,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    budget = BUDGETS[given.budget]
+    stages_of, budgets = STAGES[given.world], BUDGETS[given.world]
     began = time.time()
     try:
         if given.budget == "gpu" and device.type == "cpu":
             raise UsageError("--budget gpu needs a CUDA device and none is visible; use --budget cpu")
-        chosen = _chosen(given.only, given.until)
+        if given.budget not in budgets:
+            raise unknown(f"budget of {given.world}", given.budget, budgets)
+        budget = budgets[given.budget]
+        chosen = _chosen(stages_of, given.only, given.until)
         possible = (*budget.recipes, *budget.measured)
         if absent := [stage for stage in chosen if stage not in possible]:
-            known = ",".join(stage for stage in STAGES if stage in possible)
+            known = ",".join(stage for stage in stages_of if stage in possible)
             raise UsageError(f"--budget {given.budget} has no recipe for {', '.join(absent)}: add --only, of {known}")
-        stages = Stages(given.work, given.assets, budget, device, not given.no_distil)
+        stages = Stages(given.work, given.assets, budget, device, not given.no_distil, worlds.world(given.world))
         for stage in chosen:
             stages.make(stage)
     except UsageError as error:
         parser.error(str(error))
     reached = card.Card.read(given.card)
     origin = card.origin(device, given.budget, time.strftime("%Y-%m-%d", time.gmtime()))
-    reached.add(stages.statistics, origin, [*STAGES, *card.DRAFTERS])
+    order = [card.named(world, stage) for world, every in STAGES.items() for stage in (*every, *card.DRAFTERS)]
+    named = {card.named(given.world, stage): values for stage, values in stages.statistics.items()}
+    reached.add(named, origin, order)
     given.card.parent.mkdir(parents=True, exist_ok=True)
     given.card.write_text(reached.render())
     for stage, statistics in stages.statistics.items():
@@ -52,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         "--work", type=Path, default=".train", help="checkpoints, rendered scenes, loss curves (resumed from)"
     )
     parser.add_argument("--assets", type=Path, default=ASSETS, help="folder of the finished weights")
-    parser.add_argument("--until", choices=STAGES, default=STAGES[-1], metavar="STAGE", help="stop after this stage")
+    parser.add_argument("--world", choices=tuple(STAGES), default="scenes", help="the world whose models are trained")
+    parser.add_argument("--until", metavar="STAGE", help="stop after this stage")
     parser.add_argument(
         "--only",
         metavar="STAGE,STAGE",
@@ -64,22 +72,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--card", type=Path, default="results/embedded_models.md", help="file of the model card")
     parser.add_argument(
         "--budget",
-        choices=tuple(BUDGETS),
+        choices=("cpu", "gpu", "smoke"),
         default="gpu" if torch.cuda.is_available() else "cpu",
         help="recipes and amounts",
     )
     return parser
 
 
-def _chosen(only: str | None, until: str) -> list[str]:
-    """The requested stages, in their order."""
-    if not only:
-        return list(STAGES[: STAGES.index(until) + 1])
-    names = only.split(",")
+def _chosen(stages: Sequence[str], only: str | None, until: str | None) -> list[str]:
+    """The requested ones of a world's stages, in their order."""
+    names = only.split(",") if only else [until or stages[-1]]
     for name in names:
-        if name not in STAGES:
-            raise unknown("stage", name, STAGES)
-    return [stage for stage in STAGES if stage in names]
+        if name not in stages:
+            raise unknown("stage", name, stages)
+    if not only:
+        return list(stages[: stages.index(names[0]) + 1])
+    return [stage for stage in stages if stage in names]
 
 
 if __name__ == "__main__":

@@ -224,6 +224,11 @@ GOALS: list[tuple[str, str, str, float, float]] = [
 ]
 
 
+def named(world: str, stage: str) -> str:
+    """The name of a stage in the card."""
+    return stage if world == "scenes" else f"{world}_{stage}"
+
+
 @dataclass
 class Card:
     """runs: (stages, origin) of every training; statistics: stage -> name -> value."""

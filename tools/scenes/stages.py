@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Budget:
     trial: card.Trial = field(default_factory=card.Trial)
 
 
-BUDGETS = {
+_SCENES = {
     "cpu": Budget(  # two cores: about two hours for the models of discrete tokens, 75 minutes for the continuous ones
         {
             "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
@@ -87,14 +87,6 @@ BUDGETS = {
         },
         drafters=("steps=6000", "batch=128", "ema=0.999"),
     ),
-    "textures": Budget(  # two cores: under five hours
-        {
-            "tokenizer": Recipe(steps=3000, batch=48, lr=2e-3),
-            "text": Recipe(steps=1500, batch=128, lr=1.5e-3),
-            "target": Recipe(steps=4000, batch=32, lr=2e-3, ema=0.998, muon=True),
-        },
-        train=40_000,
-    ),
     "smoke": Budget(  # seconds: tests that everything runs, not that it learns
         {
             name: Recipe(steps=2, batch=4, lr=1e-3, warmup=1, ema=0.5)
@@ -110,9 +102,29 @@ BUDGETS = {
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
     ),
 }
+_MEASURED = ("draft", "eagle", "eagle3", "drafters", "evaluators", "samples")  # of textures
+_FEW = {name: _SCENES["smoke"].recipes[name] for name in ("tokenizer", "text", "target")}
+_TEXTURES = {
+    "cpu": Budget(  # two cores: under five hours
+        {
+            "tokenizer": Recipe(steps=3000, batch=48, lr=2e-3),
+            "text": Recipe(steps=1500, batch=128, lr=1.5e-3),
+            "target": Recipe(steps=4000, batch=32, lr=2e-3, ema=0.998, muon=True),
+        },
+        measured=_MEASURED,
+        train=40_000,
+    ),
+    "smoke": replace(_SCENES["smoke"], recipes=_FEW, measured=_MEASURED),
+}
+#: World -> name -> budget.
+BUDGETS = {"scenes": _SCENES, "textures": _TEXTURES}
 DISCRETE = ("tokenizer", "text", "target", *_CODES, "drafters", "evaluators", "samples")
 CONTINUOUS = ("kl", "mar", "mar_draft", *_VECTORS, "mar_samples")
-STAGES = (*DISCRETE, *CONTINUOUS)
+#: World -> its stages, in their order. Medusa's heads over 8,192 codes would be larger than the target.
+STAGES = {
+    "scenes": (*DISCRETE, *CONTINUOUS),
+    "textures": ("tokenizer", "text", "target", "draft", "eagle", "eagle3", "drafters", "evaluators", "samples"),
+}
 
 
 class Stages:
