@@ -37,6 +37,10 @@ class FlashARConfig(LlamaGenConfig):
 
     branch_layers: int = 4
 
+    def __post_init__(self) -> None:
+        if not 0 < self.branch_layers < self.n_layer:
+            raise ValueError(f"branch_layers must be 1 to {self.n_layer - 1} (got {self.branch_layers})")
+
     @property
     def gate_width(self) -> int:
         return max(64, self.dim // 8)
