@@ -216,6 +216,11 @@ class BasePipeline(ABC):
         pixels: np.ndarray = self.model.pixels(tokens)
         return pixels
 
+    def codes(self, tokens: Tensor) -> np.ndarray | None:
+        """The codes (B, rows, columns) of images as the pixel tokenizer numbers them, without the tokens between them;
+        None where tokens are no codes."""
+        return None
+
     def synchronize(self) -> None:
         synchronize(self.device)
 
@@ -266,6 +271,10 @@ class Pipeline(BasePipeline):
     def images(self, conditioning: Any, rng: RandomStreams, clock: Clock | None = None) -> Decoding:
         """`clock` as of `Decoding`."""
         return Decoding(self.config, conditioning, rng, clock, self.engine.kernels)
+
+    def codes(self, tokens: Tensor) -> np.ndarray:
+        codes: np.ndarray = self.model.code_grid(tokens).cpu().numpy()
+        return codes
 
     @property
     def uneven(self) -> bool:

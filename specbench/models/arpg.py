@@ -58,10 +58,10 @@ class ARPG(LlamaGen):
         rotary = self.block.rotary
         return rotate(k, rope_factors(rope, rotary), rotary).transpose(1, 2), v.transpose(1, 2)
 
-    def asked(self, positions: Tensor, mask: Tensor | None, cache: KVCache, layer: int) -> Tensor:
-        """Hidden states (R, n, dim) after the final norm, of queries for sequence positions (R, n)."""
-        x = self.query.expand(*positions.shape, -1)
-        out = run_blocks(self.query_layers, x, self.rope()[positions], mask, cache, shared_layer=layer)
+    def asked(self, rope: Tensor, mask: Tensor | None, cache: KVCache, layer: int) -> Tensor:
+        """Hidden states (R, n, dim) after the final norm, of queries for the positions of `rope`."""
+        x = self.query.expand(*rope.shape[:2], -1)
+        out = run_blocks(self.query_layers, x, rope, mask, cache, shared_layer=layer)
         return self.norm(out)
 
     def at_fronts(
@@ -71,14 +71,15 @@ class ARPG(LlamaGen):
         bias = mask.bias(cache.read(mask, self.block.n_heads), x.dtype)
         content = run_blocks(self.layers, x, rope, bias, cache, slots)
         cache.write(layer, slots, *self.shared(content, rope))
-        return self.asked(session.both(fronts.next_positions + session.prefix_length), bias, cache, layer)
+        targets = session.both(fronts.next_positions + session.prefix_length)
+        return self.asked(self.rope_at(session.rope, targets, session.padding), bias, cache, layer)
 
     def in_order(self, prefix: Prefix, tokens: Tensor, order: Tensor) -> Tensor:
         """Hidden states (N, T, dim) that give the tokens (N, T) at the positions `order` (N, T), each given those
         before it in the order: one causal pass, as in training, with gradients where they are enabled."""
         before = len(prefix)
-        self.reserve(before + tokens.shape[1])
+        table = self.reserved(before + tokens.shape[1], before)
         x = torch.cat([prefix.inputs[:, -1:], self.tok_embeddings(tokens.gather(1, order)[:, :-1])], 1)
-        rope = self.rope()[F.pad(order[:, :-1] + before, (1, 0), value=before - 1)]
+        rope = table[F.pad(order[:, :-1] + before, (1, 0), value=before - 1)]
         keys, values = self.shared(run_blocks(self.layers, x, rope), rope)
-        return self.asked(order + before, None, LayerCache(keys, values), 0)
+        return self.asked(table[order + before], None, LayerCache(keys, values), 0)

@@ -66,9 +66,10 @@ class LPD(Language):
         valid = torch.tensor([False, True], device=x.device).repeat(len(x), 1)
         return Prefix(F.pad(x.unsqueeze(1), (0, 0, 1, 0)), valid, torch.zeros_like(valid, dtype=torch.int64))
 
-    def rope_at(self, positions: Tensor, padding: Tensor) -> Tensor:
-        """Position embeddings (R, n, dim), which are added to the inputs instead of a rotation."""
-        return self.pos_embed[0][(positions - 1).clamp(0, self.length)]
+    def rope(self, positions: int, prefix: int) -> Tensor:
+        """Position embeddings (positions, dim), which are added to the inputs instead of a rotation."""
+        at = torch.arange(positions, device=self.pos_embed.device) - (prefix - 1)
+        return self.pos_embed[0, at.clamp(0, self.length)]
 
     def hidden(
         self, x: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache | None, slots: Tensor | None
@@ -93,7 +94,7 @@ class LPD(Language):
         group = torch.zeros_like(mask.among[:, :1]).scatter(2, own.unsqueeze(1) + 1, asks.unsqueeze(1))
         both = TreeMask(mask.start, mask.root, torch.cat([mask.among, mask.among | group], 1))
         before = session.prefix_length
-        at = self.rope_at(session.both(targets + before), session.padding)
+        at = self.rope_at(session.rope, session.both(targets + before), session.padding)
         x = torch.cat([x, self.mask_token.expand(len(x), count, -1)], 1)
         slots = torch.cat([slots, session.both(own + before)], 1)
         return self.hidden(x, torch.cat([rope, at], 1), both, session.cache, slots)[:, count:]
