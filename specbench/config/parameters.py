@@ -328,7 +328,7 @@ def is_continuous(group: str, name: str) -> bool:
 def in_raster_order(cfg: Mapping[str, Any]) -> bool:
     """Whether a run samples its tokens row by row: neither its model nor its drafter has an order of its own."""
     drafter_leaves = default("drafter", str(cfg["drafter"]), "raster") is False
-    return not drafter_leaves and kind("model", str(cfg["model"])) != "ordered"
+    return not drafter_leaves and kind("model", str(cfg.get("model"))) != "ordered"
 
 
 #: What the tokens of a model are, by its kind, in messages.

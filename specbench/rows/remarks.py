@@ -68,7 +68,11 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
         if cfg.get("drafter") == "vvs":
             what = "tokens that are not verified"
         if not parameters.in_raster_order(cfg):
-            who = cfg["model"] if parameters.kind("model", cfg["model"]) == "ordered" else f"drafter {cfg['drafter']}"
+            who = (
+                cfg["model"]
+                if parameters.kind("model", str(cfg.get("model"))) == "ordered"
+                else f"drafter {cfg['drafter']}"
+            )
             what = f"{who}, whose tokens are not sampled in raster order"
         return [f"emitted_kl: like emitted_tv not computed for {what}"]
     if len(outside) < len(images):
