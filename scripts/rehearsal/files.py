@@ -33,8 +33,10 @@ from specbench.models.loading import (
     llamagen_official,
     lumina2,
     naming,
+    nextstep,
 )
 from specbench.models.loading.naming import ParameterSlice, Table
+from specbench.models.nextstep import NextStep, NextStepConfig
 from specbench.models.unified import Unified, UnifiedConfig
 
 #: Words of the captions that are made here.
@@ -236,6 +238,30 @@ def _emu3(name: str, small: bool) -> dict[str, Build]:
     return {"target": write_target, "tokenizer": write_tokenizer}
 
 
+def _nextstep(name: str, small: bool) -> dict[str, Build]:
+    """In bfloat16, with an autoencoder in float32."""
+    cfg = nextstep.REDUCED if small else bundle.shape_of(name, NextStepConfig)
+    target: NextStep = built(lambda: NextStep(cfg))
+    pixels = vq.NEXTSTEP.reduced(0) if small else vq.NEXTSTEP
+
+    def write_target(folder: Path) -> None:
+        kind = torch.bfloat16
+        entries = of_module(target, nextstep.table(cfg), kind, holes=() if small else _HOLES)
+        entries["lm_head.weight"] = entry("lm_head", (cfg.vocab_size, cfg.dim), kind, True)
+        write_shards(folder, entries, 50_000 if small else 5 * GB)
+        settings = {"rope_theta": cfg.rope_base, "rms_norm_eps": cfg.norm_eps, "model_type": "nextstep"}
+        write_json(folder / "config.json", _config(target, cfg.n_layer) | settings)
+        special = ["<unk>", "[PAD]", "<|image_area|>", "<|begin_of_image|>", "<|end_of_image|>"]
+        grid = f"{cfg.side}*{cfg.side}"
+        vocabularies.save_words(folder / "tokenizer.json", [*special, grid, *words(0)][: cfg.vocab_size], len(special))
+
+    def write_tokenizer(folder: Path) -> None:
+        network("checkpoint.pt", partial(vq.KLModel, pixels), partial(image_tokenizers.taming_table, pixels))(folder)
+        write_json(folder / "config.json", {"scaling_factor": 1.0, "shift_factor": 0.0})
+
+    return {"target": write_target, "tokenizer": write_tokenizer}
+
+
 def _emu35(name: str, small: bool) -> dict[str, Build]:
     pixels = emu35.IBQ.reduced(emu35.REDUCED_CODES) if small else emu35.IBQ
     base, side = (emu35.REDUCED, emu35.REDUCED_SIDE) if small else (emu35.full(name), emu35.SIDE)
@@ -288,6 +314,7 @@ FAMILIES: Mapping[str, Callable[[str, bool], dict[str, Build]]] = {
     "lumina_mgpt2": _lumina2,
     **dict.fromkeys(("janus_pro_1b", "janus_pro_7b"), _janus),
     "emu3": _emu3,
+    "nextstep_1_1": _nextstep,
     "emu35_image": _emu35,
     "glm_image": _glm,
 }

@@ -54,7 +54,9 @@ def check(cfg: Mapping[str, Any]) -> None:
             " grids, one after the other: use a drafter in raster order, such as drafter=sjd"
         )
     if parameters.is_continuous("model", cfg["model"]):
-        continuous.build(cfg)
+        rule = continuous.build(cfg)
+        if parameters.default("model", cfg["model"], "raster"):
+            continuous.check_causal(rule)
         return
     module = registry.module("rule", cfg["rule"])
     if hasattr(module, "check"):
@@ -97,7 +99,7 @@ def build_continuous(cfg: Mapping[str, Any], model: Any) -> tuple[ContinuousMode
     alone. Raises UsageError as `build_method`."""
     if cfg["drafter"] != "none":
         return registry.find("drafter", cfg["drafter"])(cfg, model), continuous.build(cfg)
-    iterations = cfg["iterations"]
+    iterations = cfg.get("iterations")
     length = model.target.length
     return None, continuous.build(cfg, continuous.tokens_per_iteration(length, iterations) if iterations else ())
 

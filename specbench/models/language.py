@@ -75,13 +75,17 @@ class Language(nn.Module):
     def _build(self, block: BlockConfig, n_layer: int, vocabulary: int, tokens: int, head_hidden: int = 0) -> None:
         """vocabulary: rows of the input table; tokens: rows of the head; head_hidden: the width between its two layers,
         which have biases (0: one layer, without)."""
+        self._build_trunk(block, n_layer, vocabulary)
+        self.head_hidden = nn.Linear(block.dim, head_hidden) if head_hidden else None
+        self.output = nn.Linear(head_hidden or block.dim, tokens, bias=bool(head_hidden))
+        self.vocab_size = tokens
+
+    def _build_trunk(self, block: BlockConfig, n_layer: int, vocabulary: int) -> None:
+        """All but the head."""
         self.block = block
         self.tok_embeddings = nn.Embedding(vocabulary, block.dim)
         self.layers = nn.ModuleList(Block(block) for _ in range(n_layer))
         self.norm = RMSNorm(block.dim, block.norm_eps)
-        self.head_hidden = nn.Linear(block.dim, head_hidden) if head_hidden else None
-        self.output = nn.Linear(head_hidden or block.dim, tokens, bias=bool(head_hidden))
-        self.vocab_size = tokens
 
     def ids(self, tokens: Tensor) -> Tensor:
         """The vocabulary ids of image tokens."""
@@ -103,7 +107,7 @@ class Language(nn.Module):
 
     def reserved(self, positions: int, prefix: int) -> Tensor:
         """`rope`, on the model's device, made once for sequences of this prefix that are not longer."""
-        device = self.output.weight.device
+        device = self.norm.weight.device
         known, table = self._ropes or (-1, None)
         if known != prefix or table is None or len(table) < positions or table.device != device:
             table = self.rope(positions, prefix).to(device)
@@ -140,7 +144,7 @@ class Language(nn.Module):
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
         b = self.block
-        return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.output.weight)
+        return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.norm.weight)
 
     def hidden(
         self, x: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache | None, slots: Tensor | None

@@ -118,7 +118,17 @@ class Prompts:
         return len(self.ids)
 
 
-class Unified(Language):
+class Prompted(Language):
+    """A Transformer whose prefix is the token ids of a prompt."""
+
+    def condition(self, conditioning: Prompts, guided: bool) -> Prefix:
+        ids, valid = conditioning.ids, conditioning.valid
+        if guided:
+            ids, valid = torch.cat([ids, conditioning.no_ids]), torch.cat([valid, conditioning.no_valid])
+        return Prefix(self.tok_embeddings(ids), valid, ids)
+
+
+class Unified(Prompted):
     _ids: Tensor
 
     def __init__(self, cfg: UnifiedConfig, image: ImageTokens) -> None:
@@ -144,9 +154,3 @@ class Unified(Language):
     def token_ids(self) -> Tensor:
         self._ids = self._ids.to(self.output.weight.device)
         return self._ids
-
-    def condition(self, conditioning: Prompts, guided: bool) -> Prefix:
-        ids, valid = conditioning.ids, conditioning.valid
-        if guided:
-            ids, valid = torch.cat([ids, conditioning.no_ids]), torch.cat([valid, conditioning.no_valid])
-        return Prefix(self.tok_embeddings(ids), valid, ids)

@@ -60,6 +60,13 @@ def left_pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[
     return ids, valid
 
 
+def padded(prompts: Sequence[Prompt], length: int, pad: int, device: torch.device) -> Prompts:
+    """Prompts padded on the left to `length` positions with the id `pad`: each independent of the others."""
+    halves = [[p.conditional for p in prompts], [p.unconditional for p in prompts]]
+    both = [left_pad_ids(rows, length, pad) for rows in halves]
+    return Prompts(*(tensor.to(device) for pair in both for tensor in pair))
+
+
 class UnifiedModel(RealModel):
     """A target with one vocabulary. A subclass sets `image`, `pad`, `target` and `tokenizer`, whose `codebook()` gives
     its code vectors, and defines the format of a prompt."""
@@ -78,10 +85,7 @@ class UnifiedModel(RealModel):
 
     def encode(self, prompts: list[str]) -> Prompts:
         """All padded to `prompt_length` positions: independent of the rest of the batch."""
-        given = [self.prompt(text) for text in prompts]
-        halves = [[p.conditional for p in given], [p.unconditional for p in given]]
-        padded = [left_pad_ids(rows, self.prompt_length, self.pad) for rows in halves]
-        return Prompts(*(tensor.to(self.device) for pair in padded for tensor in pair))
+        return padded([self.prompt(text) for text in prompts], self.prompt_length, self.pad, self.device)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return truncated(self.tokenizer.decode(codes))
