@@ -273,7 +273,10 @@ def test_a_pass_of_a_causal_model_leaves_the_host_alone(name: str) -> None:
     with fake_cuda():
         model = NextStep(small)
         models = (NextStepTarget(moved(model.eval()), FlowSampler(2), 2.0) for _ in range(2))
-        ids, valid = torch.zeros(3, 4, dtype=torch.int64, device="cuda"), torch.ones(3, 4, dtype=torch.bool, device="cuda")
+        ids, valid = (
+            torch.zeros(3, 4, dtype=torch.int64, device="cuda"),
+            torch.ones(3, 4, dtype=torch.bool, device="cuda"),
+        )
         prompts, rng = Prompts(ids, valid, ids, valid), RandomStreams([(0, i) for i in range(3)], "cuda")
         rule = replace(rule, prefill=0.1 if rule.gamma else 0.0)
         images = ContinuousDecoding(*models, rule, prompts, rng, engine=Graphs(Lint().record))

@@ -139,7 +139,9 @@ class Masked(Conditions):
         z = self.from_prefix(values, copies, known.flatten(), number, number, most + count - 1)
         return z.view(*known.shape, -1)
 
-    def from_prefix(self, tokens: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor, most: int) -> Tensor:
+    def from_prefix(
+        self, tokens: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor, most: int
+    ) -> Tensor:
         """z (R, k, E) of the tokens `number` (R, k), beyond the end the last one's, given the first `known` (R,)
         tokens, at most `most`; done (R, k): how far the image is, for guidance."""
         parts, length = [], self.order.rank.shape[1]
