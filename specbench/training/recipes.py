@@ -183,8 +183,8 @@ def _check_kind(kind: str, model: str, given: Mapping[str, str]) -> None:
             )
         if continuous and parameters.default("model", model, "weights") != "embedded":
             raise UsageError(
-                f"{model} takes a model of its family as its drafter, in draft/ or drafter_weights=; this command trains"
-                " the drafter of mar_scenes alone"
+                f"{model} takes a model of its family as its drafter, in draft/ or drafter_weights=; this command"
+                " trains the drafter of mar_scenes alone"
             )
     for name in _DISCRETE if continuous else _CONTINUOUS:
         if name in given:
