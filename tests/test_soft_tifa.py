@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from specbench import cli, metrics
 from specbench.config import configuration
 from specbench.data import Item, geneval2, scenes
+from specbench.data.worlds import ABSENT
 from specbench.errors import UsageError
 from specbench.metrics import ASSETS, ScoringContext, qwen3_vl, soft_tifa
 from specbench.metrics.base import Unavailable
@@ -298,7 +299,7 @@ def test_the_embedded_reader_answers_what_captions_state() -> None:
         expected = [probs["layout"][i][alike].sum()]
         expected += [probs["layout"][i][labels["layout"]]] if layout != "single" else [np.nan]
         stated = [(name, label) for name, label in labels.items() if name != "layout"]
-        expected += [probs[name][i][label] if label != scenes.ABSENT else np.nan for name, label in stated]
+        expected += [probs[name][i][label] if label != ABSENT else np.nan for name, label in stated]
         np.testing.assert_allclose(outputs[i], expected, atol=1e-4)
         present = np.array(expected)[~np.isnan(expected)]
         assert metric.per_image(outputs[i : i + 1]) == pytest.approx(

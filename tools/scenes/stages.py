@@ -15,6 +15,9 @@ from specbench.config import registry
 from specbench.data import scenes, scenes_classes
 from specbench.data.worlds import World
 from specbench.harness.pipeline import Pipeline
+from specbench.models import scenes_config
+from specbench.models.arpg import ARPG
+from specbench.models.flashar import FlashAR
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
 from specbench.models.loading.mar_scenes import Latents
@@ -25,7 +28,7 @@ from specbench.models.vq import VQModel
 from specbench.storage.files import write_atomically
 from specbench.training import command, recipes
 from specbench.training.trainer import Recipe
-from tools.scenes import card, evaluators, mar, target, tokenizer, world
+from tools.scenes import arpg, card, evaluators, flashar, mar, target, tokenizer, world
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Budget:
     a drafter, and the samples of the continuous pair."""
 
     recipes: dict[str, Recipe]
-    measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples")
+    measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples", "arpg_samples")
     drafters: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     train: int = 80_000
@@ -71,9 +74,11 @@ _SCENES = {
             "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
             "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
             "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
+            "flashar": Recipe(steps=480, batch=16, lr=1e-3, warmup=20, save_every=60),
             "kl": Recipe(steps=1500, batch=48, lr=2e-3),
             "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
             "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
+            "arpg": Recipe(steps=1100, batch=32, lr=2e-3, warmup=100, ema=0.995, muon=True),
         }
     ),
     "gpu": Budget(  # minutes
@@ -81,18 +86,20 @@ _SCENES = {
             "tokenizer": Recipe(steps=6000, batch=128, lr=2e-3),
             "text": Recipe(steps=3000, batch=256, lr=1e-3),
             "target": Recipe(steps=20000, batch=128, lr=2e-3, ema=0.999, muon=True),
+            "flashar": Recipe(steps=6000, batch=64, lr=1e-3, ema=0.999),
             "kl": Recipe(steps=6000, batch=128, lr=2e-3),
             "mar": Recipe(steps=20000, batch=256, lr=1e-3, ema=0.999, muon=True),
             "mar_draft": Recipe(steps=10000, batch=256, lr=1e-3, ema=0.999, muon=True),
+            "arpg": Recipe(steps=10000, batch=256, lr=2e-3, ema=0.999, muon=True),
         },
         drafters=("steps=6000", "batch=128", "ema=0.999"),
     ),
     "smoke": Budget(  # seconds: tests that everything runs, not that it learns
         {
             name: Recipe(steps=2, batch=4, lr=1e-3, warmup=1, ema=0.5)
-            for name in ("tokenizer", "text", "target", "kl", "mar", "mar_draft")
+            for name in ("tokenizer", "text", "target", "flashar", "kl", "mar", "mar_draft", "arpg")
         },
-        measured=(*DRAFTERS, "drafters", "mar_samples"),
+        measured=(*DRAFTERS, "drafters", "mar_samples", "arpg_samples"),
         drafters=("steps=2", "batch=4", "warmup=1"),
         # Never the default drafter's two steps, which are the same ones.
         variants=("steps=4", "batch=4", "warmup=1", "checkpoints=[1,3]"),
@@ -118,11 +125,12 @@ _TEXTURES = {
 }
 #: World -> name -> budget.
 BUDGETS = {"scenes": _SCENES, "textures": _TEXTURES}
-DISCRETE = ("tokenizer", "text", "target", *_CODES, "drafters", "evaluators", "samples")
+DISCRETE = ("tokenizer", "text", "target", "flashar", *_CODES, "drafters", "evaluators", "samples")
 CONTINUOUS = ("kl", "mar", "mar_draft", *_VECTORS, "mar_samples")
+ORDERED = ("arpg", "arpg_samples")
 #: World -> its stages, in their order. Medusa's heads over 8,192 codes would be larger than the target.
 STAGES = {
-    "scenes": (*DISCRETE, *CONTINUOUS),
+    "scenes": (*DISCRETE, *CONTINUOUS, *ORDERED),
     "textures": ("tokenizer", "text", "target", "draft", "eagle", "eagle3", "drafters", "evaluators", "samples"),
 }
 
@@ -234,6 +242,25 @@ class Stages:
         self.statistics["target"] |= target.evaluate_target(model, *self._held())
         return model
 
+    def flashar(self) -> FlashAR:
+        """From the target in the folder, where that is trained, on as many scenes as its recipe sees."""
+        for needed in ("tokenizer", "text", "target"):
+            if not self.path(needed).is_file():
+                self.make(needed)
+        recipe = self.recipes["flashar"]
+        shipped = card.embedded_model(self.assets, self.device, f"llamagen_{self.world.name}")
+
+        def scenes(split: str, n: int) -> tuple[np.ndarray, torch.Tensor]:
+            few = world.load(self.world, self.work, split, n)
+            codes = self._cached(f"codes-{split}-{n}", lambda: tokenizer.encode_all(shipped.tokenizer, few.images))
+            return codes, target.features_of(shipped.text, few.captions)
+
+        model = FlashAR.from_target(shipped.target, branch_layers=1)
+        some = scenes("train", min(self.budget.train, recipe.steps * recipe.batch))
+        self._stage("flashar", model, lambda: flashar.train(model, *some, recipe, self.work))
+        self.statistics["flashar"] |= flashar.evaluate(model, *scenes("validation", min(self.budget.validation, 1000)))
+        return model
+
     def _drafter(self, stage: str) -> None:
         """By the public command, on examples that drafters share."""
         of = DRAFTERS[stage]
@@ -266,6 +293,30 @@ class Stages:
     def samples(self) -> None:
         self.statistics["samples"] = card.sample_statistics(self.world, self.assets, self.device)
         self.statistics["samples"] |= card.neighbour_statistics(self.world, self.assets, self.device)
+
+    # --- the model with an order of its own, of scenes with one object -----------------------------------------------
+
+    def portrait_codes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of the portraits, for training and for validation."""
+        vq = self.make("tokenizer")
+        return (
+            self._cached("portrait-codes-train", lambda: tokenizer.encode_all(vq, self.portraits("train")[0])),
+            self._cached(
+                "portrait-codes-validation", lambda: tokenizer.encode_all(vq, self.portraits("validation")[0])
+            ),
+        )
+
+    def arpg(self) -> ARPG:
+        codes, held = self.make("portrait_codes")
+        classes, held_classes = self.portraits("train")[1], self.portraits("validation")[1]
+        torch.manual_seed(8)
+        model = ARPG(scenes_config.ARPG).to(self.device)
+        self._stage("arpg", model, lambda: arpg.train(model, codes, classes, self.recipes["arpg"], self.work))
+        self.statistics["arpg"] |= arpg.evaluate(model, held, held_classes)
+        return model
+
+    def arpg_samples(self) -> None:
+        self.statistics["arpg_samples"] = card.order_statistics(self.assets, self.device, self.budget.trial)
 
     # --- models of continuous tokens, of scenes with one object -------------------------------------------------------
 
