@@ -18,7 +18,7 @@ from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
-from specbench.models.scenes_config import MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
+from specbench.models.scenes_config import FLASHAR, MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
@@ -227,7 +227,7 @@ class Stages:
             codes = self._cached(f"codes-{split}-{n}", lambda: tokenizer.encode_all(shipped.tokenizer, few.images))
             return codes, target.features_of(shipped.text, few.captions)
 
-        model = FlashAR.from_target(shipped.target, branch_layers=1)
+        model = FlashAR.from_target(shipped.target, FLASHAR.branch_layers)
         some = scenes("train", min(self.budget.train, recipe.steps * recipe.batch))
         self._stage("flashar", model, lambda: flashar.train(model, *some, recipe, self.work))
         self.statistics["flashar"] |= flashar.evaluate(model, *scenes("validation", min(self.budget.validation, 1000)))
