@@ -22,6 +22,11 @@ TARGET = LlamaGenConfig(
 DRAFT = replace(TARGET, dim=96, n_layer=2, n_head=3, ffn_hidden=256)
 FLASHAR = FlashARConfig(**asdict(TARGET), branch_layers=1)
 
+#: The class-conditional model that decodes in random orders.
+ARPG = LlamaGenConfig(
+    dim=128, n_layer=6, n_head=4, ffn_hidden=384, vocab_size=512, cls_token_num=1, block_size=256, num_classes=40
+)
+
 
 def text() -> TextConfig:
     return TextConfig(vocabulary=tuple(vocabulary()))
@@ -33,6 +38,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "target": lambda: TARGET,
     "draft": lambda: DRAFT,
     "flashar": lambda: FLASHAR,
+    "arpg": lambda: ARPG,
 }
 
 
