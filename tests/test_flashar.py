@@ -8,11 +8,16 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from commands import row_of
 
+from specbench import cli
+from specbench.bench.plan import plan
+from specbench.config import configuration
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
+from specbench.errors import UsageError
 from specbench.models.flashar import FlashAR, FlashARConfig
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.training.trainer import Recipe
@@ -140,7 +145,7 @@ def test_the_last_cell_is_no_input_and_the_first_row_and_column_have_one_branch(
 @torch.no_grad()
 def test_a_cell_depends_on_earlier_steps_alone():
     model = network(side=4)
-    prefix, tokens, steps = prefix_of(model, 1), draw(model, 1), model.steps()
+    prefix, tokens, steps = prefix_of(model, 1), draw(model, 1), model.steps(torch.device("cpu"))
     before = model.head(model.all_cells(prefix, tokens))[0]
     for cell in range(model.length):
         other = tokens.clone()
@@ -220,6 +225,19 @@ def test_images_have_the_product_of_the_fused_distributions():
     assert probs.sum() == pytest.approx(1, abs=1e-4)
     numbers = (out.tokens * VOCAB ** torch.tensor([3, 2, 1, 0])).sum(1)
     assert tiny.fit(numbers, probs) > 1e-4
+
+
+def test_a_run_takes_a_pass_for_each_anti_diagonal_and_names_another_target(tmp_path):
+    words = ["run", "model=flashar_scenes", "weights=random", "method=vanilla", "n=1", "metrics=none", "warmup=0"]
+    assert cli.main([*words, "timing=false", f"out={tmp_path}/run"]) == 0
+    row = row_of(tmp_path / "run")
+    assert (row["model"], row["tokens"], row["steps"], row["speedup_step"]) == ("flashar_scenes", 256, 31, 1)
+    assert (row["emitted_tv"], row["emitted_kl"]) == (None, None)
+    assert "speed-ups: over flashar_scenes itself, whose groups are part of the model" in row["note"]
+    cfg = configuration.compose(["model=flashar_scenes", "method=vanilla"])
+    assert plan({**cfg})["passes"] == 31
+    with pytest.raises(UsageError, match="flashar_scenes has discrete tokens in an order of its own"):
+        configuration.compose(["model=flashar_scenes", "method=sjd"])
 
 
 def test_the_loss_is_that_of_the_plain_formulas():

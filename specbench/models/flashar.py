@@ -82,7 +82,7 @@ class FlashAR(LlamaGen):
         new = ("branch_", "gate_", "first_gate")
         return [p for name, p in self.named_parameters() if not name.startswith(new)]
 
-    def steps(self, device: torch.device | str = "cpu") -> Tensor:
+    def steps(self, device: torch.device) -> Tensor:
         """The step (T,) int64 of every cell in raster order, r + c."""
         cell = torch.arange(self.length, device=device)
         return cell // self.width + cell % self.width
@@ -90,8 +90,10 @@ class FlashAR(LlamaGen):
     @cached_property
     def order(self) -> GroupOrder:  # type: ignore[override]
         """Anti-diagonals, each from its upper right cell on."""
-        steps = self.steps()
-        return GroupOrder(steps.argsort(stable=True)[None], tuple(steps.bincount().tolist()))
+        steps = [row + column for row in range(self.width) for column in range(self.width)]
+        cells = sorted(range(self.length), key=steps.__getitem__)
+        sizes = tuple(steps.count(step) for step in range(2 * self.width - 1))
+        return GroupOrder(torch.tensor([cells]), sizes, whole=True)
 
     def horizontal(self, h: Tensor) -> Tensor:
         """Logits (..., V) of the cell at the right, by the target's own head."""

@@ -72,7 +72,7 @@ BUDGETS = {
             "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
             "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
             "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
-            "flashar": Recipe(steps=480, batch=16, lr=1e-3, warmup=20, save_every=60),
+            "flashar": Recipe(steps=138, batch=16, lr=1e-3, warmup=10, save_every=50),
             "kl": Recipe(steps=1500, batch=48, lr=2e-3),
             "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
             "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
