@@ -1,18 +1,18 @@
-"""Heads that predict hidden states of the target at other cells of the image: to the right, and in the rows below
+"""Heads that predict hidden states of the target at other cells of the image, to the right and in the rows below
 (spatially speculative decoding, arXiv 2606.20543).
 
-Every head reads one cell: the hidden state h from which the target drew its token, and the embedding e of that token. It
-joins them, z = [h; e], and predicts
+Every head reads one cell: the hidden state h from which the target drew its token, and the embedding e of that token.
+It joins them, z = [h; e], and predicts
 
     a = W z,    h' = a + SwiGLU(RMSNorm(a)),
 
-the hidden state from which the target draws the token of another cell. The target's own head maps h' to the distribution
-of that token. Head k to the right, counted from 0, predicts the cell k + 1 positions ahead in raster order; head j below
-the cell j + 1 rows further down, in the same column.
+the hidden state from which the target draws the token of another cell. The target's own head maps h' to the
+distribution of that token. Head k to the right, counted from 0, predicts the cell k + 1 positions ahead in raster
+order. Head j below predicts the cell j + 1 rows below, in the same column.
 
 No official code was at hand. The shape of a head is from a second-hand account. Our reading: h and h' are hidden states
-after the target's final norm, as every drafter of this project has them; e is the embedding of the token that was drawn
-from h; the width of the SwiGLU; and the loss, which adds the cross-entropy to the smooth L1 distance.
+after the target's final norm, as for every drafter here; e is the embedding of the token that was drawn from h; the
+width of the SwiGLU; and the loss, which adds a cross-entropy to the smooth L1 distance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specbench.engine.ops import linear
+from specbench.engine.ops import Kernels, linear
 from specbench.models.language import Language
 from specbench.models.loading.drafters import NetworkLoader
 from specbench.models.supervision import Batch, DraftLogits, Training
@@ -51,10 +51,10 @@ class SpatialHead(nn.Module):
             self.join.weight.copy_(torch.eye(cfg.dim, 2 * cfg.dim))
             self.feed_forward.w2.weight.zero_()
 
-    def forward(self, cells: Tensor) -> Tensor:
+    def forward(self, cells: Tensor, kernels: Kernels | None = None) -> Tensor:
         """Hidden states (..., dim) from cells (..., 2 dim)."""
         joined = linear(cells, self.join.weight)
-        return joined + self.feed_forward(self.norm(joined))
+        return joined + self.feed_forward(self.norm(joined, kernels))
 
 
 class SpatialNetwork(nn.Module):
@@ -63,10 +63,10 @@ class SpatialNetwork(nn.Module):
         self.cfg = cfg
         self.heads = nn.ModuleList(SpatialHead(cfg) for _ in range(cfg.right + cfg.below))  # to the right, then below
 
-    def forward(self, cells: Tensor, parts: Sequence[tuple[int, slice]]) -> Tensor:
+    def forward(self, cells: Tensor, parts: Sequence[tuple[int, slice]], kernels: Kernels | None = None) -> Tensor:
         """Predicted hidden states (R, n, dim): for each (head, slice) of `parts` those of that head, counted over both
         directions, at that slice of the cells (R, *, 2 dim)."""
-        return torch.cat([self.heads[head](cells[:, where]) for head, where in parts], 1)
+        return torch.cat([self.heads[head](cells[:, where], kernels) for head, where in parts], 1)
 
 
 def like_target(target: Language, right: int = 5) -> SpatialNetwork:
