@@ -350,7 +350,7 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
     official = {n for n in parameters.choices("model") if parameters.default("model", n, "weights") == "official"}
     assert official == set(registry.model_sources())
     for name, entry in registry.model_sources().items():
-        folders = ["target"] if name.startswith("janus") else ["target", "tokenizer"]
+        folders = {"janus": ["target"], "glm": ["target", "processor"]}.get(name.split("_")[0], ["target", "tokenizer"])
         assert list(entry.parts) == [*folders, *(["text"] if name in ("llamagen_xl", "llamagen_xl_512") else [])]
         assert set(entry.drafters) <= set(registry.network_folders().values())
     with_weights = {n for n in parameters.choices("drafter") if "drafter_weights" in parameters.declared("drafter", n)}

@@ -209,6 +209,11 @@ class BasePipeline(ABC):
         pixels: np.ndarray = self.model.pixels(tokens)
         return pixels
 
+    def codes(self, tokens: Tensor) -> np.ndarray | None:
+        """The codes (B, rows, columns) of images as the pixel tokenizer numbers them, without the tokens between them;
+        None where tokens are no codes."""
+        return None
+
     def synchronize(self) -> None:
         synchronize(self.device)
 
@@ -259,6 +264,14 @@ class Pipeline(BasePipeline):
     def images(self, conditioning: Any, rng: RandomStreams, clock: Clock | None = None) -> Decoding:
         """`clock` as of `Decoding`."""
         return Decoding(self.config, conditioning, rng, clock, self.engine.kernels)
+
+    def codes(self, tokens: Tensor) -> np.ndarray:
+        target = self.model.target
+        columns = target.width
+        if (grammar := target.grammar) is not None:
+            free = grammar.free.to(tokens.device)
+            tokens, columns = tokens[:, free], int((free < columns).sum())
+        return tokens.reshape(len(tokens), -1, columns).cpu().numpy()
 
     @property
     def uneven(self) -> bool:

@@ -86,6 +86,20 @@ class CheckpointSource:
         return CheckpointSource(self.path, [*self.shards, (file, opened)])
 
 
+def halved(source: CheckpointSource, name: str, first: str, second: str) -> CheckpointSource:
+    """The source, in which every tensor whose name ends with `name` is two, whose names end with `first` and `second`
+    instead: its upper and its lower rows."""
+
+    def opened(before: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        parts: dict[str, Tensor] = {}
+        for key, tensor in before().items():
+            names = [f"{key.removesuffix(name)}{end}" for end in (first, second)] if key.endswith(name) else [key]
+            parts |= zip(names, tensor.chunk(len(names)), strict=True)
+        return parts
+
+    return CheckpointSource(source.path, [(file, partial(opened, before)) for file, before in source.shards])
+
+
 def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> CheckpointSource:
     """A source whose tensors are in memory already."""
     return CheckpointSource(Path(name), [(Path(name), lambda: tensors)])
