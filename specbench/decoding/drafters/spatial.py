@@ -166,8 +166,8 @@ class Spatial:
 
 
 def _shape(window: int, rounds: int | None) -> DraftShape:
-    relaxed = rounds is not None
-    return DraftShape(build_tree(chain_paths(window)), passes=1, carries_over=relaxed, biased=relaxed, skips=relaxed)
+    relaxed = dict.fromkeys(("carries_over", "biased", "skips"), rounds is not None)
+    return DraftShape(build_tree(chain_paths(window)), passes=1, by_rows=True, **relaxed)
 
 
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
