@@ -14,7 +14,7 @@ from stub_server import SIDE, StubServer, ar_answer, omni_answer, running
 from specbench.config import configuration
 from specbench.errors import RunError, UsageError
 from specbench.harness import run, served
-from specbench.models.servers import GLM_CODES, code_map
+from specbench.models.loading.glm_image import CODES
 from specbench.rows.journal import read_records
 from specbench.storage import image_files
 
@@ -177,7 +177,7 @@ FAULTS = {
     "without the preview": (lambda f: ar_answer(f, list(range(7))), "7 ids instead of 247"),
     "too many": (lambda f: ar_answer(f, list(range(300))), "300 ids instead of 247"),
     "an end in the grid": (lambda f: ar_answer(f, [5] * 250 + [16385] * 4), "3 of 253 ids are no codes"),
-    "of the text": (lambda f: ar_answer(f, [5] * 252 + [GLM_CODES, 1]), f"the first is {GLM_CODES}"),
+    "of the text": (lambda f: ar_answer(f, [5] * 252 + [CODES, 1]), f"the first is {CODES}"),
     "negative": (lambda f: ar_answer(f, [-1] * 254), "253 of 253 ids are no codes"),
     "another count": (lambda f: ar_answer(f, completion_tokens=7), "254 ids and reports 7"),
     "no ids": (lambda f: {"text": "a"}, "no output_ids"),
@@ -209,7 +209,7 @@ def test_degenerate_codes_fail_a_run(server: StubServer, processor: str, call: C
     """Codes of 16 rows of 16: of one row, and of few different ones."""
     words = ["run", "engine=sglang_ar", "data=scenes", f"url={server.url}", f"processor={processor}", "n=2", "warmup=0"]
     words += ["image_size=512x512"]
-    row = np.random.default_rng(0).integers(0, GLM_CODES, 16).tolist()
+    row = np.random.default_rng(0).integers(0, CODES, 16).tolist()
     few = np.random.default_rng(0).integers(0, 4, 256).tolist()
     for name, codes, remark in (("row", row * 16, "repeat a row"), ("few", few, "have few different codes")):
         server.answers["/generate"] = lambda f, codes=codes: ar_answer(f, [7] * 256 + codes + [16385])
@@ -235,4 +235,4 @@ def test_what_an_ar_server_cannot_do_costs_one_sentence(server: StubServer, tmp_
 
 def test_a_map_of_codes() -> None:
     codes = np.array([[0, 255], [256, 16383]])
-    assert code_map(codes).tolist() == [[[0, 0, 0], [0, 255, 0]], [[1, 0, 0], [63, 255, 0]]]
+    assert image_files.code_map(codes).tolist() == [[[0, 0, 0], [0, 255, 0]], [[1, 0, 0], [63, 255, 0]]]

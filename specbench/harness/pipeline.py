@@ -266,12 +266,8 @@ class Pipeline(BasePipeline):
         return Decoding(self.config, conditioning, rng, clock, self.engine.kernels)
 
     def codes(self, tokens: Tensor) -> np.ndarray:
-        target = self.model.target
-        columns = target.width
-        if (grammar := target.grammar) is not None:
-            free = grammar.free.to(tokens.device)
-            tokens, columns = tokens[:, free], int((free < columns).sum())
-        return tokens.reshape(len(tokens), -1, columns).cpu().numpy()
+        codes: np.ndarray = self.model.code_grid(tokens).cpu().numpy()
+        return codes
 
     @property
     def uneven(self) -> bool:
