@@ -44,7 +44,7 @@ def nbytes(*modules: nn.Module) -> int:
 
 def of_target(model: Language) -> int:
     """Bytes of weights that a pass of the target reads."""
-    return nbytes(model.layers, model.norm, *model.head_layers)
+    return nbytes(*model.pass_weights)
 
 
 def of_drafts(drafter: Any, target: Language) -> int:
@@ -68,7 +68,10 @@ def of_drafts(drafter: Any, target: Language) -> int:
 
 def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
     """The methods that are a step's passes of networks, the drafter's included, and their owners."""
-    networks: list[tuple[nn.Module, str]] = [(target, "hidden"), (target, "head")]
+    networks: list[tuple[nn.Module, str]] = [
+        (target, "hidden" if target.order is None else "at_fronts"),
+        (target, "head"),
+    ]
     if isinstance(drafter, Entries):
         networks.append((drafter.head, "hidden"))
     if isinstance(drafter, Medusa | Spatial):
@@ -81,7 +84,7 @@ def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
 def of_cache(model: Language, rows: int, context: int) -> int:
     """Bytes of keys and values that a pass reads: of `rows` sequences of `context` positions."""
     b = model.block
-    return 2 * len(model.layers) * rows * b.n_kv_heads * b.head_dim * context * model.output.weight.element_size()
+    return 2 * model.cache_layers * rows * b.n_kv_heads * b.head_dim * context * model.output.weight.element_size()
 
 
 def operations(model: Language, rows: int, context: int) -> int:

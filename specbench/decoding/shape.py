@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from specbench.decoding.fronts import fronts_needed
 from specbench.decoding.trees import Tree
@@ -40,6 +41,8 @@ class DraftShape:
         """Draft tokens of the longest path."""
         return self.tree.height
 
-    def fronts(self, width: int) -> int:
-        """At how many positions a pass extends an image with rows of `width` tokens; 1 in raster order."""
-        return 1 if self.lag is None else fronts_needed(width, self.lag)
+    def fronts(self, target: Any) -> int:
+        """At how many positions a pass extends an image of this target; 1 in raster order."""
+        if self.lag is not None:
+            return fronts_needed(target.width, self.lag)
+        return 1 if target.order is None else max(target.order.sizes)
