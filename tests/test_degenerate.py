@@ -157,3 +157,21 @@ def test_records_of_older_versions_have_no_count(tmp_path: Path) -> None:
     row = run.stored_outcome(tmp_path / "run").row
     assert row["degenerate_images"] is None
     assert code_of([PlannedRun(tmp_path / "run", config, row=row)]) == 0
+
+
+def test_the_codes_of_an_image_without_what_is_between_them() -> None:
+    """Ends of rows belong to no code, and a preview is no part of the image."""
+    for name, grid in {"emu3": None, "lumina_mgpt": None, "glm_image": (4, 4), "janus_pro_1b": None}.items():
+        pipeline = Pipeline.load(
+            configuration.compose([f"model={name}", "weights=random", "method=vanilla", "reduced=true"])
+        )
+        tokens = torch.arange(pipeline.tokens_per_image)[None]
+        grammar = pipeline.model.target.grammar
+        codes = pipeline.codes(tokens)
+        assert codes is not None
+        free = grammar.free.tolist() if grammar is not None else tokens[0].tolist()
+        rows, columns = grid or codes.shape[1:]
+        assert codes.shape == (1, rows, columns)
+        assert codes.reshape(-1).tolist() == free[-rows * columns :]
+        assert (np.diff(codes[0], axis=1) == 1).all()  # a row is consecutive
+        assert grid or rows * columns == len(free)

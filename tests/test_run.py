@@ -538,8 +538,8 @@ def test_the_peak_of_the_resident_memory_can_start_again() -> None:
     cpu = torch.device("cpu")
     worker.reset_peak_memory(cpu)
     before = worker.peak_memory_mib(cpu)
-    held = np.ones(8 << 20)
+    block = np.ones(8 << 20)
     assert worker.peak_memory_mib(cpu) > before + 32
-    del held
+    del block
     worker.reset_peak_memory(cpu)
     assert worker.peak_memory_mib(cpu) < before + 32

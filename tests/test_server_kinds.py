@@ -14,7 +14,7 @@ from stub_server import SIDE, StubServer, ar_answer, omni_answer, running
 from specbench.config import configuration
 from specbench.errors import RunError, UsageError
 from specbench.harness import run, served
-from specbench.models.servers import GLM_CODES, code_map
+from specbench.models.loading.glm_image import CODES
 from specbench.rows.journal import read_records
 from specbench.storage import image_files
 
@@ -177,7 +177,7 @@ FAULTS = {
     "without the preview": (lambda f: ar_answer(f, list(range(7))), "7 ids instead of 247"),
     "too many": (lambda f: ar_answer(f, list(range(300))), "300 ids instead of 247"),
     "an end in the grid": (lambda f: ar_answer(f, [5] * 250 + [16385] * 4), "3 of 253 ids are no codes"),
-    "of the text": (lambda f: ar_answer(f, [5] * 252 + [GLM_CODES, 1]), f"the first is {GLM_CODES}"),
+    "of the text": (lambda f: ar_answer(f, [5] * 252 + [CODES, 1]), f"the first is {CODES}"),
     "negative": (lambda f: ar_answer(f, [-1] * 254), "253 of 253 ids are no codes"),
     "another count": (lambda f: ar_answer(f, completion_tokens=7), "254 ids and reports 7"),
     "no ids": (lambda f: {"text": "a"}, "no output_ids"),
@@ -191,8 +191,12 @@ def test_faults_of_an_ar_server(server: StubServer, processor: str, tmp_path: Pa
         with pytest.raises(RunError, match="1 images could not be decoded"):
             ar(server, tmp_path / name, processor, "n=1")
         assert reason in (tmp_path / name / "failures.jsonl").read_text(), name
+    server.answers["/generate"] = lambda f: ar_answer(f, [1])  # the warm-up stops a run before it starts
+    with pytest.raises(UsageError, match="answers a request wrongly .the answer has 1 ids instead of 247"):
+        ar(server, tmp_path / "first", processor, "warmup=1")
+    assert not (tmp_path / "first").exists()
     # In the middle of a run: the others exist, and the same command asks for the missing one again.
-    server.answers["/generate"] = lambda f: ar_answer(f, [1]) if len(server.seen) == len(FAULTS) + 2 else ar_answer(f)
+    server.answers["/generate"] = lambda f: ar_answer(f, [1]) if len(server.seen) == len(FAULTS) + 3 else ar_answer(f)
     with pytest.raises(RunError, match="1 images could not be decoded"):
         ar(server, tmp_path / "middle", processor, "n=3")
     row = ar(server, tmp_path / "middle", processor, "n=3")
@@ -209,7 +213,7 @@ def test_degenerate_codes_fail_a_run(server: StubServer, processor: str, call: C
     """Codes of 16 rows of 16: of one row, and of few different ones."""
     words = ["run", "engine=sglang_ar", "data=scenes", f"url={server.url}", f"processor={processor}", "n=2", "warmup=0"]
     words += ["image_size=512x512"]
-    row = np.random.default_rng(0).integers(0, GLM_CODES, 16).tolist()
+    row = np.random.default_rng(0).integers(0, CODES, 16).tolist()
     few = np.random.default_rng(0).integers(0, 4, 256).tolist()
     for name, codes, remark in (("row", row * 16, "repeat a row"), ("few", few, "have few different codes")):
         server.answers["/generate"] = lambda f, codes=codes: ar_answer(f, [7] * 256 + codes + [16385])
@@ -235,4 +239,33 @@ def test_what_an_ar_server_cannot_do_costs_one_sentence(server: StubServer, tmp_
 
 def test_a_map_of_codes() -> None:
     codes = np.array([[0, 255], [256, 16383]])
-    assert code_map(codes).tolist() == [[[0, 0, 0], [0, 255, 0]], [[1, 0, 0], [63, 255, 0]]]
+    assert image_files.code_map(codes).tolist() == [[[0, 0, 0], [0, 255, 0]], [[1, 0, 0], [63, 255, 0]]]
+
+
+def test_a_plug_in_brings_another_kind_of_server(server: StubServer, call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "kinds/engine"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(
+        "# @package _global_\n# A server of ours.\ndefaults: [http]\nengine: mine\nimplementation: mine:Mine\n"
+        "style: plain\nparameters:\n  style: {kind: string, line: style of the images}\n"
+    )
+    (folder / "mine.py").write_text(
+        "from specbench.models.servers import ImagesServer\n\n\n"
+        "class Mine(ImagesServer):\n"
+        "    def fields(self, prompt, seed):\n"
+        "        return super().fields(prompt, seed) | {'style': self.cfg['style'], 'size': '64x64'}\n"
+    )
+    words = [
+        "--include",
+        "kinds",
+        "engine=mine",
+        f"url={server.url}",
+        "data=scenes",
+        "n=2",
+        "metrics=none",
+        "style=old",
+    ]
+    code, _, err = call("run", *words, "out=run")
+    assert code == 0, err
+    assert {fields["style"] for fields in server.seen} == {"old"}
+    assert row_of("run")["engine"] == "mine"

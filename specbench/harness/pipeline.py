@@ -70,9 +70,16 @@ def _fused(device: torch.device) -> Graphs:
 
 def check_engine(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError where an engine cannot execute a model on any device."""
-    if cfg["engine"] in ("compiled", "triton") and parameters.is_continuous("model", cfg["model"]):
+    if cfg["engine"] not in ("compiled", "triton"):
+        return
+    if parameters.is_continuous("model", cfg["model"]):
         raise UsageError(
             f"engine={cfg['engine']} needs discrete tokens, and {cfg['model']} has continuous tokens; use engine=graph"
+        )
+    if parameters.kind("model", cfg["model"]) == "ordered":
+        raise UsageError(
+            f"engine={cfg['engine']} has the blocks of models in raster order, and {cfg['model']} has others; use"
+            " engine=graph"
         )
 
 
@@ -211,7 +218,7 @@ class BasePipeline(ABC):
 
     def codes(self, tokens: Tensor) -> np.ndarray | None:
         """The codes (B, rows, columns) of images as the pixel tokenizer numbers them, without the tokens between them;
-        None where tokens are no codes."""
+        None where tokens are no codes, or where the model does not say which are."""
         return None
 
     def synchronize(self) -> None:
@@ -248,7 +255,7 @@ class Pipeline(BasePipeline):
 
     def vanilla(self) -> Pipeline:
         sampling, draws = self.config.sampling, self.config.emitted_draws
-        return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), sampling, emitted_draws=draws))
+        return self._of(DecoderConfig(self.model.target, NoDraft(singly=True), exact(), sampling, emitted_draws=draws))
 
     def overridden(self, override: Override) -> Pipeline:
         """The same pipeline with verdicts that override the rule's; what it emits is not measured."""
@@ -265,13 +272,9 @@ class Pipeline(BasePipeline):
         """`clock` as of `Decoding`."""
         return Decoding(self.config, conditioning, rng, clock, self.engine.kernels)
 
-    def codes(self, tokens: Tensor) -> np.ndarray:
-        target = self.model.target
-        columns = target.width
-        if (grammar := target.grammar) is not None:
-            free = grammar.free.to(tokens.device)
-            tokens, columns = tokens[:, free], int((free < columns).sum())
-        return tokens.reshape(len(tokens), -1, columns).cpu().numpy()
+    def codes(self, tokens: Tensor) -> np.ndarray | None:
+        code_grid = getattr(self.model, "code_grid", None)  # which a plug-in's model may do without
+        return None if code_grid is None else code_grid(tokens).cpu().numpy()
 
     @property
     def uneven(self) -> bool:

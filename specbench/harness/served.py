@@ -87,7 +87,8 @@ class ServerExecutor:
                 self._first[item.index] = pixel_digest(self._ask(item).pixels)
             except RequestError as e:
                 if not e.again:
-                    raise UsageError(f"the server refuses a request ({e})") from None
+                    what = "refuses a request" if e.__cause__ else "answers a request wrongly"
+                    raise UsageError(f"the server {what} ({e})") from None
                 warn(f"a request before the first measured one failed: {e}")
         self.joined = Joined.now(
             cfg,

@@ -299,8 +299,8 @@ def peak_memory_mib(device: torch.device) -> float:
 
         return torch.cuda.max_memory_allocated(device) / 2**20
     with suppress(OSError):
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) / 1024
+        peak = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        if peak:
+            return int(peak[1]) / 1024
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

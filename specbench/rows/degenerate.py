@@ -42,13 +42,13 @@ _CELLS = 64  # pixels are averaged over squares, at most so many a side
 def statistics(pixels: np.ndarray | None, codes: np.ndarray | None) -> dict[str, Any]:
     """The fields of `Record` that show whether an image is degenerate. pixels: (H, W, 3) uint8, None: it has none;
     codes: (rows, columns), None: unknown."""
-    found: dict[str, Any] = {"contrast": None if pixels is None else image_files.contrast(pixels)}
+    fields: dict[str, Any] = {"contrast": None if pixels is None else image_files.contrast(pixels)}
     if codes is not None and codes.size >= LEAST_CODES:
-        found["distinct"] = round(len(np.unique(codes)) / codes.size, 4)
-        found["repetition"] = round(repetition(codes), 4)
+        fields["distinct"] = round(len(np.unique(codes)) / codes.size, 4)
+        fields["repetition"] = round(repetition(codes), 4)
     elif codes is None and pixels is not None and min(pixels.shape[:2]) >= LEAST_SIDE:
-        found["repetition"] = round(pixel_repetition(pixels), 4)
-    return found
+        fields["repetition"] = round(pixel_repetition(pixels), 4)
+    return fields
 
 
 def repetition(codes: np.ndarray) -> float:
@@ -142,7 +142,7 @@ def findings(images: Sequence[ImageFacts], requested: str | None = None) -> list
 
     requested: "WIDTHxHEIGHT", the size that was asked for.
     """
-    n, found = len(images), []
+    n, result = len(images), []
     rest = list(range(n))
     for name, what in (
         ("is_flat", "are of one flat colour"),
@@ -150,17 +150,17 @@ def findings(images: Sequence[ImageFacts], requested: str | None = None) -> list
         ("is_repeated", "repeat a row, a column or a tile"),
     ):
         if some := frozenset(i for i in rest if getattr(images[i], name)):
-            found.append(Finding(f"{len(some)} of {n} images {what}", some))
+            result.append(Finding(f"{len(some)} of {n} images {what}", some))
         rest = [i for i in rest if i not in some]
     if wrong := _of_wrong_size(images, requested):
-        found.append(wrong)
+        result.append(wrong)
     if any(image.prompt for image in images):
         if some := frozenset(_shared(images, rest)):
             text = f"{len(some)} of {n} images equal the image of another prompt to the pixel"
-            found.append(Finding(text, some))
+            result.append(Finding(text, some))
     elif n > 1 and len(rest) == n and len({image.digest for image in images} - {None}) == 1:
-        found.append(Finding(f"all {n} images are equal to the pixel", frozenset(rest)))
-    return found
+        result.append(Finding(f"all {n} images are equal to the pixel", frozenset(rest)))
+    return result
 
 
 def _of_wrong_size(images: Sequence[ImageFacts], requested: str | None) -> Finding | None:
@@ -189,15 +189,15 @@ def of_records(records: Sequence[Record], requested: str | None = None) -> list[
     return findings([ImageFacts.of(record) for record in records], requested)
 
 
-def column(records: Sequence[Record], found: Sequence[Finding]) -> int | None:
+def column(records: Sequence[Record], wrong: Sequence[Finding]) -> int | None:
     """The column `degenerate_images` of these records; None for older ones, which were not looked at."""
     known = any(record.contrast is not None or record.distinct is not None for record in records)
-    return count(found) if known else None
+    return count(wrong) if known else None
 
 
-def count(found: Sequence[Finding]) -> int:
+def count(wrong: Sequence[Finding]) -> int:
     """How many images are degenerate."""
-    return len(frozenset[int]().union(*(finding.images for finding in found if finding.degenerate)))
+    return len(frozenset[int]().union(*(finding.images for finding in wrong if finding.degenerate)))
 
 
 def why_failed(row: Mapping[str, Any]) -> str:

@@ -64,7 +64,7 @@ class Answer:
 @dataclass(frozen=True)
 class Reply:
     """What an answer holds. pixels: (H, W, 3) uint8, the image, or of a server without images the map of its codes
-    (`models.servers.code_map`); codes: (rows, columns) of the image; tokens: that the server decoded for it, including
+    (`image_files.code_map`); codes: (rows, columns) of the image; tokens: that the server decoded for it, including
     a preview; ar_s: seconds of the stages that decode tokens, as the server reports them. None: the server does not
     say."""
 

@@ -28,6 +28,7 @@ from specbench.models.loading.naming import ParameterSlice
 from specbench.models.loading.text_official import NamedText, hashed_ids
 from specbench.models.loading.unified_official import Encode, Prompt, UnifiedModel
 from specbench.models.unified import ImageTokens, UnifiedConfig
+from specbench.storage import image_files
 
 SIDE, PATCH, PREVIEW = 1024, 32, 16  # pixels of a side, and of a code's; codes of a side of a square preview
 CODES, OUTPUTS, END = 16384, 16512, 16385  # codes, ids of the head, and the id that ends an image
@@ -128,10 +129,17 @@ class GlmImage(UnifiedModel):
         return glm_prompt(self.text, text, self.image, self.ids)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
-        """The tokens of the full grid (1, rows, columns, 3) uint8: the high byte in red, the low one in green."""
+        """The tokens of the full grid as a map of codes (1, rows, columns, 3) uint8."""
+        return image_files.code_map(self._full_grid(codes).cpu().numpy())
+
+    def code_grid(self, tokens: Tensor) -> Tensor:
+        """Without those of the preview."""
+        return self._full_grid(tokens[:, self.image.grammar.free.to(tokens.device)])
+
+    def _full_grid(self, codes: Tensor) -> Tensor:
+        """The codes (B, rows, columns) of the full grid, which follow those of the preview."""
         rows, columns = self.image.grids[-1]
-        whole = codes[:, -rows * columns :].reshape(-1, rows, columns)
-        return torch.stack([whole >> 8, whole & 255, torch.zeros_like(whole)], -1).to(torch.uint8).cpu().numpy()
+        return codes[:, -rows * columns :].reshape(-1, rows, columns)
 
 
 def tokens_of_image(cfg: Mapping[str, Any]) -> int:
