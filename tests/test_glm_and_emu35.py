@@ -13,6 +13,7 @@ import torch
 from test_real import TINY, loaded
 from torch.testing import assert_close
 
+from specbench.bench.plan import plan
 from specbench.config import configuration, parameters
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
@@ -140,6 +141,15 @@ def test_no_metric_of_images_without_images():
         configuration.compose(["model=glm_image", "metrics=clip_b32"])
     assert not configuration.compose(["model=glm_image"])["metrics"]
     assert parameters.no_pixels(configuration.compose(["model=emu35_image"])) == ""
+
+
+def test_both_are_planned_on_shapes_alone():
+    """GLM-Image decodes no pixels, and a token of it is in one pass of one row: it has no guidance."""
+    words = ("weights=random", "reduced=true", "method=sjd", "window=3")
+    glm, emu = (plan(configuration.compose([f"model={name}", *words])) for name in ("glm_image", "emu35_image"))
+    assert (glm["tokens"], glm["rows"], glm["pixels_estimate_gb"]) == (21, 1, 0)
+    assert (emu["tokens"], emu["rows"]) == (20, 2)
+    assert emu["pixels_estimate_gb"] > 0
 
 
 @pytest.mark.parametrize("name", ["zipar", "pjd"])
