@@ -213,7 +213,7 @@ class NextStepSession:
         return flow_steps(self.guided.sampling, device, self.guided.net.input_proj.weight.dtype)
 
     def _both(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """States, conditions of both halves and the strength, of conditions z (n, ...) as of `following`."""
+        """States, conditions of both halves and the strength, of conditions z (n, ...): see `following`."""
         if self.guided.halves == 1:
             return x, z, None
         half = z.shape[-1] // 2

@@ -175,14 +175,19 @@ def _check_kind(kind: str, model: str, given: Mapping[str, str]) -> None:
     continuous = is_continuous(kind)
     mine, other = ("continuous", "discrete") if continuous else ("discrete", "continuous")
     if model in parameters.choices("model"):
-        if parameters.is_continuous("model", model) != continuous:
+        if parameters.kind("model", model) != mine:
+            if parameters.kind("model", model) == "ordered":
+                raise UsageError(f"{model} decodes in an order of its own, and no drafter is for such models")
             suited = [name for name in TABLE["drafter"].choices if is_continuous(name) != continuous]
             raise UsageError(
                 f"{model} draws {other} tokens, and drafter={kind} is for {mine} ones: use drafter={'|'.join(suited)},"
                 " or another model="
             )
         if continuous and parameters.default("model", model, "weights") != "embedded":
-            raise UsageError(f"{model} has a published model as its drafter; this command trains that of mar_scenes")
+            raise UsageError(
+                f"{model} takes a model of its family as its drafter, in draft/ or drafter_weights=; this command"
+                " trains the drafter of mar_scenes alone"
+            )
     for name in _DISCRETE if continuous else _CONTINUOUS:
         if name in given:
             raise UsageError(f"{name}= is for drafters of {other} tokens, and {kind} drafts {mine} ones: leave it out")

@@ -210,7 +210,7 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
             z = self.conditions.following(self.tokens, self.all_rows, self.count, 1, self.most)
         else:
             done = (self.count[:, None] + (count - 1)).expand(-1, count)
-            z = self._given_known(self.tokens, self.all_rows, self.count, number, done)
+            z = self._from_prefix(self.tokens, self.all_rows, self.count, number, done)
         self.clock.lap("forward")
         self.passes += 1
         self._draw(z.flatten(0, 1), self.all_rows.repeat_interleave(count), number.flatten())
@@ -275,15 +275,15 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         row, tries, gamma = drafts.row, self.rule.tries, drafts.number.shape[1]
         first = drafts.number[:, 0]
         if self.rule.verify == "parallel":
-            z = self._given_known(self.tokens[row], row, first, drafts.number, drafts.number)
+            z = self._from_prefix(self.tokens[row], row, first, drafts.number, drafts.number)
             return z.flatten(0, 1), None
-        given = partial(self.conditions.following, most=self.most, changed=self.changed)
+        following = partial(self.conditions.following, most=self.most, changed=self.changed)
         if tries == 1:  # as many tokens as ever, so that an image's bits do not depend on the others' ends
-            z = given(drafts.values, row, first=first, count=(self.rule.gamma if self.target.causal else gamma) + 1)
+            z = following(drafts.values, row, first=first, count=(self.rule.gamma if self.target.causal else gamma) + 1)
         else:  # several first tokens share a condition
             one = slice(None, None, tries)
-            z = given(drafts.values[one], row[one], first=first[one], count=1).repeat_interleave(tries, 0)
-            z = torch.cat([z, given(drafts.values, row, first=first + 1, count=gamma, most=self.most + 1)], 1)
+            z = following(drafts.values[one], row[one], first=first[one], count=1).repeat_interleave(tries, 0)
+            z = torch.cat([z, following(drafts.values, row, first=first + 1, count=gamma, most=self.most + 1)], 1)
         return z[:, :gamma].flatten(0, 1), z[:, : gamma + 1] if self.rule.on_reject == "stop" else None
 
     def _compare(self, verifier: Verifier, drafts: Drafts, z: Tensor, z_after: Tensor | None) -> Compared:
@@ -344,11 +344,11 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         for of, flags in ((self.kept, kept), (self.verified, verified)):
             of[row] = of[row].scatter(1, number, flags)
 
-    def _given_known(self, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor) -> Tensor:
+    def _from_prefix(self, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor) -> Tensor:
         """The target's z (n, k, E) of the tokens `number` (n, k) of images `row` (n,), all given the first `known` (n,)
-        tokens; done (n, k): see `Masked.given`."""
+        tokens; done (n, k): see `Masked.from_prefix`."""
         assert isinstance(self.conditions, Masked), "check_causal refuses the others"
-        return self.conditions.given(values, row, known, number, done, self.most)
+        return self.conditions.from_prefix(values, row, known, number, done, self.most)
 
     def _draw(self, z: Tensor, row: Tensor, number: Tensor) -> None:
         """Draw the target's own tokens `number` (n,)."""

@@ -136,10 +136,12 @@ class Masked(Conditions):
         known = first[:, None] + torch.arange(count, device=first.device)
         values, copies = (x.repeat_interleave(count, 0) if count > 1 else x for x in (tokens, row))
         number = known.flatten()[:, None]
-        z = self.given(values, copies, known.flatten(), number, number, most + count - 1)
+        z = self.from_prefix(values, copies, known.flatten(), number, number, most + count - 1)
         return z.view(*known.shape, -1)
 
-    def given(self, tokens: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor, most: int) -> Tensor:
+    def from_prefix(
+        self, tokens: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor, most: int
+    ) -> Tensor:
         """z (R, k, E) of the tokens `number` (R, k), beyond the end the last one's, given the first `known` (R,)
         tokens, at most `most`; done (R, k): how far the image is, for guidance."""
         parts, length = [], self.order.rank.shape[1]

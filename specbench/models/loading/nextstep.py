@@ -64,11 +64,11 @@ class NextStepText(NamedText):
 
     def ids(self) -> NextStepIds:
         """The special ids, by their names. Raises UsageError where one is missing."""
-        found = self.named({"area": "<|image_area|>", "boi": "<|begin_of_image|>"})
+        special = self.named({"area": "<|image_area|>", "boi": "<|begin_of_image|>"})
         file = self.file.parent / "tokenizer_config.json"
         begin = read_json(file).get("bos_token") if file.is_file() else None
         name = begin.get("content") if isinstance(begin, Mapping) else begin
-        return NextStepIds(**found, bos=self.named({"bos": name})["bos"] if name else None)
+        return NextStepIds(**special, bos=self.named({"bos": name})["bos"] if name else None)
 
 
 def nextstep_prompt(text: list[int], negative: list[int], grid: list[int], ids: NextStepIds) -> Prompt:
@@ -129,8 +129,8 @@ class NextStepModel(Bundle):
                 " the files of its own vae/ there"
             )
         if (folder / "config.json").is_file():
-            held = official.config(folder)
-            self.scale, self.shift = held.get("scaling_factor", 1.0), held.get("shift_factor", 0.0)
+            content = official.config(folder)
+            self.scale, self.shift = content.get("scaling_factor", 1.0), content.get("shift_factor", 0.0)
         return autoencoder
 
     def _read(self, folder: Path) -> NextStep:

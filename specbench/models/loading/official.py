@@ -93,8 +93,10 @@ def halved(source: CheckpointSource, name: str, first: str, second: str) -> Chec
     def opened(before: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         parts: dict[str, Tensor] = {}
         for key, tensor in before().items():
-            names = [f"{key.removesuffix(name)}{end}" for end in (first, second)] if key.endswith(name) else [key]
-            parts |= zip(names, tensor.chunk(len(names)), strict=True)
+            if key.endswith(name):
+                parts |= zip((key.removesuffix(name) + end for end in (first, second)), tensor.chunk(2), strict=True)
+            else:
+                parts[key] = tensor
         return parts
 
     return CheckpointSource(source.path, [(file, partial(opened, before)) for file, before in source.shards])
