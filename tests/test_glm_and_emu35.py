@@ -134,6 +134,12 @@ def test_glm_image_files_hold_tokens():
     assert (pixels[..., 0] * 256 + pixels[..., 1]).reshape(2, -1).tolist() == tokens[:, 4:-1].tolist()
 
 
+def test_images_are_no_examples_of_a_model_without_an_encoder():
+    _, bundle = loaded("glm_image", *TINY)
+    with pytest.raises(UsageError, match=r"glm_image's encoder of images .* \(source=self\)"):
+        bundle.codes(torch.zeros(1, 3, 64, 64))
+
+
 def test_no_metric_of_images_without_images():
     """Refused before anything is loaded; the defaults have none."""
     said = r"glm_image ends with tokens, .*engine=http\) or stored images .*: use metrics=none"
