@@ -130,7 +130,7 @@ def _shown(name: str, value: Any) -> str:
 
 def pieces(note: str) -> list[tuple[str, str]]:
     """The remarks of a row's note, each with the column that it is about, or with its own first words."""
-    return [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z_]+: )", note)]
+    return [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z][a-z0-9_]*: )", note)]
 
 
 def unmeasured(metrics: Iterable[str], row: Mapping[str, Any]) -> dict[str, str]:
