@@ -16,6 +16,7 @@ from commands import row_of
 from torch import Tensor
 
 from specbench import cli
+from specbench.bench import devices
 from specbench.bench.plan import plan
 from specbench.config import configuration
 from specbench.decoding import rules
@@ -32,6 +33,7 @@ from specbench.models.loading import naming, official
 from specbench.models.loading.ordered_official import ArpgModel, LpdModel
 from specbench.models.lpd import LPD
 from specbench.models.orders import GroupOrder, group_sizes, locality_order
+from specbench.tables import gpu_hours
 from specbench.training import recipes
 
 SHAPE = LlamaGenConfig(
@@ -445,6 +447,15 @@ def test_a_plan_reads_the_weights_of_a_pass() -> None:
         weights = found["weights_gb"]["target"]
         cached = found["cache_gb"] * 130 / (2 + 256 + 2 * found["nodes"])
         assert found["reads_gb"]["forward"] == pytest.approx(weights - 2 * others / 1e9 + cached, rel=1e-3)
+
+
+def test_a_forecast_counts_the_passes_of_the_groups_and_of_the_baseline(tmp_path: Any) -> None:
+    """Of the model alone: 20 passes of 20 positions, and 256 of one, in the same time each on the data sheet."""
+    cfg = configuration.compose(["model=lpd_l", "method=vanilla", "orders=1"])
+    vanilla, planner = gpu_hours.without_method(cfg), gpu_hours.Planner(tmp_path)
+    assert (cfg["iterations"], vanilla["iterations"]) == (20, None)
+    groups, singly = (planner.seconds(one, devices.DEVICES["h100"])[0] for one in (cfg, vanilla))
+    assert singly / groups == pytest.approx(256 / 20, rel=0.1)
 
 
 def test_a_run_counts_passes_and_leaves_divergence_empty(tmp_path: Any) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Entries
 from specbench.decoding.drafters.medusa import Medusa
+from specbench.decoding.drafters.spatial import Spatial
 from specbench.errors import RunError
 from specbench.models.language import Language
 
@@ -47,7 +48,8 @@ def of_target(model: Language) -> int:
 
 
 def of_drafts(drafter: Any, target: Language) -> int:
-    """Bytes of weights that drafting for one step reads, in all of its passes; EAGLE's use the target's head."""
+    """Bytes of weights that drafting for one step reads, in all of its passes; EAGLE's and the spatial heads use the
+    target's head."""
     if isinstance(drafter, Entries):
         head = drafter.head
         own = [head.norm] if drafter.aux_hidden_layers else []
@@ -55,6 +57,10 @@ def of_drafts(drafter: Any, target: Language) -> int:
         return once + drafter.shape.passes * nbytes(head.fc, head.layers, *own, *target.head_layers)
     if isinstance(drafter, Medusa):
         return nbytes(*drafter.heads.medusa_head[: drafter.shape.height])
+    if isinstance(drafter, Spatial):
+        every, right = drafter.heads.heads, drafter.heads.cfg.right
+        used = *every[: drafter.right], *every[right : right + drafter.below]
+        return nbytes(*used, *target.head_layers)
     if isinstance(drafter, DraftModel):
         return drafter.shape.passes * of_target(drafter.model)
     return 0
@@ -68,7 +74,7 @@ def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
     ]
     if isinstance(drafter, Entries):
         networks.append((drafter.head, "hidden"))
-    if isinstance(drafter, Medusa):
+    if isinstance(drafter, Medusa | Spatial):
         networks.append((drafter.heads, "forward"))
     if isinstance(drafter, DraftModel):
         networks += [(drafter.model, "hidden"), (drafter.model, "head")]

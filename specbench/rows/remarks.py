@@ -67,7 +67,7 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
         not_drawn = {"stored": "old", "siblings": "residual", "coupling": "threshold", "opening": "greedy"}
         if any(cfg.get(name) == value for name, value in not_drawn.items()):
             what = "tokens that were not drawn from their stored distribution"
-        if cfg.get("drafter") == "vvs":
+        if cfg.get("drafter") == "vvs" or cfg.get("rounds") is not None:
             what = "tokens that are not verified"
         if not parameters.in_raster_order(cfg):
             who = (
@@ -132,7 +132,7 @@ def _shown(name: str, value: Any) -> str:
 
 def pieces(note: str) -> list[tuple[str, str]]:
     """The remarks of a row's note, each with the column that it is about, or with its own first words."""
-    return [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z_]+: )", note)]
+    return [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z][a-z0-9_]*: )", note)]
 
 
 def unmeasured(metrics: Iterable[str], row: Mapping[str, Any]) -> dict[str, str]:

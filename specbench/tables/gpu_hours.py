@@ -99,10 +99,11 @@ class Planner:
 
 
 def without_method(cfg: Mapping[str, Any]) -> RunConfig:
-    """The vanilla AR of a configuration."""
+    """The vanilla AR of a configuration, one token a pass."""
     method = {"method": "vanilla", "drafter": "none", "rule": "exact", "verification": "token"}
     kept = {name: value for name, value in cfg.items() if name not in parameters.method_parameters()}
-    return RunConfig({**kept, **method})
+    singly = {"iterations": None} if "iterations" in kept else {}
+    return RunConfig({**kept, **method, **singly})
 
 
 def drafter_alone(cfg: Mapping[str, Any]) -> RunConfig:
