@@ -88,7 +88,7 @@ class FlashAR(LlamaGen):
         return cell // self.width + cell % self.width
 
     @cached_property
-    def order(self) -> GroupOrder:  # type: ignore[override]
+    def order(self) -> GroupOrder:
         """Anti-diagonals, each from its upper right cell on."""
         steps = [row + column for row in range(self.width) for column in range(self.width)]
         cells = sorted(range(self.length), key=steps.__getitem__)
