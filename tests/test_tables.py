@@ -338,6 +338,13 @@ def test_lists_of_rows_are_drawn(tables: Tables, tmp_path: Path, monkeypatch: py
         assert figures.draw(TABLES[name], {line.key: None for line in TABLES[name].lines}, tmp_path, "none")
 
 
+def test_every_axis_of_a_figure_has_a_label() -> None:
+    for name, table in TABLES.items():
+        if isinstance(table.figure, definitions.TableFigure):
+            labelled = definitions.AXES.keys() | {column.key for column in table.columns}
+            assert {*table.figure.x} <= labelled, name
+
+
 def test_a_spread_that_older_rows_lack_is_shown_where_it_is() -> None:
     older = _row(accepted_length_std="0.2", n="64")
     for row, error in ((older, 0.2 / 8), (older | {"accepted_length_stderr": "0.5"}, 0.5)):

@@ -14,9 +14,12 @@ from torch import Tensor
 from specbench.decoding.batch import Decoded
 from specbench.decoding.rng import RandomStreams
 from specbench.models.eagle import EagleNetwork, like_shape, like_target
+from specbench.models.language import Language
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.medusa import MedusaNetwork
 from specbench.models.medusa import like_target as medusa_like_target
+from specbench.models.spatial import SpatialNetwork
+from specbench.models.spatial import like_target as spatial_like_target
 
 VOCAB, PREFIX = 5, 3
 
@@ -48,6 +51,15 @@ def medusa(target: LlamaGen, seed: int = 1) -> MedusaNetwork:
     with torch.no_grad():
         for p in heads.parameters():
             p.add_(0.3 * torch.randn_like(p))
+    return heads.eval().requires_grad_(False)
+
+
+def spatial(target: Language, seed: int = 1) -> SpatialNetwork:
+    torch.manual_seed(seed)
+    heads = spatial_like_target(target, right=3)
+    with torch.no_grad():
+        for p in heads.parameters():
+            p.add_(0.1 * torch.randn_like(p))
     return heads.eval().requires_grad_(False)
 
 

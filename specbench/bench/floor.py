@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Entries
 from specbench.decoding.drafters.medusa import Medusa
+from specbench.decoding.drafters.spatial import Spatial
 from specbench.errors import RunError
 from specbench.models.language import Language
 
@@ -43,11 +44,12 @@ def nbytes(*modules: nn.Module) -> int:
 
 def of_target(model: Language) -> int:
     """Bytes of weights that a pass of the target reads."""
-    return nbytes(model.layers, model.norm, *model.head_layers)
+    return nbytes(*model.pass_weights)
 
 
 def of_drafts(drafter: Any, target: Language) -> int:
-    """Bytes of weights that drafting for one step reads, in all of its passes; EAGLE's use the target's head."""
+    """Bytes of weights that drafting for one step reads, in all of its passes; EAGLE's and the spatial heads use the
+    target's head."""
     if isinstance(drafter, Entries):
         head = drafter.head
         own = [head.norm] if drafter.aux_hidden_layers else []
@@ -55,6 +57,10 @@ def of_drafts(drafter: Any, target: Language) -> int:
         return once + drafter.shape.passes * nbytes(head.fc, head.layers, *own, *target.head_layers)
     if isinstance(drafter, Medusa):
         return nbytes(*drafter.heads.medusa_head[: drafter.shape.height])
+    if isinstance(drafter, Spatial):
+        every, right = drafter.heads.heads, drafter.heads.cfg.right
+        used = *every[: drafter.right], *every[right : right + drafter.below]
+        return nbytes(*used, *target.head_layers)
     if isinstance(drafter, DraftModel):
         return drafter.shape.passes * of_target(drafter.model)
     return 0
@@ -62,10 +68,13 @@ def of_drafts(drafter: Any, target: Language) -> int:
 
 def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
     """The methods that are a step's passes of networks, the drafter's included, and their owners."""
-    networks: list[tuple[nn.Module, str]] = [(target, "hidden"), (target, "head")]
+    networks: list[tuple[nn.Module, str]] = [
+        (target, "hidden" if target.order is None else "at_fronts"),
+        (target, "head"),
+    ]
     if isinstance(drafter, Entries):
         networks.append((drafter.head, "hidden"))
-    if isinstance(drafter, Medusa):
+    if isinstance(drafter, Medusa | Spatial):
         networks.append((drafter.heads, "forward"))
     if isinstance(drafter, DraftModel):
         networks += [(drafter.model, "hidden"), (drafter.model, "head")]
@@ -75,7 +84,7 @@ def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
 def of_cache(model: Language, rows: int, context: int) -> int:
     """Bytes of keys and values that a pass reads: of `rows` sequences of `context` positions."""
     b = model.block
-    return 2 * len(model.layers) * rows * b.n_kv_heads * b.head_dim * context * model.output.weight.element_size()
+    return 2 * model.cache_layers * rows * b.n_kv_heads * b.head_dim * context * model.output.weight.element_size()
 
 
 def operations(model: Language, rows: int, context: int) -> int:

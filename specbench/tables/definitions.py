@@ -162,6 +162,7 @@ class Stack:
 SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ", "epsilon": "ε"}
 #: Names of parameters, and of properties of a draft, on an axis.
 AXES = {
+    "batch": "images decoded together",
     "cfg_scale": "guidance scale",
     "draft_tokens": "draft tokens of a step",
     "draft_tv": "total variation of draft and target",
