@@ -229,6 +229,15 @@ def test_another_models_runs_follow_the_papers_protocol() -> None:
         assert f"size={size}" in (sizes.overrides(line, "lumina_mgpt") or ())
 
 
+def test_a_line_may_be_of_a_model_of_its_own() -> None:
+    table = TABLES["field_orders"]
+    lines = {line.key: line for line in table.lines}
+    values = definitions.named(table.overrides(lines["arpg_32"], table.model) or ())
+    assert (values["model"], values["data"], values["iterations"]) == ("arpg_scenes", "scenes_classes", "32")
+    assert table.overrides(lines["arpg_32"], "llamagen_xl") is None
+    assert "model=llamagen_xl" in (table.overrides(lines["vanilla"], "llamagen_xl") or ())
+
+
 def test_a_real_models_runs_have_no_prompts_and_no_scores_of_an_embedded_world() -> None:
     for table, model in itertools.product(TABLES.values(), ("llamagen_xl", "llamagen_3b", "mar_l")):
         for line in table.lines:

@@ -27,7 +27,9 @@ def measurement_remarks(
     if not parameters.in_raster_order(cfg):
         found.append("perplexity, log_prob: of each token given those that existed when it was sampled")
     if row["baseline_run_id"] and parameters.kind("model", cfg["model"]) == "ordered":
-        found.append(f"speed-ups: over {cfg['model']} with one token a pass, in the same orders")
+        singly = "iterations" in cfg
+        over = "with one token a pass, in the same orders" if singly else "itself, whose groups are part of the model"
+        found.append(f"speed-ups: over {cfg['model']} {over}")
     if cfg["batch"] > 1:
         found.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
     if timing.is_timed(cfg) and not timed:
