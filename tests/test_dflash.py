@@ -33,14 +33,6 @@ GUIDED = Sampling(cfg_scale=2.0)
 CHAIN, BUSHY = trees.chain_paths(3), trees.parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1]]")
 
 
-def network(target: Language, block_size: int = 4, layers: int = 2) -> DFlashNetwork:
-    torch.manual_seed(7)
-    made = dflash.like_target(target, block_size, layers)
-    with torch.no_grad():
-        made.mask.normal_()
-    return test_targets.sharpened(made, 2.0)
-
-
 def read_by(target: Language, net: DFlashNetwork) -> Language:
     return target.with_aux_hidden_layers(net.cfg.aux_hidden_layers)
 
@@ -112,7 +104,7 @@ def logits_of(target: Language, net: DFlashNetwork, given: Any, tokens: Tensor, 
 def test_a_step_drafts_from_what_the_network_gives_without_a_cache(family):
     """Also after drafts of which some were rejected: nothing of them is left in the cache."""
     target = test_targets.target(family, 3)
-    net, which = network(target), [0, 1, 2]
+    net, which = tiny.dflash(target), [0, 1, 2]
     drafter, given = DFlash(net, CHAIN), test_targets.prompts(family, which)
     rng, total = RandomStreams([(0, i) for i in which]), target.length
     session = read_by(target, net).open(given, 3, True, drafter.tree.nodes)
@@ -152,7 +144,7 @@ def batch_of(target: Language, family: str, tokens: Tensor) -> Batch:
 def test_training_sees_what_a_step_sees(family):
     """A block attends to the context before its own anchor and to itself, whatever other anchors a pass has."""
     target = test_targets.target(family, 3)
-    net = network(target)
+    net = tiny.dflash(target)
     tokens = torch.randint(5, (2, target.length), generator=torch.Generator().manual_seed(0))
     training = DFlashTraining(net, TargetHead(read_by(target, net)))
     outputs = list(training.draft(batch_of(read_by(target, net), family, tokens), 3))
@@ -168,7 +160,7 @@ def test_training_sees_what_a_step_sees(family):
 
 def test_anchors_are_random_in_a_step_and_the_same_in_every_validation():
     target = tiny.llamagen(side=8)
-    training = DFlashTraining(network(target), TargetHead(target))
+    training = DFlashTraining(tiny.dflash(target), TargetHead(target))
     first, second = (training.anchors(256, torch.device("cpu"), torch.Generator().manual_seed(i)) for i in (0, 1))
     assert not torch.equal(first, second)
     assert len(first) == len(first.unique()) == 255 // 8
@@ -181,7 +173,7 @@ def test_anchors_are_random_in_a_step_and_the_same_in_every_validation():
 def decoded(verification: Any, paths: Any, deterministic: bool, sampling: Sampling, images: int) -> tuple[Tensor, Any]:
     """Sequences of the enumerable target, as numbers, and the decoding."""
     target = tiny.llamagen()
-    net = network(target)
+    net = tiny.dflash(target)
     config = DecoderConfig(
         read_by(target, net), DFlash(net, paths, deterministic), rules.exact(), sampling, verification=verification
     )
@@ -203,8 +195,8 @@ def decoded(verification: Any, paths: Any, deterministic: bool, sampling: Sampli
 )
 def test_tokens_have_the_targets_distribution(verification, paths, deterministic):
     """A p-value below 1e-4 has that probability under an exact method, and the seed is fixed."""
-    sequences, out = decoded(verification, paths, deterministic, GUIDED, 3000)
-    assert out.accepted.sum() > 300  # drafts take part
+    sequences, out = decoded(verification, paths, deterministic, GUIDED, 2000)
+    assert out.accepted.sum() > 200  # drafts take part
     probs = tiny.sequence_probs(tiny.llamagen(), tiny.prompts(1), GUIDED.cfg_scale)
     assert tiny.fit(sequences, probs) > 1e-4
 
@@ -212,7 +204,7 @@ def test_tokens_have_the_targets_distribution(verification, paths, deterministic
 def test_a_deterministic_draft_is_accepted_with_the_targets_probability_of_its_token():
     """The token-wise acceptance of the first draft token of a step, over steps: its mean is that of p(token)."""
     target = tiny.llamagen(side=4)
-    net = network(target)
+    net = tiny.dflash(target)
     drafter, given, rows = DFlash(net, CHAIN, deterministic=True), tiny.prompts(400, same=True), 400
     rng = tiny.rng(rows)
     session = read_by(target, net).open(given, rows, True, drafter.tree.nodes)
@@ -240,7 +232,7 @@ def test_a_deterministic_draft_is_accepted_with_the_targets_probability_of_its_t
 
 def test_an_image_does_not_depend_on_the_batch():
     target = tiny.llamagen(side=4)
-    net = network(target)
+    net = tiny.dflash(target)
     config = DecoderConfig(read_by(target, net), DFlash(net, CHAIN), rules.exact(), GUIDED)
     together = decode(config, tiny.prompts(4), tiny.rng(4))
     given = tiny.prompts(4)
@@ -264,7 +256,7 @@ def test_it_has_as_many_parameters_as_eagle_and_reads_the_layers_of_the_release(
 
 def test_a_draft_that_is_longer_than_a_block_is_an_error():
     with pytest.raises(UsageError, match=r"4 tokens deep, but the DFlash network drafts 3: give window=3 or less"):
-        DFlash(network(tiny.llamagen()), trees.chain_paths(4))
+        DFlash(tiny.dflash(tiny.llamagen()), trees.chain_paths(4))
 
 
 def test_each_form_is_a_variant():

@@ -110,6 +110,7 @@ def test_a_check_builds_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     classes |= descendants(Rule) - {Rule}
     names = {one.__name__ for one in classes}
     assert names >= {"NoDraft", "DraftModel", "Eagle", "Eagle2", "AdaptiveEagle", "VVS", "Medusa", "Window", "BuiltIn"}
+    assert names >= {"DFlash"}
     assert names >= {"ZipAR", "ParallelJacobi", "Relaxed", "Band", "Mentored", "Lantern", "Grouped", "Neighbourhood"}
     for one in classes:
         monkeypatch.setattr(one, "__init__", refuse)

@@ -82,16 +82,19 @@ class DFlashNetwork(nn.Module):
         """Context features (R, n, dim) of the target's hidden states on `aux_hidden_layers` (R, n, dim * layers)."""
         return self.hidden_norm(linear(hidden, self.fc.weight), kernels)
 
+    def of_context(self) -> list[Tensor]:
+        """The weights (2 * kv heads * head_dim, dim) of every layer for keys and values."""
+        c = self.cfg.block
+        return [layer.attention.wqkv.weight[c.n_heads * c.head_dim :] for layer in self.layers]
+
     def context(self, features: Tensor, rope: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values (R, heads, n, head_dim) of context features (R, n, dim), of every layer; rope
         (R or 1, n, head_dim / 2, 2): the rotary rows of their positions."""
         c = self.cfg.block
         factors, made = rope_factors(rope, c.rotary), []
-        for layer in self.layers:
-            one = layer.attention
-            weight = one.wqkv.weight[c.n_heads * c.head_dim :]
+        for layer, weight in zip(self.layers, self.of_context(), strict=True):
             k, v = linear(features, weight).unflatten(-1, (2, c.n_kv_heads, c.head_dim)).unbind(-3)
-            k = rotate(one.k_norm(k) if c.qk_norm else k, factors, c.rotary)
+            k = rotate(layer.attention.k_norm(k) if c.qk_norm else k, factors, c.rotary)
             made.append((k.transpose(1, 2), v.transpose(1, 2)))
         return made
 

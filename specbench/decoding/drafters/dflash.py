@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, Outcome, last_token
+from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, sample_distinct
 from specbench.decoding.shape import DraftShape
@@ -138,6 +138,16 @@ class DFlash:
             tokens = sample_distinct(probs, state.rng, step, DRAFT, tree.width)
         drafted[:, self.kids] = tokens.flatten(1)[:, self.picks]
         return Draft(tree, drafted, probs, valid, torch.zeros_like(valid) if deterministic else None)
+
+    def network_passes(self, target: Any) -> list[NetworkPass]:
+        net = self.network
+        joining, block = ([p for module in part for p in module.parameters()]
+                          for part in ((net.fc, net.hidden_norm), (net.layers, net.norm, *target.head_layers)))  # fmt: skip
+        return [
+            NetworkPass(net, "features", joining),
+            NetworkPass(net, "context", net.of_context()),
+            NetworkPass(net, "hidden", block),
+        ]
 
     def commit(self, state: DFlashState, outcome: Outcome) -> None:
         hidden = outcome.hidden[..., state.session.model.block.dim :]
