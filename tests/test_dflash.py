@@ -260,7 +260,7 @@ def test_a_draft_that_is_longer_than_a_block_is_an_error():
 
 
 def test_each_form_is_a_variant():
-    for words, draft in (("", "sampled"), ("variant=argmax", "deterministic"), ("drafter=dflash_tree", "sampled")):
+    for words, draft in (("", "sampled"), ("variant=released", "deterministic"), ("drafter=dflash_tree", "sampled")):
         cfg = configuration.compose(f"method=dflash {words}".split())
         assert cfg["draft_tokens"] == draft
     assert registry.find("drafter", "dflash_tree") is registry.find("drafter", "dflash")
