@@ -91,6 +91,9 @@ class FakePipeline:
         grid = tokens.reshape(-1, 4, 4).numpy().astype(np.uint8) * 4
         return np.repeat(grid.repeat(2, 1).repeat(2, 2)[..., None], 3, axis=3)
 
+    def codes(self, tokens: torch.Tensor) -> np.ndarray:
+        return tokens.reshape(-1, 4, 4).numpy()
+
     def vanilla(self) -> FakePipeline:
         twin = type(self)(self.cfg, self.delay, empty=True)
         twin.decoded = self.decoded

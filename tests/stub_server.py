@@ -1,4 +1,5 @@
-"""Servers on the loopback in a thread of the test; and one with OpenAI's images interface, which can misbehave."""
+"""Servers on the loopback in a thread of the test; and one with OpenAI's images interface, with what vLLM-Omni adds to
+it, and with SGLang's `/generate` of GLM-Image's AR stage. It can misbehave."""
 
 from __future__ import annotations
 
@@ -62,10 +63,14 @@ class Answers(BaseHTTPRequestHandler):
         return True
 
 
+def noise(*key: object) -> np.random.Generator:
+    """A generator that depends on a key alone."""
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8]))
+
+
 def png(fields: dict[str, Any]) -> bytes:
     """An image that depends on the prompt and the seed alone."""
-    digest = hashlib.sha256(f"{fields['prompt']} {fields.get('seed')}".encode()).digest()
-    pixels = np.frombuffer(digest * (SIDE * SIDE * 3 // len(digest)), np.uint8).reshape(SIDE, SIDE, 3)
+    pixels = noise(fields["prompt"], fields.get("seed")).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, "PNG")
     return content.getvalue()
@@ -75,14 +80,37 @@ def answer(fields: dict[str, Any]) -> dict[str, Any]:
     return {"created": 0, "data": [{"b64_json": base64.b64encode(png(fields)).decode(), "url": None}]}
 
 
+def omni_answer(fields: dict[str, Any], **metrics: Any) -> dict[str, Any]:
+    """The answer of vLLM-Omni, with its metrics of the two stages of GLM-Image, or with other ones."""
+    stages = {
+        "0": {"stage_gen_time_ms": 30.0, "num_tokens_in": 20, "num_tokens_out": 1281},
+        "1": {"stage_gen_time_ms": 10.0, "num_tokens_in": 0, "num_tokens_out": 0},
+    }
+    durations = {"queue_wait_ms": 0.1, "stage_0_gen_ms": 30.0, "stage_1_gen_ms": 10.0}
+    found = {"stage_metrics": stages, "stage_durations": durations, "peak_memory_mb": None} | metrics
+    return answer(fields) | {"size": fields["size"], "metrics": found}
+
+
+def ar_answer(fields: dict[str, Any], ids: list[int] | None = None, **meta: Any) -> dict[str, Any]:
+    """The answer of GLM-Image's AR server: codes of the preview, of the image, and the end; or other ids."""
+    sampling = fields["sampling_params"]
+    count = sampling["max_new_tokens"] - 1
+    drawn = noise(fields["input_ids"], sampling.get("sampling_seed")).integers(0, 16384, count).tolist()
+    ids = [*drawn, 16385] if ids is None else ids
+    told = {"prompt_tokens": len(fields["input_ids"]), "completion_tokens": len(ids), "cached_tokens": 0}
+    return {"output_ids": ids, "meta_info": told | {"e2e_latency": 0.5} | meta}
+
+
 class StubServer(LoopbackServer):
-    """trouble: what happens to a request instead of its image: (handler, fields, number of this request among those of
-    its prompt, from 1) -> whether it was answered. seen: the fields of every request, with the time of its arrival."""
+    """answers: path -> the answer to the fields of a request there. trouble: what happens to a request instead of its
+    answer: (handler, fields, number of this request among those of its prompt, from 1) -> whether it was answered.
+    seen: the fields of every request, in the order of arrival."""
 
     trouble: Callable[[Handler, dict[str, Any], int], bool] = staticmethod(lambda *_: False)  # type: ignore[assignment]
 
     def __init__(self) -> None:
         super().__init__(Handler)
+        self.answers = {"/v1/images/generations": answer, "/generate": ar_answer}
         self.seen: list[dict[str, Any]] = []
         self.headers: list[Any] = []
         self.told: dict[str, Any] = {
@@ -92,8 +120,9 @@ class StubServer(LoopbackServer):
         self.under_way = self.most = 0  # requests at a time
         self.lock = threading.Lock()
 
-    def prompts(self) -> list[str]:
-        return [fields["prompt"] for fields in self.seen]
+    def prompts(self) -> list[Any]:
+        """The prompt of every request, or its ids."""
+        return [fields.get("prompt", fields.get("input_ids")) for fields in self.seen]
 
 
 class Handler(Answers):
@@ -114,12 +143,12 @@ class Handler(Answers):
         with server.lock:
             server.seen.append(fields)
             server.headers.append(self.headers)
-            number = server.prompts().count(fields["prompt"])
+            number = server.prompts().count(server.prompts()[-1])
             server.under_way += 1
             server.most = max(server.most, server.under_way)
         try:
             if not server.trouble(self, fields, number):
-                self.send(answer(fields))
+                self.send(server.answers[self.path](fields))
         finally:
             with server.lock:
                 server.under_way -= 1

@@ -22,9 +22,10 @@ from specbench.decoding.batch import Decoded, decode_stream
 from specbench.decoding.continuous import (
     ContinuousDecoding,
     ContinuousRule,
-    ContinuousSession,
+    MaskedSession,
     decode,
     loop,
+    sessions,
     trajectory,
     verify,
 )
@@ -43,7 +44,7 @@ from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
 
 
-class Chain(ContinuousSession):
+class Chain(MaskedSession):
     """Closed forms: a token's condition is the mean of the known tokens, wherever they are; then mean = keep[t] x +
     pull z + shift and log variance = level[t] + swing tanh(z)."""
 
@@ -408,7 +409,7 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = built_in("d2t4")
     whole = results(of_pair(pair, RULES["exact"], rng(50)))
-    monkeypatch.setattr(loop, "CHUNK", 17)
+    monkeypatch.setattr(sessions, "CHUNK", 17)
     assert equal(results(of_pair(pair, RULES["exact"], rng(50))), whole)
 
 
@@ -527,7 +528,7 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
             assert torch.equal(out.accepted, out.drafted) == (sign > 0)
 
 
-class Faulty(ContinuousSession):
+class Faulty(MaskedSession):
     """A model that gives NaN for one image once so many tokens are known."""
 
     def __init__(self, model: Any, image: int, after: int) -> None:

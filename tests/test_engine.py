@@ -322,7 +322,7 @@ def test_a_decoding_moves_nothing_that_an_earlier_one_reads(name: str) -> None:
         first.step()
         held = [first.state.constants, dict(target.named_parameters()), dict(target.named_buffers())]
         before = [{key: tensor.data_ptr() for key, tensor in some.items()} for some in held]
-        rope = target.rope()
+        rope = first.session.rope
         assert any(tensor is rope for tensor in first.state.constants.values())
         second = Decoding(configured(target, name), conditioning(2, 1), tiny.rng(2))
         for _ in range(2):

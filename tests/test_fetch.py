@@ -350,7 +350,7 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
     official = {n for n in parameters.choices("model") if parameters.default("model", n, "weights") == "official"}
     assert official == set(registry.model_sources())
     for name, entry in registry.model_sources().items():
-        folders = ["target"] if name.startswith("janus") else ["target", "tokenizer"]
+        folders = {"janus": ["target"], "glm": ["target", "processor"]}.get(name.split("_")[0], ["target", "tokenizer"])
         assert list(entry.parts) == [*folders, *(["text"] if name in ("llamagen_xl", "llamagen_xl_512") else [])]
         assert set(entry.drafters) <= set(registry.network_folders().values())
     with_weights = {n for n in parameters.choices("drafter") if "drafter_weights" in parameters.declared("drafter", n)}
@@ -360,7 +360,7 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
 
 
 #: Evaluators of which no public page shows the checksum: the hub gives it to a fetch.
-COMMIT_ALONE = ("mask2former", "pickscore", "hpsv3", "hpsv3/text", "vqascore_text")
+COMMIT_ALONE = ("mask2former", "pickscore", "hpsv3", "hpsv3/text", "vqascore_text", "qwen3_vl_8b", "dpg_questions")
 #: Evaluators whose commit no public page pins, either: a fetch records the latest.
 UNPINNED = ("vqascore", "vqascore_xl")
 
@@ -730,6 +730,31 @@ def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch:
     out = fetched(call, "metrics=fd_dinov2")
     assert (home.metrics_folder() / "dinov2" / file).read_bytes() == INCEPTION
     assert "dinov2/: facebookresearch/dinov2, the file of 2023-04-13 (Apache 2.0)" in out
+
+
+def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is asked for it. DPG-Bench's table has a published MD5, GenEval 2's file a SHA-256."""
+    part, content = registry.evaluators()["dpg_questions"], b"item_id,text\n" * 99
+    assert not part.sizes
+    web.content["/dpg_bench/dpg_bench.csv"] = content
+    changed = replace(part, address=f"{web.url}/dpg_bench", md5={"dpg_bench.csv": hashlib.md5(content).hexdigest()})
+    monkeypatch.setitem(registry.evaluators(), "dpg_questions", changed)
+    out = fetched(call, "metrics=dpg")
+    assert (home.metrics_folder() / "dpg_questions/dpg_bench.csv").read_bytes() == content
+    assert f"dpg_questions/: TencentQQGYLab/ELLA, the file of {part.revision} (Apache 2.0)" in out
+    shutil.rmtree(home.metrics_folder())
+    web.content["/dpg_bench/dpg_bench.csv"] = content[:-2] + b"x\n"
+    assert "dpg_bench.csv came damaged" in refused(call, "metrics=dpg")
+    del web.content["/dpg_bench/dpg_bench.csv"]
+    assert "cannot get the size of " in refused(call, "metrics=dpg")
+
+    file = web.file("geneval2_data.jsonl", content)
+    monkeypatch.setitem(registry.data_sources(), "geneval2", Data((replace(file, size=0),), "CC BY-NC 4.0"))
+    assert "not known  " in call("data=geneval2", "--dry-run")[1]
+    out = fetched(call, "data=geneval2")
+    assert (home.data_folder("geneval2") / "geneval2_data.jsonl").read_bytes() == content
+    assert "licence: CC BY-NC 4.0, non-commercial: not for commercial use" in out
+    assert f"{len(content) / 1000:.1f} kB" in out
 
 
 def test_an_evaluator_with_other_content_is_refused(call: Call, hub: FakeHub, evaluators: Web) -> None:

@@ -132,9 +132,9 @@ def without_a_cache(family: str, model: Language, tokens: Tensor, prompt: int, w
     mask[:, 0, :before, :before] |= torch.eye(before).bool()
     mask[:, 0, before:, :before] = prefix.valid[:, None]
     mask[:, 0, before:, before:] = sees
-    model.reserve(before + total)
+    table = model.reserved(before + total, before)
     places = torch.cat([torch.arange(before), before + spots]).expand(2, -1)
-    rope = model.rope_at(places, (~prefix.valid).sum(1, keepdim=True))
+    rope = model.rope_at(table, places, (~prefix.valid).sum(1, keepdim=True))
     logits = SAMPLING.apply_guidance(model.head(model.hidden(x, rope, mask, None, None)))[0]
     stood = {line * width: before + total + n for n, (*_, line) in enumerate(stand_ins)}
     rows = logits[[stood.get(j, before + j - 1) for j in range(total)]]
@@ -308,7 +308,8 @@ def test_a_draft_sees_what_is_committed_and_its_own_row(family: str) -> None:
                     spots = torch.cat([spots, before + places])
                 usable = torch.nn.functional.pad(prefix.valid, (0, len(spots) - before), value=True)
                 mask = (usable[:, None] | torch.eye(len(spots)).bool())[:, None]
-                rope = model.rope_at(spots.expand(2, -1), padding)
+                table = model.reserved(before + model.length, before)
+                rope = model.rope_at(table, spots.expand(2, -1), padding)
                 logits = SAMPLING.apply_guidance(model.head(model.hidden(x, rope, mask, None, None)[:, -1:]))[0, 0]
                 if model.grammar is not None:
                     only = forced[root + node + 1]

@@ -1,4 +1,4 @@
-"""GenEval, GenEval 2 and DPG-Bench: their prompts, and GenEval's score with small networks of the real layout."""
+"""GenEval and DPG-Bench: their prompts, and GenEval's score with small networks of the real layout."""
 
 from __future__ import annotations
 
@@ -97,13 +97,9 @@ def test_the_prompts_are_geneval_s() -> None:
     assert len(data.images_of({**cfg, "n": 30})) == 120
 
 
-def test_other_prompts(tmp_path: Path) -> None:
+def test_other_prompts() -> None:
     assert configuration.compose(["data=dpg", "n=all"])["n"] == 1065
-    with pytest.raises(UsageError, match=r"needs geneval2_data.jsonl, .*get geneval2_data.jsonl from .*CC BY-NC 4.0"):
-        configuration.compose(["data=geneval2", "n=all", f"data_dir={tmp_path}"])
-    (tmp_path / "geneval2_data.jsonl").write_text('{"prompt": "four white bicycles", "atom_count": 3}\n')
-    assert configuration.compose(["data=geneval2", "n=all", f"data_dir={tmp_path}"])["n"] == 1
-    for name, why in (("geneval", "it needs no files"), ("geneval2", "its file comes from you")):
+    for name, why in (("geneval", "it needs no files"), ("tiif", "its file comes from you")):
         with pytest.raises(UsageError, match=f"data={name} has nothing to fetch: {why}"):
             fetch.main([f"data={name}"])
 

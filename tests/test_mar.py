@@ -19,7 +19,7 @@ from specbench.decoding.continuous.trajectory import draw_trajectory, own_log_de
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager
 from specbench.errors import UsageError
-from specbench.models import diffusion, mar, mar_sampling, vq
+from specbench.models import denoiser, diffusion, mar, mar_sampling, vq
 from specbench.models.loading import image_tokenizers, mar_official, official
 from specbench.models.loading.bundle import shape_of
 from specbench.models.mar import MAR, MARConfig
@@ -103,7 +103,7 @@ def test_a_sampler_gives_the_moments_however_much_it_holds(monkeypatch):
     model = model_of()
     x, _, z, free, scale = states(20)
     for held in (1, 3000, 1 << 24):
-        monkeypatch.setattr(mar, "_AT_ONCE", held)
+        monkeypatch.setattr(denoiser, "_AT_ONCE", held)
         for given in ((z, free, scale), (z,)):
             step = model.sampler(*given)
             for t in reversed(range(model.cfg.steps)):

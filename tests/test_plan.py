@@ -126,6 +126,16 @@ def test_planned_bytes_are_those_of_real_networks_and_caches() -> None:
     assert sum(sizes) < planned["state_gb"] < planned["peak_estimate_gb"]
 
 
+@pytest.mark.skipif(not has_triton(), reason="needs Triton")
+def test_weights_that_fused_kernels_join_are_counted_once() -> None:
+    """They were in the state of a step, too: 33 GB of Emu3.5's 68 GB of weights, so that it fitted no device."""
+    words = (*REDUCED, "method=eagle_chain", "window=3")
+    fused, plain = (plan(configuration.compose([*words, f"engine={name}"])) for name in ("triton", "graph"))
+    assert fused["weights_gb"] == plain["weights_gb"]
+    counters = 4 << 14  # bytes of `attention.Counters`; the joined weights are another 49 kB
+    assert fused["state_gb"] <= plain["state_gb"] + counters / 1e9
+
+
 def test_planned_bytes_of_continuous_tokens() -> None:
     words = ("model=mar_l", "reduced=true", "weights=random", "method=cspd", "gamma=2", "dtype=float32")
     planned = plan(configuration.compose([*words]))

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fake_pipeline import TOKENS, FakePipeline, at
 from PIL import Image
 
 from specbench import data, metrics
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
-from specbench.harness import run, sheet
+from specbench.harness import run, sheet, worker
 from specbench.metrics import Score
 from specbench.metrics.base import Images
 from specbench.rows import report_text
@@ -529,3 +530,16 @@ def test_what_can_be_told_before_loading(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(UsageError, match=sentence):
             run.check(configuration.compose(words))
     run.check(configuration.compose(["weights=random"]))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_the_peak_of_the_resident_memory_can_start_again() -> None:
+    """64 MiB that are gone do not count: allocated alone, they go back to the system at once."""
+    cpu = torch.device("cpu")
+    worker.reset_peak_memory(cpu)
+    before = worker.peak_memory_mib(cpu)
+    block = np.ones(8 << 20)
+    assert worker.peak_memory_mib(cpu) > before + 32
+    del block
+    worker.reset_peak_memory(cpu)
+    assert worker.peak_memory_mib(cpu) < before + 32

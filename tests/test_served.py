@@ -24,13 +24,13 @@ import specbench
 from specbench.compare import comparison, passes
 from specbench.config import configuration
 from specbench.errors import RunError, UsageError
-from specbench.harness import images_client, run, served
-from specbench.harness.images_client import ImagesClient, RequestError
+from specbench.harness import run, served
+from specbench.models.servers import ImagesServer
 from specbench.rows.journal import read_records
-from specbench.rows.remarks import FLAT, degenerate_remarks
 from specbench.rows.summary import served_columns
-from specbench.storage import image_files
+from specbench.storage import images_client
 from specbench.storage.deadline import within
+from specbench.storage.images_client import ImagesClient, RequestError, image_of
 from specbench.tables import report
 
 
@@ -51,6 +51,10 @@ def configured(server: StubServer, *arguments: str) -> dict[str, Any]:
 
 def client(server: StubServer, timeout: float = 5.0) -> ImagesClient:
     return ImagesClient(f"{server.url}/v1/", timeout)
+
+
+def generate(server: StubServer, fields: dict[str, Any], timeout: float = 5.0) -> np.ndarray:
+    return image_of(client(server, timeout).post(ImagesServer.path, fields))
 
 
 def pixels(fields: dict[str, Any]) -> np.ndarray:
@@ -167,7 +171,7 @@ def failure(server: StubServer, trouble: Any, timeout: float = 5.0) -> RequestEr
     """The error of a request to which something happens."""
     server.trouble = lambda h, f, n: trouble(h) or True  # type: ignore[method-assign]
     with pytest.raises(RequestError) as raised:
-        client(server, timeout).generate({"prompt": "x"})
+        generate(server, {"prompt": "x"}, timeout)
     return raised.value
 
 
@@ -186,7 +190,7 @@ def test_an_answer_with_an_address(server: StubServer, monkeypatch: pytest.Monke
     with running(StubServer()) as other:
         for url in (f"/v1/images/{code}", f"{other.url}/v1/images/{code}"):
             server.trouble = lambda h, f, n, url=url: h.send({"data": [{"url": url}]})  # type: ignore[misc]
-            assert (client(server).generate(fields) == pixels(fields)).all()
+            assert (generate(server, fields) == pixels(fields)).all()
         assert [h["Authorization"] for h in server.headers] == ["Bearer secret"] * 3
         assert [h["Authorization"] for h in other.headers] == [None]
 
@@ -311,17 +315,23 @@ NOISE = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
 
 def test_degenerate_images_are_reported(server: StubServer, tmp_path: Path, call: Call) -> None:
     words = ["engine=http", f"url={server.url}", "n=4", "data=scenes", "metrics=none", "warmup=0"]
-    for size, image, remark in (
-        ([], NOISE, "4 of 4 images equal the image of another prompt to the pixel"),
-        ([], NOISE * 0, "4 of 4 images are of one flat colour"),
-        ([], NOISE[:1, :1], "4 of 4 images have a side below 16 pixels (the smallest is 1x1)"),
-        (["image_size=256x64"], None, "4 of 4 images are not 256x64 as requested (the smallest is 64x64)"),
+    tiled = np.tile(NOISE[:16, :16], (4, 4, 1))
+    for size, image, remark, expected in (
+        ([], NOISE, "4 of 4 images equal the image of another prompt to the pixel", 4),
+        ([], NOISE * 0, "4 of 4 images are of one flat colour", 4),
+        ([], tiled, "4 of 4 images repeat a row, a column or a tile", 4),
+        ([], NOISE[:1, :1], "4 of 4 images have a side below 16 pixels (the smallest is 1x1)", 4),
+        (["image_size=256x64"], None, "4 of 4 images are not 256x64 as requested (the smallest is 64x64)", 0),
     ):
         server.trouble = lambda h, f, n, image=image: image is not None and h.send(b64(as_png(image)))  # type: ignore[misc]
         code, out, err = call("run", *words, *size, "out=run")
-        assert code == 0, err
+        assert code == expected, err
+        assert ("4 of 4 images are degenerate, more than 10% (the note says how)" in err) == (expected == 4)
         assert remark in out
         assert remark in row_of("run")["note"]
+        assert row_of("run")["degenerate_images"] == expected
+        assert f"images     {remark}" in call("status", "run")[1]
+        assert call("resume", "run")[0] == expected  # also where nothing is left to do
         shutil.rmtree(tmp_path / "run")
 
 
@@ -338,24 +348,6 @@ def test_what_is_not_degenerate(server: StubServer, tmp_path: Path) -> None:
     assert (row["n"], row["images"], len({fields["seed"] for fields in server.seen})) == (2, 6, 6)
     assert not row["note"]
     assert not alone["note"]
-
-
-def test_the_rules_of_degenerate_images() -> None:
-    def remarks(prompts: list[str], digests: list[str | None], contrast: int | None = 99, **more: Any) -> list[str]:
-        return degenerate_remarks(prompts, digests, [contrast] * len(digests), [(64, 64)] * len(digests), **more)
-
-    assert remarks(["a cat", "A  cat ", "a dog"], ["x", "x", "y"]) == []  # one prompt for every text encoder
-    assert remarks(["a", "b", "b", "c"], ["x", "x", "x", "y"]) == [
-        "3 of 4 images equal the image of another prompt to the pixel"
-    ]
-    assert remarks(["a", "b"], [None, None], None) == []  # unknown
-    assert remarks(["a", "b"], ["x", "x"], FLAT) == ["2 of 2 images are of one flat colour"]
-    assert remarks(["a", "b"], ["x", "y"], FLAT + 1) == []
-    assert remarks(["", ""], ["x", "x"]) == ["all 2 images are equal to the pixel"]
-    assert remarks(["", "", ""], ["x", "x", "y"]) == remarks([""], ["x"]) == []  # a folder may hold copies
-    assert remarks(["a"], ["x"], requested="64x64") == []
-    assert image_files.contrast(np.full((4, 5, 3), 7, np.uint8)) == 0
-    assert image_files.contrast(np.stack([np.array([[0, 9], [4, 3]], np.uint8)] * 3, -1) + np.uint8(1)) == 9
 
 
 def raw(text: bytes) -> Any:
@@ -433,7 +425,7 @@ def test_a_body_is_read_up_to_a_size(server: StubServer, monkeypatch: pytest.Mon
 
     server.trouble = endless  # type: ignore[method-assign]
     with pytest.raises(RequestError, match="larger than 1 MiB"):
-        client(server, 60).generate({"prompt": "x"})
+        generate(server, {"prompt": "x"}, 60)
     assert gone.wait(60)
 
 
@@ -444,7 +436,7 @@ def test_a_key_is_not_shown_by_an_error(server: StubServer, monkeypatch: pytest.
             client(server)
         assert "secr" not in str(raised.value).replace("SPECBENCH_API_KEY", "")
     monkeypatch.setenv("SPECBENCH_API_KEY", "secret\n")  # of a file
-    client(server).generate({"prompt": "x"})
+    generate(server, {"prompt": "x"})
     assert server.headers[-1]["Authorization"] == "Bearer secret"
     with pytest.raises(UsageError, match="is not an address"):
         ImagesClient("http://[::1", 5)

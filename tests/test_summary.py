@@ -226,6 +226,12 @@ def test_the_errors_of_speed_count_pairs_and_batches() -> None:
     assert row["tokens_per_s_stderr"] == pytest.approx(16 * row["images_per_s_stderr"])
     assert row["text_s_stderr"] == pytest.approx(seconds[::8].std(ddof=1) / 10 / math.sqrt(20))
     assert row["steps_stderr"] == 0  # which is no matter of the clock
+    # A batch takes the seconds of all its images; its percentiles are over batches.
+    assert row["batch_s_p50"] == pytest.approx(8 * np.median(seconds[::8]))
+    assert row["batch_s_p95"] == pytest.approx(8 * np.percentile(seconds[::8], 95))
+    alone = summary.speed([timed(i, s, timed=1 + i) for i, s in enumerate(seconds)])
+    assert (alone["batch_s_p50"], alone["batch_s_p95"]) == (alone["latency_s_p50"], alone["latency_s_p95"])
+    assert "batch_s_p50" not in summary.speed([timed(i, s) for i, s in enumerate(seconds)])  # of older records
 
 
 def test_what_was_decoded_together() -> None:

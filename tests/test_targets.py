@@ -51,8 +51,10 @@ CONFIGS = {
     "captions": replace(LLAMAGEN, cls_token_num=3),
     "grouped": replace(LLAMAGEN, n_head=4, n_kv_head=2, num_classes=7),
     "lumina": replace(BASE, qk_norm=1),  # new lines, one norm for all heads
-    "swin": replace(BASE, qk_norm=1, post_norm=True),
+    "swin": replace(BASE, qk_norm=1, norms="after"),
     "anole": replace(BASE, qk_norm=2),  # no new lines, a norm a head
+    # two grids and a token after them, four norms, biases, RMSNorms of heads that are wider than dim / n_head
+    "grids": replace(BASE, n_head=4, norms="both", qkv_bias=True, qk_norm="rms", head_size=12, sections=(2, 1, 2)),
     "emu3": replace(BASE, n_kv_head=1, rope_base=1e6, vocab_size=emu3.FIRST_CODE),  # the largest id is a grammar's
 }
 
@@ -64,10 +66,13 @@ def target(family: str, side: int = SIDE, seed: int = 0) -> Language:
         return sharpened(LlamaGen(replace(cfg, block_size=side * side)))
     if family == "emu3":
         return sharpened(Unified(cfg, emu3.image(CODES, side, side)))
+    if family == "grids":
+        drawn = image_tokens(CODES, 1, side - 1 + side * side, None, [4])
+        return sharpened(Unified(cfg, replace(drawn, width=side, grids=((1, side - 1), (side, side)))))
     return sharpened(Unified(cfg, image_tokens(CODES, side, side, None if family == "anole" else 3, [4])))
 
 
-FAMILIES = ("classes", "grouped", "lumina", "swin", "anole", "emu3")
+FAMILIES = ("classes", "grouped", "lumina", "swin", "anole", "emu3", "grids")
 
 
 def prompts(family: str, which: list[int]) -> ClassConditioning | Conditioning | Prompts:

@@ -338,7 +338,7 @@ WRONG = [
     (["drafter=eagle", "start=embedded:strongest"], "unknown eagle weights 'strongest' (choose from: "),
     (["drafter=cspd"], "llamagen_scenes draws discrete tokens, and drafter=cspd is for continuous ones"),
     (["drafter=eagle", "model=mar_scenes"], "and drafter=eagle is for discrete ones: use drafter=cspd"),
-    (["drafter=cspd", "model=mar_b"], "mar_b has a published model as its drafter"),
+    (["drafter=cspd", "model=mar_b"], "mar_b takes a model of its family as its drafter"),
     (["drafter=cspd", "model=mar_scenes", "labels=token"], "labels= is for drafters of discrete tokens"),
     (["drafter=eagle", "objective=path_kl"], "objective= is for drafters of continuous tokens"),
     (["drafter=eagle", "recipe=mar_scenes"], "unknown recipe for drafter=eagle 'mar_scenes' (choose from: coolsd"),

@@ -87,7 +87,7 @@ def llamagen_t2i(t: Tensors, c: Config) -> Compared:
     yield "uncached_logits", model.head(hidden[:, before - 1 :])
     session = model.open(given, rows, True, 1)
     sampling = Sampling(c["temperature"], c["top_k"], c.get("top_p", 1.0), c["cfg_scale"])
-    yield "freqs_cis", model.rope()[: len(t["out/freqs_cis"])]
+    yield "freqs_cis", model.rope(0, 0)[: len(t["out/freqs_cis"])]
     yield "prefill_hidden_final_norm", session.prefix_hidden, t["out/prefill_hidden_final_norm"][:, :-1]
     for i, (logits, _) in enumerate(steps(session, rows, t["in/step_tokens"])):
         yield f"cfg_logits_{i}", guided(logits, c["cfg_scale"])[:, 0], t[f"out/cfg_logits_{i}"].reshape(rows, -1)
@@ -106,7 +106,7 @@ def llamagen_c2i(t: Tensors, c: Config) -> Compared:
     labels, tokens = t["in/labels"], t["in/step_tokens"]
     given = ClassConditioning(labels)
     if "out/freqs_cis" in t:  # a session's prefix has one zero row more
-        yield "freqs_cis", model.rope()[1 : 1 + len(t["out/freqs_cis"])]
+        yield "freqs_cis", model.rope(0, 0)[1 : 1 + len(t["out/freqs_cis"])]
     hidden = model.uncached(model.condition(given, True), torch.cat([tokens, tokens]))
     logits = model.head(hidden[:, 1:])
     yield "uncached_logits", logits

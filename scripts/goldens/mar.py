@@ -11,6 +11,7 @@ from specbench.decoding.continuous.rule import tokens_per_iteration
 from specbench.decoding.continuous.trajectory import draw_trajectory
 from specbench.engine.graph import Eager
 from specbench.models import diffusion, mar_sampling
+from specbench.models.denoiser import waves
 from specbench.models.loading import mar_official
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
@@ -85,12 +86,12 @@ def head(model: MAR, t: Tensors, c: Config) -> Compared:
             eps, v = model.predict(x[:half], step, z[:half], z[half:], scale)
             yield name[4:], torch.cat([eps, v], 1), t[name][:half]
             yield f"{name[4:]}, eps", eps, t[name][half:, : model.cfg.token_dim]
-            other = net(x[:half], step, z[half:])[:, model.cfg.token_dim :]
+            other = net(x[:half], waves(step), z[half:])[:, model.cfg.token_dim :]
             yield f"{name[4:]}, free variance", other, t[name][half:, model.cfg.token_dim :]
         elif name.startswith("out/denoiser_t"):
-            yield name[4:], net(x, torch.full((len(x),), number), z), t[name]
+            yield name[4:], net(x, waves(torch.full((len(x),), number)), z), t[name]
         elif name.startswith("out/time_embedding_t"):
-            yield name[4:], net.time_embed(torch.tensor([number])), t[name]
+            yield name[4:], net.time_embed(waves(torch.tensor([number]))), t[name]
         elif name.startswith("out/p_mean_i"):
             index = torch.full((len(x),), number)
             mean, log_variance = model.moments(x, index, z)

@@ -262,7 +262,8 @@ def _diffusion() -> dict[str, Any]:
     network.cache_clear()
     shape, dtype, here = (SMALL_MAR, torch.float32, "cpu") if small() else (MAR_L, torch.bfloat16, "cuda")
     model = models.made(lambda: MAR(shape), here, dtype)
-    session = Guided(model, 3.0, "linear").open(torch.zeros(1, dtype=torch.int64, device=here), 1)
+    target = Guided(model, 3.0, "linear")
+    session = target.open(torch.zeros(1, dtype=torch.int64, device=here), 1)
     noise = torch.randn(1, shape.steps + 1, shape.token_dim, device=here)
     first = torch.zeros(1, dtype=torch.int64, device=here)
     tokens = torch.zeros(1, shape.length, shape.token_dim, device=here)
@@ -270,7 +271,7 @@ def _diffusion() -> dict[str, Any]:
     z = session.condition(tokens, known, first, first[None], first[None], 0).flatten(0, 1)
     engine, rule = Graphs(recorder()), ContinuousRule()
     [took] = timed({"a trajectory": lambda: draw_trajectory(session, z, noise, rule, engine)}).values()
-    return line(took / shape.steps, DIFFUSION, floor.of_head(model))
+    return line(took / shape.steps, DIFFUSION, floor.of_diffusion_step(target))
 
 
 def _most_expensive(

@@ -82,7 +82,7 @@ def of_module(
     own, found = module.state_dict(), {}
     for name, dest in (table or {name: ParameterSlice(name) for name in own}).items():
         tensor = own[dest.name]
-        count = rows if dest.pick is not None else dest.rows
+        count = rows if dest.pick is not None and dest.rows is None else dest.rows
         shape = tuple(tensor.shape) if count is None else (count, *tensor.shape[1:])
         kind = dtype if tensor.is_floating_point() else tensor.dtype
         found[name] = entry(name, shape, kind, len(shape) > 1 and any(part in name for part in holes))

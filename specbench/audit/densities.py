@@ -23,7 +23,7 @@ from torch import Tensor
 from specbench.audit import recipes, statistics
 from specbench.audit.recipes import DensityRecipe
 from specbench.audit.verdicts import Counted, Exercised, Progress, of_first_draft
-from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
+from specbench.decoding.continuous import ContinuousRule, MaskedSession, decode
 from specbench.decoding.continuous.rule import build
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
@@ -41,7 +41,7 @@ _LATER = 1 << 62  # added to the seeds of the target's sequences that later ones
 _ENERGY = 4000  # sequences of each set for the energy distance, which computes a value for every pair
 
 
-class DensityNetwork(ContinuousSession):
+class DensityNetwork(MaskedSession):
     """A model of continuous tokens, and its own session: one layer from the known tokens to a condition, a head of two.
 
     input (L E, L (D + 1)) and input_bias (L E,): weights and biases from the tokens of all positions, and from which of
@@ -66,13 +66,13 @@ class DensityNetwork(ContinuousSession):
     def condition(
         self, tokens: Tensor, known: Tensor, row: Tensor, position: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """See `ContinuousSession`: z (R, n, E)."""
+        """See `MaskedSession`: z (R, n, E)."""
         mask = known.unsqueeze(-1)
         seen = torch.cat([torch.where(mask, tokens, 0.0), mask.to(tokens.dtype)], -1).flatten(1)
         return take(torch.tanh(linear(seen, self.input, self.input_bias)).view(len(tokens), self.length, -1), position)
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ContinuousSession`: mean and log variance (n, D)."""
+        """See `MaskedSession`: mean and log variance (n, D)."""
         hidden = torch.tanh(linear(torch.cat([self.bend * x, z], -1), self.inner) + self.step[index])
         shift, spread = linear(hidden, self.outer).chunk(2, -1)
         return _KEEP * x + shift, self.level[index, None] + 0.8 * torch.tanh(spread)
@@ -133,7 +133,8 @@ def alone(model: DensityNetwork, rule: ContinuousRule, samples: int, seed: int) 
     for begin in range(0, samples, _ROWS):
         n = min(_ROWS, samples - begin)
         row = torch.arange(n)
-        order = torch.rand(n, model.length, generator=g).argsort(-1)
+        order = torch.rand(n, model.length, generator=g)
+        order = torch.arange(model.length).expand(n, -1) if model.causal else order.argsort(-1)
         tokens, known = torch.zeros(n, model.length, model.dim), torch.zeros(n, model.length, dtype=torch.bool)
         for step in range(model.length):
             position = order[:, step : step + 1]

@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from specbench.decoding.loop import NetworkPass
 from specbench.errors import RunError
 from specbench.models.language import Language
-from specbench.models.mar import MAR
 
 #: Measurements until the two agree.
 ATTEMPTS = 3
@@ -73,19 +72,14 @@ def operations(model: Language, rows: int, context: int) -> int:
     return rows * (2 * weights + 4 * len(model.layers) * model.block.n_heads * model.block.head_dim * context)
 
 
-def of_head(model: MAR) -> int:
-    """Bytes of weights that one diffusion step of the head reads. The embeddings of step and condition do not depend on
-    the state, and so are not part of the step."""
-    net = model.diffloss.net
-    return nbytes(net.input_proj, net.final_layer.linear) + sum(
-        nbytes(block.get_submodule("mlp")) for block in net.res_blocks
-    )
+def of_diffusion_step(target: Any) -> int:
+    """Bytes of weights that one diffusion step of a continuous target's head reads."""
+    return nbytes(*target.net.step_layers())
 
 
-def of_encoder_decoder(model: MAR) -> int:
-    """Bytes of weights that a pass of encoder and decoder reads."""
-    blocks: Iterable[nn.Module] = (*model.encoder_blocks, *model.decoder_blocks)
-    return nbytes(model.z_proj, model.decoder_embed, *blocks)
+def of_pass(target: Any) -> int:
+    """Bytes of weights that a pass of a continuous target reads, without its head."""
+    return nbytes(*target.pass_layers())
 
 
 def seconds(call: Callable[[], object], device: torch.device, least: float = 0.05, samples: int = 7) -> list[float]:

@@ -319,7 +319,7 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
 
 
 def _continuous(pipeline: ContinuousPipeline, conditioning: Any, plan: BenchPlan, rows: int) -> dict[str, Any]:
-    """Times full images: a pass of encoder and decoder processes all positions at every step."""
+    """Times full images: a pass of a masked target processes all positions at every step."""
     if plan.forced is not None:
         raise UsageError("forced_accept= needs discrete tokens; with continuous tokens, gamma= sets a draft's length")
     device, target, vanilla = pipeline.device, pipeline.model.target, pipeline.vanilla()
@@ -329,10 +329,9 @@ def _continuous(pipeline: ContinuousPipeline, conditioning: Any, plan: BenchPlan
     outputs = _interleaved(ways, rows, range(1, max(1, plan.images) + 1))
     spent = [clock.seconds() for _, clock in both]
     parts, plain = map(_medians, spent)
-    speed, model = floor.bandwidth(device), target.model
-    head = floor.of_head(model)
+    speed, once = floor.bandwidth(device), floor.of_pass(target)
     found = {
-        "rows": rows * (1 if target.scale == 1 else 2),
+        "rows": rows * target.halves,
         "nodes": pipeline.rule.gamma + 1,
         "steps": len(spent[0]),
         **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
@@ -340,9 +339,9 @@ def _continuous(pipeline: ContinuousPipeline, conditioning: Any, plan: BenchPlan
         "vanilla_forward_ms": 1e3 * plain["forward"],
         "diffusion_step_ms": 1e3 * plain["head"] / target.steps,
         "bandwidth_gb_s": speed / 1e9,
-        "weights_gb": floor.of_encoder_decoder(model) / 1e9,
-        "forward_floor_ms": 1e3 * floor.of_encoder_decoder(model) / speed,
-        "diffusion_floor_ms": 1e3 * head / speed,
+        "weights_gb": once / 1e9,
+        "forward_floor_ms": 1e3 * once / speed,
+        "diffusion_floor_ms": 1e3 * floor.of_diffusion_step(target) / speed,
         "by_nodes": {},
     }
     found["step_ms"] = 1e3 * sum(parts.values())

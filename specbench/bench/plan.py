@@ -30,8 +30,10 @@ from specbench.bench.shapes import (
     shapes,
 )
 from specbench.config import parameters
+from specbench.decoding.continuous import GenerationOrder, conditions_of
 from specbench.engine.ops import KVCache
 from specbench.harness.pipeline import check_engine
+from specbench.models.transformer import FeedForward
 
 GB, TERA = 1e9, 1e12
 #: Estimate of what every process takes on the device besides its tensors: the CUDA context, loaded kernels and the
@@ -144,6 +146,9 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
     codes = target.length if target.grammar is None else len(target.grammar.free)
     with made.entered(), _caches() as caches:
         clock = PartLaunches()
+        for part in (one for network in made.networks.values() for one in network.modules()):
+            if isinstance(part, FeedForward):
+                part.joined()  # as fused kernels do: in the memory that the weights have, so no state of a step
         with memory:
             decoding = pipeline.images(made.conditioning, made.rng, clock)
             above["prefill"] = memory.above()
@@ -175,32 +180,34 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
 
 
 def _continuous(cfg: Mapping[str, Any], made: Shapes) -> dict[str, Any]:
-    """A pass of encoder and decoder over all images with their drafts, and steps of the diffusion head."""
+    """The target's pass over all images with their drafts, and steps of the diffusion head."""
     memory, pipeline, above = Memory(), made.pipeline, {}
     model, gamma, rows = pipeline.model.target, pipeline.rule.gamma, int(cfg["batch"])
-    images, length = rows * (gamma + 1), model.length
+    length = model.length
     found = Launches()
-    with made.entered(), memory:
-        session = model.open(made.conditioning, rows)
-        tokens = torch.zeros(images, length, model.dim, device=DEVICE)
-        row = torch.zeros(images, dtype=torch.int64, device=DEVICE)
-        at = row[:, None]
+    with made.entered(), memory, _caches() as caches:
+        conditions = conditions_of(
+            session := model.open(made.conditioning, rows), GenerationOrder.raster(rows, length, DEVICE)
+        )
+        tokens = torch.zeros(rows, length + 1, model.dim, device=DEVICE)
+        row = torch.arange(rows, device=DEVICE)
         memory.above()
         with found.watching():
             found.counting = True
-            z = session.condition(tokens, tokens[..., 0] > 0, row, at, at, length)
+            z = conditions.following(tokens, row, torch.zeros_like(row), gamma + 1, length)
             found.counting = False
         above["prefill"] = memory.above()
         states = torch.zeros(min(8192, max(1, gamma * model.steps) * rows), model.dim, device=DEVICE)
-        index, conditions = states[:, 0].long(), z.flatten(0, 1)[:1].expand(len(states), -1)
-        session.moments(states, index, conditions)
+        index = states[:, 0].long()
+        session.moments(states, index, z.flatten(0, 1)[:1].expand(len(states), -1))
         above["step"] = memory.above()
-        del states, index, conditions, z
+        del states, index, z
         _pixels(made, length)
         above["pixels"] = memory.above()
-    read = {"forward": floor.of_encoder_decoder(model.model), "diffusion_step": floor.of_head(model.model)}
-    guided = rows * (1 if model.scale == 1 else 2)
-    places = {"forward": (gamma + 1) * (model.model.cfg.buffer + length), "diffusion_step": 1}
+    kept = [2 * cache.k.numel() * cache.k.element_size() for cache in caches]
+    read = {"forward": floor.of_pass(model) + sum(kept) // 2, "diffusion_step": floor.of_diffusion_step(model)}
+    guided = rows * model.halves
+    positions = {"forward": model.pass_positions(gamma + 1), "diffusion_step": 1}
     each = torch.empty((), dtype=pipeline.model.dtype).element_size()
     return {
         "rows": guided,
@@ -211,7 +218,7 @@ def _continuous(cfg: Mapping[str, Any], made: Shapes) -> dict[str, Any]:
             "diffusion_step": count_trajectory(cfg),
         },
         "reads_gb": {name: size / GB for name, size in read.items()},
-        "tera_operations": {name: 2 * guided * places[name] * size / each / TERA for name, size in read.items()},
+        "tera_operations": {name: 2 * guided * positions[name] * size / each / TERA for name, size in read.items()},
         "resident": memory.live,
         "above": above,
     }
@@ -252,7 +259,7 @@ def describe(planned: Mapping[str, Any]) -> str:
         lines.append(f"  launches cannot be counted: {uncounted(p['engine'])}")
     elif "diffusion_step" in found:
         layers, outside = found["forward"].values()
-        lines.append(f"  launches: {layers + outside} of a pass of encoder and decoder ({layers} in the layers),")
+        lines.append(f"  launches: {layers + outside} of a pass of the target ({layers} in the layers),")
         lines.append(f"            {found['diffusion_step']} of a diffusion step")
     else:
         both = found["layers"] + found["outside"]

@@ -35,7 +35,7 @@ COLUMNS = {
     "steps": "steps timed; every _ms is the median over them",
     "step_ms": "a step: the sum of its parts",
     "draft_ms": "drafting",
-    "forward_ms": "the target's pass (continuous tokens: encoder and decoder)",
+    "forward_ms": "the target's pass (continuous tokens: without its head)",
     "head_ms": "the target's own samples by its diffusion head (continuous tokens)",
     "verify_ms": "guidance, distributions and the rule",
     "commit_ms": "update of caches and drafter",

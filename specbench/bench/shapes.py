@@ -26,13 +26,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specbench.config import parameters, registry
+from specbench.decoding.continuous import GenerationOrder, conditions_of
 from specbench.decoding.continuous.trajectory import draw_trajectory
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.clock import Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.harness.method import build_continuous, build_drafter, build_method
 from specbench.harness.pipeline import DTYPES, ContinuousPipeline, Pipeline
-from specbench.models.mar import MarBlock, forget_tables
+from specbench.models import flow, mar
+from specbench.models.mar import MarBlock
 from specbench.models.transformer import Block
 
 #: The device of fake tensors.
@@ -69,7 +71,8 @@ class Shapes:
             with self.mode, torch.no_grad(), starting(lambda *_, **__: None), attending(attended):
                 yield
         finally:
-            forget_tables()
+            mar.forget_tables()
+            flow.forget_tables()
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -288,8 +291,9 @@ def _of_trajectory(cfg: Mapping[str, Any]) -> int:
     with made.entered(), found.watching():
         session = model.open(made.conditioning, len(made.rng))
         row = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-        tokens, at = torch.zeros(1, model.length, model.dim, device=DEVICE), row[:, None]
-        z = session.condition(tokens, tokens[..., 0] > 0, row, at, at, model.length)[:, 0]
+        tokens = torch.zeros(1, model.length + 1, model.dim, device=DEVICE)
+        order = GenerationOrder.raster(1, model.length, DEVICE)
+        z = conditions_of(session, order).following(tokens, row, row, 1, model.length)[:, 0]
         noise = torch.zeros(1, model.steps + 1, model.dim, device=DEVICE)
         found.counting = True
         draw_trajectory(session, z, noise, made.pipeline.rule, made.pipeline.engine)

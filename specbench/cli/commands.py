@@ -43,29 +43,42 @@ COMMANDS = {
 }
 
 #: Exit codes: docs/long_runs.md describes them.
-USAGE, FAILED, UNMEASURED, STOPPED = 2, 1, 3, 130
+USAGE, FAILED, UNMEASURED, DEGENERATE, STOPPED = 2, 1, 3, 4, 130
 
 
-def unmeasured(runs: Sequence[PlannedRun]) -> int:
-    """Prints a line for every metric that has no value in some of the runs that have a row, here or in their folders,
-    and returns the exit code. Of a single run only what was asked for: its own report has the others."""
+def code_of(runs: Sequence[PlannedRun]) -> int:
+    """Prints what the rows of these runs, here or in their folders, must not be used without, and returns the exit
+    code: for degenerate images, else for metrics without a value."""
     from specbench.rows.csv_files import read_rows
-    from specbench.rows.remarks import unmeasured
+    from specbench.rows.degenerate import why_failed
 
     def row(run: PlannedRun) -> Mapping[str, Any] | None:
         path = run.folder / "row.csv"
         return run.row or (next(iter(read_rows(path)), None) if path.is_file() else None)
 
-    absent = [(run, unmeasured(run.config.metrics, held)) for run in runs if (held := row(run))]
+    rows = [(run, found) for run in runs if (found := row(run))]
+    failed = [(run, why) for run, found in rows if (why := why_failed(found))]
+    for run, why in failed:
+        print(f"specbench: {plain(f'{run.name}: {why}' if len(runs) > 1 else why)}", file=sys.stderr)
+    code = _unmeasured(rows, len(runs))
+    return DEGENERATE if failed else code
+
+
+def _unmeasured(rows: Sequence[tuple[PlannedRun, Mapping[str, Any]]], count: int) -> int:
+    """Prints a line for every metric that has no value in some of these rows of `count` runs, and returns the exit
+    code. Of a single run only what was asked for: its own report has the others."""
+    from specbench.rows.remarks import unmeasured
+
+    absent = [(run, unmeasured(run.config.metrics, found)) for run, found in rows]
     asked = any(run.asked and reasons for run, reasons in absent)
     names: dict[tuple[str, str], list[str]] = {}
-    for run, reasons in absent if asked or len(runs) > 1 else ():
+    for run, reasons in absent if asked or count > 1 else ():
         for item in reasons.items():
             names.setdefault(item, []).append(run.name)
     lines = []
     for (metric, reason), some in names.items():
         shown = ", ".join(some[:3]) + (", ..." if some[3:] else "")
-        where = f" in {len(some)} of {len(runs)} runs ({shown})" if len(runs) > 1 else ""
+        where = f" in {len(some)} of {count} runs ({shown})" if count > 1 else ""
         lines.append(f"{metric} has no value{where}: {reason}")
     return missing(lines, asked)
 

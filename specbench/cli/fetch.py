@@ -79,7 +79,8 @@ def _origins(given: Mapping[str, Any]) -> Iterator[str]:
     if "data" in given:
         data, folder = _data(given)
         yield f"{given['data']} -> {folder}"
-        yield from (f"    {format_size(file.size):>9}  {file.address}" for file in data.files)
+        sizes = (format_size(file.size) if file.size else "not known" for file in data.files)
+        yield from (f"    {size:>9}  {file.address}" for size, file in zip(sizes, data.files))
         yield f"  licence: {data.licence}"
         return
     parts, folder = _parts(given)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.cli.arguments import CommandLine, Own, Words, command
-from specbench.cli.commands import unmeasured
+from specbench.cli.commands import code_of
 from specbench.cli.run import arguments_of, grid, in_folder, is_grid, is_suite, start
 from specbench.config.indices import label
 from specbench.errors import UsageError
@@ -77,6 +77,7 @@ def _text(one: Status) -> str:
         last = one.failures[-1]
         image = label(int(last["index"]))
         lines.append(f"  failures   {len(one.failures)}, the last: {last['pass']} image {image}: {last['reason']}")
+    lines += [f"  images     {text}" for text in one.degenerate]
     lines.append(f"  on disk    {format_size(one.bytes)}")
     if one.state == "stopped":
         lines.append(f"  continue with specbench resume {shlex.quote(one.folder)}")
@@ -119,13 +120,13 @@ def resume(line: CommandLine) -> int:
         )
     config = {**stored(folder), **given}
     if asked := "metrics" in given:
-        parameters.check_world(config)
+        parameters.check_measurable(config)
     planned = PlannedRun(folder, registry.completed(config), asked=asked or RunFolder(folder).memory().asked)
     try:
         start(planned)
     except Stopped as e:
         raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join([*line.words, *line.others])}") from e
-    return unmeasured([planned])
+    return code_of([planned])
 
 
 def _suite(folder: Path, line: CommandLine) -> int:
@@ -165,4 +166,4 @@ def merge(line: CommandLine) -> int:
         raise UsageError(f"{absent[0]} holds no run; name the folders of all shards")
     outcome = running.merge(folders, line["out"], given)
     print(outcome.report())
-    return unmeasured([PlannedRun(outcome.folder.path, outcome.config, asked=bool(metrics))])
+    return code_of([PlannedRun(outcome.folder.path, outcome.config, asked=bool(metrics))])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.cli.arguments import CommandLine, Own, command
-from specbench.cli.commands import FAILED, USAGE, fail, unmeasured
+from specbench.cli.commands import FAILED, USAGE, code_of, fail
 from specbench.config import command_line
 from specbench.errors import RunError, UsageError, one_line
 from specbench.harness.planned import Plan, PlannedRun
@@ -94,7 +94,7 @@ def main(line: CommandLine) -> int:
     except KeyboardInterrupt as e:
         folder = getattr(e, "folder", None)  # of run.Stopped
         raise KeyboardInterrupt(f"{e}; to go on: {_command(overrides, folder)}" if folder else str(e)) from e
-    return unmeasured(plan.runs)
+    return code_of(plan.runs)
 
 
 def _show(what: str, jobs: Sequence[Job], overrides: Sequence[str]) -> int:
@@ -126,7 +126,7 @@ def grid(plan: Plan[PlannedRun], overrides: Sequence[str]) -> int:
         failed = launch(plan, overrides)
     except KeyboardInterrupt as e:
         raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {again}") from e
-    code = unmeasured(plan.runs)
+    code = code_of(plan.runs)
     if not failed:
         return code
     count = f"{len(failed)} of {len(plan.runs)}"

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from specbench.bench.devices import DEVICES, only_dry
 from specbench.cli.arguments import Arguments, CommandLine, Own, Words, command
-from specbench.cli.commands import unmeasured
+from specbench.cli.commands import code_of
 from specbench.config import parameters
 from specbench.errors import UsageError, unknown, values
 from specbench.harness.planned import PlannedRun
@@ -102,7 +102,7 @@ def main(
             draw(*render.of_table(todo, _command(table, line), results / "tables", formats))
     if line["--list"]:
         print(f"\nRun what a table lacks, and draw it: {_command(None, line)}")
-    return unmeasured(ran)
+    return code_of(ran)
 
 
 def say(text: str) -> None:
@@ -189,7 +189,7 @@ def execute(
         draw(sheet, render.files(sheet, table, rows, out, STEM, formats, cells=f"{STEM}_cells.csv"))
         if any(rows.values()):
             print(f"wrote {out / suites.ROWS}")
-    code = 0 if no_run else unmeasured(done.runs)
+    code = 0 if no_run else code_of(done.runs)
     if failed is not None:
         raise failed
     return code

@@ -136,7 +136,8 @@ def implied(arguments: Sequence[str]) -> list[str]:
     own = ({} if served else parameters.preferred("model", model)) | own
     data = str((own | chosen | certain).get("data", parameters.default_choice("data")))
     fits = served or parameters.world("data", data) in (None, parameters.world("model", model))
-    added = (parameters.preferred("data", data) if fits else {}) | own | certain
+    of_engine = parameters.preferred("engine", str(chosen.get("engine", parameters.default_choice("engine"))))
+    added = (parameters.preferred("data", data) if fits else {}) | of_engine | own | certain
     if certain:
         added.setdefault("n", "all")
     return [f"{key}={_value_text(value)}" for key, value in added.items() if key not in chosen]
@@ -299,7 +300,7 @@ def described(overrides: Sequence[str]) -> dict[str, Any]:
 def _compose(arguments: Sequence[str]) -> RunConfig:
     """The configuration of one job's normalized arguments."""
     cfg = parameters.validate(_flat(arguments))
-    parameters.check_world(cfg)
+    parameters.check_measurable(cfg)
     return registry.completed(cfg)
 
 

@@ -18,7 +18,7 @@ Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "fl
 #: Keys of the files under conf/ that are not parameters of a run: Hydra's own, and those that describe a choice.
 METADATA = frozenset(
     "hydra kind world preferred network variants raster parameters served drawn implementation assets shape"
-    " files".split()
+    " files pixels".split()
 )
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.

@@ -155,9 +155,22 @@ def world(group: str, name: str) -> str | None:
     return found.get("world")
 
 
-def check_world(cfg: Mapping[str, Any]) -> None:
-    """UsageError for a metric of an embedded world, and a model of another one: no column has such a value for a real
-    model. (Of a served model, the prompts tell the world.)"""
+def no_pixels(cfg: Mapping[str, Any]) -> str:
+    """What a run of a model without a pixel decoder measures, in a sentence; empty for other models."""
+    if content("model", str(cfg["model"])).get("pixels", True):
+        return ""
+    return (
+        f"{cfg['model']} ends with tokens, and the stage that draws its images is not part of specbench: a run measures"
+        " tokens, steps and time, its image files hold one pixel for a token, and metrics of images need a server that"
+        " draws (engine=http) or stored images (specbench evaluate)"
+    )
+
+
+def check_measurable(cfg: Mapping[str, Any]) -> None:
+    """UsageError for metrics of a model without pixels, and for a metric of an embedded world and a model of another
+    one: no column has such a value for a real model. (Of a served model, the prompts tell the world.)"""
+    if cfg["metrics"] and (reason := no_pixels(cfg)):
+        raise UsageError(f"{reason}: use metrics=none")
     group = "data" if is_served(cfg) else "model"
     for name in cfg["metrics"]:
         if (theirs := world("metrics", name)) not in (None, world(group, cfg[group])):

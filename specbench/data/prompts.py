@@ -36,18 +36,10 @@ from specbench.storage.reading import parse_json, read_text
 DATA_SETS = {
     # PartiPrompts (Yu et al. 2022): 1,632 prompts, most of them hard. Challenge and Note are not used.
     "parti": "PartiPrompts.tsv",
-    # DPG-Bench (Hu et al. 2024): 1,065 long prompts, without its questions. Ids are the names of the authors' files.
+    # DPG-Bench (Hu et al. 2024): 1,065 long prompts; metrics=dpg has the questions. Ids are the authors' names.
     "dpg": "dpg.tsv",
-    # GenEval 2 (Kamath et al. 2025, arXiv 2512.16853): 800 prompts; the questions, by which its authors score, are not
-    # used. Their licence is CC BY-NC 4.0, so the package neither carries nor fetches them.
-    "geneval2": "geneval2_data.jsonl",
 }
 CARRIED = Path(__file__).with_name("files")
-#: What brings a file there, where that is not `specbench fetch`.
-_HOW = {
-    "geneval2": "get geneval2_data.jsonl from github.com/facebookresearch/GenEval2 (CC BY-NC 4.0: not for commercial"
-    " use, so it is not fetched for you) and put it there"
-}
 
 COLUMNS = ("prompt", "caption", "text")
 IDS = ("id", "file_name")
@@ -63,7 +55,7 @@ def subset(cfg: Mapping[str, Any]) -> list[Item]:
     """`n` prompts of one of `DATA_SETS`, chosen by `seed`."""
     file = CARRIED / DATA_SETS[cfg["data"]]
     if not file.is_file():
-        file = base.find(cfg, file.name, how=_HOW.get(cfg["data"], ""))
+        file = base.find(cfg, file.name)
     return base.subset(read(file), cfg)
 
 

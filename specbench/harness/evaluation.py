@@ -26,10 +26,11 @@ from specbench.harness.log import say
 from specbench.harness.pairing import Pairs, listed, pair
 from specbench.harness.run import rescore
 from specbench.harness.scoring import ImageSet, Scoring, basis, joined
+from specbench.rows import degenerate
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import to_csv
+from specbench.rows.degenerate import ImageFacts
 from specbench.rows.provenance import new_run_id
-from specbench.rows.remarks import degenerate_remarks
 from specbench.rows.scores import ScoreJournal, ScoreLine, fingerprint, notes, score_columns
 from specbench.storage import home, image_files
 from specbench.storage.csv_text import csv_text
@@ -315,9 +316,14 @@ def _row(
     row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
     row |= score_columns(lines)
     sizes = [size and (size[1], size[0]) for size in files.sizes]
-    remarks = degenerate_remarks([item.prompt for item in pairs.items], files.digests, files.contrasts, sizes)
+    known = zip(pairs.items, files.digests, files.contrasts, sizes, strict=True)
+    wrong = degenerate.findings([ImageFacts(item.prompt, sha, most, size) for item, sha, most, size in known])
+    if None not in files.contrasts:
+        row["degenerate_images"] = degenerate.count(wrong)
     where = f"pictures from {folder.resolve()}"
-    return row | {"note": "; ".join(filter(None, [where, pairs.remark, *remarks, *notes(lines)]))}
+    return row | {
+        "note": "; ".join(filter(None, [where, pairs.remark, *(finding.text for finding in wrong), *notes(lines)]))
+    }
 
 
 def _per_image(

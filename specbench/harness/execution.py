@@ -200,3 +200,5 @@ class Execution:
         else:
             LOG.info("%s", text)
             say(text)
+        if note := parameters.no_pixels(self.cfg):
+            say(note)

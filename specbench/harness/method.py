@@ -48,8 +48,15 @@ def check(cfg: Mapping[str, Any]) -> None:
         raise UsageError(f"engine={cfg['engine']}: a server decodes, and only specbench run asks it")
     _check_length(cfg)
     shape = shape_of(cfg)
+    if shape.lag is not None and getattr(registry.module("model", cfg["model"]), "GRIDS", 1) > 1:
+        raise UsageError(
+            f"drafter {cfg['drafter']} decodes the rows of one grid in parallel, and an image of {cfg['model']} is two"
+            " grids, one after the other: use a drafter in raster order, such as drafter=sjd"
+        )
     if parameters.is_continuous("model", cfg["model"]):
-        continuous.build(cfg)
+        rule = continuous.build(cfg)
+        if parameters.default("model", cfg["model"], "raster"):
+            continuous.check_causal(rule)
         return
     module = registry.module("rule", cfg["rule"])
     if hasattr(module, "check"):
@@ -92,7 +99,7 @@ def build_continuous(cfg: Mapping[str, Any], model: Any) -> tuple[ContinuousMode
     alone. Raises UsageError as `build_method`."""
     if cfg["drafter"] != "none":
         return registry.find("drafter", cfg["drafter"])(cfg, model), continuous.build(cfg)
-    iterations = cfg["iterations"]
+    iterations = cfg.get("iterations")
     length = model.target.length
     return None, continuous.build(cfg, continuous.tokens_per_iteration(length, iterations) if iterations else ())
 

@@ -209,6 +209,11 @@ class BasePipeline(ABC):
         pixels: np.ndarray = self.model.pixels(tokens)
         return pixels
 
+    def codes(self, tokens: Tensor) -> np.ndarray | None:
+        """The codes (B, rows, columns) of images as the pixel tokenizer numbers them, without the tokens between them;
+        None where tokens are no codes, or where the model does not say which are."""
+        return None
+
     def synchronize(self) -> None:
         synchronize(self.device)
 
@@ -259,6 +264,10 @@ class Pipeline(BasePipeline):
     def images(self, conditioning: Any, rng: RandomStreams, clock: Clock | None = None) -> Decoding:
         """`clock` as of `Decoding`."""
         return Decoding(self.config, conditioning, rng, clock, self.engine.kernels)
+
+    def codes(self, tokens: Tensor) -> np.ndarray | None:
+        code_grid = getattr(self.model, "code_grid", None)  # which a plug-in's model may do without
+        return None if code_grid is None else code_grid(tokens).cpu().numpy()
 
     @property
     def uneven(self) -> bool:

@@ -12,11 +12,11 @@ from specbench import data
 from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.errors import UsageError
-from specbench.rows import provenance, summary, timing
+from specbench.rows import degenerate, provenance, summary, timing
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.journal import Journal, Record
 from specbench.rows.provenance import RunMemory
-from specbench.rows.remarks import degenerate_remarks, emitted_remarks, measurement_remarks
+from specbench.rows.remarks import emitted_remarks, measurement_remarks
 from specbench.rows.scores import ScoreLine, notes, score_columns
 
 
@@ -63,7 +63,9 @@ def row(
         remarks = measurement_remarks(config, sessions, found) + emitted_remarks(config, records)
     if memory.smallest_batch:
         remarks.append(f"for want of memory some images were decoded in batches of {memory.smallest_batch}")
-    found["note"] = "; ".join([*remarks, *notes(scores)])
+    wrong = degenerate.of_records(records, config.get("image_size"))
+    found["degenerate_images"] = degenerate.column(records, wrong)
+    found["note"] = "; ".join([*remarks, *(finding.text for finding in wrong), *notes(scores)])
     return found
 
 
@@ -132,11 +134,16 @@ def _served_remarks(
         found.append("the requests had no seed: another run has other images")
     if len(sessions) > 1:
         found.append(f"requested by {len(sessions)} processes: their latencies are mixed")
-    if row["resolution"] is None:
+    if row["resolution"] is None and any(r.size for r in images):
         found.append("the images are not squares of one size")
-    sizes = [(r.size[0], r.size[1]) if r.size and len(r.size) == 2 else None for r in images]
-    digests, contrasts = [r.sha256 for r in images], [r.contrast for r in images]
-    return found + degenerate_remarks([r.prompt for r in images], digests, contrasts, sizes, config["image_size"])
+    if others := sum(r.repeated == 0 for r in images):
+        times = "" if others == 1 else f" {others} times"
+        found.append(
+            f"the server had another image for the same prompt and seed{times}: its images cannot be made again"
+        )
+    if 0 < (reported := sum(r.ar_s is not None for r in images)) < len(images):
+        found.append(f"ar_s_mean: {reported} of {len(images)} answers had the times of the stages")
+    return found
 
 
 def _plugins(session: Mapping[str, Any], scores: Iterable[ScoreLine]) -> str | None:

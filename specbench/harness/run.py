@@ -157,7 +157,7 @@ def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, bat
     Raises UsageError if images are missing.
     """
     config, folder = stored(path), RunFolder(path)
-    parameters.check_world({**config, "metrics": given.get("metrics", ())})
+    parameters.check_measurable({**config, "metrics": given.get("metrics", ())})
     metrics = scoring.joined(config.metrics, given.get("metrics", config.metrics))
     config = config.changed(**{**given, "metrics": metrics})
     with folder.opened():
@@ -338,6 +338,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for faults that show before a model is loaded: absent weights, a bad tree, an absent device."""
     trackers.check(cfg)
     if parameters.is_served(cfg):
+        registry.find("engine", cfg["engine"]).check(cfg)
         return
     from specbench.harness import method
     from specbench.harness.pipeline import engine_of, resolve_device

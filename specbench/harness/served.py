@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from specbench import data
-from specbench.config import indices
+from specbench.config import indices, registry
 from specbench.errors import RunError, UsageError
-from specbench.harness.images_client import ImagesClient, RequestError
 from specbench.harness.log import say, warn
 from specbench.harness.worker import Event, Failure, Image, Joined, never
+from specbench.rows import degenerate
 from specbench.rows.journal import Record, pixel_digest
-from specbench.storage import image_files, origin
+from specbench.storage import origin
+from specbench.storage.images_client import ImagesClient, Reply, RequestError, ServerKind
 from specbench.storage.package import __version__
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds before a second attempt, which double; and at most
@@ -52,7 +53,7 @@ class _Answer:
     """The end of a request: its image, or the reason why there is none; None: given up because the run stops."""
 
     item: data.Item
-    result: np.ndarray | RequestError | None
+    result: Reply | RequestError | None
     seconds: float
     attempts: int
 
@@ -64,6 +65,10 @@ class ServerExecutor:
     def __init__(self, cfg: Mapping[str, Any], items: Sequence[data.Item]) -> None:
         self.cfg = cfg
         self._client = ImagesClient(cfg["url"], cfg["timeout"])
+        kind = registry.find("engine", cfg["engine"])
+        kind.check(cfg)
+        self._kind: ServerKind = kind(cfg)
+        self._first: dict[int, str] = {}  # image -> the digest of what the warm-up had for it
         self._stopping = threading.Event()
         started = time.perf_counter()
         try:
@@ -79,10 +84,11 @@ class ServerExecutor:
         say(f"{cfg['url']}: {server or 'an unnamed server'}, model {model}")
         for item in items[:1] * cfg["warmup"]:
             try:
-                self._client.generate(self._fields(item))
+                self._first[item.index] = pixel_digest(self._ask(item).pixels)
             except RequestError as e:
                 if not e.again:
-                    raise UsageError(f"the server refuses a request ({e})") from None
+                    what = "refuses a request" if e.__cause__ else "answers a request wrongly"
+                    raise UsageError(f"the server {what} ({e})") from None
                 warn(f"a request before the first measured one failed: {e}")
         self.joined = Joined.now(
             cfg,
@@ -150,13 +156,13 @@ class ServerExecutor:
 
     def _request(self, item: data.Item, due: float) -> _Answer:
         """One image, with up to `retries` further attempts."""
-        fields, attempt = self._fields(item), 0
+        attempt = 0
         # Requests that fail together are not repeated together.
         spread = np.random.default_rng([self.cfg["seed"], item.index])
         while True:
             attempt += 1
             try:
-                result: np.ndarray | RequestError = self._client.generate(fields)
+                result: Reply | RequestError = self._ask(item)
             except RequestError as e:
                 result = e
             seconds = time.monotonic() - due
@@ -166,25 +172,22 @@ class ServerExecutor:
             if self._stopping.wait(min(max(wait, result.wait or 0.0), LONGEST_WAIT)):
                 return _Answer(item, None, seconds, attempt)
 
-    def _fields(self, item: data.Item) -> dict[str, Any]:
-        """The fields of the request of an image; those of `extra_body` replace others."""
-        fields = {
-            "model": self.cfg["model_name"],
-            "prompt": item.prompt,
-            "n": 1,
-            "size": self.cfg["image_size"],
-            "response_format": "b64_json",
-            "output_format": "png",
-            "seed": seed_of(self.cfg["seed"], item.index),
-        }
-        return fields | json.loads(self.cfg["extra_body"] or "{}")
+    def _ask(self, item: data.Item) -> Reply:
+        """One request. Raises RequestError."""
+        fields = self._kind.fields(item.prompt, seed_of(self.cfg["seed"], item.index))
+        for name, value in json.loads(self.cfg["extra_body"] or "{}").items():  # fields of an object join its own
+            both = isinstance(value, dict) and isinstance(fields.get(name), dict)
+            fields[name] = {**fields[name], **value} if both else value
+        return self._kind.read(self._client.post(self._kind.path, fields))
 
-    def _image(self, answer: _Answer, pixels: np.ndarray) -> Image:
+    def _image(self, answer: _Answer, reply: Reply) -> Image:
+        pixels, digest = reply.pixels, pixel_digest(reply.pixels)
+        first = self._first.get(answer.item.index)
         record = Record(
             index=answer.item.index,
             prompt=answer.item.prompt,
             seed=self.cfg["seed"],
-            tokens=0,
+            tokens=reply.tokens or 0,
             steps=0,
             drafted=0,
             accepted=0,
@@ -196,7 +199,7 @@ class ServerExecutor:
             batch=1,
             peak_memory_mib=0.0,
             image=f"images/{indices.file_name(answer.item.index)}",
-            sha256=pixel_digest(pixels),
+            sha256=digest,
             session=self.joined.name,
             accepted_per_step=[],
             accepted_by_depth=[],
@@ -204,10 +207,12 @@ class ServerExecutor:
             draft_passes=0,
             request_s=answer.seconds,
             attempts=answer.attempts,
+            ar_s=reply.ar_s,
+            repeated=None if first is None else int(first == digest),
             id=answer.item.id,
             category=answer.item.kind,
-            size=[pixels.shape[1], pixels.shape[0]],
-            contrast=image_files.contrast(pixels),
+            size=[pixels.shape[1], pixels.shape[0]] if self._kind.has_images else None,
+            **degenerate.statistics(pixels if self._kind.has_images else None, reply.codes),
             done=time.time(),
         )
         return Image(record, pixels)

@@ -12,6 +12,7 @@ from specbench.config import indices
 from specbench.config.run_config import RunConfig
 from specbench.harness.folder import RunFolder, stored
 from specbench.rows import timing
+from specbench.rows.degenerate import of_records
 from specbench.rows.journal import Record, read_records
 from specbench.rows.scores import fingerprint
 
@@ -31,7 +32,8 @@ class PassProgress:
 @dataclass(frozen=True)
 class Status:
     """A run's folder. n: prompts; state: running, finished, stopped or not started; time_left_s: None where an
-    unfinished pass has no speed yet; failures: of images that are still missing."""
+    unfinished pass has no speed yet; failures: of images that are still missing; degenerate: what is wrong with the
+    finished images."""
 
     folder: str
     state: str
@@ -42,6 +44,7 @@ class Status:
     baseline: PassProgress | None
     time_left_s: float | None
     failures: list[dict[str, Any]]
+    degenerate: list[str]
     bytes: int
 
 
@@ -68,6 +71,7 @@ def of_run(path: Path) -> Status:
         baseline,
         None if None in times else together([0.0, *(time for time in times if time)]),
         _failures(folder, {cfg["method"]: method, "vanilla": vanilla}) if passes else [],
+        [finding.text for finding in of_records([method[i] for i in wanted if i in method], cfg.get("image_size"))],
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
     )
 
@@ -76,7 +80,7 @@ def not_started(path: Path, cfg: RunConfig) -> Status:
     """The state of a run of a suite or of a grid that has no folder yet."""
     left = PassProgress(0, cfg.images, None)
     baseline = left if cfg.wants_baseline else None
-    return Status(str(path), "not started", cfg["method"], cfg["model"], cfg.n, left, baseline, None, [], 0)
+    return Status(str(path), "not started", cfg["method"], cfg["model"], cfg.n, left, baseline, None, [], [], 0)
 
 
 def _records(path: Path) -> dict[int, Record]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +25,7 @@ import numpy as np
 from specbench import data
 from specbench.config import indices, parameters
 from specbench.decoding import image_statistics
-from specbench.rows import timing
+from specbench.rows import degenerate, timing
 from specbench.rows.journal import Record, pixel_digest
 from specbench.storage import origin
 
@@ -218,6 +221,7 @@ class Worker:
         images = pipeline.pixels(decoded.tokens)
         done = time.perf_counter()
         peak = peak_memory_mib(pipeline.device)
+        codes = pipeline.codes(decoded.tokens)
         tokens = int(decoded.tokens.shape[1])
         steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
         trace_fields = image_statistics.of_images(decoded.trace, steps, pipeline.passes)
@@ -246,6 +250,7 @@ class Worker:
                     id=item.id,
                     category=item.kind,
                     done=time.time(),
+                    **degenerate.statistics(images[b], None if codes is None else codes[b]),
                     **trace_fields[b],
                 ),
                 images[b],
@@ -277,11 +282,14 @@ def _release(device: torch.device) -> None:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Starts a new peak where the device can; the resident memory of a process has one peak only."""
+    """Starts a new peak where the device or, of the resident memory, the kernel can (Linux: proc(5), clear_refs)."""
     if device.type == "cuda":
         import torch
 
         torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory_mib(device: torch.device) -> float:
@@ -290,5 +298,9 @@ def peak_memory_mib(device: torch.device) -> float:
         import torch
 
         return torch.cuda.max_memory_allocated(device) / 2**20
+    with suppress(OSError):
+        peak = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        if peak:
+            return int(peak[1]) / 1024
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

@@ -28,6 +28,8 @@ class PromptItem(Protocol):
     """What a metric needs from an entry of a data set (`specbench.data.Item`)."""
 
     @property
+    def index(self) -> int: ...
+    @property
     def id(self) -> str: ...
     @property
     def prompt(self) -> str: ...
@@ -100,6 +102,25 @@ class NetworkScorer(SingleImageScorer):
         with torch.inference_mode():
             found: np.ndarray = self.outputs(images, items).cpu().numpy()
         return found
+
+
+class QuestionScorer(Scorer):
+    """VQA models that answer a different number of questions about each image: its scores, and NaN up to `MOST`.
+
+    scores: an image and its item -> the score of each question, in order. Outputs (B, MOST) float64.
+    """
+
+    MOST = 128  # questions about an image: every output of a scorer has the same width
+
+    def __init__(self, scores: Callable[[np.ndarray, PromptItem], Sequence[float]]) -> None:
+        self.scores = scores
+
+    def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
+        outputs = np.full((len(images), self.MOST), np.nan)
+        for row, image, item in zip(outputs, images, items, strict=True):
+            scores = self.scores(image, item)
+            row[: len(scores)] = scores
+        return outputs
 
 
 class Metric(ABC):

@@ -8,7 +8,6 @@ bfloat16, the linear layers in float32.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
 from specbench.errors import UsageError
-from specbench.metrics import weights
+from specbench.metrics import preparation, weights
 from specbench.metrics.base import Unavailable
-from specbench.metrics.preparation import CLIP, normalised
+from specbench.metrics.preparation import CLIP, multiples, normalised
 from specbench.models.loading import official
 from specbench.models.loading.naming import ParameterSlice, Table
 
@@ -184,22 +183,13 @@ class ChatSequences:
 
 
 def resized(height: int, width: int) -> tuple[int, int]:
-    """The size of an image in the network: multiples of 28 near `PIXELS`, as qwen_vl_utils' smart_resize."""
-    unit = PATCH * MERGE
-    found = max(unit, round(height / unit) * unit), max(unit, round(width / unit) * unit)
-    if found[0] * found[1] == PIXELS:
-        return found
-    scale, up = math.sqrt(PIXELS / (height * width)), found[0] * found[1] < PIXELS
-    rounded = math.ceil if up else math.floor
-    return max(unit, rounded(height * scale / unit) * unit), max(unit, rounded(width * scale / unit) * unit)
+    """The size of an image in the network: multiples of 28 near `PIXELS`."""
+    return multiples(height, width, PATCH * MERGE, PIXELS, PIXELS)
 
 
 def patches(image: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
     """Image (H, W, 3) uint8 -> patches (rows * columns, 3 * 2 * 14 * 14) float32, those of a token one after the other,
     and their (rows, columns). PIL's bicubic."""
     height, width = resized(*image.shape[:2])
-    x = normalised(np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)), CLIP)
-    rows, columns = height // PATCH, width // PATCH
-    x = x.unflatten(1, (rows // MERGE, MERGE, PATCH)).unflatten(4, (columns // MERGE, MERGE, PATCH))
-    x = x.permute(1, 4, 2, 5, 0, 3, 6)[..., None, :, :].expand(*[-1] * 5, TIMES, -1, -1)
-    return x.flatten(0, 3).flatten(1), (rows, columns)
+    resampled = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
+    return preparation.patches(normalised(np.asarray(resampled), CLIP), PATCH, MERGE, TIMES)

@@ -3,6 +3,7 @@ which has antialiasing and rounds to integer levels."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,3 +54,23 @@ def normalised(image: np.ndarray, statistics: tuple[tuple[float, ...], tuple[flo
     mean, deviation = map(torch.tensor, statistics)
     x: Tensor = ((torch.from_numpy(np.array(image)).float() / 255 - mean) / deviation).permute(2, 0, 1).contiguous()
     return x
+
+
+def multiples(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
+    """The size of an image for a network of Qwen's: multiples of `unit` with `least` to `most` pixels, the shape nearly
+    kept, as smart_resize of qwen_vl_utils."""
+    size = max(unit, round(height / unit) * unit), max(unit, round(width / unit) * unit)
+    if least <= size[0] * size[1] <= most:
+        return size
+    limit, rounded = (least, math.ceil) if size[0] * size[1] < least else (most, math.floor)
+    scale = math.sqrt(limit / (height * width))
+    return max(unit, rounded(height * scale / unit) * unit), max(unit, rounded(width * scale / unit) * unit)
+
+
+def patches(x: Tensor, side: int, merge: int, times: int) -> tuple[Tensor, tuple[int, int]]:
+    """An image (3, H, W) -> the patches of Qwen's vision networks (rows * columns, 3 * times * side * side), the
+    merge * merge ones of a token after each other, and their (rows, columns). times: copies of the image."""
+    rows, columns = x.shape[1] // side, x.shape[2] // side
+    x = x.unflatten(1, (rows // merge, merge, side)).unflatten(4, (columns // merge, merge, side))
+    x = x.permute(1, 4, 2, 5, 0, 3, 6)[..., None, :, :].expand(*[-1] * 5, times, -1, -1)
+    return x.flatten(0, 3).flatten(1), (rows, columns)

@@ -250,7 +250,7 @@ def like_shape(target: Language, aux_hidden_layers: tuple[int, ...] = ()) -> Eag
             norm_eps=u.norm_eps,
             n_kv_head=u.n_kv_head,
             input_norm=True,
-            qk_norm=u.qk_norm,
+            qk_norm=u.qk_norm if isinstance(u.qk_norm, int) else 0,
         )
     else:
         raise TypeError(f"there is no EAGLE drafter for {type(target).__name__}")

@@ -1,6 +1,6 @@
 """What every autoregressive target shares: a Transformer over a prefix and image tokens, and a decoding session on it.
 
-A model file defines the differences: the prefix (`condition`), the rotary embedding of a position (`rope_at`), the
+A model file defines the differences: the prefix (`condition`), the rotary embedding of its positions (`rope`), the
 tokens that its image grammar forces (`grammar`), and a token's id in its vocabulary (`ids`).
 """
 
@@ -62,7 +62,8 @@ class Language(nn.Module):
     grammar: Grammar | None = None  # None: every position may hold every token
     pads_see_all: bool = False  # see `LanguageSession`
     aux_hidden_layers: tuple[int, ...] = ()  # see `with_aux_hidden_layers`
-    _rope: Tensor | None = None  # the rotary table, grown by `reserve`
+    skips_padding: bool = False  # whether positions count from the first valid one
+    _ropes: tuple[int, Tensor] | None = None  # the rotary table that was made last, and the prefix that it is for
 
     tok_embeddings: nn.Embedding
     layers: nn.ModuleList
@@ -74,13 +75,17 @@ class Language(nn.Module):
     def _build(self, block: BlockConfig, n_layer: int, vocabulary: int, tokens: int, head_hidden: int = 0) -> None:
         """vocabulary: rows of the input table; tokens: rows of the head; head_hidden: the width between its two layers,
         which have biases (0: one layer, without)."""
+        self._build_trunk(block, n_layer, vocabulary)
+        self.head_hidden = nn.Linear(block.dim, head_hidden) if head_hidden else None
+        self.output = nn.Linear(head_hidden or block.dim, tokens, bias=bool(head_hidden))
+        self.vocab_size = tokens
+
+    def _build_trunk(self, block: BlockConfig, n_layer: int, vocabulary: int) -> None:
+        """All but the head."""
         self.block = block
         self.tok_embeddings = nn.Embedding(vocabulary, block.dim)
         self.layers = nn.ModuleList(Block(block) for _ in range(n_layer))
         self.norm = RMSNorm(block.dim, block.norm_eps)
-        self.head_hidden = nn.Linear(block.dim, head_hidden) if head_hidden else None
-        self.output = nn.Linear(head_hidden or block.dim, tokens, bias=bool(head_hidden))
-        self.vocab_size = tokens
 
     def ids(self, tokens: Tensor) -> Tensor:
         """The vocabulary ids of image tokens."""
@@ -95,18 +100,28 @@ class Language(nn.Module):
         """The prefix of every row: conditional ones, then with guidance as many unconditional ones."""
         raise NotImplementedError
 
-    def rope_at(self, positions: Tensor, padding: Tensor) -> Tensor:
-        """Rotary rows (R, n, head_dim / 2, 2) of sequence positions (R, n); padding (R, 1): positions before the first
-        valid one."""
+    def rope(self, positions: int, prefix: int) -> Tensor:
+        """Rotary rows (at least `positions`, head_dim / 2, 2) of the positions of a sequence whose first `prefix` ones
+        are the prefix; see `skips_padding`."""
         raise NotImplementedError
 
-    def tables(self) -> tuple[Tensor | None, Tensor, bool]:
-        """What `ids` and `rope_at` look up, after `reserve`: the ids, None where tokens are their own; the rotary
-        table; and whether its rows count from the first valid position."""
-        raise NotImplementedError
+    def reserved(self, positions: int, prefix: int) -> Tensor:
+        """`rope`, on the model's device, made once for sequences of this prefix that are not longer."""
+        device = self.norm.weight.device
+        known, table = self._ropes or (-1, None)
+        if known != prefix or table is None or len(table) < positions or table.device != device:
+            table = self.rope(positions, prefix).to(device)
+            self._ropes = prefix, table
+        return table
 
-    def reserve(self, positions: int) -> None:
-        """Make room in rotary tables for this many positions."""
+    def rope_at(self, table: Tensor, positions: Tensor, padding: Tensor) -> Tensor:
+        """Rotary rows (R, n, head_dim / 2, 2) of sequence positions (R, n), from the table that `reserved` returned;
+        padding (R, 1): positions before the first valid one."""
+        return table[(positions - padding).clamp_min(0) if self.skips_padding else positions]
+
+    def token_ids(self) -> Tensor | None:
+        """The ids that `ids` looks up, on the model's device; None where tokens are their own."""
+        return None
 
     def with_aux_hidden_layers(self, aux_hidden_layers: Sequence[int]) -> Self:
         """The same model, the same weights, whose hidden states are (..., dim * (1 + layers)): those after the
@@ -129,7 +144,7 @@ class Language(nn.Module):
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
         b = self.block
-        return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.output.weight)
+        return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.norm.weight)
 
     def hidden(
         self, x: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache | None, slots: Tensor | None
@@ -149,7 +164,7 @@ class Language(nn.Module):
         rows, before = prefix.inputs.shape[:2]
         x = torch.cat([prefix.inputs, self.tok_embeddings(self.ids(tokens))], 1)
         positions = torch.arange(x.shape[1], device=x.device)
-        self.reserve(x.shape[1])
+        rope = self.reserved(x.shape[1], before)
         usable = F.pad(prefix.valid, (0, x.shape[1] - before), value=True)
         mask = ((positions <= positions[:, None]) & usable.unsqueeze(1)) | (positions == positions[:, None])
         if self.pads_see_all:
@@ -157,7 +172,7 @@ class Language(nn.Module):
         else:
             mask = mask.unsqueeze(1)
         padding = (~prefix.valid).sum(1, keepdim=True)
-        return self.hidden(x, self.rope_at(positions.expand(rows, -1), padding), mask, None, None)
+        return self.hidden(x, self.rope_at(rope, positions.expand(rows, -1), padding), mask, None, None)
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> LanguageSession:
         if len(conditioning) != rows:
@@ -198,8 +213,7 @@ class LanguageSession:
         rows, device = len(prefix.inputs), prefix.inputs.device
         self.forced_tokens = model.grammar.forced.to(device) if model.grammar else None
         slots = self.prefix_length + self.length + 2 * nodes
-        model.reserve(slots)
-        self._rope = model._rope  # a recorded step reads this table even where the model has a longer one by now
+        self.rope = model.reserved(slots, self.prefix_length)
         self.cache = model.new_cache(rows, slots)
         self.keys = torch.arange(slots, device=device)
         beyond = prefix.valid.new_ones(rows, slots - self.prefix_length)
@@ -215,7 +229,7 @@ class LanguageSession:
             mask = pads_see_all(mask, self.prefix.valid, self.keys, self.usable & (self.keys < through))
         return self.feed(self.prefix.inputs[:, :through], positions, positions, mask)[:, : self.prefix_length - 1]
 
-    constants = ("keys", "forced_tokens", "_rope")
+    constants = ("keys", "forced_tokens", "rope")
 
     def buffers(self) -> Buffers:
         """What steps read or write (see `engine.state`)."""
@@ -271,7 +285,7 @@ class LanguageSession:
 
     def feed(self, x: Tensor, positions: Tensor, slots: Tensor, mask: Tensor | TreeMask) -> Tensor:
         """Hidden states (R, n, dim) of inputs x; positions and slots (R, n), mask (R, 1, n, slots) or of a tree."""
-        return self.model.hidden(x, self.model.rope_at(positions, self.padding), mask, self.cache, slots)
+        return self.model.hidden(x, self.model.rope_at(self.rope, positions, self.padding), mask, self.cache, slots)
 
     def feed_chain(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Logits (R, n, V) of consecutive tokens (B, n) at `positions` (B, n), each attending to all before it."""

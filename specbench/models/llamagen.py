@@ -109,24 +109,11 @@ class LlamaGen(Language):
         self._build(cfg.block, cfg.n_layer, cfg.vocab_size, cfg.vocab_size)
         init_weights(self)
 
-    def rope(self, extra: int = 0) -> Tensor:
-        """Rotary rows of the prefix, the image tokens, and at least `extra` positions beyond the end."""
-        prefix = self.cfg.prefix_length
-        rows = prefix + self.cfg.block_size + extra
-        if self._rope is None or len(self._rope) < rows or self._rope.device != self.output.weight.device:
-            table = grid_rotary(self.cfg.side, self.block.head_dim, prefix, extra, self.cfg.rope_base)
-            self._rope = table.to(self.output.weight.device)
-        return self._rope
-
-    def reserve(self, positions: int) -> None:
-        self.rope(max(0, positions - self.cfg.prefix_length - self.cfg.block_size))
-
-    def rope_at(self, positions: Tensor, padding: Tensor) -> Tensor:
+    def rope(self, positions: int, prefix: int) -> Tensor:
         """A position's row does not depend on the padding: the prefix has none."""
-        return self.rope()[positions]
-
-    def tables(self) -> tuple[Tensor | None, Tensor, bool]:
-        return None, self.rope(), False
+        c = self.cfg
+        extra = max(0, positions - c.prefix_length - c.block_size)
+        return grid_rotary(c.side, self.block.head_dim, c.prefix_length, extra, c.rope_base)
 
     def condition(self, conditioning: Conditioning | ClassConditioning, guided: bool) -> Prefix:
         """Guidance appends the unconditional rows: under the same padding mask as the conditional ones (reference

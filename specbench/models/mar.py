@@ -9,7 +9,6 @@ training of MAR is described in the paper and its published configuration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import attention, gelu, linear, multiply_add, silu, take
+from specbench.engine.ops import attention, gelu, take
 from specbench.models import diffusion
-
-_WAVES = 256  # width of a time's sinusoids
+from specbench.models.denoiser import Denoiser, Linear, Sampler, waves
 
 
 @dataclass(frozen=True)
@@ -57,18 +55,6 @@ class MARConfig:
     def side(self) -> int:
         """Tokens in a row of the image."""
         return math.isqrt(self.length)
-
-
-class Linear(nn.Linear):
-    """A linear layer by the project's product: row results are independent of the row count."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
-class SiLU(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return silu(x)
 
 
 class MarAttention(nn.Module):
@@ -107,99 +93,16 @@ class MarBlock(nn.Module):
 
 
 @lru_cache(maxsize=8)
-def _waves(device: torch.device) -> Tensor:
-    """Sinusoids (1000, 256) float32 of every trained step: cosines, then sines."""
-    half = _WAVES // 2
+def time_waves(device: torch.device) -> Tensor:
+    """Sinusoids (1000, 256) float32 of every trained step."""
     with torch.inference_mode(False):
-        frequency = torch.exp(-math.log(10000) / half * torch.arange(half, device="cpu"))
-        angle = torch.arange(diffusion.TRAINED_STEPS, device="cpu")[:, None] * frequency
-        return torch.cat([angle.cos(), angle.sin()], 1).to(device)
+        return waves(torch.arange(diffusion.TRAINED_STEPS, device="cpu")).to(device)
 
 
 def forget_tables() -> None:
     """Drop the tables that are computed once: those made on fake tensors hold no numbers."""
     diffusion.schedule.cache_clear()
-    _waves.cache_clear()
-
-
-class TimeEmbedding(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(Linear(_WAVES, width), SiLU(), Linear(width, width))
-
-    def forward(self, timestep: Tensor) -> Tensor:
-        """Of original steps (n,) int64, 0 .. 999: (n, width)."""
-        return self.mlp(_waves(timestep.device)[timestep].to(next(self.mlp.parameters()).dtype))
-
-
-#: The modulation of a layer of the head: shift, one plus scale, and for a residual block the gate; (..., width) each.
-Modulation = tuple[Tensor, ...]
-
-
-class ResidualBlock(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.in_ln = nn.LayerNorm(width, eps=eps)
-        self.mlp = nn.Sequential(Linear(width, width), SiLU(), Linear(width, width))
-        self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 3 * width))
-
-    def modulation(self, given: Tensor) -> Modulation:
-        shift, scale, gate = self.adaLN_modulation(given).chunk(3, -1)
-        return shift, 1 + scale, gate
-
-    def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
-        shift, factor, gate = modulation
-        return multiply_add(self.mlp(multiply_add(self.in_ln(x), factor, shift)), gate, x)
-
-
-class FinalLayer(nn.Module):
-    def __init__(self, width: int, out: int, eps: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width, eps=eps, elementwise_affine=False)
-        self.linear = Linear(width, out)
-        self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 2 * width))
-
-    def modulation(self, given: Tensor) -> Modulation:
-        shift, scale = self.adaLN_modulation(given).chunk(2, -1)
-        return shift, 1 + scale
-
-    def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
-        shift, factor = modulation
-        return self.linear(multiply_add(self.norm(x), factor, shift))
-
-
-class Denoiser(nn.Module):
-    """The head's network: of noisy tokens x (n, D) at original steps (n,) int64 under z (n, E), the noise and the
-    position of the variance, (n, 2 D)."""
-
-    def __init__(self, cfg: MARConfig) -> None:
-        super().__init__()
-        width, eps = cfg.head_width, cfg.norm_eps
-        self.time_embed = TimeEmbedding(width)
-        self.cond_embed = Linear(cfg.decoder_dim, width)
-        self.input_proj = Linear(cfg.token_dim, width)
-        self.res_blocks = nn.ModuleList(ResidualBlock(width, eps) for _ in range(cfg.head_depth))
-        self.final_layer = FinalLayer(width, 2 * cfg.token_dim, eps)
-
-    def forward(self, x: Tensor, timestep: Tensor, z: Tensor) -> Tensor:
-        return self.denoise(x, self.modulation(self.time_embed(timestep) + self.cond_embed(z)))
-
-    def modulation(self, given: Tensor) -> list[Modulation]:
-        """The modulation of each layer by step and condition together, given (..., width): half of the head's weights,
-        none of which needs x."""
-        return [layer.modulation(given) for layer in (*self.res_blocks, self.final_layer)]
-
-    def denoise(self, x: Tensor, modulation: list[Modulation]) -> Tensor:
-        x = self.input_proj(x)
-        for layer, factors in zip((*self.res_blocks, self.final_layer), modulation, strict=True):
-            x = layer(x, factors)
-        return x
-
-
-#: A step of a trajectory: states (n, D) float32 and the step's number, the same for all -> the next states' moments.
-Sampler = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-#: Numbers of the layers' modulation that a sampler may hold.
-_AT_ONCE = 1 << 24
+    time_waves.cache_clear()
 
 
 def _apply_guidance(both: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -214,7 +117,9 @@ class DiffLoss(nn.Module):
 
     def __init__(self, cfg: MARConfig) -> None:
         super().__init__()
-        self.net = Denoiser(cfg)
+        self.net = Denoiser(
+            cfg.token_dim, cfg.decoder_dim, cfg.head_width, cfg.head_depth, 2 * cfg.token_dim, cfg.norm_eps
+        )
 
 
 class MAR(nn.Module):
@@ -310,11 +215,11 @@ class MAR(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Noise and position of the variance, each (n, D) float32, of x (n, D) at original steps (n,). Guidance
         applies to the noise alone, u + scale (c - u) (reference README (34))."""
-        net, dtype = self.diffloss.net, self.mask_token.dtype
+        net, dtype, timestep = self.diffloss.net, self.mask_token.dtype, time_waves(x.device)[timestep]
         if z_none is None:
             eps, v = net(x.to(dtype), timestep, z.to(dtype)).float().chunk(2, -1)
             return eps, v
-        both = net(torch.cat([x, x]).to(dtype), timestep.repeat(2), torch.cat([z, z_none]).to(dtype)).float()
+        both = net(torch.cat([x, x]).to(dtype), timestep.repeat(2, 1), torch.cat([z, z_none]).to(dtype)).float()
         return _apply_guidance(both, scale)
 
     def moments(
@@ -327,24 +232,14 @@ class MAR(nn.Module):
         return self._moments(x, index, *self.predict(x, s.timestep[index], z, z_none, scale))
 
     def sampler(self, z: Tensor, z_none: Tensor | None = None, scale: Tensor | None = None) -> Sampler:
-        """`moments` for complete trajectories under fixed conditions: the modulation of the head's layers is computed
-        for all steps at once, or for as many as fit in `_AT_ONCE`."""
-        net, dtype = self.diffloss.net, self.mask_token.dtype
+        """`moments` for complete trajectories under fixed conditions."""
         s = diffusion.schedule(self.cfg.steps, z.device)
         guided = z_none is not None
-        condition = net.cond_embed((torch.cat([z, z_none]) if z_none is not None else z).to(dtype))
-        time = net.time_embed(s.timestep)
-        width = 3 * self.cfg.head_depth + 2
-        at_once = max(1, min(len(s), _AT_ONCE // (len(condition) * width * self.cfg.head_width)))
-        held: list[Modulation] = []
+        condition = torch.cat([z, z_none]) if z_none is not None else z
+        output = self.diffloss.net.along(time_waves(z.device)[s.timestep], condition)
 
         def step(x: Tensor, t: int) -> tuple[Tensor, Tensor]:
-            nonlocal held
-            if t == len(s) - 1 or t % at_once == at_once - 1:  # from the last step down to the first
-                first = t - t % at_once
-                held = net.modulation(time[first : t + 1, None] + condition)
-            modulation = [tuple(part[t % at_once] for part in parts) for parts in held]
-            out = net.denoise((torch.cat([x, x]) if guided else x).to(dtype), modulation).float()
+            out = output(torch.cat([x, x]) if guided else x, t)
             eps, v = _apply_guidance(out, scale) if guided else out.chunk(2, -1)
             return self._moments(x, slice(t, t + 1), eps, v)
 

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.engine.ops import take
 from specbench.engine.state import Buffer, Buffers
 from specbench.errors import UsageError
-from specbench.models.mar import MAR, Sampler
+from specbench.models.denoiser import Denoiser, Sampler
+from specbench.models.mar import MAR
 
 GUIDANCE = ("linear", "constant")
 
@@ -39,6 +40,25 @@ class Guided:
         """Steps in which the head samples a token."""
         return self.model.cfg.steps
 
+    @property
+    def halves(self) -> int:
+        """Rows of an image: with a class and, under guidance, without."""
+        return 1 if self.scale == 1 else 2
+
+    @property
+    def net(self) -> Denoiser:
+        """The network of the head."""
+        return self.model.diffloss.net
+
+    def pass_layers(self) -> list[nn.Module]:
+        """The layers whose weights a pass reads before the head."""
+        m = self.model
+        return [m.z_proj, m.decoder_embed, *m.encoder_blocks, *m.decoder_blocks]
+
+    def pass_positions(self, nodes: int) -> int:
+        """Positions of a row that a pass computes for so many tokens: a copy of the image for each."""
+        return nodes * (self.model.cfg.buffer + self.length)
+
     def open(self, conditioning: Tensor, rows: int) -> MarSession:
         """For `rows` images, of classes (rows,) int64."""
         if len(conditioning) != rows:
@@ -52,11 +72,13 @@ class MarSession:
     With guidance a condition holds z, z without a class, and the strength.
     """
 
+    causal = False
+
     def __init__(self, guided: Guided, labels: Tensor) -> None:
         self.guided, self.labels = guided, labels.clone()  # they are overwritten with another batch's
 
     def buffers(self) -> Buffers:
-        """As of `ContinuousSession`."""
+        """See `ContinuousSession`."""
         return {"labels": Buffer(self.labels)}
 
     def condition(

@@ -22,8 +22,10 @@ from specbench.engine.ops import Kernels, KVCache, attention, linear, silu
 @dataclass(frozen=True)
 class BlockConfig:
     """rotary: which coordinates of a head form a rotated pair, (2i, 2i + 1) or (i, i + head_dim / 2); qk_norm: rows of
-    the LayerNorm on queries and keys, each serving as many heads (one: shared by all; 0: none); post_norm: norms come
-    after attention and feed-forward (Chameleon's `swin_norm`); qkv_bias: queries, keys and values have biases."""
+    the LayerNorm on queries and keys, each serving as many heads (one: shared by all; 0: none), or "rms": one RMSNorm
+    for all heads; norms: whether attention and feed-forward have norms before, after (Chameleon's `swin_norm`) or both
+    (GLM-4); qkv_bias: queries, keys and values have biases; head_size: the width of a head where it is not
+    dim / n_heads; rotated: the coordinates of a head, the first ones in official files, that are rotated (0: all)."""
 
     dim: int
     n_heads: int
@@ -31,13 +33,15 @@ class BlockConfig:
     ffn_dim: int
     norm_eps: float = 1e-5
     rotary: Literal["interleaved", "halves"] = "interleaved"
-    qk_norm: int = 0
-    post_norm: bool = False
+    qk_norm: int | Literal["rms"] = 0
+    norms: Literal["before", "after", "both"] = "before"
     qkv_bias: bool = False
+    head_size: int = 0
+    rotated: int = 0
 
     @property
     def head_dim(self) -> int:
-        return self.dim // self.n_heads
+        return self.head_size or self.dim // self.n_heads
 
 
 class RMSNorm(nn.Module):
@@ -71,11 +75,20 @@ def grid_rotary(side: int, head_dim: int, prefix: int, extra: int = 0, base: flo
     return torch.cat([torch.zeros(prefix, *cells.shape[1:]), cells, cells[-1:].expand(extra, -1, -1)])
 
 
+def rotary_table(positions: Tensor, sections: Sequence[int], head_dim: int, base: float) -> Tensor:
+    """The rotary table (n, head_dim / 2, 2) of (cos, sin), float32, of positions (n, axes): the first sections[0] pairs
+    of a head are rotated by the first coordinate, the next ones by the second, and so on. Pairs beyond the sections
+    stay as they are."""
+    pairs = sum(sections)
+    freqs = 1.0 / base ** (torch.arange(0, 2 * pairs, 2).float() / (2 * pairs))
+    axis = [number for number, size in enumerate(sections) for _ in range(size)]
+    angles = F.pad(positions.float()[:, axis] * freqs, (0, head_dim // 2 - pairs))
+    return torch.stack([angles.cos(), angles.sin()], -1)
+
+
 def line_rotary(positions: int, head_dim: int, base: float) -> Tensor:
     """The one-dimensional rotary table (positions, head_dim / 2, 2) of (cos, sin), float32."""
-    freqs = 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
-    angles = torch.arange(positions).float()[:, None] * freqs
-    return torch.stack([angles.cos(), angles.sin()], -1)
+    return rotary_table(torch.arange(positions)[:, None], [head_dim // 2], head_dim, base)
 
 
 def rope_factors(table: Tensor, rotary: str) -> Tensor:
@@ -133,11 +146,15 @@ class Attention(nn.Module):
     def __init__(self, cfg: BlockConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        if cfg.qk_norm:
+        self.q_norm: nn.Module
+        self.k_norm: nn.Module
+        if cfg.qk_norm == "rms":
+            self.q_norm, self.k_norm = (RMSNorm(cfg.head_dim, cfg.norm_eps) for _ in range(2))
+        elif cfg.qk_norm:
             self.q_norm = HeadNorm(cfg.qk_norm, cfg.head_dim)
             self.k_norm = HeadNorm(min(cfg.qk_norm, cfg.n_kv_heads), cfg.head_dim)
         self.wqkv = nn.Linear(cfg.dim, (cfg.n_heads + 2 * cfg.n_kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
-        self.wo = nn.Linear(cfg.dim, cfg.dim, bias=False)
+        self.wo = nn.Linear(cfg.n_heads * cfg.head_dim, cfg.dim, bias=False)
 
     def forward(self, x: Tensor, context: AttentionContext, layer: int) -> Tensor:
         """x (N, dim) -> (N, dim)."""
@@ -181,26 +198,28 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU. `input_norm=False` drops the first norm (the first layer of an EAGLE drafter)."""
+    """Attention and SwiGLU. A norm that the configuration has not is an identity; `input_norm=False` drops the first
+    one (the first layer of an EAGLE drafter)."""
 
     def __init__(self, cfg: BlockConfig, input_norm: bool = True) -> None:
         super().__init__()
-        self.post_norm = cfg.post_norm
         self.attention = Attention(cfg)
         self.feed_forward = FeedForward(cfg)
-        self.attention_norm = RMSNorm(cfg.dim, cfg.norm_eps) if input_norm else nn.Identity()
-        self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
+
+        def norm(present: bool) -> nn.Module:
+            return RMSNorm(cfg.dim, cfg.norm_eps) if present else nn.Identity()
+
+        before, after = cfg.norms != "after", cfg.norms != "before"
+        self.attention_norm, self.ffn_norm = norm(before and input_norm), norm(before)
+        self.attention_after, self.ffn_after = norm(after), norm(after)
 
     def forward(self, x: Any, context: AttentionContext, layer: int) -> Any:
         """x (N, dim): the positions of all rows, one after the other -> (N, dim). With fused kernels, their `stream` of
         it."""
         if context.cache is not None and context.cache.kernels is not None:
             return context.cache.kernels.block(self, x, context, layer)
-        if self.post_norm:
-            h = x + self.attention_norm(self.attention(x, context, layer))
-            return h + self.ffn_norm(self.feed_forward(h))
-        h = x + self.attention(self.attention_norm(x), context, layer)
-        return h + self.feed_forward(self.ffn_norm(h))
+        h = x + self.attention_after(self.attention(self.attention_norm(x), context, layer))
+        return h + self.ffn_after(self.feed_forward(self.ffn_norm(h)))
 
 
 def run_blocks(

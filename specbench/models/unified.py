@@ -1,5 +1,5 @@
-"""Targets with one vocabulary for text and images: Chameleon (Lumina-mGPT, Anole), Emu3, Janus-Pro and
-SimpleAR.
+"""Targets with one vocabulary for text and images: Chameleon (Lumina-mGPT, Anole), Emu3, Emu3.5, Janus-Pro, SimpleAR
+and GLM-Image's autoregressive stage.
 
 The prefix is a prompt's token ids, padded on the left; image tokens follow in raster order with the grammar's own
 tokens (new lines, the image's end) between and after them. Of the head only the rows of image tokens are kept, since
@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from specbench.models.language import Grammar, Language, Prefix
-from specbench.models.transformer import BlockConfig, init_weights, line_rotary
+from specbench.models.transformer import BlockConfig, init_weights, line_rotary, rotary_table
 
 
 @dataclass(frozen=True)
 class UnifiedConfig:
-    """A Llama over one vocabulary. qk_norm: rows of the LayerNorm on queries and keys (0: none). qkv_bias: as of
-    `BlockConfig`; head_hidden: as of `Language`."""
+    """A Llama over one vocabulary. qk_norm, norms, qkv_bias and head_size: as of `BlockConfig`; head_hidden: as of
+    `Language`. sections: the pairs of a head that time, row and column rotate (M-RoPE), see `unified.places`; none:
+    every pair is rotated by the position in the sequence."""
 
     dim: int
     n_layer: int
@@ -31,10 +33,12 @@ class UnifiedConfig:
     vocab_size: int
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
-    qk_norm: int = 0
-    post_norm: bool = False
+    qk_norm: int | Literal["rms"] = 0
+    norms: Literal["before", "after", "both"] = "before"
     head_hidden: int = 0
     qkv_bias: bool = False
+    head_size: int = 0
+    sections: tuple[int, ...] = ()
 
     @property
     def block(self) -> BlockConfig:
@@ -45,20 +49,24 @@ class UnifiedConfig:
             self.ffn_hidden,
             self.norm_eps,
             "halves",
-            self.qk_norm,
-            self.post_norm,
-            self.qkv_bias,
+            qk_norm=self.qk_norm,
+            norms=self.norms,
+            qkv_bias=self.qkv_bias,
+            head_size=self.head_size,
+            rotated=2 * sum(self.sections),
         )
 
 
 @dataclass(frozen=True)
 class ImageTokens:
     """The tokens of an image: ids (V,) int64 names them in the vocabulary (codes first, then the grammar's own, then
-    padding), and `width` is the positions in a row."""
+    padding), and `width` is the positions in a row. grids: (rows, columns) of the grids that the image's codes fill one
+    after the other, for M-RoPE; other tokens count on from them."""
 
     ids: Tensor
     grammar: Grammar
     width: int
+    grids: tuple[tuple[int, int], ...] = ()
 
 
 #: Tokens from which an image's vocabulary is padded, and what its size is then a multiple of: a row of float32 or
@@ -81,6 +89,21 @@ def image_tokens(codes: Tensor, rows: int, columns: int, new_line: int | None, t
     return ImageTokens(ids, Grammar(count, forced), len(row))
 
 
+def places(prefix: int, grids: Sequence[tuple[int, int]], positions: int) -> Tensor:
+    """(time, row, column) (positions, 3) int64 of the positions of a sequence: `prefix` ones of text, all three
+    coordinates equal and counting on; then the grids. At a grid that begins at p a code is at (p, p + row, p + column),
+    and what follows the grid begins at p + max(rows, columns) (huggingface/transformers@d8c1e284,
+    glm_image/modular_glm_image.py). After the grids, text again."""
+    parts = [torch.arange(prefix)[:, None].expand(-1, 3)]
+    at = prefix
+    for rows, columns in grids:
+        row, column = torch.arange(rows * columns) // columns, torch.arange(rows * columns) % columns
+        parts.append(at + torch.stack([torch.zeros_like(row), row, column], -1))
+        at += max(rows, columns)
+    beyond = max(0, positions - sum(map(len, parts)))
+    return torch.cat([*parts, torch.arange(at, at + beyond)[:, None].expand(-1, 3)])[:positions]
+
+
 @dataclass
 class Prompts:
     """Token ids of N prompts, padded on the left: ids (N, P) int64 and valid (N, P) bool, and the same of the
@@ -95,13 +118,24 @@ class Prompts:
         return len(self.ids)
 
 
-class Unified(Language):
+class Prompted(Language):
+    """A Transformer whose prefix is the token ids of a prompt."""
+
+    def condition(self, conditioning: Prompts, guided: bool) -> Prefix:
+        ids, valid = conditioning.ids, conditioning.valid
+        if guided:
+            ids, valid = torch.cat([ids, conditioning.no_ids]), torch.cat([valid, conditioning.no_valid])
+        return Prefix(self.tok_embeddings(ids), valid, ids)
+
+
+class Unified(Prompted):
     _ids: Tensor
 
     def __init__(self, cfg: UnifiedConfig, image: ImageTokens) -> None:
         super().__init__()
         self.cfg, self.image = cfg, image
         self.grammar, self.length, self.width = image.grammar, len(image.grammar), image.width
+        self.skips_padding = not cfg.sections
         self.register_buffer("_ids", image.ids, persistent=False)
         self._build(cfg.block, cfg.n_layer, cfg.vocab_size, len(image.ids), cfg.head_hidden)
         init_weights(self)
@@ -109,23 +143,14 @@ class Unified(Language):
     def ids(self, tokens: Tensor) -> Tensor:
         return self._ids[tokens]
 
-    def reserve(self, positions: int) -> None:
-        device = self.output.weight.device
-        if self._rope is None or len(self._rope) < positions or self._rope.device != device:
-            self._rope = line_rotary(positions, self.block.head_dim, self.cfg.rope_base).to(device)
+    def rope(self, positions: int, prefix: int) -> Tensor:
+        """Without M-RoPE positions count from the first valid one. With it they count from the beginning of the
+        padding, so that one table serves rows of any padding: attention depends on differences alone."""
+        c = self.cfg
+        if not c.sections:
+            return line_rotary(positions, self.block.head_dim, c.rope_base)
+        return rotary_table(places(prefix, self.image.grids, positions), c.sections, self.block.head_dim, c.rope_base)
 
-    def rope_at(self, positions: Tensor, padding: Tensor) -> Tensor:
-        """Positions count from the first valid one."""
-        assert self._rope is not None, "reserve() comes first"
-        return self._rope[(positions - padding).clamp_min(0)]
-
-    def tables(self) -> tuple[Tensor | None, Tensor, bool]:
-        assert self._rope is not None, "reserve() comes first"
-        self._ids = self._ids.to(self._rope.device)
-        return self._ids, self._rope, True
-
-    def condition(self, conditioning: Prompts, guided: bool) -> Prefix:
-        ids, valid = conditioning.ids, conditioning.valid
-        if guided:
-            ids, valid = torch.cat([ids, conditioning.no_ids]), torch.cat([valid, conditioning.no_valid])
-        return Prefix(self.tok_embeddings(ids), valid, ids)
+    def token_ids(self) -> Tensor:
+        self._ids = self._ids.to(self.output.weight.device)
+        return self._ids

@@ -1,5 +1,5 @@
-"""One convolutional autoencoder for LlamaGen's tokenizers, Chameleon's VQGAN, MoVQGAN, MAR's KL-16 and the embedded
-tokenizer.
+"""One convolutional autoencoder for LlamaGen's tokenizers, Chameleon's VQGAN, MoVQGAN, MAR's KL-16, NextStep's and the
+embedded tokenizer.
 
 Encoder: residual blocks at falling resolution, attention at some levels and in the middle; the decoder mirrors it. The
 configuration holds the differences. Our tensor names are those of LlamaGen's `vq_ds*.pt`; decoder levels are stored in
@@ -31,6 +31,7 @@ class VQConfig:
     encoder_attention: tuple[int, ...] | None = None
     decoder_attention: tuple[int, ...] | None = None
     codebook_l2_norm: bool = True  # code vectors and the encoder's output are scaled to unit length before use
+    quant_conv: bool = True  # 1x1 convolutions between the latents and encoder and decoder
     spatial_norm: bool = False  # the decoder's norms are scaled and shifted by the codes (MoVQ, arXiv 2209.09002)
 
     @property
@@ -45,7 +46,7 @@ class VQConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields, for a file. The later ones are left out at their defaults: a tokenizer saved without them stays
         the same file, by whose digest rows name it."""
-        later = ("encoder_attention", "decoder_attention", "codebook_l2_norm", "spatial_norm")
+        later = ("encoder_attention", "decoder_attention", "codebook_l2_norm", "quant_conv", "spatial_norm")
         defaults = {f.name: f.default for f in fields(self) if f.name in later}
         return {k: v for k, v in asdict(self).items() if k not in defaults or v != defaults[k]}
 
@@ -80,6 +81,18 @@ MOVQGAN = VQConfig(
 )
 #: `kl16.ckpt` of MAR (its manifest); decode takes latents divided by 0.2325, which is the caller's to do
 KL16 = VQConfig(z_channels=16, codebook_size=0, codebook_embed_dim=16, decoder_attention=())
+
+#: `checkpoint.pt` of NextStep-1-f8ch16-Tokenizer and in vae/ of NextStep-1.1 (stepfun-ai/NextStep-1, d6759c2,
+#: inference/gen_pipeline.py)
+NEXTSTEP = VQConfig(
+    ch_mult=(1, 2, 4, 4),
+    z_channels=16,
+    codebook_size=0,
+    codebook_embed_dim=16,
+    encoder_attention=(),
+    decoder_attention=(),
+    quant_conv=False,
+)
 
 
 class SpatialNorm(nn.Module):
@@ -296,8 +309,9 @@ class Autoencoder(nn.Module):
         if cfg.codebook_size:
             self.quantize = Quantizer(cfg.codebook_size, cfg.codebook_embed_dim, cfg.codebook_l2_norm)
         double = 2 if cfg.double_z else 1
-        self.quant_conv = nn.Conv2d(double * cfg.z_channels, double * cfg.codebook_embed_dim, 1)
-        self.post_quant_conv = nn.Conv2d(cfg.codebook_embed_dim, cfg.z_channels, 1)
+        convolution = nn.Conv2d if cfg.quant_conv else nn.Identity
+        self.quant_conv = convolution(double * cfg.z_channels, double * cfg.codebook_embed_dim, 1)
+        self.post_quant_conv = convolution(cfg.codebook_embed_dim, cfg.z_channels, 1)
 
     def pre_quant(self, image: Tensor) -> Tensor:
         """Encoder output before quantising, (B, dim, h, w); of a KL autoencoder (B, 2 dim, h, w): means, then log
@@ -319,7 +333,7 @@ class VQModel(Autoencoder):
         """Latents (B, dim, h, w) of codes (B, h*w). `grid` is (h, w); square when left out."""
         h, w = fill(codes, grid)
         z = self.quantize.codebook[codes].view(codes.shape[0], h, w, -1).permute(0, 3, 1, 2)
-        return z.to(self.post_quant_conv.weight.dtype)
+        return z.to(self.decoder.conv_in.weight.dtype)
 
     def decode(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """Codes (B, h*w) -> images (B, 3, H, W), not clamped. `grid` as in `look_up`."""

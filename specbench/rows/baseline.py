@@ -8,7 +8,7 @@ from typing import Any
 
 from specbench.config import indices, parameters
 from specbench.errors import UsageError
-from specbench.rows import selection, summary, timing
+from specbench.rows import degenerate, selection, summary, timing
 from specbench.rows.columns import COLUMNS, METRICS
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Record, read_records
@@ -85,7 +85,8 @@ def _same(row: Row) -> tuple[Any, ...]:
 
 def _measured(images: list[Record]) -> dict[str, Any]:
     found = summary.speed(images) | summary.columns(images) | summary.versus(images, images)
-    return found | {"timing": timing.was_timed(images)}
+    degenerate_images = degenerate.column(images, degenerate.of_records(images))
+    return found | {"timing": timing.was_timed(images), "degenerate_images": degenerate_images}
 
 
 def _scores(folder: Path, row: Row, images: list[Record]) -> dict[str, Any]:

@@ -29,10 +29,14 @@ SHOWN: dict[str, ShownColumn] = {
     "speedup_expected": ShownColumn("Speed-up by Eq. 35 (×)", "higher", 2),
     "latency_s_mean": ShownColumn("Latency (s)", "lower", 3),
     "images_per_s": ShownColumn("Images/s", "higher", 2),
+    "batch_s_p50": ShownColumn("Seconds of a batch, median", "lower", 2),
+    "batch_s_p95": ShownColumn("Seconds of a batch, 95th percentile", "lower", 2),
     "request_s_p50": ShownColumn("Latency of a request, median (s)", "lower", 2),
     "request_s_p95": ShownColumn("Latency of a request, 95th percentile (s)", "lower", 2),
     "request_s_p99": ShownColumn("Latency of a request, 99th percentile (s)", "lower", 2),
     "served_images_per_s": ShownColumn("Served images/s", "higher", 2),
+    "ar_s_mean": ShownColumn("AR stage of a request (s)", "lower", 2),
+    "ar_share": ShownColumn("AR share of a request", "lower", 3),
     "goodput": ShownColumn("Goodput (share of requests)", "higher", 3),
     "acceptance_rate": ShownColumn("Acceptance rate", "higher", 3),
     "first_accept": ShownColumn("Acceptance of the first token", "higher", 4),
@@ -137,6 +141,9 @@ _SPEED = {
     "latency_s_std": "its standard deviation over images",
     "latency_s_p50": "its median",
     "latency_s_p95": "its 95th percentile",
+    "batch_s_p50": "decode seconds of a batch, first target forward to the last token of its last image, median over"
+    " the timed batches; at batch 1 the latency",
+    "batch_s_p95": "its 95th percentile",
     "tokens_per_s": "tokens / decode seconds, over all images",
     "images_per_s": "images / decode seconds, over all images",
     "text_s": "text encoding, seconds per image, not in the latency",
@@ -159,6 +166,10 @@ _SERVED = {
     "request_s_p95": "its 95th percentile",
     "request_s_p99": "its 99th percentile",
     "served_images_per_s": "images / seconds from the first arrival to the last answer",
+    "ar_s_mean": "seconds of the stages that decode tokens, as the server reports them for a request, mean over the"
+    " images whose answers say so. The time of a stage begins when the request reaches it: with several requests at a"
+    " time it contains the wait there",
+    "ar_share": "those seconds / the seconds of the same requests (request_s), over the same images",
     "goodput": "share of the requests, failed ones included, that were answered within latency_bound",
     "request_retries": "attempts after the first one, over all images",
     "requests_failed": "requests that had no image after all attempts; a later start asked again",
@@ -170,7 +181,7 @@ _ESTIMATES = frozenset(
     "log_prob_mean accepted_length_mean steps step_compression acceptance_rate first_accept draft_tv draft_top1"
     " draft_top3 select_share draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s images_per_s"
     " text_s pixels_s speedup_latency speedup_throughput speedup_step baseline_latency_s emitted_kl_optimal"
-    " emitted_kl_ratio request_s_mean goodput".split()
+    " emitted_kl_ratio request_s_mean ar_s_mean ar_share goodput".split()
 )
 
 
@@ -238,6 +249,8 @@ COLUMNS: dict[str, str] = {
     "images": "number of images, n times images_per_prompt; their errors are over prompts",
     "resolution": "side of the images in pixels",
     "tokens": "generated tokens per image",
+    "degenerate_images": "images of one colour, of few codes, repeated, or equal to another prompt's, see"
+    " rows.degenerate; empty in rows that did not look",
     **{
         f"{m}{suffix}": line
         for m in METRICS
@@ -261,9 +274,9 @@ TAKEN = frozenset(METRICS) & {*_IDENTITY, *_STATISTICS, *_WHERE, "prompts_hash",
 TIMED_COLUMNS = frozenset(
     name + suffix
     for name in (
-        "latency_s_mean latency_s latency_s_p50 latency_s_p95 tokens_per_s images_per_s text_s pixels_s draft_cost"
-        " speedup_latency speedup_throughput speedup_expected baseline_latency_s timed_pairs further_pairs drift"
-        " speedup_shift timing_valid".split()
+        "latency_s_mean latency_s latency_s_p50 latency_s_p95 batch_s_p50 batch_s_p95 tokens_per_s images_per_s text_s"
+        " pixels_s draft_cost speedup_latency speedup_throughput speedup_expected baseline_latency_s timed_pairs"
+        " further_pairs drift speedup_shift timing_valid".split()
     )
     for suffix in ("", "_stderr", "_std")
 ).intersection(COLUMNS)
@@ -281,7 +294,7 @@ NUMBERS = frozenset(
     [k for k, p in parameters.table().items() if p.kind in ("integer", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr", "_difference", "_difference_stderr")]
     + [k for k in _STATISTICS if k not in _STRINGS]
-    + ["images", "resolution", "tokens", "threads"]
+    + ["images", "resolution", "tokens", "degenerate_images", "threads"]
 )
 #: Words that may stand in the place of a number; of n a row has the number.
 WORDS = {k: p.also for k, p in parameters.table().items() if p.also and k != "n"}

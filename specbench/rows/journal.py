@@ -148,7 +148,12 @@ class Record:
     attempts: int | None = None
     failed: int | None = None  # requests for it that an earlier start gave up
     size: list[int] | None = None  # width and height in pixels, which the server chose
+    ar_s: float | None = None  # seconds of the stages that decode tokens, as the server reports them
+    repeated: int | None = None  # 1: an earlier request with its prompt and seed had the same image; 0: another one
+    # Whether it is degenerate (see `rows.degenerate`).
     contrast: int | None = None  # the largest difference of two pixels in a channel
+    distinct: float | None = None  # different codes / codes of the image
+    repetition: float | None = None  # agreement with itself at a shift, of its codes, or of its pixels without codes
     id: str  # name of the prompt in its data set, by which metrics pair
     category: str | None = None  # of the prompt, as its data set names it
     done: float  # when it was decoded, seconds since 1970

@@ -97,6 +97,8 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
             "pixels_s": mean([r.pixels_s for r in images], batches),
         }
     )
+    if spent := _seconds_of_batches(images):
+        columns |= {f"batch_s_p{p}": float(np.percentile(spent, p)) for p in (50, 95)}
     latency = [r.latency_s for r in images if r.latency_s is not None]
     if len(latency) == len(images):
         columns |= with_errors({"latency_s_mean": mean(latency, prompts)})
@@ -106,6 +108,16 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
             "latency_s_p95": float(np.percentile(latency, 95)),
         }
     return columns
+
+
+def _seconds_of_batches(images: Sequence[Record]) -> list[float]:
+    """Decode seconds of every timed batch; empty for older records, which do not say which images one had."""
+    if any(r.timed is None for r in images):
+        return []
+    spent: dict[tuple[str, int | None], float] = {}
+    for r in images:
+        spent[r.session, r.timed] = spent.get((r.session, r.timed), 0.0) + r.decode_s
+    return list(spent.values())
 
 
 def versus(images: Sequence[Record], vanilla: Sequence[Record], again: Sequence[Record] = ()) -> dict[str, Any]:
@@ -317,9 +329,14 @@ def served_columns(images: Sequence[Record], bound: float | None) -> dict[str, A
     failed = sum(r.failed or 0 for r in images)
     seconds = [r.request_s or 0.0 for r in images]
     estimates = {"request_s_mean": mean(seconds, by_prompt(images))}
+    if known := [(r.ar_s, r.request_s or 0.0, i) for i, r in enumerate(images) if r.ar_s is not None]:
+        prompts = by_prompt(images)
+        spent, whole, groups = [k[0] for k in known], [k[1] for k in known], prompts and [prompts[k[2]] for k in known]
+        estimates |= {"ar_s_mean": mean(spent, groups), "ar_share": ratio(spent, whole, groups)}
     if bound is not None:
         estimates["goodput"] = mean([float(s <= bound) for s in seconds] + [0.0] * failed)
     return with_errors(estimates) | {
+        "tokens": tokens.pop() if len(tokens := {r.tokens for r in images}) == 1 and tokens != {0} else None,
         "request_s_std": _std(seconds),
         **{f"request_s_p{p}": float(np.percentile(seconds, p)) for p in (50, 95, 99)},
         "served_images_per_s": _served_per_second(images),

@@ -1,8 +1,7 @@
 """Downloads of published files: listed at a pinned revision, resumed, checked against published digests, recorded.
 
-huggingface_hub transfers the files, those of its repositories and those at plain addresses: it continues partial files
-and tries again. No file grows beyond its published size, whatever a server sends. Unfinished files are in .fetch/ of
-the destination and are moved when a folder is complete, so that an existing folder is complete. SOURCE.json next to it
+`transfer` gets the files, those of the hub's repositories and those at addresses. Unfinished ones are in .fetch/ of the
+destination and are moved when a folder is complete, so that an existing folder is complete. SOURCE.json next to it
 records the origin of every file.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -28,13 +26,14 @@ from tqdm import tqdm
 
 from specbench.errors import UsageError, plain
 from specbench.storage.deadline import within
-from specbench.storage.files import format_size, remove_temporary, sha256_file, size, write_atomically
+from specbench.storage.files import remove_temporary, sha256_file, size, write_atomically
 from specbench.storage.package import __version__
 from specbench.storage.sources import Data, File, Part
+from specbench.storage.transfer import TIMEOUT, check_online, download, first_line, size_at, transfer
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
 RELEASES = "https://github.com"  # the server of GitHub's releases
-TIMEOUT, LONGEST = 10.0, 60.0  # seconds without a byte of a listing; seconds until it is complete
+LONGEST = 60.0  # seconds until a listing is complete
 
 
 class FetchRecord:
@@ -112,13 +111,13 @@ def hub_download(repository: str, commit: str, name: str, count: int, folder: Pa
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    return _transfer(hf_hub_url(repository, name, revision=commit), folder / name, count, build_hf_headers())
+    return transfer(hf_hub_url(repository, name, revision=commit), folder / name, count, build_hf_headers())
 
 
 @contextmanager
 def _hub_errors(part: Part, revision: str, otherwise: str) -> Iterator[None]:
     """Raise exceptions of the hub's client as UsageError."""
-    _check_online(part.repository, otherwise)
+    check_online(part.repository, otherwise)
     try:
         yield
     except UsageError:
@@ -137,18 +136,9 @@ def _hub_errors(part: Part, revision: str, otherwise: str) -> Iterator[None]:
                 f"the Hugging Face hub shows no repository {part.repository}: correct its name, or run `hf auth login`"
             ) from e
         raise UsageError(
-            f"cannot get {part.repository} from the Hugging Face hub ({type(e).__name__}: {_first_line(e)}): try"
+            f"cannot get {part.repository} from the Hugging Face hub ({type(e).__name__}: {first_line(e)}): try"
             f" again, or {otherwise}"
         ) from e
-
-
-def _check_online(source: str, otherwise: str) -> None:
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise UsageError(f"HF_HUB_OFFLINE forbids requests for {source}: unset it, or {otherwise}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]
 
 
 def list_part(name: str, part: Part, record: FetchRecord, by_hand: str) -> Listing:
@@ -159,6 +149,8 @@ def list_part(name: str, part: Part, record: FetchRecord, by_hand: str) -> Listi
     revision = record.parts.get(name, {}).get("commit") or part.revision
     if part.sizes:
         commit, found = revision, [HubFile(file, count) for file, count in part.sizes.items()]
+    elif part.address:
+        commit, found = revision, [HubFile(file, size_at(f"{part.address}/{file}")) for file in part.files]
     else:
         with _hub_errors(part, revision, by_hand):
             commit, found = hub_files(part.repository, revision)
@@ -206,7 +198,7 @@ def fetch_part(record: FetchRecord, folder: Path, staging: Path, name: str, list
         if any(size(path) == published.size for path in finals) and file in record.parts[name]["files"]:
             continue
         path = next((path for path in finals if path.exists()), None)
-        if path is None and part.sizes:
+        if path is None and (part.sizes or part.address):
             folder_of = part.address or f"{RELEASES}/{part.repository}/releases/download/{listing.commit}"
             path = download(f"{folder_of}/{published.name}", loose / published.name, published.size)
         elif path is None:
@@ -223,70 +215,6 @@ def fetch_part(record: FetchRecord, folder: Path, staging: Path, name: str, list
         _move(checked, folder / name)
     record.finish(name)
     shutil.rmtree(loose, ignore_errors=True)
-
-
-def download(address: str, path: Path, count: int) -> Path:
-    """Download a file of `count` bytes to `path`, through `path`.part, which a later call continues.
-
-    UsageError where the server does not answer or has another file.
-    """
-    if size(path) == count:  # put there by the user, as the error advises
-        return path
-    _check_online(address, f"put it at {path}")
-    try:
-        return _transfer(address, path, count, {})
-    except UsageError:
-        raise
-    except Exception as e:  # the client's exceptions differ from version to version
-        raise UsageError(
-            f"cannot fetch {address} ({_first_line(e)}); {format_size(size(_partial(path)) or 0)} of"
-            f" {format_size(count)} are there: run the same command again, or put it at {path}"
-        ) from e
-
-
-class _Bounded(io.BufferedWriter):
-    """A file that is appended to, and that does not grow beyond `limit` bytes: an endless or compressed answer would
-    fill the disk before its size is checked. Raises OSError."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        super().__init__(io.FileIO(path, "ab"))
-        self._limit, self.is_exceeded = limit, False
-
-    def write(self, content: Any) -> int:
-        if self.tell() + len(content) > self._limit:
-            self.is_exceeded = True
-            raise OSError(f"more than {self._limit} bytes")
-        return super().write(content)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
-
-
-def _transfer(address: str, path: Path, count: int, headers: Mapping[str, str]) -> Path:
-    """Download a file of `count` bytes to `path`, through `path`.part. UsageError where the server sends more; the
-    client's exceptions for everything else."""
-    from huggingface_hub.file_download import http_get
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _partial(path)
-    if (size(partial) or 0) > count:
-        partial.unlink()
-    headers = {**headers, "Accept-Encoding": "identity"}  # a range of a compressed answer is not one of the file
-    with _Bounded(partial, count) as f:
-        try:
-            http_get(
-                address, f, resume_size=f.tell(), headers=headers, expected_size=count, displayed_filename=path.name
-            )
-        except Exception as e:
-            if f.is_exceeded:
-                partial.unlink()
-                raise UsageError(f"{address} has more than {count} bytes: it is not the published file any more") from e
-            if getattr(getattr(e, "response", None), "status_code", None) == 416:
-                partial.unlink()  # the server's file is shorter than the partial one
-            raise
-    os.replace(partial, path)
-    return path
 
 
 def is_unpacked(record: FetchRecord, file: File, folder: Path) -> bool:

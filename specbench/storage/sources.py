@@ -18,7 +18,8 @@ from specbench.storage.reading import made
 
 #: A licence -> the restriction that is printed with it; the others are permissive.
 NON_COMMERCIAL = {
-    "Chameleon Research License": "non-commercial: research use only, also of what is made with the weights"
+    "CC BY-NC 4.0": "non-commercial: not for commercial use",
+    "Chameleon Research License": "non-commercial: research use only, also of what is made with the weights",
 }
 #: What a Hugging Face folder of a model has, and what it may have; never its code.
 _MODEL = ("config.json", "*.safetensors|*.bin")
@@ -32,8 +33,9 @@ class Part:
     `files` are patterns of file names, each of which must be there ("a|b": a, else b), by default those of a model in
     the layout of transformers: one file of tensors, or shards with their index; `also` is taken where it is there. All
     of them lie in `subfolder` of the repository. `md5` and `sha256` hold published checksums. With `sizes`, which holds
-    the size of every file, the files are those of a release of a GitHub repository, `revision` its tag; with `address`,
-    too, they lie at that address, `revision` is the date of their last change and `repository` a name. `listed` has
+    the size of every file, the files are those of a release of a GitHub repository, `revision` its tag. With `address`
+    they are at that address, `revision` is the commit or the date of their last change and `repository` a name; without
+    `sizes` the server is asked for these. `listed` has
     sizes as the repository's own page or its pointers to large files showed them without a login: bytes, or three
     digits and a unit. They serve forecasts alone; a fetch asks the hub.
     """
@@ -110,7 +112,8 @@ _ORDER = ("target", "tokenizer", "text")
 
 @dataclass(frozen=True)
 class File:
-    """A file at a plain address. With `unpack`, it is a zip of which these members are kept, and the rest is not."""
+    """A file at a plain address. With `unpack`, it is a zip of which these members are kept, and the rest is not. size:
+    its bytes, 0 where no page shows them and a fetch asks the server."""
 
     address: str
     size: int

@@ -182,7 +182,10 @@ def _check_kind(kind: str, model: str, given: Mapping[str, str]) -> None:
                 " or another model="
             )
         if continuous and parameters.default("model", model, "weights") != "embedded":
-            raise UsageError(f"{model} has a published model as its drafter; this command trains that of mar_scenes")
+            raise UsageError(
+                f"{model} takes a model of its family as its drafter, in draft/ or drafter_weights=; this command"
+                " trains the drafter of mar_scenes alone"
+            )
     for name in _DISCRETE if continuous else _CONTINUOUS:
         if name in given:
             raise UsageError(f"{name}= is for drafters of {other} tokens, and {kind} drafts {mine} ones: leave it out")

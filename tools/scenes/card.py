@@ -84,6 +84,11 @@ def drafter_statistics(assets: Path, device: torch.device, count: int) -> dict[s
     return found
 
 
+def embedded_model(assets: Path, device: torch.device, name: str) -> Any:
+    """The model of this name with the weights in a folder, in float32."""
+    return _pipeline(assets, device, f"model={name}", "method=vanilla", "dtype=float32").model
+
+
 def weights_argument(assets: Path) -> str:
     """The value of weights= of a run for this folder."""
     return "embedded" if assets == registry.ASSETS else str(assets)

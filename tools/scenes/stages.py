@@ -13,6 +13,7 @@ import torch
 
 from specbench.config import registry
 from specbench.harness.pipeline import Pipeline
+from specbench.models.flashar import FlashAR
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
 from specbench.models.loading.mar_scenes import Latents
@@ -24,7 +25,7 @@ from specbench.models.vq import VQModel
 from specbench.storage.files import write_atomically
 from specbench.training import command, recipes
 from specbench.training.trainer import Recipe
-from tools.scenes import card, evaluators, mar, target, tokenizer, world
+from tools.scenes import card, evaluators, flashar, mar, target, tokenizer, world
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ BUDGETS = {
             "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
             "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
             "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
+            "flashar": Recipe(steps=480, batch=16, lr=1e-3, warmup=20, save_every=60),
             "kl": Recipe(steps=1500, batch=48, lr=2e-3),
             "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
             "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
@@ -80,6 +82,7 @@ BUDGETS = {
             "tokenizer": Recipe(steps=6000, batch=128, lr=2e-3),
             "text": Recipe(steps=3000, batch=256, lr=1e-3),
             "target": Recipe(steps=20000, batch=128, lr=2e-3, ema=0.999, muon=True),
+            "flashar": Recipe(steps=6000, batch=64, lr=1e-3, ema=0.999),
             "kl": Recipe(steps=6000, batch=128, lr=2e-3),
             "mar": Recipe(steps=20000, batch=256, lr=1e-3, ema=0.999, muon=True),
             "mar_draft": Recipe(steps=10000, batch=256, lr=1e-3, ema=0.999, muon=True),
@@ -89,7 +92,7 @@ BUDGETS = {
     "smoke": Budget(  # seconds: tests that everything runs, not that it learns
         {
             name: Recipe(steps=2, batch=4, lr=1e-3, warmup=1, ema=0.5)
-            for name in ("tokenizer", "text", "target", "kl", "mar", "mar_draft")
+            for name in ("tokenizer", "text", "target", "flashar", "kl", "mar", "mar_draft")
         },
         measured=(*DRAFTERS, "drafters", "mar_samples"),
         drafters=("steps=2", "batch=4", "warmup=1"),
@@ -101,7 +104,7 @@ BUDGETS = {
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
     ),
 }
-DISCRETE = ("tokenizer", "text", "target", *_CODES, "drafters", "evaluators", "samples")
+DISCRETE = ("tokenizer", "text", "target", "flashar", *_CODES, "drafters", "evaluators", "samples")
 CONTINUOUS = ("kl", "mar", "mar_draft", *_VECTORS, "mar_samples")
 STAGES = (*DISCRETE, *CONTINUOUS)
 
@@ -209,6 +212,25 @@ class Stages:
             lambda: target.train_target("target", model, codes, features, self.recipes["target"], self.work),
         )
         self.statistics["target"] |= target.evaluate_target(model, *self._held())
+        return model
+
+    def flashar(self) -> FlashAR:
+        """From the target in the folder, where that is trained, on as many scenes as its recipe sees."""
+        for needed in ("tokenizer", "text", "target"):
+            if not self.path(needed).is_file():
+                self.make(needed)
+        recipe = self.recipes["flashar"]
+        shipped = card.embedded_model(self.assets, self.device, f"llamagen_{self.world.name}")
+
+        def scenes(split: str, n: int) -> tuple[np.ndarray, torch.Tensor]:
+            few = world.load(self.world, self.work, split, n)
+            codes = self._cached(f"codes-{split}-{n}", lambda: tokenizer.encode_all(shipped.tokenizer, few.images))
+            return codes, target.features_of(shipped.text, few.captions)
+
+        model = FlashAR.from_target(shipped.target, branch_layers=1)
+        some = scenes("train", min(self.budget.train, recipe.steps * recipe.batch))
+        self._stage("flashar", model, lambda: flashar.train(model, *some, recipe, self.work))
+        self.statistics["flashar"] |= flashar.evaluate(model, *scenes("validation", min(self.budget.validation, 1000)))
         return model
 
     def _drafter(self, stage: str) -> None:

@@ -1,10 +1,11 @@
 """Continuous speculative decoding (Wang et al. 2024, arXiv 2411.11925): continuous tokens, distributions as densities.
 
-A target such as MAR fills an image token by token in its own order of generation, and a diffusion head draws each
-token: from x_T, normal, through x_{t-1} ~ N(mean_t(x_t), var_t(x_t)), to x_0. A smaller model drafts `gamma` tokens,
-and the target verifies them in one pass; vanilla decoding is the same loop with gamma = 0.
+A target fills an image token by token in its own order of generation (MAR a random one, NextStep raster order), and a
+diffusion head draws each token: from x_T, normal, through x_{t-1} ~ N(mean_t(x_t), var_t(x_t)), to x_0. A smaller model
+drafts `gamma` tokens, and the target verifies them in one pass; vanilla decoding is the same loop with gamma = 0.
 
-- rule.py: how drafts are made and verified, and the protocols of the models.
+- sessions.py: what is asked of a model, masked or causal, and the order of generation.
+- rule.py: how drafts are made and verified.
 - trajectory.py: trajectories of the diffusion head, their noise and their densities.
 - verify.py: the two models' densities of a drafted token compared, and the residual distribution.
 - decide.py: drafts and which of their tokens are accepted: one by one, as a block, or the first of several drafts.
@@ -12,6 +13,25 @@ and the target verifies them in one pass; vanilla decoding is the same loop with
 """
 
 from specbench.decoding.continuous.loop import ContinuousDecoding, ContinuousTrace, decode
-from specbench.decoding.continuous.rule import ContinuousModel, ContinuousRule, ContinuousSession
+from specbench.decoding.continuous.rule import ContinuousRule
+from specbench.decoding.continuous.sessions import (
+    CausalSession,
+    ContinuousModel,
+    ContinuousSession,
+    GenerationOrder,
+    MaskedSession,
+    conditions_of,
+)
 
-__all__ = ["ContinuousDecoding", "ContinuousModel", "ContinuousRule", "ContinuousSession", "ContinuousTrace", "decode"]
+__all__ = [
+    "CausalSession",
+    "ContinuousDecoding",
+    "ContinuousModel",
+    "ContinuousRule",
+    "ContinuousSession",
+    "ContinuousTrace",
+    "GenerationOrder",
+    "MaskedSession",
+    "conditions_of",
+    "decode",
+]

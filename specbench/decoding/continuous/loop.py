@@ -15,12 +15,18 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.batch import BatchDecoding, Decoded, finished, not_finite
 from specbench.decoding.continuous.decide import Compared, Drafts, decide, keyed
-from specbench.decoding.continuous.rule import ContinuousModel, ContinuousRule, ContinuousSession
+from specbench.decoding.continuous.rule import ContinuousRule, check_causal
+from specbench.decoding.continuous.sessions import (
+    ContinuousModel,
+    ContinuousSession,
+    GenerationOrder,
+    Masked,
+    conditions_of,
+)
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
 from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
 from specbench.decoding.rng import RandomStreams
@@ -31,9 +37,6 @@ from specbench.engine.state import Buffer, Buffers, DecodeState, within
 from specbench.errors import UsageError
 
 _NO_FAULT = 2**62
-
-#: Rows of a network that are computed at once.
-CHUNK = 512
 
 
 def compacts(device: torch.device) -> bool:
@@ -129,14 +132,22 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         self.rule, self.clock, self.engine = rule, clock or Idle(), engine or Eager()
         self.length, self.dim, self.steps = like
         self.reach = rule.gamma + 1
+        self.changed = self.reach if rule.on_reject == "continue" else 1  # tokens that a pass may change, but new ones
         self.rng, self.device, rows = rng.own(), rng.key.device, len(rng)
         self.all_rows, self.numbers = (torch.arange(n, device=self.device) for n in (rows, self.length + self.reach))
         self.compact, self.drafting = compacts(self.device), Clock(self.device)
         zero = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        order = rng.uniform(zero, ORDER, self.length).argsort(dim=-1, stable=True)
-        self.rank = order.argsort(-1)  # a position's index in the order of generation
-        self.order = F.pad(order, (0, 1), value=self.length)
+        self.target: ContinuousSession = model.open(conditioning, rows)
+        causal = self.target.causal
+        if causal:
+            check_causal(rule)
+        self.order = (
+            GenerationOrder.raster(rows, self.length, self.device)
+            if causal
+            else GenerationOrder.random(rng, ORDER, self.length)
+        )
         self.tokens = torch.zeros(rows, self.length + 1, self.dim, device=self.device)
+        self.conditions = conditions_of(self.target, self.order)
         self.most = 0  # no image has more tokens
         self.count, self.passes, self.drafted, self.accepted, self.fallbacks, self.made = (
             torch.zeros_like(zero) for _ in range(6)
@@ -144,23 +155,29 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         self.fault = torch.full_like(zero, _NO_FAULT)
         self.by_step = torch.zeros(len(_BY_STEP), rows, self.length + 1, device=self.device)
         self.kept, self.verified = torch.zeros(2, rows, self.length + 1, dtype=torch.bool, device=self.device)
-        self.proposals = torch.zeros_like(self.order)
-        self.target: ContinuousSession = model.open(conditioning, rows)
+        self.proposals = torch.zeros_like(self.order.position)
         self.verifier: Verifier | None = None
         if drafter is not None and rule.gamma:
             opened = drafter.open(conditioning, rows)
+            if opened.causal != causal:
+                raise UsageError("a causal and a masked model generate tokens in different orders: use two of a kind")
             self.verifier = Verifier(self.target, opened, rule, self.engine, self.compact)
+            self.draft_conditions = conditions_of(opened, self.order)
         self.state = DecodeState(rows, self.buffers(), {"all_rows": self.all_rows, "numbers": self.numbers})
         before = self.length if self.verifier is None else math.ceil(round(rule.prefill * self.length, 6))
         for count in rule.tokens_per_pass or (1,) * before:
             self.draw_directly(count)
+        if self.verifier is not None:
+            self.draft_conditions.see(self.tokens, before)
 
     def buffers(self) -> Buffers:
         """Everything that a pass reads or writes."""
-        names = ("rank", "order", "tokens", "count", "passes", "drafted", "accepted", "fallbacks", "made", "fault")
+        names = ("tokens", "count", "passes", "drafted", "accepted", "fallbacks", "made", "fault")
         drafter = self.verifier.drafter.buffers() if self.verifier is not None else {}
         return {
             **{name: Buffer(getattr(self, name)) for name in (*names, "kept", "verified", "proposals")},
+            "order": Buffer(self.order.position),
+            "rank": Buffer(self.order.rank),
             "by_step": Buffer(self.by_step, 1),
             **within("rng", self.rng.buffers()),
             **within("target", self.target.buffers()),
@@ -185,16 +202,15 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         """Noise of complete trajectories: (n, T + 1, D)."""
         return normal(self.rng.rows(row), key, tag, self.steps + 1, self.dim)
 
-    def positions(self, row: Tensor, number: Tensor) -> Tensor:
-        """Positions of the tokens `number` (n, k)."""
-        return self.order[row].gather(1, number.clamp_max(self.length))
-
     def draw_directly(self, count: int) -> None:
         """The target draws the next `count` tokens of all images in one pass."""
         self.clock.begin()
         number = self.count[:, None] + self.numbers[:count]
-        done = (self.count[:, None] + (count - 1)).expand(-1, count)
-        z = self._condition(self.target, self.tokens, self.all_rows, self.count, number, done, self.most)
+        if count == 1:
+            z = self.conditions.following(self.tokens, self.all_rows, self.count, 1, self.most)
+        else:
+            done = (self.count[:, None] + (count - 1)).expand(-1, count)
+            z = self._from_prefix(self.tokens, self.all_rows, self.count, number, done)
         self.clock.lap("forward")
         self.passes += 1
         self._draw(z.flatten(0, 1), self.all_rows.repeat_interleave(count), number.flatten())
@@ -234,12 +250,13 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         room = (self.length - first).clamp_max(self.rule.gamma)
         offsets = self.numbers[: int(room.max()) if self.compact else self.rule.gamma]
         number, valid = first[:, None] + offsets, offsets < room[:, None]
-        values, positions = self.tokens[row], self.positions(row, number)
+        values, positions = self.tokens[row], self.order.at(row, number)
         paths, z_all = [], []
         for i in range(len(offsets)):
             at = number[:, i : i + 1]
             one = slice(None, None, tries if i == 0 else 1)
-            z = self._condition(drafter, values[one], row[one], at[one, 0], at[one], at[one], self.most + i)[:, 0]
+            changed = self.changed + 1 if i == 0 else 1  # of an accepted draft, the drafter never read the last token
+            z = self.draft_conditions.following(values[one], row[one], at[one, 0], 1, self.most + i, changed)[:, 0]
             z = z[each] if len(z) < len(row) else z
             noise = self.noise(row, keyed(at[:, 0], series, self.length), NOISE)
             path = draw_trajectory(drafter, z, noise, self.rule, self.engine)
@@ -258,21 +275,16 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         row, tries, gamma = drafts.row, self.rule.tries, drafts.number.shape[1]
         first = drafts.number[:, 0]
         if self.rule.verify == "parallel":
-            z = self._condition(self.target, self.tokens[row], row, first, drafts.number, drafts.number, self.most)
+            z = self._from_prefix(self.tokens[row], row, first, drafts.number, drafts.number)
             return z.flatten(0, 1), None
-
-        def condition(of: Tensor, known: Tensor) -> Tensor:
-            number, values = known.flatten()[:, None], drafts.values[of].repeat_interleave(known.shape[1], 0)
-            copies, most = row[of].repeat_interleave(known.shape[1]), self.most + gamma
-            z = self._condition(self.target, values, copies, known.flatten(), number, number, most)
-            return z.view(*known.shape, -1)
-
-        # A copy of the image for every token, and one for the bonus token. Several first tokens share a copy.
-        known, every = first[:, None] + self.numbers[: gamma + 1], torch.arange(len(row), device=self.device)
-        z = condition(every, known[:, tries > 1 :])
-        if tries > 1:
-            z = torch.cat([condition(every[::tries], known[::tries, :1]).repeat_interleave(tries, 0), z], 1)
-        return z[:, :gamma].flatten(0, 1), z if self.rule.on_reject == "stop" else None
+        following = partial(self.conditions.following, most=self.most, changed=self.changed)
+        if tries == 1:  # as many tokens as ever, so that an image's bits do not depend on the others' ends
+            z = following(drafts.values, row, first=first, count=(self.rule.gamma if self.target.causal else gamma) + 1)
+        else:  # several first tokens share a condition
+            one = slice(None, None, tries)
+            z = following(drafts.values[one], row[one], first=first[one], count=1).repeat_interleave(tries, 0)
+            z = torch.cat([z, following(drafts.values, row, first=first + 1, count=gamma, most=self.most + 1)], 1)
+        return z[:, :gamma].flatten(0, 1), z[:, : gamma + 1] if self.rule.on_reject == "stop" else None
 
     def _compare(self, verifier: Verifier, drafts: Drafts, z: Tensor, z_after: Tensor | None) -> Compared:
         """Drafts with the target's side of them."""
@@ -298,7 +310,7 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
             number = drafts.number.flatten()[new.at].clamp_max(self.length - 1)
             self.proposals[of, torch.where(replaced, number, self.length)] = new.proposals
             self.fallbacks.index_add_(0, of, (new.exhausted & replaced).long())
-        positions = torch.where(result.kept | result.replaced, self.positions(row, drafts.number), self.length)
+        positions = torch.where(result.kept | result.replaced, self.order.at(row, drafts.number), self.length)
         self.tokens[row[:, None], positions] = token.view(*positions.shape, -1)
         self.taken = _Taken(drafts, result.kept, result.verified, first, others)
         return compared, result.kept, result.advance + (result.advance < drafts.room)
@@ -332,32 +344,18 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         for of, flags in ((self.kept, kept), (self.verified, verified)):
             of[row] = of[row].scatter(1, number, flags)
 
-    def _condition(
-        self,
-        session: ContinuousSession,
-        values: Tensor,
-        row: Tensor,
-        known: Tensor,
-        number: Tensor,
-        done: Tensor,
-        most: int,
-    ) -> Tensor:
-        """z (n, k, E) of the tokens `number` (n, k) in images `row` (n,), beyond the end the last one's, with the first
-        `known` (n,) tokens known, at most `most`; done (n, k): how far the image is, for guidance."""
-        parts, most = [], min(most, self.length)
-        for start in range(0, len(row), CHUNK):
-            part = slice(start, start + CHUNK)
-            is_known = self.rank[row[part]] < known[part, None]
-            at = self.positions(row[part], number[part].clamp_max(self.length - 1))
-            parts.append(session.condition(values[part, : self.length], is_known, row[part], at, done[part], most))
-        return torch.cat(parts)
+    def _from_prefix(self, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor) -> Tensor:
+        """The target's z (n, k, E) of the tokens `number` (n, k) of images `row` (n,), all given the first `known` (n,)
+        tokens; done (n, k): see `Masked.from_prefix`."""
+        assert isinstance(self.conditions, Masked), "check_causal refuses the others"
+        return self.conditions.from_prefix(values, row, known, number, done, self.most)
 
     def _draw(self, z: Tensor, row: Tensor, number: Tensor) -> None:
         """Draw the target's own tokens `number` (n,)."""
         noise = self.noise(row, keyed(number, self.series(row), self.length), NOISE)
         path = draw_trajectory(self.target, z, noise, self.rule, self.engine)
         self._record_faults(path.token, row, number < self.length, by_target=True)
-        self.tokens[row, self.order[row, number]] = path.token
+        self.tokens[row, self.order.position[row, number]] = path.token
 
     def _record_faults(self, x: Tensor, row: Tensor, wanted: Tensor, by_target: bool) -> None:
         """Record the images `row` (n,) whose values x (n, *) are not finite, where they are `wanted` (n,) bool."""
@@ -376,7 +374,7 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         by_step = {name: of(x) for name, x in zip(_BY_STEP, self.by_step, strict=True)}
         trace = ContinuousTrace(
             **{name: x if name == "first" else x.long() for name, x in by_step.items()},
-            order=of(self.order),
+            order=of(self.order.position),
             kept=of(self.kept),
             verified=of(self.verified),
             proposals=[[count for count in row if count] for row in of(self.proposals).tolist()],

@@ -1,4 +1,4 @@
-"""How drafts of continuous tokens are made and verified, and the protocols of the models.
+"""How drafts of continuous tokens are made and verified.
 
 Acceptance criteria (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noise down to x_1, so that a
 token is verified by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of Eqs. 4
@@ -13,59 +13,15 @@ Only `verify="causal"` (the target's distribution of a token is conditioned on t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-from torch import Tensor
-
+from specbench.decoding.continuous.sessions import ContinuousModel
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.trees import chain_paths
-from specbench.engine.state import Buffers
 from specbench.errors import UsageError
-
-
-class ContinuousSession(Protocol):
-    """A masked autoregressive model, opened for B images."""
-
-    def condition(
-        self, tokens: Tensor, known: Tensor, row: Tensor, positions: Tensor, done: Tensor, most: int
-    ) -> Tensor:
-        """The conditioning of the head, z (R, n, E), for `positions` (R, n) of R copies of images `row` (R,), whose
-        tokens (R, L, D) are known where `known` (R, L) bool is true, `most` of a copy or fewer; done (R, n): how many
-        tokens come before."""
-        ...
-
-    def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean (n, D) and log variance (n, D) of the next state, from states x (n, D) at step index (n,) int64, the
-        last one 0, under z (n, E)."""
-        ...
-
-    def sampler(self, z: Tensor) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
-        """`moments` of states that are all at one step, called from the first step down to 0, under constant z; a
-        model that can compute something once for all steps overrides it."""
-        return lambda x, t: self.moments(x, torch.full((len(x),), t, device=x.device), z)
-
-    def buffers(self) -> Buffers:
-        """What passes read and what depends on the batch (see `engine.state`)."""
-        return {}
-
-    @property
-    def head(self) -> Any:
-        """What `sampler` computes with, apart from z: sessions with the same head share recorded trajectories."""
-        return self
-
-
-class ContinuousModel(Protocol):
-    """length: tokens L of an image; dim: numbers D of a token; steps: T of the diffusion head."""
-
-    length: int
-    dim: int
-    steps: int
-
-    def open(self, conditioning: Any, rows: int) -> ContinuousSession: ...
 
 
 @dataclass(frozen=True)
@@ -122,6 +78,16 @@ class ContinuousRule:
         return plain and self.verify == "causal" and self.on_reject == "stop"
 
 
+def check_causal(rule: ContinuousRule) -> None:
+    """Raises UsageError for what only a masked target can do."""
+    if rule.tokens_per_pass:
+        raise UsageError("iterations= is for masked models such as MAR; this one draws token by token: leave it out")
+    if rule.verify == "parallel" and rule.gamma:
+        raise UsageError("verify=parallel needs a masked target such as MAR; this one is causal: use verify=causal")
+    if rule.tries > 1:
+        raise UsageError("tries= above 1 needs a masked target such as MAR; this one is causal: use tries=1")
+
+
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
     return DraftShape(build_tree(chain_paths(cfg["gamma"])), passes=cfg["gamma"])
 
@@ -138,7 +104,7 @@ def build(cfg: Mapping[str, Any], tokens_per_pass: Sequence[int] = ()) -> Contin
     common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
     if cfg["drafter"] == "none":
         return ContinuousRule(tokens_per_pass=tuple(tokens_per_pass), **common)
-    if cfg["iterations"]:
+    if cfg.get("iterations"):
         raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
     names = "gamma prefill align criterion verify on_reject inner_temperature verification tries proposals".split()
     return ContinuousRule(**{name: cfg[name] for name in names}, **common)

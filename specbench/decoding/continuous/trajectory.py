@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specbench.decoding.continuous.rule import ContinuousRule, ContinuousSession
+from specbench.decoding.continuous.rule import ContinuousRule
+from specbench.decoding.continuous.sessions import ContinuousSession
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager, Graphs
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specbench.decoding.continuous.rule import ContinuousRule, ContinuousSession
+from specbench.decoding.continuous.rule import ContinuousRule
+from specbench.decoding.continuous.sessions import ContinuousSession
 from specbench.decoding.continuous.trajectory import (
     Trajectory,
     draw_trajectory,

@@ -67,15 +67,14 @@ class LayerKernels:
     def block(self, one: Any, stream: Stream, context: Any, layer: int) -> Stream:
         """As of `Block.forward` with a cache, of positions (R n, dim); returns `stream`."""
         attention, feed = one.attention, one.feed_forward
-        before, between = (None, None) if one.post_norm else (one.attention_norm, one.ffn_norm)
-        q = self._queries(attention, before, stream, context, layer)
+        q = self._queries(attention, one.attention_norm, stream, context, layer)
         cache, mask = context.cache, context.mask
         assert isinstance(mask, TreeMask), "fused kernels take the masks of decode passes alone"
         k, v, dependent = cache.k[layer], cache.v[layer], self.depends(q.device)
         attended = attend(q, k, v, mask, self.counters, self.tiles, dependent)
-        self._add(attended.view(len(stream.value), -1), attention.wo.weight, stream, one.attention_norm, one.post_norm)
-        inner = self._gated(stream, between, feed)
-        self._add(inner, feed.w2.weight, stream, one.ffn_norm, one.post_norm)
+        self._add(attended.view(len(stream.value), -1), attention.wo.weight, stream, one.attention_after)
+        inner = self._gated(stream, one.ffn_norm, feed)
+        self._add(inner, feed.w2.weight, stream, one.ffn_after)
         return stream
 
     def _queries(self, attention: Any, norm: Any, stream: Stream, context: Any, layer: int) -> Tensor:
@@ -95,13 +94,11 @@ class LayerKernels:
                 qkv = F.linear(self._normed(stream, norm), weight, attention.wqkv.bias)
             else:
                 qkv = self._product(stream, norm, weight)
-            norms: list[Tensor] = [qkv] * 4
-            if c.qk_norm:
-                norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]
+            norms, kind, rows_of_norms = _head_norms(attention, qkv)
             group = math.gcd(c.n_heads, c.n_kv_heads, _ROTATED)
             launch.start(_rotate, (rows, (c.n_heads + 2 * c.n_kv_heads) // group),
-                qkv, rope, slots, *norms, q, k, v, *sizes, max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)),
-                *heads, group, triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, dependent=dependent,
+                qkv, rope, slots, *norms, q, k, v, c.norm_eps if kind == 2 else 1e-5, *sizes, *rows_of_norms,
+                *heads, group, triton.next_power_of_2(half), c.rotary == "halves", kind, dependent=dependent,
                 num_warps=1,
             )  # fmt: skip
             return q
@@ -158,9 +155,9 @@ class LayerKernels:
             )  # fmt: skip
         return y
 
-    def _add(self, x: Tensor, weight: Tensor, stream: Stream, norm: Any, post_norm: bool) -> None:
-        """Add x @ weight.T, normed where the norm comes after, to the stream."""
-        if post_norm:
+    def _add(self, x: Tensor, weight: Tensor, stream: Stream, norm: Any) -> None:
+        """Add norm(x @ weight.T) to the stream."""
+        if norm is not None and not isinstance(norm, nn.Identity):
             y = self._product(Stream(x), None, weight)
             stream.value = self.rms_norm(y, norm, stream.summed())
         elif self.small(len(x), weight):
@@ -213,6 +210,18 @@ class LayerKernels:
         grid = rows, triton.cdiv(width, _SWIGLU)
         launch.start(_swiglu, grid, both, y, width, _SWIGLU, dependent=self.depends(both.device))
         return y
+
+
+def _head_norms(attention: Any, like: Tensor) -> tuple[list[Tensor], int, tuple[int, int]]:
+    """Weights and biases of the norms on queries and keys (`like` for none), which norm it is (0: none, 1: LayerNorm,
+    2: RMSNorm), and the rows of weights that each has."""
+    c = attention.cfg
+    if c.qk_norm == "rms":
+        return [attention.q_norm.weight, like, attention.k_norm.weight, like], 2, (1, 1)
+    if not c.qk_norm:
+        return [like] * 4, 0, (1, 1)
+    norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]
+    return norms, 1, (c.qk_norm, min(c.qk_norm, c.n_kv_heads))
 
 
 def _unsummed(stream: Stream, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -299,6 +308,7 @@ def _products(layers: LayerKernels, blocks: Sequence[Any], rows: int) -> list[tu
     one, like = blocks[0], blocks[0].attention.wqkv.weight
     c = one.attention.cfg
     x = torch.randn(rows, c.dim, device=like.device, dtype=like.dtype)
+    heads = torch.randn(rows, c.n_heads * c.head_dim, device=like.device, dtype=like.dtype)
     inner = torch.randn(rows, c.ffn_dim, device=like.device, dtype=like.dtype)
     k, v = x.new_zeros(2, len(blocks), 1, c.n_kv_heads, rows, c.head_dim)
     context = SimpleNamespace(
@@ -311,19 +321,19 @@ def _products(layers: LayerKernels, blocks: Sequence[Any], rows: int) -> list[tu
 
     def queries() -> None:
         for i, block in enumerate(blocks):
-            layers._queries(block.attention, None if c.post_norm else block.attention_norm, Stream(x), context, i)
+            layers._queries(block.attention, block.attention_norm, Stream(x), context, i)
 
     def attended() -> None:
         for block in blocks:
-            layers._add(x, block.attention.wo.weight, Stream(x), None, False)
+            layers._add(heads, block.attention.wo.weight, Stream(x), None)
 
     def gates() -> None:
         for block in blocks:
-            layers._gated(Stream(x), None if c.post_norm else block.ffn_norm, block.feed_forward)
+            layers._gated(Stream(x), block.ffn_norm, block.feed_forward)
 
     def fed() -> None:
         for block in blocks:
-            layers._add(inner, block.feed_forward.w2.weight, Stream(x), None, False)
+            layers._add(inner, block.feed_forward.w2.weight, Stream(x), None)
 
     found: list[tuple[Kind, Tensor, Callable[[], None]]] = []
     if not (c.qk_norm or c.qkv_bias):

@@ -51,12 +51,12 @@ def _swiglu(X, Y, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
 
 @triton.jit
 def _rotate(
-    QKV, ROPE, SLOTS, QW, QB, KW, KB, Q, K, V, nodes, slots, rope_stride, slot_stride, q_rows, k_rows,
+    QKV, ROPE, SLOTS, QW, QB, KW, KB, Q, K, V, eps, nodes, slots, rope_stride, slot_stride, q_rows, k_rows,
     HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
     HALVES: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """GROUP heads of one position, all of queries, of keys or of values: norm, rotate, and store in the queries or the
-    caches."""
+    caches. NORMED: 0 for no norm, 1 for a LayerNorm, 2 for an RMSNorm, which rounds before its weight."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -75,19 +75,23 @@ def _rotate(
     slot = tl.load(SLOTS + row * slot_stride + node)
     if leading < HEADS + KV:
         if NORMED:
-            mean = ((tl.sum(a, 1) + tl.sum(b, 1)) / (2 * HALF))[:, None]
-            a, b = tl.where(here, a - mean, 0.0), tl.where(here, b - mean, 0.0)
-            scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + 1e-5)[:, None]
+            if NORMED == 1:
+                mean = ((tl.sum(a, 1) + tl.sum(b, 1)) / (2 * HALF))[:, None]
+                a, b = tl.where(here, a - mean, 0.0), tl.where(here, b - mean, 0.0)
+            scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
             if leading < HEADS:
                 weight, bias, which = QW, QB, head // (HEADS // q_rows)
             else:
                 weight, bias, which = KW, KB, (head - HEADS) // (KV // k_rows)
             weight += which * (2 * HALF)
             bias += which * (2 * HALF)
-            a = a * scale * tl.load(weight + first, mask=here, other=0.0) + tl.load(bias + first, mask=here, other=0.0)
-            b = b * scale * tl.load(weight + second, mask=here, other=0.0) + tl.load(
-                bias + second, mask=here, other=0.0
-            )
+            a, b = a * scale, b * scale
+            if NORMED == 2:
+                a, b = a.to(given.dtype).to(tl.float32), b.to(given.dtype).to(tl.float32)
+            a, b = a * tl.load(weight + first, mask=here, other=0.0), b * tl.load(weight + second, mask=here, other=0.0)
+            if NORMED == 1:
+                a += tl.load(bias + first, mask=here, other=0.0)
+                b += tl.load(bias + second, mask=here, other=0.0)
             a, b = a.to(given.dtype).to(tl.float32), b.to(given.dtype).to(tl.float32)
         angle = ROPE + row * rope_stride + (node * HALF + i) * 2
         cos, sin = tl.load(angle, mask=here, other=0.0), tl.load(angle + 1, mask=here, other=0.0)

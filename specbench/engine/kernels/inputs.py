@@ -73,7 +73,7 @@ def inputs(
     (R, n, head_dim / 2, 2), slots (R, n) and the root's slot (R,). positions (B, n): in the sequence, which are the
     slots as well (and no root); with count (B,): depths (1 or B, n) below the root, whose slots follow the root's."""
     model, prefix = session.model, session.prefix.inputs
-    ids, table, shifted = model.tables()
+    ids, table, shifted = model.token_ids(), session.rope, model.skips_padding
     embeddings, (rows, before, width) = model.tok_embeddings.weight, prefix.shape
     nodes, half = tokens.shape[1], table.shape[1]
     assert prefix.is_contiguous()
@@ -124,7 +124,7 @@ def newest(
     """What an EAGLE network `head` reads for the entries that the last verdict made known, of known (R, n, dim): the
     tokens' embeddings joined with it (R, n, 2 dim), rotary rows, slots (R, n), the first slot (R,), and which of them
     an entry attends to (R, n, n) bool. fresh (B,), start (R,): as of `decoding.drafters.eagle.EagleState`."""
-    ids, _, _ = session.model.tables()
+    ids = session.model.token_ids()
     table, embeddings, prefix = head.rope(), head.embed_tokens.weight, session.prefix.ids
     (rows, nodes, width), before, half = known.shape, prefix.shape[1], table.shape[1]
     x, rope, slots, root = _memory(embeddings, table, rows, nodes, 2 * width)
@@ -180,7 +180,7 @@ def level(
     ones: embeddings joined with their parents' outputs (R, n, 2 dim), rotary rows, slots (R, n), and the slot of the
     first expanded node (R,). tokens (B, *), of which chosen (n,) are the nodes', or all; features (R, *, dim), of which
     parents (n,) or (B, n) are the parents'."""
-    ids, _, _ = session.model.tables()
+    ids = session.model.token_ids()
     table, embeddings = head.rope(), head.embed_tokens.weight
     features, tokens = features.contiguous(), tokens.contiguous()
     assert parents.stride(-1) == 1 or parents.shape[-1] == 1

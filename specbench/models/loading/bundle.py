@@ -36,6 +36,8 @@ def shape_of(model: str, kind: Callable[..., C], **others: Any) -> C:
 class Bundle:
     """What models with discrete and with continuous tokens share: a folder of official files, or random weights."""
 
+    target: Any
+
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         self.name: str = cfg["model"]
         self.reduced: bool = cfg["reduced"]
@@ -70,6 +72,14 @@ class Bundle:
     def pixels(self, tokens: Tensor) -> np.ndarray:
         """Images (B, H, W, 3) uint8 of the target's tokens (B, T) or (B, L, D), each decoded on its own."""
         return np.concatenate([self.decode_image(row[None].to(self.device)) for row in tokens])
+
+    def code_grid(self, tokens: Tensor) -> Tensor:
+        """The codes (B, rows, columns) of the images of a target's tokens (B, T), without the tokens between them."""
+        columns, grammar = self.target.width, self.target.grammar
+        if grammar is not None:
+            free = grammar.free.to(tokens.device)
+            tokens, columns = tokens[:, free], int((free < columns).sum())
+        return tokens.reshape(len(tokens), -1, columns)
 
     def random(self, build: Callable[[], M], seed: int, dtype: torch.dtype) -> M:
         """A module with random weights of unit gain, created on its device: the host never holds it twice. Tensors that

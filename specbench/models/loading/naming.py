@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ def llamagen(layers: int, text: bool) -> Table:
 def hugging_face(
     layers: int, block: BlockConfig, prefix: str = "model.", head: str = "lm_head.weight", keep: Tensor | None = None
 ) -> Table:
-    """The Llama layout of Hugging Face: Lumina-mGPT, Anole, Emu3, SimpleAR. `keep` (rows,) int64: the head's rows that
+    """The Llama layout of Hugging Face: Lumina-mGPT, Anole, Emu3, SimpleAR, and GLM-Image's without its fused matrix of
+    gate and up (`official.halved`). `keep` (rows,) int64: the head's rows that
     are kept, in this order."""
     table = {
         f"{prefix}embed_tokens.weight": ParameterSlice("tok_embeddings.weight"),
@@ -93,7 +96,8 @@ def for_language(
     keep: Tensor | None = None,
     where: str = "the checkpoint",
 ) -> Layout:
-    """The layout of a Lumina-mGPT, Anole, Emu3 or SimpleAR file, from its names; a UsageError where none fits.
+    """The layout of a Lumina-mGPT, Anole, Emu3, SimpleAR or GLM-Image file, from its names; a UsageError where none
+    fits.
 
     `model.*` is the official layout and that of transformers' own language models. transformers' Emu3 with its vision
     tokenizer writes `text_model.model.*`; its module calls the same tensors `model.text_model.*`, which are the
@@ -103,6 +107,7 @@ def for_language(
         "model.": ("lm_head.weight", r"(model\.)?vqmodel\..*"),
         "text_model.model.": ("text_model.lm_head.weight", r"vqmodel\..*"),
         "model.text_model.": ("lm_head.weight", r"model\.vqmodel\..*"),
+        "model.language_model.": ("lm_head.weight", r"model\.(visual|vqmodel)\..*"),
     }
     for prefix, (head, pixels) in candidates.items():
         if f"{prefix}embed_tokens.weight" in source_names:
@@ -143,25 +148,52 @@ def _layer(theirs: str, ours: str, block: BlockConfig, input_norm: bool = True) 
     q, kv = block.n_heads * block.head_dim, block.n_kv_heads * block.head_dim
     wqkv = f"{ours}attention.wqkv.weight"
     table = {
-        f"{theirs}self_attn.q_proj.weight": ParameterSlice(wqkv, 0, q),
-        f"{theirs}self_attn.k_proj.weight": ParameterSlice(wqkv, q, kv),
+        f"{theirs}self_attn.q_proj.weight": ParameterSlice(wqkv, 0, q, _paired(block, block.n_heads)),
+        f"{theirs}self_attn.k_proj.weight": ParameterSlice(wqkv, q, kv, _paired(block, block.n_kv_heads)),
         f"{theirs}self_attn.v_proj.weight": ParameterSlice(wqkv, q + kv, kv),
         f"{theirs}self_attn.o_proj.weight": ParameterSlice(f"{ours}attention.wo.weight"),
         f"{theirs}mlp.gate_proj.weight": ParameterSlice(f"{ours}feed_forward.w1.weight"),
         f"{theirs}mlp.up_proj.weight": ParameterSlice(f"{ours}feed_forward.w3.weight"),
         f"{theirs}mlp.down_proj.weight": ParameterSlice(f"{ours}feed_forward.w2.weight"),
-        f"{theirs}post_attention_layernorm.weight": ParameterSlice(f"{ours}ffn_norm.weight"),
     }
     if block.qkv_bias:
         weights = [name for name in table if re.search(r"\.[qkv]_proj\.weight$", name)]
         bias = f"{ours}attention.wqkv.bias"
         table |= {f"{name[:-6]}bias": replace(table[name], name=bias) for name in weights}
-    if input_norm:
-        table[f"{theirs}input_layernorm.weight"] = ParameterSlice(f"{ours}attention_norm.weight")
+    for norm, name in _NORMS[block.norms].items():
+        if input_norm or name != "attention_norm":
+            table[f"{theirs}{norm}.weight"] = ParameterSlice(f"{ours}{name}.weight")
     if block.qk_norm:
-        norms = [f"{norm}.{kind}" for norm in ("q_norm", "k_norm") for kind in ("weight", "bias")]
+        kinds = ["weight"] if block.qk_norm == "rms" else ["weight", "bias"]
+        norms = [f"{norm}.{kind}" for norm in ("q_norm", "k_norm") for kind in kinds]
         table |= {f"{theirs}self_attn.{norm}": ParameterSlice(f"{ours}attention.{norm}") for norm in norms}
     return table
+
+
+#: Official names of a layer's norms, by where they are (`BlockConfig.norms`), and ours. Chameleon's `swin_norm` moves
+#: its norms and keeps their names; GLM-4 has two more.
+_NORMS = {
+    "before": {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
+    "after": {"input_layernorm": "attention_after", "post_attention_layernorm": "ffn_after"},
+    "both": {
+        "input_layernorm": "attention_norm",
+        "post_self_attn_layernorm": "attention_after",
+        "post_attention_layernorm": "ffn_norm",
+        "post_mlp_layernorm": "ffn_after",
+    },
+}
+
+
+def _paired(block: BlockConfig, heads: int) -> Tensor | None:
+    """The rows of an official matrix of so many heads in the order in which the coordinates i and i + head_dim / 2 of a
+    head are a rotated pair, where the official pairs are i and i + rotated / 2 of its first `rotated` coordinates; None
+    for the same order. Queries and keys are reordered alike, which changes no score."""
+    if block.rotated in (0, block.head_dim):
+        return None
+    pairs, half = block.rotated // 2, block.head_dim // 2
+    rest = torch.arange(block.rotated, block.head_dim)
+    order = torch.cat([torch.arange(pairs), rest[: half - pairs], torch.arange(pairs, 2 * pairs), rest[half - pairs :]])
+    return (torch.arange(heads)[:, None] * block.head_dim + order).flatten()
 
 
 def _no_layout(where: str, found: Iterable[str], tried: list[str]) -> UsageError:

@@ -86,6 +86,22 @@ class CheckpointSource:
         return CheckpointSource(self.path, [*self.shards, (file, opened)])
 
 
+def halved(source: CheckpointSource, name: str, first: str, second: str) -> CheckpointSource:
+    """The source, in which every tensor whose name ends with `name` is two, whose names end with `first` and `second`
+    instead: its upper and its lower rows."""
+
+    def opened(before: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        parts: dict[str, Tensor] = {}
+        for key, tensor in before().items():
+            if key.endswith(name):
+                parts |= zip((key.removesuffix(name) + end for end in (first, second)), tensor.chunk(2), strict=True)
+            else:
+                parts[key] = tensor
+        return parts
+
+    return CheckpointSource(source.path, [(file, partial(opened, before)) for file, before in source.shards])
+
+
 def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> CheckpointSource:
     """A source whose tensors are in memory already."""
     return CheckpointSource(Path(name), [(Path(name), lambda: tensors)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +60,13 @@ def left_pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[
     return ids, valid
 
 
+def padded(prompts: Sequence[Prompt], length: int, pad: int, device: torch.device) -> Prompts:
+    """Prompts padded on the left to `length` positions with the id `pad`: each independent of the others."""
+    halves = [[p.conditional for p in prompts], [p.unconditional for p in prompts]]
+    both = [left_pad_ids(rows, length, pad) for rows in halves]
+    return Prompts(*(tensor.to(device) for pair in both for tensor in pair))
+
+
 class UnifiedModel(RealModel):
     """A target with one vocabulary. A subclass sets `image`, `pad`, `target` and `tokenizer`, whose `codebook()` gives
     its code vectors, and defines the format of a prompt."""
@@ -78,10 +85,7 @@ class UnifiedModel(RealModel):
 
     def encode(self, prompts: list[str]) -> Prompts:
         """All padded to `prompt_length` positions: independent of the rest of the batch."""
-        given = [self.prompt(text) for text in prompts]
-        halves = [[p.conditional for p in given], [p.unconditional for p in given]]
-        padded = [left_pad_ids(rows, self.prompt_length, self.pad) for rows in halves]
-        return Prompts(*(tensor.to(self.device) for pair in padded for tensor in pair))
+        return padded([self.prompt(text) for text in prompts], self.prompt_length, self.pad, self.device)
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return truncated(self.tokenizer.decode(codes))
@@ -106,10 +110,9 @@ class UnifiedModel(RealModel):
         return torch.cat([codes, own])
 
 
-def from_hugging_face(c: Mapping[str, Any], qk_norm: int, qkv_bias: bool = False) -> UnifiedConfig:
-    """From transformers' names; only the tensors give the rows of the norms of queries and keys, qk_norm, and whether
-    queries, keys and values have biases. Raises KeyError, TypeError or ValueError for what does not describe a language
-    model."""
+def from_hugging_face(c: Mapping[str, Any], qk_norm: int | Literal["rms"], qkv_bias: bool = False) -> UnifiedConfig:
+    """From transformers' names; only the tensors give the norms of queries and keys, qk_norm, and whether queries, keys
+    and values have biases. Raises KeyError, TypeError or ValueError for what does not describe a language model."""
     rotary = c.get("rope_parameters") or {}
     return UnifiedConfig(
         dim=c["hidden_size"],
@@ -121,7 +124,7 @@ def from_hugging_face(c: Mapping[str, Any], qk_norm: int, qkv_bias: bool = False
         rope_base=float(c["rope_theta"] if "rope_theta" in c else rotary["rope_theta"]),
         norm_eps=c["rms_norm_eps"],
         qk_norm=qk_norm,
-        post_norm=c.get("swin_norm", False),
+        norms="after" if c.get("swin_norm", False) else "before",
         qkv_bias=qkv_bias,
     )
 
@@ -135,10 +138,24 @@ def described(folder: Path, configured: Callable[[Mapping[str, Any]], UnifiedCon
 
 
 def configured(content: Mapping[str, Any], source: CheckpointSource) -> UnifiedConfig:
-    """Of a config.json: a language model's own, or a complete Chameleon's or Emu3's."""
-    norm = next((i for n, i in source.tensors.items() if n.endswith("layers.0.self_attn.q_norm.weight")), None)
-    biased = any(n.endswith("layers.0.self_attn.q_proj.bias") for n in source.tensors)
-    return from_hugging_face(content.get("text_config", content), norm.shape[0] if norm else 0, biased)
+    """Of a config.json: a language model's own, or a complete Chameleon's, Emu3's or GLM-Image's. The tensors give the
+    width of a head, the norms and the biases."""
+    first = {n.partition("layers.0.")[2]: i.shape for n, i in source.tensors.items() if "layers.0." in n}
+    norm = first.get("self_attn.q_norm.weight", (0, 0))
+    language = content.get("text_config", content)
+    rotary = language.get("rope_parameters") or {}
+    cfg = from_hugging_face(language, "rms" if len(norm) == 1 else norm[0], "self_attn.q_proj.bias" in first)
+    queries = first.get("self_attn.q_proj.weight", (cfg.dim,))[0]
+    cfg = replace(
+        cfg,
+        norms="both" if "post_self_attn_layernorm.weight" in first else cfg.norms,
+        head_size=0 if queries == cfg.dim else queries // cfg.n_head,
+        sections=tuple(rotary.get("mrope_section") or ()),
+    )
+    width, factor = cfg.block.head_dim, rotary.get("partial_rotary_factor", 1.0)
+    if (rotated := 2 * sum(cfg.sections) or width) != width * factor:
+        raise ValueError(f"mrope_section rotates {rotated} of {width} coordinates, partial_rotary_factor {factor}")
+    return cfg
 
 
 def tied(source: CheckpointSource, content: Mapping[str, Any]) -> CheckpointSource:
@@ -151,7 +168,8 @@ def tied(source: CheckpointSource, content: Mapping[str, Any]) -> CheckpointSour
 
 def read(folder: Path, image: ImageTokens, device: torch.device, dtype: torch.dtype) -> Unified:
     """A model from a Hugging Face folder; of its head the rows of image tokens."""
-    source = tied(official.open_source(folder), official.config(folder))
+    source = official.halved(official.open_source(folder), "gate_up_proj.weight", "gate_proj.weight", "up_proj.weight")
+    source = tied(source, official.config(folder))
     cfg = described(folder, lambda content: configured(content, source))
     if int(image.ids.max()) >= cfg.vocab_size:
         raise UsageError(

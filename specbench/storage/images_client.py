@@ -1,12 +1,9 @@
-"""A client of OpenAI's images interface: one request, its answer, and what a failed one means.
+"""A client of an image server: one request, its answer, and what a failed one means.
 
-The fields that vLLM-Omni and SGLang both read (their documentation and request classes, 2026-11): `prompt`, `model`,
-`n`, `size` ("1024x1024"), `response_format` ("b64_json"; SGLang also "url"), `output_format` ("png"; SGLang's own
-default is a JPEG), `seed`, `negative_prompt`, `guidance_scale`, `num_inference_steps`. The answer is {"data":
-[{"b64_json": ...} or {"url": ...}]}, where the address may be relative to the server.
+What is sent and how an answer is read is up to the kind of server (`models.servers`).
 
-The answers are not trusted: each ends in an image or in a `RequestError`, within the timeout, connection, headers, body
-and redirections included, and reads at most `LARGEST` bytes.
+The answers are not trusted: each ends in a JSON object, in an image or in a `RequestError`, within the timeout,
+connection, headers, body and redirections included, and reads at most `LARGEST` bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +21,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -54,6 +52,47 @@ class RequestError(Exception):
         self.again, self.wait = again, wait
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The JSON object that a server answered with. read: the bytes behind an address in it, within the time of the
+    request; raises RequestError."""
+
+    content: Mapping[str, Any]
+    read: Callable[[str], bytes]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an answer holds. pixels: (H, W, 3) uint8, the image, or of a server without images the map of its codes
+    (`image_files.code_map`); codes: (rows, columns) of the image; tokens: that the server decoded for it, including
+    a preview; ar_s: seconds of the stages that decode tokens, as the server reports them. None: the server does not
+    say."""
+
+    pixels: np.ndarray
+    codes: np.ndarray | None = None
+    tokens: int | None = None
+    ar_s: float | None = None
+
+
+class ServerKind(Protocol):
+    """What a server is asked for one image, and how its answer is read."""
+
+    path: str
+    has_images: bool  # False: the answers hold codes that nothing here decodes
+
+    def __init__(self, cfg: Mapping[str, Any]) -> None: ...
+
+    @classmethod
+    def check(cls, cfg: Mapping[str, Any]) -> None:
+        """Raises UsageError for parameters that do not go together. Opens no file and no connection."""
+
+    def fields(self, prompt: str, seed: int) -> dict[str, Any]:
+        """The fields of a request; one that is None is not sent."""
+
+    def read(self, answer: Answer) -> Reply:
+        """Raises RequestError for an answer that is not what was asked for."""
+
+
 class ImagesClient:
     """A server. url: its address, with or without /v1; timeout: seconds until a request must be complete."""
 
@@ -69,32 +108,12 @@ class ImagesClient:
             raise UsageError(f"url={url} is not an address ({e}); correct it") from None
         self._tls = ssl.create_default_context()
 
-    def generate(self, fields: Mapping[str, Any]) -> np.ndarray:
-        """The image (H, W, 3) uint8 of one request; `fields` that are None are left out. Raises RequestError."""
+    def post(self, path: str, fields: Mapping[str, Any]) -> Answer:
+        """The answer to one request at a path; `fields` that are None are left out. Raises RequestError."""
         body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
         deadline = time.monotonic() + self.timeout
-        answer = _parsed(self._read("/v1/images/generations", deadline, LARGEST, body))
-        data = answer.get("data")
-        first = data[0] if isinstance(data, list) and data else None
-        if not isinstance(data, list) or not isinstance(first, dict):
-            raise RequestError("the answer holds no image")
-        if len(data) > 1:
-            raise RequestError(f"the answer holds {len(data)} images instead of 1", again=False)
-        if isinstance(first.get("b64_json"), str):
-            try:
-                content = base64.b64decode(
-                    first["b64_json"].partition("base64,")[2] or first["b64_json"], validate=True
-                )
-            except (binascii.Error, ValueError):
-                raise RequestError("the answer's b64_json is not base64") from None
-        elif isinstance(first.get("url"), str):
-            content = self._read(first["url"], deadline, LARGEST)
-        else:
-            raise RequestError("the answer has neither b64_json nor url")
-        try:
-            return image_files.read_bytes(content, "the answer")
-        except UsageError as e:
-            raise RequestError(str(e)) from None
+        content = _parsed(self._read(path, deadline, LARGEST, body))
+        return Answer(content, lambda url: self._read(url, deadline, LARGEST))
 
     def identity(self) -> tuple[str, list[str]]:
         """The server's name and version as far as it tells them ("vllm 0.16.0", "sglang", ""), and the names of its
@@ -201,6 +220,30 @@ class _Collector(urllib.request.AbstractHTTPHandler):
         _left(self._deadline)  # nobody waits any more for a connection that was made too late
         self._sockets.append(sock)
         return http.client.HTTPResponse(sock, *arguments, **options)
+
+
+def image_of(answer: Answer) -> np.ndarray:
+    """The image (H, W, 3) uint8 in an answer of OpenAI's images interface: {"data": [{"b64_json": ...} or {"url":
+    ...}]}, where the address may be relative to the server. Raises RequestError."""
+    data = answer.content.get("data")
+    first = data[0] if isinstance(data, list) and data else None
+    if not isinstance(data, list) or not isinstance(first, dict):
+        raise RequestError("the answer holds no image")
+    if len(data) > 1:
+        raise RequestError(f"the answer holds {len(data)} images instead of 1", again=False)
+    if isinstance(first.get("b64_json"), str):
+        try:
+            content = base64.b64decode(first["b64_json"].partition("base64,")[2] or first["b64_json"], validate=True)
+        except (binascii.Error, ValueError):
+            raise RequestError("the answer's b64_json is not base64") from None
+    elif isinstance(first.get("url"), str):
+        content = answer.read(first["url"])
+    else:
+        raise RequestError("the answer has neither b64_json nor url")
+    try:
+        return image_files.read_bytes(content, "the answer")
+    except UsageError as e:
+        raise RequestError(str(e)) from None
 
 
 def _left(deadline: float) -> float:

@@ -1,0 +1,262 @@
+"""DPG-Bench's score (Hu et al. 2024, arXiv 2403.05135): the share of a prompt's questions that a VQA model
+answers by yes, where a question whose parent was answered otherwise counts as no.
+
+The arithmetic is that of dpg_bench/compute_dpg_bench.py of TencentQQGYLab/ELLA@3c228f1d:
+
+- A question scores 1 where the answer is exactly "yes", else 0. In the order of the file a question with a parent of
+  score 0 is set to 0, so that a 0 passes on to the children of its children where these follow it.
+- The score of an image is the sum over its questions / their number. `dpg` is the mean times 100.
+- Figures by category are means of the answers themselves, before any question is set to 0, and of the last image of
+  each prompt alone. The category is what stands before "(" in the column tuple, its class what stands before "-".
+- The first row of the table below its header is not read.
+- Where a question has a parent that is not in the table, the published code cannot score the file and leaves it out of
+  all means. So are the images of such a prompt here, which the note counts.
+
+The published code cuts the images of a prompt out of a grid, four of a prompt (images_per_prompt=4). They are separate
+here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image
+
+from specbench.errors import UsageError, one_line, unknown
+from specbench.metrics import qwen3_vl, weights
+from specbench.metrics.base import (
+    Images,
+    Metric,
+    PromptItem,
+    QuestionScorer,
+    Score,
+    ScoringContext,
+    Unavailable,
+    by_prompt,
+    chosen,
+)
+from specbench.metrics.soft_tifa import SUFFIX
+from specbench.rows import summary
+from specbench.storage.files import cached_sha256
+from specbench.storage.reading import read_text
+
+#: An image (H, W, 3) uint8 and a question -> the answer.
+Answer = Callable[[np.ndarray, str], str]
+
+CLASSES = ("global", "entity", "attribute", "relation", "other")
+PROMPTS, IMAGES = 1065, 4  # of the published score
+QUESTIONS, TABLE = "dpg_questions", "dpg_bench.csv"
+_COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
+
+
+@dataclass(frozen=True)
+class Question:
+    """parents: the numbers of the questions that it depends on. category: such as "entity - whole"."""
+
+    text: str
+    parents: tuple[int, ...]
+    category: str
+
+    @property
+    def of_class(self) -> str:
+        return self.category.split("-")[0].strip()
+
+
+#: The questions of a prompt by their numbers, in the order of the file.
+Questions = Mapping[int, Question]
+
+
+def read(path: Path) -> dict[str, Questions]:
+    """The id of each prompt -> its questions. UsageError for a file that is not the published table."""
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    if missing := [name for name in _COLUMNS if name not in (reader.fieldnames or ())]:
+        raise UsageError(f"{path} has no column {missing[0]}: fetch {TABLE} again")
+    table: dict[str, dict[int, Question]] = {}
+    try:
+        next(reader, None)
+        for row in reader:
+            parents = tuple(number for text in row["dependency"].split(",") if (number := int(text)))
+            question = Question(row["question_natural_language"], parents, row["tuple"].split("(")[0].strip())
+            table.setdefault(row["item_id"], {})[int(row["proposition_id"])] = question
+    except (csv.Error, AttributeError, TypeError, ValueError) as e:  # cells that are missing, or no numbers
+        raise UsageError(f"{path}, line {reader.line_num}: {e}; fetch {TABLE} again") from None
+    return {**table}
+
+
+def is_scored(questions: Questions) -> bool:
+    """Whether every question's parents are in the table, and there is room for the answers."""
+    known = all(parent in questions for question in questions.values() for parent in question.parents)
+    return known and 0 < len(questions) < QuestionScorer.MOST
+
+
+def image_score(answers: Sequence[float], questions: Questions) -> float:
+    """The score of an image from the answers to its questions, 1 for yes and 0 for others."""
+    scores = dict(zip(questions, answers, strict=True))
+    for number, question in questions.items():
+        if any(scores[parent] == 0 for parent in question.parents):
+            scores[number] = 0
+    return sum(scores.values()) / len(scores)
+
+
+class DPG(Metric):
+    """DPG-Bench's score. Options: `vqa_model`, "mplug" (the published one) or "qwen3_vl", which fills other columns.
+
+    Scorer outputs (N, `QuestionScorer.MOST`) float64: the score of the image, and the answer to each question, 1 for
+    yes and 0 for others. All are NaN for the images of a prompt that is left out.
+    """
+
+    reads_prompt = True  # which fixes the questions, but for their table, which the cache key names
+    counts_prompts = True
+    known: ClassVar[Mapping[str, Any]] = {"vqa_model": "mplug"}
+
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        super().__init__(context, chosen(type(self), options, self.known))
+        if self.options["vqa_model"] not in VQA_MODELS:
+            raise unknown("VQA model of dpg", str(self.options["vqa_model"]), VQA_MODELS)
+        self.vqa_model = VQA_MODELS[self.options["vqa_model"]]
+
+    @property
+    def path(self) -> Path:
+        """The table of questions. Raises Unavailable."""
+        return weights.find(self.context, "dpg", QUESTIONS, TABLE)
+
+    @cached_property
+    def table(self) -> dict[str, Questions]:
+        return read(weights.published(self.context, QUESTIONS, self.path))
+
+    @property
+    def cache_key(self) -> str:
+        return f"dpg-bench by {self.vqa_model.cache_key(self.context)}, questions {cached_sha256(self.path)[:8]}"
+
+    def scorer(self) -> QuestionScorer:
+        vqa_model, table = self.vqa_model.load(self.context), self.table
+
+        def scores(image: np.ndarray, item: PromptItem) -> list[float]:
+            questions = table[item.id]
+            if not is_scored(questions):
+                return []
+            answers = [float(vqa_model(image, question.text) == "yes") for question in questions.values()]
+            return [image_score(answers, questions), *answers]
+
+        return QuestionScorer(scores)
+
+    def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
+        if all(item.id in self.table for item in items):
+            return ""
+        return f"{TABLE} has no questions for some of these prompts: score images of data=dpg"
+
+    def per_image(self, outputs: np.ndarray) -> np.ndarray | None:
+        scores: np.ndarray = 100 * outputs[:, 0]
+        return None if np.isnan(scores).any() else scores
+
+    def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
+        scores = 100 * outputs[:, 0]
+        scored = ~np.isnan(scores)
+        return np.where(scored, scores - scores[scored].mean(), 0) / scored.mean() if scored.any() else None
+
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        scored = np.flatnonzero(~np.isnan(outputs[:, 0])).tolist()
+        if not scored:
+            none = Score.unmeasured("no prompt has all the questions that its questions depend on", self.cache_key)
+            return (none,) * (1 + len(CLASSES))
+        rows, kept = outputs[scored], [items[i] for i in scored]
+        last, left_out = _last(kept), {item.id for item in items} - {item.id for item in kept}
+        whole = summary.mean((100 * rows[:, 0]).tolist(), by_prompt(kept))
+        note = f"{_counts(kept, len(left_out))}; {self._detail(rows, kept, last)}"
+        of_classes = (self._of_class(name, rows[last], [kept[i] for i in last]) for name in CLASSES)
+        return (Score(*whole, self.cache_key, note), *of_classes)
+
+    def _of_class(self, name: str, rows: np.ndarray, items: Sequence[PromptItem]) -> Score:
+        """The mean answer to the questions of a class, of one image of each prompt."""
+        asked = [[question.of_class == name for question in self.table[item.id].values()] for item in items]
+        count = [sum(flags) for flags in asked]
+        yes = [100 * float(row[1 : 1 + len(flags)][flags].sum()) for row, flags in zip(rows, map(np.array, asked))]
+        estimate = summary.ratio(yes, count)
+        return Score(*estimate, self.cache_key, "" if any(count) else "no prompt asks for it")
+
+    def _detail(self, rows: np.ndarray, items: Sequence[PromptItem], last: Sequence[int]) -> str:
+        """The mean answer by category, as text."""
+        answers: dict[str, list[float]] = {}
+        for i in last:
+            for question, answer in zip(self.table[items[i].id].values(), rows[i, 1:].tolist(), strict=False):
+                answers.setdefault(question.category, []).append(answer)
+        parts = [f"{category} {100 * np.mean(some):.2f}" for category, some in sorted(answers.items())]
+        return f"answers of each prompt's last image by category: {', '.join(parts)}"
+
+
+def _last(items: Sequence[PromptItem]) -> list[int]:
+    """The positions of the last image of each prompt."""
+    last: dict[str, int] = {}
+    for i, item in enumerate(items):
+        if item.id not in last or item.index > items[last[item.id]].index:
+            last[item.id] = i
+    return list(last.values())
+
+
+def _counts(items: Sequence[PromptItem], left_out: int) -> str:
+    """How many prompts and images were scored, next to the published numbers."""
+    images = Counter(item.id for item in items)
+    each = "/".join(map(str, sorted(set(images.values()))))
+    text = f"{len(images)} prompts of {each} images (published: {PROMPTS} of {IMAGES})"
+    return text + (
+        f", {left_out} prompts left out, whose questions depend on some that are missing" if left_out else ""
+    )
+
+
+class MPLUG:
+    """mPLUG-large, fine-tuned to answer questions about images: the published model, run by the package modelscope."""
+
+    FOLDER, MODEL = "dpg_mplug", "damo/mplug_visual-question-answering_coco_large_en"
+    FILE = "pytorch_model.bin"
+
+    @classmethod
+    def cache_key(cls, context: ScoringContext) -> str:
+        path = context.weights / cls.FOLDER / cls.FILE
+        if not path.is_file():
+            raise Unavailable(
+                f"no {cls.FILE} of mPLUG: run `modelscope download --model {cls.MODEL} --local_dir {path.parent}`"
+            )
+        return f"mplug-large@{cached_sha256(path)[:8]}"
+
+    @classmethod
+    def load(cls, context: ScoringContext) -> Answer:
+        """UsageError where the package cannot read the folder. Raises Unavailable where it cannot be imported."""
+        try:
+            from modelscope.pipelines import pipeline
+            from modelscope.utils.constant import Tasks
+        except ImportError as e:
+            raise Unavailable(
+                f"the package modelscope cannot be imported ({e}): pip install 'modelscope[multi-modal]', in an"
+                " environment of its own where it needs other versions of packages than specbench"
+            ) from e
+        folder = context.weights / cls.FOLDER
+        try:
+            answers = pipeline(Tasks.visual_question_answering, model=str(folder), device=context.device)
+        except Exception as e:  # the package's exceptions differ from version to version
+            raise UsageError(f"modelscope cannot read {folder} ({one_line(e)[:200]}); download it again") from None
+        return lambda image, question: str(answers({"image": Image.fromarray(image), "question": question})["text"])
+
+
+class Qwen3VL:
+    """Qwen3-VL-8B-Instruct instead of mPLUG, for `dpg_qwen3_vl`. It is asked for one word, and its answer is the
+    most probable first token without white space, in lower case. This is our choice: no published score has it."""
+
+    @staticmethod
+    def cache_key(context: ScoringContext) -> str:
+        return f"{qwen3_vl.cache_key(context)}, answer in one word, not the published VQA model"
+
+    @staticmethod
+    def load(context: ScoringContext) -> Answer:
+        vqa_model = qwen3_vl.VQAModel(context)
+        return lambda image, question: vqa_model.answer(vqa_model(image, question + SUFFIX)).strip().lower()
+
+
+VQA_MODELS: Mapping[str, type[MPLUG] | type[Qwen3VL]] = {"mplug": MPLUG, "qwen3_vl": Qwen3VL}

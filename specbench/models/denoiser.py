@@ -1,0 +1,138 @@
+"""The network of a diffusion head: an MLP on noisy tokens whose layers are modulated by the time and the condition
+(adaptive LayerNorm). MAR's head predicts noise and a variance, NextStep's a velocity. Parameter names are those of both
+official checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from specbench.engine.ops import linear, multiply_add, silu
+
+#: Width of a time's sinusoids.
+WAVES = 256
+#: Numbers of the layers' modulation that a trajectory may hold.
+_AT_ONCE = 1 << 24
+
+#: The modulation of a layer: shift, one plus scale, and for a residual block the gate; (..., width) each.
+Modulation = tuple[Tensor, ...]
+#: A step of a trajectory: states (n, D) float32 and the step's number, the same for all -> the next states' moments.
+Sampler = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+
+def waves(time: Tensor) -> Tensor:
+    """Sinusoids (..., 256) float32 of times (...): cosines, then sines. The frequencies are computed on the CPU, so
+    that they are the same everywhere."""
+    half = WAVES // 2
+    frequency = torch.exp(-math.log(10000) / half * torch.arange(half, device="cpu"))
+    angle = time.float()[..., None] * frequency.to(time.device)
+    return torch.cat([angle.cos(), angle.sin()], -1)
+
+
+class Linear(nn.Linear):
+    """A linear layer by the project's product: row results are independent of the row count."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class SiLU(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return silu(x)
+
+
+class TimeEmbedding(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(Linear(WAVES, width), SiLU(), Linear(width, width))
+
+    def forward(self, sinusoids: Tensor) -> Tensor:
+        """Of `waves` (..., 256): (..., width)."""
+        return self.mlp(sinusoids.to(next(self.mlp.parameters()).dtype))
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.in_ln = nn.LayerNorm(width, eps=eps)
+        self.mlp = nn.Sequential(Linear(width, width), SiLU(), Linear(width, width))
+        self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 3 * width))
+
+    def modulation(self, given: Tensor) -> Modulation:
+        shift, scale, gate = self.adaLN_modulation(given).chunk(3, -1)
+        return shift, 1 + scale, gate
+
+    def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
+        shift, factor, gate = modulation
+        return multiply_add(self.mlp(multiply_add(self.in_ln(x), factor, shift)), gate, x)
+
+
+class FinalLayer(nn.Module):
+    def __init__(self, width: int, out: int, eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=eps, elementwise_affine=False)
+        self.linear = Linear(width, out)
+        self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 2 * width))
+
+    def modulation(self, given: Tensor) -> Modulation:
+        shift, scale = self.adaLN_modulation(given).chunk(2, -1)
+        return shift, 1 + scale
+
+    def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
+        shift, factor = modulation
+        return self.linear(multiply_add(self.norm(x), factor, shift))
+
+
+class Denoiser(nn.Module):
+    """Of noisy tokens x (n, token_dim) at times, given as `waves` (n, 256), under z (n, condition): (n, out)."""
+
+    def __init__(self, token_dim: int, condition: int, width: int, depth: int, out: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.time_embed = TimeEmbedding(width)
+        self.cond_embed = Linear(condition, width)
+        self.input_proj = Linear(token_dim, width)
+        self.res_blocks = nn.ModuleList(ResidualBlock(width, eps) for _ in range(depth))
+        self.final_layer = FinalLayer(width, out, eps)
+
+    def forward(self, x: Tensor, sinusoids: Tensor, z: Tensor) -> Tensor:
+        return self.denoise(x, self.modulation(self.time_embed(sinusoids) + self.cond_embed(z)))
+
+    def modulation(self, given: Tensor) -> list[Modulation]:
+        """The modulation of each layer by time and condition together, given (..., width): half of the head's weights,
+        none of which needs x."""
+        return [layer.modulation(given) for layer in (*self.res_blocks, self.final_layer)]
+
+    def denoise(self, x: Tensor, modulation: list[Modulation]) -> Tensor:
+        x = self.input_proj(x)
+        for layer, factors in zip((*self.res_blocks, self.final_layer), modulation, strict=True):
+            x = layer(x, factors)
+        return x
+
+    def along(self, sinusoids: Tensor, z: Tensor) -> Callable[[Tensor, int], Tensor]:
+        """Outputs (n, out) float32 for complete trajectories under fixed z (n, condition), of states x (n, token_dim)
+        and a step's number, called from the last number down to 0; sinusoids (T, 256): of the steps' times. The layers'
+        modulation is computed for all steps at once, or for as many as fit in `_AT_ONCE`."""
+        dtype, steps = self.input_proj.weight.dtype, len(sinusoids)
+        time, condition = self.time_embed(sinusoids), self.cond_embed(z.to(dtype))
+        numbers = len(condition) * (3 * len(self.res_blocks) + 2) * condition.shape[-1]
+        at_once = max(1, min(steps, _AT_ONCE // numbers))
+        held: list[Modulation] = []
+
+        def step(x: Tensor, t: int) -> Tensor:
+            nonlocal held
+            if t == steps - 1 or t % at_once == at_once - 1:  # from the last step down to the first
+                first = t - t % at_once
+                held = self.modulation(time[first : t + 1, None] + condition)
+            modulation = [tuple(part[t % at_once] for part in parts) for parts in held]
+            return self.denoise(x.to(dtype), modulation).float()
+
+        return step
+
+    def step_layers(self) -> list[nn.Module]:
+        """The layers whose weights a step reads. The embeddings of time and condition do not depend on the state, and
+        so are not part of the step."""
+        return [self.input_proj, self.final_layer.linear, *(block.get_submodule("mlp") for block in self.res_blocks)]

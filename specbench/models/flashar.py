@@ -1,0 +1,140 @@
+"""FlashAR: LlamaGen that decodes an image along anti-diagonals, all cells of a diagonal in one pass (arXiv 2605.09430;
+its code: lxazjk/Emu3.5-FlashAR, commit 2d4a74e).
+
+The target is another one: nothing is drafted or verified. Cell (r, c) belongs to step r + c, so an image of H rows and
+W columns takes H + W - 1 passes. An image position attends to the prefix and to all cells of its own and of earlier
+steps. Rotary positions and the layout of a sequence remain those of raster order.
+
+Two branches predict a cell. The trunk's final hidden state of the cell at the left gives `h` and, by the target's head,
+the horizontal logits. Copies of the last layers read the hidden states that enter the first of the copied layers, of
+image cells alone; after a norm they give `v` of the cell above and, by a head of their own, the vertical logits. A gate
+reads both: logits = g horizontal + (1 - g) vertical, g = sigmoid(MLP[h; v]). The first row has no cell above and is
+horizontal alone, the first column vertical alone. The last position of the prefix predicts cell (0, 0).
+
+Our reading, where the published text leaves it open: at cell (0, 0) the gate is a linear map of the prefix's final
+hidden state, and the vertical head reads the prefix's hidden state at the entry of the copied layers after the same
+norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench.engine.ops import linear, sigmoid, silu
+from specbench.models.language import Prefix
+from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.transformer import Block, RMSNorm, run_blocks
+
+
+@dataclass(frozen=True)
+class FlashARConfig(LlamaGenConfig):
+    """branch_layers: copies of the trunk's last layers in the vertical branch (4 in the published configuration)."""
+
+    branch_layers: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.branch_layers < self.n_layer:
+            raise ValueError(f"branch_layers must be 1 to {self.n_layer - 1} (got {self.branch_layers})")
+
+    @property
+    def gate_width(self) -> int:
+        return max(64, self.dim // 8)
+
+
+class FlashAR(LlamaGen):
+    cfg: FlashARConfig
+
+    def __init__(self, cfg: FlashARConfig) -> None:
+        super().__init__(cfg)
+        self.aux_hidden_layers = (cfg.n_layer - cfg.branch_layers - 1,)  # its output enters the copied layers
+        self.branch_layers = nn.ModuleList(Block(self.block) for _ in range(cfg.branch_layers))
+        self.branch_norm = RMSNorm(cfg.dim, cfg.norm_eps)
+        self.branch_output = nn.Linear(cfg.dim, cfg.vocab_size, bias=False)
+        self.gate_hidden = nn.Linear(2 * cfg.dim, cfg.gate_width)
+        self.gate_output = nn.Linear(cfg.gate_width, 1)
+        self.first_gate = nn.Linear(cfg.dim, 1)
+        for gate in (self.gate_output, self.first_gate):
+            nn.init.zeros_(gate.weight)
+            nn.init.zeros_(gate.bias)
+
+    @classmethod
+    def from_target(cls, target: LlamaGen, branch_layers: int) -> Self:
+        """The trunk has the weights of `target`; the branch copies of its last layers, norm and head."""
+        model = cls(FlashARConfig(**asdict(target.cfg), branch_layers=branch_layers))
+        model.load_state_dict(target.state_dict(), strict=False)
+        for copy, layer in zip(model.branch_layers, target.layers[-branch_layers:], strict=True):
+            copy.load_state_dict(layer.state_dict())
+        model.branch_norm.load_state_dict(target.norm.state_dict())
+        model.branch_output.load_state_dict(target.output.state_dict())
+        return model.to(target.output.weight)
+
+    @property
+    def trunk(self) -> list[nn.Parameter]:
+        """The parameters that the raster target has, too."""
+        new = ("branch_", "gate_", "first_gate")
+        return [p for name, p in self.named_parameters() if not name.startswith(new)]
+
+    def steps(self) -> Tensor:
+        """The step (T,) int64 of every cell in raster order, r + c."""
+        cell = torch.arange(self.length, device=self.output.weight.device)
+        return cell // self.width + cell % self.width
+
+    def horizontal(self, h: Tensor) -> Tensor:
+        """Logits (..., V) of the cell at the right, by the target's own head."""
+        return super().head(h)
+
+    def vertical(self, v: Tensor) -> Tensor:
+        """Logits (..., V) of the cell below."""
+        return linear(v, self.branch_output.weight)
+
+    def gated(self, h: Tensor, v: Tensor, cells: Tensor) -> Tensor:
+        """What predicts `cells` (n,) or (R, n) int64, (R, n, 2 * dim + 1): h of the cells at the left, v of the cells
+        above, (R, n, dim) each, and the gate. A state of a cell that does not exist is zero."""
+        row, column = (cells // self.width).unsqueeze(-1), (cells % self.width).unsqueeze(-1)
+        inner = silu(linear(torch.cat([h, v], -1), self.gate_hidden.weight, self.gate_hidden.bias))
+        g = sigmoid(linear(inner, self.gate_output.weight, self.gate_output.bias))
+        first = sigmoid(linear(h, self.first_gate.weight, self.first_gate.bias))
+        g = torch.where(column == 0, torch.where(row == 0, first, 0), torch.where(row == 0, 1, g))
+        return torch.cat([h, v, g.to(h.dtype)], -1)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Fused logits (..., V) of what `gated` returns."""
+        h, v, g = hidden.split((self.cfg.dim, self.cfg.dim, 1), -1)
+        return g * self.horizontal(h) + (1 - g) * self.vertical(v)
+
+    def all_cells(self, prefix: Prefix, tokens: Tensor) -> Tensor:
+        """What predicts every cell in raster order, as of `gated`: (R, T, 2 * dim + 1) of tokens (R, T) or (R, T - 1),
+        in one pass without a cache, with gradients where they are enabled."""
+        before, cells = len(prefix), self.length - 1  # no cell depends on the last one
+        x = torch.cat([prefix.inputs, self.tok_embeddings(tokens[:, :cells])], 1)
+        positions = torch.arange(before + cells, device=x.device)
+        rank = torch.cat([positions[:before], before + self.steps()[:cells]])  # a query sees no higher rank
+        usable = F.pad(prefix.valid, (0, cells), value=True)
+        itself = positions == positions[:, None]
+        mask = (((rank <= rank[:, None]) & usable.unsqueeze(1)) | itself).unsqueeze(1)
+        padding = (~prefix.valid).sum(1, keepdim=True)
+        rope = self.rope_at(self.reserved(before + cells, before), positions.expand(len(x), -1), padding)
+        h, entry = self.hidden(x, rope, mask, None, None).chunk(2, -1)
+        image = run_blocks(self.branch_layers, entry[:, before:], rope[:, before:], mask[..., before:, before:])
+        v = self.branch_norm(torch.cat([entry[:, before - 1 : before], image], 1))
+        every = torch.arange(self.length, device=x.device)
+        left, above = self.neighbours(every)
+        return self.gated(_entries(h[:, before - 1 :], left + 1), _entries(v, above + 1), every)
+
+    def neighbours(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """The left and the upper neighbours of cells (...) int64; -1, the last position of the prefix, of cell 0; -2
+        where there is no such cell."""
+        row, column, first = cells // self.width, cells % self.width, cells == 0
+        left = torch.where(first | (column > 0), cells - 1, -2)
+        above = torch.where(row > 0, cells - self.width, torch.where(first, -1, -2))
+        return left, above
+
+
+def _entries(x: Tensor, index: Tensor) -> Tensor:
+    """Entries `index` (n,) of x (R, m, dim), zero where it is negative."""
+    return x[:, index.clamp_min(0)] * (index >= 0).unsqueeze(-1)

@@ -1,0 +1,260 @@
+"""DPG-Bench's score: its table, the published arithmetic on answers made by hand, its VQA models, and TIIF-Bench."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from tiny_vqa import vqa_weights as vqa_weights
+
+from specbench import cli, data, metrics
+from specbench.config import configuration, indices
+from specbench.data import Item
+from specbench.errors import UsageError
+from specbench.metrics import ScoringContext, dpg, qwen3_vl
+from specbench.storage.image_files import ImageArray
+
+HEADER = (
+    "item_id text keywords proposition_id dependency category_broad category_detailed tuple question_natural_language"
+).split()
+#: (item, number, parents, tuple): a chain 1 <- 2 <- 3, a question 4 of two parents, and one whose parent follows it.
+ROWS = [
+    ("0", 1, "0", "entity - whole (cabbages)"),
+    ("0", 2, "1", "attribute - color (cabbages, green)"),
+    ("0", 3, "2", "attribute - shape (cabbages, round)"),
+    ("0", 4, "1, 2", "relation - spatial (cabbages, soil, in)"),
+    ("1", 1, "2", "entity - part (truck's paint)"),
+    ("1", 2, "0", "entity - whole (truck)"),
+    ("1", 3, "1", "global - (photo)"),
+]
+
+
+def write(weights: Path, rows: Sequence[tuple[str, int, str, str]] = ROWS, skipped: str = "not read") -> Path:
+    """The table below a folder of weights, with a row in front that no one reads."""
+    path = weights / dpg.QUESTIONS / dpg.TABLE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as f:
+        table = csv.writer(f)
+        table.writerow(HEADER)
+        for item, number, parents, where in [(skipped, 1, "0", "other - count (x)"), *rows]:
+            table.writerow([item, "a text, quoted", "", number, parents, "", "", where, f"Is it {number} of {item}?"])
+    return path
+
+
+def answered(context: ScoringContext, answers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A VQA model that answers each question by a text or by "no"; the first level of an image identifies it."""
+    monkeypatch.setattr(dpg.MPLUG, "cache_key", classmethod(lambda cls, _: "made by hand"))
+
+    def vqa_model(image: np.ndarray, question: str) -> str:
+        return answers.get(f"{image[0, 0, 0]} {question}", "no")
+
+    monkeypatch.setattr(dpg.MPLUG, "load", classmethod(lambda cls, _: vqa_model))
+
+
+def images(*levels: int) -> ImageArray:
+    return ImageArray(np.stack([np.full((8, 8, 3), level, np.uint8) for level in levels]))
+
+
+def item(name: str, repeat: int = 0) -> Item:
+    return Item(int(name) + repeat * indices.STRIDE, f"prompt {name}", None, name)
+
+
+def test_an_image_s_score_is_that_of_the_published_arithmetic(tmp_path: Path) -> None:
+    """Every set of answers, against the plain rule: in the order of the file, a question becomes 0 where a parent is 0
+    by then."""
+    questions = dpg.read(write(tmp_path))
+    for answers in np.ndindex(2, 2, 2, 2):
+        one, two, three, four = answers
+        two = two and one
+        three = three and two
+        four = four and one and two
+        assert dpg.image_score(answers, questions["0"]) == (one + two + three + four) / 4
+    for answers in np.ndindex(2, 2, 2):
+        one, two, three = answers
+        one = one and two  # the first question depends on the second, which stands after it
+        three = three and one
+        assert dpg.image_score(answers, questions["1"]) == (one + two + three) / 3
+
+
+def test_a_no_passes_on_to_grandchildren_but_not_backwards(tmp_path: Path) -> None:
+    questions = dpg.read(write(tmp_path))["0"]
+    assert dpg.image_score((0, 1, 1, 1), questions) == 0  # 2 and 4 by their parent 1, and 3 by 2
+    late = {1: dpg.Question("", (2,), ""), 2: dpg.Question("", (3,), ""), 3: dpg.Question("", (), "")}
+    assert dpg.image_score((1, 1, 0), late) == 1 / 3  # 1 was decided before 2 became 0
+
+
+def test_the_columns_are_means_of_prompts_and_of_the_last_image_s_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    context = ScoringContext(tmp_path, tmp_path)
+    yes = [
+        *("10 Is it 1 of 0?", "10 Is it 2 of 0?", "10 Is it 3 of 0?", "10 Is it 4 of 0?"),
+        *("11 Is it 2 of 0?", "11 Is it 3 of 0?"),  # all become 0, since question 1 is not answered by yes
+        *("12 Is it 1 of 1?", "12 Is it 2 of 1?"),
+        *("13 Is it 1 of 1?", "13 Is it 3 of 1?"),
+    ]
+    answered(context, dict.fromkeys(yes, "yes"), monkeypatch)
+    # The order of the images does not matter: the last one of a prompt is the one with the largest number.
+    levels, of = [11, 13, 10, 12], [item("0", 1), item("1", 1), item("0"), item("1")]
+    found = metrics.score(["dpg"], images(*levels), of, context)
+    scores = {"0": (4 / 4 + 0 / 4) / 2, "1": (2 / 3 + 0 / 3) / 2}
+    assert found["dpg"].value == pytest.approx(100 * (scores["0"] + scores["1"]) / 2)
+    last = {"entity": [0, 1, 0], "attribute": [1, 1], "relation": [0], "global": [1]}  # raw answers of images 11 and 13
+    for name, answers in last.items():
+        assert found[f"dpg_{name}"].value == pytest.approx(100 * sum(answers) / len(answers)), name
+    assert (found["dpg_other"].value, found["dpg_other"].note) == (None, "no prompt asks for it")
+    assert found["dpg"].note.startswith("2 prompts of 2 images (published: 1065 of 4); ")
+    assert "entity - part 100.00, entity - whole 0.00" in found["dpg"].note
+    # Over two prompts, of which the images count together.
+    spread = np.std([100 * value for value in scores.values()], ddof=1) / np.sqrt(2)
+    assert found["dpg"].stderr == pytest.approx(spread)
+
+
+@pytest.mark.parametrize("answer", ["Yes", "yes it is", "", "no", " yes"])
+def test_only_yes_is_a_hit(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    context = ScoringContext(tmp_path, tmp_path)
+    answered(context, {f"10 Is it {number} of 0?": answer for number in (1, 2, 3, 4)}, monkeypatch)
+    assert metrics.score(["dpg"], images(10), [item("0")], context)["dpg"].value == 0
+
+
+def test_a_prompt_whose_parent_is_not_in_the_table_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the row that no one reads is a parent: the published code fails at such a file and leaves it out."""
+    write(tmp_path, ROWS[1:], skipped="0")
+    context = ScoringContext(tmp_path, tmp_path)
+    answered(context, {"20 Is it 2 of 1?": "yes"}, monkeypatch)
+    metric = metrics.metric("dpg", context)
+    assert not dpg.is_scored(metric.table["0"])  # type: ignore[attr-defined]
+    found = metrics.score(["dpg"], images(10, 20, 30), [item("0"), item("1"), item("1", 1)], context)
+    assert found["dpg"].value == pytest.approx(100 * (1 / 3 + 0) / 2)
+    assert found["dpg"].note.startswith("1 prompts of 2 images (published: 1065 of 4), 1 prompts left out")
+    outputs = metric.scorer()([*images(10, 20, 30)], [item("0"), item("1"), item("1", 1)])
+    assert np.isnan(outputs[0]).all()
+    assert metric.per_image(outputs) is None
+    moved = metric.influences(outputs, [])
+    assert moved is not None
+    np.testing.assert_allclose(moved, np.array([0, 100 / 6, -100 / 6]) * 3 / 2)
+    alone = metrics.score(["dpg"], images(10), [item("0")], context)["dpg"]
+    assert (alone.value, alone.note[:9]) == (None, "no prompt")
+
+
+def test_prompts_of_another_table_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    context = ScoringContext(tmp_path, tmp_path)
+    answered(context, {}, monkeypatch)
+    found = metrics.score(["dpg"], images(10), [item("7")], context)["dpg"]
+    assert found.note == "dpg_bench.csv has no questions for some of these prompts: score images of data=dpg"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("item_id,text\n0,a\n", "has no column proposition_id: fetch dpg_bench.csv again"),
+        (",".join(HEADER) + "\nskipped\n0,a,,1,x,,,entity - whole (a),Is it?\n", "line 3: invalid literal"),
+        (",".join(HEADER) + "\nskipped\n0,a,,1\n", "line 3: .*; fetch dpg_bench.csv again"),
+    ],
+)
+def test_what_is_wrong_with_the_table_is_named(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "dpg_bench.csv").write_text(text)
+    with pytest.raises(UsageError, match=why):
+        dpg.read(tmp_path / "dpg_bench.csv")
+
+
+def test_the_published_vqa_model_is_asked_the_bare_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the package modelscope, which is not installed here."""
+    asked: list[Any] = []
+
+    def pipeline(task: str, **options: Any) -> Callable[[dict[str, Any]], dict[str, str]]:
+        asked.append((task, options))
+
+        def answers(given: dict[str, Any]) -> dict[str, str]:
+            asked.append((np.asarray(given["image"]).tolist(), given["question"]))
+            return {"text": "yes"}
+
+        return answers
+
+    context = ScoringContext(tmp_path, tmp_path)
+    message = metrics.missing("dpg", context)
+    assert "no pytorch_model.bin of mPLUG: run `modelscope download --model damo/mplug_visual" in message
+    folder = tmp_path / dpg.MPLUG.FOLDER
+    folder.mkdir()
+    (folder / "pytorch_model.bin").write_bytes(b"weights")
+    write(tmp_path)
+    assert metrics.metric("dpg", context).cache_key.startswith("dpg-bench by mplug-large@")
+    absent = metrics.score(["dpg"], images(10), [item("1")], context)["dpg"]
+    assert "modelscope cannot be imported" in absent.note
+    assert "pip install 'modelscope[multi-modal]'" in absent.note
+    for name, content in {
+        "modelscope": {},
+        "modelscope.pipelines": {"pipeline": pipeline},
+        "modelscope.utils": {},
+        "modelscope.utils.constant": {"Tasks": types.SimpleNamespace(visual_question_answering="vqa")},
+    }.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    assert metrics.score(["dpg"], images(10), [item("1")], context)["dpg"].value == 100
+    assert asked[0] == ("vqa", {"model": str(folder), "device": "cpu"})
+    assert [question for _, question in asked[1:]] == [f"Is it {number} of 1?" for number in (1, 2, 3)]
+    assert asked[1][0] == np.full((8, 8, 3), 10).tolist()
+
+
+def test_another_vqa_model_has_another_name(vqa_weights: Path, tmp_path: Path) -> None:
+    """From the command line to the row, with a small Qwen3-VL of random weights: two images of each prompt."""
+    names = [one.id for one in data.load(configuration.compose(["data=dpg", "n=2"]))]
+    rows = [(name, number, parents, where) for name in names for _, number, parents, where in ROWS[:4]]
+    write(vqa_weights, rows)
+    arguments = ["method=vanilla", "data=dpg", "n=2", "images_per_prompt=2", "metrics=dpg_qwen3_vl", "warmup=0"]
+    where = [f"metrics_dir={vqa_weights}", "timing=false", "baseline=false", f"out={tmp_path / 'run'}"]
+    assert cli.main(["run", *arguments, *where]) == 0
+    row = pd.read_csv(tmp_path / "run" / "row.csv").iloc[0]
+    records = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    vqa_model = qwen3_vl.VQAModel(ScoringContext(vqa_weights, vqa_weights))
+    scores = []
+    for record in records:
+        image = np.asarray(Image.open(next((tmp_path / "run").rglob(indices.file_name(record["index"])))))
+        hits = []
+        for number in (1, 2, 3, 4):
+            probs = vqa_model(image, f"Is it {number} of {record['id']}? Answer in one word.")
+            hits.append(vqa_model.tokenizer.decode([int(probs.argmax())]).strip().lower() == "yes")
+        scores.append(sum([hits[0], hits[0] and hits[1], all(hits[:3]), hits[0] and hits[1] and hits[3]]) / 4)
+    assert 0 < np.mean(scores) < 1
+    assert row["dpg_qwen3_vl"] == pytest.approx(100 * np.mean(scores))
+    assert "dpg" not in row.index or pd.isna(row["dpg"])
+    assert "not the published VQA model" in row["dpg_qwen3_vl_backend"]
+    assert "2 prompts of 2 images (published: 1065 of 4)" in row["note"]
+
+
+def case(name: str, number: int) -> str:
+    text = f"{name} {number}"
+    return json.dumps({"type": name, "short_description": text, "long_description": f"a long {text}"})
+
+
+def test_tiif_bench_has_a_short_and_a_long_wording(tmp_path: Path) -> None:
+    folder = tmp_path / "data/testmini_prompts"
+    folder.mkdir(parents=True)
+    (folder / "color+2d_prompts.jsonl").write_text("\n".join(case("color+2d", i) for i in range(2)) + "\n\n")
+    (folder / "text_prompts.jsonl").write_text(case("text", 0) + "\n")
+    words = ["data=tiif", "n=all", f"data_dir={tmp_path}"]
+    short = {one.id: one for one in data.load(configuration.compose(words))}
+    assert sorted(short) == ["color+2d-short-0", "color+2d-short-1", "text-short-0"]
+    assert (short["color+2d-short-1"].prompt, short["color+2d-short-1"].kind) == ("color+2d 1", "color+2d")
+    long = data.load(configuration.compose([*words, "wording=long"]))
+    assert {one.prompt for one in long} == {"a long color+2d 0", "a long color+2d 1", "a long text 0"}
+    assert configuration.compose([*words, "wording=both"])["n"] == 6
+    assert configuration.compose(["data=tiif", "n=all", f"data_dir={folder}"])["n"] == 3
+    with pytest.raises(UsageError, match=r"data=tiif needs the \*.jsonl of data/testmini_prompts.*data_dir=DIR"):
+        data.load(configuration.compose(["data=tiif", "n=2", f"data_dir={tmp_path / 'none'}"]))
+    (folder / "text_prompts.jsonl").write_text('{"type": "text", "short_description": "a"}\n')
+    with pytest.raises(UsageError, match="line 1: the long_description must be text"):
+        data.load(configuration.compose([*words, "wording=long"]))
