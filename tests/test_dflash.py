@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from specbench.models import dflash, eagle
 from specbench.models.dflash import DFlashNetwork, DFlashTraining
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen
+from specbench.models.loading import checkpoints
 from specbench.models.scenes_config import TARGET
 from specbench.models.supervision import Batch, TargetHead, following_ids
 
@@ -87,8 +88,7 @@ def logits_of(target: Language, net: DFlashNetwork, given: Any, tokens: Tensor, 
     hidden = read_by(target, net).uncached(prefix, both)
     root = len(prefix) + count - 1
     positions, padding = torch.arange(root + size), (~prefix.valid).sum(1, keepdim=True)
-    target.reserve(root + size)
-    rope = target.rope_at(positions.expand(len(both), -1), padding)
+    rope = target.rope_at(target.reserved(root + size, len(prefix)), positions.expand(len(both), -1), padding)
     made = []
     for row in range(len(both)):
         seen = torch.cat([prefix.valid[row], torch.ones(count, dtype=torch.bool)])[:root].nonzero().flatten()
@@ -213,16 +213,15 @@ def test_a_deterministic_draft_is_accepted_with_the_targets_probability_of_its_t
     count, steps = torch.zeros(rows).long(), torch.zeros(rows).long()
     state.fresh.zero_()
     with torch.inference_mode():
-        tokens, root = history[:, :1].clone(), torch.zeros(rows, 1).long()
-        # the first token is fed as a draft without children, so that its hidden state is known
-        logits, hidden = session.forward(tokens, trees.build([]), history, count)
+        tokens = history[:, :1].clone()
+        session.forward(tokens, trees.build([]), history, count)  # the last position of the prefix
         count = count + 1
         draft = drafter.propose(state, history, count, steps)
         assert draft.sampled is not None
         assert not draft.sampled.any()
         top = drafter.distributions(state, history, count).logits.argmax(-1)
         assert torch.equal(draft.tokens[:, 1:], top)
-        logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
+        logits, _ = session.forward(draft.tokens, draft.tree, history, count)
         p = GUIDED.distributions(logits, session, count[:, None] + draft.tree.depth).p
         verdict = TokenWise().verify(p, draft, rules.exact(), rng, steps)
     torch.testing.assert_close(verdict.first, p[:, 0].gather(1, top[:, :1])[:, 0])
@@ -257,6 +256,23 @@ def test_it_has_as_many_parameters_as_eagle_and_reads_the_layers_of_the_release(
 def test_a_draft_that_is_longer_than_a_block_is_an_error():
     with pytest.raises(UsageError, match=r"4 tokens deep, but the DFlash network drafts 3: give window=3 or less"):
         DFlash(tiny.dflash(tiny.llamagen()), trees.chain_paths(4))
+
+
+def test_a_network_of_another_target_and_a_foreign_file_are_refused(tmp_path):
+    target = tiny.llamagen(side=4)
+    bundle = SimpleNamespace(target=target, name="tiny", device=torch.device("cpu"), dtype=torch.float32)
+    loader = dflash.DFlashLoader(bundle, "dflash")
+    file = tmp_path / registry.DRAFTER_FILE
+    for other, fits in ((target, True), (tiny.llamagen(side=4, dim=64), False), (test_targets.target("emu3"), False)):
+        checkpoints.save(tiny.dflash(other), file, "dflash", torch.float32)
+        if fits:
+            assert loader.read(tmp_path).cfg == tiny.dflash(target).cfg
+        else:
+            with pytest.raises(UsageError, match="was trained for another target than tiny"):
+                loader.read(tmp_path)
+    file.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="none is published for an image model"):
+        loader.read(tmp_path)
 
 
 def test_each_form_is_a_variant():

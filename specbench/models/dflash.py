@@ -14,9 +14,9 @@ them, where the published ones are Qwen3's; the mask is a learned vector, since 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,16 @@ from specbench.models import eagle
 from specbench.models.language import Language
 from specbench.models.loading.drafters import NetworkLoader
 from specbench.models.supervision import Batch, DraftLogits, Training
-from specbench.models.transformer import Block, BlockConfig, RMSNorm, init_weights, rope_factors, rotate, run_blocks
+from specbench.models.transformer import (
+    Attention,
+    Block,
+    BlockConfig,
+    RMSNorm,
+    init_weights,
+    rope_factors,
+    rotate,
+    run_blocks,
+)
 
 #: Layers of a new network, and target layers that it reads.
 LAYERS = 2
@@ -43,7 +52,7 @@ _STRIDE = 3
 @dataclass(frozen=True)
 class DFlashConfig:
     """block_size: slots of the largest block, the anchor included; aux_hidden_layers: the blocks of the target whose
-    outputs are read; rotary, qk_norm: as of `BlockConfig`."""
+    outputs are read; rotary, qk_norm, head_size, rotated: as of `BlockConfig`."""
 
     dim: int
     n_head: int
@@ -53,13 +62,29 @@ class DFlashConfig:
     block_size: int
     aux_hidden_layers: tuple[int, ...]
     norm_eps: float = 1e-6
-    rotary: str = "interleaved"
-    qk_norm: int = 0
+    rotary: Literal["interleaved", "halves"] = "interleaved"
+    qk_norm: int | Literal["rms"] = 0
+    head_size: int = 0
+    rotated: int = 0
 
     @property
     def block(self) -> BlockConfig:
-        sizes = self.dim, self.n_head, self.n_kv_head, self.ffn_hidden
-        return BlockConfig(*sizes, self.norm_eps, self.rotary, self.qk_norm)  # type: ignore[arg-type]
+        return BlockConfig(
+            self.dim,
+            self.n_head,
+            self.n_kv_head,
+            self.ffn_hidden,
+            self.norm_eps,
+            self.rotary,
+            self.qk_norm,
+            head_size=self.head_size,
+            rotated=self.rotated,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for a file, without the later ones at their defaults: rows name weights by the digest of their
+        file."""
+        return {name: value for name, value in asdict(self).items() if value or name not in ("head_size", "rotated")}
 
 
 class DFlashNetwork(nn.Module):
@@ -82,19 +107,22 @@ class DFlashNetwork(nn.Module):
         """Context features (R, n, dim) of the target's hidden states on `aux_hidden_layers` (R, n, dim * layers)."""
         return self.hidden_norm(linear(hidden, self.fc.weight), kernels)
 
-    def of_context(self) -> list[Tensor]:
+    def context_weights(self) -> list[Tensor]:
         """The weights (2 * kv heads * head_dim, dim) of every layer for keys and values."""
         c = self.cfg.block
-        return [layer.attention.wqkv.weight[c.n_heads * c.head_dim :] for layer in self.layers]
+        return [one.wqkv.weight[c.n_heads * c.head_dim :] for one in self._attentions()]
+
+    def _attentions(self) -> list[Attention]:
+        return [layer.get_submodule("attention") for layer in self.layers]  # type: ignore[misc]
 
     def context(self, features: Tensor, rope: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values (R, heads, n, head_dim) of context features (R, n, dim), of every layer; rope
         (R or 1, n, head_dim / 2, 2): the rotary rows of their positions."""
         c = self.cfg.block
         factors, made = rope_factors(rope, c.rotary), []
-        for layer, weight in zip(self.layers, self.of_context(), strict=True):
+        for attention, weight in zip(self._attentions(), self.context_weights(), strict=True):
             k, v = linear(features, weight).unflatten(-1, (2, c.n_kv_heads, c.head_dim)).unbind(-3)
-            k = rotate(layer.attention.k_norm(k) if c.qk_norm else k, factors, c.rotary)
+            k = rotate(attention.k_norm(k) if c.qk_norm else k, factors, c.rotary)
             made.append((k.transpose(1, 2), v.transpose(1, 2)))
         return made
 
@@ -162,6 +190,8 @@ def like_shape(target: Language, block_size: int, layers: int = LAYERS) -> DFlas
         norm_eps=b.norm_eps,
         rotary=b.rotary,
         qk_norm=b.qk_norm,
+        head_size=b.head_size,
+        rotated=b.rotated,
     )
     with torch.device("meta"):
         like, rest = (
@@ -220,9 +250,8 @@ class DFlashTraining(Training):
         return order[:count].sort().values.to(device)
 
     def draft(self, batch: Batch, depth: int, generator: torch.Generator | None = None) -> Iterator[DraftLogits]:
-        network, size, before = self.network, self.network.cfg.block_size, batch.valid.shape[1]
-        length, device = batch.tokens.shape[1], batch.tokens.device
-        anchors = self.anchors(length, device, generator)
+        network, size, length = self.network, self.network.cfg.block_size, batch.tokens.shape[1]
+        anchors = self.anchors(length, batch.tokens.device, generator)
         x = network.blocks(self.embedded(batch, anchors), size)
         hidden = network.hidden(x, *self._surroundings(batch, anchors, size))
         drafted = hidden.unflatten(1, (len(anchors), size))
@@ -235,9 +264,7 @@ class DFlashTraining(Training):
         ids = batch.ids[:, batch.valid.shape[1] - 1 + anchors]  # the first id is that of position 1
         return self.head.target.tok_embeddings(ids).to(self.dtype)
 
-    def _surroundings(
-        self, batch: Batch, anchors: Tensor, size: int
-    ) -> tuple[Tensor, Tensor, KVCache, Tensor]:
+    def _surroundings(self, batch: Batch, anchors: Tensor, size: int) -> tuple[Tensor, Tensor, KVCache, Tensor]:
         """The rotary rows of all blocks, the context that they attend to, its keys and values, and slots, which these
         do not need."""
         target, network = self.head.target, self.network
@@ -245,15 +272,13 @@ class DFlashTraining(Training):
         positions, padding = torch.arange(known, device=anchors.device), (~batch.valid).sum(1, keepdim=True)
         root = before + anchors
         own = (root[:, None] + torch.arange(size, device=root.device)).flatten()
-        target.reserve(before + target.length + size)
+        table = target.reserved(before + target.length + size, before)
 
         def rope(at: Tensor) -> Tensor:
-            return target.rope_at(at.expand(len(padding), -1), padding)
+            return target.rope_at(table, at.expand(len(padding), -1), padding)
 
         hidden = batch.hidden[..., target.block.dim :].to(self.dtype)
         context = network.context(network.features(hidden), rope(positions))
         usable = F.pad(batch.valid, (0, known - before), value=True)
         earlier = (positions < root.repeat_interleave(size)[:, None]) & usable.unsqueeze(1)
         return rope(own), earlier.unsqueeze(1), _ContextCache(context, size), own
-
-

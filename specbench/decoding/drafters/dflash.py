@@ -98,7 +98,7 @@ class DFlash:
         """Write the context's keys and values of hidden states (R, n, width) at `positions` (R, n)."""
         session, cache = state.session, state.cache
         features = self.network.features(hidden, cache.kernels)
-        rope = session.model.rope_at(positions, session.padding)
+        rope = session.model.rope_at(session.rope, positions, session.padding)
         for layer, (k, v) in enumerate(self.network.context(features, rope)):
             cache.write(layer, positions, k, v)
 
@@ -108,7 +108,7 @@ class DFlash:
         root = count[:, None] + (session.prefix_length - 1)
         positions = session.both(root + self.offsets)
         x = self.network.blocks(session.embed(last_token(history, count), root), self.slots)
-        rope = session.model.rope_at(positions, session.padding)
+        rope = session.model.rope_at(session.rope, positions, session.padding)
         mask = TreeMask(state.start, positions[:, 0].contiguous(), self.among)
         return self.network.hidden(x, rope, mask, cache, positions)
 
@@ -141,11 +141,10 @@ class DFlash:
 
     def network_passes(self, target: Any) -> list[NetworkPass]:
         net = self.network
-        joining, block = ([p for module in part for p in module.parameters()]
-                          for part in ((net.fc, net.hidden_norm), (net.layers, net.norm, *target.head_layers)))  # fmt: skip
+        block = [p for module in (net.layers, net.norm, *target.head_layers) for p in module.parameters()]
         return [
-            NetworkPass(net, "features", joining),
-            NetworkPass(net, "context", net.of_context()),
+            NetworkPass(net, "features", [net.fc.weight, net.hidden_norm.weight]),
+            NetworkPass(net, "context", net.context_weights()),
             NetworkPass(net, "hidden", block),
         ]
 
