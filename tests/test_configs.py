@@ -48,7 +48,18 @@ def test_every_choice_composes_with_others_and_the_command_line_wins() -> None:
         assert set(cfg) == set(parameters.parameters_of(cfg)), (method, rule, drafter)
 
 
-CLASSES = {"llamagen_3b", "llamagen_l", "llamagen_xl_c2i", "mar_b", "mar_l", "mar_h"}
+CLASSES = {
+    "arpg_l",
+    "arpg_xl",
+    "lpd_l",
+    "lpd_xl",
+    "llamagen_3b",
+    "llamagen_l",
+    "llamagen_xl_c2i",
+    "mar_b",
+    "mar_l",
+    "mar_h",
+}
 
 
 def test_a_real_model_has_nothing_of_an_embedded_world() -> None:

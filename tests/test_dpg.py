@@ -21,6 +21,7 @@ from specbench.config import configuration, indices
 from specbench.data import Item
 from specbench.errors import UsageError
 from specbench.metrics import ScoringContext, dpg, qwen3_vl
+from specbench.metrics.base import QuestionScorer
 from specbench.storage.image_files import ImageArray
 
 HEADER = (
@@ -168,6 +169,13 @@ def test_what_is_wrong_with_the_table_is_named(text: str, why: str, tmp_path: Pa
     (tmp_path / "dpg_bench.csv").write_text(text)
     with pytest.raises(UsageError, match=why):
         dpg.read(tmp_path / "dpg_bench.csv")
+
+
+def test_a_prompt_has_as_many_questions_as_outputs_hold(tmp_path: Path) -> None:
+    rows = [("0", number, "0", "other - count (x)") for number in range(1, QuestionScorer.MOST)]
+    assert len(dpg.read(write(tmp_path, rows))["0"]) == 127
+    with pytest.raises(UsageError, match="has 128 questions about item 0, more than 127: fetch dpg_bench.csv again"):
+        dpg.read(write(tmp_path, [*rows, ("0", 128, "0", "other - count (x)")]))
 
 
 def test_the_published_vqa_model_is_asked_the_bare_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from specbench.models.medusa import MedusaConfig, MedusaNetwork
 MODELS = [
     name
     for name in parameters.choices("model")
-    if name in registry.model_sources() and not parameters.is_continuous("model", name)
+    if name in registry.model_sources() and parameters.kind("model", name) == "discrete"
 ]
 METHODS = [
     name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -86,7 +87,12 @@ def test_continuous_drafts_have_a_shape() -> None:
 def test_rows_in_parallel_have_fronts() -> None:
     """Of 24 tokens in a row, the next row begins when the one above has `lag`."""
     tree = build([])
-    assert [DraftShape(tree, lag=lag).fronts(24) for lag in (24, 12, 8, None)] == [1, 3, 4, 1]
+    assert [DraftShape(tree, lag=lag).fronts(SimpleNamespace(width=24, order=None)) for lag in (24, 12, 8, None)] == [
+        1,
+        3,
+        4,
+        1,
+    ]
     assert method.shape_of(configuration.compose(["method=zipar", "window=5"])).lag == 5
     assert method.shape_of(configuration.compose(["method=pjd", "t_ctx=7"])).lag == 7
 

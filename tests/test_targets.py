@@ -19,6 +19,7 @@ from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.spatial import Spatial
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
@@ -150,6 +151,8 @@ DRAFTERS = {
     "sjd": lambda family, model: Window(3, init="vertical_sample"),
     "scd": lambda family, model: Window(4, init="horizontal_repeat", coupling="gumbel"),
     "sjd_pac": lambda family, model: Window(8, width=2, depth=3, coupling="maximal"),
+    "spatial": lambda family, model: Spatial(tiny.spatial(model, seed=6), model.width, 2, 1, None),
+    "spatial_rounds": lambda family, model: Spatial(tiny.spatial(model, seed=6), model.width, 2, 1, model.width),
 }
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
 #: What families are tried with. grouped and swin differ from classes and lumina in their networks' arithmetic alone,
@@ -169,7 +172,7 @@ FEW = {"grouped": ("eagle2",), "swin": ("eagle2",), "anole": ("draft_model", "ea
 )
 def test_every_family_keeps_its_distribution_under_every_drafter(family, name, sampling):
     """Padding, positions, norms, grammar, caches and guidance together, against the distribution enumerated without any
-    of them (chi-square; 26 tests at 1e-5). Of families that differ in their networks alone, those drafters that
+    of them (chi-square; 28 tests at 1e-5). Of families that differ in their networks alone, those drafters that
     revealed a cache left uncompacted, and one with a cache of its own."""
     model, count = target(family), 2500
     drafter = DRAFTERS[name](family, model)

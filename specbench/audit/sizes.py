@@ -33,7 +33,7 @@ _FEWEST = 8  # codes
 _APART = 8  # mean squared distance of two codes of the built-in models: about half of them are near to a code
 
 #: Parts that are not lossless, by their parameter; a rule other than `exact` is not, either.
-_RELAXED = {"verification": ("segment",), "coupling": ("threshold",), "drafter": ("vvs",)}
+_RELAXED = {"verification": ("segment",), "coupling": ("threshold",), "drafter": ("vvs",), "rounds": range(1 << 20)}
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change what the drafter's and the
 #: target's distributions have in common, and greedy decoding has code of its own.

@@ -52,6 +52,8 @@ def _emu3(layers: int) -> Unified:
     return Unified(cfg, emu3.image(_IDS, 2, 3))
 
 
+#: Factors of the random weights of drafters' networks, which move their distributions away from the target's.
+_FACTORS = {"eagle": 2.0, "eagle3": 2.0, "dflash": 2.0}
 #: The target of so many layers.
 _TARGETS: dict[str, Callable[[int], Language]] = {
     "llamagen_tiny": _llamagen,
@@ -101,13 +103,13 @@ class TinyModel:
 
     def drafter_network(self, name: str | Mapping[str, Any]) -> Any:
         """As a loaded model's: the random network that a drafter declares."""
-        declared = registry.network(name)
-        loader = pkgutil.resolve_name(declared.loader)(self, declared.folder)
-        factor = {"draft": recipes.TINY[self.name], "medusa": 1.0}.get(declared.folder, 2.0)
+        network = registry.network(name)
+        loader = pkgutil.resolve_name(network.loader)(self, network.folder)
+        factor = _FACTORS.get(network.folder, recipes.TINY[self.name] if network.folder == "draft" else 1.0)
         return _random(loader.untrained, loader.seed, factor).to(self.target.output.weight.device)
 
     def smaller(self) -> Language:
-        """An untrained draft model of the family."""
+        """An untrained draft model."""
         return _TARGETS[self.name](1)
 
     def drafter(self, cfg: Mapping[str, Any]) -> Drafter:

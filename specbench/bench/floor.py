@@ -41,7 +41,7 @@ def nbytes(*modules: nn.Module) -> int:
 
 def of_target(model: Language) -> int:
     """Bytes of weights that a pass of the target reads."""
-    return nbytes(model.layers, model.norm, *model.head_layers)
+    return nbytes(*model.pass_weights)
 
 
 def _of_drafter(drafter: Any, target: Any) -> list[NetworkPass]:
@@ -57,13 +57,13 @@ def of_drafts(drafter: Any, target: Language) -> int:
 def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
     """The methods that are a step's passes of networks, the drafter's included, and their owners."""
     drafting = [(one.owner, one.method) for one in _of_drafter(drafter, target) if one.method]
-    return [(target, "hidden"), (target, "head"), *drafting]
+    return [(target, "hidden" if target.order is None else "at_fronts"), (target, "head"), *drafting]
 
 
 def of_cache(model: Language, rows: int, context: int) -> int:
     """Bytes of keys and values that a pass reads: of `rows` sequences of `context` positions."""
     b = model.block
-    return 2 * len(model.layers) * rows * b.n_kv_heads * b.head_dim * context * model.output.weight.element_size()
+    return 2 * model.cache_layers * rows * b.n_kv_heads * b.head_dim * context * model.output.weight.element_size()
 
 
 def operations(model: Language, rows: int, context: int) -> int:

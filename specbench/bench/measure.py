@@ -17,6 +17,7 @@ from specbench.bench.floor import ATTEMPTS, Bases
 from specbench.config import registry
 from specbench.decoding.batch import Decoded
 from specbench.decoding.loop import Decoding
+from specbench.decoding.planned import PlannedGroups
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import Tree, build, chain_paths
 from specbench.decoding.verify import Draft, Verdict
@@ -126,7 +127,7 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
             for name, one in (("", pipeline), ("vanilla_", vanilla))
             if isinstance(one.engine, Graphs)
         }
-        tree, fronts = drafter.shape.tree, drafter.shape.fronts(target.width)
+        tree, fronts = drafter.shape.tree, drafter.shape.fronts(target)
         if fronts > 1:  # as many nodes as the fronts have
             tree = build(chain_paths(fronts * tree.nodes - 1))
         own = statistics.median(_pass(pipeline, conditioning, rows, tree, context, plan)) if recorded else None
@@ -238,7 +239,7 @@ def _tune(pipeline: Pipeline, nodes: Iterable[int], rows: int, slots: int) -> No
     shape = pipeline.config.drafter.shape
     tree = shape.tree
     levels = tree.depth[0].bincount().tolist()
-    every = shape.fronts(pipeline.config.target.width) * tree.nodes
+    every = shape.fronts(pipeline.config.target) * tree.nodes
     counts = {1, every, tree.height + 1, *levels, *nodes}
     kernels.tune(pipeline.model.target.layers, sorted(counts), rows, slots)
 
@@ -310,9 +311,17 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
     count = torch.full((rows,), context - session.prefix_length, device=device)
     history = torch.zeros(rows, session.length + tree.nodes, dtype=torch.int64, device=device)
     tokens = history[:, : tree.nodes]
+    fronts = None
+    if target.order is not None:  # groups of so many tokens, as far into the image
+        groups = [min(tree.nodes, session.length - i) for i in range(0, session.length, tree.nodes)]
+        passes = PlannedGroups(target.order, RandomStreams([(0, i) for i in range(rows)], device), groups)
+        tokens, fronts = passes.fronts(history, count // tree.nodes)
 
     def forward() -> None:
-        session.forward(tokens, tree, history, count)
+        if fronts is None:
+            session.forward(tokens, tree, history, count)
+        else:
+            session.visit(tokens, fronts, history)
 
     repeated = pipeline.engine.repeated(forward, device)
     return floor.seconds(repeated, device, samples=max(3, plan.steps // 5))

@@ -79,8 +79,8 @@ def main(
     tables = [TABLES[name] for name in dict.fromkeys(line.words)]
     tables = tables or [table for table in TABLES.values() if line["--list"]] or by_default()
     if (model := line["--model"]) and not line.words:  # those whose methods the model can have
-        continuous = parameters.is_continuous("model", model)
-        tables = [table for table in tables if parameters.is_continuous("model", table.model) == continuous]
+        kind = parameters.kind("model", model)
+        tables = [table for table in tables if parameters.kind("model", table.model) == kind]
     formats = render.formats(line["--format"])
     seeds = tuple(line["--seeds"] or ())
     ran: list[PlannedRun] = []

@@ -78,7 +78,9 @@ def of_pass(one: ScoredPass) -> list[dict[str, Any]]:
         vanilla = passes.read(str(one.folder / "baseline.jsonl")).records
     both = sorted(images.keys() & vanilla.keys() if vanilla else images)
     mine = _with_categories([images[i] for i in both], one.cfg)
-    found = _checked(one, mine, [vanilla[i] for i in both] if vanilla else None, _in_raster_order(one), one.again)
+    found = _checked(
+        one, mine, [vanilla[i] for i in both] if vanilla else None, parameters.in_raster_order(one.cfg), one.again
+    )
     return [{"run_id": one.run_id, "method": one.method, **row} for row in found]
 
 
@@ -89,7 +91,11 @@ def groups_of(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record
         return ()
     # A group is named by A's prompts; those of B may differ in nothing but its version's category.
     second = [replace(y, id=x.id, prompt=x.prompt, category=x.category) for x, y in zip(first, second, strict=True)]
-    raster = _in_raster_order(a) and _in_raster_order(b) and len({r.tokens for r in [*first, *second]}) == 1
+    raster = (
+        parameters.in_raster_order(a.cfg)
+        and parameters.in_raster_order(b.cfg)
+        and len({r.tokens for r in [*first, *second]}) == 1
+    )
     return tuple(zip(_checked(a, first, None, raster), _checked(b, second, first, raster, b.again), strict=True))
 
 
@@ -99,10 +105,6 @@ def _checked(one: ScoredPass, *arguments: Any) -> list[dict[str, Any]]:
         return breakdown(*arguments)
     except (ValueError, IndexError, TypeError):
         raise UsageError(f"{one.argument}: the steps in its records are damaged; decode it again") from None
-
-
-def _in_raster_order(one: ScoredPass) -> bool:
-    return parameters.default("drafter", str(one.cfg["drafter"]), "raster") is not False
 
 
 def _with_categories(images: Sequence[Record], cfg: Mapping[str, Any]) -> list[Record]:

@@ -313,8 +313,8 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 def kind(group: str, name: str) -> str:
     """The tokens for which a model, drafter, rule or method is, from `kind:` in its file: discrete, which is the
-    default, continuous, or any."""
-    found, kinds = content(group, name).get("kind", "discrete"), ("discrete", "continuous", "any")
+    default, continuous, or any; ordered: discrete tokens of a model that leaves raster order."""
+    found, kinds = content(group, name).get("kind", "discrete"), ("discrete", "continuous", "ordered", "any")
     if found not in kinds:
         raise UsageError(f"{file_of(group, name)}: kind must be one of {', '.join(kinds)} (got {found})")
     return str(found)
@@ -325,23 +325,34 @@ def is_continuous(group: str, name: str) -> bool:
     return kind(group, name) == "continuous"
 
 
+def in_raster_order(cfg: Mapping[str, Any]) -> bool:
+    """Whether a run samples its tokens row by row: neither its model nor its drafter has an order of its own."""
+    drafter_leaves = default("drafter", str(cfg["drafter"]), "raster") is False
+    return not drafter_leaves and kind("model", str(cfg.get("model"))) != "ordered"
+
+
+#: What the tokens of a model are, by its kind, in messages.
+_TOKENS = {"ordered": "discrete tokens in an order of its own"}
+
+
 def _check_kinds(cfg: Mapping[str, Any]) -> None:
     """UsageError unless drafter, rule and verification fit the model: discrete ones need discrete tokens, continuous
     ones continuous tokens."""
     mine = kind("model", cfg["model"])
+    tokens = _TOKENS.get(mine, f"{mine} tokens")
     if kind("verification", cfg["verification"]) not in (mine, "any"):
         raise UsageError(
-            f"{cfg['model']} has {mine} tokens, which verification={cfg['verification']} does not support: use"
+            f"{cfg['model']} has {tokens}, which verification={cfg['verification']} does not support: use"
             " verification=token"
         )
     parts = {group: cfg[group] for group in ("drafter", "rule") if kind(group, cfg[group]) != "any"}
     kinds = {kind(group, name) for group, name in parts.items()}
-    if kinds <= {mine} and (mine == "discrete" or len(parts) != 1):
+    if kinds <= {mine} and (mine != "continuous" or len(parts) != 1):
         return
     suited = [method for method in choices("method") if kind("method", method) in (mine, "any")]
     shown = " and ".join(f"{group} {name}" for group, name in parts.items())
     does = "do" if len(parts) > 1 else "does"
-    text = f"{cfg['model']} has {mine} tokens, which {shown} {does} not support"
+    text = f"{cfg['model']} has {tokens}, which {shown} {does} not support"
     raise UsageError(f"{text}; use method={', '.join(suited)}")
 
 

@@ -310,5 +310,5 @@ def weights_label(cfg: Mapping[str, Any]) -> str:
 def training(model: str, folder: str) -> str:
     """The command that trains the unpublished network of a model's folder; empty where no such command exists."""
     names = [name for name in trained() if drafter_networks()[name].folder == folder]
-    can = names and not parameters.is_continuous("model", model)
+    can = names and parameters.kind("model", model) == "discrete"
     return f"specbench train drafter={names[0]} model={model}" if can else ""

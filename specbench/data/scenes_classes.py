@@ -8,13 +8,14 @@ distribution to learn. Images are spread evenly: every forty in a row have each 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from specbench.data import base, scenes
 from specbench.data.base import Item
+from specbench.errors import UsageError
 
 #: Class number -> name: shape by shape, in the order of `scenes.SHAPES` and `scenes.COLOURS`.
 NAMES = tuple(f"{colour} {shape}" for shape in scenes.SHAPES for colour in scenes.COLOURS)
@@ -54,6 +55,21 @@ def number_of(prompt: str) -> int | None:
         return int(words[0]) if int(words[0]) < len(NAMES) else None
     name = " ".join(words)
     return NAMES.index(name) if name in NAMES else None
+
+
+def numbers_in(prompts: Sequence[str], model: str) -> list[int]:
+    """The classes that prompts name, for a model of this name. UsageError where one names none."""
+    found = []
+    for prompt in prompts:
+        number = number_of(prompt)
+        if number is None:
+            raise UsageError(
+                f"{model} draws one object, and '{prompt[:40]}' is not one of its classes: name a colour"
+                f" ({', '.join(scenes.COLOURS)}) and a shape ({', '.join(scenes.SHAPES)}), such as 'red circle', or"
+                f" a number from 0 to {len(NAMES) - 1}; data=scenes_classes has them all"
+            )
+        found.append(number)
+    return found
 
 
 def portraits(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

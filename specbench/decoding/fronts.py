@@ -10,7 +10,6 @@ own. So a cache holds a grid with gaps, not a prefix.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +30,8 @@ class Raster:
 
     def __init__(self, tree: Tree, count: Tensor) -> None:
         self.tree, self.count = tree, count
+
+    progress: Tensor | None = None  # see `Fronts`
 
     @property
     def next_positions(self) -> Tensor:
@@ -115,6 +116,11 @@ class Fronts(Raster):
     node attends to. keys (B, K) int64: what keys the random numbers of a chain, instead of the step. extends (B, K)
     bool: whether the tokens of a verdict count; recovers (B, K) bool: whether its next token counts where no draft
     token was accepted. owner (B * K,) int64: the image of each chain.
+
+    targets (B, K, n) int64: the image positions of the tokens that the pass asks for; None: each follows its node. A
+    model with an order of its own fills them in that order, and the nodes are the tokens that it got last. progress
+    (B, K * n, 2) float32, with such a model: the share of the image's tokens that come before the token in the order,
+    and the share that exists after the pass.
     """
 
     positions: Tensor
@@ -124,12 +130,14 @@ class Fronts(Raster):
     extends: Tensor
     recovers: Tensor
     owner: Tensor
+    targets: Tensor | None = None
+    progress: Tensor | None = None
 
     fuses = False
 
     @property
     def next_positions(self) -> Tensor:
-        return self.positions.flatten(1) + 1
+        return (self.positions + 1 if self.targets is None else self.targets).flatten(1)
 
     def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = session.visit(tokens.view(len(self.keys), -1), self, history)
@@ -155,7 +163,8 @@ class Fronts(Raster):
         assert kept is not None
         offsets = torch.arange(verdict.tokens.shape[1], device=kept.device)
         some = offsets < kept.unsqueeze(-1)
-        where = torch.where(some, self.positions[:, :, :1] + 1 + offsets, total)
+        first = self.next_positions.view_as(self.positions)[:, :, :1]
+        where = torch.where(some, first + offsets, total)
         return where.flatten(1), (self.images(verdict.tokens) * some).flatten(1), some.flatten(1)
 
     def among_nodes(self, path: Tensor) -> Tensor:
@@ -175,91 +184,6 @@ def fronts_needed(width: int, lag: int) -> int:
     """Fronts of rows of `width` tokens of which each begins when the one above has `lag`: as many as are decoded at
     once, and one that feeds the last token of a row while the next rows are decoded."""
     return 1 if lag >= width else width // lag + 1
-
-
-class PlannedRows:
-    """Passes over rows of an image in parallel that do not depend on what is sampled: every row that has begun gains a
-    token in a pass. Front k decodes the rows ("lines") k, k + K, ...
-
-    A line begins when the one above has `lag` tokens, or is complete (`alone`: the second line always waits for that).
-    The token before its first one does not exist then, unless the image grammar forces it. The newest token of the
-    line above that stands in for it, at its position (ZipAR's released code; for the second line: of the first). When
-    a line is complete, its last token is fed once more for the lines below. masked: tokens that do not exist are not
-    attended to; else their slots are, which hold zeros or what stood in.
-    """
-
-    constants = ("nodes", "extends", "leads", "when", "position", "owner")
-
-    def __init__(self, session: Any, rows: int, device: torch.device, lag: int, alone: bool, masked: bool) -> None:
-        self.masked, count = masked, fronts_needed(session.width, lag)
-        planned, when = _planned(session.length, session.width, lag, alone, masked)
-        table = torch.tensor(planned, device=device)  # (S, K, 7)
-        position, slot, source, extends, before, first, absent = table.unbind(-1)
-        self.when = torch.tensor(when, device=device)  # (T,): the pass in which a token is sampled
-        self.position = torch.arange(session.length, device=device)
-        self.owner = torch.arange(rows, device=device).repeat_interleave(count)
-        fixed = torch.full_like(position, -1)
-        lead = absent * first
-        if session.forced_tokens is not None:
-            forced = session.forced_tokens[before]
-            fixed = torch.where(lead > 0, forced, fixed)
-            lead = absent * torch.where(forced >= 0, 1, first)
-        own = torch.eye(count, dtype=torch.bool, device=device)
-        self.leads = (lead > 0).unsqueeze(-1) & own & masked  # (S, K, K): fronts that see what stands in
-        self.nodes = torch.stack([position, slot, source, fixed], -1)
-        self.extends = extends > 0
-        self.grammar = session.forced_tokens is not None
-
-    def fronts(self, history: Tensor, step: Tensor) -> tuple[Tensor, Fronts]:
-        """The tokens (B, K) and the fronts of the passes `step` (B,); history (B, *): the committed tokens at their
-        positions."""
-        number = step.clamp_max(len(self.nodes) - 1)
-        position, slot, source, fixed = self.nodes[number].unbind(-1)
-        token = history.gather(1, source)
-        if self.grammar:
-            token = torch.where(fixed >= 0, fixed, token)
-        image = self.position <= position.unsqueeze(-1)
-        if self.masked:
-            image = image & (self.when < number[:, None]).unsqueeze(1)
-        leads, extends = self.leads[number], self.extends[number]
-        sees = torch.cat([torch.ones_like(leads[..., :1]), image, leads], -1)
-        keys = position + 1
-        return token, Fronts(position.unsqueeze(-1), slot.unsqueeze(-1), sees, keys, extends, extends, self.owner)
-
-
-@lru_cache
-def _planned(
-    total: int, width: int, lag: int, alone: bool, masked: bool
-) -> tuple[list[list[tuple[int, ...]]], list[int]]:
-    """Of a `PlannedRows`: by pass and front the node's position and slot, the position whose token it holds, whether
-    the line is extended, the position before the line, whether this is its first pass, and whether that position has
-    no token yet; and the pass in which each token is sampled."""
-    count, lines = fronts_needed(width, lag), [range(i, min(i + width, total)) for i in range(0, total, width)]
-    starts: list[int] = []
-    when: list[int] = []
-    start = 0
-    for number, line in enumerate(lines):
-        starts.append(start)
-        when += range(start, start + len(line))
-        start += len(line) if alone and not number else min(lag, len(line))
-    passes = max(when) + 1
-    idle = [(0, total + count + k, 0, 0, 0, 0, 0) for k in range(count)]
-    table: list[list[tuple[int, ...]]] = [list(idle) for _ in range(passes)]
-    for number, line in enumerate(lines):
-        front, before, above = number % count, max(line[0] - 1, 0), max(number - 2, 0)
-        for position in line:
-            now, first = when[position], position == line[0]
-            absent = number > 0 and when[before] >= now
-            node = slot = position - 1
-            source = max(node, 0)
-            if first and absent:
-                newest = min(now - starts[above], len(lines[above]))
-                source, slot = lines[above][newest - 1], total + front if masked else node
-            table[now][front] = (node, slot, source, 1, before, int(first), int(absent))
-        last, now = line[-1], when[line[-1]] + 1
-        if number + 1 < len(lines) and starts[number + 1] < now < passes:
-            table[now][front] = (last, last, last, 0, 0, 0, 0)
-    return table, when
 
 
 @dataclass
@@ -283,8 +207,8 @@ class Roots:
 
 
 class Lines:
-    """The rows of B images, of which up to K are decoded at once, as of `PlannedRows`; but how many tokens a line gains
-    in a pass depends on what is sampled."""
+    """The rows of B images, of which up to K are decoded at once, as of `planned.PlannedRows`; but how many tokens a
+    line gains in a pass depends on what is sampled."""
 
     constants = ("position", "column", "lengths", "needed", "number", "own", "owner", "stand_ins", "forced")
 

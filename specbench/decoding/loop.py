@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from specbench.decoding.batch import BatchDecoding, Decoded, finished, not_finite
 from specbench.decoding.emitted import Emitted
 from specbench.decoding.fronts import Fronts, Raster
+from specbench.decoding.planned import TokenOrder
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling
@@ -39,6 +40,7 @@ class Session(Protocol):
     vocab_size: int
     codes: int  # tokens 0 .. codes - 1 are indices into the codebook; the image grammar's own follow
     forced_tokens: Tensor | None  # as of `forced`, of all positions (T,)
+    order: TokenOrder | None  # in which the target fills an image; None: raster order
 
     def forced(self, positions: Tensor) -> Tensor | None:
         """The only token that the image grammar allows at image positions (B, n), -1 where it allows every code; None
@@ -56,7 +58,8 @@ class Session(Protocol):
         ...
 
     def visit(self, tokens: Tensor, fronts: Fronts, history: Tensor) -> tuple[Tensor, Tensor]:
-        """As `forward`, of the nodes of several fronts, tokens (B, K * n): each attends to the slots that it sees.
+        """As `forward`, of the nodes of several fronts, tokens (B, K * n): each attends to the slots that it sees. The
+        logits are of the tokens at the fronts' targets, which a target with an order of its own asks for by position.
         Nothing is to be committed after it: a token that is fed later at its position replaces what a draft wrote."""
         ...
 
@@ -75,6 +78,7 @@ class Session(Protocol):
 
 class Target(Protocol):
     width: int  # as of its sessions
+    order: TokenOrder | None
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> Session:
         """Prefill; leave room for `nodes` draft nodes beyond the image's end."""
@@ -179,7 +183,7 @@ class Decoding(BatchDecoding[Taken]):
         self.sampling = replace(config.sampling, kernels=kernels)
         device, rows, shape = rng.key.device, len(rng), config.drafter.shape
         config.rule.open(device)
-        fronts = shape.fronts(config.target.width)
+        fronts = shape.fronts(config.target)
         self.session = config.target.open(conditioning, rows, config.sampling.guided, fronts * shape.tree.nodes)
         self.draft_state = config.drafter.open(self.session, conditioning, self.sampling, rng)
         if kernels is not None:
@@ -189,7 +193,8 @@ class Decoding(BatchDecoding[Taken]):
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         draws = config.emitted_draws
         measured = draws and isinstance(config.verification, TokenWise | BlockVerification)
-        emitted = Emitted(config.rule, self.rng, draws) if measured and not shape.biased else None
+        raster = config.target.order is None and not shape.biased
+        emitted = Emitted(config.rule, self.rng, draws) if measured and raster else None
         selects = isinstance(config.verification, Selected) and shape.height > 0
         self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted, selects)
         self.state = DecodeState(
@@ -224,7 +229,7 @@ class Decoding(BatchDecoding[Taken]):
         layout = draft.fronts or Raster(draft.tree, count)
         logits, hidden = layout.forward(session, draft.tokens, self.history)
         clock.lap("forward")
-        found = sampling.distributions(logits, session, layout.next_positions)
+        found = sampling.distributions(logits, session, layout.next_positions, layout.progress)
         p, pre_argmax_probs = layout.chains(found.p), None
         if config.rule.uses_pre_argmax_probs and sampling.temperature == 0:
             pre_argmax_probs = layout.chains(found.unfiltered())

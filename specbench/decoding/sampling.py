@@ -105,7 +105,10 @@ class Sampling:
     the guided distribution at temperature 1 after the filters, which then come before the temperature. top_n_sigma: a
     third filter, after top-k and top-p: a token stays if its logit is at least the largest less so many sigma, sigma
     the root mean square of the logits that are left, as in the Jacobi mode of Lumina-mGPT 2 (not their standard
-    deviation). kernels: those of the engine, which replace the plain code where they can.
+    deviation). cfg_schedule: whether the guidance is the same everywhere, or grows from 1 to cfg_scale over an image
+    whose target has an order of its own: with the share of tokens before the token ("linear", LPD), or that exist after
+    its pass ("linear_by_pass", ARPG); see `Fronts.progress`. kernels: those of the engine, which replace the plain code
+    where they can.
     """
 
     temperature: float = 1.0
@@ -114,6 +117,7 @@ class Sampling:
     cfg_scale: float = 1.0
     entropy: tuple[float, float, float] | None = None
     top_n_sigma: float | None = None
+    cfg_schedule: str = "constant"
     kernels: Kernels | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -122,7 +126,13 @@ class Sampling:
         curve = cfg.get("entropy_temperature")
         scale = cfg["cfg_scale"] if cfg_scale is None else cfg_scale
         return cls(
-            cfg["temperature"], cfg["top_k"], cfg["top_p"], scale, curve and tuple(curve), cfg.get("top_n_sigma")
+            temperature=cfg["temperature"],
+            top_k=cfg["top_k"],
+            top_p=cfg["top_p"],
+            cfg_scale=scale,
+            entropy=curve and tuple(curve),
+            top_n_sigma=cfg.get("top_n_sigma"),
+            cfg_schedule=cfg.get("cfg_schedule", "constant"),
         )
 
     @property
@@ -136,32 +146,42 @@ class Sampling:
         temperature = self.temperature if self.entropy is None else 1.0
         return replace(self, temperature=temperature or 1.0, top_k=None, top_p=1.0, entropy=None, top_n_sigma=None)
 
-    def distributions(self, logits: Tensor, session: Any, positions: Tensor) -> Distributions:
+    def distributions(
+        self, logits: Tensor, session: Any, positions: Tensor, progress: Tensor | None = None
+    ) -> Distributions:
         """The distributions of the tokens at image positions (B, n), from a head's logits (R, n, V) as they are;
-        `session` knows the image grammar."""
+        `session` knows the image grammar. progress: as of `Fronts`."""
         if self._fused is not None:
             scale = self.cfg_scale if self.guided else None
             p = self._fused.probs(
                 logits, self.temperature, self.top_k, scale, session.forced_tokens, session.codes, positions
             )
             return Distributions(p, logits, session, positions, self)
-        guided = session.constrain(self.apply_guidance(logits), positions)
+        guided = session.constrain(self.apply_guidance(logits, progress), positions)
         return Distributions(self.probs(guided), logits, session, positions, self, guided)
 
     @property
     def _fused(self) -> Kernels | None:
         """Kernels that replace the plain code of these parameters."""
         plain = self.temperature == 0 or self.top_p < 1 or self.entropy is not None or self.top_n_sigma is not None
-        return None if plain else self.kernels
+        return None if plain or self.cfg_schedule != "constant" else self.kernels
 
-    def apply_guidance(self, logits: Tensor) -> Tensor:
+    def apply_guidance(self, logits: Tensor, progress: Tensor | None = None) -> Tensor:
         """Guided logits (B, ...) float32 of rows (2B, ...): conditional first, then unconditional; u + s (c - u). (In
-        bfloat16 the mixture would be rounded to 8 bits, which moves a distribution by 0.003 to 0.012.)"""
+        bfloat16 the mixture would be rounded to 8 bits, which moves a distribution by 0.003 to 0.012.) progress: as of
+        `Fronts`, for a schedule."""
         logits = logits.float()
         if not self.guided:
             return logits
         cond, uncond = logits.chunk(2)
-        return uncond + self.cfg_scale * (cond - uncond)
+        return uncond + self._strength(progress) * (cond - uncond)
+
+    def _strength(self, progress: Tensor | None) -> float | Tensor:
+        """The guidance scale of each token, (B, n, 1) where it is scheduled."""
+        if self.cfg_schedule == "constant" or progress is None:
+            return self.cfg_scale
+        share = progress[..., 0 if self.cfg_schedule == "linear" else 1]
+        return 1 + (self.cfg_scale - 1) * share.unsqueeze(-1)
 
     def probs(self, logits: Tensor) -> Tensor:
         """Probabilities (..., V) float32 of guided logits (..., V)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from specbench.decoding.fronts import fronts_needed
 from specbench.decoding.trees import Tree
@@ -21,6 +22,7 @@ class DraftShape:
     biased: tokens are not drawn from the distributions that the drafter gives, or the target's distributions are not
         those of raster order.
     skips: some tokens are committed without verification.
+    by_rows: a draft follows from the row of the image above it, so that an image must be one grid.
     lag: tokens that a row of the image has when the next one begins, of a drafter that leaves raster order; `tree` is
         the draft of each row then. None: raster order.
     """
@@ -31,6 +33,7 @@ class DraftShape:
     carries_over: bool = False
     biased: bool = False
     skips: bool = False
+    by_rows: bool = False
     lag: int | None = None
 
     @property
@@ -38,6 +41,8 @@ class DraftShape:
         """Draft tokens of the longest path."""
         return self.tree.height
 
-    def fronts(self, width: int) -> int:
-        """At how many positions a pass extends an image with rows of `width` tokens; 1 in raster order."""
-        return 1 if self.lag is None else fronts_needed(width, self.lag)
+    def fronts(self, target: Any) -> int:
+        """At how many positions a pass extends an image of this target; 1 in raster order."""
+        if self.lag is not None:
+            return fronts_needed(target.width, self.lag)
+        return 1 if target.order is None else max(target.order.sizes)

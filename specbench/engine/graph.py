@@ -237,16 +237,20 @@ def run_block(block: Any, x: Any, context: Any, layer: int) -> Any:
     if call is None:
         return block(x, context, layer)
     # Inductor generates no code for complex numbers
-    layer_cache = _LayerCache(context.cache.k[layer], context.cache.v[layer])
+    layer_cache = LayerCache(*context.cache.layer(layer))
     return call(block, x, replace(context, rope_factors=context.rope.unsqueeze(2), cache=layer_cache))
 
 
-class _LayerCache(KVCache):
+class LayerCache(KVCache):
     """Keys and values of one layer, each (rows, kv heads, slots, head dim), so that compiled code contains no layer
     number."""
 
     def __init__(self, k: Tensor, v: Tensor) -> None:
         self.k, self.v = k, v
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See `KVCache.layer`; `layer` is ignored."""
+        return self.k, self.v
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `KVCache.write`; `layer` is ignored. Inductor does this in place, but not `scatter_`, for which it would
@@ -258,7 +262,7 @@ class _LayerCache(KVCache):
 
 
 def call_block(block: Any, x: Tensor, context: Any) -> Tensor:
-    """The function that is compiled; see `BlockCall`. The context's cache is a `_LayerCache`."""
+    """The function that is compiled; see `BlockCall`. The context's cache is a `LayerCache`."""
     y: Tensor = block.forward(x, context, 0)
     return y
 

@@ -70,9 +70,16 @@ def _fused(device: torch.device) -> Graphs:
 
 def check_engine(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError where an engine cannot execute a model on any device."""
-    if cfg["engine"] in ("compiled", "triton") and parameters.is_continuous("model", cfg["model"]):
+    if cfg["engine"] not in ("compiled", "triton"):
+        return
+    if parameters.is_continuous("model", cfg["model"]):
         raise UsageError(
             f"engine={cfg['engine']} needs discrete tokens, and {cfg['model']} has continuous tokens; use engine=graph"
+        )
+    if parameters.kind("model", cfg["model"]) == "ordered":
+        raise UsageError(
+            f"engine={cfg['engine']} has the blocks of models in raster order, and {cfg['model']} has others; use"
+            " engine=graph"
         )
 
 
@@ -248,7 +255,7 @@ class Pipeline(BasePipeline):
 
     def vanilla(self) -> Pipeline:
         sampling, draws = self.config.sampling, self.config.emitted_draws
-        return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), sampling, emitted_draws=draws))
+        return self._of(DecoderConfig(self.model.target, NoDraft(singly=True), exact(), sampling, emitted_draws=draws))
 
     def overridden(self, override: Override) -> Pipeline:
         """The same pipeline with verdicts that override the rule's; what it emits is not measured."""

@@ -62,6 +62,7 @@ class Language(nn.Module):
     grammar: Grammar | None = None  # None: every position may hold every token
     pads_see_all: bool = False  # see `LanguageSession`
     aux_hidden_layers: tuple[int, ...] = ()  # see `with_aux_hidden_layers`
+    order: Any = None  # of a model that leaves raster order, as of `decoding.planned.TokenOrder`
     skips_padding: bool = False  # whether positions count from the first valid one
     _ropes: tuple[int, Tensor] | None = None  # the rotary table that was made last, and the prefix that it is for
 
@@ -144,7 +145,7 @@ class Language(nn.Module):
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
         b = self.block
-        return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.norm.weight)
+        return KVCache(self.cache_layers, rows, b.n_kv_heads, slots, b.head_dim, self.norm.weight)
 
     def hidden(
         self, x: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache | None, slots: Tensor | None
@@ -157,6 +158,23 @@ class Language(nn.Module):
             return self.norm(out, kernels)
         top, aux = out.split((self.block.dim, out.shape[-1] - self.block.dim), -1)
         return torch.cat([self.norm(top, kernels), aux], -1)
+
+    def at_fronts(
+        self, session: LanguageSession, x: Tensor, rope: Tensor, mask: TreeMask, slots: Tensor, fronts: Any
+    ) -> Tensor:
+        """Hidden states (R, n, dim) that give the tokens at the targets of fronts, of the nodes' inputs x; the rest as
+        of `hidden`. In raster order the nodes' own."""
+        return self.hidden(x, rope, mask, session.cache, slots)
+
+    @property
+    def pass_weights(self) -> list[nn.Module]:
+        """The modules whose weights a pass reads."""
+        return [self.layers, self.norm, *self.head_layers]
+
+    @property
+    def cache_layers(self) -> int:
+        """Layers whose keys and values are stored."""
+        return len(self.layers)
 
     def uncached(self, prefix: Prefix, tokens: Tensor) -> Tensor:
         """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n) in one pass, without a cache: those that a
@@ -208,6 +226,7 @@ class LanguageSession:
         # what a caller gave is not overwritten with another batch
         self.prefix = prefix = Prefix(prefix.inputs, prefix.valid.clone(), prefix.ids.clone())
         self.length, self.width, self.vocab_size = model.length, model.width, model.vocab_size
+        self.order = model.order
         self.codes = model.grammar.codes if model.grammar else model.vocab_size
         self.prefix_length = len(prefix)
         rows, device = len(prefix.inputs), prefix.inputs.device
@@ -322,9 +341,10 @@ class LanguageSession:
         mask = TreeMask(start, torch.full_like(start, self.prefix_length - 1), fronts.sees)
         if self.cache.kernels is not None:
             x, rope, _, _ = self.cache.kernels.inputs(self, tokens, positions)
-            hidden = self.model.hidden(x, rope, mask, self.cache, self.both(slots))
         else:
-            hidden = self.feed(self.embed(tokens, positions), self.both(positions), self.both(slots), mask)
+            x = self.embed(tokens, positions)
+            rope = self.model.rope_at(self.rope, self.both(positions), self.padding)
+        hidden = self.model.at_fronts(self, x, rope, mask, self.both(slots), fronts)
         return self.model.head(hidden), hidden
 
     def commit(self, verdict: Any, tree: Any, count: Tensor) -> None:

@@ -9,6 +9,7 @@ training of MAR is described in the paper and its published configuration.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -57,6 +58,10 @@ class MARConfig:
         return math.isqrt(self.length)
 
 
+#: Queries, keys and values (R, heads, n, d) -> what attention gives (R, heads, n, d).
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
 class MarAttention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -64,9 +69,10 @@ class MarAttention(nn.Module):
         self.qkv = Linear(dim, 3 * dim)
         self.proj = Linear(dim, dim)
 
-    def forward(self, x: Tensor, usable: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, usable: Tensor | None, attend: Attend | None = None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(attention(q, k, v, usable, causal=False).transpose(1, 2).flatten(2))
+        y = attention(q, k, v, usable, causal=False) if attend is None else attend(q, k, v)
+        return self.proj(y.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -87,8 +93,9 @@ class MarBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.mlp = MLP(dim, int(dim * ratio))
 
-    def forward(self, x: Tensor, usable: Tensor | None = None) -> Tensor:
-        x = x + self.attn(self.norm1(x), usable)
+    def forward(self, x: Tensor, usable: Tensor | None = None, attend: Attend | None = None) -> Tensor:
+        """usable: keys that are attended to, a mask; attend: instead, attention with a cache."""
+        x = x + self.attn(self.norm1(x), usable, attend)
         return x + self.mlp(self.norm2(x))
 
 

@@ -20,6 +20,11 @@ TARGET = LlamaGenConfig(
 )
 DRAFT = replace(TARGET, dim=96, n_layer=2, n_head=3, ffn_hidden=256)
 
+#: The class-conditional model that decodes in random orders.
+ARPG = LlamaGenConfig(
+    dim=128, n_layer=6, n_head=4, ffn_hidden=384, vocab_size=512, cls_token_num=1, block_size=256, num_classes=40
+)
+
 
 def text() -> TextConfig:
     return TextConfig(vocabulary=tuple(vocabulary()))
@@ -30,6 +35,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "text": text,
     "target": lambda: TARGET,
     "draft": lambda: DRAFT,
+    "arpg": lambda: ARPG,
 }
 
 

@@ -24,8 +24,10 @@ def measurement_remarks(
     found, timed = protocol_remarks(cfg), row["timing"]
     if other := variants.departures(cfg):
         found.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
-    if _leaves_raster_order(cfg):
+    if not parameters.in_raster_order(cfg):
         found.append("perplexity, log_prob: of each token given those that existed when it was sampled")
+    if row["baseline_run_id"] and parameters.kind("model", cfg["model"]) == "ordered":
+        found.append(f"speed-ups: over {cfg['model']} with one token a pass, in the same orders")
     if cfg["batch"] > 1:
         found.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
     if timing.is_timed(cfg) and not timed:
@@ -63,19 +65,20 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
         not_drawn = {"stored": "old", "siblings": "residual", "coupling": "threshold", "opening": "greedy"}
         if any(cfg.get(name) == value for name, value in not_drawn.items()):
             what = "tokens that were not drawn from their stored distribution"
-        if cfg.get("drafter") == "vvs":
+        if cfg.get("drafter") == "vvs" or cfg.get("rounds") is not None:
             what = "tokens that are not verified"
-        if _leaves_raster_order(cfg):
-            what = f"drafter {cfg['drafter']}, whose tokens are not sampled in raster order"
+        if not parameters.in_raster_order(cfg):
+            who = (
+                cfg["model"]
+                if parameters.kind("model", str(cfg.get("model"))) == "ordered"
+                else f"drafter {cfg['drafter']}"
+            )
+            what = f"{who}, whose tokens are not sampled in raster order"
         return [f"emitted_kl: like emitted_tv not computed for {what}"]
     if len(outside) < len(images):
         return [f"emitted_kl: not recorded of {len(images) - len(outside)} images, which an earlier process decoded"]
     share = sum(outside) / len(outside)
     return [f"emitted_kl: infinite, as the target never gives {share:.2g} of the emitted tokens"] * (share > 0)
-
-
-def _leaves_raster_order(cfg: Mapping[str, Any]) -> bool:
-    return parameters.default("drafter", cfg["drafter"], "raster") is False
 
 
 def protocol_remarks(cfg: Mapping[str, Any]) -> list[str]:

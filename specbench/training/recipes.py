@@ -175,7 +175,9 @@ def _check_kind(kind: str, model: str, given: Mapping[str, str]) -> None:
     continuous = is_continuous(kind)
     mine, other = ("continuous", "discrete") if continuous else ("discrete", "continuous")
     if model in parameters.choices("model"):
-        if parameters.is_continuous("model", model) != continuous:
+        if parameters.kind("model", model) != mine:
+            if parameters.kind("model", model) == "ordered":
+                raise UsageError(f"{model} decodes in an order of its own, and no drafter is for such models")
             suited = [name for name in TABLE["drafter"].choices if is_continuous(name) != continuous]
             raise UsageError(
                 f"{model} draws {other} tokens, and drafter={kind} is for {mine} ones: use drafter={'|'.join(suited)},"

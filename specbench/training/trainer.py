@@ -56,7 +56,7 @@ class Recipe:
 
 
 #: Name prefixes of the parameters of a Transformer's blocks.
-BLOCKS = ("layers.", "encoder_blocks.", "decoder_blocks.")
+BLOCKS = ("layers.", "query_layers.", "encoder_blocks.", "decoder_blocks.")
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,29 @@ def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
     return statistics
 
 
+def order_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
+    """Shares of shapes and colours that the reader finds as in the class, of the model with an order of its own: at its
+    own passes, and token by token; empty without a reader. `..._tokenized`: of real images after the tokenizer."""
+    if not (assets / ev.READER).is_file():
+        return {}
+    reader = ev.load(assets / ev.READER, ev.AttributeReader, device)
+    real, numbers = scenes_classes.portraits("validation", trial.count)
+    items = scenes_classes.items({"seed": 0, "n": trial.count})
+    pipeline = _pipeline(assets, device, "model=arpg_scenes", "method=vanilla")
+    tokenizer = pipeline.model.tokenizer
+    with torch.inference_mode():
+        again = [to_uint8(tokenizer.decode(tokenizer.encode(x.to(device)))) for x in to_float(real).split(50)]
+    images = {
+        "tokenized": (np.concatenate(again), [scenes_classes.labels_of(int(number)) for number in numbers]),
+        "vanilla": (_sample(pipeline, items)[0], [item.labels for item in items]),
+        "token_by_token": (_sample(pipeline.vanilla(), items)[0], [item.labels for item in items]),
+    }
+    return {
+        f"reader_accuracy_{name}": _classes_read(reader, found, np.array(labels))["shape_and_colour"]
+        for name, (found, labels) in images.items()
+    }
+
+
 def draft_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
     """Share of verified draft tokens that are accepted, and tokens per target pass, under each exact criterion; at the
     model's own guidance, and for `path` without guidance as well."""
@@ -175,7 +198,9 @@ def _pipeline(assets: Path, device: torch.device, *arguments: str) -> Any:
     return Pipeline.load({**cfg, "weights": weights_argument(assets), "device": str(device)})
 
 
-def _sample(pipeline: ContinuousPipeline, items: Sequence[Item], batch: int = 64) -> tuple[np.ndarray, int, int, int]:
+def _sample(
+    pipeline: Pipeline | ContinuousPipeline, items: Sequence[Item], batch: int = 64
+) -> tuple[np.ndarray, int, int, int]:
     """Images of the items, and over all of them target passes, draft tokens verified and accepted."""
     images, counts = [], np.zeros(3, dtype=np.int64)
     for i in tqdm(range(0, len(items), batch), desc="samples of classes"):
@@ -205,6 +230,7 @@ GOALS: list[tuple[str, str, str, float, float]] = [
     ("samples", "reader_accuracy_vanilla", "attributes read from vanilla samples, guidance 3", 0.85, 1.0),
     ("kl", "psnr_db", "KL autoencoder's PSNR on validation renders of one object, dB", 26.0, np.inf),
     ("mar_samples", "reader_accuracy_vanilla", "shapes and colours read from vanilla samples of mar_scenes", 0.75, 1.0),
+    ("arpg_samples", "reader_accuracy_vanilla", "shapes and colours read from samples of arpg_scenes", 0.75, 1.0),
 ]
 
 

@@ -13,19 +13,20 @@ import torch
 
 from specbench.config import registry
 from specbench.harness.pipeline import Pipeline
+from specbench.models.arpg import ARPG
 from specbench.models.flashar import FlashAR
 from specbench.models.llamagen import LlamaGen
 from specbench.models.loading import checkpoints
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
-from specbench.models.scenes_config import MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
+from specbench.models.scenes_config import CONFIGS, MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
 from specbench.storage.files import write_atomically
 from specbench.training import command, recipes
 from specbench.training.trainer import Recipe
-from tools.scenes import card, evaluators, flashar, mar, target, tokenizer, world
+from tools.scenes import arpg, card, evaluators, flashar, mar, target, tokenizer, world
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Budget:
     a drafter, and the samples of the continuous pair."""
 
     recipes: dict[str, Recipe]
-    measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples")
+    measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples", "arpg_samples")
     drafters: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     train: int = 80_000
@@ -75,6 +76,7 @@ BUDGETS = {
             "kl": Recipe(steps=1500, batch=48, lr=2e-3),
             "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
             "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
+            "arpg": Recipe(steps=1100, batch=32, lr=2e-3, warmup=100, ema=0.995, muon=True),
         }
     ),
     "gpu": Budget(  # minutes
@@ -86,15 +88,16 @@ BUDGETS = {
             "kl": Recipe(steps=6000, batch=128, lr=2e-3),
             "mar": Recipe(steps=20000, batch=256, lr=1e-3, ema=0.999, muon=True),
             "mar_draft": Recipe(steps=10000, batch=256, lr=1e-3, ema=0.999, muon=True),
+            "arpg": Recipe(steps=10000, batch=256, lr=2e-3, ema=0.999, muon=True),
         },
         drafters=("steps=6000", "batch=128", "ema=0.999"),
     ),
     "smoke": Budget(  # seconds: tests that everything runs, not that it learns
         {
             name: Recipe(steps=2, batch=4, lr=1e-3, warmup=1, ema=0.5)
-            for name in ("tokenizer", "text", "target", "flashar", "kl", "mar", "mar_draft")
+            for name in ("tokenizer", "text", "target", "flashar", "kl", "mar", "mar_draft", "arpg")
         },
-        measured=(*DRAFTERS, "drafters", "mar_samples"),
+        measured=(*DRAFTERS, "drafters", "mar_samples", "arpg_samples"),
         drafters=("steps=2", "batch=4", "warmup=1"),
         # Never the default drafter's two steps, which are the same ones.
         variants=("steps=4", "batch=4", "warmup=1", "checkpoints=[1,3]"),
@@ -106,7 +109,8 @@ BUDGETS = {
 }
 DISCRETE = ("tokenizer", "text", "target", "flashar", *_CODES, "drafters", "evaluators", "samples")
 CONTINUOUS = ("kl", "mar", "mar_draft", *_VECTORS, "mar_samples")
-STAGES = (*DISCRETE, *CONTINUOUS)
+ORDERED = ("arpg", "arpg_samples")
+STAGES = (*DISCRETE, *CONTINUOUS, *ORDERED)
 
 
 class Stages:
@@ -264,6 +268,30 @@ class Stages:
 
     def samples(self) -> None:
         self.statistics["samples"] = card.sample_statistics(self.assets, self.device)
+
+    # --- the model with an order of its own, of scenes with one object -----------------------------------------------
+
+    def portrait_codes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of the portraits, for training and for validation."""
+        vq = self.make("tokenizer")
+        return (
+            self._cached("portrait-codes-train", lambda: tokenizer.encode_all(vq, self.portraits("train")[0])),
+            self._cached(
+                "portrait-codes-validation", lambda: tokenizer.encode_all(vq, self.portraits("validation")[0])
+            ),
+        )
+
+    def arpg(self) -> ARPG:
+        codes, held = self.make("portrait_codes")
+        classes, held_classes = self.portraits("train")[1], self.portraits("validation")[1]
+        torch.manual_seed(8)
+        model = ARPG(CONFIGS["arpg"]()).to(self.device)
+        self._stage("arpg", model, lambda: arpg.train(model, codes, classes, self.recipes["arpg"], self.work))
+        self.statistics["arpg"] |= arpg.evaluate(model, held, held_classes)
+        return model
+
+    def arpg_samples(self) -> None:
+        self.statistics["arpg_samples"] = card.order_statistics(self.assets, self.device, self.budget.trial)
 
     # --- models of continuous tokens, of scenes with one object -------------------------------------------------------
 

@@ -69,9 +69,8 @@ class DraftModel:
 
     def network_passes(self, target: Any) -> list[NetworkPass]:
         model, times = self.model, self.shape.passes
-        body, head = ([p for module in part for p in module.parameters()]
-                      for part in ((model.layers, model.norm), model.head_layers))  # fmt: skip
-        return [NetworkPass(model, "hidden", body, times), NetworkPass(model, "head", head, times)]
+        read = [p for module in model.pass_weights for p in module.parameters()]
+        return [NetworkPass(model, "hidden", read, times), NetworkPass(model, "head", [], times)]
 
     def commit(self, state: ChainState, outcome: Outcome) -> None:
         pass  # its cache is indexed by position: rejected entries are overwritten

@@ -1,4 +1,5 @@
-"""Drafts without tokens: vanilla autoregression, and ZipAR (He et al. 2024, arXiv 2412.04062).
+"""Drafts without tokens: vanilla autoregression, the groups of a model with an order of its own, and ZipAR (He et al.
+2024, arXiv 2412.04062).
 
 ZipAR decodes rows of an image in parallel, one token of each in a pass, without any verification. Every token is
 sampled once, from the target's distribution given the tokens that exist; that is the distribution of raster order only
@@ -14,49 +15,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.fronts import PlannedRows
 from specbench.decoding.loop import Drafter, Outcome, last_token
+from specbench.decoding.planned import PlannedGroups, PlannedPasses, PlannedRows
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.verify import Draft
-from specbench.engine.state import Buffers, put
+from specbench.engine.state import Buffers, put, within
 
 
 @dataclass
 class EmptyState:
-    """probs (n, 0, V) and valid (n, 1) bool of n chains; schedule: which rows of the image they are, for ZipAR."""
+    """probs (n, 0, V) and valid (n, 1) bool of n chains; plan: what the passes visit, None in raster order."""
 
     probs: Tensor
     valid: Tensor
-    schedule: PlannedRows | None = None
+    plan: PlannedPasses | None = None
 
-    constants = ("probs", "valid", "schedule")
+    constants = ("probs", "valid", "plan")
 
     def buffers(self) -> Buffers:
-        return {}
-
-
-def _empty(chains: int, session: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The fields `probs` and `valid` of a state."""
-    probs = torch.zeros(chains, 0, session.vocab_size, device=device)
-    return probs, torch.ones(chains, 1, dtype=torch.bool, device=device)
+        return {} if self.plan is None else within("plan", self.plan.buffers())
 
 
 class NoDraft:
+    """The target alone: in raster order token by token, or in the target's own order group by group; singly: token by
+    token in its own order, too."""
+
     constants = ("tree",)
 
-    def __init__(self) -> None:
-        self.shape = _shape()
+    def __init__(self, singly: bool = False) -> None:
+        self.shape, self.singly = _shape(), singly
         self.tree = self.shape.tree
 
+    def plan(self, session: Any, rng: RandomStreams) -> PlannedPasses | None:
+        """What the passes over the rows of `rng` visit; None in raster order."""
+        order = session.order
+        if order is None:
+            return None
+        return PlannedGroups(order, rng, [1] * session.length if self.singly else order.sizes)
+
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EmptyState:
-        put(self, rng.key.device)
-        return EmptyState(*_empty(len(rng), session, rng.key.device))
+        device = rng.key.device
+        put(self, device)
+        plan = self.plan(session, rng)
+        chains = len(rng) if plan is None else len(plan.owner)
+        probs = torch.zeros(chains, 0, session.vocab_size, device=device)
+        return EmptyState(probs, torch.ones(chains, 1, dtype=torch.bool, device=device), plan)
 
     def propose(self, state: EmptyState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        return Draft(self.tree, last_token(history, count), state.probs, state.valid)
+        if state.plan is None:
+            return Draft(self.tree, last_token(history, count), state.probs, state.valid)
+        token, fronts = state.plan.fronts(history, step)
+        return Draft(self.tree, token.view(-1, 1), state.probs, state.valid, fronts=fronts)
 
     def commit(self, state: EmptyState, outcome: Outcome) -> None:
         pass
@@ -76,16 +88,8 @@ class ZipAR(NoDraft):
         self.shape = _shape(window)
         self.tree = self.shape.tree
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EmptyState:
-        device = rng.key.device
-        put(self, device)
-        schedule = PlannedRows(session, len(rng), device, self.window, self.alone, self.masked)
-        return EmptyState(*_empty(len(schedule.owner), session, device), schedule)
-
-    def propose(self, state: EmptyState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        assert state.schedule is not None
-        token, fronts = state.schedule.fronts(history, step)
-        return Draft(self.tree, token.view(-1, 1), state.probs, state.valid, fronts=fronts)
+    def plan(self, session: Any, rng: RandomStreams) -> PlannedPasses:
+        return PlannedRows(session, len(rng), rng.key.device, self.window, self.alone, self.masked)
 
 
 def _shape(lag: int | None = None) -> DraftShape:

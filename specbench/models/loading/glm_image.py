@@ -7,7 +7,8 @@ forbids an id: the head's 16,512 ids, of which 16,384 are codes, compete at ever
 image at the model's end id, and then fails; here that id is one of them. The token after the full grid, which the
 official code samples and leaves out, is the end id here.
 
-The image tokenizer has an encoder alone. The files of a run hold the full grid's tokens, one pixel for a token.
+The image tokenizer has an encoder alone, a vision Transformer, which is not here. The files of a run hold the full
+grid's tokens, one pixel for a token.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specbench.errors import UsageError
 from specbench.models.language import Grammar
 from specbench.models.loading import official
 from specbench.models.loading.bundle import shape_of
@@ -127,6 +129,12 @@ class GlmImage(UnifiedModel):
 
     def prompt(self, text: str) -> Prompt:
         return glm_prompt(self.text, text, self.image, self.ids)
+
+    def codes(self, images: Tensor) -> Tensor:
+        raise UsageError(
+            f"{self.name}'s encoder of images is not part of specbench: train on tokens that the target draws"
+            " (source=self)"
+        )
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         """The tokens of the full grid as a map of codes (1, rows, columns, 3) uint8."""

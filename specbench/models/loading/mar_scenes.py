@@ -105,15 +105,7 @@ class ScenesMAR(Bundle):
 
     def encode(self, prompts: list[str]) -> Tensor:
         """Class names ("red circle") or numbers -> labels (n,) int64."""
-        found = [scenes_classes.number_of(prompt) for prompt in prompts]
-        for prompt, number in zip(prompts, found, strict=True):
-            if number is None:
-                raise UsageError(
-                    f"{self.name} draws one object, and '{prompt[:40]}' is not one of its classes: name a colour"
-                    f" ({', '.join(scenes.COLOURS)}) and a shape ({', '.join(scenes.SHAPES)}), such as 'red circle', or"
-                    f" a number from 0 to {len(scenes_classes.NAMES) - 1}; data=scenes_classes has them all"
-                )
-        return torch.tensor(found, dtype=torch.int64, device=self.device)
+        return torch.tensor(scenes_classes.numbers_in(prompts, self.name), dtype=torch.int64, device=self.device)
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
         return to_uint8(self.autoencoder.images(tokens))

@@ -1,0 +1,109 @@
+"""Orders in which a model fills an image that does not go row by row, and how many tokens each pass samples.
+
+Sources: ARPG (arXiv 2503.10568; hp-l33/ARPG, models/arpg.py) draws random orders, and its groups follow an arccosine or
+a cosine; LPD (arXiv 2507.01957; orders/ and models/lpd.py of its code) has orders by locality.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class GroupOrder:
+    """As of `decoding.planned.TokenOrder`."""
+
+    orders: Tensor
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, cfg: Mapping[str, Any], side: int) -> GroupOrder:
+        """From flat parameters, of an image of side * side tokens. UsageError for a number of passes that it cannot
+        have."""
+        sizes = group_sizes(side * side, cfg["iterations"], cfg["group_schedule"])
+        rng = np.random.default_rng(cfg["order_seed"])
+        make: dict[str, Callable[[], np.ndarray]] = {
+            "random": partial(rng.permutation, side * side),
+            "locality": partial(locality_order, side, sizes, cfg["repulsion"], rng),
+            "raster": partial(np.arange, side * side),
+        }
+        orders = [make[cfg["order"]]() for _ in range(cfg["orders"])]
+        return cls(torch.from_numpy(np.stack(orders)), sizes)
+
+
+def group_sizes(length: int, passes: int | None, schedule: str) -> tuple[int, ...]:
+    """Tokens that each pass samples, of an image of `length`; passes None: one token each.
+
+    After pass s of S, "cosine" leaves a share of cos(pi/2 s/S) to be sampled and "arccos" one of 2/pi arccos(s/S), both
+    rounded down; every pass samples a token and leaves one (ARPG; MAR's schedule is the cosine). "lpd" rounds the
+    differences of the cosine to the nearest integer, the first to 1; what the sum lacks is added to the last groups,
+    one token each, or taken from them (our reading: it gives LPD's published lists of 20 and 32 passes).
+    """
+    if passes is None:
+        return (1,) * length
+    if not 1 <= passes <= length:
+        raise UsageError(f"an image of {length} tokens takes 1 to {length} iterations (got {passes})")
+    if schedule == "lpd":
+        return _rounded(length, passes)
+    share = {"cosine": lambda t: math.cos(math.pi / 2 * t), "arccos": lambda t: 2 / math.pi * math.acos(t)}[schedule]
+    sizes, left = [], length
+    for step in range(1, passes):
+        after = max(1, min(left - 1, math.floor(length * share(step / passes))))
+        sizes.append(left - after)
+        left = after
+    return (*sizes, left)
+
+
+def _rounded(length: int, passes: int) -> tuple[int, ...]:
+    shares = [math.cos(math.pi / 2 * step / passes) for step in range(passes + 1)]
+    sizes = [max(1, round(length * (a - b))) for a, b in pairwise(shares)]
+    if passes > 1:
+        sizes[0] = 1
+    last = passes
+    while (lacking := length - sum(sizes)) != 0:
+        last = last - 1 if last > 1 else passes - 1
+        sizes[last] += 1 if lacking > 0 else -(sizes[last] > 1)
+    return tuple(sizes)
+
+
+def locality_order(side: int, sizes: tuple[int, ...], repulsion: int, rng: np.random.Generator) -> np.ndarray:
+    """An order (T,) by LPD's locality (arXiv 2507.01957), of an image of side * side tokens.
+
+    The cells of a group are near to what exists and far from each other. A cell's score is the sum of 1 / distance over
+    those of its eight neighbours that exist. Cells with a score of 1 or more are taken from the highest on, equal ones
+    in a random order, unless one of the group is within `repulsion` rows and columns. The rest of the group are the
+    cells that are farthest from it, one after the other.
+    """
+    cells = np.stack(np.divmod(np.arange(side * side), side), 1)
+    apart = cells[:, None] - cells
+    gap, distance = np.abs(apart).max(-1), np.linalg.norm(apart, axis=-1)
+    weight = np.where(gap == 1, 1 / np.maximum(distance, 1), 0)
+    free, order = np.ones(len(cells), dtype=bool), []
+    for size in sizes:
+        score = weight[:, ~free].sum(1)
+        ranked = rng.permutation(np.flatnonzero(free))
+        ranked = ranked[np.argsort(-score[ranked], kind="stable")]
+        group: list[int] = []
+        for cell in ranked[score[ranked] >= 1]:
+            if len(group) < size and (gap[cell, group] > repulsion).all():
+                group.append(int(cell))
+        far = distance[:, group].min(1, initial=2 * side)
+        while len(group) < size:
+            rest = ranked[~np.isin(ranked, group)]
+            cell = int(rest[far[rest].argmax()])
+            group.append(cell)
+            far = np.minimum(far, distance[cell])
+        free[group] = False
+        order += group
+    return np.array(order)
