@@ -22,6 +22,7 @@ from specbench.data import Item
 from specbench.errors import UsageError
 from specbench.metrics import ScoringContext, dpg, qwen3_vl
 from specbench.metrics.base import QuestionScorer
+from specbench.rows import remarks
 from specbench.storage.image_files import ImageArray
 
 HEADER = (
@@ -266,3 +267,9 @@ def test_tiif_bench_has_a_short_and_a_long_wording(tmp_path: Path) -> None:
     (folder / "text_prompts.jsonl").write_text('{"type": "text", "short_description": "a"}\n')
     with pytest.raises(UsageError, match="line 1: the long_description must be text"):
         data.load(configuration.compose([*words, "wording=long"]))
+
+
+def test_why_a_column_with_a_digit_is_empty_is_said() -> None:
+    row = {"note": "dpg: no table; dpg_qwen3_vl: no weights; read them first; hpsv3: no file"}
+    reasons = remarks.unmeasured(["dpg", "dpg_qwen3_vl", "hpsv3"], row)
+    assert reasons == {"dpg": "no table", "dpg_qwen3_vl": "no weights; read them first", "hpsv3": "no file"}

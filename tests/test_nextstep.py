@@ -21,7 +21,7 @@ from scipy import stats
 from test_real import TINY, loaded
 from tiny import equal, image, rng
 
-from specbench.audit import densities
+from specbench.audit import causal, densities
 from specbench.audit.audit import measure
 from specbench.config import configuration
 from specbench.decoding.batch import decode_stream
@@ -353,57 +353,20 @@ def test_no_pass_waits_for_the_host(monkeypatch):
 
 # --- what is lossless -------------------------------------------------------------------------------------------------
 
-TWO = NextStepConfig(8, 1, 2, 1, 8, 4, side=2, token_dim=2, head_width=8, head_depth=1)
-
-
-class Unconditional:
-    """A NextStep of four tokens of two numbers after one prompt, for `audit.measure`. What the audit draws by itself
-    is conditioned by a pass over all tokens, without the session and its cache."""
-
-    causal = True
-
-    def __init__(self, guided):
-        self.guided, self.length, self.dim, self.steps = guided, guided.length, guided.dim, guided.steps
-
-    def on(self, device):
-        return self
-
-    def prompts(self, rows):
-        ids, valid = torch.arange(3).repeat(rows, 1), torch.ones(rows, 3, dtype=torch.bool)
-        return Prompts(ids, valid, ids, valid)
-
-    def open(self, conditioning, rows):
-        return self.guided.open(self.prompts(rows), rows)
-
-    def condition(self, tokens, known, row, position, done, most):
-        model = self.guided.model
-        prefix = model.condition(self.prompts(len(tokens)), False)
-        x = torch.cat([prefix.inputs, model.image_in_projector(torch.where(known[..., None], tokens, 0.0))], 1)
-        at, padding = torch.arange(x.shape[1]), torch.zeros(len(x), 1).long()
-        rope = model.rope_at(model.reserved(x.shape[1], 3), at.expand(len(x), -1), padding)
-        mask = (at <= at[:, None]).expand(len(x), 1, -1, -1)
-        hidden = model.hidden(x, rope, mask, None, None)
-        return model.image_out_projector(hidden[:, 2:]).gather(1, position[..., None].expand(-1, -1, 8))
-
-    def moments(self, x, index, z):
-        return self.guided.open(self.prompts(1), 1).moments(x, index, z)
-
-
-def pair_of(distance=0.15, **options):
-    model = model_of(TWO)
-    both = (Unconditional(NextStepTarget(m, FlowSampler(5, **options))) for m in (model, near(model, distance)))
-    return densities.DensityPair("nextstep", *both)
-
 
 def row_of(words, samples=3000, **options):
+    """Of the built-in pair, with another sampler where there are options."""
     cfg = configuration.compose(f"method=cspd model=nextstep_1_1 weights=random reduced=true {words}".split())
-    return measure(densities.assemble(cfg), pair_of(**options), samples)
+    name = "nextstep_tiny"
+    distance = options.pop("distance", 0.15)
+    pair = causal.pair(name, distance, FlowSampler(5, **options)) if options else causal.built_in(name)
+    return measure(densities.assemble(cfg), pair, samples)
 
 
 #: Of `cspd`, with the sampler's options.
 LOSSLESS = {
     "the preset": ("gamma=2", {}),
-    "the last step's density": ("gamma=2 criterion=exact", {"distance": 0.03}),
+    "the last step's density": ("gamma=2 criterion=exact", {}),
     "a block": ("gamma=3 verification=block", {}),
     "another temperature, after a prefill": ("gamma=2 temperature=0.8 prefill=0.3", {}),
     "flow-grpo": ("gamma=2", {"level": 0.8}),
@@ -454,7 +417,7 @@ def test_the_audit_sees_a_cache_that_is_not_renewed(monkeypatch):
 def test_the_residual_of_one_token_is_exact():
     """One token of one number whose distribution is known: a head that predicts a constant velocity v ends in
     N(v, s^2), and two of them differ in v."""
-    cfg = replace(TWO, side=1, token_dim=1)
+    cfg = replace(causal.TINY, side=1, token_dim=1)
     models = [model_of(cfg), model_of(cfg)]
     for model, v in zip(models, (0.7, 0.2), strict=True):
         last = model.image_head.net.final_layer
@@ -462,7 +425,7 @@ def test_the_residual_of_one_token_is_exact():
         last.linear.bias.fill_(v)
     target, drafter = (NextStepTarget(m, FlowSampler(4)) for m in models)
     n = 8000
-    given = Unconditional(target).prompts(n)
+    given = causal.CausalNetwork(target).prompts(n)
     out = decode(target, drafter, ContinuousRule(gamma=1, criterion="path"), given, rng(n))
     mean, variance = 0.0, 1.0
     for t in (0, 0.25, 0.5, 0.75):  # x' = x + ((1 + t) v - x) / 4 + sqrt(2 (1 - t) / 4) noise

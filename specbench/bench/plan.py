@@ -167,6 +167,7 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
     return {
         "rows": rows,
         "tokens": pipeline.tokens_per_image,
+        "passes": None if target.order is None else len(target.order.sizes),
         "context": at,
         "nodes": nodes,
         "cache_gb": sizes[0],

@@ -25,13 +25,17 @@ ORDER = TAGS - 3
 
 class TokenOrder(Protocol):
     """The order of a model that leaves raster order: orders (O, T) int64 on the CPU, each a permutation of the image's
-    positions, of which every image takes one; sizes: tokens of the groups that a pass samples, one after the other."""
+    positions, of which every image takes one; sizes: tokens of the groups that a pass samples, one after the other;
+    whole: the model knows no other groups, and so no decoding token by token."""
 
     @property
     def orders(self) -> Tensor: ...
 
     @property
     def sizes(self) -> Sequence[int]: ...
+
+    @property
+    def whole(self) -> bool: ...
 
 
 class PlannedPasses:

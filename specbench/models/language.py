@@ -179,8 +179,12 @@ class Language(nn.Module):
     def uncached(self, prefix: Prefix, tokens: Tensor) -> Tensor:
         """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n) in one pass, without a cache: those that a
         session has, and with gradients where they are enabled."""
+        return self.in_one_pass(prefix, self.tok_embeddings(self.ids(tokens)))
+
+    def in_one_pass(self, prefix: Prefix, inputs: Tensor) -> Tensor:
+        """As `uncached`, of image tokens' inputs (R, n, dim)."""
         rows, before = prefix.inputs.shape[:2]
-        x = torch.cat([prefix.inputs, self.tok_embeddings(self.ids(tokens))], 1)
+        x = torch.cat([prefix.inputs, inputs], 1)
         positions = torch.arange(x.shape[1], device=x.device)
         rope = self.reserved(x.shape[1], before)
         usable = F.pad(prefix.valid, (0, x.shape[1] - before), value=True)

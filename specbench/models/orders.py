@@ -26,6 +26,7 @@ class GroupOrder:
 
     orders: Tensor
     sizes: tuple[int, ...]
+    whole: bool = False
 
     @classmethod
     def of(cls, cfg: Mapping[str, Any], side: int) -> GroupOrder:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specbench.data.scenes import vocabulary
+from specbench.models.flashar import FlashARConfig
 from specbench.models.llamagen import LlamaGenConfig
 from specbench.models.mar import MARConfig
 from specbench.models.text import TextConfig
@@ -19,10 +20,11 @@ TARGET = LlamaGenConfig(
     dim=192, n_layer=6, n_head=6, ffn_hidden=512, vocab_size=512, cls_token_num=8, caption_dim=192, block_size=256
 )
 DRAFT = replace(TARGET, dim=96, n_layer=2, n_head=3, ffn_hidden=256)
+FLASHAR = FlashARConfig(**asdict(TARGET), branch_layers=1)
 
 #: The class-conditional model that decodes in random orders.
 ARPG = LlamaGenConfig(
-    dim=128, n_layer=6, n_head=4, ffn_hidden=384, vocab_size=512, cls_token_num=1, block_size=256, num_classes=40
+    dim=128, n_layer=6, n_head=2, ffn_hidden=384, vocab_size=512, cls_token_num=1, block_size=256, num_classes=40
 )
 
 
@@ -35,6 +37,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "text": text,
     "target": lambda: TARGET,
     "draft": lambda: DRAFT,
+    "flashar": lambda: FLASHAR,
     "arpg": lambda: ARPG,
 }
 

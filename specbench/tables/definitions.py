@@ -162,6 +162,7 @@ class Stack:
 SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ", "epsilon": "ε"}
 #: Names of parameters, and of properties of a draft, on an axis.
 AXES = {
+    "batch": "images decoded together",
     "cfg_scale": "guidance scale",
     "draft_tokens": "draft tokens of a step",
     "draft_tv": "total variation of draft and target",
@@ -226,7 +227,10 @@ class Table:
         is no run for it."""
         own = model == self.model
         given = line.on(own)
-        if given is None or not given.keys() <= parameters.possible(model):
+        if given is None or ("model" in given and not own):
+            return None
+        model = given.get("model", model)  # a line of the table's own model may be of another one
+        if not given.keys() <= parameters.possible(model):
             return None
         if seed is not None and "seed" in given:
             raise UsageError(f"line {line.key} of {self.id} has a seed of its own: leave --seeds out")

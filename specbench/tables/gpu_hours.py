@@ -67,7 +67,7 @@ class Planner:
             return self._continuous(cfg, device)
         planned = self.plan(cfg)
         if parameters.kind("model", cfg["model"]) == "ordered":
-            passes = cfg["iterations"] or planned["tokens"]
+            passes = planned["passes"]
             low, high = _of_part(planned, "step", device, planned["launches"], cfg["engine"] != "eager")
             return passes * low / cfg["batch"], passes * high / cfg["batch"]
         made = tokens_per_step(cfg, planned["tokens"], shape_of(cfg).height + 1, self.results)
