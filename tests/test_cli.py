@@ -241,7 +241,7 @@ def test_the_listed_recipes_are_those_of_a_training() -> None:
         chain = [name]
         while (like := listed[chain[0]][0]) in listed:
             chain.insert(0, like)
-        kinds = ("cspd",) if "objective" in listed[name][1] else ("eagle", "eagle3", "medusa", "draft_model")
+        kinds = ("cspd",) if "objective" in listed[name][1] else ("eagle", "eagle3", "medusa", "dflash", "draft_model")
         for kind in kinds:
             wanted = recipes.settings(name, kind)
             texts = [listed[one][1] for one in chain] + [of_drafter[one].get(kind, {}) for one in chain]

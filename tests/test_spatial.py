@@ -13,9 +13,10 @@ import tiny
 import torch
 from torch import Tensor
 
-from specbench.audit import models
+from specbench.audit import models, sizes
 from specbench.audit.models import TabularModel
 from specbench.audit.tabular import TabularSpatial, TabularTarget
+from specbench.audit.tiny import built_in as tiny_model
 from specbench.config import configuration
 from specbench.decoding.drafters.spatial import Spatial
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
@@ -209,6 +210,16 @@ def test_several_rows_at_once() -> None:
 def test_an_audit_of_rows_of_five(rounds: str, samples: int, verdict: str) -> None:
     words = f"method=spatial window=5 rounds={rounds}"
     assert tiny.verdict(words, models.built_in("m4t24"), samples) == verdict
+
+
+def test_an_audit_tries_drafts_that_fit_in_a_row() -> None:
+    """A longer one would have depths that no step reaches. v2t10 has rows of four tokens, chameleon_tiny of three codes
+    and a new line."""
+    cfg = configuration.compose(["method=spatial", "variant=strict"])
+    for model, longest in ((models.built_in("v2t10"), 4), (tiny_model("chameleon_tiny"), 3)):
+        tried = [further[-1] for further in sizes.variants(cfg, {"method", "variant"}, model)]
+        assert tried == ["window=2", f"window={longest}"]
+        assert not sizes.is_exact({**cfg, "rounds": 0})
 
 
 def test_block_verification_takes_strict_rows_alone() -> None:

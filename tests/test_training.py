@@ -13,7 +13,7 @@ from torch import nn
 
 from specbench.config import registry
 from specbench.data import scenes
-from specbench.models import medusa, spatial
+from specbench.models import dflash, medusa, spatial
 from specbench.models.eagle import like_target
 from specbench.models.supervision import TargetHead
 from specbench.models.text import TextConfig, TextEncoder
@@ -125,6 +125,10 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
     given = target.dataset(model.with_aux_hidden_layers((0, 1)), tokens, features)
     reached = learn("eagle3", like_target(model, (0, 1)), 60, 5e-3, unroll_steps=2, regression=0.0, noise=0.0)
     assert reached["tv_2"] < 0.5  # on its own outputs, too
+    network = dflash.like_target(model, block_size=4)
+    given = target.dataset(model.with_aux_hidden_layers(network.cfg.aux_hidden_layers), tokens, features)
+    reached = learn("dflash", network, 60, 1e-2, regression=0.0, noise=0.0)
+    assert reached["tv_2"] < 0.5  # of the next slot of its block
 
 
 def test_the_text_encoder_learns_to_state_what_a_caption_says(tmp_path):

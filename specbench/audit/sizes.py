@@ -150,6 +150,9 @@ def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator
     elif "t_ctx" in own:  # rows in parallel, and one at a time
         yield from (("window=2", "t_ctx=1"), ("window=2", f"t_ctx={length}"))
         return
+    elif "k_v" in own:  # a draft is of one row
+        yield from ((f"window={window}",) for window in sorted({short, min(long, model.target.width)}))
+        return
     elif "window" in own:
         yield from ((f"window={window}",) for window in lengths)
     elif "nodes" in own:

@@ -53,7 +53,7 @@ def _emu3(layers: int) -> Unified:
 
 
 #: Factors of the random weights of drafters' networks, which move their distributions away from the target's.
-_FACTORS = {"eagle": 2.0, "eagle3": 2.0}
+_FACTORS = {"eagle": 2.0, "eagle3": 2.0, "dflash": 2.0}
 #: The target of so many layers.
 _TARGETS: dict[str, Callable[[int], Language]] = {
     "llamagen_tiny": _llamagen,
@@ -101,11 +101,11 @@ class TinyModel:
         grammar = self.target.grammar
         return grammar.free if grammar else torch.arange(self.target.length)
 
-    def drafter_network(self, name: str) -> Any:
+    def drafter_network(self, name: str | Mapping[str, Any]) -> Any:
         """As a loaded model's: the random network that a drafter declares."""
         network = registry.network(name)
         loader = pkgutil.resolve_name(network.loader)(self, network.folder)
-        factor = _FACTORS.get(name, recipes.TINY[self.name] if name == "draft_model" else 1.0)
+        factor = _FACTORS.get(network.folder, recipes.TINY[self.name] if network.folder == "draft" else 1.0)
         return _random(loader.untrained, loader.seed, factor).to(self.target.output.weight.device)
 
     def smaller(self) -> Language:

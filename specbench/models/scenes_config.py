@@ -24,7 +24,7 @@ FLASHAR = FlashARConfig(**asdict(TARGET), branch_layers=1)
 
 #: The class-conditional model that decodes in random orders.
 ARPG = LlamaGenConfig(
-    dim=128, n_layer=6, n_head=2, ffn_hidden=384, vocab_size=512, cls_token_num=1, block_size=256, num_classes=40
+    dim=128, n_layer=4, n_head=2, ffn_hidden=384, vocab_size=512, cls_token_num=1, block_size=256, num_classes=40
 )
 
 

@@ -76,7 +76,7 @@ BUDGETS = {
             "kl": Recipe(steps=1500, batch=48, lr=2e-3),
             "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
             "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
-            "arpg": Recipe(steps=800, batch=32, lr=2e-3, warmup=100, ema=0.995, muon=True),
+            "arpg": Recipe(steps=4000, batch=16, lr=2e-3, warmup=100, ema=0.995, muon=True),
         }
     ),
     "gpu": Budget(  # minutes

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.drafters.positions import INIT, KEEP, TOKEN
-from specbench.decoding.loop import Drafter, Outcome, last_token
+from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.sampling import Sampling, draw
@@ -138,6 +138,11 @@ class Spatial:
         index = torch.where(first, *state.outputs)
         logits = session.model.head(take(predicted, session.both(index)))
         return state.sampling.distributions(logits, session, position).p
+
+    def network_passes(self, target: Any) -> list[NetworkPass]:
+        every, right = self.heads.heads, self.heads.cfg.right
+        used = *every[: self.right], *every[right : right + self.below], *target.head_layers
+        return [NetworkPass(self.heads, "forward", [p for module in used for p in module.parameters()])]
 
     def commit(self, state: SpatialState, outcome: Outcome) -> None:
         """Keep the hidden states and, of rows that are not complete, improve every cell after the committed ones."""
