@@ -177,7 +177,8 @@ def aux_hidden_layers(layers: int, count: int) -> tuple[int, ...]:
 
 def like_shape(target: Language, block_size: int, layers: int = LAYERS) -> DFlashConfig:
     """The configuration of a network that fits a target: its layers, with a feed-forward part that gives the network
-    as many parameters as an EAGLE-1 drafter, whose token table and joining layer it does without."""
+    as many parameters as an EAGLE-1 drafter whose token table has the image's tokens alone. (The network has no token
+    table and no joining layer.)"""
     b = target.block
     cfg = DFlashConfig(
         dim=b.dim,
@@ -198,7 +199,8 @@ def like_shape(target: Language, block_size: int, layers: int = LAYERS) -> DFlas
             sum(p.numel() for p in network.parameters())
             for network in (eagle.EagleNetwork(eagle.like_shape(target)), DFlashNetwork(cfg))
         )
-    return replace(cfg, ffn_hidden=max(1, 1 + (like - rest) // (3 * b.dim * layers)))
+    of_text = (len(target.tok_embeddings.weight) - target.vocab_size) * b.dim
+    return replace(cfg, ffn_hidden=max(1, 1 + (like - of_text - rest) // (3 * b.dim * layers)))
 
 
 def like_target(target: Language, block_size: int = 16, layers: int = LAYERS) -> DFlashNetwork:
