@@ -470,7 +470,7 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
     kernels = SimpleNamespace(tune=lambda *given: tuned.append(given))
     drafter, target = (
         SimpleNamespace(shape=DraftShape(build(parse(TREE)))),
-        SimpleNamespace(layers=["a block"], width=9),
+        SimpleNamespace(layers=["a block"], width=9, order=None),
     )
     given: Any = SimpleNamespace(
         engine=SimpleNamespace(kernels=kernels),
