@@ -102,10 +102,12 @@ def test_every_method_runs_on_every_real_target(model, rows):
     for method in methods:
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}", *PARALLEL.get(method, [])])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
+        aux_hidden_layers = getattr(drafter, "aux_hidden_layers", ())
+        target = bundle.target.with_aux_hidden_layers(aux_hidden_layers) if aux_hidden_layers else bundle.target
         rule = build_rule(cfg, drafter.shape.height, bundle.codebook)
         sampling = Sampling.of(cfg)
         way = build_verification(cfg, drafter.shape)
-        config = DecoderConfig(bundle.target, drafter, rule, sampling, verification=way)
+        config = DecoderConfig(target, drafter, rule, sampling, verification=way)
         out = decode(config, given, RandomStreams([(0, i) for i in range(rows)]))
         assert out.tokens.shape == (rows, bundle.target.length), method
         if method in PARALLEL:

@@ -26,8 +26,9 @@ def measurement_remarks(
         found.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
     if not parameters.in_raster_order(cfg):
         found.append("perplexity, log_prob: of each token given those that existed when it was sampled")
-    if row["baseline_run_id"] and cfg.get("iterations") and parameters.kind("model", cfg["model"]) == "ordered":
-        singly = "iterations" in cfg
+    singly = "iterations" in cfg
+    grouped = parameters.kind("model", cfg["model"]) == "ordered" and (not singly or cfg["iterations"])
+    if row["baseline_run_id"] and grouped:
         over = "with one token a pass, in the same orders" if singly else "itself, whose groups are part of the model"
         found.append(f"speed-ups: over {cfg['model']} {over}")
     if cfg["batch"] > 1:
