@@ -44,23 +44,8 @@ SMALL = NextStepConfig(24, 2, 3, 1, 40, 30, side=3, token_dim=5, head_width=16, 
 PATH = ContinuousRule(gamma=3, criterion="path")
 
 
-def model_of(cfg=SMALL, seed=0):
-    """A NextStep whose every weight matters."""
-    model, g = NextStep(cfg).eval().requires_grad_(False), torch.Generator().manual_seed(seed)
-    for name, p in model.named_parameters():
-        if p.dim() == 1 and name.endswith("weight"):
-            p.uniform_(0.5, 1.5, generator=g)
-        else:
-            p.normal_(0, 0.3 if p.dim() == 1 else p[0].numel() ** -0.5, generator=g)
-    return model
-
-
-def near(model, distance, seed=9):
-    """A copy whose weights are moved by this share of their spread."""
-    other, g = model_of(model.cfg), torch.Generator().manual_seed(seed)
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        q.copy_(p + distance * p.std().nan_to_num(0) * torch.randn(p.shape, generator=g))
-    return other
+def model_of(cfg=SMALL):
+    return causal.network(0, cfg)
 
 
 def prompts(count, vocab=30):
@@ -303,7 +288,7 @@ def test_an_image_does_not_depend_on_the_others(name, monkeypatch):
     images are done."""
     rule = RULES.get(name) or replace(PATH, on_reject="continue")
     model = model_of()
-    target, drafter, given = guided_of(model), guided_of(near(model, 0.05)), prompts(4)
+    target, drafter, given = guided_of(model), guided_of(causal.near(model, 0.05, 9)), prompts(4)
 
     def some(which):
         return Prompts(*(x[which] for x in vars(given).values()))
@@ -325,7 +310,7 @@ def test_an_image_does_not_depend_on_the_others(name, monkeypatch):
 def test_what_changes_in_a_pass_is_declared(rule):
     """See test_recording; and the keys and values stay where they are."""
     model = model_of()
-    pair = guided_of(model), guided_of(near(model, 0.05))
+    pair = guided_of(model), guided_of(causal.near(model, 0.05, 9))
     images, other = (ContinuousDecoding(*pair, rule, prompts(2), rng(2, seed)) for seed in (0, 1))
     before = {path: tensor.clone() for path, tensor in undeclared(images).items()}
     assert before

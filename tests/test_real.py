@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from PIL import Image
 from rehearsal.vocabularies import chameleon_names, save_chameleon
@@ -102,8 +103,7 @@ def test_every_method_runs_on_every_real_target(model, rows):
     for method in methods:
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}", *PARALLEL.get(method, [])])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
-        aux_hidden_layers = getattr(drafter, "aux_hidden_layers", ())
-        target = bundle.target.with_aux_hidden_layers(aux_hidden_layers) if aux_hidden_layers else bundle.target
+        target = tiny.read_by(bundle.target, drafter)
         rule = build_rule(cfg, drafter.shape.height, bundle.codebook)
         sampling = Sampling.of(cfg)
         way = build_verification(cfg, drafter.shape)

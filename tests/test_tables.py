@@ -235,6 +235,7 @@ def test_a_line_may_be_of_a_model_of_its_own() -> None:
     values = definitions.named(table.overrides(lines["arpg_32"], table.model) or ())
     assert (values["model"], values["data"], values["iterations"]) == ("arpg_scenes", "scenes_classes", "32")
     assert table.overrides(lines["arpg_32"], "llamagen_xl") is None
+    assert [lines[key].of(table.model) for key in ("arpg_32", "vanilla")] == ["arpg_scenes", table.model]
     assert "model=llamagen_xl" in (table.overrides(lines["vanilla"], "llamagen_xl") or ())
 
 

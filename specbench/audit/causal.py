@@ -64,9 +64,9 @@ class CausalNetwork:
         return self.open(None, 1).moments(x, index, z)
 
 
-def network(seed: int) -> NextStep:
-    """With weights of unit gain, drawn from the seed."""
-    model, g = NextStep(TINY).eval().requires_grad_(False), torch.Generator().manual_seed(seed)
+def network(seed: int, cfg: NextStepConfig = TINY) -> NextStep:
+    """With weights of unit gain, drawn from the seed, of which every one matters."""
+    model, g = NextStep(cfg).eval().requires_grad_(False), torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if p.dim() == 1 and name.endswith("weight"):
             p.uniform_(0.5, 1.5, generator=g)

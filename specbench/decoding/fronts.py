@@ -144,7 +144,7 @@ class Fronts(Raster):
         return found
 
     def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
-        return rng.rows(self.owner), self.keys.flatten()
+        return rng.rows(self.owner), self.keys.flatten().contiguous()  # fused kernels read them as an array
 
     def chains(self, x: Tensor) -> Tensor:
         return x.unflatten(1, self.positions.shape[1:]).flatten(0, 1)

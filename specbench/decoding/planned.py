@@ -73,7 +73,7 @@ class PlannedPasses:
             positions=position.unsqueeze(-1),
             slots=slot.unsqueeze(-1),
             sees=self.sees(number, position),
-            keys=target.contiguous(),  # fused kernels read it as an array
+            keys=target,
             extends=extends,
             recovers=extends,
             owner=self.owner,

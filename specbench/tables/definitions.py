@@ -85,6 +85,10 @@ class Line:
         given = self.overrides if own_model or self.elsewhere is None else self.elsewhere
         return None if given is None else named(given)
 
+    def of(self, model: str) -> str:
+        """The model of its rows: the table's, or one that the line names."""
+        return named(self.overrides or ()).get("model", model)
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -229,7 +233,7 @@ class Table:
         given = line.on(own)
         if given is None or ("model" in given and not own):
             return None
-        model = given.get("model", model)  # a line of the table's own model may be of another one
+        model = line.of(model)
         if not given.keys() <= parameters.possible(model):
             return None
         if seed is not None and "seed" in given:
