@@ -137,7 +137,7 @@ class Case:
 #: Drafters whose drafts differ in what verification, the statistics and so the rules see of them: chains and trees,
 #: sampled or deterministic, one tree or one a row, levels of one candidate and of several, and several chains a row.
 #: Every other drafter's are as one of these: chain's as sjd's, tree's as sjd_pac's, vvs's and medusa's as eagle2's, and
-#: dflash's as those of chain and medusa.
+#: dflash's like chain's and medusa's.
 KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "pjd")
 
 

@@ -71,7 +71,7 @@ def rotated(x, cell, side):
 
 
 def plain_block(block, states, sees, cells, side):
-    """A block over states (n, 16), position by position: position i attends to those of `sees[i]`."""
+    """A block over states (n, 16), position by position: position i attends to the positions of `sees[i]`."""
     normed = [norm(x, block.attention_norm.weight) for x in states]
     q, k, v = zip(*((block.attention.wqkv.weight @ x).view(3, 2, 8) for x in normed), strict=True)
     q, k = ([rotated(x, cell, side) for x, cell in zip(each, cells, strict=True)] for each in (q, k))
@@ -157,7 +157,7 @@ def test_a_cell_depends_on_earlier_steps_alone():
         other = tokens.clone()
         other[0, cell] = (other[0, cell] + 1) % VOCAB
         moved = (model.head(model.all_cells(prefix, other))[0] != before).any(-1)
-        assert torch.equal(moved, steps > steps[cell])  # all later cells, those of its own step not
+        assert torch.equal(moved, steps > steps[cell])  # all later cells, but not its own step's
 
 
 @torch.no_grad()

@@ -527,7 +527,7 @@ def test_a_prompt_is_framed_by_the_area_its_grid_and_the_begin_of_the_image(tmp_
 
 
 def test_the_autoencoder_has_the_published_names():
-    """As the official script converts them to those of diffusers (stepfun-ai/NextStep-1, inference/gen_pipeline.py)."""
+    """As the official script converts them to diffusers' names (stepfun-ai/NextStep-1, inference/gen_pipeline.py)."""
     names = image_tokenizers.taming_table(vq.NEXTSTEP)
     with torch.device("meta"):
         shapes = {name: t.shape for name, t in vq.KLModel(vq.NEXTSTEP).state_dict().items()}

@@ -343,7 +343,7 @@ class JointTarget:
 
 
 def test_groups_are_sampled_from_the_models_own_distribution() -> None:
-    """The product of the conditionals in the order, those of a group given the groups before it alone; over images the
+    """The product of the conditionals in the order, a group's given the groups before it alone; over images the
     mean over the orders. It is not the joint distribution, which the same orders token by token give. tiny.fit is a p
     value of a chi-squared test: 20,000 images with a fixed seed."""
     torch.manual_seed(1)

@@ -207,8 +207,8 @@ class Roots:
 
 
 class Lines:
-    """The rows of B images, of which up to K are decoded at once, as of `planned.PlannedRows`; but how many tokens a
-    line gains in a pass depends on what is sampled."""
+    """The rows of B images, of which up to K are decoded at once, as in `planned.PlannedRows`. How many tokens a line
+    gains in a pass depends on what is sampled here."""
 
     constants = ("position", "column", "lengths", "needed", "number", "own", "owner", "stand_ins", "forced")
 

@@ -52,7 +52,7 @@ _STRIDE = 3
 @dataclass(frozen=True)
 class DFlashConfig:
     """block_size: slots of the largest block, the anchor included; aux_hidden_layers: the blocks of the target whose
-    outputs are read; rotary, qk_norm, head_size, rotated: as of `BlockConfig`."""
+    outputs are read; rotary, qk_norm, head_size, rotated: see `BlockConfig`."""
 
     dim: int
     n_head: int
@@ -134,7 +134,7 @@ class DFlashNetwork(nn.Module):
 
     def hidden(self, x: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache, slots: Tensor) -> Tensor:
         """What the target's output layer reads (R, n, dim), of blocks x (R, n, dim); their keys go to `slots` (R, n) of
-        the cache, which has those of the context."""
+        the cache, which has the context's."""
         return self.norm(run_blocks(self.layers, x, rope, mask, cache, slots), cache.kernels)
 
 

@@ -3,7 +3,7 @@ its code: lxazjk/Emu3.5-FlashAR, commit 2d4a74e).
 
 The target is another one: nothing is drafted or verified. Cell (r, c) belongs to step r + c, so an image of H rows and
 W columns takes H + W - 1 passes. An image position attends to the prefix and to all cells of its own and of earlier
-steps. Rotary positions and the layout of a sequence remain those of raster order.
+steps. Rotary positions and the layout of a sequence remain as in raster order.
 
 Two branches predict a cell. The trunk's final hidden state of the cell at the left gives `h` and, by the target's head,
 the horizontal logits. Copies of the last layers read the hidden states that enter the first of the copied layers, of
@@ -119,7 +119,7 @@ class FlashAR(LlamaGen):
         return g * self.horizontal(h) + (1 - g) * self.vertical(v)
 
     def all_cells(self, prefix: Prefix, tokens: Tensor) -> Tensor:
-        """What predicts every cell in raster order, as of `gated`: (R, T, 2 * dim + 1) of tokens (R, T) or (R, T - 1),
+        """What predicts every cell in raster order, for `gated`: (R, T, 2 * dim + 1) of tokens (R, T) or (R, T - 1),
         in one pass without a cache, with gradients where they are enabled."""
         before, cells = len(prefix), self.length - 1  # no cell depends on the last one
         x = torch.cat([prefix.inputs, self.tok_embeddings(tokens[:, :cells])], 1)

@@ -62,7 +62,7 @@ class Language(nn.Module):
     grammar: Grammar | None = None  # None: every position may hold every token
     pads_see_all: bool = False  # see `LanguageSession`
     aux_hidden_layers: tuple[int, ...] = ()  # see `with_aux_hidden_layers`
-    order: Any = None  # of a model that leaves raster order, as of `decoding.planned.TokenOrder`
+    order: Any = None  # of a model that leaves raster order; see `decoding.planned.TokenOrder`
     skips_padding: bool = False  # whether positions count from the first valid one
     _ropes: tuple[int, Tensor] | None = None  # the rotary table that was made last, and the prefix that it is for
 

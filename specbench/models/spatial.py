@@ -64,7 +64,7 @@ class SpatialNetwork(nn.Module):
         self.heads = nn.ModuleList(SpatialHead(cfg) for _ in range(cfg.right + cfg.below))  # to the right, then below
 
     def forward(self, cells: Tensor, parts: Sequence[tuple[int, slice]], kernels: Kernels | None = None) -> Tensor:
-        """Predicted hidden states (R, n, dim): for each (head, slice) of `parts` those of that head, counted over both
+        """Predicted hidden states (R, n, dim): for each (head, slice) of `parts` that head's, counted over both
         directions, at that slice of the cells (R, *, 2 dim)."""
         return torch.cat([self.heads[head](cells[:, where], kernels) for head, where in parts], 1)
 

@@ -79,7 +79,7 @@ class DFlash:
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> DFlashState:
         device = rng.key.device
         put(self, device)
-        dim = session.model.block.dim  # the hidden states after it are those of `aux_hidden_layers`
+        dim = session.model.block.dim  # the hidden states after it belong to `aux_hidden_layers`
         hidden = session.prefix_hidden[..., dim:]  # (R, P - 1, width)
         rows, known, width = hidden.shape
         cache = self.network.new_cache(rows, known + 1 + session.length + 2 * self.slots)

@@ -8,7 +8,7 @@ the same pass, so what is sampled is not the target's distribution. Under the st
 its first rejection, as any chain does. That is exact.
 
 Our reading: in a later round q is the p of the round before, the distribution that each cell has by then. So the cells
-up to the first rejection are those of the ordinary rule, and never change again. Here they are committed at once, and a
+up to the first rejection are the ordinary rule's, and never change again. Here they are committed at once, and a
 row that is accepted as a whole takes no further pass. With as many rounds as a row has cells the method is exact. After
 the last pass the target gives the first cell of the next row, as after every draft that is accepted as a whole. With
 several heads below, as many rows are drafted at once.

@@ -141,11 +141,11 @@ class GlmImage(UnifiedModel):
         return image_files.code_map(self._full_grid(codes).cpu().numpy())
 
     def code_grid(self, tokens: Tensor) -> Tensor:
-        """Without those of the preview."""
+        """Without the preview's codes."""
         return self._full_grid(tokens[:, self.image.grammar.free.to(tokens.device)])
 
     def _full_grid(self, codes: Tensor) -> Tensor:
-        """The codes (B, rows, columns) of the full grid, which follow those of the preview."""
+        """The codes (B, rows, columns) of the full grid, which follow the preview's."""
         rows, columns = self.image.grids[-1]
         return codes[:, -rows * columns :].reshape(-1, rows, columns)
 
