@@ -250,19 +250,19 @@ def check(page: str, rows: Rows, where: str, whole: bool = True) -> tuple[list[P
 def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str | Mapping[str, str]]) -> list[Problem]:
     """What under results/ is not of `commit`, or was made of rows that are not there: rows by their own commit, tests
     by the runs that they compare, drawn tables by the commits that they print. `exceptions`: files -> why not, or the
-    `commit` that some of their rows have instead."""
+    `commit` that some of their rows have instead, or several."""
     results = rows.results
     files = {path.relative_to(results) for kind in ("*.csv", "tables/*.md") for path in results.rglob(kind)}
     excepted = {pattern: {path for path in files if path.match(pattern)} for pattern in exceptions}
     unused = [pattern for pattern, some in excepted.items() if not some]
     problems = [Problem("results/numbers.yaml", f"excepts {pattern}, and there is no such file") for pattern in unused]
-    later = {name: str(of["commit"]) for name, of in exceptions.items() if isinstance(of, Mapping)}
+    later = {name: str(of["commit"]).split() for name, of in exceptions.items() if isinstance(of, Mapping)}
     checked = sorted(files - set().union(*(some for name, some in excepted.items() if name not in later)))
     as_text = {"dtype": str, "keep_default_na": False}
     tables = {path: pd.read_csv(results / path, **as_text) for path in checked if path.suffix == ".csv"}
     runs = {run for table in tables.values() if "run_id" in table for run in table["run_id"]}
     for path in checked:
-        also = [other for name, other in later.items() if path in excepted[name]]
+        also = [other for name, others in later.items() if path in excepted[name] for other in others]
         if path.suffix == ".md":
             found = re.findall(r"\b[0-9a-f]{40}(?:-dirty)?", (results / path).read_text(encoding="utf-8"))
             foreign = _foreign(found, commit, also)

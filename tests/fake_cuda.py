@@ -56,8 +56,8 @@ def moved(network: nn.Module, dtype: torch.dtype | None = None) -> Any:
 
 def moved_drafter(drafter: Any) -> Any:
     """The drafter itself, its network on fake CUDA."""
-    for name in ("head", "heads", "model"):
-        if isinstance(network := getattr(drafter, name, None), nn.Module):
+    for network in vars(drafter).values():
+        if isinstance(network, nn.Module):
             moved(network)
     return drafter
 

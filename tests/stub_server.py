@@ -103,7 +103,7 @@ def ar_answer(fields: dict[str, Any], ids: list[int] | None = None, **meta: Any)
 
 class StubServer(LoopbackServer):
     """answers: path -> the answer to the fields of a request there. trouble: what happens to a request instead of its
-    answer: (handler, fields, number of this request among those of its prompt, from 1) -> whether it was answered.
+    answer: (handler, fields, number of this request among its prompt's, from 1) -> whether it was answered.
     seen: the fields of every request, in the order of arrival."""
 
     trouble: Callable[[Handler, dict[str, Any], int], bool] = staticmethod(lambda *_: False)  # type: ignore[assignment]

@@ -85,6 +85,7 @@ class Case:
     def __init__(self, name: str, engine: str, make: Callable[[], tuple[Any, Any]] = llamagen) -> None:
         self.engine, (self.target, self.given) = engine, make()
         self.drafter = test_engine.DRAFTERS[name](self.target)
+        self.target = tiny.read_by(self.target, self.drafter)
         self.kept: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -135,7 +136,8 @@ class Case:
 
 #: Drafters whose drafts differ in what verification, the statistics and so the rules see of them: chains and trees,
 #: sampled or deterministic, one tree or one a row, levels of one candidate and of several, and several chains a row.
-#: Every other drafter's are as one of these: chain's as sjd's, tree's as sjd_pac's, vvs's and medusa's as eagle2's.
+#: Every other drafter's are as one of these: chain's as sjd's, tree's as sjd_pac's, vvs's and medusa's as eagle2's, and
+#: dflash's like chain's and medusa's.
 KINDS = ("sjd", "jacobi", "sjd_pac", "eagle2", "pjd")
 
 

@@ -187,7 +187,7 @@ def test_a_bad_word_costs_one_sentence() -> None:
         ("method=cspd", "has discrete tokens, which drafter cspd and rule density do not support; use method="),
         (
             "window=3",
-            "has no parameter 'window' (it belongs to drafter built_in (method jacobi_built_in), drafter draft_",
+            "has no parameter 'window' (it belongs to drafter built_in (method jacobi_built_in), drafter dflash (",
         ),
         ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
         ("protocol=sjd_table4@2", "protocol sjd_table4 has version 1 here, not 2: write protocol=sjd_table4, or "),

@@ -21,6 +21,8 @@ from specbench.config import configuration, indices
 from specbench.data import Item
 from specbench.errors import UsageError
 from specbench.metrics import ScoringContext, dpg, qwen3_vl
+from specbench.metrics.base import QuestionScorer
+from specbench.rows import remarks
 from specbench.storage.image_files import ImageArray
 
 HEADER = (
@@ -170,6 +172,13 @@ def test_what_is_wrong_with_the_table_is_named(text: str, why: str, tmp_path: Pa
         dpg.read(tmp_path / "dpg_bench.csv")
 
 
+def test_a_prompt_has_as_many_questions_as_outputs_hold(tmp_path: Path) -> None:
+    rows = [("0", number, "0", "other - count (x)") for number in range(1, QuestionScorer.MOST)]
+    assert len(dpg.read(write(tmp_path, rows))["0"]) == 127
+    with pytest.raises(UsageError, match="has 128 questions about item 0, more than 127: fetch dpg_bench.csv again"):
+        dpg.read(write(tmp_path, [*rows, ("0", 128, "0", "other - count (x)")]))
+
+
 def test_the_published_vqa_model_is_asked_the_bare_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the package modelscope, which is not installed here."""
     asked: list[Any] = []
@@ -258,3 +267,9 @@ def test_tiif_bench_has_a_short_and_a_long_wording(tmp_path: Path) -> None:
     (folder / "text_prompts.jsonl").write_text('{"type": "text", "short_description": "a"}\n')
     with pytest.raises(UsageError, match="line 1: the long_description must be text"):
         data.load(configuration.compose([*words, "wording=long"]))
+
+
+def test_why_a_column_with_a_digit_is_empty_is_said() -> None:
+    row = {"note": "dpg: no table; dpg_qwen3_vl: no weights; read them first; hpsv3: no file"}
+    reasons = remarks.unmeasured(["dpg", "dpg_qwen3_vl", "hpsv3"], row)
+    assert reasons == {"dpg": "no table", "dpg_qwen3_vl": "no weights; read them first", "hpsv3": "no file"}

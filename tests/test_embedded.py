@@ -74,6 +74,7 @@ def test_a_caption_can_be_read_from_its_image():
         (("method=cool_sd", "delta=2"), SOME),
         (("method=scd",), FEW),
         (("method=medusa",), FEW),
+        (("method=dflash",), FEW),
     ],
 )
 def test_the_same_images_in_any_batch(words, count):
@@ -105,7 +106,16 @@ def test_logits_are_bit_equal_alone_and_in_company():
 def test_greedy_speculation_repeats_the_greedy_target():
     """At temperature 0 every exact drafter gives the target's own picture, token for token, in fewer steps."""
     wanted = decoded("method=vanilla", "temperature=0", count=1).tokens
-    for method in ("sd", "eagle1", "eagle2", "eagle3", "medusa", "jacobi", "sjd"):  # eagle_chain is eagle1's, narrower
+    for method in (
+        "sd",
+        "eagle1",
+        "eagle2",
+        "eagle3",
+        "medusa",
+        "dflash",
+        "jacobi",
+        "sjd",
+    ):  # eagle_chain is eagle1's, narrower
         out = decoded(f"method={method}", "temperature=0", count=1)
         assert torch.equal(out.tokens, wanted)
         assert out.steps.item() < 256 / 1.5

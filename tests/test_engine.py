@@ -19,12 +19,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from specbench import cli
 from specbench.decoding.batch import decode_stream
 from specbench.decoding.drafters.adaptive import AdaptiveEagle
+from specbench.decoding.drafters.dflash import DFlash
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pjd import ParallelJacobi
+from specbench.decoding.drafters.spatial import Spatial
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.drafters.window import BuiltIn, Window
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
@@ -50,6 +52,8 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "vvs": lambda target: VVS(tiny.eagle(target), 5, 2, 2, "full", 2),
     "built_in": lambda target: BuiltIn(4, "greedy"),
     "medusa": lambda target: Medusa(tiny.medusa(target), parse(TREE)),
+    "dflash": lambda target: DFlash(tiny.dflash(target), chain_paths(3)),
+    "dflash_tree": lambda target: DFlash(tiny.dflash(target), parse(TREE), deterministic=True),
     "draft_model": lambda target: DraftModel(tiny.llamagen(side=4, seed=5), 3),
     "jacobi": lambda target: Window(4, match=True),
     "sjd": lambda target: Window(4),
@@ -59,6 +63,8 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "height": lambda target: Window(7, coupling="height", width=2, depth=3),
     "zipar": lambda target: ZipAR(1, "overlap"),
     "pjd": lambda target: ParallelJacobi(3, 2),
+    "spatial": lambda target: Spatial(tiny.spatial(target), 3, 2, 1, 1),
+    "spatial_strict": lambda target: Spatial(tiny.spatial(target), 4, 2, 1, None),
 }
 
 
@@ -81,7 +87,8 @@ def some_of(given: Any, seed: int) -> tuple[Callable[[list[int]], Any], Callable
 
 
 def configured(target: Any, name: str, rule: str = "exact", sampling: Sampling = GUIDED) -> DecoderConfig:
-    return DecoderConfig(target, DRAFTERS[name](target), RULES[rule](), sampling, emitted_draws=2)
+    drafter = DRAFTERS[name](target)
+    return DecoderConfig(tiny.read_by(target, drafter), drafter, RULES[rule](), sampling, emitted_draws=2)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -143,7 +143,10 @@ def test_a_mistake_costs_one_sentence(call: Call, hub: FakeHub) -> None:
         (["model=anole", "data_dir=here"], "'data_dir' has no meaning with model="),
         (["model=anole", "size=512"], "anole has one size"),
         (["model=lumina_mgpt", "size=640"], "unknown size '640' (choose from: 1024, 512, 768)"),
-        (["model=anole", "drafter=sjd"], "unknown drafter with weights 'sjd' (choose from: cspd, draft_model, eagle"),
+        (
+            ["model=anole", "drafter=sjd"],
+            "unknown drafter with weights 'sjd' (choose from: cspd, dflash, dflash_tree, draft_model, eagle",
+        ),
         (["model=emu3", "drafter=eagle"], "no eagle weights are published for emu3: put your own into"),
         (
             ["model=lumina_mgpt", "size=512", "drafter=eagle"],

@@ -13,6 +13,7 @@ import torch
 from test_real import TINY, loaded
 from torch.testing import assert_close
 
+from specbench.bench.plan import plan
 from specbench.config import configuration, parameters
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
@@ -133,6 +134,12 @@ def test_glm_image_files_hold_tokens():
     assert (pixels[..., 0] * 256 + pixels[..., 1]).reshape(2, -1).tolist() == tokens[:, 4:-1].tolist()
 
 
+def test_images_are_no_examples_of_a_model_without_an_encoder():
+    _, bundle = loaded("glm_image", *TINY)
+    with pytest.raises(UsageError, match=r"glm_image's encoder of images .* \(source=self\)"):
+        bundle.codes(torch.zeros(1, 3, 64, 64))
+
+
 def test_no_metric_of_images_without_images():
     """Refused before anything is loaded; the defaults have none."""
     said = r"glm_image ends with tokens, .*engine=http\) or stored images .*: use metrics=none"
@@ -140,6 +147,15 @@ def test_no_metric_of_images_without_images():
         configuration.compose(["model=glm_image", "metrics=clip_b32"])
     assert not configuration.compose(["model=glm_image"])["metrics"]
     assert parameters.no_pixels(configuration.compose(["model=emu35_image"])) == ""
+
+
+def test_both_are_planned_on_shapes_alone():
+    """GLM-Image decodes no pixels, and a token of it is in one pass of one row: it has no guidance."""
+    words = ("weights=random", "reduced=true", "method=sjd", "window=3")
+    glm, emu = (plan(configuration.compose([f"model={name}", *words])) for name in ("glm_image", "emu35_image"))
+    assert (glm["tokens"], glm["rows"], glm["pixels_estimate_gb"]) == (21, 1, 0)
+    assert (emu["tokens"], emu["rows"]) == (20, 2)
+    assert emu["pixels_estimate_gb"] > 0
 
 
 @pytest.mark.parametrize("name", ["zipar", "pjd"])

@@ -123,7 +123,7 @@ def test_every_real_target_draws_pictures(model: str, dtype: str, engine: str, d
     from specbench.config import configuration
 
     words = [f"model={model}", "weights=random", "reduced=true", f"dtype={dtype}", f"device={device}"]
-    engine = "graph" if engine == "triton" and parameters.is_continuous("model", model) else engine
+    engine = "graph" if engine == "triton" and parameters.kind("model", model) != "discrete" else engine
     pipeline = Pipeline.load(configuration.compose([*words, f"engine={engine}"]))
     prompts = ["7", "8"]
     out = pipeline.decode(pipeline.encode(prompts), [(0, 0), (0, 1)])

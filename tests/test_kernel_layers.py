@@ -78,7 +78,7 @@ def test_products(rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None
     feed.w3.weight.copy_(gate)
     within(kernels._gated(Stream(x), norm, feed), F.silu(want) * gated, bound)
     stream = Stream(residual)
-    kernels._add(x, weight, stream, None, False)
+    kernels._add(x, weight, stream, None)
     assert (stream.pending is None) == (rows <= 16)
     total, size = wide @ w.T + residual.double(), wide.abs() @ w.T.abs() + residual.double().abs()
     within(Stream.summed(stream), total, 3 * rounding * size)

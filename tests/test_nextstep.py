@@ -21,7 +21,7 @@ from scipy import stats
 from test_real import TINY, loaded
 from tiny import equal, image, rng
 
-from specbench.audit import densities
+from specbench.audit import causal, densities
 from specbench.audit.audit import measure
 from specbench.config import configuration
 from specbench.decoding.batch import decode_stream
@@ -44,23 +44,8 @@ SMALL = NextStepConfig(24, 2, 3, 1, 40, 30, side=3, token_dim=5, head_width=16, 
 PATH = ContinuousRule(gamma=3, criterion="path")
 
 
-def model_of(cfg=SMALL, seed=0):
-    """A NextStep whose every weight matters."""
-    model, g = NextStep(cfg).eval().requires_grad_(False), torch.Generator().manual_seed(seed)
-    for name, p in model.named_parameters():
-        if p.dim() == 1 and name.endswith("weight"):
-            p.uniform_(0.5, 1.5, generator=g)
-        else:
-            p.normal_(0, 0.3 if p.dim() == 1 else p[0].numel() ** -0.5, generator=g)
-    return model
-
-
-def near(model, distance, seed=9):
-    """A copy whose weights are moved by this share of their spread."""
-    other, g = model_of(model.cfg), torch.Generator().manual_seed(seed)
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        q.copy_(p + distance * p.std().nan_to_num(0) * torch.randn(p.shape, generator=g))
-    return other
+def model_of(cfg=SMALL):
+    return causal.network(0, cfg)
 
 
 def prompts(count, vocab=30):
@@ -303,7 +288,7 @@ def test_an_image_does_not_depend_on_the_others(name, monkeypatch):
     images are done."""
     rule = RULES.get(name) or replace(PATH, on_reject="continue")
     model = model_of()
-    target, drafter, given = guided_of(model), guided_of(near(model, 0.05)), prompts(4)
+    target, drafter, given = guided_of(model), guided_of(causal.near(model, 0.05, 9)), prompts(4)
 
     def some(which):
         return Prompts(*(x[which] for x in vars(given).values()))
@@ -325,7 +310,7 @@ def test_an_image_does_not_depend_on_the_others(name, monkeypatch):
 def test_what_changes_in_a_pass_is_declared(rule):
     """See test_recording; and the keys and values stay where they are."""
     model = model_of()
-    pair = guided_of(model), guided_of(near(model, 0.05))
+    pair = guided_of(model), guided_of(causal.near(model, 0.05, 9))
     images, other = (ContinuousDecoding(*pair, rule, prompts(2), rng(2, seed)) for seed in (0, 1))
     before = {path: tensor.clone() for path, tensor in undeclared(images).items()}
     assert before
@@ -353,57 +338,20 @@ def test_no_pass_waits_for_the_host(monkeypatch):
 
 # --- what is lossless -------------------------------------------------------------------------------------------------
 
-TWO = NextStepConfig(8, 1, 2, 1, 8, 4, side=2, token_dim=2, head_width=8, head_depth=1)
-
-
-class Unconditional:
-    """A NextStep of four tokens of two numbers after one prompt, for `audit.measure`. What the audit draws by itself
-    is conditioned by a pass over all tokens, without the session and its cache."""
-
-    causal = True
-
-    def __init__(self, guided):
-        self.guided, self.length, self.dim, self.steps = guided, guided.length, guided.dim, guided.steps
-
-    def on(self, device):
-        return self
-
-    def prompts(self, rows):
-        ids, valid = torch.arange(3).repeat(rows, 1), torch.ones(rows, 3, dtype=torch.bool)
-        return Prompts(ids, valid, ids, valid)
-
-    def open(self, conditioning, rows):
-        return self.guided.open(self.prompts(rows), rows)
-
-    def condition(self, tokens, known, row, position, done, most):
-        model = self.guided.model
-        prefix = model.condition(self.prompts(len(tokens)), False)
-        x = torch.cat([prefix.inputs, model.image_in_projector(torch.where(known[..., None], tokens, 0.0))], 1)
-        at, padding = torch.arange(x.shape[1]), torch.zeros(len(x), 1).long()
-        rope = model.rope_at(model.reserved(x.shape[1], 3), at.expand(len(x), -1), padding)
-        mask = (at <= at[:, None]).expand(len(x), 1, -1, -1)
-        hidden = model.hidden(x, rope, mask, None, None)
-        return model.image_out_projector(hidden[:, 2:]).gather(1, position[..., None].expand(-1, -1, 8))
-
-    def moments(self, x, index, z):
-        return self.guided.open(self.prompts(1), 1).moments(x, index, z)
-
-
-def pair_of(distance=0.15, **options):
-    model = model_of(TWO)
-    both = (Unconditional(NextStepTarget(m, FlowSampler(5, **options))) for m in (model, near(model, distance)))
-    return densities.DensityPair("nextstep", *both)
-
 
 def row_of(words, samples=3000, **options):
+    """Of the built-in pair, with another sampler where there are options."""
     cfg = configuration.compose(f"method=cspd model=nextstep_1_1 weights=random reduced=true {words}".split())
-    return measure(densities.assemble(cfg), pair_of(**options), samples)
+    name = "nextstep_tiny"
+    distance = options.pop("distance", 0.15)
+    pair = causal.pair(name, distance, FlowSampler(5, **options)) if options else causal.built_in(name)
+    return measure(densities.assemble(cfg), pair, samples)
 
 
 #: Of `cspd`, with the sampler's options.
 LOSSLESS = {
     "the preset": ("gamma=2", {}),
-    "the last step's density": ("gamma=2 criterion=exact", {"distance": 0.03}),
+    "the last step's density": ("gamma=2 criterion=exact", {}),
     "a block": ("gamma=3 verification=block", {}),
     "another temperature, after a prefill": ("gamma=2 temperature=0.8 prefill=0.3", {}),
     "flow-grpo": ("gamma=2", {"level": 0.8}),
@@ -454,7 +402,7 @@ def test_the_audit_sees_a_cache_that_is_not_renewed(monkeypatch):
 def test_the_residual_of_one_token_is_exact():
     """One token of one number whose distribution is known: a head that predicts a constant velocity v ends in
     N(v, s^2), and two of them differ in v."""
-    cfg = replace(TWO, side=1, token_dim=1)
+    cfg = replace(causal.TINY, side=1, token_dim=1)
     models = [model_of(cfg), model_of(cfg)]
     for model, v in zip(models, (0.7, 0.2), strict=True):
         last = model.image_head.net.final_layer
@@ -462,7 +410,7 @@ def test_the_residual_of_one_token_is_exact():
         last.linear.bias.fill_(v)
     target, drafter = (NextStepTarget(m, FlowSampler(4)) for m in models)
     n = 8000
-    given = Unconditional(target).prompts(n)
+    given = causal.CausalNetwork(target).prompts(n)
     out = decode(target, drafter, ContinuousRule(gamma=1, criterion="path"), given, rng(n))
     mean, variance = 0.0, 1.0
     for t in (0, 0.25, 0.5, 0.75):  # x' = x + ((1 + t) v - x) / 4 + sqrt(2 (1 - t) / 4) noise
@@ -579,7 +527,7 @@ def test_a_prompt_is_framed_by_the_area_its_grid_and_the_begin_of_the_image(tmp_
 
 
 def test_the_autoencoder_has_the_published_names():
-    """As the official script converts them to those of diffusers (stepfun-ai/NextStep-1, inference/gen_pipeline.py)."""
+    """As the official script converts them to diffusers' names (stepfun-ai/NextStep-1, inference/gen_pipeline.py)."""
     names = image_tokenizers.taming_table(vq.NEXTSTEP)
     with torch.device("meta"):
         shapes = {name: t.shape for name, t in vq.KLModel(vq.NEXTSTEP).state_dict().items()}

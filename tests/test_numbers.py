@@ -50,7 +50,7 @@ class FaultyTarget(TabularTarget):
                 here = (count[:, None] + tree.depth == position) & (torch.arange(len(tokens)) == row)[:, None]
                 return torch.where(here.unsqueeze(-1), torch.tensor(fault), logits), hidden
 
-        return Session(self.lookup, self.width)
+        return Session(self.lookup, self.width, rows)
 
 
 class FaultyDrafter(TabularDrafter):

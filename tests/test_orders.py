@@ -13,11 +13,14 @@ import tiny
 import torch
 import torch.nn.functional as F
 from commands import row_of
+from test_mar_scenes import read_right
 from torch import Tensor
 
 from specbench import cli
+from specbench.bench import devices
 from specbench.bench.plan import plan
 from specbench.config import configuration
+from specbench.data import scenes, scenes_classes
 from specbench.decoding import rules
 from specbench.decoding.continuous.rule import tokens_per_iteration
 from specbench.decoding.drafters.none import NoDraft
@@ -25,14 +28,19 @@ from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.planned import PlannedGroups
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
-from specbench.harness.pipeline import check_engine
+from specbench.harness.pipeline import Pipeline, check_engine
 from specbench.models.arpg import ARPG
 from specbench.models.llamagen import ClassConditioning, LlamaGenConfig
 from specbench.models.loading import naming, official
 from specbench.models.loading.ordered_official import ArpgModel, LpdModel
 from specbench.models.lpd import LPD
 from specbench.models.orders import GroupOrder, group_sizes, locality_order
+from specbench.tables import gpu_hours
 from specbench.training import recipes
+from specbench.training.trainer import Recipe
+from tools.scenes import __main__ as tool
+from tools.scenes import arpg as training
+from tools.scenes.card import Card
 
 SHAPE = LlamaGenConfig(
     dim=64, n_layer=4, n_head=2, ffn_hidden=96, vocab_size=24, cls_token_num=1, block_size=16, num_classes=3
@@ -335,7 +343,7 @@ class JointTarget:
 
 
 def test_groups_are_sampled_from_the_models_own_distribution() -> None:
-    """The product of the conditionals in the order, those of a group given the groups before it alone; over images the
+    """The product of the conditionals in the order, a group's given the groups before it alone; over images the
     mean over the orders. It is not the joint distribution, which the same orders token by token give. tiny.fit is a p
     value of a chi-squared test: 20,000 images with a fixed seed."""
     torch.manual_seed(1)
@@ -447,6 +455,15 @@ def test_a_plan_reads_the_weights_of_a_pass() -> None:
         assert found["reads_gb"]["forward"] == pytest.approx(weights - 2 * others / 1e9 + cached, rel=1e-3)
 
 
+def test_a_forecast_counts_the_passes_of_the_groups_and_of_the_baseline(tmp_path: Any) -> None:
+    """Of the model alone: 20 passes of 20 positions, and 256 of one, in the same time each on the data sheet."""
+    cfg = configuration.compose(["model=lpd_l", "method=vanilla", "orders=1"])
+    vanilla, planner = gpu_hours.without_method(cfg), gpu_hours.Planner(tmp_path)
+    assert (cfg["iterations"], vanilla["iterations"]) == (20, None)
+    groups, singly = (planner.seconds(one, devices.DEVICES["h100"])[0] for one in (cfg, vanilla))
+    assert singly / groups == pytest.approx(256 / 20, rel=0.1)
+
+
 def test_a_run_counts_passes_and_leaves_divergence_empty(tmp_path: Any) -> None:
     words = ["run", "model=arpg_scenes", "weights=random", "method=vanilla", "n=2", "metrics=none", "warmup=0"]
     assert cli.main([*words, "iterations=8", "timing=false", f"out={tmp_path}/run"]) == 0
@@ -456,3 +473,46 @@ def test_a_run_counts_passes_and_leaves_divergence_empty(tmp_path: Any) -> None:
     assert "speed-ups: over arpg_scenes with one token a pass, in the same orders" in row["note"]
     assert "emitted_kl: like emitted_tv not computed for arpg_scenes, whose tokens" in row["note"]
     assert "of each token given those that existed" in row["note"]
+
+
+def test_the_embedded_model_draws_objects_in_the_colours_of_their_classes() -> None:
+    """48 images. By chance a colour of eight is right in 6 (a standard deviation of 2.3); 24 are more than seven of
+    these above it."""
+    pipeline = Pipeline.load(configuration.compose(["model=arpg_scenes", "method=vanilla", "iterations=16"]))
+    items = scenes_classes.items({"seed": 0, "n": 48})
+    out = pipeline.decode(pipeline.encode([item.prompt for item in items]), [(0, item.index) for item in items])
+    assert out.steps.tolist() == [16] * 48
+    right = read_right(pipeline.pixels(out.tokens), [item.labels for item in items])
+    colour = list(scenes.ATTRIBUTES).index("colour0")
+    assert float(right[:, colour].sum()) >= 24
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def test_training_learns_the_tokens_of_a_class(tmp_path: Any) -> None:
+    """Two images, one for each class: their tokens become likely in any order, from log 24 = 3.2 nats on. Without the
+    class they are less so, since the first ones could be of either image."""
+    rng = np.random.default_rng(0)
+    codes, classes = rng.integers(0, 24, (2, 16)).astype(np.int16), np.array([0, 2])
+    torch.manual_seed(0)
+    model = ARPG(replace(SHAPE, dim=32, n_layer=2))
+    before = training.evaluate(model, codes, classes)["loss"]
+    recipe = Recipe(steps=300, batch=16, lr=1e-2, warmup=10, muon=True, precision="float32")
+    training.train(model, codes, classes, recipe, tmp_path)
+    assert before > 3
+    assert training.evaluate(model, codes, classes)["loss"] < 1
+    lost = training.evaluate(model, codes, np.array([3, 3]))["loss"]
+    assert training.evaluate(model, codes, classes)["loss"] < lost
+
+
+def test_the_stage_makes_a_model_that_runs(tmp_path: Any) -> None:
+    words = ["--budget", "smoke", "--work", f"{tmp_path}/work", "--assets", f"{tmp_path}/assets"]
+    assert tool.main([*words, "--only", "arpg,arpg_samples", "--card", f"{tmp_path}/card.md"]) == 0
+    made = {path.name for path in (tmp_path / "assets").iterdir()}
+    assert made == {"scenes_arpg.safetensors", "scenes_tokenizer.safetensors"}
+    found = Card.read(tmp_path / "card.md").statistics
+    assert 5 < found["arpg"]["loss"] < 8  # of 512 tokens after two steps: about log 512 = 6.2
+    words = ["run", "model=arpg_scenes", f"weights={tmp_path}/assets", "n=2", "metrics=none", "baseline=false"]
+    assert cli.main([*words, "warmup=0", "iterations=2", f"out={tmp_path}/run"]) == 0
+    assert row_of(tmp_path / "run")["steps"] == 2

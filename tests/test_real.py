@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from PIL import Image
 from rehearsal.vocabularies import chameleon_names, save_chameleon
@@ -29,7 +30,7 @@ from specbench.models.medusa import MedusaConfig, MedusaNetwork
 MODELS = [
     name
     for name in parameters.choices("model")
-    if name in registry.model_sources() and not parameters.is_continuous("model", name)
+    if name in registry.model_sources() and parameters.kind("model", name) == "discrete"
 ]
 METHODS = [
     name
@@ -102,10 +103,11 @@ def test_every_method_runs_on_every_real_target(model, rows):
     for method in methods:
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}", *PARALLEL.get(method, [])])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
+        target = tiny.read_by(bundle.target, drafter)
         rule = build_rule(cfg, drafter.shape.height, bundle.codebook)
         sampling = Sampling.of(cfg)
         way = build_verification(cfg, drafter.shape)
-        config = DecoderConfig(bundle.target, drafter, rule, sampling, verification=way)
+        config = DecoderConfig(target, drafter, rule, sampling, verification=way)
         out = decode(config, given, RandomStreams([(0, i) for i in range(rows)]))
         assert out.tokens.shape == (rows, bundle.target.length), method
         if method in PARALLEL:

@@ -24,7 +24,7 @@ from specbench.data import Item, geneval2, scenes
 from specbench.data.worlds import ABSENT
 from specbench.errors import UsageError
 from specbench.metrics import ASSETS, ScoringContext, qwen3_vl, soft_tifa
-from specbench.metrics.base import Unavailable
+from specbench.metrics.base import QuestionScorer, Unavailable
 from specbench.models import evaluators as ev
 from specbench.storage.image_files import ImageArray
 
@@ -97,6 +97,10 @@ def test_sizes_are_those_of_the_published_processor(size: tuple[int, int]) -> No
 
     expected = smart_resize(*size, factor=32, min_pixels=65536, max_pixels=16777216)
     assert qwen3_vl.preparation.multiples(*size, 32, qwen3_vl.LEAST, qwen3_vl.MOST) == expected
+
+
+def test_the_questions_of_a_prompt_fit_into_the_outputs() -> None:
+    assert geneval2.MOST == QuestionScorer.MOST
 
 
 def test_spellings() -> None:

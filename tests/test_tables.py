@@ -229,6 +229,16 @@ def test_another_models_runs_follow_the_papers_protocol() -> None:
         assert f"size={size}" in (sizes.overrides(line, "lumina_mgpt") or ())
 
 
+def test_a_line_may_be_of_a_model_of_its_own() -> None:
+    table = TABLES["field_orders"]
+    lines = {line.key: line for line in table.lines}
+    values = definitions.named(table.overrides(lines["arpg_32"], table.model) or ())
+    assert (values["model"], values["data"], values["iterations"]) == ("arpg_scenes", "scenes_classes", "32")
+    assert table.overrides(lines["arpg_32"], "llamagen_xl") is None
+    assert [lines[key].of(table.model) for key in ("arpg_32", "vanilla")] == ["arpg_scenes", table.model]
+    assert "model=llamagen_xl" in (table.overrides(lines["vanilla"], "llamagen_xl") or ())
+
+
 def test_a_real_models_runs_have_no_prompts_and_no_scores_of_an_embedded_world() -> None:
     for table, model in itertools.product(TABLES.values(), ("llamagen_xl", "llamagen_3b", "mar_l")):
         for line in table.lines:
@@ -336,6 +346,13 @@ def test_lists_of_rows_are_drawn(tables: Tables, tmp_path: Path, monkeypatch: py
     assert bars[1] == ([0.5, 0.5], [2.0, 2.0])  # begins where the first ends
     for name in ("cspd_fig16", "sjdpac_table4"):
         assert figures.draw(TABLES[name], {line.key: None for line in TABLES[name].lines}, tmp_path, "none")
+
+
+def test_every_axis_of_a_figure_has_a_label() -> None:
+    for name, table in TABLES.items():
+        if isinstance(table.figure, definitions.TableFigure):
+            labelled = definitions.AXES.keys() | {column.key for column in table.columns}
+            assert {*table.figure.x} <= labelled, name
 
 
 def test_a_spread_that_older_rows_lack_is_shown_where_it_is() -> None:

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from specbench.audit.tabular import codes
 from specbench.decoding import rules, trees
+from specbench.decoding.drafters.dflash import DFlash
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.spatial import Spatial
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
@@ -143,11 +145,14 @@ DRAFTERS = {
     "eagle": lambda family, model: EagleDrafter(head(model), trees.chain_paths(3)),
     "eagle_tree": lambda family, model: EagleDrafter(head(model), trees.parse(BUSHY)),
     "eagle2": lambda family, model: Eagle2(head(model), nodes=9, depth=3, width=3),
+    "dflash": lambda family, model: DFlash(tiny.dflash(model), trees.chain_paths(3)),
     "medusa": lambda family, model: Medusa(tiny.medusa(model, seed=6), trees.parse(BUSHY)),
     "jacobi": lambda family, model: Window(3, match=True),
     "sjd": lambda family, model: Window(3, init="vertical_sample"),
     "scd": lambda family, model: Window(4, init="horizontal_repeat", coupling="gumbel"),
     "sjd_pac": lambda family, model: Window(8, width=2, depth=3, coupling="maximal"),
+    "spatial": lambda family, model: Spatial(tiny.spatial(model, seed=6), model.width, 2, 1, None),
+    "spatial_rounds": lambda family, model: Spatial(tiny.spatial(model, seed=6), model.width, 2, 1, model.width),
 }
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
 #: What families are tried with. grouped and swin differ from classes and lumina in their networks' arithmetic alone,
@@ -167,11 +172,11 @@ FEW = {"grouped": ("eagle2",), "swin": ("eagle2",), "anole": ("draft_model", "ea
 )
 def test_every_family_keeps_its_distribution_under_every_drafter(family, name, sampling):
     """Padding, positions, norms, grammar, caches and guidance together, against the distribution enumerated without any
-    of them (chi-square; 26 tests at 1e-5). Of families that differ in their networks alone, those drafters that
+    of them (chi-square; 28 tests at 1e-5). Of families that differ in their networks alone, those drafters that
     revealed a cache left uncompacted, and one with a cache of its own."""
     model, count = target(family), 2500
     drafter = DRAFTERS[name](family, model)
-    config = DecoderConfig(model, drafter, rules.exact(), sampling)
+    config = DecoderConfig(tiny.read_by(model, drafter), drafter, rules.exact(), sampling)
     out = decode(config, prompts(family, [0] * count), tiny.rng(count))
     forced = forced_of(model)
     free = forced < 0
@@ -221,7 +226,8 @@ def test_an_image_does_not_depend_on_its_batch(family, name):
     which = [0, 1, 2, 1]
 
     def run(rows):
-        config = DecoderConfig(model, DRAFTERS[name](family, model), rules.cool(2.0, 3), sampling)
+        drafter = DRAFTERS[name](family, model)
+        config = DecoderConfig(tiny.read_by(model, drafter), drafter, rules.cool(2.0, 3), sampling)
         return decode(config, prompts(family, [which[i] for i in rows]), RandomStreams([(5, i) for i in rows]))
 
     together = run(range(4))
@@ -248,7 +254,7 @@ class Listening:
 def drafts_of(family, model, name, given):
     """(what was decoded, the drafts of every step) of one image."""
     drafter = Listening(DRAFTERS[name](family, model))
-    config = DecoderConfig(model, drafter, rules.exact(), SAMPLING)
+    config = DecoderConfig(tiny.read_by(model, drafter.drafter), drafter, rules.exact(), SAMPLING)
     return decode(config, given, RandomStreams([(3, 0)])), drafter.drafts
 
 

@@ -143,6 +143,7 @@ def train(*words, out):
         ("lumina_mgpt", "draft_model", "pairs", "live"),
         ("lumina_mgpt", "eagle3", "self", "stored"),
         ("emu3", "medusa", "pairs", "stored"),
+        ("emu3", "dflash", "self", "stored"),
     ],
 )
 def test_a_drafter_for_a_real_target_is_trained_saved_loaded_and_used(tmp_path, capsys, model, kind, source, features):
@@ -289,7 +290,7 @@ def test_mistakes_cost_one_sentence(tmp_path):
 def test_the_embedded_drafters_come_from_this_very_command(tmp_path):
     """`make train-scenes`, in seconds: tokenizer, text encoder and target, then every drafter on the same examples."""
     folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
-    first, drafters = ["tokenizer", "text", "target"], ["draft", "eagle", "eagle3", "medusa"]
+    first, drafters = ["tokenizer", "text", "target"], ["draft", "eagle", "eagle3", "medusa", "spatial", "dflash"]
     stages = ",".join([*first, *drafters, "eagle_steps", "eagle_guided", "drafters"])
     assert train_scenes.main(["--budget", "smoke", "--only", stages, *folders]) == 0
     drafters += [f"eagle_{name}" for name in registry.drafter_networks()["eagle"].variants]

@@ -13,10 +13,15 @@ from torch import Tensor
 
 from specbench.decoding.batch import Decoded
 from specbench.decoding.rng import RandomStreams
+from specbench.models.dflash import DFlashNetwork
+from specbench.models.dflash import like_target as dflash_like_target
 from specbench.models.eagle import EagleNetwork, like_shape, like_target
+from specbench.models.language import Language
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.medusa import MedusaNetwork
 from specbench.models.medusa import like_target as medusa_like_target
+from specbench.models.spatial import SpatialNetwork
+from specbench.models.spatial import like_target as spatial_like_target
 
 VOCAB, PREFIX = 5, 3
 
@@ -48,6 +53,32 @@ def medusa(target: LlamaGen, seed: int = 1) -> MedusaNetwork:
     with torch.no_grad():
         for p in heads.parameters():
             p.add_(0.3 * torch.randn_like(p))
+    return heads.eval().requires_grad_(False)
+
+
+def dflash(target: Language, block_size: int = 4, seed: int = 7) -> DFlashNetwork:
+    torch.manual_seed(seed)
+    network = dflash_like_target(target, block_size)
+    with torch.no_grad():
+        network.mask.normal_()
+        for name, p in network.named_parameters():
+            if p.dim() == 2 and "norm" not in name:
+                p.mul_(2)
+    return network.eval().requires_grad_(False)
+
+
+def read_by(target: Any, drafter: Any) -> Any:
+    """The target, with the hidden layers that a drafter reads."""
+    layers = getattr(drafter, "aux_hidden_layers", ())
+    return target.with_aux_hidden_layers(layers) if layers else target
+
+
+def spatial(target: Language, seed: int = 1) -> SpatialNetwork:
+    torch.manual_seed(seed)
+    heads = spatial_like_target(target, right=3)
+    with torch.no_grad():
+        for p in heads.parameters():
+            p.add_(0.1 * torch.randn_like(p))
     return heads.eval().requires_grad_(False)
 
 

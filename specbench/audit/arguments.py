@@ -38,7 +38,8 @@ ARGUMENTS = {
     "audit.model": Parameter(
         "string",
         f"one built-in model (default: every model that the method suits): {', '.join(recipes.TABLES)};"
-        f" of real classes {', '.join(recipes.TINY)}; of continuous tokens {', '.join(recipes.DENSITIES)}",
+        f" of real classes {', '.join(recipes.TINY)}; of continuous tokens {', '.join(recipes.DENSITIES)};"
+        f" by name alone, causal ones of continuous tokens: {', '.join(recipes.CAUSAL)}",
     ),
     "audit.tables": Parameter(
         "path",

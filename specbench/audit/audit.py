@@ -29,6 +29,7 @@ from specbench.audit.tabular import TabularDrafter
 from specbench.audit.thresholds import MARGIN
 from specbench.audit.verdicts import Counted, Exercised, Progress, in_stages, of_first_draft
 from specbench.decoding.batch import Decoded
+from specbench.decoding.continuous.rule import check_causal
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
@@ -58,7 +59,10 @@ def assemble(cfg: Mapping[str, Any], model: Subject, device: torch.device = CPU)
     Raises UsageError for parameters that do not go together, and for a rule that needs a codebook the model lacks.
     """
     if isinstance(model, DensityPair):
-        return densities.assemble(cfg, device)
+        method = densities.assemble(cfg, device)
+        if model.target.causal:
+            check_causal(method.rule)
+        return method
     sampling, there = Sampling.of(cfg, cfg["cfg_scale"] if model.guided else 1.0), model.on(device)
     config = build_method({**cfg, "emitted_draws": 0}, there, there.drafter(cfg), sampling)
     return Method(cfg, config, device, _fused(device))

@@ -14,7 +14,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from scipy import stats
@@ -23,7 +23,7 @@ from torch import Tensor
 from specbench.audit import recipes, statistics
 from specbench.audit.recipes import DensityRecipe
 from specbench.audit.verdicts import Counted, Exercised, Progress, of_first_draft
-from specbench.decoding.continuous import ContinuousRule, MaskedSession, decode
+from specbench.decoding.continuous import ContinuousModel, ContinuousRule, MaskedSession, decode
 from specbench.decoding.continuous.rule import build
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
@@ -39,6 +39,27 @@ _ROWS = 1 << 13  # sequences decoded at once
 _PROJECTIONS = 8
 _LATER = 1 << 62  # added to the seeds of the target's sequences that later ones are compared with
 _ENERGY = 4000  # sequences of each set for the energy distance, which computes a value for every pair
+
+
+class AuditedNetwork(ContinuousModel, Protocol):
+    """What an audit asks of a model, besides what the decode loop does: samples of the target alone need conditions
+    and moments without a session."""
+
+    causal: bool
+
+    def on(self, device: torch.device) -> Any:
+        """The same network on a device."""
+        ...
+
+    def condition(
+        self, tokens: Tensor, known: Tensor, row: Tensor, position: Tensor, done: Tensor, most: int
+    ) -> Tensor:
+        """See `MaskedSession`; of a causal model, the known tokens are those before the position."""
+        ...
+
+    def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ContinuousSession`."""
+        ...
 
 
 class DensityNetwork(MaskedSession):
@@ -97,8 +118,8 @@ class DensityPair:
     """A target and its drafter."""
 
     name: str
-    target: DensityNetwork
-    drafter: DensityNetwork
+    target: AuditedNetwork
+    drafter: AuditedNetwork
 
     @property
     def dim(self) -> int:
@@ -126,7 +147,7 @@ class Sequences:
 
 
 @torch.inference_mode()
-def alone(model: DensityNetwork, rule: ContinuousRule, samples: int, seed: int) -> Sequences:
+def alone(model: AuditedNetwork, rule: ContinuousRule, samples: int, seed: int) -> Sequences:
     """Samples of the target alone, under the rule's temperature and last step."""
     g = torch.Generator().manual_seed(seed)
     parts = []

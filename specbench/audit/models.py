@@ -20,6 +20,7 @@ from specbench.audit.tabular import (
     TabularAdaptive,
     TabularDrafter,
     TabularGrower,
+    TabularSpatial,
     TabularTarget,
     TabularVVS,
     random_tables,
@@ -120,20 +121,22 @@ class TabularModel:
 
     def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
         """The draft tables, in the shape of its drafts, replace a drafter that needs a network:
-        sampled or, for Medusa and EAGLE-2, deterministic."""
+        sampled or, for Medusa, EAGLE-2 and draft_tokens=deterministic, deterministic."""
         name = cfg["drafter"]
+        chosen = name == "medusa" or cfg.get("draft_tokens") == "deterministic"
         if not registry.drafter_network(name):
             return build_drafter(cfg, None)
         if name == "eagle_adaptive":
             return TabularAdaptive(self.q, cfg["nodes"], cfg["depth"], cfg["width"])
+        if name == "spatial":
+            return TabularSpatial(self.q, cfg["window"], cfg["k_h"], cfg["k_v"], cfg["rounds"])
         if "nodes" in cfg:
             shape = self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"]
             return TabularVVS(*shape, cfg["interval"]) if "interval" in cfg else TabularGrower(*shape)
         if "tree" in cfg:
-            chosen = name == "medusa"
             replacement = cfg.get("select_from") == "replacement" and not chosen
             return TabularDrafter(self.q, parse(cfg["tree"]), chosen, replacement=replacement)
-        return TabularDrafter(self.q, chain_paths(cfg["window"]))
+        return TabularDrafter(self.q, chain_paths(cfg["window"]), chosen)
 
     def prompts(self, rows: int) -> Any:
         return None

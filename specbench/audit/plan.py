@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.audit import audit, densities, models, recipes, sizes, tiny
+from specbench.audit import audit, causal, densities, models, recipes, sizes, tiny
 from specbench.audit.arguments import ARGUMENTS, COLUMNS, FEWEST, SAMPLES, SLOWER, WORTHWHILE
 from specbench.audit.audit import Measurement, Subject, assemble
 from specbench.audit.densities import DensityPair
@@ -152,10 +152,12 @@ def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> list[Subject
     every = {False: _discrete(), True: tuple(recipes.DENSITIES)}
     names = (*every[False], *every[True])
     if name := own.get("audit.model"):
-        if name not in names:
+        every[True] += tuple(recipes.CAUSAL)
+        if name not in every[False] + every[True]:
             raise unknown("audit.model", name, [n for kind in kinds for n in every[kind]])
         names = (name,)
     modules = {**dict.fromkeys(recipes.TINY, tiny), **dict.fromkeys(recipes.DENSITIES, densities)}
+    modules |= dict.fromkeys(recipes.CAUSAL, causal)
     return [modules.get(name, models).built_in(name) for name in names]
 
 
@@ -190,7 +192,7 @@ def _jobs(
     if suited := _suited(chosen, kinds):
         return list(audits(arguments, suited))
     [named], [continuous] = chosen, kinds
-    names = recipes.DENSITIES if continuous else _discrete()
+    names = (*recipes.DENSITIES, *recipes.CAUSAL) if continuous else _discrete()
     raise UsageError(
         f"{named.name} is a model of {_KIND[not continuous]}, and the method is for {_KIND[continuous]};"
         f" use audit.model={', '.join(names)}"

@@ -33,7 +33,7 @@ _FEWEST = 8  # codes
 _APART = 8  # mean squared distance of two codes of the built-in models: about half of them are near to a code
 
 #: Parts that are not lossless, by their parameter; a rule other than `exact` is not, either.
-_RELAXED = {"verification": ("segment",), "coupling": ("threshold",), "drafter": ("vvs",)}
+_RELAXED = {"verification": ("segment",), "coupling": ("threshold",), "drafter": ("vvs",), "rounds": range(1 << 20)}
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change what the drafter's and the
 #: target's distributions have in common, and greedy decoding has code of its own.
@@ -68,6 +68,7 @@ _DENSITIES: dict[str, tuple[tuple[str, ...], ...]] = {
     "d1t5": (("gamma=2", "prefill=0.4"), ("gamma=3", "criterion=exact")),
     "d2t3": (("gamma=1",), ("gamma=1", "temperature=0.7")),
     "d2t4": (("gamma=2",), ("gamma=2", "criterion=exact", "align=false")),
+    "nextstep_tiny": (("gamma=2",), ("gamma=2", "prefill=0.3", "temperature=0.8"), ("gamma=2", "criterion=exact")),
 }
 
 
@@ -148,6 +149,9 @@ def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator
         return
     elif "t_ctx" in own:  # rows in parallel, and one at a time
         yield from (("window=2", "t_ctx=1"), ("window=2", f"t_ctx={length}"))
+        return
+    elif "k_v" in own:  # a draft is of one row
+        yield from ((f"window={window}",) for window in sorted({short, min(long, model.target.width)}))
         return
     elif "window" in own:
         yield from ((f"window={window}",) for window in lengths)

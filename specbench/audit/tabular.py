@@ -15,6 +15,7 @@ from torch.nn.functional import embedding
 from specbench.decoding.drafters.adaptive import AdaptiveEagle
 from specbench.decoding.drafters.dynamic import Eagle2, Grown
 from specbench.decoding.drafters.eagle import EagleState, Entries
+from specbench.decoding.drafters.spatial import Spatial, SpatialState
 from specbench.decoding.drafters.vvs import VVS
 from specbench.decoding.fronts import Fronts
 from specbench.decoding.loop import Outcome, last_token
@@ -134,14 +135,15 @@ class TabularTarget:
         self.width = math.isqrt(self.lookup.length - 1) + 1  # as if it were an image
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> TabularSession:
-        return TabularSession(self.lookup, self.width)
+        return TabularSession(self.lookup, self.width, rows)
 
 
 class TabularSession:
     order: TokenOrder | None = None
 
-    def __init__(self, lookup: _Lookup, width: int) -> None:
+    def __init__(self, lookup: _Lookup, width: int, rows: int) -> None:
         self.lookup, self.width = lookup, width
+        self.prefix_hidden = lookup.table.new_zeros(rows, 1, 1)
         self.length, self.vocab_size = lookup.length, lookup.size
         self.codes = self.vocab_size
         self.forced_tokens: Tensor | None = None
@@ -307,6 +309,25 @@ class TabularGrower(_GrownOnce, Eagle2):
 
 class TabularAdaptive(AdaptiveEagle, _OfTables):
     """The drafter eagle_adaptive with draft tables instead of the network."""
+
+
+class TabularSpatial(Spatial):
+    """Spatially speculative decoding with draft tables instead of the network. A cell is drafted without its left
+    neighbours of the same draft: for the tables they are token 0."""
+
+    def __init__(self, tables: Tables, window: int, right: int, below: int, rounds: int | None) -> None:
+        self.lookup = _Lookup(tables)
+        heads = SimpleNamespace(cfg=SimpleNamespace(right=right, below=below))
+        super().__init__(heads, window, right, below, rounds)
+
+    def distributions(self, state: SpatialState, history: Tensor, count: Tensor, first: Tensor) -> Tensor:
+        code, unknown = self.lookup.root(history, count), torch.zeros_like(count)
+        codes = [code]
+        for _ in range(self.tree.height - 1):
+            codes.append(code := self.lookup.after(code, unknown))
+        position = count[:, None] + self.ahead
+        logits = self.lookup.of(self.lookup.logits, torch.stack(codes, 1), position)
+        return state.sampling.distributions(logits, state.session, position).p
 
 
 class TabularVVS(_GrownOnce, VVS):

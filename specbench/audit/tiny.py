@@ -8,6 +8,7 @@ from passes over complete sequences, without a cache.
 from __future__ import annotations
 
 import copy
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 from specbench.audit import recipes
 from specbench.audit.statistics import Marginal, filtered, of_sequence
 from specbench.audit.tabular import Tables
+from specbench.config import registry
 from specbench.decoding.loop import Drafter
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.harness.method import build_drafter
-from specbench.models import eagle, medusa
 from specbench.models.language import Language
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading import emu3
@@ -51,6 +52,8 @@ def _emu3(layers: int) -> Unified:
     return Unified(cfg, emu3.image(_IDS, 2, 3))
 
 
+#: Factors of the random weights of drafters' networks, which move their distributions away from the target's.
+_FACTORS = {"eagle": 2.0, "eagle3": 2.0, "dflash": 2.0}
 #: The target of so many layers.
 _TARGETS: dict[str, Callable[[int], Language]] = {
     "llamagen_tiny": _llamagen,
@@ -98,15 +101,16 @@ class TinyModel:
         grammar = self.target.grammar
         return grammar.free if grammar else torch.arange(self.target.length)
 
-    def drafter_network(self, name: str) -> Any:
+    def drafter_network(self, name: str | Mapping[str, Any]) -> Any:
         """As a loaded model's: the random network that a drafter declares."""
-        device = self.target.output.weight.device
-        if name == "draft_model":
-            return _random(partial(_TARGETS[self.name], 1), 3, recipes.TINY[self.name]).to(device)
-        if name == "medusa":
-            return _random(partial(medusa.like_target, self.target), 6, factor=1.0).to(device)
-        layers = eagle.default_aux_hidden_layers(self.target) if name == "eagle3" else ()
-        return _random(partial(eagle.like_target, self.target, layers), 5, factor=2.0).to(device)
+        network = registry.network(name)
+        loader = pkgutil.resolve_name(network.loader)(self, network.folder)
+        factor = _FACTORS.get(network.folder, recipes.TINY[self.name] if network.folder == "draft" else 1.0)
+        return _random(loader.untrained, loader.seed, factor).to(self.target.output.weight.device)
+
+    def smaller(self) -> Language:
+        """An untrained draft model."""
+        return _TARGETS[self.name](1)
 
     def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
         return build_drafter(cfg, self)

@@ -19,9 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.decoding.drafters.draft_model import DraftModel
-from specbench.decoding.drafters.eagle import Entries
-from specbench.decoding.drafters.medusa import Medusa
+from specbench.decoding.loop import NetworkPass
 from specbench.errors import RunError
 from specbench.models.language import Language
 
@@ -46,33 +44,20 @@ def of_target(model: Language) -> int:
     return nbytes(*model.pass_weights)
 
 
+def _of_drafter(drafter: Any, target: Any) -> list[NetworkPass]:
+    return drafter.network_passes(target) if hasattr(drafter, "network_passes") else []
+
+
 def of_drafts(drafter: Any, target: Language) -> int:
-    """Bytes of weights that drafting for one step reads, in all of its passes; EAGLE's use the target's head."""
-    if isinstance(drafter, Entries):
-        head = drafter.head
-        own = [head.norm] if drafter.aux_hidden_layers else []
-        once = nbytes(head.fuse) if drafter.aux_hidden_layers else 0
-        return once + drafter.shape.passes * nbytes(head.fc, head.layers, *own, *target.head_layers)
-    if isinstance(drafter, Medusa):
-        return nbytes(*drafter.heads.medusa_head[: drafter.shape.height])
-    if isinstance(drafter, DraftModel):
-        return drafter.shape.passes * of_target(drafter.model)
-    return 0
+    """Bytes of weights that drafting for one step reads, in all of its passes."""
+    made = _of_drafter(drafter, target)
+    return sum(one.times * sum(p.numel() * p.element_size() for p in one.read) for one in made)
 
 
 def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
     """The methods that are a step's passes of networks, the drafter's included, and their owners."""
-    networks: list[tuple[nn.Module, str]] = [
-        (target, "hidden" if target.order is None else "at_fronts"),
-        (target, "head"),
-    ]
-    if isinstance(drafter, Entries):
-        networks.append((drafter.head, "hidden"))
-    if isinstance(drafter, Medusa):
-        networks.append((drafter.heads, "forward"))
-    if isinstance(drafter, DraftModel):
-        networks += [(drafter.model, "hidden"), (drafter.model, "head")]
-    return networks
+    drafting = [(one.owner, one.method) for one in _of_drafter(drafter, target) if one.method]
+    return [(target, "hidden" if target.order is None else "at_fronts"), (target, "head"), *drafting]
 
 
 def of_cache(model: Language, rows: int, context: int) -> int:

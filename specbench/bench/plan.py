@@ -156,7 +156,8 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
                 decoding.step()
             above["step"] = memory.above()
             resident = memory.live
-            _pixels(made, codes)
+            if not parameters.no_pixels(cfg):
+                _pixels(made, codes)
             above["pixels"] = memory.above()
         launches = count_step(decoding, clock)
     at, nodes = position_of(decoding, context), drafter.shape.fronts(target) * drafter.shape.tree.nodes
@@ -166,6 +167,7 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
     return {
         "rows": rows,
         "tokens": pipeline.tokens_per_image,
+        "passes": None if target.order is None else len(target.order.sizes),
         "context": at,
         "nodes": nodes,
         "cache_gb": sizes[0],

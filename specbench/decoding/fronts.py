@@ -144,7 +144,7 @@ class Fronts(Raster):
         return found
 
     def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
-        return rng.rows(self.owner), self.keys.flatten()
+        return rng.rows(self.owner), self.keys.flatten().contiguous()  # fused kernels read them as an array
 
     def chains(self, x: Tensor) -> Tensor:
         return x.unflatten(1, self.positions.shape[1:]).flatten(0, 1)
@@ -207,8 +207,8 @@ class Roots:
 
 
 class Lines:
-    """The rows of B images, of which up to K are decoded at once, as of `planned.PlannedRows`; but how many tokens a
-    line gains in a pass depends on what is sampled."""
+    """The rows of B images, of which up to K are decoded at once, as in `planned.PlannedRows`. How many tokens a line
+    gains in a pass depends on what is sampled here."""
 
     constants = ("position", "column", "lengths", "needed", "number", "own", "owner", "stand_ins", "forced")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.decoding.batch import BatchDecoding, Decoded, finished, not_finite
 from specbench.decoding.emitted import Emitted
@@ -107,8 +107,20 @@ class DraftState(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class NetworkPass:
+    """Passes of a drafter's network in a step: `times` calls of `method` of `owner`, each of which reads the weights
+    `read`. method: empty where another pass contains this one."""
+
+    owner: nn.Module
+    method: str
+    read: Sequence[Tensor]
+    times: int = 1
+
+
 class Drafter(Protocol):
-    """Proposes drafts of a shape. `open` puts what a step reads on the device."""
+    """Proposes drafts of a shape. `open` puts what a step reads on the device. A drafter with a network also has a
+    method `network_passes(target)`, which returns its `NetworkPass`es by a model `target`."""
 
     shape: DraftShape
 

@@ -1,8 +1,8 @@
 """Passes over an image that do not depend on what is sampled: which tokens a pass feeds, and for which it asks.
 
 ZipAR decodes rows in parallel. A model that decodes in an order of its own (ARPG, LPD) fills an image group by group:
-a pass feeds the tokens of the last group and asks for those of the next one. Both are plans of the same kind, and the
-loop, caches and verification know only their `Fronts`.
+a pass feeds the tokens of the last group and asks for the next group. Both are plans of the same kind, and the loop,
+caches and verification know only their `Fronts`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ ORDER = TAGS - 3
 
 class TokenOrder(Protocol):
     """The order of a model that leaves raster order: orders (O, T) int64 on the CPU, each a permutation of the image's
-    positions, of which every image takes one; sizes: tokens of the groups that a pass samples, one after the other."""
+    positions, of which every image takes one; sizes: tokens of the groups that a pass samples, one after the other;
+    whole: the model knows no other groups, and so no decoding token by token."""
 
     @property
     def orders(self) -> Tensor: ...
 
     @property
     def sizes(self) -> Sequence[int]: ...
+
+    @property
+    def whole(self) -> bool: ...
 
 
 class PlannedPasses:
@@ -40,7 +44,7 @@ class PlannedPasses:
     A subclass plans them for O orders of an image, of which each image of a batch has one, in S passes with K fronts:
     nodes (S, O, K, 5) int64: position, slot, the position whose token is fed, the token that is fed instead (-1: none),
     and the position that is asked for; extends (S, O, K) bool: whether it is one; when (O, T) int64: the pass in which
-    a token is sampled. which (B,) int64: the order of each image. owner: as of `Fronts`.
+    a token is sampled. which (B,) int64: the order of each image. owner: see `Fronts`.
     """
 
     constants: tuple[str, ...] = ("nodes", "extends", "when", "owner")
@@ -79,7 +83,7 @@ class PlannedPasses:
         return token, fronts
 
     def progress(self, number: Tensor) -> Tensor | None:
-        """As of `Fronts`, in the passes `number` (B,)."""
+        """See `Fronts`; in the passes `number` (B,)."""
         return None
 
     def existing(self, number: Tensor) -> Tensor:
@@ -87,7 +91,7 @@ class PlannedPasses:
         return (self.when[self.which] < number[:, None]).unsqueeze(1)
 
     def sees(self, number: Tensor, position: Tensor) -> Tensor:
-        """As of `Fronts`, of nodes at `position` (B, K) in the passes `number` (B,)."""
+        """See `Fronts`; of nodes at `position` (B, K) in the passes `number` (B,)."""
         raise NotImplementedError
 
 

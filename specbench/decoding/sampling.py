@@ -150,7 +150,7 @@ class Sampling:
         self, logits: Tensor, session: Any, positions: Tensor, progress: Tensor | None = None
     ) -> Distributions:
         """The distributions of the tokens at image positions (B, n), from a head's logits (R, n, V) as they are;
-        `session` knows the image grammar. progress: as of `Fronts`."""
+        `session` knows the image grammar. progress: see `Fronts`."""
         if self._fused is not None:
             scale = self.cfg_scale if self.guided else None
             p = self._fused.probs(
@@ -168,7 +168,7 @@ class Sampling:
 
     def apply_guidance(self, logits: Tensor, progress: Tensor | None = None) -> Tensor:
         """Guided logits (B, ...) float32 of rows (2B, ...): conditional first, then unconditional; u + s (c - u). (In
-        bfloat16 the mixture would be rounded to 8 bits, which moves a distribution by 0.003 to 0.012.) progress: as of
+        bfloat16 the mixture would be rounded to 8 bits, which moves a distribution by 0.003 to 0.012.) progress: see
         `Fronts`, for a schedule."""
         logits = logits.float()
         if not self.guided:

@@ -22,6 +22,7 @@ class DraftShape:
     biased: tokens are not drawn from the distributions that the drafter gives, or the target's distributions are not
         those of raster order.
     skips: some tokens are committed without verification.
+    by_rows: a draft follows from the row of the image above it, so that an image must be one grid.
     lag: tokens that a row of the image has when the next one begins, of a drafter that leaves raster order; `tree` is
         the draft of each row then. None: raster order.
     """
@@ -32,6 +33,7 @@ class DraftShape:
     carries_over: bool = False
     biased: bool = False
     skips: bool = False
+    by_rows: bool = False
     lag: int | None = None
 
     @property

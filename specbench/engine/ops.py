@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import mmap
+from copy import copy
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -164,6 +165,12 @@ class KVCache:
     def buffers(self, halves: int) -> Buffers:
         """What steps read or write (see `engine.state`)."""
         return {"k": Buffer(self.k, 1, halves), "v": Buffer(self.v, 1, halves)}
+
+    def after(self, layers: int) -> Self:
+        """The layers after the first `layers`, in the same memory."""
+        rest = copy(self)
+        rest.k, rest.v = self.k[layers:], self.v[layers:]
+        return rest
 
     def read(self, mask: TreeMask, heads: int) -> int:
         """How many slots, from the first on, attention of a pass with `mask` and so many query heads reads: all, or on

@@ -48,9 +48,9 @@ def check(cfg: Mapping[str, Any]) -> None:
         raise UsageError(f"engine={cfg['engine']}: a server decodes, and only specbench run asks it")
     _check_length(cfg)
     shape = shape_of(cfg)
-    if shape.lag is not None and getattr(registry.module("model", cfg["model"]), "GRIDS", 1) > 1:
+    if (shape.by_rows or shape.lag is not None) and getattr(registry.module("model", cfg["model"]), "GRIDS", 1) > 1:
         raise UsageError(
-            f"drafter {cfg['drafter']} decodes the rows of one grid in parallel, and an image of {cfg['model']} is two"
+            f"drafter {cfg['drafter']} decodes the rows of one grid, and an image of {cfg['model']} is two"
             " grids, one after the other: use a drafter in raster order, such as drafter=sjd"
         )
     if parameters.is_continuous("model", cfg["model"]):

@@ -88,13 +88,17 @@ def read(path: Path) -> dict[str, Questions]:
             table.setdefault(row["item_id"], {})[int(row["proposition_id"])] = question
     except (csv.Error, AttributeError, TypeError, ValueError) as e:  # cells that are missing, or no numbers
         raise UsageError(f"{path}, line {reader.line_num}: {e}; fetch {TABLE} again") from None
+    for name, questions in table.items():
+        if len(questions) > (most := QuestionScorer.MOST - 1):
+            raise UsageError(
+                f"{path} has {len(questions)} questions about item {name}, more than {most}: fetch {TABLE} again"
+            )
     return {**table}
 
 
 def is_scored(questions: Questions) -> bool:
-    """Whether every question's parents are in the table, and there is room for the answers."""
-    known = all(parent in questions for question in questions.values() for parent in question.parents)
-    return known and 0 < len(questions) < QuestionScorer.MOST
+    """Whether every question's parents are in the table."""
+    return all(parent in questions for question in questions.values() for parent in question.parents)
 
 
 def image_score(answers: Sequence[float], questions: Questions) -> float:
@@ -113,7 +117,7 @@ class DPG(Metric):
     yes and 0 for others. All are NaN for the images of a prompt that is left out.
     """
 
-    reads_prompt = True  # which fixes the questions, but for their table, which the cache key names
+    reads_prompt = True  # a prompt and the table, which the cache key names, fix the questions
     counts_prompts = True
     known: ClassVar[Mapping[str, Any]] = {"vqa_model": "mplug"}
 

@@ -62,7 +62,7 @@ class VQAModel:
     """Qwen3-VL on a device, with its tokenizer."""
 
     def __init__(self, context: ScoringContext) -> None:
-        """Raises Unavailable, and UsageError for files that are not those of one Qwen3-VL."""
+        """Raises Unavailable, and UsageError for files that are not of one Qwen3-VL."""
         config, tokenizer, *shards = files(context)
         for path in (config, tokenizer, *shards):
             weights.published(context, FOLDER, path)

@@ -1,5 +1,5 @@
 """The network of a diffusion head: an MLP on noisy tokens whose layers are modulated by the time and the condition
-(adaptive LayerNorm). MAR's head predicts noise and a variance, NextStep's a velocity. Parameter names are those of both
+(adaptive LayerNorm). MAR's head predicts noise and a variance, NextStep's a velocity. Parameter names are from both
 official checkpoints.
 """
 

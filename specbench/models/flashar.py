@@ -3,7 +3,7 @@ its code: lxazjk/Emu3.5-FlashAR, commit 2d4a74e).
 
 The target is another one: nothing is drafted or verified. Cell (r, c) belongs to step r + c, so an image of H rows and
 W columns takes H + W - 1 passes. An image position attends to the prefix and to all cells of its own and of earlier
-steps. Rotary positions and the layout of a sequence remain those of raster order.
+steps. Rotary positions and the layout of a sequence remain as in raster order.
 
 Two branches predict a cell. The trunk's final hidden state of the cell at the left gives `h` and, by the target's head,
 the horizontal logits. Copies of the last layers read the hidden states that enter the first of the copied layers, of
@@ -19,15 +19,18 @@ norm.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Self
+from functools import cached_property
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import linear, sigmoid, silu
-from specbench.models.language import Prefix
+from specbench.engine.masks import TreeMask
+from specbench.engine.ops import linear, sigmoid, silu, take
+from specbench.models.language import LanguageSession, Prefix
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.orders import GroupOrder
 from specbench.models.transformer import Block, RMSNorm, run_blocks
 
 
@@ -79,10 +82,18 @@ class FlashAR(LlamaGen):
         new = ("branch_", "gate_", "first_gate")
         return [p for name, p in self.named_parameters() if not name.startswith(new)]
 
-    def steps(self) -> Tensor:
+    def steps(self, device: torch.device) -> Tensor:
         """The step (T,) int64 of every cell in raster order, r + c."""
-        cell = torch.arange(self.length, device=self.output.weight.device)
+        cell = torch.arange(self.length, device=device)
         return cell // self.width + cell % self.width
+
+    @cached_property
+    def order(self) -> GroupOrder:
+        """Anti-diagonals, each from its upper right cell on."""
+        steps = [row + column for row in range(self.width) for column in range(self.width)]
+        cells = sorted(range(self.length), key=steps.__getitem__)
+        sizes = tuple(steps.count(step) for step in range(2 * self.width - 1))
+        return GroupOrder(torch.tensor([cells]), sizes, whole=True)
 
     def horizontal(self, h: Tensor) -> Tensor:
         """Logits (..., V) of the cell at the right, by the target's own head."""
@@ -108,12 +119,12 @@ class FlashAR(LlamaGen):
         return g * self.horizontal(h) + (1 - g) * self.vertical(v)
 
     def all_cells(self, prefix: Prefix, tokens: Tensor) -> Tensor:
-        """What predicts every cell in raster order, as of `gated`: (R, T, 2 * dim + 1) of tokens (R, T) or (R, T - 1),
+        """What predicts every cell in raster order, for `gated`: (R, T, 2 * dim + 1) of tokens (R, T) or (R, T - 1),
         in one pass without a cache, with gradients where they are enabled."""
         before, cells = len(prefix), self.length - 1  # no cell depends on the last one
         x = torch.cat([prefix.inputs, self.tok_embeddings(tokens[:, :cells])], 1)
         positions = torch.arange(before + cells, device=x.device)
-        rank = torch.cat([positions[:before], before + self.steps()[:cells]])  # a query sees no higher rank
+        rank = torch.cat([positions[:before], before + self.steps(x.device)[:cells]])  # a query sees no higher rank
         usable = F.pad(prefix.valid, (0, cells), value=True)
         itself = positions == positions[:, None]
         mask = (((rank <= rank[:, None]) & usable.unsqueeze(1)) | itself).unsqueeze(1)
@@ -126,6 +137,32 @@ class FlashAR(LlamaGen):
         left, above = self.neighbours(every)
         return self.gated(_entries(h[:, before - 1 :], left + 1), _entries(v, above + 1), every)
 
+    @property
+    def cache_layers(self) -> int:
+        return len(self.layers) + len(self.branch_layers)
+
+    @property
+    def pass_weights(self) -> list[nn.Module]:
+        branch = [self.branch_layers, self.branch_norm, self.branch_output]
+        return [*super().pass_weights, *branch, self.gate_hidden, self.gate_output]
+
+    def at_fronts(
+        self, session: LanguageSession, x: Tensor, rope: Tensor, mask: TreeMask, slots: Tensor, fronts: Any
+    ) -> Tensor:
+        """As `gated`, of the targets of fronts, whose nodes are the cells of the step before, or the end of the
+        prefix."""
+        h, entry = self.hidden(x, rope, mask, session.cache, slots).chunk(2, -1)
+        image = mask.among[..., 1:]
+        alone = ~image.any(-1, keepdim=True)  # before the first cell: what is computed there, nothing reads
+        among = torch.cat([mask.among[..., :1] & alone, image], -1)
+        cells = TreeMask(mask.root, mask.root, among)  # nothing before the end of the prefix
+        branch = run_blocks(self.branch_layers, entry, rope, cells, session.cache.after(len(self.layers)), slots)
+        fed, targets = fronts.slots.flatten(1), fronts.next_positions
+        at_end = session.both(fed < 0).unsqueeze(-1)
+        v = self.branch_norm(torch.where(at_end, entry, branch))
+        left, above = (session.both(_index(fed, cell)) for cell in self.neighbours(targets))
+        return self.gated(_entries(h, left), _entries(v, above), session.both(targets))
+
     def neighbours(self, cells: Tensor) -> tuple[Tensor, Tensor]:
         """The left and the upper neighbours of cells (...) int64; -1, the last position of the prefix, of cell 0; -2
         where there is no such cell."""
@@ -135,6 +172,13 @@ class FlashAR(LlamaGen):
         return left, above
 
 
+def _index(fed: Tensor, cells: Tensor) -> Tensor:
+    """Where each of `cells` (B, n) is among the cells `fed` (B, m), (B, n); -1 where it is not."""
+    same = fed.unsqueeze(1) == cells.unsqueeze(2)
+    return torch.where(same.any(-1), same.int().argmax(-1), -1)
+
+
 def _entries(x: Tensor, index: Tensor) -> Tensor:
-    """Entries `index` (n,) of x (R, m, dim), zero where it is negative."""
-    return x[:, index.clamp_min(0)] * (index >= 0).unsqueeze(-1)
+    """Entries `index` (n,) or (R, n) of x (R, m, dim), zero where it is negative."""
+    at = index.expand(len(x), -1)
+    return take(x, at.clamp_min(0)) * (at >= 0).unsqueeze(-1)

@@ -20,11 +20,11 @@ from specbench.storage.images_client import Answer, Reply, RequestError
 
 
 class GLMImageAR:
-    """The AR server of GLM-Image that SGLang's diffusion server asks (`--srt-encoder-url`), asked in its place.
+    """The AR server of GLM-Image that SGLang's diffusion server asks (`--srt-encoder-url`), asked instead of it.
 
     The request holds ids and not text, since the server applies no chat template, and both grids, since its positions
-    are two-dimensional. Temperature and top-p are always sent. With `ignore_eos` the number of ids is fixed: those of a
-    preview of h w tokens, of the image of H W tokens, and one for the end.
+    are two-dimensional. Temperature and top-p are always sent. With `ignore_eos` the number of ids is fixed: a
+    preview of h w tokens, the image's H W tokens, and one for the end.
     """
 
     path = "/generate"

@@ -62,7 +62,7 @@ class Language(nn.Module):
     grammar: Grammar | None = None  # None: every position may hold every token
     pads_see_all: bool = False  # see `LanguageSession`
     aux_hidden_layers: tuple[int, ...] = ()  # see `with_aux_hidden_layers`
-    order: Any = None  # of a model that leaves raster order, as of `decoding.planned.TokenOrder`
+    order: Any = None  # of a model that leaves raster order; see `decoding.planned.TokenOrder`
     skips_padding: bool = False  # whether positions count from the first valid one
     _ropes: tuple[int, Tensor] | None = None  # the rotary table that was made last, and the prefix that it is for
 
@@ -179,8 +179,12 @@ class Language(nn.Module):
     def uncached(self, prefix: Prefix, tokens: Tensor) -> Tensor:
         """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n) in one pass, without a cache: those that a
         session has, and with gradients where they are enabled."""
+        return self.in_one_pass(prefix, self.tok_embeddings(self.ids(tokens)))
+
+    def in_one_pass(self, prefix: Prefix, inputs: Tensor) -> Tensor:
+        """As `uncached`, of image tokens' inputs (R, n, dim)."""
         rows, before = prefix.inputs.shape[:2]
-        x = torch.cat([prefix.inputs, self.tok_embeddings(self.ids(tokens))], 1)
+        x = torch.cat([prefix.inputs, inputs], 1)
         positions = torch.arange(x.shape[1], device=x.device)
         rope = self.reserved(x.shape[1], before)
         usable = F.pad(prefix.valid, (0, x.shape[1] - before), value=True)

@@ -9,6 +9,7 @@ nextstep_1_1/modeling_nextstep.py, adapted from stepfun-ai/NextStep-1.1).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal  # noqa: F401 (the documentation resolves inherited annotations in this module)
 
 import torch
 import torch.nn.functional as F

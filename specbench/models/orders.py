@@ -22,10 +22,11 @@ from specbench.errors import UsageError
 
 @dataclass(frozen=True)
 class GroupOrder:
-    """As of `decoding.planned.TokenOrder`."""
+    """See `decoding.planned.TokenOrder`."""
 
     orders: Tensor
     sizes: tuple[int, ...]
+    whole: bool = False
 
     @classmethod
     def of(cls, cfg: Mapping[str, Any], side: int) -> GroupOrder:
@@ -81,7 +82,7 @@ def locality_order(side: int, sizes: tuple[int, ...], repulsion: int, rng: np.ra
     """An order (T,) by LPD's locality (arXiv 2507.01957), of an image of side * side tokens.
 
     The cells of a group are near to what exists and far from each other. A cell's score is the sum of 1 / distance over
-    those of its eight neighbours that exist. Cells with a score of 1 or more are taken from the highest on, equal ones
+    its eight neighbours that exist. Cells with a score of 1 or more are taken from the highest on, equal ones
     in a random order, unless one of the group is within `repulsion` rows and columns. The rest of the group are the
     cells that are farthest from it, one after the other.
     """

@@ -46,7 +46,7 @@ class TargetHead:
         return self.codes(self.target.head(hidden.to(self.target.output.weight.dtype)))
 
     def codes(self, logits: Tensor) -> Tensor:
-        """Of logits (..., vocabulary) those of codes, float32."""
+        """The logits of codes, float32, among logits (..., vocabulary)."""
         grammar = self.target.grammar
         return (logits if grammar is None else logits[..., : grammar.codes]).float()
 

@@ -21,7 +21,7 @@ from specbench.models.transformer import BlockConfig, init_weights, line_rotary,
 
 @dataclass(frozen=True)
 class UnifiedConfig:
-    """A Llama over one vocabulary. qk_norm, norms, qkv_bias and head_size: as of `BlockConfig`; head_hidden: as of
+    """A Llama over one vocabulary. qk_norm, norms, qkv_bias and head_size: see `BlockConfig`; head_hidden: as of
     `Language`. sections: the pairs of a head that time, row and column rotate (M-RoPE), see `unified.places`; none:
     every pair is rotated by the position in the sequence."""
 

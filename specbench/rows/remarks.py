@@ -26,8 +26,11 @@ def measurement_remarks(
         found.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
     if not parameters.in_raster_order(cfg):
         found.append("perplexity, log_prob: of each token given those that existed when it was sampled")
-    if row["baseline_run_id"] and parameters.kind("model", cfg["model"]) == "ordered":
-        found.append(f"speed-ups: over {cfg['model']} with one token a pass, in the same orders")
+    singly = "iterations" in cfg
+    grouped = parameters.kind("model", cfg["model"]) == "ordered" and (not singly or cfg["iterations"])
+    if row["baseline_run_id"] and grouped:
+        over = "with one token a pass, in the same orders" if singly else "itself, whose groups are part of the model"
+        found.append(f"speed-ups: over {cfg['model']} {over}")
     if cfg["batch"] > 1:
         found.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
     if timing.is_timed(cfg) and not timed:
@@ -65,7 +68,7 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
         not_drawn = {"stored": "old", "siblings": "residual", "coupling": "threshold", "opening": "greedy"}
         if any(cfg.get(name) == value for name, value in not_drawn.items()):
             what = "tokens that were not drawn from their stored distribution"
-        if cfg.get("drafter") == "vvs":
+        if cfg.get("drafter") == "vvs" or cfg.get("rounds") is not None:
             what = "tokens that are not verified"
         if not parameters.in_raster_order(cfg):
             who = (
@@ -130,7 +133,7 @@ def _shown(name: str, value: Any) -> str:
 
 def pieces(note: str) -> list[tuple[str, str]]:
     """The remarks of a row's note, each with the column that it is about, or with its own first words."""
-    return [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z_]+: )", note)]
+    return [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z][a-z0-9_]*: )", note)]
 
 
 def unmeasured(metrics: Iterable[str], row: Mapping[str, Any]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Downloads of published files: listed at a pinned revision, resumed, checked against published digests, recorded.
 
-`transfer` gets the files, those of the hub's repositories and those at addresses. Unfinished ones are in .fetch/ of the
+`transfer` gets the files, from the hub's repositories and from addresses. Unfinished ones are in .fetch/ of the
 destination and are moved when a folder is complete, so that an existing folder is complete. SOURCE.json next to it
 records the origin of every file.
 """

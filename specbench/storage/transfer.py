@@ -37,7 +37,7 @@ def size_at(address: str) -> int:
         raise UsageError(f"cannot get the size of {address} ({first_line(e)}): try again") from e
 
 
-#: A range of a compressed answer, and its length, are not those of the file.
+#: A range of a compressed answer, and its length, do not fit the file.
 _PLAIN = {"Accept-Encoding": "identity"}
 
 

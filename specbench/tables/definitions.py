@@ -85,6 +85,10 @@ class Line:
         given = self.overrides if own_model or self.elsewhere is None else self.elsewhere
         return None if given is None else named(given)
 
+    def of(self, model: str) -> str:
+        """The model of its rows: the table's, or one that the line names."""
+        return named(self.overrides or ()).get("model", model)
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -162,6 +166,7 @@ class Stack:
 SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ", "epsilon": "ε"}
 #: Names of parameters, and of properties of a draft, on an axis.
 AXES = {
+    "batch": "images decoded together",
     "cfg_scale": "guidance scale",
     "draft_tokens": "draft tokens of a step",
     "draft_tv": "total variation of draft and target",
@@ -226,7 +231,10 @@ class Table:
         is no run for it."""
         own = model == self.model
         given = line.on(own)
-        if given is None or not given.keys() <= parameters.possible(model):
+        if given is None or ("model" in given and not own):
+            return None
+        model = line.of(model)
+        if not given.keys() <= parameters.possible(model):
             return None
         if seed is not None and "seed" in given:
             raise UsageError(f"line {line.key} of {self.id} has a seed of its own: leave --seeds out")

@@ -67,7 +67,7 @@ class Planner:
             return self._continuous(cfg, device)
         planned = self.plan(cfg)
         if parameters.kind("model", cfg["model"]) == "ordered":
-            passes = cfg["iterations"] or planned["tokens"]
+            passes = planned["passes"]
             low, high = _of_part(planned, "step", device, planned["launches"], cfg["engine"] != "eager")
             return passes * low / cfg["batch"], passes * high / cfg["batch"]
         made = tokens_per_step(cfg, planned["tokens"], shape_of(cfg).height + 1, self.results)
@@ -99,10 +99,11 @@ class Planner:
 
 
 def without_method(cfg: Mapping[str, Any]) -> RunConfig:
-    """The vanilla AR of a configuration."""
+    """The vanilla AR of a configuration, one token a pass."""
     method = {"method": "vanilla", "drafter": "none", "rule": "exact", "verification": "token"}
     kept = {name: value for name, value in cfg.items() if name not in parameters.method_parameters()}
-    return RunConfig({**kept, **method})
+    singly = {"iterations": None} if "iterations" in kept else {}
+    return RunConfig({**kept, **method, **singly})
 
 
 def drafter_alone(cfg: Mapping[str, Any]) -> RunConfig:

@@ -143,10 +143,10 @@ def build(
     `commands` maps a line's key to the command of its run, `command` is the one that fills the whole table,
     `comparisons` are the rows of `specbench compare` that its tests need, `differing` the (line key, column key) whose
     values get the mark `DIFFERS`. Every line of the definition appears once as measured for `model`, then once for each
-    model that the paper prints, and with its difference where that is `model` itself. model: of all lines, or by their
-    keys.
+    model that the paper prints, and with its difference where that is `model` itself. model: of the table, or by the
+    keys of its lines.
     """
-    models = dict.fromkeys((line.key for line in table.lines), model) if isinstance(model, str) else model
+    models = {line.key: line.of(model) for line in table.lines} if isinstance(model, str) else model
     sheet = _Builder(table, measured, published, command, differing)
     headers = tuple(map(sheet.header, sheet.table.columns))
     entries = tuple(entry for line in table.lines for entry in sheet.entries(line, models[line.key]))

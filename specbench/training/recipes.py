@@ -69,7 +69,7 @@ TABLE: dict[str, Parameter] = {
         "integer", "unroll steps that an EAGLE drafter learns on its own outputs", low=1, high=32
     ),
     "decay": Parameter(
-        "number", "weight of an unroll step, or of a Medusa head, relative to the one before", low=0, high=1
+        "number", "weight of an unroll step, a Medusa head or a DFlash slot, relative to the one before", low=0, high=1
     ),
     "freeze": Parameter("flag", "the token table stays the target's (EAGLE drafters)"),
     "objective": Parameter(
@@ -83,7 +83,7 @@ TABLE: dict[str, Parameter] = {
     "guided": Parameter(
         "flag", "drafter and target are compared under the guidance cfg_scale, which takes two passes an example"
     ),
-    "heads": Parameter("integer", "Medusa heads", low=1, high=16),
+    "heads": Parameter("integer", "Medusa heads, or masks of a DFlash block", low=1, high=64),
     "keep": Parameter(
         "string",
         "the weights with the best top-3 agreement on the held-out examples, or the last ones",

@@ -74,11 +74,11 @@ _SCENES = {
             "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
             "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
             "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
-            "flashar": Recipe(steps=480, batch=16, lr=1e-3, warmup=20, save_every=60),
+            "flashar": Recipe(steps=138, batch=16, lr=1e-3, warmup=10, save_every=50),
             "kl": Recipe(steps=1500, batch=48, lr=2e-3),
             "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
             "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
-            "arpg": Recipe(steps=1100, batch=32, lr=2e-3, warmup=100, ema=0.995, muon=True),
+            "arpg": Recipe(steps=4000, batch=16, lr=2e-3, warmup=100, ema=0.995, muon=True),
         }
     ),
     "gpu": Budget(  # minutes
@@ -255,7 +255,7 @@ class Stages:
             codes = self._cached(f"codes-{split}-{n}", lambda: tokenizer.encode_all(shipped.tokenizer, few.images))
             return codes, target.features_of(shipped.text, few.captions)
 
-        model = FlashAR.from_target(shipped.target, branch_layers=1)
+        model = FlashAR.from_target(shipped.target, self.shapes.flashar.branch_layers)
         some = scenes("train", min(self.budget.train, recipe.steps * recipe.batch))
         self._stage("flashar", model, lambda: flashar.train(model, *some, recipe, self.work))
         self.statistics["flashar"] |= flashar.evaluate(model, *scenes("validation", min(self.budget.validation, 1000)))

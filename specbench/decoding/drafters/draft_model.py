@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, Outcome, last_token
+from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.shape import DraftShape
@@ -66,6 +66,11 @@ class DraftModel:
             if d + 1 < self.tree.nodes:
                 logits = session.feed_chain(tokens[-1], root + d)
         return Draft(self.tree, torch.cat(tokens, 1), torch.stack(probs, 1), state.valid)
+
+    def network_passes(self, target: Any) -> list[NetworkPass]:
+        model, times = self.model, self.shape.passes
+        read = [p for module in model.pass_weights for p in module.parameters()]
+        return [NetworkPass(model, "hidden", read, times), NetworkPass(model, "head", [], times)]
 
     def commit(self, state: ChainState, outcome: Outcome) -> None:
         pass  # its cache is indexed by position: rejected entries are overwritten

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, Outcome, last_token
+from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, draw_several, sample_distinct
 from specbench.decoding.shape import DraftShape
@@ -131,6 +131,12 @@ class Entries:
             self._feed(state, session.prefix.ids[:, 1:known], hidden[:, :-1], entries, mask.unsqueeze(1))
         cache.kernels = sampling.kernels
         return state
+
+    def network_passes(self, target: Any) -> list[NetworkPass]:
+        head, fused = self.head, [self.head.fuse, self.head.norm] if self.aux_hidden_layers else []
+        read = [p for module in (head.fc, head.layers, *fused[1:], *target.head_layers) for p in module.parameters()]
+        once = [NetworkPass(head, "", list(fused[0].parameters()))] if fused else []
+        return [NetworkPass(head, "hidden", read, self.shape.passes), *once]
 
     def _feed(self, state: EagleState, ids: Tensor, hidden: Tensor, entries: Tensor, mask: Tensor | TreeMask) -> Tensor:
         """Outputs (R, n, dim) of `entries` (R, n)."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, Outcome, last_token
+from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
@@ -72,6 +72,10 @@ class Medusa:
         tokens = torch.cat([root, top[:, self.level, self.choice]], 1)
         valid = (count > 0)[:, None] | self.root  # no hidden state before the first token
         return Draft(self.tree, tokens, found.p[:, self.of_inner], valid, state.sampled)
+
+    def network_passes(self, target: Any) -> list[NetworkPass]:
+        used = self.heads.medusa_head[: self.tree.height]
+        return [NetworkPass(self.heads, "forward", list(used.parameters()))]
 
     def commit(self, state: MedusaState, outcome: Outcome) -> None:
         verdict, hidden = outcome.verdict, outcome.hidden

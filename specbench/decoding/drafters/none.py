@@ -41,7 +41,7 @@ class EmptyState:
 
 class NoDraft:
     """The target alone: in raster order token by token, or in the target's own order group by group; singly: token by
-    token in its own order, too."""
+    token in its own order, too, where the target has such distributions."""
 
     constants = ("tree",)
 
@@ -54,7 +54,8 @@ class NoDraft:
         order = session.order
         if order is None:
             return None
-        return PlannedGroups(order, rng, [1] * session.length if self.singly else order.sizes)
+        singly = self.singly and not order.whole
+        return PlannedGroups(order, rng, [1] * session.length if singly else order.sizes)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EmptyState:
         device = rng.key.device

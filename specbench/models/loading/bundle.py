@@ -1,7 +1,7 @@
 """What the real targets share: from a folder of official files, or random weights, to what a pipeline needs.
 
 Folders: target/ (the language model), tokenizer/ (pixels), text/ (LlamaGen's captions), and of drafters eagle/,
-eagle3/, medusa/ and draft/ (a smaller model of the family), each where a method needs it.
+eagle3/, medusa/, dflash/ and draft/ (a smaller model of the family), each where a method needs it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from specbench.models.unified import ImageTokens, UnifiedConfig, image_tokens
 
 SIDE = 64  # rows and columns of codes: 1024 x 1024 pixels
 #: IBQ (arXiv 2412.02692). The codebook's 131,072 vectors of 256 numbers and the two 1x1 convolutions are the official
-#: code's; widths, depths and the level with attention are those of a port of its encoder (Apertus 1.5's vision
+#: code's; widths, depths and the level with attention come from a port of its encoder (Apertus 1.5's vision
 #: tokenizer in transformers), and a file's tensors replace the widths and depths.
 IBQ = vq.VQConfig(
     ch=256,

@@ -7,7 +7,8 @@ forbids an id: the head's 16,512 ids, of which 16,384 are codes, compete at ever
 image at the model's end id, and then fails; here that id is one of them. The token after the full grid, which the
 official code samples and leaves out, is the end id here.
 
-The image tokenizer has an encoder alone. The files of a run hold the full grid's tokens, one pixel for a token.
+The image tokenizer has an encoder alone, a vision Transformer, which is not here. The files of a run hold the full
+grid's tokens, one pixel for a token.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specbench.errors import UsageError
 from specbench.models.language import Grammar
 from specbench.models.loading import official
 from specbench.models.loading.bundle import shape_of
@@ -128,16 +130,22 @@ class GlmImage(UnifiedModel):
     def prompt(self, text: str) -> Prompt:
         return glm_prompt(self.text, text, self.image, self.ids)
 
+    def codes(self, images: Tensor) -> Tensor:
+        raise UsageError(
+            f"{self.name}'s encoder of images is not part of specbench: train on tokens that the target draws"
+            " (source=self)"
+        )
+
     def decode_image(self, codes: Tensor) -> np.ndarray:
         """The tokens of the full grid as a map of codes (1, rows, columns, 3) uint8."""
         return image_files.code_map(self._full_grid(codes).cpu().numpy())
 
     def code_grid(self, tokens: Tensor) -> Tensor:
-        """Without those of the preview."""
+        """Without the preview's codes."""
         return self._full_grid(tokens[:, self.image.grammar.free.to(tokens.device)])
 
     def _full_grid(self, codes: Tensor) -> Tensor:
-        """The codes (B, rows, columns) of the full grid, which follow those of the preview."""
+        """The codes (B, rows, columns) of the full grid, which follow the preview's."""
         rows, columns = self.image.grids[-1]
         return codes[:, -rows * columns :].reshape(-1, rows, columns)
 

@@ -143,7 +143,7 @@ class NextStepModel(Bundle):
         return official.load(lambda: NextStep(cfg), source, table(cfg), self.device, self.dtype, _IGNORED)
 
     def _config(self, folder: Path, source: official.CheckpointSource) -> NextStepConfig:
-        """config.json has the Transformer's sizes, and the tensors those of the head."""
+        """config.json has the Transformer's sizes, and the tensors have the head's."""
         shapes = {name: info.shape for name, info in source.tensors.items()}
         biased = "layers.0.self_attn.q_proj.bias" in shapes
         trunk = described(folder, lambda content: from_hugging_face(content, 0, biased))

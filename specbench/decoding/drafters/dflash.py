@@ -1,0 +1,172 @@
+"""DFlash: one pass of a small network over masks drafts a block of tokens (arXiv 2602.06036).
+
+The tokens of a step are independent given what is committed: slot k of the block has one distribution, whatever the
+tokens before it are. So a chain draws one token from each, and in a tree the children of all nodes of a depth are drawn
+from the same distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Distributions, Sampling, draw, sample_distinct
+from specbench.decoding.shape import DraftShape
+from specbench.decoding.trees import Path, chain_paths, parse
+from specbench.decoding.trees import build as build_tree
+from specbench.decoding.verify import DRAFT, Draft
+from specbench.engine.masks import TreeMask
+from specbench.engine.state import Buffer, Buffers, put, within
+from specbench.errors import UsageError
+
+
+@dataclass
+class DFlashState:
+    session: Any  # the target's
+    sampling: Sampling
+    rng: RandomStreams
+    cache: Any  # of the context's keys and values; a block is written behind them, and overwritten
+    start: Tensor  # (R,): the first position that may be attended to
+    pending: Tensor  # (R, K, width): the target's hidden states of the positions committed last, oldest first
+    fresh: Tensor  # (B,): how many of them are valid, less one
+    halves: int
+
+    def buffers(self) -> Buffers:
+        return {
+            "start": Buffer(self.start, 0, self.halves),
+            "pending": Buffer(self.pending, 0, self.halves),
+            "fresh": Buffer(self.fresh),
+            **within("cache", self.cache.buffers(self.halves)),
+        }
+
+
+class DFlash:
+    """A chain or a static tree. deterministic: child c of a node is the c-th most probable token of its depth, not a
+    sample.
+
+    A slot of the cache is a position. With the root at position b, a step writes the context of the positions up to
+    b - 1 that the last verdict made known, and the block to b and on. So what an earlier block left at positions of
+    rejected tokens is overwritten before anything attends to it.
+    """
+
+    constants = ("tree", "offsets", "among", "depths", "kids", "picks", "depth_of_inner", "root")
+
+    def __init__(self, network: Any, paths: Sequence[Path], deterministic: bool = False) -> None:
+        self.network, self.deterministic, self.shape = network, deterministic, _shape(paths)
+        self.tree = tree = self.shape.tree
+        self.slots = tree.height + 1
+        if self.slots > network.cfg.block_size:
+            raise UsageError(
+                f"the draft is {tree.height} tokens deep, but the DFlash network drafts {network.cfg.block_size - 1}:"
+                f" give window={network.cfg.block_size - 1} or less, or train one with heads={tree.height}"
+            )
+        self.aux_hidden_layers: tuple[int, ...] = network.cfg.aux_hidden_layers
+        self.offsets = torch.arange(self.slots)
+        self.depths = self.offsets[:-1]
+        self.among = torch.ones(1, self.slots, self.slots, dtype=torch.bool)  # a block attends to all of itself
+        self.depth_of_inner = tree.depth[0, tree.inner[0]]
+        candidates = tree.children[0].flatten()
+        self.picks = (candidates >= 0).nonzero().flatten()
+        self.kids = candidates[self.picks]
+        self.root = torch.arange(tree.nodes) == 0
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> DFlashState:
+        device = rng.key.device
+        put(self, device)
+        dim = session.model.block.dim  # the hidden states after it belong to `aux_hidden_layers`
+        hidden = session.prefix_hidden[..., dim:]  # (R, P - 1, width)
+        rows, known, width = hidden.shape
+        cache = self.network.new_cache(rows, known + 1 + session.length + 2 * self.slots)
+        pending = hidden.new_zeros(rows, self.slots, width)
+        pending[:, 0] = hidden[:, -1]  # the last prefilled position is fed with the first step
+        halves, fresh = 2 if sampling.guided else 1, torch.zeros(len(rng), dtype=torch.int64, device=device)
+        start = session.padding[:, 0].clone()
+        state = DFlashState(session, sampling, rng, cache, start, pending, fresh, halves)
+        if known > 1:
+            positions = torch.arange(known - 1, device=device).expand(rows, -1)
+            self._remember(state, hidden[:, :-1], positions)
+        cache.kernels = sampling.kernels
+        return state
+
+    def _remember(self, state: DFlashState, hidden: Tensor, positions: Tensor) -> None:
+        """Write the context's keys and values of hidden states (R, n, width) at `positions` (R, n)."""
+        session, cache = state.session, state.cache
+        features = self.network.features(hidden, cache.kernels)
+        rope = session.model.rope_at(session.rope, positions, session.padding)
+        for layer, (k, v) in enumerate(self.network.context(features, rope)):
+            cache.write(layer, positions, k, v)
+
+    def _block(self, state: DFlashState, history: Tensor, count: Tensor) -> Tensor:
+        """Outputs (R, K, dim) of the block whose anchor is the last committed token."""
+        session, cache = state.session, state.cache
+        root = count[:, None] + (session.prefix_length - 1)
+        positions = session.both(root + self.offsets)
+        x = self.network.blocks(session.embed(last_token(history, count), root), self.slots)
+        rope = session.model.rope_at(session.rope, positions, session.padding)
+        mask = TreeMask(state.start, positions[:, 0].contiguous(), self.among)
+        return self.network.hidden(x, rope, mask, cache, positions)
+
+    def distributions(self, state: DFlashState, history: Tensor, count: Tensor) -> Distributions:
+        """The distributions (B, height, V) of the tokens behind the last committed one."""
+        session = state.session
+        earlier = (session.prefix_length - 2) + count[:, None] - state.fresh[:, None]
+        self._remember(state, state.pending, session.both(earlier + self.offsets))
+        logits = session.model.head(self._block(state, history, count)[:, 1:])
+        return state.sampling.distributions(logits, session, count[:, None] + self.depths)
+
+    def propose(self, state: DFlashState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        tree, sampling = self.tree, state.sampling
+        found = self.distributions(state, history, count)
+        valid = (count > 0)[:, None] | self.root  # before the first token there is no anchor
+        root, probs = last_token(history, count), found.p
+        if tree.is_chain and not self.deterministic:
+            u = state.rng.uniforms(step, DRAFT, tree.height, 1)[..., 0]
+            return Draft(tree, torch.cat([root, draw(probs, u, sampling.kernels)], 1), probs, valid)
+        drafted = history.new_empty(len(count), tree.nodes)  # every node is a child, or the root
+        drafted[:, :1] = root
+        probs = probs[:, self.depth_of_inner]
+        deterministic = self.deterministic or sampling.temperature == 0  # a point mass has one token
+        if deterministic:
+            tokens = found.logits.topk(tree.width, dim=-1).indices[:, self.depth_of_inner]
+        else:
+            tokens = sample_distinct(probs, state.rng, step, DRAFT, tree.width)
+        drafted[:, self.kids] = tokens.flatten(1)[:, self.picks]
+        return Draft(tree, drafted, probs, valid, torch.zeros_like(valid) if deterministic else None)
+
+    def network_passes(self, target: Any) -> list[NetworkPass]:
+        net = self.network
+        block = [p for module in (net.layers, net.norm, *target.head_layers) for p in module.parameters()]
+        return [
+            NetworkPass(net, "features", [net.fc.weight, net.hidden_norm.weight]),
+            NetworkPass(net, "context", net.context_weights()),
+            NetworkPass(net, "hidden", block),
+        ]
+
+    def commit(self, state: DFlashState, outcome: Outcome) -> None:
+        hidden = outcome.hidden[..., state.session.model.block.dim :]
+        index = state.session.both(outcome.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
+        torch.gather(hidden, 1, index, out=state.pending)
+        state.fresh.copy_(outcome.verdict.length)
+
+
+def _shape(paths: Sequence[Path]) -> DraftShape:
+    return DraftShape(build_tree(paths), passes=1)
+
+
+def _paths(cfg: Mapping[str, Any]) -> list[Path]:
+    return parse(cfg["tree"]) if "tree" in cfg else chain_paths(cfg["window"])
+
+
+def shape(cfg: Mapping[str, Any]) -> DraftShape:
+    """Of a static `tree` or of a chain of `window` tokens: each choice has one of these parameters."""
+    return _shape(_paths(cfg))
+
+
+def build(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return DFlash(model.drafter_network("dflash"), _paths(cfg), cfg["draft_tokens"] == "deterministic")
