@@ -291,7 +291,7 @@ def test_the_embedded_reader_answers_what_captions_state() -> None:
     assert found["soft_tifa_gm"].backend.startswith("scenes-reader@")
     metric = metrics.metric("scenes_soft_tifa", context)
     outputs = metric.scorer()(list(images), some)
-    reader = ev.load(ASSETS / ev.READER, ev.AttributeReader)
+    reader = ev.load(ASSETS / "scenes_reader.safetensors", ev.AttributeReader)
     x = ev.as_input(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous())
     with torch.no_grad():
         probs = dict(zip(scenes.ATTRIBUTES, (logits.softmax(-1).numpy() for logits in reader(x)), strict=True))

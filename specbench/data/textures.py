@@ -2,7 +2,7 @@
 
 A picture is one to three regions of a material, lit from one direction: a whole sheet, a horizon, or a ground with one
 or two patches that lie on it and cast a shadow. Every material is a random field with the statistics of natural images:
-noise whose amplitude falls with the frequency, dead leaves (shapes of a power law of sizes that occlude each other),
+noise whose amplitude falls with the frequency, dead leaves (shapes of many sizes that occlude each other),
 cells, gratings that noise bends. The caption states a dozen attributes. All else is drawn from the generator of the
 index, so that hardly any token of an image is certain; that is how this world differs from *scenes*, whose surfaces are
 flat.
@@ -83,7 +83,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Description:
+class Picture:
     """What a caption can state about an image."""
 
     layout: str
@@ -102,7 +102,7 @@ class Description:
         return labels_of(iter([*shared, *regions]))
 
 
-def describe(rng: np.random.Generator) -> Description:
+def describe(rng: np.random.Generator) -> Picture:
     """A description of either split. Neighbouring regions differ in material or colour."""
     layout = LAYOUTS[rng.choice(len(LAYOUTS), p=LAYOUT_SHARE)]
     regions: list[Region] = []
@@ -114,10 +114,10 @@ def describe(rng: np.random.Generator) -> Description:
             continue
         regions.append(Region(material, colour, grain, outline if is_patch else ""))
     light, contrast = LIGHTS[rng.integers(len(LIGHTS))], CONTRASTS[rng.integers(len(CONTRASTS))]
-    return Description(layout, light, contrast, tuple(regions))
+    return Picture(layout, light, contrast, tuple(regions))
 
 
-def write_caption(description: Description, rng: np.random.Generator) -> str:
+def write_caption(description: Picture, rng: np.random.Generator) -> str:
     """A sentence that states every attribute, in one of several wordings."""
 
     def one_of(options: Sequence[str]) -> str:
@@ -188,7 +188,7 @@ def _granite(rng: np.random.Generator, coarse: bool) -> Field:
     return _unit(0.75 * speckle + 0.35 * _noise(rng, 1.5) + 0.7 * (speckle > 1.3))
 
 
-def _power_law(rng: np.random.Generator, count: int, low: float, high: float) -> np.ndarray:
+def _natural_sizes(rng: np.random.Generator, count: int, low: float, high: float) -> np.ndarray:
     """Sizes with density proportional to size^-3, as objects of natural images have."""
     u = rng.uniform(size=count)
     return (low**-2 - u * (low**-2 - high**-2)) ** -0.5
@@ -196,7 +196,7 @@ def _power_law(rng: np.random.Generator, count: int, low: float, high: float) ->
 
 def _dead_leaves(rng: np.random.Generator, count: int, low: float, high: float, square: bool) -> Field:
     """Shapes of random lightness that occlude each other, each a little shaded."""
-    radii = _power_law(rng, count, low, high)
+    radii = _natural_sizes(rng, count, low, high)
     centres, shades = rng.uniform(-6, SIZE + 6, (count, 2)), rng.uniform(0, 1, count)
     angles, tilts = rng.uniform(0, np.pi, count), rng.uniform(-0.25, 0.25, (count, 2))
     field = np.full((SIZE, SIZE), 0.5)
@@ -281,7 +281,7 @@ _FIELDS: dict[str, Callable[[np.random.Generator, bool], Field]] = {
     "marble": _marble,
 }
 
-#: Hue and saturation of a colour; its second hue, into which a material's lightest parts turn, is drawn near it.
+#: Hue and saturation of a colour; the hue of a material's parts is drawn near it.
 _TONES = {
     "grey": (0.6, 0.06),
     "red": (0.99, 0.72),
@@ -308,9 +308,9 @@ def _paint(region: Region, strong: bool, rng: np.random.Generator) -> np.ndarray
     if region.colour == "brown":
         dark, light = dark * 0.8, light * 0.62
     value = dark + (light - dark) * field + rng.uniform(-0.05, 0.05)
-    turn = rng.uniform(-0.035, 0.035) + 0.03 * rng.standard_normal() * (field - 0.5) + 0.012 * _noise(rng, 1.8)
+    shift = rng.uniform(-0.035, 0.035) + 0.03 * rng.standard_normal() * (field - 0.5) + 0.012 * _noise(rng, 1.8)
     depth = np.clip(saturation * (rng.uniform(0.85, 1.1) + 0.12 * _noise(rng, 1.8)) * (1.1 - 0.35 * field), 0, 1)
-    return _rgb(hue + turn, depth, np.clip(value, 0, 1))
+    return _rgb(hue + shift, depth, np.clip(value, 0, 1))
 
 
 def _patch(outline: str, centre: tuple[float, float], radius: float, rng: np.random.Generator) -> Field:
