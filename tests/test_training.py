@@ -15,8 +15,8 @@ from specbench.config import registry
 from specbench.data import scenes
 from specbench.models import dflash, medusa, spatial
 from specbench.models.eagle import like_target
-from specbench.models.supervision import TargetHead
 from specbench.models.scenes_config import WORLDS
+from specbench.models.supervision import TargetHead
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQConfig, VQModel
 from specbench.training import drafter
