@@ -13,10 +13,10 @@ from torch import Tensor
 from specbench.audit.models import built_in
 from specbench.decoding.drafters.adaptive import PRIOR, SHAPES, Acceptances, AdaptiveEagle, TreeShapes, best_paths
 from specbench.decoding.drafters.eagle import Eagle
-from specbench.decoding.loop import Outcome
+from specbench.decoding.loop import StepResult
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import Path, build
-from specbench.decoding.verify import Draft, Verdict
+from specbench.decoding.verify import Draft, VerificationResult
 from specbench.errors import UsageError
 
 
@@ -82,9 +82,9 @@ def test_the_rates_along_an_accepted_path() -> None:
     moved: dict[str, Any] = {k: v.expand(3, *v.shape[1:]) for k, v in vars(tree).items() if isinstance(v, Tensor)}
     draft = Draft(type(tree)(**vars(tree) | moved), torch.zeros(3, 4).long(), q, torch.ones(3, 4).bool())
     path, length = torch.tensor([[1, 3], [0, 0], [2, 2]]), torch.tensor([2, 0, 1])
-    verdict = Verdict(path, length, path, p[:, 0], length)
+    verdict = VerificationResult(path, length, path, p[:, 0], length)
     found = Acceptances(torch.full((3, 6), 9.0), 3)
-    found.learn(Outcome(draft, p, p, verdict, torch.tensor([0, 1, 2])))
+    found.learn(StepResult(draft, p, p, verdict, torch.tensor([0, 1, 2])))
     assert found.rates[0, :3].tolist() == pytest.approx([0.8, 0.6, 0.6])
     assert found.rates[1, :2].tolist() == pytest.approx([9, 0.8])
     assert found.rates[2, :4].tolist() == pytest.approx([9, 9, 0.8, 0.8])

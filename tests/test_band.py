@@ -23,7 +23,7 @@ from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths, parse
-from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
+from specbench.decoding.verify import Draft, TokenWise, VerificationResult, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected, best_of
 
@@ -178,13 +178,15 @@ def test_block_verification_emits_the_same_and_accepts_more() -> None:
     p = random_tables(3, 4, seed=1, sharpness=1.5)
     q = random_tables(3, 4, seed=2, sharpness=1.5, near=p, distance=0.7)
     rule = Band(0.5, 0.0, 4)
-    emits = [rule.emits(a.double(), b.double(), torch.ones(len(a), dtype=torch.int64)) for a, b in zip(p, q)]
+    emitted = [
+        rule.output_distribution(a.double(), b.double(), torch.ones(len(a), dtype=torch.int64)) for a, b in zip(p, q)
+    ]
     steps = []
     for way in (TokenWise(), BlockVerification()):
         drafter = TabularDrafter(q, chain_paths(4))
         config = DecoderConfig(TabularTarget(p), drafter, rule, Sampling(), verification=way)
         out = decode(config, None, tiny.rng(20_000))
-        assert tiny.fit(codes(out.tokens, 3), sequence_probs(emits)) > 1e-4
+        assert tiny.fit(codes(out.tokens, 3), sequence_probs(emitted)) > 1e-4
         assert tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6
         steps.append(out.steps.float().mean())
     assert steps[1] < 0.99 * steps[0]
@@ -195,17 +197,17 @@ def test_selected_siblings_are_relaxed_against_what_the_selection_proposes() -> 
     the distribution clip(b, low p, high p), b that of the best of two."""
     p = random_tables(3, 3, seed=1, sharpness=1.5)
     q = random_tables(3, 3, seed=2, sharpness=1.5, near=p, distance=0.7)
-    rule, emits, steps = Band(0.5, 0.0, 3), [], []
+    rule, emitted, steps = Band(0.5, 0.0, 3), [], []
     for a, b in zip(p, q, strict=True):
         best = best_of(b, (a / b).argsort(), torch.full((len(a), 1), 2), 2)
-        emits.append(rule.emits(a.double(), best.double(), torch.ones(len(a), dtype=torch.int64)))
+        emitted.append(rule.output_distribution(a.double(), best.double(), torch.ones(len(a), dtype=torch.int64)))
     drafter = TabularDrafter(q, parse("2-2-2"), replacement=True)
     for way, some in ((Selected(1.0), rule), (Selected(), rule), (Selected(), exact())):
         config = DecoderConfig(TabularTarget(p), drafter, some, Sampling(), verification=way)
         out = decode(config, None, tiny.rng(20_000))
         steps.append(out.steps.float().mean())
         if way.select:
-            assert tiny.fit(codes(out.tokens, 3), sequence_probs(emits)) > 1e-4
+            assert tiny.fit(codes(out.tokens, 3), sequence_probs(emitted)) > 1e-4
         assert (tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6) == (some is rule)
     assert steps[1] < 0.99 * steps[2]
 
@@ -215,7 +217,7 @@ def test_selection_of_bands_agrees_with_block_and_exact() -> None:
     rows, size = 200, 9
     step = torch.zeros(rows, dtype=torch.int64)
 
-    def verdict(paths: str | list[tuple[int, ...]], way: Verification, rule: Rule) -> Verdict:
+    def verdict(paths: str | list[tuple[int, ...]], way: Verification, rule: Rule) -> VerificationResult:
         tree, g = build(parse(paths)), torch.Generator().manual_seed(0)
         p = nodes(rows * tree.nodes, size, torch.float32)[0].view(rows, tree.nodes, size)
         q = nodes(rows * tree.inner.shape[1], size, torch.float32)[1].view(rows, -1, size)

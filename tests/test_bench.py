@@ -36,7 +36,7 @@ from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import build, chain_paths, parse
-from specbench.decoding.verify import Draft, Verdict
+from specbench.decoding.verify import Draft, VerificationResult
 from specbench.engine import clock as clocks
 from specbench.engine import ops
 from specbench.engine.clock import Clock, Passes
@@ -81,7 +81,7 @@ def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
     decoding = started(name, 3, ForcedLength(2.73))
     while int(decoding.count.min()) < decoding.total:
         decoding.step()
-        decoding.observe()
+        decoding.record_stats()
     accepted = decoding.recorder.trace().accepted
     for row, steps in enumerate(decoding.steps.tolist()):
         # EAGLE has nothing to go by in the first step; at the end of the image there is no room
@@ -96,7 +96,7 @@ def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
     """From the root down, each node the child of the one before, and its tokens."""
     forced, shown = ForcedLength(2.6), []
 
-    def override(verdict: Verdict, draft: Draft, step: Tensor) -> Verdict:
+    def override(verdict: VerificationResult, draft: Draft, step: Tensor) -> VerificationResult:
         shown.append((forced(verdict, draft, step), draft, verdict))
         return shown[-1][0]
 

@@ -29,7 +29,7 @@ def test_the_residual_by_hand() -> None:
     assert again[0].tolist() == pytest.approx([0.5, 0.3, 0.2])
     assert again[1].tolist() == [1, 0, 0]
     # what is emitted: 0.2 stay of the first token, 0.3 and 0.2 of the others, and 0.3 are drawn again from r
-    torch.testing.assert_close(target.emits(r[:1], q[:1], depth[:1]), torch.tensor([[0.35, 0.39, 0.26]]))
+    torch.testing.assert_close(target.output_distribution(r[:1], q[:1], depth[:1]), torch.tensor([[0.35, 0.39, 0.26]]))
 
 
 @torch.inference_mode()
@@ -41,7 +41,7 @@ def test_the_greedy_opening_by_hand() -> None:
         DecoderConfig(TabularTarget(tables), BuiltIn(11, "greedy"), exact(), Sampling()), None, tiny.rng(60)
     )
     steps.step()
-    steps.observe()
+    steps.record_stats()
     assert steps.count.eq(1).all()
     assert (steps.history[:, 0] == tables[0][0].argmax()).all()
     steps.step()
@@ -52,7 +52,7 @@ def test_the_greedy_opening_by_hand() -> None:
     torch.testing.assert_close(draft.probs[0], torch.stack([tables[i][0] for i in range(1, 12)]))
     assert (steps.history[:, 1] == likely[0]).all()
     assert steps.count.ge(3).all()
-    steps.observe()
+    steps.record_stats()
     steps.step()
     assert steps.taken is not None
     assert not (steps.taken.draft.unverified if steps.taken.draft.unverified is not None else torch.ones(1)).any()
@@ -70,7 +70,7 @@ def test_a_window_ends_before_the_plain_positions() -> None:
             assert draft is not None
             wanted = torch.where(before >= 1, (9 - before).clamp(0, 4), 0)
             assert torch.equal(draft.valid[:, 1:].sum(1), wanted)
-            steps.observe()
+            steps.record_stats()
 
 
 @pytest.mark.parametrize("variant", ["lumina_mgpt2", "simplear"])

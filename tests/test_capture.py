@@ -118,7 +118,7 @@ class Case:
             for owner, name in ((decoding.session, "forward"), (self.drafter, "propose")):
                 patch.setattr(owner, name, self._kept(name, getattr(owner, name), again), raising=False)
             if self.engine == "eager":
-                found.record({"a step": decoding.step, "its statistics": decoding.observe}, decoding.state.device)
+                found.record({"a step": decoding.step, "its statistics": decoding.record_stats}, decoding.state.device)
             else:
                 compiled = compiling(found.record, lambda: traced_before(found))
                 Graphs(compiled if self.engine == "compiled" else found.record, kernels).begin(decoding)

@@ -356,7 +356,7 @@ def go_on(images: ContinuousDecoding) -> None:
     images.draw_directly(1)
     if images.rule.gamma:
         images.step()
-        images.observe()
+        images.record_stats()
 
 
 @pytest.mark.parametrize("name", ["vanilla", "exact", "continue"])
@@ -369,7 +369,7 @@ def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) 
         for _ in range(2):
             go_on(images)
         with pytest.raises(DataDependentOutputException):
-            images.lacking(images.rng.keys)
+            images.remaining_tokens(images.rng.keys)
 
 
 @pytest.mark.parametrize("built", [False, True])

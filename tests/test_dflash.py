@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench.config import configuration, registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.dflash import DFlash
-from specbench.decoding.loop import DecoderConfig, Outcome, decode
+from specbench.decoding.loop import DecoderConfig, StepResult, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import TokenWise
@@ -126,7 +126,7 @@ def test_a_step_drafts_from_what_the_network_gives_without_a_cache(family):
         p = GUIDED.distributions(logits, session, count[:, None] + draft.tree.depth).p
         verdict = TokenWise().verify(p, draft, rules.exact(), rng, steps)
         session.commit(verdict, draft.tree, count)
-        drafter.commit(state, Outcome(draft, p, hidden, verdict, count))
+        drafter.commit(state, StepResult(draft, p, hidden, verdict, count))
         accepted += verdict.length.tolist()
         history.scatter_(1, count[:, None] + torch.arange(4), verdict.tokens)
         count, steps = (count + verdict.length + 1).clamp_max(total), steps + 1

@@ -16,7 +16,7 @@ from specbench import cli
 from specbench.config import configuration, parameters, registry
 from specbench.data import scenes
 from specbench.decoding.drafters.eagle import Eagle
-from specbench.decoding.loop import Outcome
+from specbench.decoding.loop import StepResult
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths
@@ -62,7 +62,7 @@ def test_the_stated_distance_is_the_one_between_the_distributions_of_a_decoding(
             apart.append(0.5 * (p - draft.probs[:, 0]).abs().sum(-1))
             first.append(p.argmax(-1) == draft.probs[:, 0].argmax(-1))
         rejected = SimpleNamespace(path_with_root=torch.zeros(4, 2, dtype=torch.int64), length=torch.zeros(4).long())
-        chain.commit(state, Outcome(draft, p, hidden, rejected, count))
+        chain.commit(state, StepResult(draft, p, hidden, rejected, count))
     found = drafter.evaluate(training, data, rows, batch_size=3, sampling=sampling)
     each = torch.stack(apart).mean(0)
     assert found["tv"] == pytest.approx(float(each.mean()), abs=1e-5)

@@ -19,10 +19,10 @@ from specbench.decoding.drafters.dynamic import Eagle2, Grower
 from specbench.decoding.drafters.eagle import Eagle, Entries
 from specbench.decoding.drafters.positions import INITS
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Outcome
+from specbench.decoding.loop import StepResult
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, window_paths
-from specbench.decoding.verify import Verdict
+from specbench.decoding.verify import VerificationResult
 from specbench.errors import UsageError
 
 WINDOWS = {
@@ -158,8 +158,8 @@ def moving(drafter, tables, rows):
         seen.append(state.tokens[:, height - 1 - step].clone())
         if table is not None:
             path, p = torch.zeros(rows, height).long(), table.expand(rows, drafter.tree.nodes, size)
-            verdict = Verdict(path, count, path, p[:, 0], p[:, 0, 0])
-            drafter.commit(state, Outcome(drafts[-1], p, p, verdict, count + step))
+            verdict = VerificationResult(path, count, path, p[:, 0], p[:, 0, 0])
+            drafter.commit(state, StepResult(drafts[-1], p, p, verdict, count + step))
     return torch.stack(seen, 1), drafts
 
 

@@ -210,11 +210,11 @@ def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str)
     lie = {path: t.data_ptr() for path, (_, t) in tensors(steps).items()}
     assert len(set(lie.values()) - {0}) >= 10
     steps.step()
-    steps.observe()
+    steps.record_stats()
     host, counts = plain_values(steps), []
     for _ in range(3):
         steps.step()
-        steps.observe()
+        steps.record_stats()
         counts.append(int(steps.count.sum()))
         assert {path: t.data_ptr() for path, (_, t) in tensors(steps).items()} == lie
         assert plain_values(steps) == host
@@ -232,7 +232,7 @@ def test_what_changes_is_declared(name: str) -> None:
     assert tiny.equal(before, undeclared(other))
     for _ in range(3):
         steps.step()
-        steps.observe()
+        steps.record_stats()
     assert tiny.equal(undeclared(steps), before)
 
 
@@ -264,13 +264,13 @@ def test_no_step_waits_for_the_host(name: str, rule: str, monkeypatch: pytest.Mo
     config = configured(tiny.llamagen(side=4), name, rule, Sampling(cfg_scale=2.0, top_k=4, top_p=0.9))
     steps = Decoding(config, tiny.prompts(2), tiny.rng(2))
     steps.step()  # what is built once may be brought from the host
-    steps.observe()
+    steps.record_stats()
     with numbers_unknown(steps):
         for _ in range(3):
             steps.step()
-            steps.observe()
+            steps.record_stats()
         with pytest.raises(DataDependentOutputException):
-            steps.lacking([(0, 0), (0, 1)])
+            steps.remaining_tokens([(0, 0), (0, 1)])
 
 
 def on_fake_cuda(module: torch.nn.Module) -> None:
@@ -330,7 +330,7 @@ def test_a_decoding_moves_nothing_that_an_earlier_one_reads(name: str) -> None:
         second = Decoding(configured(target, name), conditioning(2, 1), tiny.rng(2))
         for _ in range(2):
             second.step()
-            second.observe()
+            second.record_stats()
     held[1:] = [dict(target.named_parameters()), dict(target.named_buffers())]
     assert before == [{key: tensor.data_ptr() for key, tensor in some.items()} for some in held]
 

@@ -197,11 +197,11 @@ def conditioning(count, same=False):
 def test_cached_decoding_is_the_recomputation_without_a_cache_under_guidance_after_the_fusion(side, branch):
     model, given, used = network(side=side, layers=3, branch=branch), conditioning(3), []
 
-    def observe(taken, total):
+    def record_stats(taken, total):
         asks = taken.layout.extends
         used.append((taken.layout.next_positions[asks], taken.found.p[asks], asks.nonzero()[:, 0]))
 
-    out = sampled(model, given, 3, Sampling(cfg_scale=2.0), observe)
+    out = sampled(model, given, 3, Sampling(cfg_scale=2.0), record_stats)
     assert out.steps.tolist() == [2 * side - 1] * 3
     with_caption, without = model.head(model.all_cells(model.condition(given, True), out.tokens.repeat(2, 1))).chunk(2)
     expected = (without + 2 * (with_caption - without)).softmax(-1)

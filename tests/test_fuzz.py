@@ -44,7 +44,7 @@ from specbench.models.loading import checkpoints
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import read_rows, to_csv
 from specbench.rows.journal import Journal, to_line
-from specbench.rows.provenance import RunMemory
+from specbench.rows.provenance import RunMetadata
 from specbench.storage import image_files
 from specbench.storage.csv_text import csv_lines
 from specbench.tables import render, report
@@ -106,7 +106,7 @@ def test_files_of_any_bytes(tmp_path: Path, data: bytes) -> None:
     path = content(tmp_path / "file", data)
     assert or_usage_error(lambda: reference.read(path, 4)) is None
     assert or_usage_error(lambda: models.load(str(path))) is None
-    for read in (image_files.read, read_rows, csv_lines, Journal, RunMemory.read):
+    for read in (image_files.read, read_rows, csv_lines, Journal, RunMetadata.read):
         or_usage_error(lambda read=read: read(path))
 
 
@@ -310,7 +310,7 @@ def test_a_damaged_run_json_costs_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text("")
     for text in ["", "{", "[]", '{"run_id": 1, "sessions": {}}', '{"run_id": "a", "sessions": {"b": 1}}']:
         (tmp_path / "run.json").write_text(text)
-        for read, path in ((RunMemory.read, tmp_path / "run.json"), (passes.read, str(tmp_path))):
+        for read, path in ((RunMetadata.read, tmp_path / "run.json"), (passes.read, str(tmp_path))):
             assert "run.json is not as specbench run wrote it" in usage_error(read, path), text
 
 

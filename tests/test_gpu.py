@@ -201,12 +201,12 @@ def test_no_step_waits_for_the_host(name: str, device: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
         steps = begun(there(name, device), 0, device, kernels)
         steps.step()  # kernels are compiled, workspaces allocated
-        steps.observe()
+        steps.record_stats()
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         for _ in range(3):
             steps.step()
-            steps.observe()
+            steps.record_stats()
 
 
 @pytest.mark.parametrize("name", ["tree", "medusa", "draft_model", "sjd"])  # a network by each name, and none
@@ -217,7 +217,7 @@ def test_what_these_tests_decode_lies_on_the_device(name: str) -> None:
         moved(config.target)
         moved_drafter(config.drafter)
         steps = begun(config, 0, "cuda", None)
-        found.record({"a step": steps.step, "its statistics": steps.observe}, torch.device("cuda"))
+        found.record({"a step": steps.step, "its statistics": steps.record_stats}, torch.device("cuda"))
     assert not found.found
 
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.config import configuration, variants
 from specbench.decoding.rules import groups
-from specbench.decoding.rules.base import Setting
+from specbench.decoding.rules.base import RuleContext
 from specbench.decoding.rules.groups import Grouped
 from specbench.errors import UsageError
 from specbench.harness.method import build_rule
@@ -139,5 +139,5 @@ def test_a_wrong_variant_is_a_sentence() -> None:
 
 
 def test_the_embedding_is_that_of_the_target() -> None:
-    assert torch.equal(Setting(1, lambda: TABLE).embedding(), TABLE)
-    assert Setting(1, lambda: TABLE, embeddings=lambda: 2 * TABLE).embedding()[1] == 1.0
+    assert torch.equal(RuleContext(1, lambda: TABLE).embedding(), TABLE)
+    assert RuleContext(1, lambda: TABLE, embeddings=lambda: 2 * TABLE).embedding()[1] == 1.0

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from specbench.decoding import trees
-from specbench.decoding.fronts import Raster
+from specbench.decoding.parallel_positions import Raster
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.relaxed import Redraw
 from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import draw_distinct, draw_several
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
-from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
+from specbench.decoding.verify import Draft, TokenWise, Verification, VerificationResult
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected
 from specbench.decoding.verify.traversal import Traversal
@@ -100,14 +100,14 @@ def judged(
     kernels: FusedKernels | None = None,
     way: Verification = TOKEN,
     decided_by: Tensor | None = None,
-) -> Verdict:
+) -> VerificationResult:
     step = torch.arange(len(p), device=DEVICE)
     rule.open(step.device)
     with torch.inference_mode(), poisoned():
         return way.verify(p, draft, rule, tiny.rng(len(p), seed, DEVICE), step, decided_by, kernels)
 
 
-def same(found: Verdict, plain: Verdict) -> None:
+def same(found: VerificationResult, plain: VerificationResult) -> None:
     for what in ("path", "length", "tokens"):
         assert torch.equal(getattr(plain, what), getattr(found, what))
     torch.testing.assert_close(found.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7)
@@ -122,7 +122,7 @@ def agree(
     way: Verification = TOKEN,
     seed: int = 0,
     decided_by: Tensor | None = None,
-) -> Verdict:
+) -> VerificationResult:
     """The plain verdict; the kernels give the same path and the same tokens for the same uniforms, and change nothing
     that they read."""
     before = p.clone(), draft.probs.clone()

@@ -15,11 +15,11 @@ from torch import Tensor
 from specbench.decoding.drafters.pjd import _INIT, ParallelJacobi
 from specbench.decoding.drafters.positions import COUPLINGS, INITS
 from specbench.decoding.drafters.window import Window, WindowState
-from specbench.decoding.loop import Outcome
+from specbench.decoding.loop import StepResult
 from specbench.decoding.rng import TAGS
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import Tree
-from specbench.decoding.verify import Draft, Verdict
+from specbench.decoding.verify import Draft, VerificationResult
 
 pytest.importorskip("triton")
 from gpu_checks.parity import poisoned
@@ -77,7 +77,8 @@ def steps(drafter: Window, session: Grid, kernels: FusedKernels | None) -> list[
         path, length = paths[:, :-1].contiguous(), paths[:, -1].contiguous()
         tokens = torch.randint(session.codes, (ROWS, drafter.tree.height + 1), generator=generator).to(DEVICE)
         drafter.commit(
-            state, Outcome(draft, p.to(DEVICE), p, Verdict(path, length, tokens, p[:, 0], p[:, 0, 0]), count)
+            state,
+            StepResult(draft, p.to(DEVICE), p, VerificationResult(path, length, tokens, p[:, 0], p[:, 0, 0]), count),
         )
         for row in range(ROWS):
             history[row, count[row] : count[row] + length[row] + 1] = tokens[row, : length[row] + 1]

@@ -19,9 +19,9 @@ from specbench.decoding import rules, trees
 from specbench.decoding.drafters.dynamic import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import DecoderConfig, Outcome, decode
+from specbench.decoding.loop import DecoderConfig, StepResult, decode
 from specbench.decoding.rng import RandomStreams, exponential
-from specbench.decoding.rules import Setting
+from specbench.decoding.rules import RuleContext
 from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.verify import TokenWise
 from specbench.engine import ops
@@ -211,7 +211,7 @@ def test_eagle_drafts_from_the_distributions_of_its_own_network(make, layers):
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
         verdict = TokenWise().verify(sampling.probs(logits), draft, rules.exact(), rng, steps)
         session.commit(verdict, draft.tree, count)
-        drafter.commit(state, Outcome(draft, sampling.probs(logits), hidden, verdict, count))
+        drafter.commit(state, StepResult(draft, sampling.probs(logits), hidden, verdict, count))
         history.scatter_(1, count[:, None] + torch.arange(4), verdict.tokens)
         count, steps = count + verdict.length + 1, steps + 1
     assert compared > 10
@@ -247,7 +247,7 @@ def test_every_rule_runs_on_every_drafter(first, name):
     codebook = torch.randn(tiny.VOCAB, 3, generator=torch.Generator().manual_seed(0))
     for number, (rule, parameters_of_it) in enumerate(RULES.items(), start=first):
         temperature = 0.0 if rule == "exact" else float(number % 2)
-        setting = Setting(drafter.tree.height, lambda: codebook, temperature == 0)
+        setting = RuleContext(drafter.tree.height, lambda: codebook, temperature == 0)
         judge = registry.find("rule", rule)(parameters_of_it, setting)
         sampling = Sampling(temperature=temperature, top_k=4, cfg_scale=2.0)
         given = sampling, tiny.prompts(6), [(0, i) for i in range(6)]

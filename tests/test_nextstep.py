@@ -318,7 +318,7 @@ def test_what_changes_in_a_pass_is_declared(rule):
     lie = {path: tensor.data_ptr() for path, (_, tensor) in tensors(images).items()}
     for _ in range(2):
         images.step()
-        images.observe()
+        images.record_stats()
     assert equal(undeclared(images), before)
     assert {path: tensor.data_ptr() for path, (_, tensor) in tensors(images).items()} == lie
 
@@ -329,11 +329,11 @@ def test_no_pass_waits_for_the_host(monkeypatch):
     guided = guided_of(model_of())
     images = ContinuousDecoding(guided, guided, ContinuousRule(gamma=2, prefill=0.2), prompts(2), rng(2))
     images.step()
-    images.observe()
+    images.record_stats()
     with numbers_unknown(images):
         images.draw_directly(1)
         images.step()
-        images.observe()
+        images.record_stats()
 
 
 # --- what is lossless -------------------------------------------------------------------------------------------------

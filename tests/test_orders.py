@@ -330,7 +330,7 @@ class JointTarget:
         found = ((agree * self.joint).unsqueeze(-2) @ value).squeeze(-2)
         return found / found.sum(-1, keepdim=True)
 
-    def visit(self, tokens: Tensor, fronts: Any, history: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_at_positions(self, tokens: Tensor, fronts: Any, history: Tensor) -> tuple[Tensor, Tensor]:
         known, targets = fronts.sees[..., 1:5], fronts.next_positions
         held = history[:, None, :4].expand(known.shape)
         return self.conditional(known, held, targets).log(), tokens.unsqueeze(-1).float()

@@ -119,10 +119,10 @@ def works(cuda: FakeCuda) -> list[Callable[[], None]]:
 
 
 def test_functions_are_recorded_after_two_rounds_and_replayed_apart(cuda: FakeCuda) -> None:
-    step, observe = works(cuda)
+    step, record_stats = works(cuda)
     assert cuda.launched == ["a", "b", "a", "b"]
     step()
-    observe()
+    record_stats()
     step()
     assert cuda.launched[4:] == ["a", "b", "a"]
     assert cuda.made_on == [1]  # not on the first device
@@ -179,8 +179,8 @@ def test_seconds_leave_the_statistics_out(engine: Any, monkeypatch: pytest.Monke
             taken.append(1)
             now[0] += 1
 
-        def observe(self) -> None:
-            super().observe()
+        def record_stats(self) -> None:
+            super().record_stats()
             now[0] += 100
 
     config = configured(tiny.llamagen(side=4), "sjd")
@@ -245,7 +245,7 @@ def test_what_changes_in_a_pass_of_continuous_tokens_is_declared(name: str) -> N
     start = images.tokens.clone()
     for _ in range(2):
         images.step()
-        images.observe()
+        images.record_stats()
     assert tiny.equal(undeclared(images), before)
     assert {path: tensor.data_ptr() for path, (_, tensor) in tensors(images).items()} == lie
     assert not torch.equal(images.tokens, start)

@@ -16,11 +16,11 @@ from specbench.audit.models import TabularModel
 from specbench.audit.tabular import random_tables
 from specbench.config import configuration
 from specbench.decoding.drafters.window import Window, WindowState
-from specbench.decoding.loop import DecoderConfig, Decoding, Outcome, decode
+from specbench.decoding.loop import DecoderConfig, Decoding, StepResult, decode
 from specbench.decoding.rules import exact
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.verify import Draft, Verdict
+from specbench.decoding.verify import Draft, VerificationResult
 from specbench.rows.provenance import config_hash
 from specbench.rows.remarks import emitted_remarks
 
@@ -86,8 +86,10 @@ def second_step(drafter: Window, p: Tensor, count: int = 0) -> tuple[Any, Draft,
     seen = SimpleNamespace(tokens=state.tokens.clone(), probs=state.probs.clone())
     none, found = torch.zeros_like(step), p.expand(ROWS, -1, -1)
     path = none[:, None].expand(-1, drafter.tree.height)
-    verdict = Verdict(path, none, none[:, None].expand(-1, drafter.tree.height + 1), found[:, 0], none.float())
-    drafter.commit(state, Outcome(first, found, found, verdict, counts))
+    verdict = VerificationResult(
+        path, none, none[:, None].expand(-1, drafter.tree.height + 1), found[:, 0], none.float()
+    )
+    drafter.commit(state, StepResult(first, found, found, verdict, counts))
     return seen, drafter.propose(state, history, counts + 1, step + 1), state
 
 
@@ -230,7 +232,7 @@ def test_plain_positions_have_no_draft() -> None:
         begins = inside & (before == 3)  # the window begins here: nothing of the plain steps is in it
         assert (draft.probs[begins] == 1 / V).all()
         seen.append(begins)
-        steps.observe()
+        steps.record_stats()
     assert torch.stack(seen).any(0).all()
     assert (steps.count == SIDE * SIDE).all()
 
@@ -258,7 +260,7 @@ def test_siblings_after_a_rejection_alone(tree: str) -> None:
         assert (draft.valid[:, 1:].sum(1) == torch.where(rejected, 8, len(first) - 1)).all()
         rejected = torch.tensor([int(node) in parents for node in path[:, -1]])
         seen.append(rejected)
-        steps.observe()
+        steps.record_stats()
     some = torch.stack(seen)
     assert some.any()
     assert (~some).any()

@@ -16,7 +16,7 @@ from specbench.cli.measurements import probe
 from specbench.config import configuration, parameters
 from specbench.decoding.rules import Band, exact, uniform
 from specbench.decoding.rules.band import build_band, log_ratios
-from specbench.decoding.rules.base import Setting
+from specbench.decoding.rules.base import RuleContext
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, TokenWise
 from specbench.decoding.verify.block import BlockVerification
@@ -97,12 +97,12 @@ def test_decays_by_depth_give_the_schedule_back(bands: Curves) -> None:
     assert log_ratios(0.5, given, LENGTH) == pytest.approx(values)
     assert log_ratios(0.5, [0.6] * (LENGTH - 1), LENGTH) == pytest.approx(log_ratios(0.5, 0.6, LENGTH))
     assert rounds.decays(bands.schedule(0.0)) == [0.0] * (LENGTH - 1)
-    setting = Setting(LENGTH, lambda: torch.zeros(0))
+    setting = RuleContext(LENGTH, lambda: torch.zeros(0))
     rule = build_band({"strength": 0.5, "decay": given}, setting)
     assert isinstance(rule, Band)
     assert rule.spread[1:].log().tolist() == pytest.approx(values, rel=1e-5)
     with pytest.raises(UsageError, match="a draft has 3 depths: give 2 numbers instead of 3"):
-        build_band({"strength": 0.5, "decay": given}, Setting(3, setting.codebook))
+        build_band({"strength": 0.5, "decay": given}, RuleContext(3, setting.codebook))
 
 
 def test_a_decay_is_a_number_or_a_list() -> None:

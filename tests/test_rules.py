@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from specbench.decoding import rules
 from specbench.decoding.rules import band, base, groups, lantern, thresholds
-from specbench.decoding.rules.base import Setting, neighbours
+from specbench.decoding.rules.base import RuleContext, neighbours
 from specbench.decoding.rules.groups import Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.thresholds import EntropyAware, Typical
@@ -436,7 +436,7 @@ def test_rules_are_built_from_their_parameters():
     """A rule's parameters, and what it needs of the run."""
     size, every = 9, {"k": 50, "proximity": "l2", "resample": "paper", "bound": "total", "lam": 2}
     every |= {"delta": 0.25, "strength": 0.45, "decay": 0.5, "budget": 0.02, "epsilon": 0.25, "alpha": 2.0}
-    setting = Setting(HEIGHT, lambda: torch.tensor([(i % 3, i // 3) for i in range(size)]).float())
+    setting = RuleContext(HEIGHT, lambda: torch.tensor([(i % 3, i // 3) for i in range(size)]).float())
     built = {
         "lantern jsd 50 0.25 paper": lantern.build_lantern(every | {"bound": "jsd"}, setting),
         "lantern_pp total 50 2 paper": lantern.build_lantern_pp(every, setting),

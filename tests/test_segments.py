@@ -14,7 +14,7 @@ from specbench.audit import models, sizes
 from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.trees import build, chain_paths
-from specbench.decoding.verify import Case, Draft, TokenWise, Verdict
+from specbench.decoding.verify import Case, Draft, TokenWise, VerificationResult
 from specbench.decoding.verify.segment import Segment
 
 #: Random numbers of the first node of a run, one a row.
@@ -29,7 +29,7 @@ def chain(t: Sequence[float], ratio: Sequence[float], rows: int) -> tuple[Tensor
     return p, Draft(build(chain_paths(len(t))), torch.zeros(rows, len(t) + 1, dtype=torch.int64), q, valid)
 
 
-def decided(p: Tensor, draft: Draft, alpha: float = 0.8) -> Verdict:
+def decided(p: Tensor, draft: Draft, alpha: float = 0.8) -> VerificationResult:
     """With the numbers of the grid for every node of a row."""
     numbers = GRID[: len(p), None, None].expand(-1, 2, p.shape[1])
     return Segment(alpha).decide(Case(p, draft, rules.exact(), numbers, p, None))

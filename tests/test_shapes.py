@@ -73,7 +73,7 @@ def test_a_drafter_has_the_shape_that_its_parameters_give(name: str, monkeypatch
             assert tree.nodes <= limit.nodes
             assert int(tree.depth.max()) <= limit.height
             assert len(passed) == drafter.shape.passes
-            decoding.observe()
+            decoding.record_stats()
 
 
 def test_continuous_drafts_have_a_shape() -> None:

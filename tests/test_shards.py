@@ -18,7 +18,7 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows.columns import COLUMNS
 from specbench.rows.journal import read_records
-from specbench.rows.provenance import RunMemory
+from specbench.rows.provenance import RunMetadata
 
 RUN = ["method=sjd", "n=20", "images_per_prompt=2", "metrics=scenes_reward", "warmup=0"]
 #: Of a record and of a row: which process decoded, and when.
@@ -83,7 +83,7 @@ def test_a_shard_alternates_method_and_vanilla(home: Path) -> None:
 def test_shards_of_different_weights_or_devices_are_not_one_run(home: Path, tmp_path: Path) -> None:
     for name in ("weights", "device"):
         other = Path(shutil.copytree(home / "3", tmp_path / name))
-        memory = RunMemory.read(other / "run.json")
+        memory = RunMetadata.read(other / "run.json")
         sessions = {key: {**one, name: "other"} for key, one in memory.sessions.items()}
         memory.changed(sessions=sessions).write(other / "run.json")
         with pytest.raises(UsageError, match=name):

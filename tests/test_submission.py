@@ -15,7 +15,7 @@ from specbench import cli
 from specbench.config import configuration
 from specbench.harness import run
 from specbench.rows import journal
-from specbench.rows.provenance import RunMemory
+from specbench.rows.provenance import RunMetadata
 from specbench.storage import origin
 
 COMMIT = "a" * 40
@@ -109,7 +109,7 @@ def test_code_that_nobody_can_read_is_refused(tmp_path: Path) -> None:
 
 def test_plug_ins_are_named(submitted: Path) -> None:
     path = the(submitted, "runs/*/run.json")
-    memory = RunMemory.read(path)
+    memory = RunMetadata.read(path)
     memory.changed(sessions={key: {**one, "plugins": "mine 1.0"} for key, one in memory.sessions.items()}).write(path)
     assert any("mine 1.0" in problem and "plug-ins" in problem for problem in check_submission.faults(submitted, knows))
 

@@ -22,7 +22,7 @@ from specbench import cli
 from specbench.config import parameters, registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
-from specbench.decoding.loop import Outcome
+from specbench.decoding.loop import StepResult
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import TokenWise
@@ -74,7 +74,7 @@ def test_what_is_taught_is_what_is_drafted(family, aux_hidden_layers, layers):
         law = sampling.probs(session.constrain(logits, places))
         verdict = TokenWise().verify(law, draft, rules.exact(), rng, torch.zeros(2).long())
         session.commit(verdict, draft.tree, count)
-        drafter.commit(state, Outcome(draft, law, hidden, verdict, count))
+        drafter.commit(state, StepResult(draft, law, hidden, verdict, count))
         history.scatter_(1, count[:, None] + torch.arange(verdict.tokens.shape[1]), verdict.tokens)
         count += verdict.length + 1
     assert compared >= 9

@@ -25,7 +25,7 @@ from specbench.decoding.image_statistics import of_images
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.sampling import Sampling, draw_distinct, draw_several
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, named, parse
-from specbench.decoding.verify import VERIFY, Draft, TokenWise, Verdict, Verification, one_hot
+from specbench.decoding.verify import VERIFY, Draft, TokenWise, Verification, VerificationResult, one_hot
 from specbench.decoding.verify.block import BlockVerification, masses
 from specbench.decoding.verify.selected import Selected, best_of, best_of_pair
 from specbench.decoding.verify.traversal import Traversal
@@ -50,11 +50,11 @@ def drafted(rows: int, length: int, vocab: int = 6, seed: int = 0, apart: float 
     return logits.softmax(-1), Draft(build(chain_paths(length)), torch.cat([root, tokens], 1), q, valid)
 
 
-def verified(way: Verification, p: Tensor, draft: Draft, seed: int = 0) -> Verdict:
+def verified(way: Verification, p: Tensor, draft: Draft, seed: int = 0) -> VerificationResult:
     return way.verify(p, draft, rules.exact(), tiny.rng(len(p), seed), torch.zeros(len(p), dtype=torch.int64))
 
 
-def equal(a: Verdict, b: Verdict) -> bool:
+def equal(a: VerificationResult, b: VerificationResult) -> bool:
     return tiny.equal(vars(a), vars(b))
 
 
@@ -316,7 +316,9 @@ def test_a_verdict_depends_on_its_row_alone() -> None:
             own = slice(row, row + 1)
             one = replace(draft, tokens=draft.tokens[own], probs=draft.probs[own], valid=draft.valid[own])
             alone = way.verify(p[own], one, rules.exact(), tiny.rng([row]), torch.zeros(1, dtype=torch.int64))
-            assert equal(alone, Verdict(**{k: x if x is None else x[own] for k, x in vars(together).items()}))
+            assert equal(
+                alone, VerificationResult(**{k: x if x is None else x[own] for k, x in vars(together).items()})
+            )
 
 
 def test_masses_of_ratios_whose_product_overflows() -> None:

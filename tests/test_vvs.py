@@ -119,7 +119,7 @@ def test_a_committed_path_is_not_verified() -> None:
             kept = steps.history[row, before[row] : before[row] + path[row]]
             assert torch.equal(kept, draft.tokens[row, 1 : 1 + path[row]])
         seen += int((path > 0).sum())
-        steps.observe()
+        steps.record_stats()
     assert seen > 40
 
 
@@ -156,7 +156,7 @@ def test_the_head_reads_the_last_hidden_states_there_are(rule: Any, fewer: bool)
         steps.step()
         (pending, fresh, count, _), (reused, entries, longer, history) = seen[-2:]
         draft = steps.taken.draft if steps.taken else None
-        steps.observe()
+        steps.record_stats()
         assert draft is not None
         for row, path in enumerate((longer - count).tolist()):
             known, halves = int(fresh[row]) + 1, [row, row + 4]

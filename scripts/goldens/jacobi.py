@@ -111,7 +111,7 @@ def replayed(session: Any, drafter: BuiltIn, rule: Rule, sampling: Sampling, rng
             draft = steps.taken.draft if steps.taken else None
             assert draft is not None
             fed.append((before, session.ids[draft.tokens[0, 1:][draft.valid[0, 1:]]]))
-            steps.observe()
+            steps.record_stats()
     return [*fed, (session.length, session.ids[steps.history[0, : session.length]])]
 
 

@@ -14,7 +14,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import neighbours
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.verify import VERIFY, Draft, TokenWise, Verdict
+from specbench.decoding.verify import VERIFY, Draft, TokenWise, VerificationResult
 from specbench.engine.ops import take
 
 
@@ -42,7 +42,7 @@ class Given(RandomStreams):
         return numbers
 
 
-def verify_in_order(p: Tensor, draft: Draft, rule: rules.Rule, numbers: Tensor) -> tuple[Verdict, int]:
+def verify_in_order(p: Tensor, draft: Draft, rule: rules.Rule, numbers: Tensor) -> tuple[VerificationResult, int]:
     """The verdict of one row, and how many of the numbers (*,) were used. The candidates use them in the order in which
     they are tried, as in the official code.
 

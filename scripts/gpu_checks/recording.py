@@ -86,7 +86,7 @@ def step_on_shapes(config: DecoderConfig, given: Any) -> None:
         rng = RandomStreams([(0, i) for i in range(len(given))], "meta")
         decoding = Decoding(config, given, rng, kernels=FusedKernels())
         decoding.step()
-        decoding.observe()
+        decoding.record_stats()
 
 
 def _same(target: str, drafter: str, rule: str, engine: str) -> dict[str, Any]:
@@ -116,12 +116,12 @@ def _never_waits(config: Any, given: Any, device: str, kernels: Any) -> None:
     rng = RandomStreams([(0, i) for i in range(len(given))], device)
     steps = Decoding(config, given, rng, kernels=kernels)
     steps.step()  # kernels are compiled, workspaces allocated
-    steps.observe()
+    steps.record_stats()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(3):
             steps.step()
-            steps.observe()
+            steps.record_stats()
     finally:
         torch.cuda.set_sync_debug_mode("default")

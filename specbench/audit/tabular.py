@@ -17,14 +17,14 @@ from specbench.decoding.drafters.dynamic import Eagle2, Grown
 from specbench.decoding.drafters.eagle import EagleState, Entries
 from specbench.decoding.drafters.spatial import Spatial, SpatialState
 from specbench.decoding.drafters.vvs import VVS
-from specbench.decoding.fronts import Fronts
-from specbench.decoding.loop import Outcome, last_token
+from specbench.decoding.loop import StepResult, last_token
+from specbench.decoding.parallel_positions import ParallelPositions
 from specbench.decoding.planned import TokenOrder
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, draw_distinct, draw_several
 from specbench.decoding.shape import DraftShape
 from specbench.decoding.trees import Path, build
-from specbench.decoding.verify import DRAFT, Draft, Verdict
+from specbench.decoding.verify import DRAFT, Draft, VerificationResult
 from specbench.engine.ops import KVCache
 from specbench.engine.state import Buffers, put, with_tensors
 
@@ -163,7 +163,7 @@ class TabularSession:
         logits = self.lookup.of(self.lookup.logits, code, count[:, None] + tree.depth)
         return logits, tokens.unsqueeze(-1).float()
 
-    def visit(self, tokens: Tensor, fronts: Fronts, history: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_at_positions(self, tokens: Tensor, fronts: ParallelPositions, history: Tensor) -> tuple[Tensor, Tensor]:
         """Tables know no tokens that do not exist: each counts as token 0."""
         positions, slots, total = fronts.positions.flatten(1), fronts.slots.flatten(1), self.length
         held = F.pad(history[:, :total], (1, fronts.sees.shape[2] - 1 - total + fronts.keys.shape[1]))
@@ -184,7 +184,7 @@ class TabularSession:
     def use(self, kernels: Any) -> None:
         pass  # a look-up in tables has no kernels
 
-    def commit(self, verdict: Verdict, tree: Any, count: Tensor) -> None:
+    def commit(self, verdict: VerificationResult, tree: Any, count: Tensor) -> None:
         pass
 
 
@@ -246,7 +246,7 @@ class TabularDrafter:
         sampled = torch.zeros_like(valid) if self.chosen or greedy else None
         return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, sampled, replacement=self.replacement)
 
-    def commit(self, state: TabularState, outcome: Outcome) -> None:
+    def commit(self, state: TabularState, outcome: StepResult) -> None:
         pass
 
 
@@ -285,7 +285,7 @@ class _OfTables(Entries):
     def _after_first(self, count: Tensor, nodes: int | None = None) -> Tensor:
         return count.new_ones(len(count), self.tree.nodes if nodes is None else nodes, dtype=torch.bool)
 
-    def commit(self, state: EagleState, outcome: Outcome) -> None:
+    def commit(self, state: EagleState, outcome: StepResult) -> None:
         pass
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench.audit.thresholds import DOUBT, FURTHER, LEVEL
-from specbench.decoding.trace import Taken
+from specbench.decoding.trace import StepStats
 from specbench.engine.ops import take
 
 #: Called with the number of sequences that were decoded since the last call.
@@ -39,7 +39,7 @@ class Exercised(Counter[str]):
     def __str__(self) -> str:
         return " ".join(f"{part}={count}" for part, count in self.items())
 
-    def __call__(self, taken: Taken, total: int) -> None:
+    def __call__(self, taken: StepStats, total: int) -> None:
         draft, verdict, tree, fronts = taken.draft, taken.verdict, taken.draft.tree, taken.draft.fronts
         if not tree.height:
             return

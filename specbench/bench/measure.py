@@ -20,7 +20,7 @@ from specbench.decoding.loop import Decoding
 from specbench.decoding.planned import PlannedGroups
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import Tree, build, chain_paths
-from specbench.decoding.verify import Draft, Verdict
+from specbench.decoding.verify import Draft, VerificationResult
 from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Graphs
 from specbench.errors import UsageError
@@ -53,7 +53,7 @@ class ForcedLength:
     def __init__(self, length: float) -> None:
         self.extra = length - 1
 
-    def __call__(self, verdict: Verdict, draft: Draft, step: Tensor) -> Verdict:
+    def __call__(self, verdict: VerificationResult, draft: Draft, step: Tensor) -> VerificationResult:
         tree, most = draft.tree, verdict.path.shape[1]
         wanted = torch.floor((step + 1) * self.extra) - torch.floor(step * self.extra)
         depth = torch.where(draft.valid, tree.depth, 0)
@@ -66,7 +66,7 @@ class ForcedLength:
         path = path.gather(1, torch.minimum(level, length[:, None]))
         next_token = verdict.tokens.gather(1, verdict.length[:, None])
         tokens = torch.cat([draft.tokens.gather(1, path[:, 1:]), next_token], 1).scatter(1, length[:, None], next_token)
-        return Verdict(path[:, 1:], length, tokens, verdict.next_probs, verdict.first)
+        return VerificationResult(path[:, 1:], length, tokens, verdict.next_probs, verdict.first)
 
 
 def _prompts(cfg: Mapping[str, Any], rows: int) -> list[str]:
@@ -321,7 +321,7 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
         if fronts is None:
             session.forward(tokens, tree, history, count)
         else:
-            session.visit(tokens, fronts, history)
+            session.forward_at_positions(tokens, fronts, history)
 
     repeated = pipeline.engine.repeated(forward, device)
     return floor.seconds(repeated, device, samples=max(3, plan.steps // 5))

@@ -29,7 +29,7 @@ from specbench.decoding.emitted import distances
 from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.rules.band import log_ratios
 from specbench.decoding.rules.base import at
-from specbench.decoding.verify import Case, TokenWise, Verdict
+from specbench.decoding.verify import Case, TokenWise, VerificationResult
 from specbench.decoding.verify.block import masses, ratios
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
@@ -81,7 +81,7 @@ def replayed(rule: Rule, rounds: Rounds) -> Replayed:
     rule.open(rounds.p.device)
     depth = torch.arange(1, rounds.tokens.shape[1] + 1, device=rounds.p.device).expand_as(rounds.tokens)
     acceptance = rule.acceptance(rounds.p, rounds.q, depth)
-    emitted = rule.emits(rounds.p, rounds.q, depth)
+    emitted = rule.output_distribution(rounds.p, rounds.q, depth)
     found = (at(acceptance, rounds.tokens), (rounds.q * acceptance).sum(-1), distances(rounds.p, emitted)[1])
     return Replayed(*(torch.where(rounds.live, x, 0).double() for x in found))
 
@@ -136,7 +136,7 @@ class _Watched(TokenWise):
     def __init__(self) -> None:
         self.seen: list[Rounds] = []
 
-    def decide(self, case: Case) -> Verdict:
+    def decide(self, case: Case) -> VerificationResult:
         draft = case.draft
         noted = case.p[:, :-1], draft.probs, draft.tokens[:, 1:], draft.valid[:, 1:]
         self.seen.append(Rounds(*(x.clone() for x in noted)))

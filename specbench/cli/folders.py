@@ -121,7 +121,7 @@ def resume(line: CommandLine) -> int:
     config = {**stored(folder), **given}
     if asked := "metrics" in given:
         parameters.check_measurable(config)
-    planned = PlannedRun(folder, registry.completed(config), asked=asked or RunFolder(folder).memory().asked)
+    planned = PlannedRun(folder, registry.completed(config), asked=asked or RunFolder(folder).metadata().asked)
     try:
         start(planned)
     except Stopped as e:

@@ -16,7 +16,7 @@ from specbench.config import indices, parameters, registry
 from specbench.errors import UsageError, plain
 from specbench.rows import shown, summary
 from specbench.rows.journal import TIMINGS, Record, TimingJournal, read_records
-from specbench.rows.provenance import MAY_CHANGE, RunMemory
+from specbench.rows.provenance import MAY_CHANGE, RunMetadata
 from specbench.storage import home
 from specbench.storage.reading import read_yaml
 
@@ -58,7 +58,7 @@ def read(argument: str) -> ScoredPass:
     journal = next((p for p, meant in candidates.items() if meant and p.is_file()), None)
     if journal is None:
         raise UsageError(_no_run(path))
-    cfg, memory = _config(journal.with_name("config.yaml")), RunMemory.read(journal.with_name("run.json"))
+    cfg, memory = _config(journal.with_name("config.yaml")), RunMetadata.read(journal.with_name("run.json"))
     baseline = journal.name == "baseline.jsonl"
     again = TimingJournal(journal.with_name(TIMINGS)).lines
     run_id, sessions, records = plain(memory.run_id), memory.sessions, _records(journal)

@@ -70,7 +70,7 @@ class BatchDecoding(ABC, Generic[T]):
     def step(self) -> None:
         """Draft, verify, commit: what is timed."""
 
-    def observe(self) -> None:
+    def record_stats(self) -> None:
         """Record the statistics of the step before, once. No later step reads them, and their time does not count."""
         taken, self.taken = self.taken, None
         if taken is None:
@@ -82,7 +82,7 @@ class BatchDecoding(ABC, Generic[T]):
         """Record the statistics of a step."""
 
     @abstractmethod
-    def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
+    def remaining_tokens(self, keys: Sequence[tuple[int, int]]) -> list[int]:
         """Tokens that each row lacks; synchronizes with the device. NumberError where a model produced values that are
         not finite, or probabilities that do not sum to 1; `keys`: (seed, index) of the image of each row."""
 
@@ -117,9 +117,9 @@ def finished(start: Callable[[], BatchDecoding[Any]], rng: RandomStreams, engine
     with current(device):
         runner, aside = engine.begin(start()), Clock(device)
         images, progress = runner.steps, Progress()
-        while lacking := max(left := images.lacking(rng.keys)):
+        while remaining_tokens := max(left := images.remaining_tokens(rng.keys)):
             progress.check(left)
-            take_steps(runner, -(-lacking // images.reach), aside)
+            take_steps(runner, -(-remaining_tokens // images.reach), aside)
     synchronize(device)
     return images.outcome(time.perf_counter() - before - aside.total())
 
@@ -129,7 +129,7 @@ def take_steps(runner: Runner[Any], count: int, aside: Clock) -> None:
     for _ in range(count):
         runner.step()
         aside.begin()
-        runner.observe()
+        runner.record_stats()
         aside.lap("statistics")
 
 
@@ -183,7 +183,7 @@ def decode_stream(
         progress = Progress()
         while True:  # until enough rows are done to be refilled; without a queue, until all are
             with torch.inference_mode(), current(device):
-                left = images.lacking(keys)
+                left = images.remaining_tokens(keys)
                 progress.check(left)
                 under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
                 behind = under_way[: few if queue else None][-1]  # of the row that determines the next look

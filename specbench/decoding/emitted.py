@@ -32,7 +32,7 @@ from specbench.decoding.rules.band import least_divergence
 from specbench.decoding.rules.base import Rule, at, normalise
 from specbench.decoding.sampling import Distributions, draw
 from specbench.decoding.trees import Tree
-from specbench.decoding.verify import EMITTED, Draft, Verdict, one_hot
+from specbench.decoding.verify import EMITTED, Draft, VerificationResult, one_hot
 from specbench.decoding.verify.base import without
 from specbench.engine.ops import sum_last, take
 
@@ -166,7 +166,7 @@ class Emitted:
     rng: RandomStreams
     draws: int
 
-    def step(self, draft: Draft, verdict: Verdict, found: Distributions, step: Tensor) -> Tensor:
+    def step(self, draft: Draft, verdict: VerificationResult, found: Distributions, step: Tensor) -> Tensor:
         """Of the nodes of the accepted path, the root first (5, B, D + 1): the `distances`; the least divergence with
         which the node's token could be accepted as often (`least_divergence`); and the `largest_ratio`. Of the entries
         beyond its end, anything. NaN where they are not computed: a deterministic rule on sampled trees; the least
@@ -205,7 +205,7 @@ class Emitted:
         return torch.where(nodes.live[..., 0], least_divergence(nodes.p, nodes.q, accepted), 0.0)
 
     @staticmethod
-    def _longest(verdict: Verdict, found: Distributions, known: bool) -> Tensor:
+    def _longest(verdict: VerificationResult, found: Distributions, known: bool) -> Tensor:
         """Of a rule with which the longest accepted path counts, on candidates that are point masses: e is a point mass
         on the token where the path goes on, and p at its end."""
         p = take(found.p, verdict.path_with_root)

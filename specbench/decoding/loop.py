@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from specbench.decoding.batch import BatchDecoding, Decoded, finished, not_finite
 from specbench.decoding.emitted import Emitted
-from specbench.decoding.fronts import Fronts, Raster
+from specbench.decoding.parallel_positions import ParallelPositions, Raster
 from specbench.decoding.planned import TokenOrder
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.trace import Taken, Trace, TraceRecorder
+from specbench.decoding.trace import StepStats, Trace, TraceRecorder
 from specbench.decoding.trees import Tree
-from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
+from specbench.decoding.verify import Draft, TokenWise, Verification, VerificationResult
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected
 from specbench.engine.clock import Clock, Idle
@@ -57,13 +57,13 @@ class Session(Protocol):
         the committed tokens."""
         ...
 
-    def visit(self, tokens: Tensor, fronts: Fronts, history: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_at_positions(self, tokens: Tensor, fronts: ParallelPositions, history: Tensor) -> tuple[Tensor, Tensor]:
         """As `forward`, of the nodes of several fronts, tokens (B, K * n): each attends to the slots that it sees. The
         logits are of the tokens at the fronts' targets, which a target with an order of its own asks for by position.
         Nothing is to be committed after it: a token that is fed later at its position replaces what a draft wrote."""
         ...
 
-    def commit(self, verdict: Verdict, tree: Tree, count: Tensor) -> None:
+    def commit(self, verdict: VerificationResult, tree: Tree, count: Tensor) -> None:
         """Keep the accepted path in the caches; `count` is the value from before the step."""
         ...
 
@@ -86,7 +86,7 @@ class Target(Protocol):
 
 
 @dataclass
-class Outcome:
+class StepResult:
     """Result of a step: the draft, the target's distributions p (B, M, V) and hidden states (R, M, dim) of its nodes,
     the verdict, and how many tokens `count` (B,) were committed before the step. Of a draft with fronts p is that of
     its chains, and `kept` (B, K) says how many of their tokens were committed."""
@@ -94,7 +94,7 @@ class Outcome:
     draft: Draft
     p: Tensor
     hidden: Tensor
-    verdict: Verdict
+    verdict: VerificationResult
     count: Tensor
     kept: Tensor | None = None
 
@@ -130,7 +130,7 @@ class Drafter(Protocol):
 
     def propose(self, state: Any, history: Tensor, count: Tensor, step: Tensor) -> Draft: ...
 
-    def commit(self, state: Any, outcome: Outcome) -> None:
+    def commit(self, state: Any, outcome: StepResult) -> None:
         """Update the state with the outcome."""
         ...
 
@@ -141,7 +141,7 @@ def last_token(history: Tensor, count: Tensor) -> Tensor:
 
 
 #: Overrides the rule's verdict, as a benchmark does, given the draft and the step (B,).
-Override = Callable[[Verdict, Draft, Tensor], Verdict]
+Override = Callable[[VerificationResult, Draft, Tensor], VerificationResult]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +157,10 @@ class DecoderConfig:
     override: Override | None = None
     verification: Verification = field(default_factory=TokenWise)
     emitted_draws: int = 0
-    observer: Callable[[Taken, int], None] | None = None
+    observer: Callable[[StepStats, int], None] | None = None
 
 
-class Decoding(BatchDecoding[Taken]):
+class Decoding(BatchDecoding[StepStats]):
     """B images in progress, one per row of `rng`: prefilled on construction, then step by step.
 
     A step does not synchronize with the device, and writes its buffers in place. Rows advance at their own pace; a
@@ -239,21 +239,21 @@ class Decoding(BatchDecoding[Taken]):
             verdict = config.override(verdict, draft, keys)
         clock.lap("verify")
         kept = layout.commit(session, verdict, count, self.total)
-        drafter.commit(self.draft_state, Outcome(draft, p, hidden, verdict, count, kept))
+        drafter.commit(self.draft_state, StepResult(draft, p, hidden, verdict, count, kept))
         clock.lap("commit")
         images = self.history, count, self.steps
         count, steps, active = layout.advance(verdict, kept, images, self.total, self.kernels)
-        self.taken = Taken(draft, layout, verdict, found, count, steps, active, kept)
+        self.taken = StepStats(draft, layout, verdict, found, count, steps, active, kept)
         clock.lap("rest")
 
-    def record(self, taken: Taken) -> None:
+    def record(self, taken: StepStats) -> None:
         self.recorder.record(taken)
         if self.config.observer is not None:
             self.config.observer(taken, self.total)
         if taken.draft.tree.height:
             self.drafted += taken.layout.drafted(taken, self.total)
 
-    def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
+    def remaining_tokens(self, keys: Sequence[tuple[int, int]]) -> list[int]:
         left, wrong = torch.stack([(self.total - self.count).clamp_min(0), self.recorder.wrong().long()]).tolist()
         if any(wrong):
             row = wrong.index(1)

@@ -2,7 +2,7 @@
 
 ZipAR decodes rows in parallel. A model that decodes in an order of its own (ARPG, LPD) fills an image group by group:
 a pass feeds the tokens of the last group and asks for the next group. Both are plans of the same kind, and the loop,
-caches and verification know only their `Fronts`.
+caches and verification know only their `ParallelPositions`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.fronts import Fronts, fronts_needed
+from specbench.decoding.parallel_positions import ParallelPositions, fronts_needed
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.engine.state import Buffer, Buffers
 
@@ -44,7 +44,7 @@ class PlannedPasses:
     A subclass plans them for O orders of an image, of which each image of a batch has one, in S passes with K fronts:
     nodes (S, O, K, 5) int64: position, slot, the position whose token is fed, the token that is fed instead (-1: none),
     and the position that is asked for; extends (S, O, K) bool: whether it is one; when (O, T) int64: the pass in which
-    a token is sampled. which (B,) int64: the order of each image. owner: see `Fronts`.
+    a token is sampled. which (B,) int64: the order of each image. owner: see `ParallelPositions`.
     """
 
     constants: tuple[str, ...] = ("nodes", "extends", "when", "owner")
@@ -60,7 +60,7 @@ class PlannedPasses:
         """What steps read or write (see `engine.state`)."""
         return {"which": Buffer(self.which)}
 
-    def fronts(self, history: Tensor, step: Tensor) -> tuple[Tensor, Fronts]:
+    def fronts(self, history: Tensor, step: Tensor) -> tuple[Tensor, ParallelPositions]:
         """The tokens (B, K) and the fronts of the passes `step` (B,); history (B, *): the committed tokens at their
         positions."""
         number = step.clamp_max(len(self.nodes) - 1)
@@ -69,7 +69,7 @@ class PlannedPasses:
         if self.forces:
             token = torch.where(fixed >= 0, fixed, token)
         extends = self.extends[number, self.which]
-        fronts = Fronts(
+        fronts = ParallelPositions(
             positions=position.unsqueeze(-1),
             slots=slot.unsqueeze(-1),
             sees=self.sees(number, position),
@@ -83,7 +83,7 @@ class PlannedPasses:
         return token, fronts
 
     def progress(self, number: Tensor) -> Tensor | None:
-        """See `Fronts`; in the passes `number` (B,)."""
+        """See `ParallelPositions`; in the passes `number` (B,)."""
         return None
 
     def existing(self, number: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class PlannedPasses:
         return (self.when[self.which] < number[:, None]).unsqueeze(1)
 
     def sees(self, number: Tensor, position: Tensor) -> Tensor:
-        """See `Fronts`; of nodes at `position` (B, K) in the passes `number` (B,)."""
+        """See `ParallelPositions`; of nodes at `position` (B, K) in the passes `number` (B,)."""
         raise NotImplementedError
 
 

@@ -107,8 +107,8 @@ class Sampling:
     the root mean square of the logits that are left, as in the Jacobi mode of Lumina-mGPT 2 (not their standard
     deviation). cfg_schedule: whether the guidance is the same everywhere, or grows from 1 to cfg_scale over an image
     whose target has an order of its own: with the share of tokens before the token ("linear", LPD), or that exist after
-    its pass ("linear_by_pass", ARPG); see `Fronts.progress`. kernels: those of the engine, which replace the plain code
-    where they can.
+    its pass ("linear_by_pass", ARPG); see `ParallelPositions.progress`. kernels: those of the engine, which replace the
+    plain code where they can.
     """
 
     temperature: float = 1.0
@@ -150,7 +150,7 @@ class Sampling:
         self, logits: Tensor, session: Any, positions: Tensor, progress: Tensor | None = None
     ) -> Distributions:
         """The distributions of the tokens at image positions (B, n), from a head's logits (R, n, V) as they are;
-        `session` knows the image grammar. progress: see `Fronts`."""
+        `session` knows the image grammar. progress: see `ParallelPositions`."""
         if self._fused is not None:
             scale = self.cfg_scale if self.guided else None
             p = self._fused.probs(
@@ -169,7 +169,7 @@ class Sampling:
     def apply_guidance(self, logits: Tensor, progress: Tensor | None = None) -> Tensor:
         """Guided logits (B, ...) float32 of rows (2B, ...): conditional first, then unconditional; u + s (c - u). (In
         bfloat16 the mixture would be rounded to 8 bits, which moves a distribution by 0.003 to 0.012.) progress: see
-        `Fronts`, for a schedule."""
+        `ParallelPositions`, for a schedule."""
         logits = logits.float()
         if not self.guided:
             return logits

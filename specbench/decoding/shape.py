@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specbench.decoding.fronts import fronts_needed
+from specbench.decoding.parallel_positions import fronts_needed
 from specbench.decoding.trees import Tree
 
 

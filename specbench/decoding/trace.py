@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.emitted import Emitted
-from specbench.decoding.fronts import Raster
+from specbench.decoding.parallel_positions import Raster
 from specbench.decoding.sampling import Distributions
-from specbench.decoding.verify import Draft, Verdict
+from specbench.decoding.verify import Draft, VerificationResult
 from specbench.engine.ops import sum_last
 from specbench.engine.state import Buffer, Buffers
 
@@ -28,7 +28,7 @@ class Trace:
     but before top-k and top-p (at temperature 0: at temperature 1).
     emitted_tv, emitted_kl, emitted_outside, emitted_kl_optimal, emitted_ratio (B, T): of every emitted token, how far
     the distribution that it was emitted from is from the target's, see `emitted.Emitted.step`; (B, 0) without it.
-    share: as of `Verdict`, NaN in steps without a choice; (B, 0) where nothing is selected.
+    share: as of `VerificationResult`, NaN in steps without a choice; (B, 0) where nothing is selected.
     """
 
     accepted: Tensor
@@ -58,13 +58,13 @@ _DISTANCES = ("emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal
 
 
 @dataclass
-class Taken:
+class StepStats:
     """What a step leaves for its statistics: also the target's distributions `found`; count, steps (B,): from before
-    the step; active (B,) bool: whether the image was not complete; kept: as of `Outcome`."""
+    the step; active (B,) bool: whether the image was not complete; kept: as of `StepResult`."""
 
     draft: Draft
     layout: Raster
-    verdict: Verdict
+    verdict: VerificationResult
     found: Distributions
     count: Tensor
     steps: Tensor
@@ -98,7 +98,7 @@ class TraceRecorder:
         own = {"steps": Buffer(self.steps, 1), "log_prob": Buffer(self.log_prob)}
         return own | {"distances": Buffer(self.distances, 1)} if self.emitted else own
 
-    def record(self, taken: Taken) -> None:
+    def record(self, taken: StepStats) -> None:
         verdict, layout, active = taken.verdict, taken.layout, taken.active
         # beyond the end of a path is its last node: every entry was reached
         path = layout.among_nodes(verdict.path_with_root)
@@ -119,7 +119,7 @@ class TraceRecorder:
             found = self.emitted.step(taken.draft, verdict, taken.found, taken.steps)
             self.distances.scatter_(2, positions.expand(len(found), -1, -1), torch.where(some, found, 0.0))
 
-    def _statistics(self, taken: Taken) -> dict[str, Tensor]:
+    def _statistics(self, taken: StepStats) -> dict[str, Tensor]:
         """A step's statistics for the trace, (B,) each; of several drafts of an image the sums of the first two, and
         the means of the rest."""
         draft, layout = taken.draft, taken.layout
@@ -141,7 +141,7 @@ class TraceRecorder:
             **{name: (layout.images(x).float() * drafts).sum(1) / count for name, x in means.items()},
         }
 
-    def _sums(self, taken: Taken, path: Tensor) -> dict[str, Tensor]:
+    def _sums(self, taken: StepStats, path: Tensor) -> dict[str, Tensor]:
         """Products (B,) of the sums of distributions: of the target's along the accepted path, and of the drafter's
         that something was drawn from."""
         draft, rows = taken.draft, len(taken.verdict.length)

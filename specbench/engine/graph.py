@@ -25,7 +25,7 @@ from specbench.errors import RunError, one_line
 
 class Steps(Protocol):
     """Work that proceeds step by step; `config`: its configuration, without tensors, equal to nothing but itself.
-    `observe` comes after each step and records its statistics, which no later step reads."""
+    `record_stats` comes after each step and records its statistics, which no later step reads."""
 
     @property
     def config(self) -> Any: ...
@@ -35,7 +35,7 @@ class Steps(Protocol):
 
     def step(self) -> None: ...
 
-    def observe(self) -> None: ...
+    def record_stats(self) -> None: ...
 
 
 S = TypeVar("S", bound=Steps)
@@ -54,7 +54,7 @@ class Runner(Generic[S]):
 
     steps: S
     step: Action
-    observe: Action
+    record_stats: Action
 
 
 class Eager:
@@ -64,7 +64,7 @@ class Eager:
 
     def begin(self, steps: S) -> Runner[S]:
         """How to continue with `steps`, valid until the next call; perhaps with another object in their place."""
-        return Runner(steps, steps.step, steps.observe)
+        return Runner(steps, steps.step, steps.record_stats)
 
     def fresh(self) -> Eager:
         """A new engine of the same kind, for another configuration."""
@@ -134,9 +134,9 @@ class Graphs:
 
     def record(self, steps: S) -> Runner[S]:
         """Recorded after some steps have been done one by one, which count."""
-        functions = {"the decode step": steps.step, "the statistics of a step": steps.observe}
-        step, observe = self._recorder(functions, steps.state.device)
-        return Runner(steps, step, observe)
+        functions = {"the decode step": steps.step, "the statistics of a step": steps.record_stats}
+        step, record_stats = self._recorder(functions, steps.state.device)
+        return Runner(steps, step, record_stats)
 
     def repeated(self, work: Action, device: torch.device) -> Action:
         """As of `Eager`: recorded."""

@@ -157,7 +157,7 @@ class Execution:
         if isinstance(event, Joined):
             self._join(event)
         elif isinstance(event, Shrunk):
-            smallest = self.folder.memory().smallest_batch or event.batch
+            smallest = self.folder.metadata().smallest_batch or event.batch
             self.folder.remember(smallest_batch=min(event.batch, smallest))
             warn(f"out of memory: continuing in batches of {event.batch}")
         elif isinstance(event, Failure):
@@ -174,7 +174,7 @@ class Execution:
         earlier processes."""
         for name in ("weights", "device"):
             self.folder.check_same(name, joined.session[name])
-        entries: dict[str, Any] = {"sessions": {**self.folder.memory().sessions, joined.name: joined.session}}
+        entries: dict[str, Any] = {"sessions": {**self.folder.metadata().sessions, joined.name: joined.session}}
         if not self._announced:
             entries["begun"] = time.time()  # of the latest start, from which `specbench status` computes the speed
             self._announced = True

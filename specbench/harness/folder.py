@@ -1,4 +1,4 @@
-"""The folder of a run: its configuration, its memory (run.json), its journals, its lock and its log."""
+"""The folder of a run: its configuration, its metadata (run.json), its journals, its lock and its log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
 from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import TIMINGS, Journal, Record, TimingJournal
-from specbench.rows.provenance import MAY_CHANGE, RunMemory, decoding_hash
+from specbench.rows.provenance import MAY_CHANGE, RunMetadata, decoding_hash
 from specbench.rows.scores import ScoreJournal
 from specbench.storage.files import check_regular, content, is_temporary, locked, sha256, write_atomically
 
@@ -80,7 +80,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config, self.memory_file = path / "config.yaml", path / "run.json"
+        self.config, self.metadata_file = path / "config.yaml", path / "run.json"
         self.records, self.baseline_records = path / "records.jsonl", path / "baseline.jsonl"
         self.scores, self.timings = path / "scores.jsonl", path / TIMINGS
         self.row, self.sheet = path / "row.csv", path / "contact_sheet.png"
@@ -153,10 +153,10 @@ class RunFolder:
         except Exception:
             there = self.config.exists()
             raise UsageError(f"cannot read {self.config}" if there else f"{self} holds no run") from None
-        known = self.memory().config if self.memory_file.exists() else ()
+        known = self.metadata().config if self.metadata_file.exists() else ()
         if known and sha256(text, 16) not in known:
             raise UsageError(
-                f"{self.config} was changed since the run wrote it (or {self.memory_file.name} was): restore it, or"
+                f"{self.config} was changed since the run wrote it (or {self.metadata_file.name} was): restore it, or"
                 " start a run with other parameters in another out="
             )
         return {str(name): value for name, value in found.items()}
@@ -167,26 +167,26 @@ class RunFolder:
         values = config.plain()
         values.pop("out", None)
         text = OmegaConf.to_yaml(OmegaConf.create(values)).encode()
-        digest, memory = sha256(text, 16), self.memory()
-        if memory.config == (digest,) and self.config.exists():
+        digest, metadata = sha256(text, 16), self.metadata()
+        if metadata.config == (digest,) and self.config.exists():
             return
-        self.remember(config=(*memory.config[-1:], digest))
+        self.remember(config=(*metadata.config[-1:], digest))
         write_atomically(self.config, text)
         self.remember(config=(digest,))
 
-    # --- memory -------------------------------------------------------------------------------------------------------
+    # --- metadata -----------------------------------------------------------------------------------------------------
 
-    def memory(self) -> RunMemory:
+    def metadata(self) -> RunMetadata:
         """The content of run.json, or that of a new run."""
-        return RunMemory.read(self.memory_file) if self.memory_file.exists() else RunMemory.new()
+        return RunMetadata.read(self.metadata_file) if self.metadata_file.exists() else RunMetadata.new()
 
     def remember(self, **values: Any) -> None:
         """Writes values into run.json."""
-        self.memory().changed(**values).write(self.memory_file)
+        self.metadata().changed(**values).write(self.metadata_file)
 
     def check_same(self, name: str, mine: str) -> None:
         """Raises UsageError if an earlier process decoded with another one, of weights or devices."""
-        for other in self.memory().sessions.values():
+        for other in self.metadata().sessions.values():
             if other.get(name) != mine:
                 raise UsageError(f"{self} was started with {name} {other.get(name)}, not {mine}: choose another out=")
 
@@ -245,7 +245,7 @@ def stored(path: Path) -> RunConfig:
         return RunConfig(parameters.validate({**variants.of_older(theirs), "out": None}))
     except UsageError as e:
         labels = [
-            label for one in folder.memory().sessions.values() for label in str(one.get("plugins") or "").split("; ")
+            label for one in folder.metadata().sessions.values() for label in str(one.get("plugins") or "").split("; ")
         ]
         raise UsageError(f"{e}{parameters.plugins_lacking(labels)}") from None
 

@@ -13,7 +13,7 @@ from specbench.config import parameters, registry
 from specbench.decoding.continuous import ContinuousModel, ContinuousRule
 from specbench.decoding.continuous import rule as continuous
 from specbench.decoding.loop import DecoderConfig, Drafter
-from specbench.decoding.rules import Rule, Setting
+from specbench.decoding.rules import Rule, RuleContext
 from specbench.decoding.rules.base import neighbours
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
@@ -119,10 +119,10 @@ def build_rule(
     near: Callable[..., Tensor] | None = None,
     target: Any = None,
 ) -> Rule:
-    """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.Setting`);
+    """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.RuleContext`);
     near: see `build_method`."""
     embeddings = getattr(target, "embeddings", None)  # tables have none
-    setting = Setting(height, codebook, cfg["temperature"] == 0, near or cached_neighbours, embeddings)
+    setting = RuleContext(height, codebook, cfg["temperature"] == 0, near or cached_neighbours, embeddings)
     built: Rule = registry.find("rule", cfg["rule"])(cfg, setting)
     return built
 

@@ -15,14 +15,14 @@ from specbench.errors import UsageError
 from specbench.rows import degenerate, provenance, summary, timing
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.journal import Journal, Record
-from specbench.rows.provenance import RunMemory
+from specbench.rows.provenance import RunMetadata
 from specbench.rows.remarks import emitted_remarks, measurement_remarks
 from specbench.rows.scores import ScoreLine, notes, score_columns
 
 
 def row(
     config: RunConfig,
-    memory: RunMemory,
+    metadata: RunMetadata,
     records: Sequence[Record],
     baseline: Sequence[Record] | None,
     scores: Iterable[ScoreLine],
@@ -31,25 +31,25 @@ def row(
     """The row (`COLUMNS`) of a run. It depends on nothing but its arguments: no file, no clock.
 
     Args:
-        memory: the run's id, and the processes that decoded the records.
+        metadata: the run's id, and the processes that decoded the records.
         records: of the images of the first n prompts, in order.
         baseline: of vanilla AR on the same prompts; None where the run has no baseline.
         scores: a line for each metric and, with a baseline, one for its difference from it.
         again: images of both passes that were timed again, in the order of decoding.
 
-    Raises UsageError if `memory` lacks a process of the records.
+    Raises UsageError if `metadata` lacks a process of the records.
     """
     scores = list(scores)
     reference = records if config.is_vanilla else baseline
     used = {record.session for record in [*records, *(reference or [])]}
-    if unknown := sorted(used.union(record.session for record in again) - memory.sessions.keys()):
+    if unknown := sorted(used.union(record.session for record in again) - metadata.sessions.keys()):
         raise UsageError(f"run.json lacks the process {unknown[0]:.40} of its records; restore the file")
-    sessions = {name: session for name, session in memory.sessions.items() if name in used}
+    sessions = {name: session for name, session in metadata.sessions.items() if name in used}
     last = sessions[max(sessions, key=lambda name: str(sessions[name].get("started")))]
     found: dict[str, Any] = dict.fromkeys(COLUMNS)
     found |= {name: value for name, value in config.items() if name in COLUMNS}
     found |= {name: value for name, value in last.items() if name in COLUMNS}
-    found |= {"run_id": memory.run_id, "config_hash": provenance.config_hash(config)}
+    found |= {"run_id": metadata.run_id, "config_hash": provenance.config_hash(config)}
     found["time"] = _newest([*records, *(reference or [])], scores)
     found["plugins"] = _plugins(last, scores)
     found["prompts_hash"], found["images"] = data.prompts_hash(records), len(records)
@@ -59,10 +59,10 @@ def row(
         found |= _served(config, records)
         remarks = _served_remarks(config, sessions, found, records)
     else:
-        found |= _measured(config, found, records, reference, again, memory.run_id)
+        found |= _measured(config, found, records, reference, again, metadata.run_id)
         remarks = measurement_remarks(config, sessions, found) + emitted_remarks(config, records)
-    if memory.smallest_batch:
-        remarks.append(f"for want of memory some images were decoded in batches of {memory.smallest_batch}")
+    if metadata.smallest_batch:
+        remarks.append(f"for want of memory some images were decoded in batches of {metadata.smallest_batch}")
     wrong = degenerate.of_records(records, config.get("image_size"))
     found["degenerate_images"] = degenerate.column(records, wrong)
     found["note"] = "; ".join([*remarks, *(finding.text for finding in wrong), *notes(scores)])
@@ -83,7 +83,7 @@ def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
         raise UsageError(f"{run} and {vanilla} have different prompts; remove one of the folders")
     found = summary.versus(mine, theirs)
     kept = {name: found[name] for name in ("speedup_step", stderr_of("speedup_step"))}
-    return {**kept, "baseline_run_id": RunMemory.read(vanilla / "run.json").run_id}
+    return {**kept, "baseline_run_id": RunMetadata.read(vanilla / "run.json").run_id}
 
 
 def _measured(

@@ -130,7 +130,7 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
     items = current_prompts(config) if complete else data.images_of(config)
     records.check_prompts(items)
     folder.write_config(config)
-    if asked != folder.memory().asked:
+    if asked != folder.metadata().asked:
         folder.remember(asked=asked)
     if not complete:
         _announce_unmeasured(config, requests)
@@ -143,7 +143,7 @@ def _run(config: RunConfig, folder: RunFolder, records: RunRecords, loader: Load
         return outcome
     made = [*records.again, *(record for journal in records.journals for record in journal.records.values())]
     spent = report_text.TimeSpent(began, decoded, scored, time.time())
-    return replace(outcome, spent=spent.sentence(config["method"], made, folder.memory().sessions))
+    return replace(outcome, spent=spent.sentence(config["method"], made, folder.metadata().sessions))
 
 
 def rescore(path: Path, given: Mapping[str, Any], device: str | None = None, batch: int | None = None) -> RunOutcome:
@@ -186,7 +186,7 @@ def merge(shards: Sequence[Path], out: Path, given: Mapping[str, Any]) -> RunOut
     whole = _whole(shards, configs)
     sessions: dict[str, Mapping[str, Any]] = {}
     for path in shards:
-        sessions |= RunFolder(path).memory().sessions
+        sessions |= RunFolder(path).metadata().sessions
     for name in ("weights", "device"):
         if len(different := sorted({str(session.get(name)) for session in sessions.values()})) > 1:
             raise UsageError(f"the shards were decoded with different {name}: {' and '.join(different[:2])}")
@@ -242,7 +242,7 @@ def stored_outcome(path: str | Path) -> RunOutcome:
     vanilla = _recorded(folder.baseline_records, config) if config.wants_baseline else None
     lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
     again = TimingJournal(folder.timings).lines
-    return RunOutcome(as_read(row.row(config, folder.memory(), mine, vanilla, lines, again)), config, folder)
+    return RunOutcome(as_read(row.row(config, folder.metadata(), mine, vanilla, lines, again)), config, folder)
 
 
 def _recorded(path: Path, config: RunConfig) -> list[Record]:
@@ -258,7 +258,7 @@ def _finish(
 ) -> RunOutcome:
     """Builds the row, and writes it and the sheet. unchanged: whether nothing was decoded or scored."""
     # The values that a later call would return.
-    found = as_read(row.row(config, folder.memory(), *records.both, lines, records.again.lines))
+    found = as_read(row.row(config, folder.metadata(), *records.both, lines, records.again.lines))
     is_other = folder.write_row(found)
     unchanged = unchanged and not is_other and folder.sheet.exists()
     if unchanged:
@@ -288,7 +288,7 @@ def _write_partial_row(config: RunConfig, folder: RunFolder, records: RunRecords
     lines = scoring.stored_lines(scoring.requests(config), folder.open_scores(), mine, vanilla)
     scored = [name for name in config.metrics if any(line.metric == name for line in lines)]
     part = part.changed(metrics=scored)
-    found = row.row(part, folder.memory(), mine, vanilla, lines, records.again.lines)
+    found = row.row(part, folder.metadata(), mine, vanilla, lines, records.again.lines)
     if len(wanted) < config.images:
         stopped = f"stopped after {len(wanted)} of {config.images} images"
         found["note"] = "; ".join(filter(None, [stopped, found["note"]]))
@@ -300,7 +300,7 @@ def _track(outcome: RunOutcome) -> None:
     name, folder = outcome.config.get("log", "none"), outcome.folder
     if name == "none":
         return
-    done, content = folder.memory().logged, sha256_file(folder.row)[:16]
+    done, content = folder.metadata().logged, sha256_file(folder.row)[:16]
     if done.get(name) == content:
         return
     where = trackers.write(name, outcome.config, outcome.row, folder)

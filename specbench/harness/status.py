@@ -51,7 +51,7 @@ class Status:
 def of_run(path: Path) -> Status:
     """The state of the run in a folder. UsageError if it holds none that can be read."""
     cfg, folder = stored(path), RunFolder(path)
-    started, wanted = folder.memory().begun, indices.of_run(cfg)
+    started, wanted = folder.metadata().begun, indices.of_run(cfg)
     method, vanilla = _records(folder.records), _records(folder.baseline_records)
     images = _pass(method, wanted, started)
     baseline = _pass(vanilla, wanted, started) if cfg.wants_baseline else None

@@ -337,9 +337,9 @@ class LanguageSession:
         hidden = self.feed(x, positions, slots, mask)
         return self.model.head(hidden), hidden
 
-    def visit(self, tokens: Tensor, fronts: Any, history: Tensor) -> tuple[Tensor, Tensor]:
-        """As `forward`, of tokens (B, K * n) at fronts of the image (see `decoding.fronts`), each of which is stored in
-        its slot and attends to the slots that it sees."""
+    def forward_at_positions(self, tokens: Tensor, fronts: Any, history: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`, of tokens (B, K * n) at fronts of the image (see `decoding.parallel_positions`), each of which
+        is stored in its slot and attends to the slots that it sees."""
         positions, slots = (x.flatten(1) + self.prefix_length for x in (fronts.positions, fronts.slots))
         start = self.padding[:, 0]
         mask = TreeMask(start, torch.full_like(start, self.prefix_length - 1), fronts.sees)

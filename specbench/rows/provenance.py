@@ -76,7 +76,7 @@ def new_run_id() -> str:
 
 
 @dataclass(frozen=True)
-class RunMemory:
+class RunMetadata:
     """run_id: unique. config: digests of config.yaml, the one that it has last; two while it is being written, none in
     folders of older versions. sessions: the processes by name, each with its environment, see `worker.Joined`. begun:
     the latest start, seconds since 1970. smallest_batch: to which a lack of memory led. logged: tracker -> digest of

@@ -172,7 +172,7 @@ class TimeSpent:
 
         Args:
             records: of the method and of vanilla AR, repeated timings included. Those of earlier starts do not count.
-            sessions: the processes that decoded, see `provenance.RunMemory`. Where several did at the same time, or a
+            sessions: the processes that decoded, see `provenance.RunMetadata`. Where several did at the same time, or a
                 server, the seconds of images do not sum to wall time, and decoding is one part.
         """
         decoding, rest = self.decoded - self.began, self.ended - self.scored

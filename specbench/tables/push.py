@@ -21,7 +21,7 @@ from specbench.rows import summary
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import to_csv
 from specbench.rows.journal import TIMINGS
-from specbench.rows.provenance import RunMemory
+from specbench.rows.provenance import RunMetadata
 from specbench.rows.shown import shown
 from specbench.storage.files import sha256, write_atomically
 from specbench.storage.package import __version__
@@ -129,7 +129,7 @@ def _of_run(folder: Path, images: bool) -> dict[str, bytes | Path]:
             own["weights"] = "folder"
         text = yaml.safe_dump(own, sort_keys=False, allow_unicode=True).encode()
         files["config.yaml"] = text
-        files["run.json"] = RunMemory.read(folder / "run.json").changed(config=(sha256(text, 16),)).content()
+        files["run.json"] = RunMetadata.read(folder / "run.json").changed(config=(sha256(text, 16),)).content()
     return files
 
 

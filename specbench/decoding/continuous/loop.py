@@ -184,7 +184,7 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
             **within("drafter", drafter),
         }
 
-    def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
+    def remaining_tokens(self, keys: Sequence[tuple[int, int]]) -> list[int]:
         faults, count = torch.stack([self.fault, self.count]).tolist()
         if (first := min(faults)) < _NO_FAULT:
             passes, by_target = divmod(first, 2)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.drafters.eagle import EagleState, Entries
-from specbench.decoding.loop import Drafter, Outcome, last_token
+from specbench.decoding.loop import Drafter, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, sample_distinct
 from specbench.decoding.shape import DraftShape
@@ -209,7 +209,7 @@ class Acceptances:
         mean = sum_last(self.rates * so_far) / count.clamp_min(1)
         return torch.where(known.any(1), (near + mean) / 2, PRIOR)
 
-    def learn(self, outcome: Outcome) -> None:
+    def learn(self, outcome: StepResult) -> None:
         """Note the rates along the accepted path. A leaf at its end had no distribution: it has that of the node before
         it."""
         draft, path = outcome.draft, outcome.verdict.path_with_root
@@ -267,7 +267,7 @@ class AdaptiveEagle(Entries):
         draft.valid &= self._after_first(count, draft.tree.nodes)
         return draft
 
-    def commit(self, state: EagleState, outcome: Outcome) -> None:
+    def commit(self, state: EagleState, outcome: StepResult) -> None:
         super().commit(state, outcome)
         assert isinstance(state, AdaptiveState)
         state.acceptances.learn(outcome)

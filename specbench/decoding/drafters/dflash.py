@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
+from specbench.decoding.loop import Drafter, NetworkPass, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, sample_distinct
 from specbench.decoding.shape import DraftShape
@@ -148,7 +148,7 @@ class DFlash:
             NetworkPass(net, "hidden", block),
         ]
 
-    def commit(self, state: DFlashState, outcome: Outcome) -> None:
+    def commit(self, state: DFlashState, outcome: StepResult) -> None:
         hidden = outcome.hidden[..., state.session.model.block.dim :]
         index = state.session.both(outcome.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
         torch.gather(hidden, 1, index, out=state.pending)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
+from specbench.decoding.loop import Drafter, NetworkPass, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.shape import DraftShape
@@ -72,7 +72,7 @@ class DraftModel:
         read = [p for module in model.pass_weights for p in module.parameters()]
         return [NetworkPass(model, "hidden", read, times), NetworkPass(model, "head", [], times)]
 
-    def commit(self, state: ChainState, outcome: Outcome) -> None:
+    def commit(self, state: ChainState, outcome: StepResult) -> None:
         pass  # its cache is indexed by position: rejected entries are overwritten
 
 

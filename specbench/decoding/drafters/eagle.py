@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
+from specbench.decoding.loop import Drafter, NetworkPass, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Distributions, Sampling, draw, draw_several, sample_distinct
 from specbench.decoding.shape import DraftShape
@@ -201,7 +201,7 @@ class Entries:
         """Validity (B, M): before the first token there is no hidden state to draft from, and nothing is drafted."""
         return (count > 0)[:, None] | self.root[:nodes]
 
-    def commit(self, state: EagleState, outcome: Outcome) -> None:
+    def commit(self, state: EagleState, outcome: StepResult) -> None:
         both = state.session.both
         index = both(outcome.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
         torch.gather(outcome.hidden, 1, index, out=state.pending)

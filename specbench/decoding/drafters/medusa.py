@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
+from specbench.decoding.loop import Drafter, NetworkPass, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.shape import DraftShape
@@ -77,7 +77,7 @@ class Medusa:
         used = self.heads.medusa_head[: self.tree.height]
         return [NetworkPass(self.heads, "forward", list(used.parameters()))]
 
-    def commit(self, state: MedusaState, outcome: Outcome) -> None:
+    def commit(self, state: MedusaState, outcome: StepResult) -> None:
         verdict, hidden = outcome.verdict, outcome.hidden
         last = state.session.both(verdict.path_with_root.gather(1, verdict.length[:, None]))
         state.hidden.copy_(take(hidden, last).squeeze(1))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import Drafter, Outcome, last_token
+from specbench.decoding.loop import Drafter, StepResult, last_token
 from specbench.decoding.planned import PlannedGroups, PlannedPasses, PlannedRows
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
@@ -71,7 +71,7 @@ class NoDraft:
         token, fronts = state.plan.fronts(history, step)
         return Draft(self.tree, token.view(-1, 1), state.probs, state.valid, fronts=fronts)
 
-    def commit(self, state: EmptyState, outcome: Outcome) -> None:
+    def commit(self, state: EmptyState, outcome: StepResult) -> None:
         pass
 
 

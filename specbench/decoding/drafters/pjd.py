@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.fronts import Lines, Roots
-from specbench.decoding.loop import Drafter, Outcome
+from specbench.decoding.loop import Drafter, StepResult
+from specbench.decoding.parallel_positions import Lines, Roots
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.shape import DraftShape
@@ -96,7 +96,7 @@ class ParallelJacobi:
         probs = state.probs.flatten(0, 1).clone()  # `commit` writes the window before the statistics are taken
         return Draft(self.tree, tokens, probs, valid.flatten(0, 1), fronts=fronts)
 
-    def commit(self, state: ParallelState, outcome: Outcome) -> None:
+    def commit(self, state: ParallelState, outcome: StepResult) -> None:
         """Draw the positions that were not committed from the distributions of this step."""
         draft, kept, lines = outcome.draft, outcome.kept, state.lines
         assert kept is not None

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.drafters.positions import INIT, KEEP, TOKEN
-from specbench.decoding.loop import Drafter, NetworkPass, Outcome, last_token
+from specbench.decoding.loop import Drafter, NetworkPass, StepResult, last_token
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.sampling import Sampling, draw
@@ -144,7 +144,7 @@ class Spatial:
         used = *every[: self.right], *every[right : right + self.below], *target.head_layers
         return [NetworkPass(self.heads, "forward", [p for module in used for p in module.parameters()])]
 
-    def commit(self, state: SpatialState, outcome: Outcome) -> None:
+    def commit(self, state: SpatialState, outcome: StepResult) -> None:
         """Keep the hidden states and, of rows that are not complete, improve every cell after the committed ones."""
         length, count = outcome.verdict.length, outcome.count
         slots = state.session.both(count[:, None] + self.offsets)

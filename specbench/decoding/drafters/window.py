@@ -35,7 +35,7 @@ from specbench.decoding.drafters.positions import (
     repeated,
     sources,
 )
-from specbench.decoding.loop import Drafter, Outcome, last_token
+from specbench.decoding.loop import Drafter, StepResult, last_token
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.shape import DraftShape
@@ -199,7 +199,7 @@ class Window:
         candidates[:, :n, 1 : 1 + others.shape[-1]] = others
         return candidates
 
-    def commit(self, state: WindowState, outcome: Outcome) -> None:
+    def commit(self, state: WindowState, outcome: StepResult) -> None:
         verdict = outcome.verdict
         if state.past.shape[1]:
             kept = verdict.length[:, None] + state.behind

@@ -1,7 +1,7 @@
 """Acceptance rules: pure functions of tensors, one module per family."""
 
 from specbench.decoding.rules.band import Band, Mentored
-from specbench.decoding.rules.base import Neighbours, Relaxation, Rule, Setting, Threshold, at, normalise, ratio
+from specbench.decoding.rules.base import Neighbours, Relaxation, Rule, RuleContext, Threshold, at, normalise, ratio
 from specbench.decoding.rules.relaxed import Relaxed, cool, cool_schedule, exact, uniform
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "Relaxation",
     "Relaxed",
     "Rule",
-    "Setting",
+    "RuleContext",
     "Threshold",
     "at",
     "cool",

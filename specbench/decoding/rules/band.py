@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
+from specbench.decoding.rules.base import Relaxation, Rule, RuleContext, at, normalise, ratio
 from specbench.decoding.shape import DraftShape
 from specbench.engine.ops import sum_last
 from specbench.errors import UsageError
@@ -43,7 +43,7 @@ class _Clipped(Rule):
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return ratio(self.limits(r, q, depth)[1].unsqueeze(-1) * r, q)
 
-    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def output_distribution(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         low, high = self.limits(p, q, depth)
         return q.clamp(low.unsqueeze(-1) * p, high.unsqueeze(-1) * p)
 
@@ -206,10 +206,10 @@ def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
         log_ratios(cfg["strength"], cfg["decay"], max(1, shape.height))
 
 
-def build_band(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_band(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     """The height of the drafts is the schedule's L."""
     return Band(cfg["strength"], cfg["decay"], max(1, setting.height))
 
 
-def build_mentored(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_mentored(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     return Mentored(cfg["budget"])

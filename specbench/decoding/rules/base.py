@@ -57,7 +57,7 @@ class Rule(Protocol):
         """`accept` and `residual` together, for rules that compute something for both."""
         return self.accept(r, q, token, depth), self.residual(r, q, token, depth)
 
-    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def output_distribution(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """The distribution (..., V) of the token that follows a node whose one candidate is drawn from q, of a rule
         whose residual does not depend on the rejected token."""
         kept = q * self.acceptance(p, q, depth)
@@ -158,7 +158,7 @@ def _compute(codebook: Tensor, k: int, proximity: str, chunk: int = 1024) -> Ten
 
 
 @dataclass(frozen=True)
-class Setting:
+class RuleContext:
     """What a rule may need from the rest of the method: the height of the drafts, the target's codebook (V, d), whether
     decoding is greedy, the function that computes a codebook's neighbour tables (see `neighbours`), and the
     target's input embeddings of its tokens (V, d), without which the codebook replaces them."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, Setting, normalise, ratio
+from specbench.decoding.rules.base import Rule, RuleContext, normalise, ratio
 from specbench.engine.ops import sum_last
 
 #: Numbers of gathered embeddings that are held at once. On the CPU as many as its cache holds, always in the same
@@ -129,12 +129,12 @@ class Neighbourhood(GroupRule):
         return ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
 
 
-def build_gsd(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_gsd(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     names = ("group", "delta", "distance", "edge", "resample")
     return Grouped(setting.embedding(), *(cfg[name] for name in names))
 
 
-def build_neighbourhood(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_neighbourhood(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     codebook = setting.codebook()
     if cfg["group"] == 1:  # every token is its own group: exact
         return Neighbourhood(torch.zeros(len(codebook), 0, dtype=torch.int64), cfg["resample"])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Neighbours, Relaxation, Rule, Setting, Threshold, at, normalise, ratio
+from specbench.decoding.rules.base import Neighbours, Relaxation, Rule, RuleContext, Threshold, at, normalise, ratio
 
 #: Distributions that are looked at together when the accepted mass of every token is needed: few enough for a cache.
 _ROWS = 256
@@ -133,11 +133,11 @@ def _divergence(own: Tensor, moved: Tensor) -> Tensor:
     return 0.5 * (moved * math.log(2) + part + rest)
 
 
-def build_lantern(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_lantern(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     near = setting.neighbours(setting.codebook(), cfg["k"] + 1, cfg["proximity"])
     return Lantern("lantern", near, cfg["k"], cfg["bound"], cfg["delta"], cfg["resample"], setting.greedy)
 
 
-def build_lantern_pp(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_lantern_pp(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     near = setting.neighbours(setting.codebook(), cfg["k"] + 1, cfg["proximity"])
     return Lantern("lantern_pp", near, cfg["k"], cfg["bound"], cfg["lam"], cfg["resample"], setting.greedy)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
+from specbench.decoding.rules.base import Relaxation, Rule, RuleContext, at, normalise, ratio
 from specbench.decoding.sampling import within_sigma
 from specbench.decoding.shape import DraftShape
 from specbench.errors import UsageError, check_choice
@@ -34,8 +34,8 @@ class Relaxed(Rule):
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
-    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        return p if self.name == "exact" else super().emits(p, q, depth)
+    def output_distribution(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return p if self.name == "exact" else super().output_distribution(p, q, depth)
 
     def relaxation(self) -> Relaxation:
         return Relaxation(self.resample, self.omega)
@@ -137,17 +137,17 @@ def _cool(cfg: Mapping[str, Any], height: int) -> list[float]:
     return cool_schedule(cfg["delta"], max(1, height), cfg["nu"], cfg["schedule"], cfg["floor"])
 
 
-def build_exact(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_exact(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     return exact()
 
 
-def build_uniform(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_uniform(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     return uniform(cfg["delta"], cfg["resample"])
 
 
-def build_cool(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_cool(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     return Relaxed("cool", _cool(cfg, setting.height), cfg["resample"])
 
 
-def build_redraw(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_redraw(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     return Redraw(cfg["resample"], cfg.get("top_n_sigma"))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.special import entr
 
-from specbench.decoding.rules.base import Rule, Setting, Threshold, at, normalise
+from specbench.decoding.rules.base import Rule, RuleContext, Threshold, at, normalise
 from specbench.engine.ops import sum_last
 
 
@@ -81,9 +81,9 @@ class EntropyAware(Rule):
         return normalise((r - q).clamp_min(0), r)
 
 
-def build_typical(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_typical(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     return Typical(cfg["epsilon"], cfg["alpha"])
 
 
-def build_entropy(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+def build_entropy(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
     return EntropyAware(cfg["pivot"], cfg["calm"])

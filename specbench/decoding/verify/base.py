@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.fronts import Fronts
+from specbench.decoding.parallel_positions import ParallelPositions
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import draw
@@ -55,12 +55,12 @@ class Draft:
     replacement: bool = False
     unverified: Tensor | None = None
     greedy: Tensor | None = None
-    fronts: Fronts | None = None
+    fronts: ParallelPositions | None = None
     parts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
-class Verdict:
+class VerificationResult:
     """path (B, D) int64: the accepted nodes by depth (beyond `length`: the last of them); length (B,) int64: accepted
     draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; next_probs
     (B, V): the distribution of that token; first (B,): the probability with which the rule accepts the first candidate,
@@ -114,12 +114,12 @@ class Case:
     def u_next(self) -> Tensor:
         return self.numbers[:, 1]
 
-    def verdict(self, path: Tensor, length: Tensor, next_probs: Tensor, first: Tensor) -> Verdict:
+    def verdict(self, path: Tensor, length: Tensor, next_probs: Tensor, first: Tensor) -> VerificationResult:
         """The verdict of an accepted path (B, D) of `length` (B, 1), whose next token is drawn from next_probs
         (B, 1, V)."""
         next_token = draw(next_probs, self.u_next[:, :1], self.kernels)
         tokens = torch.cat([self.draft.tokens.gather(1, path), next_token], 1).scatter(1, length, next_token)
-        return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
+        return VerificationResult(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
 
 
 class Verification(ABC):
@@ -137,7 +137,7 @@ class Verification(ABC):
         step: Tensor,
         pre_argmax_probs: Tensor | None = None,
         kernels: Kernels | None = None,
-    ) -> Verdict:
+    ) -> VerificationResult:
         """Accept or reject the draft's nodes against the target's distributions p (B, M, V); `step` (B,) keys the
         random numbers. `pre_argmax_probs` (B, M, V) are the distributions by which a rule with `uses_pre_argmax_probs`
         decides, where they are not p; the recovered or bonus token always comes from p. `kernels` replace the plain
@@ -149,7 +149,7 @@ class Verification(ABC):
             numbers[:, 0] = torch.where(draft.unverified, -1.0, numbers[:, 0])
         if not draft.tree.height:  # nothing to decide
             next_token, none = draw(p[:, 0], numbers[:, 1, 0], kernels).unsqueeze(1), torch.zeros_like(step)
-            return Verdict(none.new_empty(len(p), 0), none, next_token, p[:, 0], none)
+            return VerificationResult(none.new_empty(len(p), 0), none, next_token, p[:, 0], none)
         decided_by = p if pre_argmax_probs is None else pre_argmax_probs
         verdict = self.decide(Case(p, draft, rule, numbers, decided_by, kernels))
         if draft.greedy is not None:
@@ -159,7 +159,7 @@ class Verification(ABC):
         return verdict
 
     @abstractmethod
-    def decide(self, case: Case) -> Verdict:
+    def decide(self, case: Case) -> VerificationResult:
         """`verify` of a draft with nodes."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench.decoding.rules.base import at, normalise
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.verify.base import Case, Verdict, Verification, chain_probs, check_exact
+from specbench.decoding.verify.base import Case, Verification, VerificationResult, chain_probs, check_exact
 from specbench.engine.ops import sum_last, take
 from specbench.errors import UsageError
 
@@ -34,16 +34,16 @@ class BlockVerification(Verification):
 
     name = "block"
 
-    def decide(self, case: Case) -> Verdict:
+    def decide(self, case: Case) -> VerificationResult:
         p, draft, rule, kernels = case.p, case.draft, case.rule, case.kernels
         exact_kernel = kernels is not None and rule.name == "exact"  # which reads the draft itself
         token, q = draft.tokens[:, 1:], draft.probs if exact_kernel else chain_probs(draft)
         if rule.name != "exact":  # the nodes that have a draft token emit what the rule emits
             live = draft.valid[:, 1:] & (at(q, token) > 0)
-            before = rule.emits(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))
+            before = rule.output_distribution(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))
             p = torch.cat([torch.where(live.unsqueeze(-1), before, p[:, :-1]), p[:, -1:]], 1)
         if kernels is not None:
-            return Verdict(*kernels.verify_block(p, draft, case.numbers))
+            return VerificationResult(*kernels.verify_block(p, draft, case.numbers))
         before = p[:, :-1]
         live, ratio = ratios(at(before, token), at(q, token), draft.valid[:, 1:])
         mass = masses(ratio)

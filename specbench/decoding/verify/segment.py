@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench.decoding.rules.base import at, normalise
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.verify.base import Case, Verdict, Verification, chain_probs
+from specbench.decoding.verify.base import Case, Verification, VerificationResult, chain_probs
 from specbench.decoding.verify.block import ratios
 from specbench.engine.ops import take
 from specbench.errors import UsageError
@@ -40,7 +40,7 @@ class Segment(Verification):
     def __init__(self, alpha: float = 0.8) -> None:
         self.alpha = alpha
 
-    def decide(self, case: Case) -> Verdict:
+    def decide(self, case: Case) -> VerificationResult:
         p, draft = case.p, case.draft
         token, q = draft.tokens[:, 1:], chain_probs(draft)
         t = at(p[:, :-1], token)

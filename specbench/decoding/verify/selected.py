@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decoding.rules.base import normalise
 from specbench.decoding.sampling import PROBABILITY_BITS
 from specbench.decoding.shape import DraftShape
-from specbench.decoding.verify.base import Case, Draft, Verdict, Verification, check_exact, one_hot
+from specbench.decoding.verify.base import Case, Draft, Verification, VerificationResult, check_exact, one_hot
 from specbench.decoding.verify.block import RELAXED, passing, ratios
 from specbench.engine.ops import sum_last, take
 from specbench.errors import UsageError
@@ -35,13 +35,13 @@ class Selected(Verification):
     def __init__(self, select: float | None = None, grid: int = 8) -> None:
         self.select, self.grid = select, grid
 
-    def decide(self, case: Case) -> Verdict:
+    def decide(self, case: Case) -> VerificationResult:
         """The numbers of the next token's tag choose the children, from the second on."""
         p, draft, rule, u, tree = case.p, case.draft, case.rule, case.u, case.draft.tree
         if tree.width > 2 and not draft.replacement:
             raise ValueError("selection needs siblings that were drawn with replacement, or pairs")
         if case.kernels is not None and rule.name == "exact":
-            return Verdict(*case.kernels.select(p, draft, case.numbers, self.select, self.grid, _SAME))
+            return VerificationResult(*case.kernels.select(p, draft, case.numbers, self.select, self.grid, _SAME))
         node = length = torch.zeros_like(draft.tokens[:, :1])
         mass, ended = torch.ones_like(u[:, :1]), torch.zeros_like(draft.valid[:, :1])
         visited, shares = [node], []
@@ -53,9 +53,9 @@ class Selected(Verification):
             child, e, share = self._select(here, q, mass, kids, tokens, chooses, draft.replacement)
             shares.append(torch.where(goes_on, share, torch.nan))
             token = draft.tokens.gather(1, child)
-            emits = rule.emits(here, e, torch.full_like(length[:, 0], depth + 1))
-            live, ratio = ratios(emits.gather(1, token), e.gather(1, token), goes_on)
-            left = (emits * mass).sub_(e).clamp_min_(0)
+            output_distribution = rule.output_distribution(here, e, torch.full_like(length[:, 0], depth + 1))
+            live, ratio = ratios(output_distribution.gather(1, token), e.gather(1, token), goes_on)
+            left = (output_distribution * mass).sub_(e).clamp_min_(0)
             passes = torch.where(goes_on, passing(sum_last(left)[:, None], mass), mass)
             passed = ~ended & (u.gather(1, node) < passes)
             left = torch.where(goes_on, normalise(left, here), here)

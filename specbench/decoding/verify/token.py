@@ -14,8 +14,8 @@ from specbench.decoding.shape import DraftShape
 from specbench.decoding.verify.base import (
     Case,
     Draft,
-    Verdict,
     Verification,
+    VerificationResult,
     accepted_path,
     one_hot,
     remaining,
@@ -31,13 +31,13 @@ class TokenWise(Verification):
 
     name = "token"
 
-    def decide(self, case: Case) -> Verdict:
+    def decide(self, case: Case) -> VerificationResult:
         p, draft, rule, kernels = case.p, case.draft, case.rule, case.kernels
         relaxation = None if kernels is None or draft.replacement else rule.relaxation()
         if kernels is not None and isinstance(relaxation, Threshold):
-            return Verdict(*kernels.verify_longest(p, case.decided_by, draft, case.numbers, relaxation))
+            return VerificationResult(*kernels.verify_longest(p, case.decided_by, draft, case.numbers, relaxation))
         if kernels is not None and relaxation is not None:
-            return Verdict(*kernels.verify(p, draft, case.numbers, relaxation))
+            return VerificationResult(*kernels.verify(p, draft, case.numbers, relaxation))
         accepted_child, residual, first = _decide(case.decided_by, draft, rule, case.u)
         slot = draft.tree.slot.expand(len(p), -1)
         path, length = accepted_path(draft.tree, accepted_child, slot)

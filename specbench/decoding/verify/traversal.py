@@ -15,8 +15,8 @@ from specbench.decoding.trees import Tree
 from specbench.decoding.verify.base import (
     Case,
     Draft,
-    Verdict,
     Verification,
+    VerificationResult,
     check_exact,
     one_hot,
     remaining,
@@ -41,12 +41,12 @@ class Traversal(Verification):
 
     name = "traversal"
 
-    def decide(self, case: Case) -> Verdict:
+    def decide(self, case: Case) -> VerificationResult:
         p, draft = case.p, case.draft
         tree, slot = draft.tree, draft.tree.slot.expand(len(p), -1)
         order = post_order(tree)
         if case.kernels is not None:
-            return Verdict(*case.kernels.traverse(p, draft, case.numbers, order))
+            return VerificationResult(*case.kernels.traverse(p, draft, case.numbers, order))
         leave, left, first = _masses(p, draft)
         passed = case.u < leave
         passed[:, 0] = True

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: The fields of a Verdict that kernels write: path, length, tokens, next_probs, first.
+#: The fields of a VerificationResult that kernels write: path, length, tokens, next_probs, first.
 Written = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 

@@ -189,8 +189,8 @@ def _conclude(
 
 
 def verify_block(p: Tensor, draft: Any, u: Tensor) -> Written:
-    """As of `decoding.verify.block`: the fields of a Verdict. p (B, M, V) float32; u (B, 2, M): the uniforms of the
-    nodes, then, first of its row, that of the next token."""
+    """As of `decoding.verify.block`: the fields of a VerificationResult. p (B, M, V) float32; u (B, 2, M): the uniforms
+    of the nodes, then, first of its row, that of the next token."""
     rows, nodes, vocabulary = p.shape
     given, mass, kept, verdict = _prepared(p, draft)
     launch.start(_masses, (rows * nodes,),
@@ -201,8 +201,8 @@ def verify_block(p: Tensor, draft: Any, u: Tensor) -> Written:
 
 
 def traverse(p: Tensor, draft: Any, u: Tensor, order: Tensor) -> Written:
-    """As of `decoding.verify.traversal`: the fields of a Verdict. p, u as of `verify_block`; order (R, M): the number
-    of every node in post-order."""
+    """As of `decoding.verify.traversal`: the fields of a VerificationResult. p, u as of `verify_block`; order (R, M):
+    the number of every node in post-order."""
     given, mass, kept, verdict = _prepared(p, draft)
     topology, sizes = given[1:]
     for depth in range(draft.tree.height):

@@ -260,9 +260,9 @@ def _walk(
 def select(
     p: Tensor, draft: Any, u: Tensor, share: float | None, grid: int, same: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Verify a draft as `decoding.verify.selected` does by the exact rule; returns the fields of a Verdict. p (B, M, V)
-    float32; u (B, 2, M): the uniforms of the nodes, then that of the next token and, by depth, those that choose
-    children; share, grid: see `Selected`; same: what sums must differ by."""
+    """Verify a draft as `decoding.verify.selected` does by the exact rule; returns the fields of a VerificationResult.
+    p (B, M, V) float32; u (B, 2, M): the uniforms of the nodes, then that of the next token and, by depth, those that
+    choose children; share, grid: see `Selected`; same: what sums must differ by."""
     width, block = draft.tree.width, min(_BLOCK, triton.next_power_of_2(p.shape[2]))
     given, topology, sizes = of_draft(p, draft)
     q, cells = given[1], len(p) * sizes[1]

@@ -258,9 +258,9 @@ def _longest(
 
 
 def verify_longest(p: Tensor, decided_by: Tensor, draft: Any, u: Tensor, threshold: Any) -> Written:
-    """Verify a draft as `decoding.verify.TokenWise` does, by a rule with a `Threshold`: the fields of a Verdict.
-    p, decided_by (B, M, V) float32: what the next token is drawn from, and what the rule decides by; u (B, 2, M): the
-    uniforms of the candidates, then, first of its row, that of the next token."""
+    """Verify a draft as `decoding.verify.TokenWise` does, by a rule with a `Threshold`: the fields of a
+    VerificationResult. p, decided_by (B, M, V) float32: what the next token is drawn from, and what the rule decides
+    by; u (B, 2, M): the uniforms of the candidates, then, first of its row, that of the next token."""
     tree, (rows, nodes, vocabulary), (given, topology, sizes) = draft.tree, p.shape, of_draft(p, draft)
     block = min(_BLOCK, triton.next_power_of_2(vocabulary))
     accepted, mark = torch.empty(2, rows, nodes, dtype=torch.int32, device=p.device)

@@ -15,8 +15,8 @@ from specbench.config import configuration, registry
 from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pjd import ParallelJacobi
-from specbench.decoding.fronts import fronts_needed
 from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.parallel_positions import fronts_needed
 from specbench.decoding.planned import PlannedRows
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Language

@@ -23,15 +23,15 @@ from specbench.engine.state import Buffer, Buffers
 
 class Raster:
     """Where the nodes of a step's draft stand, and what follows for the loop: behind `count` (B,) committed tokens. In
-    general a draft has n nodes in each of K chains of each of B images (see `Fronts`); here it is one tree, K is 1.
-    verdict: a `verify.Verdict`; taken: a `trace.Taken`."""
+    general a draft has n nodes in each of K chains of each of B images (see `ParallelPositions`); here it is one tree,
+    K is 1. verdict: a `verify.VerificationResult`; taken: a `trace.StepStats`."""
 
     fuses = True  # whether kernels can add the tokens of a verdict
 
     def __init__(self, tree: Tree, count: Tensor) -> None:
         self.tree, self.count = tree, count
 
-    progress: Tensor | None = None  # see `Fronts`
+    progress: Tensor | None = None  # see `ParallelPositions`
 
     @property
     def next_positions(self) -> Tensor:
@@ -107,7 +107,7 @@ class Raster:
 
 
 @dataclass
-class Fronts(Raster):
+class ParallelPositions(Raster):
     """K chains of n nodes in each of B images.
 
     positions (B, K, n) int64: the image positions of their tokens, -1 for the end of the prefix; slots (B, K, n)
@@ -140,7 +140,7 @@ class Fronts(Raster):
         return (self.positions + 1 if self.targets is None else self.targets).flatten(1)
 
     def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = session.visit(tokens.view(len(self.keys), -1), self, history)
+        found: tuple[Tensor, Tensor] = session.forward_at_positions(tokens.view(len(self.keys), -1), self, history)
         return found
 
     def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
@@ -255,8 +255,9 @@ class Lines:
             lead = ~top & (missing | (forced >= 0))
         return Roots(line, done, length, above, position, token, live, live & (done < length), top, missing, lead)
 
-    def fronts(self, at: Roots, valid: Tensor, keys: Tensor, recovers: Tensor) -> Fronts:
-        """The fronts of chains that begin at `at`; valid (B, K, n): nodes that there are; the rest as of `Fronts`."""
+    def fronts(self, at: Roots, valid: Tensor, keys: Tensor, recovers: Tensor) -> ParallelPositions:
+        """The fronts of chains that begin at `at`; valid (B, K, n): nodes that there are; the rest as of
+        `ParallelPositions`."""
         total, nodes = len(self.position), valid.shape[-1]
         exists = self.progress.repeat_interleave(self.width, 1)[:, :total] > self.column
         offsets = torch.arange(nodes, device=valid.device)
@@ -268,7 +269,7 @@ class Lines:
         image = (self.position <= own) & (exists[:, None, None] | (self.position >= begin[:, :, None, None]))
         leads = (at.lead.unsqueeze(-1) & self.own).unsqueeze(2).expand(-1, -1, nodes, -1)
         sees = torch.cat([torch.ones_like(leads[..., :1]), image, leads], -1).flatten(1, 2)
-        return Fronts(positions, slots, sees, keys, at.extends, recovers, self.owner)
+        return ParallelPositions(positions, slots, sees, keys, at.extends, recovers, self.owner)
 
     def advance(self, kept: Tensor) -> None:
         """Count the tokens `kept` (B, K) that were committed, and go on to the next lines."""
