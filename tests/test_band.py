@@ -23,7 +23,7 @@ from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.thresholds import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths, parse
-from specbench.decoding.verify import Draft, TokenWise, VerificationResult, Verification
+from specbench.decoding.verify import Draft, TokenWise, Verification, VerificationResult
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.selected import Selected, best_of
 
