@@ -226,7 +226,7 @@ class Asking(Decoding):
 
     def step(self) -> None:
         super().step()
-        self.count.sum().item()
+        self.num_committed.sum().item()
 
 
 @pytest.mark.parametrize("engine", ["graph", "triton"])
