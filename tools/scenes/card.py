@@ -254,7 +254,7 @@ def _classes_read(reader: ev.AttributeReader, images: np.ndarray, labels: np.nda
     return {"one_object": one_object, "shape": shape, "colour": colour, "shape_and_colour": (shape + colour) / 2}
 
 
-#: The goals of the embedded world: (stage, name, meaning, lowest, highest).
+#: The goals of the embedded models: (stage, name, meaning, lowest, highest).
 GOALS: list[tuple[str, str, str, float, float]] = [
     ("tokenizer", "psnr_db", "tokenizer PSNR on validation renders, dB", 26.0, np.inf),
     ("tokenizer", "codes_used", "share of the codebook in use", 0.80, 1.0),
@@ -266,6 +266,13 @@ GOALS: list[tuple[str, str, str, float, float]] = [
     ("kl", "psnr_db", "KL autoencoder's PSNR on validation renders of one object, dB", 26.0, np.inf),
     ("mar_samples", "reader_accuracy_vanilla", "shapes and colours read from vanilla samples of mar_scenes", 0.75, 1.0),
     ("arpg_samples", "reader_accuracy_vanilla", "shapes and colours read from samples of arpg_scenes", 0.75, 1.0),
+    ("textures_tokenizer", "psnr_db", "textures: tokenizer PSNR on validation renders, dB", 24.0, np.inf),
+    ("textures_tokenizer", "codes_used", "textures: share of the codebook of 8,192 in use", 0.80, 1.0),
+    ("textures_tokenizer", "code_perplexity", "textures: perplexity of the codes", 4096.0, np.inf),
+    ("textures_target", "top1_probability", "textures: mean top-1 probability of the target", 0.05, 0.2),
+    ("textures_tv_eagle", "tv_unguided", "textures: total variation between EAGLE drafter and target", 0.32, 0.38),
+    ("textures_evaluators", "reader_accuracy", "textures: attributes read from real renders", 0.85, 1.0),
+    ("textures_samples", "reader_accuracy_vanilla", "textures: attributes read from vanilla samples", 0.7, 1.0),
 ]
 
 
@@ -304,8 +311,9 @@ class Card:
         lines = [
             "# The embedded models",
             "",
-            "Written by `make train-scenes`: what the weights under `specbench/assets`",
-            "reached on the validation split of *scenes*, measured from the stored half-precision files.",
+            "Written by `make train-scenes` and `make train-textures`: what the weights under `specbench/assets` reached",
+            "on the validation split of their world, measured from the stored half-precision files. Stages of *textures*",
+            "begin with its name.",
             "",
             *(f"- {', '.join(stages)}: {source}" for stages, source in self.runs),
             "",
