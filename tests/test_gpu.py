@@ -229,7 +229,7 @@ class NeedsHost(Decoding):
 
     def step(self) -> None:
         super().step()
-        self.count.sum().item()
+        self.num_committed.sum().item()
 
 
 @pytest.mark.parametrize("engine", ["graph", "triton"])

@@ -111,7 +111,7 @@ def test_one_more_launch_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def longer(decoding: Decoding) -> None:
         step(decoding)
-        torch.add(decoding.count, 1, out=decoding.count)
+        torch.add(decoding.num_committed, 1, out=decoding.num_committed)
 
     monkeypatch.setattr(Decoding, "step", longer)
     after = counted(words)

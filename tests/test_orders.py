@@ -130,14 +130,14 @@ def test_an_order_by_locality_takes_near_but_separate_cells() -> None:
 def test_every_token_is_predicted_once_and_then_fed() -> None:
     order, rng = make_two_orders(), tiny.rng(8)
     plan = PlannedGroups(order, rng, SIZES)
-    assert set(plan.which.tolist()) == {0, 1}
+    assert set(plan.order_index.tolist()) == {0, 1}
     existing = torch.zeros(8, 16, dtype=torch.bool)
     history = torch.arange(100, 116).repeat(8, 1)
     for number, size in enumerate(SIZES):
-        tokens, fronts = plan.fronts(history, torch.full((8,), number))
+        tokens, fronts = plan.parallel_positions(history, torch.full((8,), number))
         end = sum(SIZES[: number + 1])
         for row in range(8):
-            positions = order.orders[plan.which[row]]
+            positions = order.orders[plan.order_index[row]]
             assert fronts.targets[row, :size, 0].tolist() == positions[end - size : end].tolist()
             assert fronts.extends[row].tolist() == [k < size for k in range(5)]
             fed = fronts.slots[row, :, 0]
@@ -250,7 +250,7 @@ def decode_images(model: Any, sampling: Sampling, classes: tuple[int, ...] = CLA
 
 def image_order(model: Any, index: int) -> list[int]:
     """The order in which an image is filled."""
-    index_of_order = int(PlannedGroups(model.order, tiny.rng([index]), SIZES).which)
+    index_of_order = int(PlannedGroups(model.order, tiny.rng([index]), SIZES).order_index)
     return [int(p) for p in model.order.orders[index_of_order]]
 
 
