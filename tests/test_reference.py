@@ -304,7 +304,9 @@ def score(names: list[str], where: ScoringContext) -> dict[str, metrics.Score]:
 def test_an_absent_reference_leaves_the_columns_empty(scorer: Fake, tmp_path: Path) -> None:
     scores = score(["fid_clean_256", "kid", "precision_recall"], context(tmp_path))
     assert scorer.calls == []  # nothing is scored unnecessarily
-    assert {column: value.value for column, value in scores.items()} == dict.fromkeys(["fid", "kid", "precision", "recall"])
+    assert {column: value.value for column, value in scores.items()} == dict.fromkeys(
+        ["fid", "kid", "precision", "recall"]
+    )
     assert "`specbench reference data=coco2017 images=DIR metrics=fid_clean crop=256`" in scores["fid"].note
     assert "images=DIR metrics=fid`, or give another data set's, reference=NAME," in scores["kid"].note
     adm = metrics.metric("fid", context(tmp_path, "imagenet"))

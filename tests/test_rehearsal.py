@@ -189,7 +189,9 @@ def test_a_tensor_of_zeros_takes_no_disk_space(tmp_path: Path) -> None:
         assert path.stat().st_blocks * 512 < 1 << 20
         source = official.open_source(path, ("model",))
         weights = dict(source.read(entries))
-        assert {n: (t.shape, t.dtype) for n, t in weights.items()} == {n: (e.shape, e.dtype) for n, e in entries.items()}
+        assert {n: (t.shape, t.dtype) for n, t in weights.items()} == {
+            n: (e.shape, e.dtype) for n, e in entries.items()
+        }
         assert (weights["norm.weight"] == 1).all()
         assert not weights["zeros"].any()
         # unit gain: 0.1 per value; the estimate of 6,400 values is within 6 standard errors of 0.1 / sqrt(12,800)

@@ -444,13 +444,20 @@ def test_a_name_states_the_differences_from_the_most_similar_runs(browser: Any) 
         return list(browser.execute_script("return [...namesOf(arguments[0]).values()]", made))
 
     facts = {"delta": 1.1, "nu": 0.7, "rule": "cool"}
-    base, other_delta = {"parameters": {}, "facts": facts}, {"parameters": {"delta": "2"}, "facts": facts | {"delta": 2}}
+    base, other_delta = (
+        {"parameters": {}, "facts": facts},
+        {"parameters": {"delta": "2"}, "facts": facts | {"delta": 2}},
+    )
     assert names(base) == ["cool_sd"]
     assert names(base, other_delta) == ["cool_sd delta=1.1", "cool_sd delta=2"]
     assert names(base, other_delta | {"method": "other"}) == ["cool_sd", "other delta=2"]
     other_delta_and_nu = {"parameters": {"delta": "2", "nu": "0.5"}, "facts": facts}
     assert names(base, other_delta_and_nu) == ["cool_sd delta=1.1 nu=0.7", "cool_sd delta=2 nu=0.5"]
-    assert names(base, other_delta, other_delta_and_nu) == ["cool_sd delta=1.1", "cool_sd delta=2 nu=0.7", "cool_sd delta=2 nu=0.5"]
+    assert names(base, other_delta, other_delta_and_nu) == [
+        "cool_sd delta=1.1",
+        "cool_sd delta=2 nu=0.7",
+        "cool_sd delta=2 nu=0.5",
+    ]
     exact = {"parameters": {"rule": "exact"}, "facts": {"rule": "exact"}}
     assert names(base, exact) == ["cool_sd rule=cool", "cool_sd rule=exact"]
     sampled = {"parameters": {"top_k": "10"}, "facts": facts | {"top_k": 10}}

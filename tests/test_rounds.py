@@ -142,7 +142,10 @@ def test_block_verification_by_length(chains: Rounds) -> None:
     draft = Draft(tree, torch.cat([chains.tokens[:, :1], chains.tokens], 1), chains.q, valid)
     for name, verification in (("token", TokenWise()), ("block", BlockVerification())):
         lengths = torch.stack(
-            [verification.verify(p, draft, exact(), tiny.rng(len(p)), torch.full((len(p),), i)).length for i in range(40)]
+            [
+                verification.verify(p, draft, exact(), tiny.rng(len(p)), torch.full((len(p),), i)).length
+                for i in range(40)
+            ]
         ).double()
         error = float(lengths.mean(1).std() / math.sqrt(40))
         wanted = cells[f"verification={name} window={LENGTH}"]["tokens_per_round"]

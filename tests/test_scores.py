@@ -222,7 +222,9 @@ def test_a_bad_reference_leaves_the_folder_as_it_was(call: Call, weights: dict[s
     assert files_of("first") == files
 
 
-def test_a_stopped_request_has_a_row_of_the_finished_part(call: Call, weights: dict[str, str], monkeypatch: Any) -> None:
+def test_a_stopped_request_has_a_row_of_the_finished_part(
+    call: Call, weights: dict[str, str], monkeypatch: Any
+) -> None:
     before, _ = start(call, "metrics=fid", "baseline=false")
     with monkeypatch.context() as patch:
         patch.setattr(run, "_load_pipeline", at(7, interrupt))

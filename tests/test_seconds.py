@@ -126,7 +126,14 @@ def test_the_shown_values_of_a_row() -> None:
     }  # fmt: skip
     assert (shown_values["emitted_kl"], shown_values["emitted_tv"], shown_values["timed_pairs"]) == (0.0, 0.2, 64)
     assert shown(values | {"timing_valid": "true"})["speedup_latency"] == 1.5
-    base = {"run_id": "a", "model": "llamagen_scenes", "method": "sjd", "command": "", "command_exact": True, "file": ""}
+    base = {
+        "run_id": "a",
+        "model": "llamagen_scenes",
+        "method": "sjd",
+        "command": "",
+        "command_exact": True,
+        "file": "",
+    }
     for valid, seconds in (("false", set()), ("true", {"latency_s_mean", "speedup_latency"})):
         row = dict.fromkeys(COLUMNS) | base | values | {"timing_valid": valid}
         [page_row] = report.page_data(report.Found(rows=[row]))["rows"]

@@ -82,7 +82,9 @@ def test_a_shortened_draft_is_a_shorter_chain() -> None:
 def test_a_chain_of_one_is_verified_token_by_token() -> None:
     p, draft = chain([0.3], [0.45], 400)
     step = torch.zeros(400, dtype=torch.int64)
-    segment, token_wise = (verification.verify(p, draft, rules.exact(), tiny.rng(400), step) for verification in (Segment(), TokenWise()))
+    segment, token_wise = (
+        verification.verify(p, draft, rules.exact(), tiny.rng(400), step) for verification in (Segment(), TokenWise())
+    )
     assert tiny.equal(vars(segment), vars(token_wise))
     assert 0 < segment.length.float().mean() < 1
 

@@ -1,4 +1,4 @@
-"""engine=vllm_omni and engine=sglang_ar against a server on the loopback that answers as they do, or wrongly."""
+"""engine=vllm_omni and engine=sglang_ar against a server on the loopback that answers like them, or wrongly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
 
 @pytest.fixture(scope="session")
 def processor(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with transformers' processor of GLM-Image, with a tokenizer of a few words."""
+    """A folder with transformers' processor of GLM-Image and a tokenizer with a few words."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -61,7 +61,7 @@ def omni(server: StubServer, out: Path, *words: str) -> dict[str, Any]:
 
 
 def test_the_fields_of_a_request_to_vllm_omni(server: StubServer, tmp_path: Path) -> None:
-    """The size is sent always: the server's own depends on the model and the version."""
+    """The size is always sent: the server's default depends on the model and the version."""
     cfg = configuration.compose(["engine=vllm_omni", "data=scenes", "url=http://x"])
     assert cfg["image_size"] == "1024x1024"
     with pytest.raises(UsageError, match="image_size must be"):
@@ -85,7 +85,7 @@ def test_the_ar_share_of_a_request(server: StubServer, tmp_path: Path) -> None:
 
 #: Metrics of an answer -> the seconds of the AR stage without and with ar_stage=0.
 TOLD: list[tuple[dict[str, Any], float | None, float | None]] = [
-    ({"stage_metrics": None}, None, 0.03),  # the durations alone do not say which stage is which
+    ({"stage_metrics": None}, None, 0.03),  # the durations alone do not show which stage is which
     ({"stage_metrics": {}, "stage_durations": None}, None, None),
     ({"stage_metrics": {"0": {"stage_gen_time_ms": 5.0, "num_tokens_out": 0}}, "stage_durations": {}}, None, 0.005),
     ({"stage_metrics": {"0": {"num_tokens_out": 9}}, "stage_durations": {}}, None, None),
@@ -114,7 +114,7 @@ def test_some_answers_without_stage_times_are_named(server: StubServer, tmp_path
 
 
 def test_an_image_of_another_size_and_a_seed_that_does_not_repeat(server: StubServer, tmp_path: Path) -> None:
-    """A kept preview has fewer pixels; and a server that ignores the seed has another image for the warm-up."""
+    """A stored preview has fewer pixels. A server that ignores the seed gives another image for the warm-up."""
     row = omni(server, tmp_path / "size", "image_size=512x512")
     assert "3 of 3 images are not 512x512 as requested (the smallest is 64x64)" in row["note"]
     assert not omni(server, tmp_path / "same", "warmup=1")["note"]
@@ -156,7 +156,7 @@ def test_the_ar_stage_alone(server: StubServer, processor: str, tmp_path: Path) 
         "note": None,
     }
     assert {name: row[name] for name in told} == told
-    # The folder keeps the codes: as a map, from which they are read again.
+    # The folder stores the codes as a map, from which they are read again.
     record = read_records(tmp_path / "run/records.jsonl")[0]
     codes = np.array(ar_answer(first)["output_ids"][247:253]).reshape(3, 2)
     kept = image_files.read(tmp_path / "run" / record.image).astype(int)
@@ -165,13 +165,13 @@ def test_the_ar_stage_alone(server: StubServer, processor: str, tmp_path: Path) 
 
 
 def test_sides_are_rounded_up(server: StubServer, processor: str, tmp_path: Path) -> None:
-    """As the diffusion server asks: 500x500 -> 512x512, 1280x720 -> 1280x736."""
+    """As the diffusion server requests: 500x500 -> 512x512, 1280x720 -> 1280x736."""
     for size, grid in (("500x500", [[1, 16, 16], [1, 16, 16]]), ("1280x720", [[1, 23, 40], [1, 12, 21]])):
         ar(server, tmp_path / size, processor, f"image_size={size}", "n=1")
         assert server.seen[-1]["image_data"] == [{"image_grid_thw": grid}]
 
 
-#: What an AR server answers -> the reason.
+#: The answer of an AR server -> the reason of the failure.
 FAULTS = {
     "too few": (lambda f: ar_answer(f, list(range(200))), "200 ids instead of 247 of a preview and 6 of the image"),
     "without the preview": (lambda f: ar_answer(f, list(range(7))), "7 ids instead of 247"),
@@ -195,7 +195,7 @@ def test_faults_of_an_ar_server(server: StubServer, processor: str, tmp_path: Pa
     with pytest.raises(UsageError, match="answers a request wrongly .the answer has 1 ids instead of 247"):
         ar(server, tmp_path / "first", processor, "warmup=1")
     assert not (tmp_path / "first").exists()
-    # In the middle of a run: the others exist, and the same command asks for the missing one again.
+    # In the middle of a run: the others exist, and the same command requests the missing one again.
     server.answers["/generate"] = lambda f: ar_answer(f, [1]) if len(server.seen) == len(FAULTS) + 3 else ar_answer(f)
     with pytest.raises(RunError, match="1 images could not be decoded"):
         ar(server, tmp_path / "middle", processor, "n=3")
@@ -210,7 +210,7 @@ def test_seconds_are_empty_where_the_ar_server_does_not_say(server: StubServer, 
 
 
 def test_degenerate_codes_fail_a_run(server: StubServer, processor: str, call: Call, tmp_path: Path) -> None:
-    """Codes of 16 rows of 16: of one row, and of few different ones."""
+    """Codes of 16 rows of 16: all rows equal, or few different codes."""
     words = ["run", "engine=sglang_ar", "data=scenes", f"url={server.url}", f"processor={processor}", "n=2", "warmup=0"]
     words += ["image_size=512x512"]
     row = np.random.default_rng(0).integers(0, CODES, 16).tolist()
