@@ -349,12 +349,12 @@ def test_a_rule_equals_its_papers_formula(family):
             assert chance.shape == token.shape
             assert left.shape == r.shape
             for b, i in np.ndindex(*token.shape):
-                case_args = r[b, i].double().tolist(), q[b, i].double().tolist(), int(token[b, i]), int(depth[b, i])
-                where = f"{name} V={size} seed={seed} r={case_args[0]} q={case_args[1]} x={case_args[2]} depth={case_args[3]}"
-                wanted = paper.accept(*case_args)
+                args = r[b, i].double().tolist(), q[b, i].double().tolist(), int(token[b, i]), int(depth[b, i])
+                where = f"{name} V={size} seed={seed} r={args[0]} q={args[1]} x={args[2]} depth={args[3]}"
+                wanted = paper.accept(*args)
                 assert float(chance[b, i]) == pytest.approx(wanted, abs=1e-6), where
                 if not ours.deterministic and wanted < 1 - 1e-6:  # otherwise it is never rejected, except for rounding
-                    assert left[b, i].tolist() == pytest.approx(paper.residual(*case_args), abs=2e-5), where
+                    assert left[b, i].tolist() == pytest.approx(paper.residual(*args), abs=2e-5), where
 
 
 @st.composite

@@ -25,8 +25,8 @@ def test_guidance_of_rounded_logits_is_mixed_in_float32(scale: float) -> None:
     """With bfloat16 arithmetic the distribution used to change by 0.003 to 0.012."""
     cond = 2 * normal(64, 1, 16384)
     logits = torch.cat([cond, cond + 0.5 * normal(64, 1, 16384, seed=1)]).bfloat16()
-    one, uncond = logits.double().chunk(2)
-    wanted = (uncond + scale * (one - uncond)).softmax(-1)
+    conditional, unconditional = logits.double().chunk(2)
+    wanted = (unconditional + scale * (conditional - unconditional)).softmax(-1)
     actual = Sampling(cfg_scale=scale).distributions(logits, FREE, torch.zeros(64, 1).long()).p
     assert actual.dtype == torch.float32
     assert (0.5 * (actual - wanted).abs().sum(-1)).max() < 1e-5

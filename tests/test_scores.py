@@ -155,13 +155,13 @@ def test_a_baseline_is_scored_and_chosen(call: Call, weights: dict[str, str]) ->
     code, out, _ = call("compare", "first/baseline", "first")
     assert code == 0
     assert "clip_b32" in out
-    [difference] = [r.paired for r in comparison.compare(*(passes.read(f"first{end}") for end in ("/baseline", ""))).results
+    [gap] = [r.paired for r in comparison.compare(*(passes.read(f"first{end}") for end in ("/baseline", ""))).results
                if r.statistic.name == "clip_b32"]  # fmt: skip
-    assert difference.difference == pytest.approx(before["clip_score_difference"])
-    assert difference.test is not None
-    assert (difference.test.high - difference.test.low) / 2 == pytest.approx(half)
+    assert gap.difference == pytest.approx(before["clip_score_difference"])
+    assert gap.test is not None
+    assert (gap.test.high - gap.test.low) / 2 == pytest.approx(half)
     [clip, _] = differences(before, ["clip_score", "kid"])
-    assert clip.p == pytest.approx(difference.test.p)
+    assert clip.p == pytest.approx(gap.test.p)
     alone, _ = start(call, "metrics=[clip_b32,kid]", "baseline=false")
     assert {alone[c] for c in (*SPEEDUPS, "clip_score_difference", "kid_difference_stderr")} == {None}
     assert alone["clip_score"] == before["clip_score"]

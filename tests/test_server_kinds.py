@@ -23,9 +23,9 @@ from specbench.storage import image_files
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(served, "FIRST_WAIT", 0.01)
-    with running(StubServer()) as found:
-        found.answers["/v1/images/generations"] = omni_answer
-        yield found
+    with running(StubServer()) as stub:
+        stub.answers["/v1/images/generations"] = omni_answer
+        yield stub
 
 
 @pytest.fixture(scope="session")
@@ -124,15 +124,15 @@ def test_an_image_of_another_size_and_a_seed_that_does_not_repeat(server: StubSe
 
 
 def ar(server: StubServer, out: Path, processor: str, *words: str) -> dict[str, Any]:
-    given = {"n": "2", "warmup": "0", "image_size": "64x96"} | dict(word.split("=", 1) for word in words)
-    more = [f"{name}={value}" for name, value in given.items()]
+    options = {"n": "2", "warmup": "0", "image_size": "64x96"} | dict(word.split("=", 1) for word in words)
+    more = [f"{name}={value}" for name, value in options.items()]
     cfg = configuration.compose(
         ["engine=sglang_ar", "data=scenes", f"url={server.url}", f"processor={processor}", *more]
     )
     return dict(run.run(cfg, out).row)
 
 
-def test_the_ar_stage_alone(server: StubServer, processor: str, tmp_path: Path) -> None:
+def test_only_the_ar_stage(server: StubServer, processor: str, tmp_path: Path) -> None:
     """64x96 pixels are 3 rows of 2 tokens; the preview has int(16 sqrt(1.5)) = 19 rows of int(16 / sqrt(1.5)) = 13."""
     row = ar(server, tmp_path / "run", processor)
     first = server.seen[0]
@@ -147,7 +147,7 @@ def test_the_ar_stage_alone(server: StubServer, processor: str, tmp_path: Path) 
     text = tokenizer.decode(first["input_ids"])
     assert text.replace(" ", "").endswith("<sop>32<eop><sop>1913<eop><bos>")
     assert text.startswith("<|user|>")
-    told = {
+    expected = {
         "tokens": 254,
         "ar_s_mean": 0.5,
         "resolution": None,
@@ -155,12 +155,12 @@ def test_the_ar_stage_alone(server: StubServer, processor: str, tmp_path: Path) 
         "image_size": "64x96",
         "note": None,
     }
-    assert {name: row[name] for name in told} == told
+    assert {name: row[name] for name in expected} == expected
     # The folder stores the codes as a map, from which they are read again.
     record = read_records(tmp_path / "run/records.jsonl")[0]
     codes = np.array(ar_answer(first)["output_ids"][247:253]).reshape(3, 2)
-    kept = image_files.read(tmp_path / "run" / record.image).astype(int)
-    assert (kept[..., 0] * 256 + kept[..., 1] == codes).all()
+    stored = image_files.read(tmp_path / "run" / record.image).astype(int)
+    assert (stored[..., 0] * 256 + stored[..., 1] == codes).all()
     assert (record.size, record.contrast) == (None, None)
 
 
@@ -203,7 +203,7 @@ def test_faults_of_an_ar_server(server: StubServer, processor: str, tmp_path: Pa
     assert (row["images"], row["requests_failed"]) == (3, 1)
 
 
-def test_seconds_are_empty_where_the_ar_server_does_not_say(server: StubServer, processor: str, tmp_path: Path) -> None:
+def test_seconds_are_empty_if_the_ar_server_reports_none(server: StubServer, processor: str, tmp_path: Path) -> None:
     for i, latency in enumerate((None, "0.5", -1, True)):
         server.answers["/generate"] = lambda f, latency=latency: ar_answer(f, e2e_latency=latency)
         assert ar(server, tmp_path / str(i), processor, "n=1")["ar_s_mean"] is None
@@ -224,7 +224,7 @@ def test_degenerate_codes_fail_a_run(server: StubServer, processor: str, call: C
     assert call(*words, "out=sound")[0] == 0
 
 
-def test_what_an_ar_server_cannot_do_costs_one_sentence(server: StubServer, tmp_path: Path) -> None:
+def test_unsupported_features_of_an_ar_server_are_short_errors(server: StubServer, tmp_path: Path) -> None:
     words = ["engine=sglang_ar", "data=scenes", f"url={server.url}", "n=1"]
     for more, sentence in (
         ([], "processor= must be the folder"),
