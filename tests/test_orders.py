@@ -130,14 +130,14 @@ def test_an_order_by_locality_takes_near_cells_that_are_apart() -> None:
 def test_every_token_is_asked_for_once_and_then_fed() -> None:
     order, rng = two_orders(), tiny.rng(8)
     plan = PlannedGroups(order, rng, SIZES)
-    assert set(plan.which.tolist()) == {0, 1}
+    assert set(plan.order_index.tolist()) == {0, 1}
     existing = torch.zeros(8, 16, dtype=torch.bool)
     history = torch.arange(100, 116).repeat(8, 1)
     for number, size in enumerate(SIZES):
-        tokens, fronts = plan.fronts(history, torch.full((8,), number))
+        tokens, fronts = plan.parallel_positions(history, torch.full((8,), number))
         end = sum(SIZES[: number + 1])
         for row in range(8):
-            mine = order.orders[plan.which[row]]
+            mine = order.orders[plan.order_index[row]]
             assert fronts.targets[row, :size, 0].tolist() == mine[end - size : end].tolist()
             assert fronts.extends[row].tolist() == [k < size for k in range(5)]
             fed = fronts.slots[row, :, 0]
@@ -249,7 +249,7 @@ def decoded(model: Any, sampling: Sampling, classes: tuple[int, ...] = CLASSES, 
 
 def order_of(model: Any, index: int) -> list[int]:
     """The order that an image takes."""
-    which = int(PlannedGroups(model.order, tiny.rng([index]), SIZES).which)
+    which = int(PlannedGroups(model.order, tiny.rng([index]), SIZES).order_index)
     return [int(p) for p in model.order.orders[which]]
 
 

@@ -16,7 +16,7 @@ from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.parallel_positions import fronts_needed
+from specbench.decoding.parallel_positions import rows_at_once
 from specbench.decoding.planned import PlannedRows
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Language
@@ -54,7 +54,7 @@ def test_the_published_numbers_of_passes() -> None:
     assert passes(Grid(48, 49, 1), 16, alone=False) == 801
     assert passes(Grid(90, 91, 3), 7, alone=False) == 714
     assert passes(Grid(7, 9, 2), 9, alone=False) == 65
-    assert [fronts_needed(24, s) for s in (24, 23, 12, 8, 1)] == [1, 2, 3, 4, 25]
+    assert [rows_at_once(24, s) for s in (24, 23, 12, 8, 1)] == [1, 2, 3, 4, 25]
 
 
 def test_the_presets_have_the_published_windows() -> None:
@@ -286,7 +286,7 @@ def test_a_draft_sees_what_is_committed_and_its_own_row(family: str) -> None:
     before, padding, compared = len(prefix), (~prefix.valid).sum(1, keepdim=True), 0
     when = torch.full((model.length,), 99)
     for step, outcome in enumerate(drafter.outcomes):
-        draft, fronts = outcome.draft, outcome.draft.fronts
+        draft, fronts = outcome.draft, outcome.draft.parallel_positions
         for k in fronts.extends[0].nonzero().flatten().tolist():
             root, first = int(fronts.positions[0, k, 0]), int(fronts.positions[0, k, 0] + 1) % width == 0
             own = draft.tokens[k].clone()

@@ -222,19 +222,19 @@ def test_plain_positions_have_no_draft() -> None:
     )
     seen = []
     for _ in range(SIDE * SIDE):
-        before = steps.count.clone()
+        before = steps.num_committed.clone()
         steps.step()
-        draft = steps.taken.draft if steps.taken else None
+        draft = steps.step_stats.draft if steps.step_stats else None
         assert draft is not None
         inside = (before >= 3) & (before < SIDE * SIDE - 5)
         assert torch.equal(draft.valid[:, 1:].any(1), inside)
-        assert (inside | (steps.count - before <= 1)).all()
+        assert (inside | (steps.num_committed - before <= 1)).all()
         begins = inside & (before == 3)  # the window begins here: nothing of the plain steps is in it
         assert (draft.probs[begins] == 1 / V).all()
         seen.append(begins)
         steps.record_stats()
     assert torch.stack(seen).any(0).all()
-    assert (steps.count == SIDE * SIDE).all()
+    assert (steps.num_committed == SIDE * SIDE).all()
 
 
 @torch.inference_mode()
@@ -254,8 +254,8 @@ def test_siblings_after_a_rejection_alone(tree: str) -> None:
     rejected, seen = torch.zeros(40, dtype=torch.bool), []
     for _ in range(8):
         steps.step()
-        assert steps.taken is not None
-        draft, path = steps.taken.draft, steps.taken.verdict.path_with_root
+        assert steps.step_stats is not None
+        draft, path = steps.step_stats.draft, steps.step_stats.verdict.path_with_root
         assert torch.equal(draft.valid, chain | rejected[:, None])
         assert (draft.valid[:, 1:].sum(1) == torch.where(rejected, 8, len(first) - 1)).all()
         rejected = torch.tensor([int(node) in parents for node in path[:, -1]])

@@ -68,8 +68,8 @@ def test_a_drafter_has_the_shape_that_its_parameters_give(name: str, monkeypatch
         for _ in range(3):
             passed.clear()
             decoding.step()
-            assert decoding.taken is not None
-            tree, limit = decoding.taken.draft.tree, drafter.shape.tree
+            assert decoding.step_stats is not None
+            tree, limit = decoding.step_stats.draft.tree, drafter.shape.tree
             assert tree.nodes <= limit.nodes
             assert int(tree.depth.max()) <= limit.height
             assert len(passed) == drafter.shape.passes
@@ -87,7 +87,9 @@ def test_continuous_drafts_have_a_shape() -> None:
 def test_rows_in_parallel_have_fronts() -> None:
     """Of 24 tokens in a row, the next row begins when the one above has `lag`."""
     tree = build([])
-    assert [DraftShape(tree, lag=lag).fronts(SimpleNamespace(width=24, order=None)) for lag in (24, 12, 8, None)] == [
+    assert [
+        DraftShape(tree, lag=lag).num_chains(SimpleNamespace(width=24, order=None)) for lag in (24, 12, 8, None)
+    ] == [
         1,
         3,
         4,

@@ -74,11 +74,11 @@ def test_a_draft_is_that_of_the_heads_over_the_finished_image(family: str, round
     drafter = Spatial(heads, width, 2, 1, rounds)
     decoding = Decoding(DecoderConfig(target, drafter, exact(), GUIDED), given, tiny.rng(1))
     drafts: list[tuple[int, bool, Any]] = []
-    while int(decoding.count[0]) < target.length:
-        before, new = int(decoding.count[0]), int(decoding.count[0]) >= int(decoding.draft_state.end[0])
+    while int(decoding.num_committed[0]) < target.length:
+        before, new = int(decoding.num_committed[0]), int(decoding.num_committed[0]) >= int(decoding.draft_state.end[0])
         decoding.step()
-        assert decoding.taken is not None
-        drafts.append((before, new, decoding.taken.draft))
+        assert decoding.step_stats is not None
+        drafts.append((before, new, decoding.step_stats.draft))
     expected = learned(target, heads, given, decoding.history[:, : target.length])
     seen = set()
     for before, new, draft in drafts:
