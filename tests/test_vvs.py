@@ -106,14 +106,14 @@ def test_a_committed_path_is_not_verified() -> None:
     steps = Decoding(DecoderConfig(TabularTarget(tables), drafter, Never(), Sampling()), None, tiny.rng(40))
     seen = 0
     for _ in range(12):
-        before = steps.count.clone()
+        before = steps.num_committed.clone()
         steps.step()
-        draft = steps.taken.draft if steps.taken else None
+        draft = steps.step_stats.draft if steps.step_stats else None
         assert draft is not None
         assert draft.unverified is not None
         path = draft.unverified.sum(1)
         active = before < 30
-        assert torch.equal((steps.count - before)[active], (path + 1)[active])
+        assert torch.equal((steps.num_committed - before)[active], (path + 1)[active])
         assert not path[before <= 5].any()
         for row in range(40):
             kept = steps.history[row, before[row] : before[row] + path[row]]
@@ -155,7 +155,7 @@ def test_the_head_reads_the_last_hidden_states_there_are(rule: Any, fewer: bool)
     for _ in range(8):
         steps.step()
         (pending, fresh, count, _), (reused, entries, longer, history) = seen[-2:]
-        draft = steps.taken.draft if steps.taken else None
+        draft = steps.step_stats.draft if steps.step_stats else None
         steps.record_stats()
         assert draft is not None
         for row, path in enumerate((longer - count).tolist()):

@@ -105,10 +105,10 @@ def replayed(session: Any, drafter: BuiltIn, rule: Rule, sampling: Sampling, rng
 
     with patch.object(windows, "draw", likeliest), patch.object(verify.base, "draw", likeliest):
         steps, fed = Decoding(config, None, rng), []
-        while steps.count < session.length:
-            before = int(steps.count)
+        while steps.num_committed < session.length:
+            before = int(steps.num_committed)
             steps.step()
-            draft = steps.taken.draft if steps.taken else None
+            draft = steps.step_stats.draft if steps.step_stats else None
             assert draft is not None
             fed.append((before, session.ids[draft.tokens[0, 1:][draft.valid[0, 1:]]]))
             steps.record_stats()

@@ -173,11 +173,11 @@ def recorded(
     before = decoding.session.prefix_length
     context = before + decoding.total // 2 if context is None or small() else context
     decoding.history.random_(0, decoding.session.codes)
-    decoding.count.fill_(context - before)
+    decoding.num_committed.fill_(context - before)
     execution = Graphs(recorder(), decoding.kernels).begin(decoding)
 
     def step() -> None:
-        decoding.count.fill_(context - before)
+        decoding.num_committed.fill_(context - before)
         decoding.steps.zero_()
         execution.step()
 
