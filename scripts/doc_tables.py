@@ -4,8 +4,9 @@ and a mark its name:
     table('field', 'step_compression, emitted_kl', lines='vanilla, sjd')
     table_of_pairs('relaxed_equal', 'UniformRSD', 'Cool-SD, exponential', 'band')
     table_of_curves('relaxed', 'emitted_kl', 'EAGLE-1, chain of 5', 2.0, 2.2)
+    joined_table(table('field', 'step_compression'), {'speed-up (×)': table('field_seconds', 'speedup_latency')})
 
-Four take none: `table_of_audit()`, `table_of_variants()`, `table_of_settings()` and `table_of_rehearsals()`.
+The functions in `WHOLE` other than `joined_table` read files and take no name: `table_of_audit()`, for example.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from specbench.rows.columns import SHOWN, stderr_of
 from specbench.rows.differences import LEVEL
 from specbench.storage.csv_text import csv_lines
 from specbench.tables import matched
+from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, TableFigure, row_column
 from specbench.tables.figures import point
 from specbench.tables.layout import printable
@@ -140,6 +142,21 @@ def heading(label: str) -> str:
 DRAWN = {draw.__name__: draw for draw in (table, table_of_pairs, table_of_curves)}
 
 
+def joined_table(first: str, others: Mapping[str, str]) -> str:
+    """A drawn table with one more column for each of the other drawn tables: its last column, under the given heading.
+    A line that the other table does not have gets a dash."""
+    rows = _cells(first)
+    for title, other in others.items():
+        last = {row[0]: row[-1] for row in _cells(other)}
+        rows = [[*rows[0], title], *([*row, last.get(row[0], "—")] for row in rows[1:])]
+    return markdown(rows)
+
+
+def _cells(drawn: str) -> list[list[str]]:
+    head, _, *body = drawn.splitlines()
+    return [line[2:-2].split(" | ") for line in (head, *body)]
+
+
 def table_of_audit() -> str:
     """The results of the audit of every preset."""
     rows = _read("audit")
@@ -201,6 +218,14 @@ def _gpu_step(rows: Mapping[str, Row], check: str, target: str) -> str:
     alone = row["vanilla_ms"] or rows["XL vanilla, a token"]["measured"]
     relative = "" if "vanilla" in check else f" ({float(row['measured']) / float(alone):.2f}×)"
     return f"{float(row['measured']):.2f}{relative}"
+
+
+def table_of_gpu_speedups() -> str:
+    """Speed-up ± standard error of the embedded model's methods, named as in the table `field`."""
+    rows, body = {row["method"]: row for row in _read("gpu/images")}, [["method", "speed-up (×)"]]
+    column = row_column("speedup_latency")
+    body += [[line.label, cell(column, rows[line.key])] for line in TABLES["field"].lines if line.key in rows]
+    return markdown(body)
 
 
 def table_of_gpu_gates() -> str:
@@ -283,6 +308,8 @@ WHOLE = {
         table_of_settings,
         table_of_rehearsals,
         table_of_gpu_steps,
+        table_of_gpu_speedups,
         table_of_gpu_gates,
+        joined_table,
     )
 }

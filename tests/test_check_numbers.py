@@ -139,6 +139,13 @@ def test_how_cells_and_headings_are_printed() -> None:
     assert [doc_tables.heading(title) for title in titles] == kept
 
 
+def test_a_joined_table_has_a_dash_for_a_line_that_the_other_table_does_not_have() -> None:
+    first = doc_tables.markdown([["method", "steps"], ["vanilla", "256"], ["SJD", "88.1 ± 0.6"]])
+    other = doc_tables.markdown([["method", "latency", "speed-up (×)"], ["SJD", "0.63", "1.26 ± 0.08"]])
+    joined = [["method", "steps", "on a CPU (×)"], ["vanilla", "256", "—"], ["SJD", "88.1 ± 0.6", "1.26 ± 0.08"]]
+    assert doc_tables.joined_table(first, {"on a CPU (×)": other}) == doc_tables.markdown(joined)
+
+
 @pytest.mark.usefixtures("field")
 def test_a_table_counts_as_a_whole_and_must_be_the_one_of_its_rows(rows: Rows) -> None:
     assert check(MARK + DRAWN, rows, "d.md") == ([], MARK + DRAWN)
