@@ -115,7 +115,7 @@ _TEXTURES = {
     "cpu": Budget(  # two cores: under five hours
         {
             "tokenizer": Recipe(steps=1500, batch=48, lr=2e-3),
-            "text": Recipe(steps=1200, batch=128, lr=1.5e-3),
+            "text": Recipe(steps=3000, batch=128, lr=1.5e-3),
             "target": Recipe(steps=4000, batch=32, lr=2e-3, ema=0.998, muon=True),
         },
         measured=_MEASURED,
