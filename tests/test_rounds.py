@@ -133,7 +133,7 @@ def test_the_statistics_of_images() -> None:
 def test_block_verification_by_length(chains: Rounds) -> None:
     """Against the decisions of both ways, many times: its expectation is the same within five standard errors."""
     one = rounds._Image.of(chains, relaxed=False)
-    cells = {row["parameters"]: row for row in rounds._ways([one, one])}
+    cells = {row["parameters"]: row for row in rounds._exact([one, one])}
     tree = build(chain_paths(LENGTH))
     p = torch.cat([chains.p, chains.p[:, :1]], 1)  # the distribution after the last token decides on none
     valid = torch.ones(len(p), LENGTH + 1, dtype=torch.bool)
