@@ -4,7 +4,8 @@ sequences.
 row = measure(assemble(configuration.compose(["method=sjd", "window=3"]), model), model, 200_000)
 
 Every sequence has its own random numbers, and a measurement has one thread. So the rows depend neither on how many
-sequences are decoded at once nor on the number of processes."""
+sequences are decoded at once nor on the number of processes.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def assemble(cfg: Mapping[str, Any], model: Subject, device: torch.device = CPU)
     cfg_scale is always 1.
 
     Raises UsageError for parameters that do not fit together, and for a rule that needs a codebook that the model does
-    not have."""
+    not have.
+    """
     if isinstance(model, DensityPair):
         method = densities.assemble(cfg, device)
         if model.target.causal:

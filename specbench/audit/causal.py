@@ -2,7 +2,8 @@
 guidance, and a drafter whose weights are near the target's.
 
 The samples of the target alone (`densities.alone`) use conditions from passes over all tokens. These share only the
-networks with the session and its cache."""
+networks with the session and its cache.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ with N samples of the target. These come from a plain loop that shares only the 
 numbers.
 
 model = built_in("d1t4")
-row = audit.measure(assemble(configuration.compose(["method=cspd", "model=mar_b"])), model, 200_000)"""
+row = audit.measure(assemble(configuration.compose(["method=cspd", "model=mar_b"])), model, 200_000)
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class DensityNetwork(MaskedSession):
 
     input (L E, L (D + 1)) and input_bias (L E,): weights and biases from the tokens of all positions, and from which of
     them are known, to every position's condition; step (T, H), inner (H, D + E), outer (2 D, H): the head; level (T,):
-    the log variance to which the learned part is added."""
+    the log variance to which the learned part is added.
+    """
 
     def __init__(self, recipe: DensityRecipe, weights: Mapping[str, Tensor]) -> None:
         self.dim, self.length, self.steps, self.bend = recipe.dim, recipe.length, recipe.steps, recipe.bend

@@ -166,7 +166,8 @@ def load(path: str) -> TabularModel:
     """A model from an .npz file: arrays p0 .. p{T-1}, q0 .. q{T-1} and, for rules that need it, codebook (V, d). pt is
     (V**t, V), the distribution of token t given the prefix, coded in base V, first token most significant.
 
-    UsageError names the fault of a file. Pickled objects are not read."""
+    UsageError names the fault of a file. Pickled objects are not read.
+    """
     file = home.expanded(path)
     if not file.is_file():
         raise UsageError(f"audit.tables: there is no file '{path}'")

@@ -52,7 +52,8 @@ class AuditPlan:
 def planned(arguments: Sequence[str], all_presets: bool = False, of_variants: bool = False) -> AuditPlan:
     """The plan for the arguments of `specbench audit`. all_presets, of_variants: the flags --all and --variants.
 
-    Raises UsageError for bad arguments, a bad file of tables, and a path that cannot be written to."""
+    Raises UsageError for bad arguments, a bad file of tables, and a path that cannot be written to.
+    """
     words = command_line.read(arguments, own=ARGUMENTS)
     implied = [word for word in configuration.implied(words) if _key(word) not in ("data", "metrics")]
     settings, overrides = _sorted_out([*words, *implied])
@@ -243,7 +244,8 @@ def presets(
 
     An argument applies to the presets that have its parameter. A preset that cannot take the value (a window too small
     for its tree) keeps its own value, and a preset that cannot be audited on the models is left out. Both are reported
-    on stderr."""
+    on stderr.
+    """
     flag = "--variants" if of_variants else "--all"
     for key in ("method", *(["variant"] if of_variants else [])):
         if key in map(_key, arguments):

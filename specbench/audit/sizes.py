@@ -1,7 +1,8 @@
 """The drafts, and the sampling parameters, that the audit of a method tries on a model.
 
 A draft that is longer than a sequence hides mistakes, because nothing after the first step is verified. So the audit
-uses drafts of several sizes well below the length of a sequence, and on long sequences also the preset's own size."""
+uses drafts of several sizes well below the length of a sequence, and on long sequences also the preset's own size.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Exact distributions of parts of a sequence, and statistics that compare sampled sequences with them.
 
 A short sequence is one part. A longer sequence of a Markov model has too many values to be counted, but its n-grams at
-every position have few."""
+every position have few.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +136,8 @@ def true_variation(
     best of them counts).
 
     Upper end: the largest `upper_limit` of the marginals. Only the limit of the largest true variation must hold, so no
-    correction for their number is needed; nor is it for the largest over several audits."""
+    correction for their number is needed; nor is it for the largest over several audits.
+    """
     low, tests = 0.0, sum(m.length for m in marginals)
     for first, second, m in zip(first_half, second_half, marginals, strict=True):
         n = max(1.0, float(second.sum()))
@@ -168,7 +170,8 @@ def quadratic_limit(counts: Tensor, probs: Tensor, tail: float) -> float:
     sum P^2 / w^2, minus terms that are left out, plus at most 4 S / N max(P / w) (Hoeffding's decomposition). The limit
     is the S for which the estimate is z standard deviations too small; the degenerate part has a shorter lower tail
     than the normal distribution. An estimate below 0 counts as 0, so that the limit is never smaller than the
-    resolution of the samples. w ~ p^(2/3) gives the smallest limit for P = p (Valiant and Valiant 2017)."""
+    resolution of the samples. w ~ p^(2/3) gives the smallest limit for P = p (Valiant and Valiant 2017).
+    """
     n, z = max(2.0, float(counts.sum())), float(special.ndtri(1 - tail))
     weights = (probs + _RARE / len(probs)) ** (2 / 3)
     weights = weights / weights.sum()
@@ -201,7 +204,8 @@ def goodness_of_fit(counts: Sequence[Tensor], marginals: Sequence[Marginal]) -> 
 
     A long part has more possible values than an audit has samples: most are pooled, and the noise of the whole hides a
     clear drift in its first tokens. So the first t tokens of every marginal are tested too, for every t. The chi-square
-    tests are combined by Bonferroni: their number times the smallest p-value, at most 1."""
+    tests are combined by Bonferroni: their number times the smallest p-value, at most 1.
+    """
     values = [
         chi_square(prefix_counts, p)
         for part, m in zip(counts, marginals, strict=True)
@@ -245,7 +249,8 @@ def energy_distance(x: Tensor, y: Tensor) -> tuple[float, float]:
 
     This is sqrt(8 E k(Y, Y')^2 / n (n - 1)). k is the distance minus its means over either end, plus its mean. Then the
     estimate is the sum of two U-statistics of -k, each of variance 2 E k^2 / n (n - 1), and of a cross term, twice the
-    mean of k, of variance 4 E k^2 / n^2; all are uncorrelated."""
+    mean of k, of variance 4 E k^2 / n^2; all are uncorrelated.
+    """
     n = len(x)
     pairs = n * (n - 1)
     within, across = _distances(y, y), _distances(x, y)

@@ -211,7 +211,8 @@ class TabularDrafter:
     `replacement`, or, with `chosen`, they are the most probable tokens.
 
     It is not `drafters.eagle.Eagle` or `Medusa` with tables: a vocabulary may have fewer tokens than a node has
-    children, random numbers are drawn per node, not per depth, and Medusa's heads do not know the path."""
+    children, random numbers are drawn per node, not per depth, and Medusa's heads do not know the path.
+    """
 
     def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False, replacement: bool = False) -> None:
         self.lookup, self.tree = _Lookup(tables), build(paths).to(tables[0].device)

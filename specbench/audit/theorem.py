@@ -15,7 +15,8 @@ t, so
 by the triangle inequality over d. The bonus token after a fully accepted chain comes from the target and adds nothing.
 The sum over t bounds TV(P_T, P_0). Sorted by the round in which a token is verified, it is the sum over rounds of Eq.
 8's right-hand side, each from the prefix where its round began; for a single round it is Eq. 8 itself. Tokens after the
-end of the sequence are cut off and do not count."""
+end of the sequence are cut off and do not count.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class ChainStatistics:
     bound: its sum over all rounds.
     probs (V**T,) float64: the distribution of the sequences themselves.
     kl_bound: by convexity and the chain rule KL(method || target) is at most the sum over positions of the mean of
-    log(largest e / p), where e is the distribution emitted after a prefix, at the depth at which the token is verified.
+        log(largest e / p), where e is the distribution emitted after a prefix, at the depth at which the token is
+        verified.
     """
 
     expected: float

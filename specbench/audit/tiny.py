@@ -2,7 +2,8 @@
 
 An audit of them covers everything that tables leave out: prefill and padding, caches and their compaction, rotary
 positions, guidance, the image grammar, and drafters that read the target's hidden states. The exact distribution comes
-from passes over complete sequences, without a cache."""
+from passes over complete sequences, without a cache.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What an audit counts in the sequences that it decodes, and the verdict that follows.
 
 A verification rejects draft tokens, at every depth, and adds a bonus token to a draft that it accepted as a whole. A
-drafter reports its own parts (`Draft.parts`). Only events inside a sequence count."""
+drafter reports its own parts (`Draft.parts`). Only events inside a sequence count.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Concentration: the mean mass of the k most probable tokens (LANTERN, Fig 2c). Dependence on earlier tokens: how much a
 distribution changes, in total variation, if its position cannot attend to the keys and values of the position at some
-distance before it (SJD-PAC, Fig 4)."""
+distance before it (SJD-PAC, Fig 4).
+"""
 
 from __future__ import annotations
 

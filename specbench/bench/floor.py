@@ -3,7 +3,8 @@ measurement of the same pass.
 
 Every weight of a network is read once per pass, whatever the number of rows and nodes. Every cached key and value up to
 the step's position is read once for the target's pass. Embedding tables do not count, because only some of their rows
-are read."""
+are read.
+"""
 
 from __future__ import annotations
 

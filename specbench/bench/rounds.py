@@ -6,7 +6,8 @@ p_i and q_i at every depth i. A rule reaches depth i with probability f_1 .. f_{
 x_j. There it accepts a token drawn from q_i with probability a_i and emits e_i. Given the chain, the round has in
 expectation 1 + sum_i f_1 .. f_{i-1} a_i tokens and a divergence of sum_i f_1 .. f_{i-1} KL(e_i || p_i): chains are
 sampled, decisions are not. This ignores that a relaxed rule would reach other prefixes. An image's last round counts
-with all its tokens, including those after the image's end."""
+with all its tokens, including those after the image's end.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ class Curves:
         The cost of an image is rounds + beta x divergence, and c is its optimum per token. Accepting a token at depth i
         saves D_i: D_L = c, and D_i = c + a D_{i+1} - beta KL, with the acceptance a and the divergence of depth i + 1,
         both under relaxation and averaged over the chains that get there. The node's problem gives log s_i = D_i /
-        beta, so log s_i = strength + a log s_{i+1} - KL."""
+        beta, so log s_i = strength + a log s_{i+1} - KL.
+        """
         length = self.parts[0].keeps.shape[1]
         values = [strength] * length
         for _ in range(_PASSES):

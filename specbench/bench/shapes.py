@@ -5,7 +5,8 @@ kernel launches of a step are counted.
 An operation of PyTorch counts as one launch, unless it is a view or only allocates. `addmm` of a matrix counts as two,
 since it copies the summand first. Attention by PyTorch counts as one, and as three more if it converts a bool mask into
 values that it adds to the scores. Some operations (sort, topk, cumsum) launch more, so the count is a lower bound.
-Fused kernels are counted where they are started, in `engine.kernels.launch.start`."""
+Fused kernels are counted where they are started, in `engine.kernels.launch.start`.
+"""
 
 from __future__ import annotations
 

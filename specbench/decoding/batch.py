@@ -154,7 +154,8 @@ def decode_stream(
     a prefill of one. After `stop` returns true no row is refilled, and the images in progress are finished.
 
     start: returns the images for a conditioning and random streams.
-    encode, rng_for: return the conditioning and the random streams for a list of image numbers."""
+    encode, rng_for: return the conditioning and the random streams for a list of image numbers.
+    """
     if batch < 2:
         raise ValueError("a stream needs two rows or more; use decode() for one image after the other")
     engine, rows = engine or Eager(), min(batch, count)

@@ -15,7 +15,8 @@ not measured: `selected` relaxes against another q.
 e is conditional on everything that determines p, q and the depth of the node. The distribution given the prefix alone
 is an average of such e. By convexity its divergence is at most the mean of their divergences. By the chain rule, the
 sum over positions of the mean KL(e || p) is at least KL(method || target) of whole sequences, with equality if the
-prefix determines e."""
+prefix determines e.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def distances(p: Tensor, e: Tensor) -> Tensor:
     e on the other tokens, where the divergence is infinite: (3, ...).
 
     The divergence is the sum of e log(e / p) - e + p. Its terms are never negative, and rounding errors in the sums of
-    the distributions do not matter."""
+    the distributions do not matter.
+    """
     change, supported = e - p, p > 0
     relative = change / p.clamp_min(1e-37)
     near = p * relative.square() * (0.5 - relative / 6 + relative.square() / 12)  # accurate to 1e-9 where it is used
@@ -160,7 +162,8 @@ class Emitted:
 
     A divergence is convex in e, so the divergence of an average over draws is too large. With D(A), D(B) of two halves
     of the draws, 2 D(A and B) - (D(A) + D(B)) / 2 has no bias of second order in e; it can be slightly negative. It is
-    noisier than an exact value. Draws of images are independent, so the noise is part of the spread over images."""
+    noisier than an exact value. Draws of images are independent, so the noise is part of the spread over images.
+    """
 
     rule: Rule
     rng: RandomStreams

@@ -16,7 +16,8 @@ def of_images(trace: Trace | ContinuousTrace, steps: Sequence[int], passes: int)
     """The fields of `Record` from a batch's trace, one dict per image.
 
     steps: target forward passes of each image; passes: drafter network forward passes per step. Copies to the host, so
-    do not call it while something is timed."""
+    do not call it while something is timed.
+    """
     fields = vars(trace)
     on_host = {name: value.cpu().numpy() for name, value in fields.items() if hasattr(value, "cpu")}
     rows = range(len(steps))

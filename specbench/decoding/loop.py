@@ -32,7 +32,8 @@ class Session(Protocol):
     """A target (or draft model) with its caches, opened for B prompts.
 
     Rows of its outputs are R = 2B with guidance (conditional, then unconditional), else R = B. `num_committed` (B,)
-    int64 is the number of committed image tokens. The root of a draft is the last committed position."""
+    int64 is the number of committed image tokens. The root of a draft is the last committed position.
+    """
 
     length: int
     width: int  # positions in a row of the image, raster order
@@ -150,7 +151,8 @@ class DecoderConfig:
     """The target, its drafter, the rule, the verification of drafts, and how the target is sampled.
 
     emitted_draws: see `Emitted`, which measures the emitted distributions; 0 turns the measurement off. observer is
-    called after every step, with the step's statistics and the number of tokens of an image."""
+    called after every step, with the step's statistics and the number of tokens of an image.
+    """
 
     target: Target
     drafter: Drafter
@@ -168,7 +170,8 @@ class Decoding(BatchDecoding[StepStats]):
     A step does not synchronize with the device, and writes its buffers in place. Rows advance at their own pace; a
     finished row no longer changes. `clock` records the parts of a step: draft, forward (of the target), verify
     (including guidance and the distributions), commit and rest. `kernels` belong to the engine that executes the steps;
-    the prefill does not use them."""
+    the prefill does not use them.
+    """
 
     def __init__(
         self,

@@ -4,7 +4,8 @@ because a row is an image of the batch.)
 
 A method decides only which positions the next pass visits. Positions, cache slots and masks follow from that. A token
 has its position in raster order and the cache slot of that position. A node attends to the existing tokens at positions
-before its own. So a cache holds a grid with gaps, not a prefix."""
+before its own. So a cache holds a grid with gaps, not a prefix.
+"""
 
 from __future__ import annotations
 
@@ -112,16 +113,17 @@ class ParallelPositions(Raster):
 
     positions (B, K, n) int64: the image positions of their tokens, -1 for the end of the prefix.
     slots (B, K, n) int64: the cache slots of their keys, counted in the same way. Slot T + k holds a substitute for a
-    token of chain k that does not exist yet. No node attends to slots T + K + k.
+        token of chain k that does not exist yet. No node attends to slots T + K + k.
     sees (B, K * n, 1 + T + K) bool: the slots, from -1 on, that a node attends to.
     keys (B, K) int64: keys of the random numbers of a chain, used instead of the step.
     extends (B, K) bool: whether the tokens of a verdict count.
     recovers (B, K) bool: whether its next token counts if no draft token was accepted.
     owner (B * K,) int64: the image of each chain.
     targets (B, K, n) int64: the image positions of the tokens that the pass asks for. None: each follows its node. A
-    model with its own order fills an image in that order, and the nodes are its newest tokens.
+        model with its own order fills an image in that order, and the nodes are its newest tokens.
     progress (B, K * n, 2) float32, for such a model: the share of the image's tokens that come before the token in the
-    order, and the share that exists after the pass."""
+        order, and the share that exists after the pass.
+    """
 
     positions: Tensor
     slots: Tensor

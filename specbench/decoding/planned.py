@@ -2,7 +2,8 @@
 
 ZipAR decodes rows in parallel. A model with its own order (ARPG, LPD) fills an image group by group: a pass feeds the
 tokens of the last group and asks for the next group. Both are plans of the same kind. The loop, the caches and the
-verification use only their `ParallelPositions`."""
+verification use only their `ParallelPositions`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class PlannedPasses:
     A subclass plans them for O orders of an image in S passes with K chains; each image of a batch uses one order.
     nodes (S, O, K, 5) int64: position, slot, the position whose token is fed, the token that is fed instead (-1: none),
     and the position that is asked for; extends (S, O, K) bool: whether one is asked for; when (O, T) int64: the pass in
-    which a token is sampled. order_index (B,) int64: the order of each image. owner: see `ParallelPositions`."""
+    which a token is sampled. order_index (B,) int64: the order of each image. owner: see `ParallelPositions`.
+    """
 
     constants: tuple[str, ...] = ("nodes", "extends", "when", "owner")
 
@@ -104,7 +106,8 @@ class PlannedRows(PlannedPasses):
     the lines below.
 
     masked: nodes do not attend to tokens that do not exist. Otherwise they attend to the slots of these tokens, which
-    hold zeros or the replacement."""
+    hold zeros or the replacement.
+    """
 
     constants = (*PlannedPasses.constants, "leads", "position")
 

@@ -35,7 +35,8 @@ class RandomStreams:
     """One counter-based random stream per row, keyed by (seed, prompt index).
 
     A number is a pure function of (seed, prompt index, step, tag, index), where `index` counts the numbers of one tag.
-    It does not depend on the batch, the order of the prompts or the device. It needs no state and no host."""
+    It does not depend on the batch, the order of the prompts or the device. It needs no state and no host.
+    """
 
     kernels: Kernels | None = None  #: compute the numbers if given
 
@@ -69,7 +70,8 @@ class RandomStreams:
         step.
 
         They are multiples of 2**-BITS. So `u * total < total` holds in float32, and no index exceeds a distribution's
-        last token."""
+        last token.
+        """
         count = 1
         for n in shape:
             count *= n

@@ -23,7 +23,8 @@ def draw(probs: Tensor, u: Tensor, kernels: Kernels | None = None) -> Tensor:
 
     On the CPU a sequential sum gives the cumulative distribution. Elsewhere floating-point sums depend on how they are
     split among threads, are not monotone, and end at tokens of probability zero. So `draw_exactly` is used there, and
-    with `kernels`."""
+    with `kernels`.
+    """
     if kernels is not None:
         return kernels.draw(probs, u)
     if probs.device.type != "cpu":
@@ -39,7 +40,8 @@ def draw_exactly(probs: Tensor, u: Tensor) -> Tensor:
 
     A probability is rounded down to a multiple of 2**-38. That moves the distribution by a total variation of at most V
     2**-38 (1e-6 at 200,000 tokens). The grid of the uniforms moves it by more, here and on the CPU: by V 2**-24, since
-    a token gets p 2**23 of their 2**23 values, rounded up or down."""
+    a token gets p 2**23 of their 2**23 values, rounded up or down.
+    """
     # scaling by a power of two is exact; NaN counts as zero
     parts = torch.where(probs > 0, probs * 2.0**PROBABILITY_BITS, 0.0).long()
     cdf = parts.cumsum(-1)
@@ -65,7 +67,8 @@ def draw_distinct(probs: Tensor, u: Tensor, count: int) -> Tensor:
     top-k with exponentials: the smallest e_i / p_i come first). u (..., V): uniforms.
 
     If a distribution has fewer than `count` tokens of positive probability, the remaining tokens have probability zero.
-    A verifier must treat them as absent (`probs.gather(...) > 0`)."""
+    A verifier must treat them as absent (`probs.gather(...) > 0`).
+    """
     score = probs / exponential(u.clamp(max=1 - 2.0**-23))
     return score.topk(count, dim=-1).indices if score.device.type == "cpu" else top_exactly(score, count)
 
@@ -100,15 +103,16 @@ class Sampling:
     temperature: 0 is greedy, a point mass on the largest logit.
     top_k, top_p: None and 1 turn the filters off.
     entropy: (a, b, c) of the entropy-dependent temperature (arXiv 2510.09012), `temperature` * (a exp(-e / b) + c). e
-    is the entropy in nats of the guided distribution at temperature 1 after the filters, which then come before the
-    temperature.
+        is the entropy in nats of the guided distribution at temperature 1 after the filters, which then come before the
+        temperature.
     top_n_sigma: a third filter, after top-k and top-p. A token stays if its logit is at least the largest minus this
-    many sigma. Sigma is the root mean square of the remaining logits (not their standard deviation), as in the Jacobi
-    mode of Lumina-mGPT 2.
+        many sigma. Sigma is the root mean square of the remaining logits (not their standard deviation), as in the
+        Jacobi mode of Lumina-mGPT 2.
     cfg_schedule: "constant" guidance, or guidance that grows from 1 to cfg_scale over an image whose target has its own
-    order: with the share of tokens before the token ("linear", LPD), or with the share that exists after its pass
-    ("linear_by_pass", ARPG); see `ParallelPositions.progress`.
-    kernels: the engine's, which replace the plain code where they can."""
+        order: with the share of tokens before the token ("linear", LPD), or with the share that exists after its pass
+        ("linear_by_pass", ARPG); see `ParallelPositions.progress`.
+    kernels: the engine's, which replace the plain code where they can.
+    """
 
     temperature: float = 1.0
     top_k: int | None = None

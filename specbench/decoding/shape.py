@@ -15,17 +15,18 @@ class DraftShape:
     drafter.
 
     tree: the topology of the drafts. For trees that change from step to step, a tree with as many nodes and the same
-    height.
+        height.
     passes: forward passes of a drafter network in a step.
     samples_siblings: siblings are sampled as the parameter `select_from` says, with replacement or in pairs.
     carries_over: drafts depend on more than the committed tokens and the step's random numbers. Then only token-wise
-    verification is exact.
+        verification is exact.
     biased: tokens are not drawn from the distributions that the drafter reports, or the target's distributions are not
-    those of raster order.
+        those of raster order.
     skips: some tokens are committed without verification.
     by_rows: a draft follows from the row of the image above it, so the image must be one grid.
     lag: for a drafter that decodes rows in parallel, the tokens that a row of the image has when the next one begins;
-    `tree` is then the draft of each row. None: raster order."""
+        `tree` is then the draft of each row. None: raster order.
+    """
 
     tree: Tree
     passes: int = 0

@@ -31,7 +31,8 @@ class Trace:
     distance of the distribution that it was emitted from to the target's, see `emitted.Emitted.step`; (B, 0) if not
     measured.
 
-    share: see `VerificationResult`; NaN in steps without a choice, (B, 0) if nothing is selected."""
+    share: see `VerificationResult`; NaN in steps without a choice, (B, 0) if nothing is selected.
+    """
 
     accepted: Tensor
     offered: Tensor

@@ -1,7 +1,8 @@
 """Draft topologies. A chain is a tree of width one; an empty draft is the root alone.
 
 Node 0 is the root: the last committed position, after which the target already determines the distribution. Every other
-node is one draft token. The first dimension of tensors is 1 (one topology for all rows) or B (a topology per row)."""
+node is one draft token. The first dimension of tensors is 1 (one topology for all rows) or B (a topology per row).
+"""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
     window is full (ERRATA, SJD 3).
 
     "full": `depth` levels, including the root, every node with `width` children; "comb": `width` candidates at each of
-    `depth` depths, only the first extended. Width 1 is SJD's chain. UsageError if the tree does not fit the window."""
+    `depth` depths, only the first extended. Width 1 is SJD's chain. UsageError if the tree does not fit the window.
+    """
     if width == 1:
         return chain_paths(window)
     # counted before it is built, because width ** depth can exceed any memory
@@ -138,7 +140,8 @@ class Tree:
     per depth, the number of inner nodes and the most children of one of them.
 
     A tree that all rows share has exactly that many inner nodes, in the order of their depths. Then post_order (1, M)
-    is a node's number in post-order, else None."""
+    is a node's number in post-order, else None.
+    """
 
     parent: Tensor
     depth: Tensor

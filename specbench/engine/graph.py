@@ -2,7 +2,8 @@
 Transformer blocks compiled by Inductor (`torch.compile`).
 
 A recorded step costs the host one call, whatever it consists of. It reads and writes the buffers that it was recorded
-with (`state.DecodeState`), so another batch of the same shapes is copied into them."""
+with (`state.DecodeState`), so another batch of the same shapes is copied into them.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +178,8 @@ def _captured(name: str, function: Action, pool: Any, stream: torch.cuda.Stream)
     """A graph of the work of `function` on the current device.
 
     If ending an invalid capture fails, `torch.cuda.graph` leaves its stream the current one, and every later capture
-    fails, too. Here such a capture is ended and dropped."""
+    fails, too. Here such a capture is ended and dropped.
+    """
     torch.cuda.synchronize()
     gc.collect()  # else Python might destroy an unused graph during the capture, which CUDA forbids
     torch.cuda.empty_cache()

@@ -9,7 +9,8 @@ same bits, so that a comparison proves nothing: for them invariance is not guara
 
 - all rows at once;
 - blocks of exactly `BLOCK` rows, padded with zeros: the library is only ever called with that number of rows;
-- row by row: always the same call on the same memory layout, which nothing in the batch can change."""
+- row by row: always the same call on the same memory layout, which nothing in the batch can change.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ class TreeMask:
 
     start (R,) int64: a row's first valid slot, after the padding at the left; root (R,) int64: the slot of node 0;
     among (1, B or R, n, E) bool, where R is a multiple of B. Position i of row r attends to the slots start .. root -
-    1, and to the slots root + j for which among[r % B, i, j] is true."""
+    1, and to the slots root + j for which among[r % B, i, j] is true.
+    """
 
     start: Tensor
     root: Tensor

@@ -151,7 +151,8 @@ def _bits(x: Tensor) -> Tensor:
 class KVCache:
     """Static keys and values of every layer: (rows, kv heads, slots, head dim) each, written by slot index.
 
-    kernels: used by the blocks that use this cache."""
+    kernels: used by the blocks that use this cache.
+    """
 
     kernels: Kernels | None = None
 

@@ -1,7 +1,8 @@
 """The tensors of a batch that is being decoded: declared by name, on one device, and written in place by every step.
 
 So a recorded step, which reads and writes the memory it was recorded with, runs the same code as an eager step. To
-decode another batch, its tensors are copied in."""
+decode another batch, its tensors are copied in.
+"""
 
 from __future__ import annotations
 

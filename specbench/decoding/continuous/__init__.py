@@ -10,7 +10,8 @@ drafts `gamma` tokens, and the target verifies them in one pass. Vanilla decodin
 - trajectory.py: trajectories of the diffusion head, their noise and their densities.
 - verify.py: compares the two models' densities of a drafted token; the residual distribution.
 - decide.py: drafts, and which of their tokens are accepted: one by one, as a block, or the first of several drafts.
-- loop.py: the decoding of images, pass by pass, and its trace."""
+- loop.py: the decoding of images, pass by pass, and its trace.
+"""
 
 from specbench.decoding.continuous.loop import ContinuousDecoding, ContinuousTrace, decode
 from specbench.decoding.continuous.rule import ContinuousRule

@@ -16,7 +16,8 @@ q_i(Y) / (P_i p_i(Y))). The loop stops at i with probability R_i / (R_i + 1 - P_
 distribution Norm([P_i p_i - q_i]_+). On average at most one proposal is made per position.
 
 How much of a draft is accepted depends on all of its tokens. So every pass needs new noise: given the decision, the
-noise that made the tokens after the accepted ones is no longer distributed as noise."""
+noise that made the tokens after the accepted ones is no longer distributed as noise.
+"""
 
 from __future__ import annotations
 

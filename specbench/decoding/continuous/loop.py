@@ -3,7 +3,8 @@
 On the CPU a pass computes only what it needs. On other devices the host does not synchronize to find out what that is:
 a pass computes everything that any image could need, and writes the surplus to an index that is never read. The images
 are the same. (Proposals after a rejection with `criterion="path"`, several drafts or a block synchronize on every
-device, because each proposal is a trajectory.)"""
+device, because each proposal is a trajectory.)
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ class ContinuousTrace:
     order (B, L): the positions of the tokens in the order of generation. kept, verified (B, L) bool, in that order:
     whether a token was an accepted draft, and whether a draft was verified for it. proposals: by image, the number of
     the target's proposals for every token after a rejection; fallbacks (B,): tokens for which they did not suffice.
-    draft_s: seconds spent on drafting; made (B,): tokens drafted, including those that were never verified."""
+    draft_s: seconds spent on drafting; made (B,): tokens drafted, including those that were never verified.
+    """
 
     accepted: Tensor
     offered: Tensor
@@ -108,7 +110,8 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
     match.
 
     tokens (B, L + 1, D) by position; num_committed (B,): committed tokens. A token's number is its index in `order` (B,
-    L + 1). Tensors by position, number or pass have one more entry, which is never read."""
+    L + 1). Tensors by position, number or pass have one more entry, which is never read.
+    """
 
     def __init__(
         self,

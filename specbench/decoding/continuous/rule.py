@@ -7,7 +7,8 @@ the two models. It is exact as well, and the target needs no trajectory of its o
 the draft's, all in one call. All arithmetic is in log densities.
 
 Only `verify="causal"` (the target's distribution of a token is conditioned on the drafted ones before it) with
-`on_reject="stop"` is exact."""
+`on_reject="stop"` is exact.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +27,20 @@ from specbench.errors import UsageError
 @dataclass(frozen=True)
 class ContinuousRule:
     """tokens_per_pass: how many tokens the target draws in each pass when it draws alone; empty is one (MAR draws
-    several at once, independently of each other, which is another distribution).
+        several at once, independently of each other, which is another distribution).
     gamma: tokens per draft.
     prefill: share of the image that the target draws alone before drafting begins.
     align: the two models share their noise (criteria `exact` and `paper`).
     inner_temperature: divides the distance from a mean before densities are compared (the released code uses 42; 1 is
-    off).
+        off).
     verification: of drafts token by token, or as a block (see decide.py).
     tries: how many drafts have a first token of their own, each tried after the ones before were rejected (see
-    decide.py).
+        decide.py).
     proposals: the most proposals for the token after a rejection. After them the last one, a sample of the target, is
-    used.
+        used.
     temperature: of the noise of every step, but not of x_T.
-    final_noise: the last step is drawn too, since a density needs it. MAR's own sampler ends with a mean."""
+    final_noise: the last step is drawn too, since a density needs it. MAR's own sampler ends with a mean.
+    """
 
     tokens_per_pass: tuple[int, ...] = ()
     gamma: int = 0

@@ -3,7 +3,8 @@
 A model gives the conditions of its head, and the head gives each step's mean and variance. There are two kinds of
 models. A masked model (MAR) conditions any position on any known positions, and draws in a random order. A causal model
 (NextStep) conditions a token on those before it in raster order, and caches their keys and values. The loop uses both
-through `conditions_of`."""
+through `conditions_of`.
+"""
 
 from __future__ import annotations
 

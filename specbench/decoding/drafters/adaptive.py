@@ -2,7 +2,8 @@
 image. The design is our own, since the published idea (ADT-Tree, arXiv 2512.21857) has no code.
 
 The shape of a step's tree is chosen before anything is drafted, from distributions at committed positions. So no
-sampled token is dropped because of its value, and an exact rule stays exact."""
+sampled token is dropped because of its value, and an exact rule stays exact.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ class TreeShapes:
     has fewer; parents (K, n): 0 for the root, else one more than the parent's index among the expanded nodes; kids (K,
     n, W): their children's numbers, or one more than the last node's where no child exists; sees (K, n, E) bool: the
     expanded nodes that each attends to, including itself. home (K, M): for an inner node, one more than its index among
-    the expanded ones; rank (K, M): a node's number among its siblings."""
+    the expanded ones; rank (K, M): a node's number among its siblings.
+    """
 
     constants = ("numbers", "flags")
 

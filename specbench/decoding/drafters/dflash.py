@@ -2,7 +2,8 @@
 
 The tokens of a step are independent given the committed ones: slot k of the block has one distribution, whatever the
 tokens before it are. So a chain draws one token per slot, and in a tree the children of all nodes of a depth are drawn
-from the same distribution."""
+from the same distribution.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class DFlash:
 
     A slot of the cache is a position. With the root at position b, a step writes the context of the newly committed
     positions up to b - 1, and the block from b on. So entries that an earlier block left at positions of rejected
-    tokens are overwritten before anything attends to them."""
+    tokens are overwritten before anything attends to them.
+    """
 
     constants = ("tree", "offsets", "among", "depths", "kids", "picks", "depth_of_inner", "root")
 

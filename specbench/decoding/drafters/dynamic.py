@@ -48,7 +48,8 @@ class Grower:
     it, before top-k and top-p (ranking "full") or after them ("filtered", as in LANTERN's code; the same at temperature
     0).
 
-    The tokens are deterministic, not sampled: each is a point mass."""
+    The tokens are deterministic, not sampled: each is a point mass.
+    """
 
     def __init__(self, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
         self.filtered = ranking == "filtered"

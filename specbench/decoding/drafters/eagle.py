@@ -90,7 +90,8 @@ class Entries:
     With c committed tokens and the root at position b = P - 1 + c, entries up to b - 1 are known. A step feeds the
     entries that became known with the last verdict, takes the distribution of the root's children from the last of
     them, and expands the draft depth by depth. The nodes of a depth share one position. The draft's entries are dropped
-    after the step."""
+    after the step.
+    """
 
     constants: tuple[str, ...] = ("tree", "offsets", "numbers", "root")
 

@@ -3,7 +3,8 @@ arXiv 2412.04062).
 
 ZipAR decodes rows of an image in parallel, one token of each row per pass, without any verification. Every token is
 sampled once, from the target's distribution given the tokens that exist. That is the distribution of raster order only
-if a row begins after the end of the row above."""
+if a row begins after the end of the row above.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ class ZipAR(NoDraft):
     ("overlap"). missing: whether tokens that do not exist are "masked", or slots that hold "zero" replace them, as in
     the released code for LlamaGen.
 
-    A token's random number depends only on its position, so with window=row it is the same as in vanilla decoding."""
+    A token's random number depends only on its position, so with window=row it is the same as in vanilla decoding.
+    """
 
     def __init__(self, window: int, first_row: str = "alone", missing: str = "masked") -> None:
         self.window, self.alone, self.masked = window, first_row == "alone", missing == "masked"

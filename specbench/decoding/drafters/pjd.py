@@ -8,7 +8,8 @@ the distributions of this step. So the samples do not have the target's distribu
 
 Our own choices: the length of a window; the number of rows at once (as many as are in progress if each is `t_ctx`
 tokens behind the row above); new positions (uniform); the token that replaces a missing one at the beginning of a row
-(ZipAR's choice); and new lines (ordinary tokens, which the image grammar forces)."""
+(ZipAR's choice); and new lines (ordinary tokens, which the image grammar forces).
+"""
 
 from __future__ import annotations
 

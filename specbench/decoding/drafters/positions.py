@@ -58,7 +58,8 @@ def coupled(
     p_0(y), the most that any coupling can give.
 
     "threshold" keeps the token if p / q > tau, and otherwise draws from p (SJD++, arXiv 2512.07503). This is not exact:
-    a kept token was not drawn from p, the distribution that is recorded for it from then on."""
+    a kept token was not drawn from p, the distribution that is recorded for it from then on.
+    """
     p_token, q_token = at(p, window.token), at(window.q, window.token)
     if coupling == "threshold":
         keep, source = window.exists & (p_token / q_token > tau), p
@@ -99,7 +100,8 @@ def sources(init: str, position: Tensor, last: Tensor, side: int) -> tuple[Tenso
 
     "random" is uniform over the codes. "horizontal_..." and "vertical_..." take the nearest known position to the left
     or above: "_repeat" its token (a point mass), "_sample" a token drawn from its distribution, and "_mode" the most
-    probable token of its distribution (a point mass), as in SJD's code."""
+    probable token of its distribution (a point mass), as in SJD's code.
+    """
     if init == "random":
         return position, torch.ones_like(position, dtype=torch.bool)
     if init.startswith("horizontal"):

@@ -11,7 +11,8 @@ Our reading: in a later round q is the p of the round before, the distribution t
 up to the first rejection are the ordinary rule's, and never change again. Here they are committed at once, and a
 row that is fully accepted needs no further pass. With as many rounds as a row has cells the method is exact. After the
 last pass the target gives the first cell of the next row, as after every fully accepted draft. With several heads
-below, as many rows are drafted at once."""
+below, as many rows are drafted at once.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class SpatialState:
 
     parts: which head drafts which positions of a draft, first to the right, then below; `outputs` (2, H): the index,
     among all outputs of the heads, that each position of the draft takes, in the first row and later; rise (H,): the
-    distance to the cell above."""
+    distance to the cell above.
+    """
 
     session: Any
     sampling: Sampling

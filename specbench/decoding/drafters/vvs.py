@@ -2,7 +2,8 @@
 
 This follows the released code. There a round either verifies a tree, or commits one of its paths without a pass of the
 target; the next round's pass has the committed tokens as a chain in front of its tree. Here both rounds are one step:
-its draft is that chain, whose nodes are always accepted, followed by the tree."""
+its draft is that chain, whose nodes are always accepted, followed by the tree.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Skips:
     Round r, counted from 0, commits a path if r mod `interval` is 1. The path leads to one of the tree's leaves, each
     with the same probability. It is cut to L - 1 tokens, where L is the mean number of nodes of such paths, including
     the root, rounded down. (The released code cuts to min(path, L - 1) nodes and takes the token after them, which a
-    path shorter than the mean does not have. Here such a path is committed as a whole.)"""
+    path shorter than the mean does not have. Here such a path is committed as a whole.)
+    """
 
     #: Up to this number of tokens of an image, nothing is committed without verification.
     first = 5

@@ -6,7 +6,8 @@ target's, under the prefix of the last step. After a step the positions that wer
 distributions that this step computed for them, and the new positions are initialised.
 
 Why this is lossless (ERRATA, SJD 2): given the past, a position's token is independent of everything that determines
-the distribution it is verified against, since that distribution depends only on earlier positions."""
+the distribution it is verified against, since that distribution depends only on earlier positions.
+"""
 
 from __future__ import annotations
 
@@ -83,19 +84,21 @@ class Window:
     refine: renew the positions that were not committed; without it they are initialised again (SJD, appendix H).
     width, depth, tree: see `trees.window_paths`.
     plain_until, plain_from: images with fewer tokens than the first number, or at least the second one (negative:
-    counted from the end; None: never), have no draft; after that the window begins again.
+        counted from the end; None: never), have no draft; after that the window begins again.
     branch: when the first positions have further candidates (width > 1): at every step ("always"), or only in a step
-    after a rejection ("rejected", SJD-PAC's Algorithm 1), which is a step whose accepted path does not end at a leaf. A
-    step without them has the tree's first path as its chain.
+        after a rejection ("rejected", SJD-PAC's Algorithm 1), which is a step whose accepted path does not end at a
+        leaf. A step without them has the tree's first path as its chain.
     match: a token is a deterministic proposal, kept with p(x), as if the target's draw had to match it (Jacobi's prefix
-    match).
+        match).
 
     Two parameters come from released codes, and are not exact:
 
     stored: the distribution of a token that maximal coupling keeps: this step's ("new") or the one that it was drawn
-    from ("old", SCD). siblings: what a position's further candidates are drawn from: its distribution ("stored") or, if
-    it had a token before, the residual distribution [p - q]_+ of this step ("residual", SJD-PAC). In both cases
-    verification treats them as drawn from the distribution."""
+        from ("old", SCD).
+    siblings: what a position's further candidates are drawn from: its distribution ("stored") or, if it had a token
+        before, the residual distribution [p - q]_+ of this step ("residual", SJD-PAC). In both cases verification
+        treats them as drawn from the distribution.
+    """
 
     constants = ("tree", "main", "on_main", "offsets", "choice", "of_inner", "first_child", "ahead")
 
@@ -339,7 +342,8 @@ class BuiltIn(Window):
     opening: "random" begins with new positions, as Lumina-mGPT 2 does. "greedy" is SimpleAR's beginning: the first step
     passes token 0 at every position (SimpleAR: the padding token), verifies nothing, and takes the most probable first
     token. The second step drafts the most probable token of every position, as if it had been sampled, and always
-    accepts the first of them."""
+    accepts the first of them.
+    """
 
     def __init__(
         self, window: int, opening: str = "random", plain_until: int = 0, plain_from: int | None = None

@@ -119,7 +119,8 @@ class Mentored(_Clipped):
 
     If the tokens are sorted by q / p, a band raises the first ones to low p and lowers the last ones to high p; it
     rejects as much mass as it raises. So sums over the sorted tokens give `high` and the divergence for any `low`, and
-    both grow as `low` falls from 1."""
+    both grow as `low` falls from 1.
+    """
 
     name = "mentored"
     constants = ("budgets",)
@@ -156,7 +157,8 @@ class SortedNodes:
     p_below, q_below, logs (..., V + 1): sums of p, q and q log(q / p) over the first tokens.
     p_above, q_above: sums of p and q over the tokens from an index on.
     rejected (..., V): the rejected mass if `high` is a token's ratio, in reverse order, so that it ascends.
-    never (..., 1): mass of q where the target has none."""
+    never (..., 1): mass of q where the target has none.
+    """
 
     def __init__(self, p: Tensor, q: Tensor) -> None:
         ratios, order = torch.where(p > 0, (q / p).clamp_max(_NEVER), _NEVER).sort(-1)

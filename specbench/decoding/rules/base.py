@@ -1,7 +1,8 @@
 """The interface of acceptance rules, and the operations on distributions that they share.
 
 Distributions are (..., V) float32, tokens and depths (...) int64. Depth counts drafted positions from 1. The q of a
-deterministic candidate, which was not sampled, is a point mass."""
+deterministic candidate, which was not sampled, is a point mass.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class Neighbours:
     near (V, n) int64: the neighbours of every token, nearest first; the first k may count. A token that is its
     own first neighbour has none. A neighbour counts while s, the mass of it and of all nearer ones, is inside a bound.
     measure: the bounded quantity: "mass" s, "share" s / r(x), or "divergence" the Jensen-Shannon divergence (nats) of
-    the distributions before and after s moves to x. closed: whether `limit` itself is inside."""
+    the distributions before and after s moves to x. closed: whether `limit` itself is inside.
+    """
 
     near: Tensor
     k: int
@@ -101,7 +103,8 @@ class Relaxation:
     - "paper", "released", "released_p": see `rules.lantern.Lantern`; f is 1.
 
     values (n,) float32: by depth, from 0 on, the last one for deeper positions; None: 1 at every depth. g is the mass
-    of the `neighbours`, 0 without them."""
+    of the `neighbours`, 0 without them.
+    """
 
     residual: str
     values: Tensor | None = None
@@ -123,7 +126,8 @@ def neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
 
     codebook (V, d) with C codes; a token without a code (a row of NaN) has no neighbour except itself.
     "l2" and "cosine" are distances in the codebook; "random" is LANTERN's control (Table 4), a fixed shuffle.
-    UsageError for another proximity and for k < 1."""
+    UsageError for another proximity and for k < 1.
+    """
     check_choice("proximity", proximity, MEASURES)
     if k < 1:
         raise UsageError(f"k must be an integer of at least 1 (got {k})")

@@ -40,7 +40,8 @@ class Grouped(GroupRule):
     - 1) // 2 after x. `edge` says what happens if fewer tokens are before x: "clip" takes those that exist; "alone"
     tests x by itself, as the released code does (its slice is empty), which resamples like "vanilla". A token without
     an embedding (a row of NaN) has no neighbour except itself. The released code skips the test of distances for groups
-    with a text token; here a distribution has only image tokens."""
+    with a text token; here a distribution has only image tokens.
+    """
 
     name = "gsd"
     constants = ("table",)
@@ -108,7 +109,8 @@ class Neighbourhood(GroupRule):
     """Accept x with min(1, r(G) / q(G)), where the group G is x and its nearest codes.
 
     Groups are neighbourhoods around the candidate, not a partition of the codebook. So the rule changes even the
-    distribution over groups."""
+    distribution over groups.
+    """
 
     name = "neighbourhood"
     constants = ("members",)

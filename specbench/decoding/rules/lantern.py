@@ -36,7 +36,8 @@ class Lantern(Rule):
     in r in both cases.
 
     With `greedy` a token is accepted if it is the arg max of r'. (In the released code the neighbours keep their mass.
-    It is then less than the mass of x, so it decides nothing.)"""
+    It is then less than the mass of x, so it decides nothing.)
+    """
 
     constants = ("near",)
 

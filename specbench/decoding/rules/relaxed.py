@@ -22,7 +22,8 @@ class Relaxed(Rule):
     omega = 1 everywhere is exact speculative decoding (Eqs. 1, 2), a constant is UniformRSD (Eq. 13), a falling
     schedule is Cool-SD (Eq. 16). `resample="optimal"` continues from Eq. 10, Norm([r - q f]_+) = Norm([max(r - q, (1 -
     omega) r)]_+), which minimises the bound of Eq. 8 for any omega. `"vanilla"` continues from Eq. 11, Norm([r - q]_+),
-    which Proposition 1 derives only for omega >= 1."""
+    which Proposition 1 derives only for omega >= 1.
+    """
 
     constants = ("omega",)
     residual_by_token = False
@@ -100,7 +101,8 @@ class Redraw(Rule):
     `resample="target"` continues from r. Lumina-mGPT 2's code means Norm[r - min(q, 0.99)]_+, but takes r whenever that
     mass is below 1 before it is normalised, so in effect always. The distribution passes the sampler's filters once
     more: top-k changes nothing then, but the filter `top_n_sigma` does, on log r. "vanilla" continues from Norm[r -
-    q]_+ and is exact (SimpleAR)."""
+    q]_+ and is exact (SimpleAR).
+    """
 
     name = "redraw"
     residual_by_token = False

@@ -18,7 +18,8 @@ class Typical(Rule):
     where H is the entropy in nats. The longest accepted path counts, and the next token has the target's distribution.
 
     The drafter's distribution is not used. A token of probability 1 is always accepted. So at temperature 0 a token is
-    accepted exactly if it is the arg max."""
+    accepted exactly if it is the arg max.
+    """
 
     name = "typical"
     deterministic = True
@@ -53,7 +54,8 @@ class EntropyAware(Rule):
 
     The paper prints a factor 1 - 16 e, which is negative for almost any e. It must mean 1 - e / 16, so `calm` is 16.
     The paper does not say which residual follows. At an entropy of `calm` and above the threshold is not random; a
-    vocabulary of 9 million tokens has that entropy."""
+    vocabulary of 9 million tokens has that entropy.
+    """
 
     name = "entropy"
     residual_by_token = False

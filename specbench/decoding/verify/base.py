@@ -1,7 +1,8 @@
 """Verification: drafts, verdicts, and the interface of the algorithms that decide on a draft's nodes.
 
 Each algorithm is a module. `token` serves every rule; the others serve the exact rule and, `block`, rules whose emitted
-distribution has a closed form."""
+distribution has a closed form.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +34,21 @@ class Draft:
 
     tokens (B, M) int64: the root's token first.
     probs (B, I, V) float32: for each inner node the distribution from which its children were sampled, in the order of
-    the children, without replacement unless `replacement`.
+        the children, without replacement unless `replacement`.
     sampled (B, M) bool, or None if all are sampled: False marks a deterministic token (its distribution is a point
-    mass).
+        mass).
     valid (B, M) bool: nodes that exist in this step. The ancestors of a valid node are valid.
     heights (B, M) float32 or None: if not negative, the number in [0, 1) that decides on a node, instead of a new one.
-    Given the draft it must be uniform and independent of everything that determines the target's distribution of the
-    node.
+        Given the draft it must be uniform and independent of everything that determines the target's distribution of
+        the node.
     unverified (B, M) bool or None: nodes that are accepted in any case, each the only valid child of its parent. Only
-    token-wise verification supports them.
+        token-wise verification supports them.
     greedy (B,) bool or None: images whose next token is the most probable one, not a sample.
     parallel_positions: the positions of the nodes, if they do not follow the committed tokens in raster order. Then
-    every row here is one of K chains of an image, (B * K, ...).
+        every row here is one of K chains of an image, (B * K, ...).
     parts: parts of the drafter, by name, that an audit must have exercised, and the nodes (B, M) bool whose tokens come
-    from them in this step. Only the plain code reports them, not the kernels."""
+        from them in this step. Only the plain code reports them, not the kernels.
+    """
 
     tree: Tree
     tokens: Tensor

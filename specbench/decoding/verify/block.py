@@ -31,7 +31,8 @@ class BlockVerification(Verification):
     test.
 
     For a rule that emits e_i in closed form at every node i, e_i replaces p_i at the nodes that have a draft token.
-    Given the prefix, a token then has the distribution e_i of its node, as in token-wise verification."""
+    Given the prefix, a token then has the distribution e_i of its node, as in token-wise verification.
+    """
 
     name = "block"
 

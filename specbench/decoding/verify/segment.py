@@ -1,6 +1,7 @@
 """Segment verification (SJD-SV, arXiv 2609.13245): runs of rising probability are kept or cut as a whole. Not lossless.
 
-The paper itself was not available; this follows a second-hand account. Our own choices are named in `Segment`."""
+The paper itself was not available; this follows a second-hand account. Our own choices are named in `Segment`.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ class Selected(Verification):
 
     lam may depend on everything that is known above the children. `select` None takes the value among 0, 1 / grid .. 1
     with the largest sum min(P p, e). A rule that emits a distribution in closed form, given that its candidate is drawn
-    from e, uses that distribution instead of p, as in block verification."""
+    from e, uses that distribution instead of p, as in block verification.
+    """
 
     name = "selected"
 
@@ -131,7 +132,8 @@ def best_of(q: Tensor, order: Tensor, count: Tensor, most: int) -> Tensor:
     drawn from q (B, V) with replacement.
 
     With c the cumulative q including a token and c' without it, b = q sum_{j < K} c^j c'^(K - 1 - j). The probabilities
-    are integers, as in `sampling.draw_exactly`: their sums do not depend on the order of summation."""
+    are integers, as in `sampling.draw_exactly`: their sums do not depend on the order of summation.
+    """
     parts = (q * 2.0**PROBABILITY_BITS).long().gather(1, order)
     after = parts.cumsum(1)
     total = after[:, -1:].double()

@@ -36,7 +36,8 @@ class Traversal(Verification):
     (the root always), and the next token is drawn from the remaining p. The first node in post-order that passes ends
     the accepted path.
 
-    All of this is a function of the drafted tokens alone. So it is computed level by level, and decided once."""
+    All of this is a function of the drafted tokens alone. So it is computed level by level, and decided once.
+    """
 
     name = "traversal"
 

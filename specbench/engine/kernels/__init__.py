@@ -5,7 +5,8 @@ the specification. They are used with `engine=triton` (`ops.Kernels`).
 In a graph, a kernel that depends on another costs microseconds, whatever it does. So the norm, SwiGLU and the sum with
 the residual are part of the matrix product that reads or produces them. Products of many rows or with large weights are
 left to cuBLAS (`block.MOST_ROWS`, `block.MOST_WEIGHTS`), and their shapes are not tuned: at 7B cuBLAS was not slower on
-an H200 (docs/gpu.md)."""
+an H200 (docs/gpu.md).
+"""
 
 from __future__ import annotations
 

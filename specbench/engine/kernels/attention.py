@@ -54,7 +54,8 @@ def _attend(
     to finish a head and a block of queries combines the ranges, and resets its counter to zero.
 
     Every position sees the committed keys, so the loop over them has neither a mask nor a branch. The keys of the tree
-    come after them."""
+    come after them.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -141,7 +142,8 @@ def attend(
     `mask` allows: (R, n, heads, head dim). Every position must see at least one key.
 
     Programs for one row and kv head: as many ranges of keys as fill the device, times blocks of at most 128 queries,
-    each of which reads the keys once."""
+    each of which reads the keys once.
+    """
     (rows, nodes, heads, dim), (_, kv, slots, _) = q.shape, k.shape
     queries, among = nodes * heads // kv, mask.among
     tile = tiles.attention(rows * kv, queries, dim, q.dtype, launch.can_depend(q.device))

@@ -26,7 +26,8 @@ def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, dependent: Any = 
 
     dependent: whether the kernel may begin before the previous one has ended (programmatic dependent launch). Such a
     kernel has a constant PDL, and calls `gdc_wait` before it reads anything except weights. None: the kernel has no
-    such constant."""
+    such constant.
+    """
     if dependent is not None:
         options["PDL"] = dependent
         if dependent:

@@ -3,7 +3,8 @@ embedding after it, are part of the same kernel.
 
 Up to `FEW` rows a program reads its share of the weights at once: all loads come before the first sum and before it
 waits for the activations. With more rows, the matrix units take 16 rows at once, and the loop over the inputs is
-pipelined; the program requests its first weights before it waits."""
+pipelined; the program requests its first weights before it waits.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ def budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK: tl.co
     it and 1. For each `low`, `high` is such that the lowered mass equals the raised mass, again by Newton's method,
     from below except in the first step. Then KL(e | r), whose slope is -sum(r raised) log(high / low), gives the next
     `low`. If it leaves the interval, and every second time from the 13th on, the interval is halved instead. Usually
-    this takes ten passes."""
+    this takes ten passes.
+    """
     least, most = tl.full([], 0.0, tl.float32), tl.full([], 1.0, tl.float32)
     low, high, passes = least, most * 1e30, tl.full([], 0, tl.int32)
     free, below, steps = passes == 0, passes != 0, passes

@@ -1,7 +1,8 @@
 """How the kernels of a layer divide their work: a table of tiles by shape, with defaults, tuned once per device.
 
 Another tile sums in another order, so results differ in their last bits. Two devices, or a device before and after
-tuning, agree like two engines do: not bit for bit."""
+tuning, agree like two engines do: not bit for bit.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,8 @@ def _candidates(
     first.
 
     A lane has the tokens lane, lane + BLOCK .. and knows the best of them that was not taken. Once that is taken, its
-    other tokens are read again."""
+    other tokens are read again.
+    """
     SCORES, TOKENS, ABOVE, HOME = CANDIDATES
     here = tl.program_id(0).to(tl.int64)
     lane, column = tl.arange(0, BLOCK), tl.arange(0, COLUMNS)
