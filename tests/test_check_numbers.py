@@ -54,9 +54,9 @@ def test_a_page_that_states_what_rows_say_passes(rows: Rows, page: str) -> None:
     ("page", "problem"),
     [
         (f"SJD takes 31.2<!--= {SJD} --> steps.", f"d.md:1: 31.2 should be 31.3 ({SJD})"),
-        (f"SJD takes 31.3<!--= {SJD} --> steps.\n\nAnd 12.", "d.md:3: 12 has no row: put a mark behind it"),
-        ("- 1 of\n- 31<!--= settings --> of 105", "d.md:1: 1 has no row: put a mark behind it"),
-        ("| 31 |\n| 105<!--= settings --> |", "d.md:1: 31 has no row: put a mark behind it"),
+        (f"SJD takes 31.3<!--= {SJD} --> steps.\n\nAnd 12.", "d.md:3: 12 has no row: put a mark after it"),
+        ("- 1 of\n- 31<!--= settings --> of 105", "d.md:1: 1 has no row: put a mark after it"),
+        ("| 31 |\n| 105<!--= settings --> |", "d.md:1: 31 has no row: put a mark after it"),
         (f"SJD takes few<!--= {SJD} --> steps.", f"d.md:1: 1 values for 0 numbers: {SJD}"),
         (f"31.3<!--= {SJD} --> or less<!--= {SJD} -->", f"d.md:1: 1 values for 0 numbers: {SJD}"),
         (f"Fewer than 105<!--= {SJD} > 105, ... -->.", f"d.md:1: does not hold: {SJD} > 105, ..."),

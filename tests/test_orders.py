@@ -377,7 +377,7 @@ def test_groups_are_sampled_from_the_models_own_distribution() -> None:
 
 
 def test_the_shapes_have_the_published_numbers_of_parameters() -> None:
-    """Millions of parameters, from the READMEs. The names of LPD's and ARPG's tensors are those of their code."""
+    """Millions of parameters, from the READMEs. LPD's and ARPG's tensors have the names of their code."""
     for name, kind, millions in (("arpg_l", ArpgModel, 320), ("arpg_xl", ArpgModel, 719), ("lpd_l", LpdModel, 337),
                                  ("lpd_xl", LpdModel, 752)):  # fmt: skip
         cfg = {**configuration.compose([f"model={name}", "weights=random"])}

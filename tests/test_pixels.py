@@ -331,7 +331,7 @@ def test_decoding_equals_plain_functions():
 
 
 def test_the_embedded_tokenizer_does_not_change(tmp_path):
-    """Saving it again does not change the bytes, by which rows name it. Its pictures are those of its tensors."""
+    """Saving it again does not change the bytes, by which rows name it. Its tensors give the same pictures."""
     model = checkpoints.load(EMBEDDED, "scenes-tokenizer", VQModel, VQConfig).float().eval().requires_grad_(False)
     config, tensors = checkpoints.read(EMBEDDED, "scenes-tokenizer")
     assert model.state_dict().keys() == tensors.keys()

@@ -1,4 +1,4 @@
-"""Steps on shapes alone: launches are counted without a device, and the sizes are those of the real networks."""
+"""Steps on shapes alone: launches are counted without a device, and the networks have their real sizes."""
 
 from __future__ import annotations
 

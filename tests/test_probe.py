@@ -1,4 +1,4 @@
-"""The probe: its distributions along an image equal those of decoding, and a hidden token changes only later ones."""
+"""The probe: its distributions along an image equal decoding's, and a hidden token changes only later ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_hiding_a_position_moves_only_later_distributions() -> None:
 
 @torch.inference_mode()
 def test_a_hidden_position_is_as_if_it_were_absent() -> None:
-    """Each distribution equals that of plain passes whose mask excludes one position."""
+    """Each distribution equals the one from plain passes whose mask excludes one position."""
     target, sampling = tiny.llamagen(side=2), Sampling()
     tokens = torch.tensor([[1, 4, 2, 3]])
     result = TokenDistributions(target, sampling, tiny.prompts(1), tokens)

@@ -39,7 +39,7 @@ from specbench.training import recipes
 
 FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
-#: Sub-command -> arguments that replace those of the same name; None removes the argument.
+#: Sub-command -> arguments that replace arguments of the same name; None removes the argument.
 SMALLER: dict[str, dict[str, str | None]] = {
     "run": {"n": "3", "warmup": "0", "workers": None, "hydra.launcher.n_jobs": "1", "metrics": "none"},
     "resume": {"workers": "1", "ray_address": None},
@@ -155,7 +155,9 @@ def test_every_command_works(reader: Path, call: Call) -> None:
     for path, line in ALL:
         if line in SKIPPED:
             continue
-        assert line.startswith("specbench "), f"{path.name}: what is '{line}'? Name it in NOT_RUN, or let it run"
+        assert line.startswith("specbench "), (
+            f"{path.name}: unknown command '{line}'. Name it in NOT_RUN, or let it run"
+        )
         assert not _missing_tables(line), (
             f"{path.name}: {line}: no rows of {', '.join(_missing_tables(line))}, whose runs take hours"
         )
@@ -345,7 +347,7 @@ def test_every_preset_has_been_audited() -> None:
     jobs = plan.presets([], plan.chosen_models({}, [False, True]))
     missing = sorted({(cfg["method"], model.name) for cfg, model in jobs} - audited)
     methods = ", ".join(dict.fromkeys(method for method, _ in missing))
-    assert not missing, f"audit {methods}, and add the rows to results/audit.csv; it lacks {missing}"
+    assert not missing, f"audit {methods}, and add the rows to results/audit.csv; missing: {missing}"
 
 
 def test_exact_variants_are_lossless_and_the_biased_releases_are_not() -> None:

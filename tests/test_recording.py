@@ -1,4 +1,4 @@
-"""Recording without a device: a failed capture leaves nothing behind it to clean up, timings exclude statistics, and a
+"""Recording without a device: a failed capture leaves nothing to clean up, timings exclude statistics, and a
 batch declares its memory."""
 
 from __future__ import annotations

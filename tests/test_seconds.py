@@ -1,4 +1,4 @@
-"""Which seconds a table prints: those of one machine, and speed-ups with a valid timing."""
+"""A table prints the seconds of one machine only, and speed-ups with a valid timing."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_a_relaxed_row_follows_the_papers_procedure(rounds: int) -> None:
 @pytest.mark.parametrize(("rounds", "steps"), [(0, 4 + 2 * 1), (1, 4 + 2 * 2), (2, 4 + 2 * 3), (4, 12)])
 def test_steps_of_an_image(rounds: int, steps: int) -> None:
     """Three rows of four tokens. Every draft is token 0, and the target gives the left neighbour's successor. So the
-    first row takes one step per token. A later row takes `rounds` steps, each of which commits one cell, and one step
+    first row takes one step per token. A later row takes `rounds` steps that commit one cell each, and one step
     that commits the rest. With as many rounds as cells, the image is the target's."""
     vocab, width, length = 16, 4, 12
     p = [torch.eye(vocab)[1:2], *([torch.eye(vocab).roll(1, 1)] * (length - 1))]

@@ -1,4 +1,4 @@
-"""Suites: one vanilla AR for all methods, any interruption, and a table whose numbers equal those of single runs."""
+"""Suites: one vanilla AR for all methods, any interruption, and a table with the same numbers as single runs."""
 
 from __future__ import annotations
 
