@@ -263,7 +263,7 @@ def test_misuse_is_named(assets: Path, images: np.ndarray, items: list[Item]) ->
         measure(["scenes_fid"], images, items[:-1], assets)
     with pytest.raises(ValueError, match="uint8"):
         measure(["scenes_fid"], images.astype(np.float32), items, assets)
-    with pytest.raises(UsageError, match="has no options, but 'resize' is given"):
+    with pytest.raises(UsageError, match="has no options: leave out 'resize'"):
         scenes_metrics.ScenesFID(metrics.ScoringContext(assets, assets), {"resize": "tf"})
 
 

@@ -442,7 +442,7 @@ def test_fused_kernels_and_trained_drafters_refuse_it() -> None:
         cfg = configuration.compose(["model=lpd_l", "method=vanilla", f"engine={engine}"])
         with pytest.raises(UsageError, match=f"engine={engine} has the blocks of models in raster order, and lpd_l"):
             check_engine(cfg)
-    with pytest.raises(UsageError, match="arpg_scenes decodes in an order of its own, and no drafter"):
+    with pytest.raises(UsageError, match="arpg_scenes decodes in its own order, and no drafter"):
         recipes.plan(["drafter=eagle", "model=arpg_scenes"])
 
 

@@ -269,7 +269,7 @@ def test_mistakes_cost_one_sentence(tmp_path):
         return str(e.value)
 
     assert "has a training with lr=0.0001" in said("lr=1e-3")
-    assert "holds other examples (examples:" in said("n=11", f"examples={out / 'examples'}", folder=tmp_path / "other")
+    assert "contains other examples (examples:" in said("n=11", f"examples={out / 'examples'}", folder=tmp_path / "other")
     assert "data=prompts has none" in said("source=pairs", folder=tmp_path / "other")
     assert "batch=20 is more than the 9 examples" in said("batch=20", folder=tmp_path / "third")
     (tmp_path / "empty").mkdir()
@@ -333,16 +333,16 @@ def test_every_recipe_is_complete():
 
 WRONG = [
     (["drafter=draft_model", "features=stored"], "a draft model learns from prompts"),
-    (["drafter=eagle", "guided=true", "features=stored"], "guided=true needs each example with its prompt and"),
+    (["drafter=eagle", "guided=true", "features=stored"], "guided=true needs every example with and without"),
     (["drafter=eagle", "checkpoints=[0]"], "checkpoints must be a list of rising integers of at least 1"),
     (["drafter=eagle", "start=embedded:strongest"], "unknown eagle weights 'strongest' (choose from: "),
     (["drafter=cspd"], "llamagen_scenes draws discrete tokens, and drafter=cspd is for continuous ones"),
-    (["drafter=eagle", "model=mar_scenes"], "and drafter=eagle is for discrete ones: use drafter=cspd"),
-    (["drafter=cspd", "model=mar_b"], "mar_b takes a model of its family as its drafter"),
+    (["drafter=eagle", "model=mar_scenes"], "but drafter=eagle is for discrete tokens: use drafter=cspd"),
+    (["drafter=cspd", "model=mar_b"], "the drafter of mar_b is a model of its family"),
     (["drafter=cspd", "model=mar_scenes", "labels=token"], "labels= is for drafters of discrete tokens"),
     (["drafter=eagle", "objective=path_kl"], "objective= is for drafters of continuous tokens"),
     (["drafter=eagle", "recipe=mar_scenes"], "unknown recipe for drafter=eagle 'mar_scenes' (choose from: coolsd"),
-    (["drafter=cspd", "model=mar_scenes", "objective=denoising", "guided=true"], "leave guided= out"),
+    (["drafter=cspd", "model=mar_scenes", "objective=denoising", "guided=true"], "leave out guided="),
     (["drafter=cspd", "model=mar_scenes", "objective=kl"], "objective must be one of path_kl, denoising"),
     (["scenes"], "`make train-scenes` in a clone trains the embedded models"),
     (["n=4"], "name the drafter to train: drafter="),
