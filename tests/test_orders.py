@@ -419,7 +419,7 @@ def test_published_files_are_read(tmp_path: Any, name: str, kind: Any) -> None:
         again._read(tmp_path / "target")
     tensors.pop("head.weight")
     torch.save({"model": tensors}, tmp_path / "target" / "one.pt")
-    with pytest.raises(UsageError, match=f"is not a file of {name} \\(it lacks 'head.weight'\\)"):
+    with pytest.raises(UsageError, match=f"is not a file of {name} \\(it has no 'head.weight'\\)"):
         again._read(tmp_path / "target")
 
 

@@ -269,7 +269,9 @@ def test_mistakes_cost_one_sentence(tmp_path):
         return str(e.value)
 
     assert "has a training with lr=0.0001" in said("lr=1e-3")
-    assert "contains other examples (examples:" in said("n=11", f"examples={out / 'examples'}", folder=tmp_path / "other")
+    assert "contains other examples (examples:" in said(
+        "n=11", f"examples={out / 'examples'}", folder=tmp_path / "other"
+    )
     assert "data=prompts has none" in said("source=pairs", folder=tmp_path / "other")
     assert "batch=20 is more than the 9 examples" in said("batch=20", folder=tmp_path / "third")
     (tmp_path / "empty").mkdir()

@@ -57,7 +57,7 @@ def of_drafts(drafter: Any, target: Language) -> int:
 def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
     """The methods that are a step's passes of networks, the drafter's included, and their owners."""
     drafting = [(one.owner, one.method) for one in _of_drafter(drafter, target) if one.method]
-    return [(target, "hidden" if target.order is None else "at_fronts"), (target, "head"), *drafting]
+    return [(target, "hidden" if target.order is None else "hidden_at_positions"), (target, "head"), *drafting]
 
 
 def of_cache(model: Language, rows: int, context: int) -> int:

@@ -103,7 +103,7 @@ class CMMD(weights.PublishedMetric, ComparedMetric):
         value = SCALE * float(within.mean() + reference.mean() - 2 * across.mean())
         bias = SCALE * float((1 - within.mean()) / (n - 1) + (1 - reference.mean()) / (m - 1))
         error = float(self._influences(within, across).std(ddof=1)) / n**0.5
-        compared = f", of which {m} are compared" if m != self.reference.count else ""
+        compared = f" ({m} of them are compared)" if m != self.reference.count else ""
         note = f"{self.against()}{compared}; n = {n} adds {bias:.4f} by the pairs of an image with itself"
         return (Score(value, error, self.backend(), note),)
 

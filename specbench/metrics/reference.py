@@ -86,7 +86,7 @@ def write(path: Path, reference: ReferenceStatistics) -> None:
 def read(path: Path, width: int) -> ReferenceStatistics:
     """A file's statistics of `width` features. Raises a UsageError that names the file and its fault."""
     if not path.is_file():
-        raise UsageError(f"no file {path} with statistics of real images exists; check its name and folder")
+        raise UsageError(f"there is no file {path} with statistics of real images; check its name and folder")
     with opened(path) as arrays:
         return _read(arrays, path, width)
 

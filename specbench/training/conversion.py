@@ -24,7 +24,7 @@ def converted(cfg: Mapping[str, Any], out: Path) -> list[Path]:
     """Writes the EAGLE drafter at drafter_weights= of a run's configuration in the other layout into the folder `out`.
     Returns the files. Only the shape of the target is used. Raises UsageError for other drafters."""
     head, dtype = _stored(cfg)
-    if drafters.own_file(Path(cfg["drafter_weights"])) is None:
+    if drafters.specbench_file(Path(cfg["drafter_weights"])) is None:
         checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", dtype)
         return [out / registry.DRAFTER_FILE]
     config, tensors = drafters.exported(head, dtype)
