@@ -341,7 +341,7 @@ WRONG = [
     (["drafter=eagle", "guided=true", "features=stored"], "guided=true needs every example with and without"),
     (["drafter=eagle", "checkpoints=[0]"], "checkpoints must be a list of rising integers of at least 1"),
     (["drafter=eagle", "start=embedded:strongest"], "unknown eagle weights 'strongest' (choose from: "),
-    (["drafter=cspd"], "llamagen_scenes draws discrete tokens, and drafter=cspd is for continuous ones"),
+    (["drafter=cspd"], "llamagen_scenes draws discrete tokens, but drafter=cspd is for continuous tokens"),
     (["drafter=eagle", "model=mar_scenes"], "but drafter=eagle is for discrete tokens: use drafter=cspd"),
     (["drafter=cspd", "model=mar_b"], "the drafter of mar_b is a model of its family"),
     (["drafter=cspd", "model=mar_scenes", "labels=token"], "labels= is for drafters of discrete tokens"),
