@@ -192,7 +192,7 @@ def narrow(published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def features(n: int, seed: int, shift: float = 0.0, spread: float = 1.0) -> np.ndarray:
-    """Features (N, WIDTH) float32, non-negative and unequal, like those of the last pooling."""
+    """Features (N, WIDTH) float32, non-negative and unequal, like the features after the last pooling."""
     rng = np.random.default_rng(seed)
     scale = np.arange(1, WIDTH + 1) ** -0.5
     return (np.abs(rng.standard_normal((n, WIDTH)) * spread + shift) * scale).astype(np.float32)

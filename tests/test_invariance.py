@@ -43,7 +43,7 @@ def test_rows_do_not_depend_on_each_other(name: str) -> None:
     plain = {k: v for k, v in os.environ.items() if k not in ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")}
     # Threads that wait for each other without sleeping take milliseconds at a time on a processor that others use, too.
     env = plain | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "OMP_WAIT_POLICY": "passive"} | chosen
-    torch_kernels = "ATEN_CPU_CAPABILITY" in chosen  # torch's own kernels: the products are those of "as shipped"
+    torch_kernels = "ATEN_CPU_CAPABILITY" in chosen  # only torch's own kernels change; products are as shipped
     argv = [sys.executable, TESTS / "code_paths.py", *(["functions"] if torch_kernels else [])]
     process = subprocess.run(argv, env=env, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-2000:]
@@ -143,7 +143,7 @@ def test_an_image_does_not_depend_on_the_slots_that_are_read(monkeypatch: pytest
 
 
 def test_training_and_short_formats_use_plain_products() -> None:
-    """No invariance is promised for them, and none is paid for."""
+    """No invariance is promised for them, so they need no slower products."""
     x, weight = torch.randn(3, 8), torch.randn(5, 8)
     assert torch.equal(ops.linear(x, weight), F.linear(x, weight))  # gradients are on
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Several lines of a table at once: the rows equal those of one job, whatever stops or fails."""
+"""Several lines of a table at once: the rows are the same as with one job, whatever stops or fails."""
 
 from __future__ import annotations
 

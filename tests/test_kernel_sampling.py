@@ -145,7 +145,7 @@ def test_greedy_decoding_and_top_p_have_no_kernel() -> None:
 @pytest.mark.parametrize("size", [5, 64, 200, 131])
 @torch.inference_mode()
 def test_draws(size: int) -> None:
-    """The bits equal those of the plain integer sums."""
+    """Bit for bit the same as the plain integer sums."""
     probs, u = (3 * normal(30, 2, size)).softmax(-1), on_grid(30, 2)
     probs[3:20, :, 1:-2] = 0  # blocks without any probability
     probs[0, 0], probs[0, 1], probs[1, 0] = torch.nan, 0.0, 1 / size

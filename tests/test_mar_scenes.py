@@ -266,7 +266,7 @@ def test_mirror_images_are_more_images_of_the_same_classes():
 
 
 def test_distillation_moves_the_draft_to_the_target(tmp_path):
-    """The target's distribution differs from that of the data: a draft that learns only from the data stays far from
+    """The target's distribution differs from the data's: a draft that learns only from the data stays far from
     it."""
     torch.manual_seed(0)
     target = MAR(TINY)

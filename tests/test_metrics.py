@@ -340,12 +340,12 @@ class Brightness(Scorer):
 
 
 class Light(Metric):
-    """Mean brightness, in the first of its columns. lacks: "scorer" or "score", the call that finds something
+    """Mean brightness, in the first of its columns. fails_in: "scorer" or "score", the call that finds something
     missing."""
 
     columns = ("fid",)
     network: ClassVar[Brightness]
-    lacks: ClassVar[str] = ""  # which call fails: "scorer" or "score"
+    fails_in: ClassVar[str] = ""  # which call fails: "scorer" or "score"
 
     @property
     def cache_key(self) -> str:
@@ -454,7 +454,7 @@ def test_weights_that_disappear_are_a_note(
     where: str, network: Brightness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Light, "lacks", where)
+        patch.setattr(Light, "fails_in", where)
         scores = metrics.score(["light", "length"], Drawn(5), prompts(5), HERE, metrics.Outputs(tmp_path))
     assert scores["fid"].value is None
     assert scores["fid"].note.startswith("no lamp" if where == "scorer" else "no reference")

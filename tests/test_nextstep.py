@@ -388,7 +388,7 @@ def test_the_audit_sees_a_density_that_leaves_steps_out(monkeypatch):
 
 @pytest.mark.usefixtures("rows_together")
 def test_the_audit_sees_a_cache_that_is_not_renewed(monkeypatch):
-    """Keys of a rejected token stay where those of its replacement belong."""
+    """Keys of a rejected token stay in the place of its replacement's keys."""
     plain = NextStepSession.following
 
     def stale(self, tokens, row, first, count, changed):

@@ -1,4 +1,4 @@
-"""The notebook: every cell runs, its outputs are stored, and its numbers equal those of a run."""
+"""The notebook: every cell runs, its outputs are stored, and its numbers equal a run's."""
 
 from __future__ import annotations
 
