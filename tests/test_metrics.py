@@ -352,12 +352,12 @@ class Light(Metric):
         return "brightness@1, full image"
 
     def scorer(self) -> Scorer:
-        if self.missing == "scorer":
+        if self.fails_in == "scorer":
             raise Unavailable("no lamp: buy one")
         return self.network
 
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[metrics.Score, ...]:
-        if self.missing == "score":
+        if self.fails_in == "score":
             raise Unavailable("no reference: look into the sun")
         return (metrics.Score(float(outputs[:, 0].mean()), None, self.cache_key, ""),)
 
