@@ -41,10 +41,10 @@ def test_planted_phrases_are_reported_with_their_lines(tmp_path: Path, monkeypat
         (5, prose.COMMENTS, "go on"),
         (7, prose.MESSAGES, "are told from"),
         (11, prose.NAMES, "judge"),
-        (11, prose.FOUND, "found"),
+        (11, prose.VARIABLES, "found"),
         (12, prose.COMMENTS, "As of `"),
-        (13, prose.NAMES, "judge"),
         (13, prose.COMMENTS, "what is"),
+        (13, prose.NAMES, "judge"),
     ]
     assert _reported(tmp_path, "page.md", "A is faster than that of B.\nThe seconds\nare those of A.\n") == [
         (3, prose.DOCS, "are those of")
