@@ -276,9 +276,9 @@ def test_a_token_is_sampled_given_the_groups_before_it(kind: Any, plain: Any, sc
         strength = 1 + (scale - 1) * torch.tensor(share[schedule])[:, None]
         cond, uncond = (plain(w, c, out.tokens[row], order) for c in (label, 3))
         probs = ((uncond + strength * (cond - uncond)) / 0.9).softmax(-1)
-        wanted = torch.zeros(16)
-        wanted[order] = probs.gather(1, out.tokens[row, order][:, None])[:, 0].log()
-        torch.testing.assert_close(out.trace.log_prob[row], wanted, atol=3e-4, rtol=3e-4)
+        expected = torch.zeros(16)
+        expected[order] = probs.gather(1, out.tokens[row, order][:, None])[:, 0].log()
+        torch.testing.assert_close(out.trace.log_prob[row], expected, atol=3e-4, rtol=3e-4)
 
 
 @torch.inference_mode()

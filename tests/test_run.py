@@ -246,9 +246,9 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
         patch.setattr(registry, "weights_here", lambda cfg: "embedded:2")
         with pytest.raises(UsageError, match="started with weights fake:0, not embedded:2"):
             run.run(bench.outcome.config, bench.out)
-    same = data.load(bench.outcome.config.changed(n=3))
-    for other in (replace(same[1], prompt="else"), replace(same[1], id="else")):
-        monkeypatch.setattr(data, "load", lambda cfg: [same[0], other, same[2]])  # noqa: B023
+    prompts = data.load(bench.outcome.config.changed(n=3))
+    for other in (replace(prompts[1], prompt="else"), replace(prompts[1], id="else")):
+        monkeypatch.setattr(data, "load", lambda cfg: [prompts[0], other, prompts[2]])  # noqa: B023
         with pytest.raises(UsageError, match=r"prompts have changed .*\(index 1\)"):
             bench.run("n=3")
 

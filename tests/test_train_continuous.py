@@ -119,9 +119,9 @@ def test_measurements_of_paths(tmp_path: Path) -> None:
         near.diffloss.net.final_layer.linear.bias[3:] += 1
     more = (schedule.log_betas - schedule.posterior_log_variance_clipped) / 2
     columns = measured(replace(task.target, model=near))
-    wanted = 3 * 0.5 * float(((-more).exp() - 1 + more).sum())
-    assert wanted > 0.1
-    assert columns["path_kl"] == pytest.approx(wanted, abs=4 * columns["path_kl_stderr"])
+    expected = 3 * 0.5 * float(((-more).exp() - 1 + more).sum())
+    assert expected > 0.1
+    assert columns["path_kl"] == pytest.approx(expected, abs=4 * columns["path_kl_stderr"])
     slack, distance = 4 * columns["acceptance_stderr"], 1 - columns["acceptance"]  # the total variation
-    assert slack < distance < min((wanted / 2) ** 0.5, (1 - math.exp(-wanted)) ** 0.5) + slack
+    assert slack < distance < min((expected / 2) ** 0.5, (1 - math.exp(-expected)) ** 0.5) + slack
     assert columns["tokens_per_pass"] == pytest.approx(1 / distance)

@@ -60,8 +60,8 @@ def test_every_official_tensor_of_janus_has_one_destination():
         facts, source = manifest(name)
         cfg = janus.configured(facts["config"]["language_model"], source)
         size = "janus_pro_" + name[10:12].lower()
-        wanted = janus.full(size)
-        assert {**vars(cfg), "vocab_size": cfg.vocab_size + janus.CODES} == vars(wanted)
+        expected = janus.full(size)
+        assert {**vars(cfg), "vocab_size": cfg.vocab_size + janus.CODES} == vars(expected)
         language, inputs = janus.layouts(source.tensors, cfg.n_layer, cfg.block)
         pixels = image_tokenizers.janus_layout(source.tensors, vq.VQConfig())
         image = janus.image(cfg.vocab_size, janus.CODES, janus.SIDE)
@@ -237,11 +237,11 @@ def test_simplear_s_official_files_are_read(tmp_path):
     ids = again.image.ids
     assert ids[:2].tolist() == [40, 41]
     assert ids[64:].tolist() == list(range(40))
-    wanted = bundle.target.state_dict()
-    wanted["output.weight"] = wanted["tok_embeddings.weight"][ids]
-    torch.testing.assert_close(dict(again.target.state_dict()), dict(wanted), rtol=0, atol=0)
+    expected = bundle.target.state_dict()
+    expected["output.weight"] = expected["tok_embeddings.weight"][ids]
+    torch.testing.assert_close(dict(again.target.state_dict()), dict(expected), rtol=0, atol=0)
     smaller = again.read_smaller(tmp_path / "target")  # a drafter of the family
-    torch.testing.assert_close(dict(smaller.state_dict()), dict(wanted), rtol=0, atol=0)
+    torch.testing.assert_close(dict(smaller.state_dict()), dict(expected), rtol=0, atol=0)
     read, original = (dict(loaded_bundle.tokenizer.state_dict()) for loaded_bundle in (again, bundle))
     torch.testing.assert_close(read, original, rtol=0, atol=0)
 
