@@ -259,7 +259,7 @@ def test_a_comma_of_a_grids_folder_is_no_sweep(call: Call, tmp_path: Path) -> No
 def test_paths_of_other_commands_mean_themselves(call: Call, tmp_path: Path) -> None:
     assert call("audit", "method=vanilla", "audit.samples=1000", "out=a, b [c].csv")[0] == 0
     assert (tmp_path / "a, b [c].csv").is_file()
-    assert "there is no folder d, e" in refused(call, "train", "drafter=eagle", "images=d, e")
+    assert "the folder d, e does not exist" in refused(call, "train", "drafter=eagle", "images=d, e")
     assert "data=coco2017 needs" in refused(call, "probe", "n=1", "data=coco2017", "data_dir=d, e [f]")
     picture(tmp_path / "pictures (1), [x]/0.png")
     (tmp_path / "my, 'own' = [prompts].tsv").write_text("id\tprompt\n0\ta cat\n")

@@ -120,7 +120,7 @@ def test_a_training_starts_from_given_weights_and_keeps_checkpoints(tmp_path):
     same(middle, trained([*still, f"start={tmp_path / 'first' / 'step-5'}"]))
     with pytest.raises(UsageError, match="has a training with start="):
         trained([*still, f"start={tmp_path / 'first' / 'step-10'}"])
-    with pytest.raises(UsageError, match="start: there is no folder"):
+    with pytest.raises(UsageError, match="start: the folder"):
         trained([*still, f"start={tmp_path / 'none'}"])
 
 

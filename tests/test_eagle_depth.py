@@ -199,7 +199,7 @@ def test_depths_that_contradict_each_other_are_refused(tmp_path):
         ("norm", c, incomplete, "tensor 'layers.1.input_layernorm.weight' is missing"),
         ("heads", c | {"num_attention_heads": 3}, t, "3 heads"),
         ("hidden", c | {"hidden_size": 32}, t, "has shape"),
-        ("eps", {k: v for k, v in c.items() if k != "rms_norm_eps"}, t, "lacks 'rms_norm_eps'"),
+        ("eps", {k: v for k, v in c.items() if k != "rms_norm_eps"}, t, "has no 'rms_norm_eps'"),
         ("swin", c | {"swin_norm": True}, t, "swin_norm must be absent"),
         ("zero", c | {"rms_norm_eps": 0.0}, t, "rms_norm_eps must be a number above 0"),
         ("minus", c | {"vocab_size": -1}, t, "vocab_size must be an integer of at least 1"),

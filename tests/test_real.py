@@ -105,7 +105,7 @@ def test_every_method_runs_on_every_real_target(model, rows):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         target = tiny.read_by(bundle.target, drafter)
         rule = build_rule(cfg, drafter.shape.height, bundle.codebook)
-        sampling = Sampling.of(cfg)
+        sampling = Sampling.from_config(cfg)
         verification = build_verification(cfg, drafter.shape)
         config = DecoderConfig(target, drafter, rule, sampling, verification=verification)
         out = decode(config, conditioning, RandomStreams([(0, i) for i in range(rows)]))
@@ -262,8 +262,8 @@ def read_back(folder, model, bundle):
     Returns it."""
     again = reload(folder, model)
     ids = again.target.image.ids
-    wanted = bundle.target.state_dict() | {"output.weight": written(bundle)[0]["lm_head.weight"][ids]}
-    torch.testing.assert_close(dict(again.target.state_dict()), dict(wanted), rtol=0, atol=0)
+    expected = bundle.target.state_dict() | {"output.weight": written(bundle)[0]["lm_head.weight"][ids]}
+    torch.testing.assert_close(dict(again.target.state_dict()), dict(expected), rtol=0, atol=0)
     assert again.target.cfg == bundle.target.cfg
     torch.testing.assert_close(dict(again.tokenizer.state_dict()), dict(bundle.tokenizer.state_dict()), rtol=0, atol=0)
     return again, ids
