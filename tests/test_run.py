@@ -416,7 +416,7 @@ def test_a_run_never_has_all_its_pictures_in_memory(bench: Bench, monkeypatch: p
     bench.run("baseline=false")
     assert read == [0, 1]
     row = bench.run("baseline=false", "metrics=scenes_fid")
-    assert "scenes_classifier.safetensors scores 64x64 images of scenes; these are 8x8" in row["note"]
+    assert "scenes_classifier.safetensors scores 64x64 images of scenes; this image is 8x8" in row["note"]
     assert sorted(read) == [0, 0, 0, 1, 1, 1, 2, 3, 4, 5]
 
 

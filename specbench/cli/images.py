@@ -140,10 +140,10 @@ def reference(line: CommandLine) -> int:
     try:
         for one in chosen:
             path = _destination(data, out, one)
-            if there := real_images.kept(path, one, real):
+            if there := real_images.stored_statistics(path, one, real):
                 print(f"{there.label}: already there, of these {there.count} images: {path}")
             else:
-                made = real_images.made(one, real, data or "", path)
+                made = real_images.compute_statistics(one, real, data or "", path)
                 print(f"{made.label}: {made.count} images by {made.cache_key} in {path}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command resumes") from None
