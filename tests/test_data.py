@@ -31,7 +31,7 @@ Load = Callable[..., list[Item]]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Load:
-    """The prompts of a command line's words, with an empty home of fetched files."""
+    """The prompts for the words of a command line; the home of fetched files is empty."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     return lambda *words: data.load(configuration.compose(words))
 
@@ -41,8 +41,8 @@ def pairs(items: list[Item]) -> list[tuple[str, str]]:
 
 
 def annotations(n: int = 12) -> dict[str, Any]:
-    """Image 100 + i has the captions "image i, a", "image i, bb", "image i, c"; image 100 none, image 101 a blank one
-    and then others."""
+    """Image 100 + i has the captions "image i, a", "image i, bb", "image i, c". Image 100 has none; image 101 has a
+    blank one before the others."""
     images = [{"id": 100 + i, "file_name": f"{100 + i:012d}.jpg", "height": 4, "width": 4} for i in range(n)]
     captions = [
         {"id": 10 * i + k, "image_id": 100 + i, "caption": f"image {i}, {text}"}
@@ -126,7 +126,7 @@ def test_a_bad_annotation_file_is_named(tmp_path: Path) -> None:
 
 @needs_shared
 def test_the_real_files(load: Load) -> None:
-    """Of PartiPrompts, a quotation mark is part of its prompt."""
+    """In PartiPrompts a quotation mark can be part of a prompt."""
     items = load("data=coco2017", f"data_dir={SHARED}", "n=5000")
     assert len({item.id for item in items}) == 5000
     by_id = {item.id: item for item in items}
@@ -143,7 +143,7 @@ def test_the_real_files(load: Load) -> None:
 
 @needs_shared
 def test_the_captions_that_sjd_takes_for_the_longest() -> None:
-    """Counted on val2017 with SJD's released code: the longest caption of 1037 images and the first of 7."""
+    """Counted on val2017 with SJD's released code: the longest caption of 1037 images and the first caption of 7."""
     first, longest, running = (
         {entry.id: entry.prompt for entry in coco.read(SHARED / "captions_val2017.json", caption, 0)}
         for caption in ("first", "longest", "running_longest")
