@@ -243,7 +243,7 @@ def simplear_lm(t: Tensors, c: Config) -> Compared:
     yield "greedy_tokens", image, drawn
     yield "greedy_margin", margin(mixed(logits))
     drawn_ids = simplear.image(c["tokenizer_length"], codes, c["grid"]).ids.argsort()[image]
-    yield "greedy_codes", simplear.known(drawn_ids, codes).view_as(t["out/greedy_codes"])
+    yield "greedy_codes", simplear.image_codes(drawn_ids, codes).view_as(t["out/greedy_codes"])
 
 
 CHECKS = {
