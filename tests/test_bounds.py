@@ -208,7 +208,7 @@ def test_a_run_of_any_name_can_be_gone_on_with(
     monkeypatch.setattr(run, "_load_pipeline", at(0, interrupt))
     code, _, err = call(*words)
     assert code == 130, err
-    again = shlex.split(err[err.index("to go on: ") + 10 :])  # as a shell would read it
+    again = shlex.split(err[err.index("to continue: ") + 13 :])  # as a shell would read it
     assert again[0] == "specbench"
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     assert call(*again[1:])[0] == 0

@@ -91,7 +91,7 @@ def test_every_command_lists_its_arguments_and_refuses_a_bad_one(call: Call, tmp
             assert all(f"\n  {entry} " in out for entry in entries)
             assert max(map(len, out.splitlines())) <= 120
             assert "unrecognized arguments: --nope" in refused(call, name, "--nope")
-            for own in [own for own in command.own if own[0] != "-"][:1]:
+            for own in [own for own in command.by_name if own[0] != "-"][:1]:
                 assert f"'{own}' is given twice" in refused(call, name, f"{own}=1", f"{own}=2")
                 assert f"'{own}=' lacks its value" in refused(call, name, f"{own}=")
                 assert f"write {own}=x instead of --{own}" in refused(call, name, f"--{own}", "x")
@@ -399,7 +399,7 @@ def test_list_tells_whether_weights_are_here(call: Call, tmp_path: Path, monkeyp
     assert weights["eagle_tree"] is weights["cspd"] is False
     assert weights["none"] is weights["cool"] is None
     assert "[weights here]" in call("list", "models")[1]
-    assert "[weights absent]" in call("list", "drafters")[1]
+    assert "[weights missing]" in call("list", "drafters")[1]
     assert all(set(entry) == {"name", "line", "weights", "plugin"} and entry["line"] for entry in found["drafters"])
 
 

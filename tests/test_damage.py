@@ -136,7 +136,7 @@ def test_a_row_needs_no_file_and_no_clock(tmp_path: Path, light_metrics: dict[st
     one = finished(tmp_path / "one")
     known, folder = row_of(one), RunFolder(one)
     records = folder.open_records(config())
-    given = config(), folder.metadata(), *records.both, list(folder.open_scores())
+    given = config(), folder.metadata(), *records.wanted_records, list(folder.open_scores())
     shutil.rmtree(one)
     monkeypatch.setattr("time.time", None)
     monkeypatch.setattr(Path, "open", None)

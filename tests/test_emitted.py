@@ -185,7 +185,9 @@ def test_what_was_not_measured_is_no_value() -> None:
         assert emitted_remarks(cfg | {"verification": "block"}, made) == [why + "verification=block"]
         assert emitted_remarks(cfg | {"emitted_draws": 0}, made) == []
         mixed = [made[0], images(given, [4, 9])[1]]
-        assert emitted_remarks(cfg, mixed) == ["emitted_kl: not recorded of 1 images, which an earlier process decoded"]
+        assert emitted_remarks(cfg, mixed) == [
+            "emitted_kl: not recorded for 1 images, which an earlier process decoded"
+        ]
 
 
 # --- whole sequences --------------------------------------------------------------------------------------------------

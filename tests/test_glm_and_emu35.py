@@ -161,7 +161,7 @@ def test_both_are_planned_on_shapes_alone():
 @pytest.mark.parametrize("name", ["zipar", "pjd"])
 def test_parallel_rows_of_two_grids_are_refused(name):
     cfg = configuration.compose(["model=glm_image", f"method={name}", "weights=random"])
-    with pytest.raises(UsageError, match="is two grids, one after the other: use a drafter in raster order"):
+    with pytest.raises(UsageError, match="is two grids in sequence: use a drafter in raster order"):
         method.check(cfg)
     method.check(configuration.compose(["model=emu35_image", f"method={name}", "weights=random"]))
 

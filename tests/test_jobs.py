@@ -125,7 +125,7 @@ def test_a_line_that_fails_stops_no_other(
 
 def test_the_death_of_a_process_costs_one_sentence(tables: Callable[..., int]) -> None:
     assert TABLE.lines[1].overrides
-    with pytest.raises(RunError, match="a process died, probably for lack of memory: use fewer --jobs"):
+    with pytest.raises(RunError, match="a process died, probably because memory ran out: use fewer --jobs"):
         tables(Bench(" ".join(TABLE.lines[1].overrides)), "--jobs", "2")
     with pytest.raises(UsageError, match=r"--jobs must be an integer of at least 1 \(got 0\)"):
         tables(Bench(), "--jobs", "0")

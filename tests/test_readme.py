@@ -194,7 +194,7 @@ def _checked(line: str) -> None:
         _checked(shlex.join(["specbench", *arguments[3:]]))
     elif tool == "specbench":
         command, *rest = arguments
-        own = sub_commands.find("bench").own
+        own = sub_commands.find("bench").by_name
         overrides = [argument for argument in rest if argument != "-m" and argument.partition("=")[0] not in own]
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetched(rest),

@@ -76,7 +76,7 @@ def test_a_suite_that_is_stopped_twice_has_the_numbers_of_single_runs(call: Call
     for _ in range(2):
         code, _, err = call("suite", "my.yaml", "out=s", "batch=2")
         assert code == 130
-        assert err.splitlines()[-1].endswith("to go on: specbench resume s")
+        assert err.splitlines()[-1].endswith("to continue: specbench resume s")
     code, out, _ = call("status", "s")
     assert "s: 8 runs, " in out
     assert " not started; " in out

@@ -617,7 +617,7 @@ def test_the_weights_of_a_run_are_known_without_loading_them(tmp_path: Path, mon
 
 
 def test_a_row_of_another_run_is_refused(tables: Tables, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not that of specbench run model=llamagen_scenes method=vanilla"):
+    with pytest.raises(UsageError, match="does not belong to specbench run model=llamagen_scenes method=vanilla"):
         tables(TABLE.id, bench=FakeBench(config_hash="other"))
     assert not (tmp_path / "results/coolsd_table1.csv").exists()
 
