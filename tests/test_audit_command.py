@@ -231,7 +231,7 @@ def test_every_variant_has_its_row(call: Call, tmp_path: Path, monkeypatch: pyte
     assert code == 0, err
     rows = cells_of(tmp_path / "all.csv")
     found = {(row["method"], row["variant"]): row for row in rows}
-    assert list(found) == [(name, one) for name in few for one in variants.of(name)]
+    assert list(found) == [(name, one) for name in few for one in variants.names(name)]
     assert "stored=old" in found["scd", "released"]["parameters"]
     assert "window=4 " in found["scd", "released"]["parameters"]
     assert "\nscd variant=exact (rule exact): lossless" in out

@@ -81,7 +81,7 @@ def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:
 
 def test_a_number_of_thousands_of_digits_costs_a_sentence(call: Call) -> None:
     for word in ["seed=" + "9" * 6000, "n=" + "9" * 400, "delta=" + "9" * 5000]:
-        assert "number of hundreds of digits" in refused(call, "run", word), word
+        assert "number with hundreds of digits" in refused(call, "run", word), word
 
 
 def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:

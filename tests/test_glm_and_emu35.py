@@ -142,7 +142,7 @@ def test_images_are_no_examples_of_a_model_without_an_encoder():
 
 def test_no_metric_of_images_without_images():
     """Refused before anything is loaded; the defaults have none."""
-    said = r"glm_image ends with tokens, .*engine=http\) or stored images .*: use metrics=none"
+    said = r"glm_image produces tokens, .*engine=http\) or stored images .*: use metrics=none"
     with pytest.raises(UsageError, match=said):
         configuration.compose(["model=glm_image", "metrics=clip_b32"])
     assert not configuration.compose(["model=glm_image"])["metrics"]

@@ -277,7 +277,7 @@ def test_every_preset_stands_in_the_table_of_methods():
             if name == "eagle_chain":  # in the line of eagle1
                 continue
             shown = [one for one in row[4].replace("*", "").split(", ") if one]
-            assert shown == list(variants.of(name))
+            assert shown == list(variants.names(name))
             assert not shown or f"**{parameters.default('method', name, 'variant')}**" in row[4]
 
 
@@ -299,7 +299,7 @@ def test_every_variant_stands_in_its_table() -> None:
     shipped = {
         (name, one, one == parameters.default("method", name, "variant"))
         for name in parameters.choices("method")
-        for one in variants.of(name)
+        for one in variants.names(name)
     }
     assert documented == shipped
 

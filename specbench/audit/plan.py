@@ -254,7 +254,7 @@ def presets(
     presets = [
         [f"method={name}", *(f"variant={one}" for one in version)]
         for name in parameters.choices("method")
-        for version in ([[one] for one in variants.of(name)] if of_variants else [[]])
+        for version in ([[one] for one in variants.names(name)] if of_variants else [[]])
     ]
     for preset in presets:
         accepted, name = [*preset, *parts], " ".join(preset).removeprefix("method=")

@@ -16,7 +16,7 @@ NO_TEXT = ("true", "false", "nan", "inf", "null")  # Hydra reads these as other 
 def normalized(overrides: Sequence[str], own: Collection[str] = ()) -> list[str]:
     """The overrides without the prefixes `+` and `++` (a run has no new keys) and without the version of a protocol,
     which is checked. The alias `batch_size=` becomes `batch=`, `drafter.weights=` becomes `drafter_weights=`, and
-    `protocol=null`, which is the default, is dropped. own: arguments that the command reads itself."""
+    `protocol=null`, which is the default, is dropped. own: names of arguments that the command reads itself."""
     arguments = []
     for argument in overrides:
         key, equals, value = argument.partition("=")
@@ -29,7 +29,7 @@ def normalized(overrides: Sequence[str], own: Collection[str] = ()) -> list[str]
             if names == ["null"]:
                 continue
             if "null" in names:
-                raise UsageError(f"'{argument}': null means no protocol and stands alone; run it one by one")
+                raise UsageError(f"'{argument}': null means no protocol; run it separately")
             value = ",".join(names)
         arguments.append(f"{key}{equals}{value}")
     return arguments
@@ -46,31 +46,31 @@ def read(arguments: Sequence[str], multirun: bool = False, own: Collection[str] 
     commas, brackets and spaces in them. (The shell has removed the user's quotes.) Quoted values stay as they are. In a
     grid, commas in a path separate values, except in out=; each value may have its own quotes.
 
-    own: arguments that the command reads itself. UsageError for an argument that is too long.
+    own: names of arguments that the command reads itself. UsageError for an argument that is too long.
     """
-    found = []
+    result = []
     for argument in normalized(arguments, own):
         key, equals, value = argument.partition("=")
         if len(argument) > LONGEST:
             raise UsageError(
-                f"the argument {key[:100]!r} has {len(argument)} characters; give at most {LONGEST}; put"
-                " longer text in a file"
+                f"the argument {key[:100]!r} has {len(argument)} characters; use at most {LONGEST}, and put longer text"
+                " in a file"
             )
         if re.search(r"\d{400}", value):  # Python refuses to parse it
-            raise UsageError(f"{key[:100]} has a number of hundreds of digits; give a smaller one")
+            raise UsageError(f"{key[:100]} has a number with hundreds of digits; use a smaller one")
         if is_path(key) and key not in own and equals and value not in ("", "null") and not _QUOTED.fullmatch(value):
             several = multirun and key != "out" and "," in value
             plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", value)
             if not several and not (plain and value.isascii() and value.lower() not in NO_TEXT):
                 argument = f"{key}={quoted(value)}"
-        found.append(argument)
-    return found
+        result.append(argument)
+    return result
 
 
 def is_path(key: str) -> bool:
     """Whether an argument of this key is a path."""
-    found = parameters.table().get(key)
-    return found is not None and found.kind == "path"
+    parameter = parameters.table().get(key)
+    return parameter is not None and parameter.kind == "path"
 
 
 def is_hydras(key: str) -> bool:

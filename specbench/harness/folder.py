@@ -251,7 +251,7 @@ def stored(path: Path) -> RunConfig:
             for session in folder.metadata().sessions.values()
             for label in str(session.get("plugins") or "").split("; ")
         ]
-        raise UsageError(f"{e}{parameters.plugins_lacking(labels)}") from None
+        raise UsageError(f"{e}{parameters.missing_plugins(labels)}") from None
 
 
 def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:

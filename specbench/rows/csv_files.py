@@ -61,7 +61,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         labels = (label for _, cells in lines for label in cells.get("plugins", "").split("; "))
         raise UsageError(
             f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])})"
-            + (parameters.plugins_lacking(labels) or "; choose another file")
+            + (parameters.missing_plugins(labels) or "; choose another file")
         )
     rows = []
     for number, line in lines:
