@@ -127,7 +127,7 @@ def test_a_broken_plugin_costs_one_sentence(installed: Callable[..., None], call
         (
             {"broken/conf/metrics/mine.yaml": "mine: {metric: 'm:M', columns: {mine: {title: Mine}}}\n"},
             "[specbench.conf]\na = broken.conf\n",
-            "column mine is not declared well (missing a required argument: 'better')",
+            "column mine is declared wrongly (missing a required argument: 'better')",
         ),
         (
             {"broken/conf/metrics/mine.yaml": "mine: {metric: 'm:M', columns: {window: {}}}\n"},
