@@ -104,7 +104,7 @@ def test_errors_and_comparisons_are_over_prompts(four: Path) -> None:
     assert columns["steps_stderr"] == pytest.approx(steps.mean(1).std(ddof=1) / np.sqrt(3))
     found = comparison.compare(passes.read(f"{four}/baseline"), passes.read(str(four)))
     assert found.pairs == 12
-    assert "They are of 3 prompts: the mean over the images of a prompt counts once." in found.remarks
+    assert "They belong to 3 prompts: the mean over the images of a prompt counts once." in found.remarks
     [result] = [one for one in found.results if one.statistic.name == "accepted_length"]
     lengths = 16 / steps
     assert (result.units, result.paired.n) == ("prompts", 3)

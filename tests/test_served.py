@@ -203,7 +203,7 @@ def test_who_answers(server: StubServer, tmp_path: Path) -> None:
     assert client(server).identity() == ("", [])
     unknown = configured(server, "model_name=mine", "n=1", "extra_body={seed:null}")
     note = run.run(unknown, tmp_path / "unknown").row["note"]
-    assert "the server does not tell its version" in note
+    assert "the server does not report its version" in note
     assert "the requests had no seed" in note
     with pytest.raises(UsageError, match="does not name its model: set model_name="):
         run.run(configured(server), tmp_path / "run")
