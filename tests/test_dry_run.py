@@ -227,7 +227,7 @@ def test_without_a_dry_run_an_absent_gpu_stays_an_error(monkeypatch: pytest.Monk
     config = configuration.compose(["device=cuda", "engine=graph"])
     with pytest.raises(UsageError, match="device=cuda needs CUDA"):
         run.check(config)
-    [planned] = forecast.foresee([PlannedRun(Path("one"), config)]).runs
+    [planned] = forecast.dry_run([PlannedRun(Path("one"), config)]).runs
     assert planned.fault == ""
 
 
@@ -257,7 +257,7 @@ def test_images_and_records_take_no_more_than_said(call: Call, tmp_path: Path) -
     held = [*tmp_path.glob("one/*/*.png"), *tmp_path.glob("one/*.jsonl")]
     todo = of_jobs(configuration.grid([*words[:-1], "out=two"], False), False, tmp_path)
     assert len(held) >= 5
-    assert sum(path.stat().st_size for path in held) <= forecast.foresee(todo.runs).disk[0]
+    assert sum(path.stat().st_size for path in held) <= forecast.dry_run(todo.runs).disk[0]
 
 
 # --- docs/reproduce.md ------------------------------------------------------------------------------------------------

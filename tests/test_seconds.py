@@ -128,7 +128,7 @@ def test_what_is_shown_of_a_row() -> None:
     own = {"run_id": "a", "model": "llamagen_scenes", "method": "sjd", "command": "", "command_exact": True, "file": ""}
     for valid, seconds in (("false", set()), ("true", {"latency_s_mean", "speedup_latency"})):
         row = dict.fromkeys(COLUMNS) | own | values | {"timing_valid": valid}
-        [one] = report.page_data(report.Found(rows=[row]))["rows"]
+        [one] = report.page_data(report.ReportContent(rows=[row]))["rows"]
         assert one["values"].keys() & {"latency_s_mean", "speedup_latency"} == seconds
 
 

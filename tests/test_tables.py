@@ -257,7 +257,7 @@ def test_several_seeds_are_pooled(tables: Tables, tmp_path: Path) -> None:
     assert "mean over 3 seeds" in text
     assert "standard deviation over 3 seeds" in text
     assert tables("coolsd_significance", "--seeds", "1,2") == 0  # a test is of one seed
-    with pytest.raises(UsageError, match="has a seed of its own"):
+    with pytest.raises(UsageError, match="has its own seed"):
         tables("sjd_table3", "--seeds", "1,2")
     with pytest.raises(UsageError, match="of one seed each"):
         tables("relaxed_equal", "--seeds", "1,2")
@@ -382,7 +382,7 @@ def test_numbers() -> None:
         ("2.675", 2, "2.67"),
     ):
         assert layout.number(text, decimals) == shown, text
-    named = r"of row run1-.* of table coolsd_table1 is no finite number \(.*\): remove"
+    named = r"of row run1-.* of table coolsd_table1 is not a finite number \(.*\): remove"
     for bad, column in itertools.product(("nan", "inf", "-inf", "fast"), ("fid", "latency_s_std")):
         with pytest.raises(UsageError, match=named):
             _sheet({"vanilla": _row(**{column: bad})})

@@ -202,7 +202,7 @@ def _read(name: str, arguments: Sequence[str]) -> tuple[Suite, Path]:
     path = home.expanded(name)
     is_file = path.suffix in (".yaml", ".yml")
     source = suite_files.of_file(path) if is_file else suite_files.named(name)
-    content: dict[str, Any] = dict(source.held)
+    content: dict[str, Any] = dict(source.content)
     overrides = _values(arguments)
     called = source.definition.name or (path.stem if is_file else name)
     out = home.expanded(overrides.pop("out", Path("runs", "suites", called)))

@@ -22,7 +22,7 @@ _INTERVAL = f"{LEVEL * 100:g} % interval"
 
 #: The columns of a CSV file, with their meanings.
 COLUMNS = {
-    "statistic": "the compared statistic: accepted_length, steps, acceptance_rate, latency_s (of images decoded alone),\n"
+    "statistic": "the compared statistic: accepted_length, steps, acceptance_rate, latency_s (images decoded alone),\n"
     "decode_s (its share of its batch), log_prob_mean, a metric whose scores both runs have,\n"
     "or distribution: whether features of the images have the same distribution, by their energy distance",
     "scorer": "cache key of the scorer or feature extractor; empty if the statistic is not a metric",
