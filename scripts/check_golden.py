@@ -46,27 +46,29 @@ def check(path: Path) -> bool:
     atol, rtol = meta.get("suggested_atol", 0.0), meta.get("suggested_rtol", 0.0)
     good = True
     try:
-        for name, ours, *given in CHECKS[meta["name"]](tensors, meta["config"]):
-            theirs = given[0] if given else tensors[f"out/{name}"]
-            if ours.shape != theirs.shape:
-                print(f"{name:32s} shape {list(ours.shape)}, expected {list(theirs.shape)}")
+        for name, ours, *alternative in CHECKS[meta["name"]](tensors, meta["config"]):
+            expected = alternative[0] if alternative else tensors[f"out/{name}"]
+            if ours.shape != expected.shape:
+                print(f"{name:32s} shape {list(ours.shape)}, expected {list(expected.shape)}")
                 good = False
                 continue
-            error = (ours.double() - theirs.double()).abs()
-            fine = bool((error <= atol + rtol * theirs.double().abs()).all())
+            error = (ours.double() - expected.double()).abs()
+            fine = bool((error <= atol + rtol * expected.double().abs()).all())
             print(f"{name:32s} largest error {float(error.max()):.2e}{'' if fine else '  BEYOND THE TOLERANCE'}")
             good &= fine
     except KeyError as e:
-        raise UsageError(f"the golden {path} lacks {e}") from e
+        raise UsageError(f"the golden {path} has no {e}") from e
     if rest := unread(tensors):
-        raise UsageError(f"the golden {path} has {', '.join(rest)}, which the model here has not: nothing compares it")
+        raise UsageError(
+            f"the golden {path} has {', '.join(rest)}, which the model here does not have, so that nothing compares it"
+        )
     return good
 
 
 def unread(tensors: Tensors) -> list[str]:
     """The names of the tensors that no check has read, except `NOT_COMPARED`."""
-    known = re.compile("|".join(f"(?:{pattern})" for pattern in NOT_COMPARED))
-    return sorted(name for name in tensors if name not in tensors.read and not known.fullmatch(name))
+    not_compared = re.compile("|".join(f"(?:{pattern})" for pattern in NOT_COMPARED))
+    return sorted(name for name in tensors if name not in tensors.read and not not_compared.fullmatch(name))
 
 
 def main(argv: list[str]) -> int:

@@ -9,7 +9,7 @@
 6 (only where it is asked for) compares two ways of the same pass, and says which decision follows.
 7 (likewise) measures a step of each method at the real sizes, next to one of vanilla AR.
 
-Every check appends a line of JSON to a file at once; the next one goes on after a failure; a table comes last. The exit
+Every check appends a line of JSON to a file at once; after a failure the next check runs; a table comes last. The exit
 code is 1 if anything failed. Tuned tiles are written next to that file, and read by later runs. Runs from a checkout
 with torch, triton and numpy. Without a CUDA device stage 1 compiles for Hopper, and the other stages do their work on
 small shapes by Triton's interpreter, without recordings and gates.
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from gpu_checks import results  # noqa: E402
 
-#: By number: what it is called, the function in `gpu_checks` that yields its checks, and the seconds that it may take.
+#: By number: its name, the function in `gpu_checks` that yields its checks, and the seconds that it may take.
 #: One that is slower than usual leaves less for the last one, see --seconds. The stages from `TIMED` on measure.
 STAGES = {
     1: ("compiling", "compiling:checks", 130),
@@ -67,8 +67,8 @@ def main() -> int:
     for stage in map(int, arguments.stages.split(",")):
         name, _, limit = STAGES[stage]
         print(f"-- stage {stage}: {name}", flush=True)
-        left = began + arguments.seconds - time.monotonic()
-        carry_out(stage, run, file, arguments.fast, max(1.0, min(limit, left)) * arguments.patience)
+        remaining = began + arguments.seconds - time.monotonic()
+        carry_out(stage, run, file, arguments.fast, max(1.0, min(limit, remaining)) * arguments.patience)
     lines = results.read(file, run)
     print(f"-- summary ({time.monotonic() - began:.0f} s, lines in {file})\n{results.summary(lines)}")
     return int(any(line["ok"] is False for line in lines) or not lines)
@@ -76,19 +76,19 @@ def main() -> int:
 
 def parser() -> argparse.ArgumentParser:
     out = os.environ.get("OUT") or str(ROOT / "results" / "bench")
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--stages", default="1,2,3,4,5", help="which, in this order (default: %(default)s)")
-    made.add_argument("--out", default=f"{out}/gpu_check.jsonl", help="file of the lines (default: %(default)s)")
-    made.add_argument("--tiles", help=f"tuned tiles to begin with: {results.TILES} of an earlier run")
-    made.add_argument("--seconds", type=float, default=570.0, help="for all stages (default: %(default).0f)")
-    made.add_argument("--fast", action="store_true", help="a few checks of each stage")
-    made.add_argument("--patience", type=float, default=1.0, help="factor of the stages' limits")
-    made.add_argument("--rows", metavar="FILE", help="check nothing: write LINES as rows to this CSV")
-    made.add_argument("lines", nargs="*", metavar="LINES", help="files of lines, for --rows")
-    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    made.add_argument("--run", default="", help=argparse.SUPPRESS)
-    made.add_argument("--again", default="", help=argparse.SUPPRESS)
-    return made
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--stages", default="1,2,3,4,5", help="which, in this order (default: %(default)s)")
+    result.add_argument("--out", default=f"{out}/gpu_check.jsonl", help="file of the lines (default: %(default)s)")
+    result.add_argument("--tiles", help=f"tuned tiles to begin with: {results.TILES} of an earlier run")
+    result.add_argument("--seconds", type=float, default=570.0, help="for all stages (default: %(default).0f)")
+    result.add_argument("--fast", action="store_true", help="a few checks of each stage")
+    result.add_argument("--patience", type=float, default=1.0, help="factor of the stages' limits")
+    result.add_argument("--rows", metavar="FILE", help="check nothing: write LINES as rows to this CSV")
+    result.add_argument("lines", nargs="*", metavar="LINES", help="files of lines, for --rows")
+    result.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    result.add_argument("--run", default="", help=argparse.SUPPRESS)
+    result.add_argument("--again", default="", help=argparse.SUPPRESS)
+    return result
 
 
 def carry_out(stage: int, run: str, file: Path, fast: bool, limit: float) -> None:
@@ -149,7 +149,7 @@ def worker(stage: int, run: str, file: Path, fast: bool, again: str) -> int:
             if again:
                 only = [check for check in checks if check[0] == again]
                 results.carry_out(only, stage, run, file, set(), again=True)
-                return _LOST  # the others go on in a process that starts kernels as usual
+                return _LOST  # the other checks continue in a process that starts kernels as usual
             results.carry_out(checks, stage, run, file, done, again=False)
     except results.DeviceLostError:
         return _LOST

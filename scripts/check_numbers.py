@@ -4,31 +4,35 @@ too few images, and where a row is of another commit than results/numbers.yaml n
 python scripts/check_numbers.py            # check
 python scripts/check_numbers.py --write    # put today's values into the pages; read what changed before you commit
 
-A mark stands behind the numbers that it computes, in the same paragraph, list item or row of a table:
+A mark follows the numbers that it computes, in the same paragraph, list item or row of a table:
 
     SJD takes 88.1 ± 0.6 of 256 steps<!--= pm(field['sjd'], 'steps'), ... -->, and this is faster.
 
-Its values are those of the last numbers before it, in their order, and each is printed as the page does: with as many
-digits, with a sign or separators. `...` leaves a number as it is: its author vouches for it. A truth value takes no
-number and must be true. Numbers before those of the mark are settings; `<!--= settings -->` says so where all are.
+A mark with n values computes the last n numbers before it, in their order. Each is printed in the format of the page:
+with as many digits, and with a sign or separators. `...` leaves a number as it is: its author vouches for it. A truth
+value takes no number and must be true. Numbers before these n are settings; `<!--= settings -->` says that all numbers
+are settings.
 
 A mark on a line of its own draws the table below it: `<!--= table('field', 'steps, emitted_kl') -->`.
 
-A mark begins no line of a paragraph, for that would end the paragraph, and holds no `|`, which would end a cell.
-README.md and the pages that numbers.yaml calls `whole` have marks in every paragraph, list item and row with a number,
-save in code, links, dates and names. numbers.yaml names also the `commit` that all rows are of, and by file what is
-excepted (`except`): a reason, or {commit, reason} where the file also has rows of a later commit; `few`: files whose
-rows may be of fewer images, or samples, than LEAST.
+A mark must not begin a line of a paragraph, because that would end the paragraph. It must not contain `|`, which would
+end a cell. README.md and the pages that numbers.yaml calls `whole` have marks in every paragraph, list item and row
+with a number, except numbers in code, links, dates and names. numbers.yaml also has:
 
-Marks know, beside every table by its name with its lines (`field['sjd'].steps`, see `Rows.names`):
+    commit   the commit of all rows
+    except   file: a reason, or {commit, reason} if the file also has rows of a later commit
+    few      files whose rows may have fewer images, or samples, than LEAST
+
+Marks can use every table by its name, with its lines (`field['sjd'].steps`, see `Rows.names`), and:
 
     rows(NAME, column=value, ...)    the rows of results/NAME.csv (or of published/NAME) as a DataFrame
     one(NAME, column=value, ...)     the only such row: `one('drafters').n`
     get(LINE, Y, ...)                values of a line or of a row; '-steps' is the value with the other sign
     pm(LINE, Y)                      a value and its standard error
     ends(VALUES)                     the least and the largest
-    apart(Y, LEFT, RIGHT)            the ends of the 95 % interval of what the line RIGHT has more than LEFT, from both
-                                     standard errors and not paired
+    apart(Y, LEFT, RIGHT)            the ends of the 95 % interval of the difference RIGHT - LEFT of two lines, from
+    both
+                                     standard errors, not paired
     pairs(TABLE, column=value, ...)  the pairs of its curves, each also with `adjusted`, its p by Holm's adjustment over
                                      all of the table, and `above` and `below`, where the band of the pair excludes 0
     curves(TABLE, PANEL, Y, X)       by label, Y of the curves of a panel where the figure's x is X
@@ -67,7 +71,7 @@ _FIGURE = r"[-−+]?\d+(?:,\d{3})*(?:\.\d+)?"
 #: A number, or a commit.
 _NUMBER = re.compile(rf"(?<![\w.\-])(?:{_FIGURE}(?:e[-+]?\d+)?|(?=[a-f]*\d)[0-9a-f]{{7,40}})(?!\w)")
 _CODE = re.compile(r"```.*?```|^ {4,}\S[^\n]*$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
-#: What is no measurement: targets of links, comments, dates, headings, numbers of items and equations, names.
+#: Numbers that are no measurements: targets of links, comments, dates, headings, numbers of items and equations, names.
 _ASIDE = re.compile(
     r"\]\([^)]*\)|<!--.*?-->|\b\d{4}-\d\d-\d\d\b|^#+ [^\n]*$|^\d+\. "
     r"|\b(?:Eqs?\.|Table|Fig\.?|Appendix|Algorithm) \d+(?:, \d+)*|\bLumina-mGPT 2\b",
@@ -99,53 +103,53 @@ class Rows:
     def names(self) -> dict[str, Any]:
         """The namespace of a page's marks."""
         functions = {f.__name__: f for f in (abs, all, any, len, max, min, sum, zip, get, pm, ends, apart)}
-        mine = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves)}
-        known = {"__builtins__": {}, "settings": (), "loads": json.loads, "exp": math.exp, "mean": fmean}
+        queries = {f.__name__: f for f in (self.rows, self.one, self.pairs, self.curves)}
+        constants = {"__builtins__": {}, "settings": (), "loads": json.loads, "exp": math.exp, "mean": fmean}
         drawn = {name: partial(_drawn, self.plan, draw) for name, draw in doc_tables.DRAWN.items()}
         lines = {table: Lines(self, table) for table in catalog.TABLES}
-        names = {**lines, **functions, **mine, **known, **drawn, **doc_tables.WHOLE}
+        names = {**lines, **functions, **queries, **constants, **drawn, **doc_tables.WHOLE}
         for name, says in self.defined.items():
             names[name] = _evaluated(says, names)
         return names
 
     def rows(self, name: str, **where: Any) -> pd.DataFrame:
-        found = self.read(name)
+        table = self.read(name)
         for column, value in where.items():
-            found = found[found[column] == value]
-        if found.empty:
+            table = table[table[column] == value]
+        if table.empty:
             raise UsageError(f"results/{name}.csv has no row with {where}")
         if not _is_published(name):
-            self.enough(name, {size: found[size].min() for size in LEAST if size in found})
-        return found
+            self.enough(name, {size: table[size].min() for size in LEAST if size in table})
+        return table
 
     def one(self, name: str, **where: Any) -> Any:
-        found = self.rows(name, **where)
-        if len(found) > 1:
-            raise UsageError(f"results/{name}.csv has {len(found)} rows with {where}")
-        return SimpleNamespace(**found.iloc[0])
+        table = self.rows(name, **where)
+        if len(table) > 1:
+            raise UsageError(f"results/{name}.csv has {len(table)} rows with {where}")
+        return SimpleNamespace(**table.iloc[0])
 
     def pairs(self, table: str, **where: Any) -> list[SimpleNamespace]:
-        found = chain.from_iterable(matched.adjusted_pairs(self.plan(table)).values())
-        some = [_pair(row, p) for row, p in found]
-        some = [one for one in some if all(getattr(one, k) == v for k, v in where.items())]
-        if not some:
+        adjusted = chain.from_iterable(matched.adjusted_pairs(self.plan(table)).values())
+        matches = [_pair(row, p) for row, p in adjusted]
+        matches = [pair for pair in matches if all(getattr(pair, k) == v for k, v in where.items())]
+        if not matches:
             raise UsageError(f"results/{table}_pairs.csv has no pair with {where}")
-        for one in some:
-            self.enough(f"{table}, {one.panel}", {"n": one.prompts})
-        return some
+        for pair in matches:
+            self.enough(f"{table}, {pair.panel}", {"n": pair.prompts})
+        return matches
 
     def curves(self, table: str, panel: str, y: str, x: float) -> dict[str, float]:
-        found = doc_tables.curves_at(self.plan(table), panel, y, x)
-        return {label: at for label, at in found.items() if at is not None}
+        values = doc_tables.curves_at(self.plan(table), panel, y, x)
+        return {label: at for label, at in values.items() if at is not None}
 
-    def enough(self, source: str, found: Mapping[str, Any]) -> None:
+    def enough(self, source: str, sizes: Mapping[str, Any]) -> None:
         """UsageError where rows are of too few images or samples."""
         for size, least in LEAST.items():
-            if (count := found.get(size)) and count < least and source not in self.few:
+            if (count := sizes.get(size)) and count < least and source not in self.few:
                 raise UsageError(f"rests on {size}={count:g} of {source}, below {least}")
 
     def panels(self, table: str) -> set[str]:
-        """What identifies the runs of a table's panels, of which pairs of curves are tested."""
+        """The identifiers of the runs of each panel in which a table tests pairs of curves."""
         return set(self.plan(table).equal)
 
     def _read(self, name: str) -> pd.DataFrame:
@@ -153,8 +157,8 @@ class Rows:
         return pd.read_csv(folder / f"{name}.csv", low_memory=False)
 
     def _plan(self, table: str) -> measure.TablePlan:
-        found = catalog.TABLES[table]
-        return measure.plan(found, found.model, None, self.results)
+        requested = catalog.TABLES[table]
+        return measure.plan(requested, requested.model, None, self.results)
 
 
 class Lines:
@@ -184,8 +188,8 @@ def get(line: Any, *columns: Any) -> list[Any]:
 
 def ends(values: Iterable[float]) -> tuple[float, float]:
     """The least and the largest."""
-    found = list(values)
-    return np.nanmin(found), np.nanmax(found)
+    numbers = list(values)
+    return np.nanmin(numbers), np.nanmax(numbers)
 
 
 def pm(line: Any, y: str) -> tuple[float, float]:
@@ -194,24 +198,24 @@ def pm(line: Any, y: str) -> tuple[float, float]:
 
 
 def apart(y: str, left: Any, right: Any) -> tuple[float, float]:
-    """The 95 % interval of what `right` has more of y than `left`, of images as if they were not paired."""
+    """The 95 % interval of the difference of y, right - left, as if the images were not paired."""
     (a, a_error), (b, b_error) = pm(left, y), pm(right, y)
     wide = 1.96 * math.hypot(a_error, b_error)
     return b - a - wide, b - a + wide
 
 
 def check(page: str, rows: Rows, where: str, whole: bool = True) -> tuple[list[Problem], str]:
-    """What is wrong with the numbers of a page, and the page with the values of its rows. whole: a paragraph, an item
-    or a row with numbers and without a mark is wrong."""
+    """The problems with the numbers of a page, and the page with the values of its rows. whole: a paragraph, an item or
+    a row with numbers and without a mark is a problem."""
     problems: list[Problem] = []
     changes, names = list[tuple[int, int, str]](), rows.names()
     text = _blank(_CODE, page)  # of the same length
     plain = _blank(_ASIDE, text)
-    starts = [0, *(found.end() for found in _BLOCK.finditer(text))]
+    starts = [0, *(block.end() for block in _BLOCK.finditer(text))]
     marked, end = set[int](), 0
     for mark in _MARK.finditer(text):
         at = f"{where}:{text.count(chr(10), 0, mark.start()) + 1}"
-        start = max(one for one in starts if one <= mark.start())
+        start = max(begin for begin in starts if begin <= mark.start())
         before = list(_NUMBER.finditer(plain, max(start, end), mark.start()))
         end = mark.end()
         marked.add(start)
@@ -222,9 +226,9 @@ def check(page: str, rows: Rows, where: str, whole: bool = True) -> tuple[list[P
             problems.append(Problem(at, str(error)))
             continue
         if mark["alone"] is not None:
-            marked |= {one for one in starts if mark.start() <= one < mark.end()}
+            marked |= {begin for begin in starts if mark.start() <= begin < mark.end()}
             if [page[slice(*mark.span("table"))]] != values:
-                problems.append(Problem(at, f"the table is not that of its rows: draw it with --write ({says})"))
+                problems.append(Problem(at, f"the table differs from its rows: draw it with --write ({says})"))
                 changes.append((*mark.span("table"), str(values[0])))
             continue
         if any(value is False for value in values):
@@ -241,31 +245,32 @@ def check(page: str, rows: Rows, where: str, whole: bool = True) -> tuple[list[P
     for start, stop in zip(starts, [*starts[1:], len(plain)]) if whole else ():
         if start not in marked and (number := _NUMBER.search(plain, start, stop)):
             line = text.count("\n", 0, number.start()) + 1
-            problems.append(Problem(f"{where}:{line}", f"{number[0]} has no row: put a mark behind it"))
+            problems.append(Problem(f"{where}:{line}", f"{number[0]} has no row: put a mark after it"))
     for start, stop, shown in sorted(changes, reverse=True):
         page = page[:start] + shown + page[stop:]
     return problems, page
 
 
 def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str | Mapping[str, str]]) -> list[Problem]:
-    """What under results/ is not of `commit`, or was made of rows that are not there: rows by their own commit, tests
-    by the runs that they compare, drawn tables by the commits that they print. `exceptions`: files -> why not, or the
-    `commit` that some of their rows have instead, or several."""
+    """The files under results/ that are not of `commit`, or that were made from rows that do not exist. Rows are
+    checked by their own commit, tests by the runs that they compare, drawn tables by the commits that they print.
+    exceptions: files -> the reason, or the `commit` (or several) of some of their rows."""
     results = rows.results
     files = {path.relative_to(results) for kind in ("*.csv", "tables/*.md") for path in results.rglob(kind)}
     excepted = {pattern: {path for path in files if path.match(pattern)} for pattern in exceptions}
-    unused = [pattern for pattern, some in excepted.items() if not some]
-    problems = [Problem("results/numbers.yaml", f"excepts {pattern}, and there is no such file") for pattern in unused]
-    later = {name: str(of["commit"]).split() for name, of in exceptions.items() if isinstance(of, Mapping)}
-    checked = sorted(files - set().union(*(some for name, some in excepted.items() if name not in later)))
+    unused = [pattern for pattern, paths in excepted.items() if not paths]
+    problems = [Problem("results/numbers.yaml", f"excepts {pattern}, and no such file exists") for pattern in unused]
+    allowed = {name: entry["commit"] for name, entry in exceptions.items() if isinstance(entry, Mapping)}
+    later = {name: str(commits).split() for name, commits in allowed.items()}
+    checked = sorted(files - set().union(*(paths for name, paths in excepted.items() if name not in later)))
     as_text = {"dtype": str, "keep_default_na": False}
     tables = {path: pd.read_csv(results / path, **as_text) for path in checked if path.suffix == ".csv"}
     runs = {run for table in tables.values() if "run_id" in table for run in table["run_id"]}
     for path in checked:
         also = [other for name, others in later.items() if path in excepted[name] for other in others]
         if path.suffix == ".md":
-            found = re.findall(r"\b[0-9a-f]{40}(?:-dirty)?", (results / path).read_text(encoding="utf-8"))
-            foreign = _foreign(found, commit, also)
+            commits = re.findall(r"\b[0-9a-f]{40}(?:-dirty)?", (results / path).read_text(encoding="utf-8"))
+            foreign = _foreign(commits, commit, also)
         elif "commit" in tables[path]:
             foreign = _foreign(tables[path]["commit"], commit, also)
         elif {"run_a", "run_b"} <= set(tables[path]):
@@ -275,24 +280,25 @@ def check_commit(rows: Rows, commit: str, exceptions: Mapping[str, str | Mapping
         else:
             foreign = {"a file that names none"}
         if foreign:
-            others = ", ".join(sorted(one or "none" for one in foreign)[:3])
+            others = ", ".join(sorted(name or "none" for name in foreign)[:3])
             problems.append(Problem(f"results/{path}", f"is not of commit {commit} alone: {others}"))
     return problems
 
 
-def _foreign(found: Iterable[str], commit: str, also: Sequence[str]) -> set[str]:
-    """Those of neither `commit` nor a later one; and each later one that none is of."""
-    found = set(found)
-    unused = {f"{one}, of which it has no row" for one in also if not any(map(partial(_is, commit=one), found))}
-    return {one for one in found if not any(_is(one, allowed) for allowed in (commit, *also))} | unused
+def _foreign(commits: Iterable[str], commit: str, also: Sequence[str]) -> set[str]:
+    """The commits that are not allowed: neither `commit` nor one in `also`; and a message for each unused one in
+    `also`."""
+    commits = set(commits)
+    unused = {f"{name} has no row in it" for name in also if not any(map(partial(_is, commit=name), commits))}
+    return {name for name in commits if not any(_is(name, allowed) for allowed in (commit, *also))} | unused
 
 
-def _is(found: str, commit: str) -> bool:
-    return found.startswith(commit) and "-" not in found
+def _is(stated: str, commit: str) -> bool:
+    return stated.startswith(commit) and "-" not in stated
 
 
 def as_printed(value: Any, printed: str) -> str:
-    """`value` with as many digits as `printed` has, and its sign and separators; a commit as long as there."""
+    """`value` in the format of `printed`: as many digits, its sign and separators; a commit with as many characters."""
     if isinstance(value, str):
         return value[: len(printed)]
     number = printed.lstrip("+-−").replace(",", "")
@@ -307,7 +313,7 @@ def as_printed(value: Any, printed: str) -> str:
 
 def _blank(pattern: re.Pattern[str], text: str) -> str:
     """`text` with blanks for what the pattern finds, so that places stay the same."""
-    return pattern.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def _evaluated(says: str, names: dict[str, Any]) -> Any:
@@ -358,8 +364,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     problems = check_commit(rows, str(commit), about.get("except", {})) if commit else []
     for path in sorted({*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in whole)}):
         name, before = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-        found, text = check(before, rows, name, name in whole)
-        problems += found
+        page_problems, text = check(before, rows, name, name in whole)
+        problems += page_problems
         if write and text != before:
             path.write_text(text, encoding="utf-8")
     print("\n".join(map(str, problems)) or "every number has its row")

@@ -54,7 +54,7 @@ def faults(folder: Path, knows_commit: Callable[[str], bool] | None = None) -> l
             problems.append(str(e))
             continue
         runs[str(row["run_id"])] = path.parent
-        stated = next((one for one in rows if one["run_id"] == row["run_id"]), None)
+        stated = next((other for other in rows if other["run_id"] == row["run_id"]), None)
         if stated is None:
             problems.append(f"{path.parent}: rows.csv has no row of this run")
             continue

@@ -4,8 +4,9 @@ and a mark its name:
     table('field', 'step_compression, emitted_kl', lines='vanilla, sjd')
     table_of_pairs('relaxed_equal', 'UniformRSD', 'Cool-SD, exponential', 'band')
     table_of_curves('relaxed', 'emitted_kl', 'EAGLE-1, chain of 5', 2.0, 2.2)
+    joined_table(table('field', 'step_compression'), {'speed-up (×)': table('field_seconds', 'speedup_latency')})
 
-Four take none: `table_of_audit()`, `table_of_variants()`, `table_of_settings()` and `table_of_rehearsals()`.
+The functions in `WHOLE` other than `joined_table` read files and take no name: `table_of_audit()`, for example.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from specbench.rows.columns import SHOWN, stderr_of
 from specbench.rows.differences import LEVEL
 from specbench.storage.csv_text import csv_lines
 from specbench.tables import matched
+from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, TableFigure, row_column
 from specbench.tables.figures import point
 from specbench.tables.layout import printable
@@ -51,27 +53,27 @@ def table(plan: TablePlan, columns: str, lines: str = "") -> Iterator[Sequence[s
     shown_table, rows = plan.table, plan.rows
     labels = {line.key: line.label for line in shown_table.lines}
     chosen, names = _listed(lines) or list(labels), _listed(columns)
-    if lacking := [key for key in chosen if rows.get(key) is None]:
-        raise UsageError(f"table {shown_table.id} has no row for its line {lacking[0]} (lines: {', '.join(labels)})")
-    own = {column.key: column for column in shown_table.columns}
-    if unknown := [key for key in names if key not in own and key not in SHOWN]:
+    if missing := [key for key in chosen if rows.get(key) is None]:
+        raise UsageError(f"table {shown_table.id} has no row for its line {missing[0]} (lines: {', '.join(labels)})")
+    table_columns = {column.key: column for column in shown_table.columns}
+    if unknown := [key for key in names if key not in table_columns and key not in SHOWN]:
         raise UsageError(f"tables show no column {unknown[0]} (table of {shown_table.id} in a page)")
-    found = [own.get(key) or row_column(key) for key in names]
-    shown, _ = printable(replace(shown_table, columns=tuple(found)), rows)
-    yield ["method", *(heading(column.label) for column in found)]
+    chosen_columns = [table_columns.get(key) or row_column(key) for key in names]
+    shown, _ = printable(replace(shown_table, columns=tuple(chosen_columns)), rows)
+    yield ["method", *(heading(column.label) for column in chosen_columns)]
     for key in chosen:
-        yield [labels[key], *(cell(column, shown[key] or {}) for column in found)]
+        yield [labels[key], *(cell(column, shown[key] or {}) for column in chosen_columns)]
 
 
 def table_of_pairs(plan: TablePlan, first: str, *others: str, y: str = "") -> Iterator[Sequence[str]]:
-    """For each panel that has pairs of the first curve, the ratio of every other one to it with its interval. Bold is
-    what differs from the first one by Holm's adjustment over all pairs. y: the compared column, where there are
+    """For each panel that has pairs of the first curve, the ratio of every other one to it with its interval. Bold: the
+    curve differs from the first one by Holm's adjustment over all pairs. y: the compared column, if there are
     several."""
-    groups = {key: some for key, some in matched.adjusted_pairs(plan).items() if y in ("", key[-1])}
-    found = {row[end] for pairs in groups.values() for row, _ in pairs for end in ("a", "b")}
-    if unknown := [name for name in (first, *others) if name not in found]:
+    groups = {key: pairs for key, pairs in matched.adjusted_pairs(plan).items() if y in ("", key[-1])}
+    curves = {row[end] for pairs in groups.values() for row, _ in pairs for end in ("a", "b")}
+    if unknown := [name for name in (first, *others) if name not in curves]:
         raise UsageError(
-            f"results/{plan.table.id}_pairs.csv has no pair with {unknown[0]} (curves: {', '.join(found)})"
+            f"results/{plan.table.id}_pairs.csv has no pair with {unknown[0]} (curves: {', '.join(curves)})"
         )
     if len(columns := {key[1:] for key in groups}) > 1:
         raise UsageError(f"{plan.table.id} compares {len(columns)} pairs of columns: name one with y=")
@@ -89,10 +91,10 @@ def table_of_pairs(plan: TablePlan, first: str, *others: str, y: str = "") -> It
 def table_of_curves(plan: TablePlan, y: str, panel: str, *values: float) -> Iterator[Sequence[str]]:
     """y of every curve of a panel where the figure's x has these values."""
     decimals = row_column(y).decimals
-    found = {value: curves_at(plan, panel, y, value) for value in values}
+    curves_by_x = {value: curves_at(plan, panel, y, value) for value in values}
     assert isinstance(plan.table.figure, TableFigure)
-    yield [heading(row_column(plan.table.figure.x[0]).label), *next(iter(found.values()))]
-    for value, curves in found.items():
+    yield [heading(row_column(plan.table.figure.x[0]).label), *next(iter(curves_by_x.values()))]
+    for value, curves in curves_by_x.items():
         yield [f"{value}", *("—" if at is None else f"{at:.{decimals}f}" for at in curves.values())]
 
 
@@ -100,11 +102,11 @@ def curves_at(plan: TablePlan, panel: str, y: str, value: float) -> dict[str, fl
     """By label, y of the curves of a panel where the figure's x has this value, on the straight lines between their
     rows; None where a curve does not reach it. UsageError without such a panel."""
     figure, rows = plan.table.figure, plan.rows
-    panels = {one.label: one for one in figure.panels} if isinstance(figure, TableFigure) else {}
+    panels = {candidate.label: candidate for candidate in figure.panels} if isinstance(figure, TableFigure) else {}
     if not isinstance(figure, TableFigure) or panel not in panels:
         raise UsageError(f"table {plan.table.id} has no panel {panel} (panels: {', '.join(panels)})")
     points = {c.label: [point(rows.get(key), figure.x[0], y) for key in c.lines] for c in panels[panel].curves}
-    return {label: interpolated([p[:2] for p in some if p], value) for label, some in points.items()}
+    return {label: interpolated([p[:2] for p in curve if p], value) for label, curve in points.items()}
 
 
 def interpolated(points: Sequence[tuple[float, float]], x: float) -> float | None:
@@ -120,7 +122,7 @@ def _listed(text: str) -> list[str]:
 
 
 def cell(column: Column, row: Row) -> str:
-    """A value ± its standard error, which has a significant digit at least; a dash where there is none."""
+    """A value ± its standard error, which has at least one significant digit; a dash for a missing value."""
     if not row.get(column.key):
         return "—"
     value, error = float(row[column.key]), float(row.get(stderr_of(column.key)) or 0)
@@ -140,27 +142,44 @@ def heading(label: str) -> str:
 DRAWN = {draw.__name__: draw for draw in (table, table_of_pairs, table_of_curves)}
 
 
+def joined_table(first: str, others: Mapping[str, str]) -> str:
+    """A drawn table with one more column for each of the other drawn tables: its last column, under the given heading.
+    A line that the other table does not have gets a dash."""
+    rows = _cells(first)
+    for title, other in others.items():
+        last = {row[0]: row[-1] for row in _cells(other)}
+        rows = [[*rows[0], title], *([*row, last.get(row[0], "—")] for row in rows[1:])]
+    return markdown(rows)
+
+
+def _cells(drawn: str) -> list[list[str]]:
+    head, _, *body = drawn.splitlines()
+    return [line[2:-2].split(" | ") for line in (head, *body)]
+
+
 def table_of_audit() -> str:
-    """What the audit of every preset found."""
+    """The results of the audit of every preset."""
     rows = _read("audit")
     body = [["method", "rows", "TV on tables", "TV on real classes", "KS of continuous tokens", "smallest p-value"]]
     for method in sorted({row["method"] for row in rows}):
-        mine = [row for row in rows if row["method"] == method]
-        real = [row for row in mine if row["model"] in recipes.TINY]
-        tables = [row for row in mine if row["V"] and row not in real]
-        distances = [_distance(some, "tv_low", "tv_high") for some in (tables, real)]
-        distances.append(_distance([row for row in mine if row["dim"]], "ks_high"))
-        body.append([f"`{method}`", f"{len(mine)}", *distances, _least(mine)])
+        matches = [row for row in rows if row["method"] == method]
+        real = [row for row in matches if row["model"] in recipes.TINY]
+        tables = [row for row in matches if row["V"] and row not in real]
+        distances = [_distance(group, "tv_low", "tv_high") for group in (tables, real)]
+        distances.append(_distance([row for row in matches if row["dim"]], "ks_high"))
+        body.append([f"`{method}`", f"{len(matches)}", *distances, _least(matches)])
     return markdown(body)
 
 
 def table_of_variants() -> str:
-    """What the audit of every variant found."""
+    """The results of the audit of every variant."""
     rows = _read("audit_variants")
     body = [["method", "variant", "rows", "verdict, TV over all rows", "smallest p-value"]]
     for method, variant in dict.fromkeys((row["method"], row["variant"]) for row in rows):
-        mine = [row for row in rows if (row["method"], row["variant"]) == (method, variant)]
-        body.append([f"`{method}`", f"`{variant}`", f"{len(mine)}", _distance(mine, "tv_low", "tv_high"), _least(mine)])
+        matches = [row for row in rows if (row["method"], row["variant"]) == (method, variant)]
+        body.append(
+            [f"`{method}`", f"`{variant}`", f"{len(matches)}", _distance(matches, "tv_low", "tv_high"), _least(matches)]
+        )
     return markdown(body)
 
 
@@ -179,15 +198,15 @@ _TARGETS = {"XL": "LlamaGen-XL", "7B": "Lumina-mGPT 7B", "EMU3": "Emu3 8B"}
 _GATED = {"XL EAGLE-1, tree of 26, triton": "XL EAGLE tree of 26, a step"}
 
 
-def table_of_gpu_steps(some: str = "") -> str:
-    """Milliseconds of a recorded step by method and target, and relative to vanilla's step. some: methods, after
+def table_of_gpu_steps(chosen: str = "") -> str:
+    """Milliseconds of a recorded step by method and target, and relative to vanilla's step. chosen: methods, after
     semicolons (default: all)."""
     rows = {row["check"]: row for row in _read("gpu/checks") if row["result"] != "FAIL" or row["stage"] == "4"}
     body = [["a step of", *(f"{heading}, ms" for heading in _TARGETS.values())]]
     methods = dict.fromkeys(
         check.partition(" ")[2].removesuffix(", triton") for check, row in rows.items() if row["stage"] == "7"
     )
-    for method in some.split("; ") if some else [one for one in methods if one != "tiles"]:
+    for method in chosen.split("; ") if chosen else [one for one in methods if one != "tiles"]:
         body.append([method, *(_gpu_step(rows, f"{target} {method}, triton", target) for target in _TARGETS)])
     return markdown(body)
 
@@ -201,8 +220,16 @@ def _gpu_step(rows: Mapping[str, Row], check: str, target: str) -> str:
     return f"{float(row['measured']):.2f}{relative}"
 
 
+def table_of_gpu_speedups() -> str:
+    """Speed-up ± standard error of the embedded model's methods, named as in the table `field`."""
+    rows, body = {row["method"]: row for row in _read("gpu/images")}, [["method", "speed-up (×)"]]
+    column = row_column("speedup_latency")
+    body += [[line.label, cell(column, rows[line.key])] for line in TABLES["field"].lines if line.key in rows]
+    return markdown(body)
+
+
 def table_of_gpu_gates() -> str:
-    """Every gate, and what was measured."""
+    """Every gate and its measurement."""
     body = [["gate", "measured", "gate", "least time at the measured bandwidth", "share of it", "verdict"]]
     for row in _read("gpu/checks"):
         if row["stage"] == "4" and row["gate"] and "not tuned" not in row["check"]:
@@ -231,25 +258,25 @@ def _distance(rows: Sequence[Row], *columns: str) -> str:
 
 
 def table_of_settings() -> str:
-    """The settings of every real model, and which published protocols and released codes set others."""
+    """The settings of every real model, and the published protocols and released codes that differ from them."""
     protocols, methods = _settings("protocol"), _settings("method")
     others = ("published protocols that set others", "released variants that set others")
     body = [["model", "guidance", "temperature", "top-k", "top-p", *others]]
-    for model, own in _settings("model").items():
-        if own.get("weights") != "official" or own["kind"] != "discrete":
+    for model, settings in _settings("model").items():
+        if settings.get("weights") != "official" or settings["kind"] != "discrete":
             continue
         published: dict[str, list[str]] = {}
         for name, protocol in protocols.items():
-            if found := _others(protocol["models"].get(model) or {}, own):
-                published.setdefault(found, []).append(f"`{name}`")
+            if differing := _others(protocol["models"].get(model) or {}, settings):
+                published.setdefault(differing, []).append(f"`{name}`")
         released = [
             f"`{name} variant={variant}`: {' '.join(f'{k}={_text(v)}' for k, v in values['models'][model].items())}"
             for name, method in methods.items()
             for variant, values in (method.get("variants") or {}).items()
             if model in (values.get("models") or {})
         ]
-        cells = [f"`{model}`", *(_text(own[name]) for name in SAMPLING)]
-        cells.append("; ".join(f"{', '.join(names)}: {found}" for found, names in published.items()))
+        cells = [f"`{model}`", *(_text(settings[name]) for name in SAMPLING)]
+        cells.append("; ".join(f"{', '.join(names)}: {differing}" for differing, names in published.items()))
         body.append([*cells, "; ".join(released)])
     return markdown(body)
 
@@ -267,10 +294,10 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _others(given: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """What a protocol sets otherwise; null is what its paper does not say."""
-    known = {name: given[name] for name in ("unconditional", *SAMPLING) if given.get(name) is not None}
-    return " ".join(f"{name}={_text(x)}" for name, x in known.items() if _text(x) != _text(own[name]))
+def _others(published: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The settings in which a protocol differs from the model; null: its paper does not state the setting."""
+    stated = {name: published[name] for name in ("unconditional", *SAMPLING) if published.get(name) is not None}
+    return " ".join(f"{name}={_text(x)}" for name, x in stated.items() if _text(x) != _text(settings[name]))
 
 
 WHOLE = {
@@ -281,6 +308,8 @@ WHOLE = {
         table_of_settings,
         table_of_rehearsals,
         table_of_gpu_steps,
+        table_of_gpu_speedups,
         table_of_gpu_gates,
+        joined_table,
     )
 }

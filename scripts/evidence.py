@@ -1,10 +1,10 @@
-"""Make the committed rows anew, all from the commit that is checked out.
+"""Makes all committed rows again, from the commit that is checked out.
 
     python scripts/evidence.py --list                 # the steps, what each costs, and which are done
-    python scripts/evidence.py [STEP ...] [--jobs 2]  # these steps, or all; stopped, the same command goes on
+    python scripts/evidence.py [STEP ...] [--jobs 2]  # these steps, or all; repeat a stopped command
     python scripts/evidence.py --print [STEP ...]     # the commands alone
 
-Remove the old rows first, so that none of them serves a new table (`rehearsal.csv` stays):
+Remove the old rows first, so that no new table uses them (`rehearsal.csv` stays):
 
     git rm -rq results/*.csv results/bench results/probe results/tables results/gallery
     git checkout HEAD results/rehearsal.csv
@@ -70,8 +70,8 @@ def commands(step: Step, jobs: int) -> Iterator[tuple[list[str], Path | None]]:
     """The commands of a step, each with the file of its rows where they are to be joined with others."""
     if step.tables:
         yield ["specbench", "tables", *step.tables, "--jobs", str(1 if step.idle else jobs)], None
-    for one in step.commands:
-        yield ["python" if one.startswith("scripts/") else "specbench", *shlex.split(one)], None
+    for command in step.commands:
+        yield ["python" if command.startswith("scripts/") else "specbench", *shlex.split(command)], None
     for parts in step.joined.values():
         for part in parts:
             yield ["specbench", *shlex.split(part), f"out={_part(part)}"], _part(part)
@@ -82,7 +82,7 @@ def _part(command: str) -> Path:
 
 
 def finish(step: Step) -> None:
-    """Join the rows of several commands in their file, and copy what stands in one."""
+    """Write the rows of several commands into one file, and copy the files that a single command wrote."""
     for name, source in step.copied.items():
         shutil.copyfile(source, RESULTS / name)
     for name, parts in step.joined.items():
@@ -129,7 +129,7 @@ def main() -> int:
             program = [Path(sys.executable).with_name(words[0]), *words[1:]]
             env = dict(os.environ) if step.idle else {**_KEEPS_MEMORY, **os.environ}
             if subprocess.run(program, env=env, check=False).returncode not in (0, 3):  # 3: a score has no value
-                print(f"{step.name}: stopped; the same command goes on", file=sys.stderr)
+                print(f"{step.name}: stopped; repeat the command to continue", file=sys.stderr)
                 return 1
             mark(words).parent.mkdir(parents=True, exist_ok=True)
             mark(words).touch()

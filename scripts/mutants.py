@@ -70,7 +70,7 @@ def _mutant(name: str, entry: dict[str, Any]) -> Mutant:
 
 _ENTRIES = yaml.safe_load((ROOT / "scripts/mutations.yaml").read_text(encoding="utf-8"))
 NAMED = {name: _mutant(name, entry) for name, entry in _ENTRIES.items()}
-MUTANTS = [one for one in NAMED.values() if not one.unseen]
+MUTANTS = [mutant for mutant in NAMED.values() if not mutant.unseen]
 
 
 def jobs(method: str, models: Sequence[Subject]) -> list[Job]:
@@ -78,8 +78,8 @@ def jobs(method: str, models: Sequence[Subject]) -> list[Job]:
     arguments = f"method={method}".split()
     continuous, *_ = plan.kinds_of(arguments)
     suited = [model for model in models if isinstance(model, DensityPair) == continuous]
-    found = list(plan.audits(arguments, suited))
-    return sorted(found, key=_cost)
+    audits = list(plan.audits(arguments, suited))
+    return sorted(audits, key=_cost)
 
 
 def _cost(job: Job) -> tuple[bool, bool]:
@@ -88,7 +88,7 @@ def _cost(job: Job) -> tuple[bool, bool]:
 
 
 def decoded(job: Job) -> list[Any]:
-    """What a few sequences of an audit are."""
+    """Tokens, steps and accepted lengths of a few sequences of an audit."""
     cfg, model = job
     rng, method = RandomStreams([(0, i) for i in range(_SHOWN)]), assemble(cfg, model)
     if isinstance(model, DensityPair):
@@ -99,16 +99,16 @@ def decoded(job: Job) -> list[Any]:
 
 
 @contextmanager
-def applied(one: Mutant) -> Iterator[list[Any]]:
+def applied(mutant: Mutant) -> Iterator[list[Any]]:
     """Functions have the code of the changed files; gives the functions. RuntimeError where a file does not have the
     old text once."""
     before: list[tuple[Any, CodeType]] = []
     try:
-        for file, changes in one.changes.items():
+        for file, changes in mutant.changes.items():
             intact = changed = (ROOT / "specbench" / file).read_text(encoding="utf-8")
             for old, new in changes.items():
                 if (count := intact.count(old)) != 1:
-                    raise RuntimeError(f"{one.name}: {file} has {count} times {old}")
+                    raise RuntimeError(f"{mutant.name}: {file} has {count} times {old}")
                 changed = changed.replace(old, new)
             module = import_module(f"specbench.{file.removesuffix('.py').replace('/', '.')}")
             now = _functions(compile(intact, file, "exec", dont_inherit=True))
@@ -125,47 +125,47 @@ def applied(one: Mutant) -> Iterator[list[Any]]:
 
 def _functions(code: CodeType) -> dict[str, CodeType]:
     """The code of the functions and methods of a module, by qualified name."""
-    found: dict[str, CodeType] = {}
+    functions: dict[str, CodeType] = {}
     for part in code.co_consts:
         if isinstance(part, CodeType):
             is_function = part.co_flags & inspect.CO_OPTIMIZED
-            found |= {part.co_qualname: part} if is_function else _functions(part)
-    return found
+            functions |= {part.co_qualname: part} if is_function else _functions(part)
+    return functions
 
 
-def caught(one: Mutant, audits: Sequence[Job], intact: Sequence[list[Any]], most: int) -> dict[str, Any]:
+def caught(mutant: Mutant, audits: Sequence[Job], intact: Sequence[list[Any]], most: int) -> dict[str, Any]:
     """The row of a mutant: the first audit, with the smallest samples, that refutes it. `intact`: what the audits
     decode without it. RuntimeError where it changes none of them."""
-    row = {"mutant": one.name, "mistake": one.mistake, "method": one.method, "commit": origin.commit()}
-    with applied(one):
+    row = {"mutant": mutant.name, "mistake": mutant.mistake, "method": mutant.method, "commit": origin.commit()}
+    with applied(mutant):
         changed = [
             job
             for job, before in zip(audits, intact, strict=True)
             if not all(torch.equal(a, b) for a, b in zip(decoded(job), before, strict=True))
         ]
         if not changed:
-            raise RuntimeError(f"{one.name} changes nothing that is decoded: the patch no longer bites")
+            raise RuntimeError(f"{mutant.name} changes nothing that is decoded: the patch no longer bites")
         for samples in LADDER:
             if samples > most:
                 break
             for cfg, model in changed:
-                found = measure(assemble(cfg, model), model, samples)
-                if found["verdict"] == "not lossless":
+                result = measure(assemble(cfg, model), model, samples)
+                if result["verdict"] == "not lossless":
                     names = ("samples", "parameters", "p_value", "tv", "tv_exact", "ks")
-                    return row | {"model": model.name, **{name: found[name] for name in names}}
+                    return row | {"model": model.name, **{name: result[name] for name in names}}
     return row
 
 
-def tested(one: Mutant) -> dict[str, Any]:
+def tested(mutant: Mutant) -> dict[str, Any]:
     """The row of a mutant with a test, which names the test where it fails. RuntimeError where it does not pass without
     the mistake."""
-    row = {"mutant": one.name, "mistake": one.mistake, "method": one.method, "commit": origin.commit()}
-    words = ["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", str(ROOT / (one.test or ""))]
-    if pytest.main(words) != pytest.ExitCode.OK:
-        raise RuntimeError(f"{one.test} does not pass without {one.name}")
-    with applied(one):
-        failed = pytest.main(words) == pytest.ExitCode.TESTS_FAILED
-    return row | ({"test": one.test} if failed else {})
+    row = {"mutant": mutant.name, "mistake": mutant.mistake, "method": mutant.method, "commit": origin.commit()}
+    arguments = ["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", str(ROOT / (mutant.test or ""))]
+    if pytest.main(arguments) != pytest.ExitCode.OK:
+        raise RuntimeError(f"{mutant.test} does not pass without {mutant.name}")
+    with applied(mutant):
+        failed = pytest.main(arguments) == pytest.ExitCode.TESTS_FAILED
+    return row | ({"test": mutant.test} if failed else {})
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -180,20 +180,20 @@ def main(arguments: Sequence[str]) -> int:
     lines = csv_lines(out)[1] if chosen.only and out.is_file() else []
     earlier: dict[str, Any] = {row["mutant"]: row for _, row in lines}
     rows: list[dict[str, Any]] = []
-    known: dict[str, tuple[list[Job], list[list[Any]]]] = {}
-    for one in mutants:
+    audited: dict[str, tuple[list[Job], list[list[Any]]]] = {}
+    for mutant in mutants:
         begun = time.perf_counter()
-        if one.test:
-            rows.append(tested(one))
+        if mutant.test:
+            rows.append(tested(mutant))
         else:
-            if one.method not in known:
-                audits = jobs(one.method, models)
-                known[one.method] = audits, [decoded(job) for job in audits]
-            rows.append(caught(one, *known[one.method], chosen.most))
+            if mutant.method not in audited:
+                audits = jobs(mutant.method, models)
+                audited[mutant.method] = audits, [decoded(job) for job in audits]
+            rows.append(caught(mutant, *audited[mutant.method], chosen.most))
         where = f"{rows[-1]['samples']} samples, {rows[-1]['model']}" if "samples" in rows[-1] else "NOT CAUGHT"
         where = rows[-1].get("test", where)
-        print(f"{one.name}: {where} ({time.perf_counter() - begun:.0f} s)", flush=True)
-        earlier[one.name] = rows[-1]
+        print(f"{mutant.name}: {where} ({time.perf_counter() - begun:.0f} s)", flush=True)
+        earlier[mutant.name] = rows[-1]
         every = [earlier[m.name] for m in MUTANTS if m.name in earlier]
         write_atomically(out, csv_text(COLUMNS, every).encode())
     missed = [row["mutant"] for row in rows if not row.keys() & {"samples", "test"}]

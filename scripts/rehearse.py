@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GB = 1e9
 #: Loading may hold this much besides the networks, once: libraries, the file that is read, buffers.
 LOADING = 1.5 * GB
-_REPLACED = "replaced.json"  # what rehearsal.command puts in the place of the pinned checksums
+_REPLACED = "replaced.json"  # replaces the pinned checksums; read by rehearsal.command
 #: The metrics of the small scale: Inception-V3 has no small form.
 SMALL_METRICS = "[clip_b32,image_reward,hpsv2]"
 
@@ -110,8 +110,8 @@ def stages(model: str, small: bool) -> Iterator[Stage]:
         yield Stage("step", ("bench", f"model={model}", "method=vanilla", *reduced, *bench), 24, 1800)
         return
     names = SMALL_METRICS if small else "coco"
-    own = ("n=1", "warmup=0", *reduced)  # a CPU takes minutes for an image
-    run = ("run", "protocol=coolsd_table1", f"model={model}", "method=cool_sd", "delta=1.1", *own)
+    short_run = ("n=1", "warmup=0", *reduced)  # a CPU takes minutes for an image
+    run = ("run", "protocol=coolsd_table1", f"model={model}", "method=cool_sd", "delta=1.1", *short_run)
     yield Stage("fetch metrics", ("fetch", f"metrics={names.strip('[]')}", "--yes"), 2, 1800)
     yield Stage("fetch data", ("fetch", "data=coco2017", "--yes"), 2, 600)
     if not small:
@@ -128,8 +128,8 @@ def stages(model: str, small: bool) -> Iterator[Stage]:
 
 
 def make_files(model: str, small: bool, photographs: int, folder: Path) -> tuple[Hub, dict[str, Any]]:
-    """Makes the files of a model, and with LlamaGen those of the metrics and COCO's. Returns the hub that serves them
-    and the tables that `rehearsal.command` puts in the place of the pinned ones, without the addresses."""
+    """Makes the files of a model, and with LlamaGen also the files of the metrics and of COCO. Returns the hub that
+    serves them, and the tables that replace the pinned ones in `rehearsal.command`, without the addresses."""
     from rehearsal import command, evaluators, files
 
     hub, entry = Hub(), registry.model_sources()[model]
@@ -158,16 +158,16 @@ def make_files(model: str, small: bool, photographs: int, folder: Path) -> tuple
 
 
 def _evaluators(small: bool) -> list[str]:
-    """The folders of evaluators behind the metrics."""
+    """The folders of the metrics' evaluators."""
     return ["clip_b32", "image_reward", "image_reward/text", "hpsv2", *([] if small else ["inception"])]
 
 
 def _checksums(hub: Hub, path: Path, part: sources.Part) -> dict[str, Any]:
-    found: dict[str, Any] = {"size": path.stat().st_size, "sha256": hub.sha256(path)}
+    checksums: dict[str, Any] = {"size": path.stat().st_size, "sha256": hub.sha256(path)}
     if path.name in part.md5:
         with path.open("rb") as f:
-            found["md5"] = hashlib.file_digest(f, "md5").hexdigest()
-    return found
+            checksums["md5"] = hashlib.file_digest(f, "md5").hexdigest()
+    return checksums
 
 
 def addressed(hub: Hub, tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,8 +175,8 @@ def addressed(hub: Hub, tables: Mapping[str, Any]) -> dict[str, Any]:
     served = {}
     for file in registry.data_sources()["coco2017"].files:
         if path := hub.plain.get(f"/coco/{file.name}"):
-            one = {"address": f"{hub.root}/coco/{file.name}", "size": path.stat().st_size, "sha256": hub.sha256(path)}
-            served.setdefault("coco2017", []).append(one)
+            entry = {"address": f"{hub.root}/coco/{file.name}", "size": path.stat().st_size, "sha256": hub.sha256(path)}
+            served.setdefault("coco2017", []).append(entry)
     return {**tables, "data": served, "releases": hub.root}
 
 
@@ -214,22 +214,22 @@ def rehearse(
     for stage in todo:
         print(f"{stage.name}: {stage.command}", flush=True)
         log = logs / f"{stage.name.replace(' ', '_')}.log"
-        found = run(stage, log)
+        measured = run(stage, log)
         text = log.read_text(encoding="utf-8", errors="replace")
         networks = int(m[1]) if (m := re.search(r"^loaded (\d+) bytes", text, re.MULTILINE)) else 0
         budget = networks + LOADING if networks else stage.memory * GB
-        done = found.code in (0, 3)  # 3: a distance of one image has no value
-        ok = done and found.anonymous <= budget and found.seconds <= stage.seconds
+        done = measured.code in (0, 3)  # 3: a distance of one image has no value
+        ok = done and measured.anonymous <= budget and measured.seconds <= stage.seconds
         rows.append(
             {
                 "time": provenance.utc(),
                 "stage": stage.name,
                 "command": stage.command,
-                "seconds": f"{found.seconds:.1f}",
+                "seconds": f"{measured.seconds:.1f}",
                 "budget_s": f"{stage.seconds:g}",
-                "anonymous_gb": f"{found.anonymous / GB:.2f}",
+                "anonymous_gb": f"{measured.anonymous / GB:.2f}",
                 "budget_gb": f"{budget / GB:.2f}",
-                "resident_gb": f"{found.resident / GB:.2f}",
+                "resident_gb": f"{measured.resident / GB:.2f}",
                 "networks_gb": f"{networks / GB:.2f}" if networks else "",
                 "ok": str(ok).lower(),
                 **more,
@@ -237,10 +237,12 @@ def rehearse(
         )
         if out is not None:
             ROWS.append(out, rows[-1])
-        held = f"{found.anonymous / GB:.2f} of {budget / GB:.2f} GB, {found.resident / GB:.2f} GB with mapped files"
-        print(f"  {'ok' if ok else 'FAILED'}: {found.seconds:.0f} of {stage.seconds:g} s, {held}", flush=True)
+        memory = (
+            f"{measured.anonymous / GB:.2f} of {budget / GB:.2f} GB, {measured.resident / GB:.2f} GB with mapped files"
+        )
+        print(f"  {'ok' if ok else 'FAILED'}: {measured.seconds:.0f} of {stage.seconds:g} s, {memory}", flush=True)
         if not ok:
-            why = f"exit code {found.code}{', stopped at its budget' if found.stopped else ''}"
+            why = f"exit code {measured.code}{', stopped at its budget' if measured.stopped else ''}"
             print(f"  {why}; the end of its output:\n{text[-3000:]}", flush=True)
         if not done:
             break
@@ -271,15 +273,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, runner: Callable[[Path, str], Runner] = processes_of) -> int:
-    """runner: of the work folder and the hub's address; a test gives its own."""
+    """runner: a function of the work folder and the hub's address; tests replace it."""
     args = _parser().parse_args(arguments)
     small = args.scale == "small"
     work = (args.work or Path(tempfile.mkdtemp(prefix="rehearsal-"))).resolve()
     todo = [replace(s, memory=min(s.memory, args.memory)) for s in stages(args.model, small)]
     if args.stages is not None:
-        left, chosen = [s.name for s in todo if not s.name.startswith("fetch")], args.stages.split(",")
-        if not set(chosen) <= set(left) or not (work / _REPLACED).is_file():
-            _parser().error(f"--stages takes {', '.join(left)}, and --work the folder of a rehearsal with --keep")
+        names, chosen = [s.name for s in todo if not s.name.startswith("fetch")], args.stages.split(",")
+        if not set(chosen) <= set(names) or not (work / _REPLACED).is_file():
+            _parser().error(f"--stages takes {', '.join(names)}, and --work the folder of a rehearsal with --keep")
         todo = [stage for stage in todo if stage.name in chosen]
     more = {"model": args.model, "scale": args.scale, **machine()}
     try:

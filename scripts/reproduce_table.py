@@ -42,7 +42,7 @@ _MARK = re.compile(r"(<!-- scripts/reproduce_table.py -->\n)((?:\|.*\n)*)")
 
 
 def planned(table: str, model: str, n: int | None) -> TablePlan:
-    """The runs of a line, none of which is there."""
+    """The plan of a table without any finished runs."""
     return plan(TABLES[table], model, n, Path(os.devnull), Path("runs"))
 
 
@@ -52,29 +52,29 @@ def hours(todo: TablePlan) -> DryRun:
 
 def fetched(todo: TablePlan) -> str:
     wanted = to_fetch.missing(todo.missing)
-    unknown = sum(len(one.unknown) for one in wanted)
-    size = format_size(sum(sum(one.sizes.values()) for one in wanted))
+    unknown = sum(len(sources.unknown) for sources in wanted)
+    size = format_size(sum(sum(sources.sizes.values()) for sources in wanted))
     return f"{size} and {unknown} files of unknown size" if unknown else size
 
 
 def lines(chosen: Sequence[tuple[str, str, int | None]] = LINES) -> Iterator[str]:
     for table, model, n in chosen:
         todo = planned(table, model, n)
-        found = hours(todo)
-        cells = [f"`{table} --model {model}`", f"{found.images:,}"]
-        cells += [forecast.as_text(found.hours[name]) for name in GPUS]
-        yield f"| {' | '.join([*cells, fetched(todo), format_size(found.disk[0])])} |"
+        estimate = hours(todo)
+        cells = [f"`{table} --model {model}`", f"{estimate.images:,}"]
+        cells += [forecast.as_text(estimate.hours[name]) for name in GPUS]
+        yield f"| {' | '.join([*cells, fetched(todo), format_size(estimate.disk[0])])} |"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
-    with tempfile.TemporaryDirectory() as empty:  # what is fetched here is to be fetched there
+    with tempfile.TemporaryDirectory() as empty:  # with an empty cache, every file must be fetched
         os.environ["SPECBENCH_HOME"] = empty
         drawn = "\n".join([HEAD, f"|{'---|' * (len(GPUS) + 4)}", *lines()])
     if parser.parse_args().write:
         text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(_MARK.sub(lambda found: f"{found[1]}{drawn}\n", text), encoding="utf-8")
+        PAGE.write_text(_MARK.sub(lambda match: f"{match[1]}{drawn}\n", text), encoding="utf-8")
     else:
         print(drawn)
     return 0

@@ -1,8 +1,9 @@
-"""Imports run one way: no cycle between modules, and no arrow that the layers forbid."""
+"""Imports run one way: no cycle between modules, and no arrow that the layers forbid. Classes and files have limits."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -48,6 +49,7 @@ ARROWS = {
 }
 #: A new arrow takes the place of another one: put what is needed into a package below both.
 MOST_ARROWS = 110
+LONGEST = 450  # lines of a file that can be read as a whole
 
 
 def imported(name: str) -> Iterator[str]:
@@ -125,3 +127,22 @@ def test_the_centre_is_small() -> None:
     """What every run goes through: how it is configured, done and started."""
     held = [path for name, path in FILES.items() if package(name) in ("harness", "config", "cli")]
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in held) <= 8500
+
+
+def test_a_class_name_is_defined_once() -> None:
+    places = defaultdict(list)
+    for name, path in FILES.items():
+        if name.startswith("specbench"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(name)
+    assert not {name: modules for name, modules in places.items() if len(modules) > 1}
+
+
+def test_no_file_is_too_long_without_a_reason() -> None:
+    lengths = {}
+    for name, path in FILES.items():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if name.startswith("specbench") and lines and "long because" not in lines[0]:
+            lengths[name] = len(lines)
+    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}

@@ -285,11 +285,11 @@ def test_the_parts_of_a_tree_are_counted_along_the_accepted_path() -> None:
         ([0, 0], 0, 8, True, []),
     )
     for path, length, count, complete, wanted in cases:
-        draft = SimpleNamespace(tree=tree, valid=torch.ones(1, 4, dtype=torch.bool), fronts=None, parts={})
+        draft = SimpleNamespace(tree=tree, valid=torch.ones(1, 4, dtype=torch.bool), parallel_positions=None, parts={})
         walked = torch.tensor([[0, *path]])
         verdict = SimpleNamespace(path_with_root=walked, path=walked[:, 1:], length=torch.tensor([length]))
         step: Any = SimpleNamespace(draft=draft, verdict=verdict)
-        step.count, step.active = torch.tensor([count]), torch.tensor([not complete])
+        step.num_committed, step.active = torch.tensor([count]), torch.tensor([not complete])
         seen = Exercised()
         seen(step, 8)
         assert [part for part, times in seen.items() if times] == wanted

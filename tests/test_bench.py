@@ -79,7 +79,7 @@ def started(name: str, rows: int, override: Any = None, clock: Clock | None = No
 @torch.inference_mode()
 def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
     decoding = started(name, 3, ForcedLength(2.73))
-    while int(decoding.count.min()) < decoding.total:
+    while int(decoding.num_committed.min()) < decoding.total:
         decoding.step()
         decoding.record_stats()
     accepted = decoding.recorder.trace().accepted
@@ -102,7 +102,7 @@ def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
 
     decoding, seen = started(name, 3, override), 0
     for _ in range(7):
-        before = decoding.count.clone()
+        before = decoding.num_committed.clone()
         decoding.step()
         verdict, draft, ruled = shown[-1]
         for b, length in enumerate(verdict.length.tolist()):
@@ -114,7 +114,7 @@ def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
                 here = node
             assert int(verdict.tokens[b, length]) == int(ruled.tokens[b, ruled.length[b]])
             assert verdict.path[b, length:].tolist() == [here] * (verdict.path.shape[1] - length)
-            assert int(decoding.count[b] - before[b]) == length + 1
+            assert int(decoding.num_committed[b] - before[b]) == length + 1
             seen += length
     assert seen >= 3 * 8
 

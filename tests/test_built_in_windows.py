@@ -42,20 +42,22 @@ def test_the_greedy_opening_by_hand() -> None:
     )
     steps.step()
     steps.record_stats()
-    assert steps.count.eq(1).all()
+    assert steps.num_committed.eq(1).all()
     assert (steps.history[:, 0] == tables[0][0].argmax()).all()
     steps.step()
-    draft = steps.taken.draft if steps.taken else None
+    draft = steps.step_stats.draft if steps.step_stats else None
     assert draft is not None
     likely = torch.stack([tables[i][0].argmax() for i in range(1, 12)])
     assert (draft.tokens[:, 1:] == likely).all()
     torch.testing.assert_close(draft.probs[0], torch.stack([tables[i][0] for i in range(1, 12)]))
     assert (steps.history[:, 1] == likely[0]).all()
-    assert steps.count.ge(3).all()
+    assert steps.num_committed.ge(3).all()
     steps.record_stats()
     steps.step()
-    assert steps.taken is not None
-    assert not (steps.taken.draft.unverified if steps.taken.draft.unverified is not None else torch.ones(1)).any()
+    assert steps.step_stats is not None
+    assert not (
+        steps.step_stats.draft.unverified if steps.step_stats.draft.unverified is not None else torch.ones(1)
+    ).any()
 
 
 def test_a_window_ends_before_the_plain_positions() -> None:
@@ -64,9 +66,9 @@ def test_a_window_ends_before_the_plain_positions() -> None:
     with torch.inference_mode():
         steps = Decoding(config, None, tiny.rng(40))
         for _ in range(12):
-            before = steps.count.clone()
+            before = steps.num_committed.clone()
             steps.step()
-            draft = steps.taken.draft if steps.taken else None
+            draft = steps.step_stats.draft if steps.step_stats else None
             assert draft is not None
             wanted = torch.where(before >= 1, (9 - before).clamp(0, 4), 0)
             assert torch.equal(draft.valid[:, 1:].sum(1), wanted)

@@ -168,8 +168,8 @@ def test_every_rule_sees_every_kind_of_draft() -> None:
     def kind(name: str) -> tuple[bool, ...]:
         decoding = Decoding(test_engine.configured(target, name), tiny.prompts(2), tiny.rng(2))
         decoding.step()
-        draft = decoding.taken.draft
-        return draft.tree.width > 1, draft.sampled is None, draft.fronts is not None
+        draft = decoding.step_stats.draft
+        return draft.tree.width > 1, draft.sampled is None, draft.parallel_positions is not None
 
     drafting = [name for name, make in test_engine.DRAFTERS.items() if make(target).tree.height]
     with torch.inference_mode():
@@ -220,24 +220,27 @@ def planted(fault: Callable[[Decoding], Any]) -> type[Decoding]:
 
 
 FAULTS: dict[str, tuple[Callable[[Decoding], Any], str]] = {
-    "to the host": (lambda d: d.count.cpu(), "_to_copy.default between cpu and cuda"),
+    "to the host": (lambda d: d.num_committed.cpu(), "_to_copy.default between cpu and cuda"),
     "to the device": (lambda d: torch.arange(3).to("cuda"), "_to_copy.default between cpu and cuda"),
-    "into a tensor": (lambda d: d.count.copy_(torch.zeros(2)), "copy_.default between cpu and cuda"),
-    "a scalar": (lambda d: d.count.copy_(torch.tensor(1)), "copy_.default between cpu and cuda"),
+    "into a tensor": (lambda d: d.num_committed.copy_(torch.zeros(2)), "copy_.default between cpu and cuda"),
+    "a scalar": (lambda d: d.num_committed.copy_(torch.tensor(1)), "copy_.default between cpu and cuda"),
     "a constant": (lambda d: torch.tensor([1], device="cuda"), "_to_copy.default between cpu and cuda"),
-    "an index": (lambda d: d.count[[0]], "_to_copy.default between cpu and cuda"),
+    "an index": (lambda d: d.num_committed[[0]], "_to_copy.default between cpu and cuda"),
     "work on the host": (lambda d: torch.ones(3) + 1, "add.Tensor on the host"),
-    "item": (lambda d: d.count[0].item(), "_local_scalar_dense.default asks for data"),
-    "a condition": (lambda d: bool(d.count.sum() > 0), "_local_scalar_dense.default asks for data"),
-    "nonzero": (lambda d: d.count.nonzero(), "nonzero.default asks for data"),
-    "a mask": (lambda d: d.count[d.count > 0], "nonzero.default asks for data"),
-    "masked_select": (lambda d: d.count.masked_select(d.count > 0), "masked_select.default asks for data"),
-    "unique": (lambda d: d.count.unique(), "_unique2.default asks for data"),
-    "bincount": (lambda d: d.count.bincount(), "bincount.default asks for data"),
-    "multinomial": (lambda d: d.count.float().multinomial(1), "multinomial.default makes the host wait"),
+    "item": (lambda d: d.num_committed[0].item(), "_local_scalar_dense.default asks for data"),
+    "a condition": (lambda d: bool(d.num_committed.sum() > 0), "_local_scalar_dense.default asks for data"),
+    "nonzero": (lambda d: d.num_committed.nonzero(), "nonzero.default asks for data"),
+    "a mask": (lambda d: d.num_committed[d.num_committed > 0], "nonzero.default asks for data"),
+    "masked_select": (
+        lambda d: d.num_committed.masked_select(d.num_committed > 0),
+        "masked_select.default asks for data",
+    ),
+    "unique": (lambda d: d.num_committed.unique(), "_unique2.default asks for data"),
+    "bincount": (lambda d: d.num_committed.bincount(), "bincount.default asks for data"),
+    "multinomial": (lambda d: d.num_committed.float().multinomial(1), "multinomial.default makes the host wait"),
     "synchronize": (lambda d: torch.cuda.synchronize(), "the host waits"),
     "a kernel": (
-        lambda d: launch.start(SimpleNamespace(__name__="_sum"), (1,), d.count, torch.zeros(3)),
+        lambda d: launch.start(SimpleNamespace(__name__="_sum"), (1,), d.num_committed, torch.zeros(3)),
         "_sum: argument 1 on cpu",
     ),
 }
@@ -282,7 +285,7 @@ def test_a_pass_of_a_causal_model_leaves_the_host_alone(name: str) -> None:
         prompts, rng = Prompts(ids, valid, ids, valid), RandomStreams([(0, i) for i in range(3)], "cuda")
         rule = replace(rule, prefill=0.1 if rule.gamma else 0.0)
         images = ContinuousDecoding(*models, rule, prompts, rng, engine=Graphs(Lint().record))
-        images.count -= 1  # vanilla decoding is complete by now
+        images.num_committed -= 1  # vanilla decoding is complete by now
         found.record({"a pass": lambda: test_continuous.go_on(images)}, images.device)
     assert found.operations > 50
     assert not found.found

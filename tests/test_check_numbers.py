@@ -54,9 +54,9 @@ def test_a_page_that_states_what_rows_say_passes(rows: Rows, page: str) -> None:
     ("page", "problem"),
     [
         (f"SJD takes 31.2<!--= {SJD} --> steps.", f"d.md:1: 31.2 should be 31.3 ({SJD})"),
-        (f"SJD takes 31.3<!--= {SJD} --> steps.\n\nAnd 12.", "d.md:3: 12 has no row: put a mark behind it"),
-        ("- 1 of\n- 31<!--= settings --> of 105", "d.md:1: 1 has no row: put a mark behind it"),
-        ("| 31 |\n| 105<!--= settings --> |", "d.md:1: 31 has no row: put a mark behind it"),
+        (f"SJD takes 31.3<!--= {SJD} --> steps.\n\nAnd 12.", "d.md:3: 12 has no row: put a mark after it"),
+        ("- 1 of\n- 31<!--= settings --> of 105", "d.md:1: 1 has no row: put a mark after it"),
+        ("| 31 |\n| 105<!--= settings --> |", "d.md:1: 31 has no row: put a mark after it"),
         (f"SJD takes few<!--= {SJD} --> steps.", f"d.md:1: 1 values for 0 numbers: {SJD}"),
         (f"31.3<!--= {SJD} --> or less<!--= {SJD} -->", f"d.md:1: 1 values for 0 numbers: {SJD}"),
         (f"Fewer than 105<!--= {SJD} > 105, ... -->.", f"d.md:1: does not hold: {SJD} > 105, ..."),
@@ -137,6 +137,13 @@ def test_how_cells_and_headings_are_printed() -> None:
     titles = ("Step compression (×)", "CLIP score", "Fréchet distance", "Inception score", "Accepted length")
     kept = ["step compression (×)", "CLIP score", "Fréchet distance", "Inception score", "accepted length"]
     assert [doc_tables.heading(title) for title in titles] == kept
+
+
+def test_a_joined_table_has_a_dash_for_a_line_that_the_other_table_does_not_have() -> None:
+    first = doc_tables.markdown([["method", "steps"], ["vanilla", "256"], ["SJD", "88.1 ± 0.6"]])
+    other = doc_tables.markdown([["method", "latency", "speed-up (×)"], ["SJD", "0.63", "1.26 ± 0.08"]])
+    joined = [["method", "steps", "on a CPU (×)"], ["vanilla", "256", "—"], ["SJD", "88.1 ± 0.6", "1.26 ± 0.08"]]
+    assert doc_tables.joined_table(first, {"on a CPU (×)": other}) == doc_tables.markdown(joined)
 
 
 @pytest.mark.usefixtures("field")

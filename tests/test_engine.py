@@ -215,7 +215,7 @@ def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str)
     for _ in range(3):
         steps.step()
         steps.record_stats()
-        counts.append(int(steps.count.sum()))
+        counts.append(int(steps.num_committed.sum()))
         assert {path: t.data_ptr() for path, (_, t) in tensors(steps).items()} == lie
         assert plain_values(steps) == host
     assert counts == sorted(set(counts))
@@ -313,7 +313,7 @@ def test_only_the_newest_shapes_are_kept() -> None:
     config, engine = configured(tiny.llamagen(), "none"), Graphs(at_once)
     for rows in (1, 2, 3, 4, 5, 2):
         decode(config, tiny.prompts(rows), tiny.rng(rows), engine)
-    assert [len(one.steps.count) for one in engine._kept.values()] == [3, 4, 5, 2]
+    assert [len(one.steps.num_committed) for one in engine._kept.values()] == [3, 4, 5, 2]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

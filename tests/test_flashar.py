@@ -199,7 +199,7 @@ def test_cached_decoding_is_the_recomputation_without_a_cache_under_guidance_aft
 
     def record_stats(taken, total):
         asks = taken.layout.extends
-        used.append((taken.layout.next_positions[asks], taken.found.p[asks], asks.nonzero()[:, 0]))
+        used.append((taken.layout.next_positions[asks], taken.target.p[asks], asks.nonzero()[:, 0]))
 
     out = sampled(model, given, 3, Sampling(cfg_scale=2.0), record_stats)
     assert out.steps.tolist() == [2 * side - 1] * 3

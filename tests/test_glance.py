@@ -1,5 +1,5 @@
-"""Figures with a logarithmic y, as the one that shows the field at a glance: zeros on a line of their own, every curve
-named, no name on another."""
+"""Figures with a logarithmic y axis, such as the one that shows the field at a glance: zeros have their own line, every
+curve has a name, and no name covers another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _row(x: float, y: float) -> dict[str, str]:
 
 
 def _rows() -> dict[str, dict[str, str] | None]:
-    """Curves that rise together and end within one line of text, and exact methods as near each other."""
+    """Curves that rise together and end within one line of text, and exact methods just as close to each other."""
     rows: dict[str, dict[str, str] | None] = {"vanilla": _row(1, 0)}
     for i, panel in enumerate(FIGURE.panels):
         for j, curve in enumerate(panel.curves):
@@ -49,7 +49,8 @@ def drawn() -> Figure:
 
 
 def _named(axis: Axes) -> dict[str, Any]:
-    return {text.get_text(): Text.get_window_extent(text) for text in axis.texts}  # without the line to the curve
+    # Without the lines that lead to the curves.
+    return {text.get_text(): Text.get_window_extent(text) for text in axis.texts}
 
 
 def test_every_curve_and_every_exact_method_has_its_name_and_none_covers_another(drawn: Figure) -> None:
@@ -61,16 +62,16 @@ def test_every_curve_and_every_exact_method_has_its_name_and_none_covers_another
         first = next(line.label for line in TABLE.lines if line.key == panel.curves[0].lines[0])
         alone = {curve.label for curve in panel.curves} - relaxed
         assert _named(zeros).keys() == alone | {"vanilla", first.removesuffix(f", {panel.label}")}
-        for some in (axis, zeros):
-            boxes = _named(some)
+        for axes in (axis, zeros):
+            boxes = _named(axes)
             assert not [
                 names for names in itertools.combinations(boxes, 2) if boxes[names[0]].overlaps(boxes[names[1]])
             ]
-            box = some.get_window_extent()
+            box = axes.get_window_extent()
             assert all(box.x0 < b.x0 and b.x1 < box.x1 and box.y0 < b.y0 and b.y1 < box.y1 for b in boxes.values())
 
 
-def test_zeros_stand_on_their_line_and_what_is_relaxed_above_it(drawn: Figure) -> None:
+def test_zeros_are_on_their_line_and_relaxed_methods_above_it(drawn: Figure) -> None:
     for axis, zeros in zip(drawn.axes[::2], drawn.axes[1::2], strict=True):
         assert axis.get_yscale() == "log"
         assert axis.get_xlim() == zeros.get_xlim() == drawn.axes[0].get_xlim()
@@ -86,11 +87,11 @@ def test_a_curve_looks_the_same_in_all_panels_and_unlike_its_neighbours() -> Non
     labels = [["a", "b", "c"], ["a", "d"], ["e", "b", "f", "g", "h"]]
     styles = figures.styles_of(labels)
     assert len(set(styles.values())) == 8
-    assert all(len({styles[label][0] for label in some}) == len(some) for some in labels)
+    assert all(len({styles[label][0] for label in names}) == len(names) for names in labels)
 
 
 def _perceived(colour: str, sight: np.ndarray) -> np.ndarray:
-    """CIELAB (3,) of an sRGB colour whose linear values a matrix (3, 3) maps to what a reader sees."""
+    """CIELAB (3,) of an sRGB colour. A matrix (3, 3) maps its linear values to what a reader perceives."""
     c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.clip(sight @ np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4), 0, 1)
     to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
@@ -99,7 +100,7 @@ def _perceived(colour: str, sight: np.ndarray) -> np.ndarray:
 
 
 def test_every_curve_of_the_figure_has_its_own_colour_also_for_colour_blind_readers() -> None:
-    """Entropy had Cool-SD's colour and GSD had LANTERN++'s."""
+    """Entropy once had Cool-SD's colour, and GSD had LANTERN++'s."""
     labels = [[curve.label for curve in panel.curves if len(curve.lines) > 2] for panel in FIGURE.panels]
     styles = figures.styles_of(labels)
     assert len({colour for colour, _ in styles.values()}) == len({marker for _, marker in styles.values()}) == 9
@@ -108,12 +109,12 @@ def test_every_curve_of_the_figure_has_its_own_colour_also_for_colour_blind_read
     deutan = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
     colours = list(dict.fromkeys(colour for colour, _ in figures._STYLES))
 
-    def nearest(some: list[str]) -> float:
-        pairs = itertools.combinations(some, 2)
+    def nearest(palette: list[str]) -> float:
+        pairs = itertools.combinations(palette, 2)
         sights = [np.array(sight) for sight in (np.eye(3), protan, deutan)]
         return min(float(np.linalg.norm(_perceived(a, s) - _perceived(b, s))) for a, b in pairs for s in sights)
 
-    assert nearest(colours) >= nearest(colours[:7])  # Okabe and Ito's
+    assert nearest(colours) >= nearest(colours[:7])  # Okabe and Ito's colours
 
 
 def test_names_that_would_overlap_move_apart_and_no_others() -> None:
@@ -123,9 +124,9 @@ def test_names_that_would_overlap_move_apart_and_no_others() -> None:
     assert figures.apart([9, 9.5, 10], [2, 2, 2], most=10) == [6, 8, 10]
     assert figures.apart([], []) == []
     wanted = [math.sin(3 * i) + i / 3 for i in range(30)]
-    found = figures.apart(sorted(wanted), [0.5] * 30)
-    assert all(b - a >= 0.5 - 1e-9 for a, b in itertools.pairwise(found))
-    assert sum(found) == pytest.approx(sum(wanted))
+    moved = figures.apart(sorted(wanted), [0.5] * 30)
+    assert all(b - a >= 0.5 - 1e-9 for a, b in itertools.pairwise(moved))
+    assert sum(moved) == pytest.approx(sum(wanted))
 
 
 def test_the_figure_is_the_same_file_and_needs_no_row(tmp_path: Path) -> None:
@@ -136,8 +137,8 @@ def test_the_figure_is_the_same_file_and_needs_no_row(tmp_path: Path) -> None:
     assert len(figures.draw(TABLE, dict.fromkeys(rows), tmp_path, "none")) == 2
 
 
-def test_relaxed_lines_are_runs_that_the_suite_relaxed_has() -> None:
-    """So that the figure costs the exact methods alone."""
+def test_the_suite_relaxed_has_the_runs_of_all_relaxed_lines() -> None:
+    """So the figure needs new runs only for the exact methods."""
     relaxed = TABLES["relaxed"]
 
     def runs(name: str) -> set[frozenset[str]]:
@@ -145,13 +146,13 @@ def test_relaxed_lines_are_runs_that_the_suite_relaxed_has() -> None:
         return {frozenset(table.overrides(line, table.model) or ()) for line in table.lines}
 
     assert (TABLE.n, TABLE.protocol) == (relaxed.n, relaxed.protocol)
-    own = {run for run in runs("glance") if any(part.startswith(("rule=", "distance=")) for part in run)}
-    assert len(own) > 50
-    assert own <= runs("relaxed")
+    relaxed_runs = {run for run in runs("glance") if any(part.startswith(("rule=", "distance=")) for part in run)}
+    assert len(relaxed_runs) > 50
+    assert relaxed_runs <= runs("relaxed")
     assert len(runs("glance") - runs("relaxed")) == 4  # two more verifications, and two more windows
 
 
 def test_a_logarithmic_figure_has_one_column() -> None:
-    held = {"lines": {"a": {"method": "sjd"}}, "figure": {"x": "n", "y": ["emitted_kl", "fid"], "log": True}}
+    content = {"lines": {"a": {"method": "sjd"}}, "figure": {"x": "n", "y": ["emitted_kl", "fid"], "log": True}}
     with pytest.raises(UsageError, match="log"):
-        catalog.table("t", Source("t", held))
+        catalog.table("t", Source("t", content))

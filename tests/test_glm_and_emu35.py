@@ -1,5 +1,6 @@
-"""GLM-Image's autoregressive stage and Emu3.5-Image: networks, files, prompts and grammars. No golden of either exists:
-the networks are held to transformers' own GLM-Image and, for Emu3.5, to its Qwen3, which has the same layers."""
+"""GLM-Image's autoregressive stage and Emu3.5-Image: networks, files, prompts and grammars. Neither has golden files.
+The networks are compared with transformers: with its GLM-Image and, for Emu3.5, with its Qwen3, which has the same
+layers."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def padded(texts, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def official(tmp_path_factory):
-    """A tiny GLM-Image of transformers, in its own files."""
+    """A tiny GLM-Image of transformers, saved in its own file format."""
     from transformers.models.glm_image import GlmImageConfig, GlmImageForConditionalGeneration
 
     rotary = {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
@@ -53,31 +54,32 @@ def official(tmp_path_factory):
 
 
 @torch.inference_mode()
-def test_glm_image_is_transformers_own(official):
-    """Prompts of two lengths, both grids and the token after them, against cached generation: four norms, biases, half
-    of each head rotated by time, row and column, and the positions of a grid that follows another."""
-    theirs, folder = official
+def test_glm_image_equals_transformers(official):
+    """Compared with cached generation, for prompts of two lengths, both grids and the token after them. This covers the
+    four norms, the biases, the rotary embedding (half of each head, by time, row and column), and the positions of a
+    grid that follows another."""
+    reference, folder = official
     ids, valid = padded(TEXTS, 16599)
     grids = torch.tensor([[1, *WHOLE], [1, *PREVIEW]] * 2)
     count = 2 + 12 + 1
-    made = theirs.generate(
+    generated = reference.generate(
         input_ids=ids, attention_mask=valid.long(), image_grid_thw=grids, images_per_sample=torch.tensor([2, 2]),
         do_sample=False, max_new_tokens=count, output_logits=True, return_dict_in_generate=True, eos_token_id=None,
     )  # fmt: skip
     ours = unified_official.read(folder / "target", glm_image.image(PREVIEW, WHOLE), CPU, torch.float32)
     assert ours.cfg.sections == (1, 1, 2)
     assert (ours.cfg.norms, ours.cfg.qkv_bias, ours.cfg.rope_base) == ("both", True, 300.0)
-    tokens = made.sequences[:, ids.shape[1] :]
+    tokens = generated.sequences[:, ids.shape[1] :]
     prefix = ours.condition(Prompts(ids, valid, ids, valid), False)
     logits = ours.head(ours.uncached(prefix, tokens[:, :-1]))[:, len(prefix) - 1 :]
     # float32 sums of 64 numbers in another order, two layers
-    assert_close(logits, torch.stack(made.logits, 1), atol=2e-4, rtol=1e-4)
+    assert_close(logits, torch.stack(generated.logits, 1), atol=2e-4, rtol=1e-4)
     assert tokens.unique().numel() > 5  # not one token everywhere, which positions would not change
 
 
 @pytest.mark.parametrize("wrong", [{"partial_rotary_factor": 1.0}, {"mrope_section": [2, 2, 2]}])
 def test_a_config_whose_rotary_numbers_disagree_is_refused(official, tmp_path, wrong):
-    """A loader that believed one of them would load weights that rotate otherwise."""
+    """A loader that trusts one of the two numbers would load weights that rotate differently."""
     _, folder = official
     for file in (folder / "target").iterdir():
         (tmp_path / file.name).symlink_to(file)
@@ -90,7 +92,7 @@ def test_a_config_whose_rotary_numbers_disagree_is_refused(official, tmp_path, w
 
 
 def test_glm_image_from_its_folders(official):
-    """The codebook is inside the target's file, the special ids have names."""
+    """The codebook is inside the target's file, and the special ids have names."""
     _, folder = official
     words = ["<unk>", "<|dit_token_16384|>", "<sop>", "<eop>", *"a red cat 4 3 1 2 32 16".split()]
     (folder / "processor").mkdir(exist_ok=True)
@@ -102,7 +104,7 @@ def test_glm_image_from_its_folders(official):
     _, bundle = loaded("glm_image", f"weights={folder}", "dtype=float32")
     frame = [2, words.index("32"), words.index("32"), 3, 2, words.index("16"), words.index("16"), 3, 1]
     assert bundle.prompt("a red cat").conditional == [4, 5, 6, *frame]  # the full grid comes first
-    assert bundle.prompt("<sop> cat").conditional[:2] == [2, 6]  # this tokenizer cuts at spaces alone
+    assert bundle.prompt("<sop> cat").conditional[:2] == [2, 6]  # this tokenizer splits only at spaces
     assert bundle.codebook().shape == (16512, 8)
     assert bundle.codebook()[:16384].isfinite().all()
     assert bundle.codebook()[16384:].isnan().all()
@@ -110,11 +112,11 @@ def test_glm_image_from_its_folders(official):
 
 
 def test_positions_of_grids():
-    """Text counts on; a grid begins where text ends, and ends after its longer side."""
-    found = places(2, (PREVIEW, WHOLE), 2 + 2 + 12 + 2).tolist()
-    assert found[:4] == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3]]
-    assert found[4:16] == [[4, 4 + row, 4 + column] for row in range(3) for column in range(4)]
-    assert found[16:] == [[8, 8, 8], [9, 9, 9]]
+    """Text positions count up. A grid begins where the text ends; the next text begins after the grid's longer side."""
+    positions = places(2, (PREVIEW, WHOLE), 2 + 2 + 12 + 2).tolist()
+    assert positions[:4] == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3]]
+    assert positions[4:16] == [[4, 4 + row, 4 + column] for row in range(3) for column in range(4)]
+    assert positions[16:] == [[8, 8, 8], [9, 9, 9]]
     assert places(3, (), 2).tolist() == [[0, 0, 0], [1, 1, 1]]
 
 
@@ -141,16 +143,16 @@ def test_images_are_no_examples_of_a_model_without_an_encoder():
 
 
 def test_no_metric_of_images_without_images():
-    """Refused before anything is loaded; the defaults have none."""
-    said = r"glm_image produces tokens, .*engine=http\) or stored images .*: use metrics=none"
-    with pytest.raises(UsageError, match=said):
+    """The error comes before anything is loaded. The default has no metrics."""
+    message = r"glm_image produces tokens, .*engine=http\) or stored images .*: use metrics=none"
+    with pytest.raises(UsageError, match=message):
         configuration.compose(["model=glm_image", "metrics=clip_b32"])
     assert not configuration.compose(["model=glm_image"])["metrics"]
     assert parameters.no_pixels(configuration.compose(["model=emu35_image"])) == ""
 
 
 def test_both_are_planned_on_shapes_alone():
-    """GLM-Image decodes no pixels, and a token of it is in one pass of one row: it has no guidance."""
+    """GLM-Image decodes no pixels. It has no guidance, so one of its tokens costs one pass of one row."""
     words = ("weights=random", "reduced=true", "method=sjd", "window=3")
     glm, emu = (plan(configuration.compose([f"model={name}", *words])) for name in ("glm_image", "emu35_image"))
     assert (glm["tokens"], glm["rows"], glm["pixels_estimate_gb"]) == (21, 1, 0)
@@ -168,18 +170,18 @@ def test_parallel_rows_of_two_grids_are_refused(name):
 
 @torch.inference_mode()
 def test_emu35_is_qwen3_with_another_vocabulary(tmp_path):
-    """Norms of each head before the rotary embedding, and heads that are wider than the model's width over their
-    number; of the head the rows of image tokens. transformers has no Emu3.5."""
+    """Each head is normalised before the rotary embedding, and heads are wider than the model's width divided by their
+    number. The output head has only the rows of image tokens. transformers has no Emu3.5."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 24}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": emu35.FIRST_CODE + 8}
     torch.manual_seed(0)
-    theirs = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, rope_theta=500.0, tie_word_embeddings=False)).eval()
+    reference = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, rope_theta=500.0, tie_word_embeddings=False)).eval()
     with torch.no_grad():
-        for p in theirs.parameters():
+        for p in reference.parameters():
             p.add_(0.3 * torch.randn_like(p)) if p.dim() == 1 else p.mul_(6)
-    theirs.save_pretrained(tmp_path)
+    reference.save_pretrained(tmp_path)
     image = emu35.image(torch.arange(emu35.FIRST_CODE, emu35.FIRST_CODE + 8), 2, 3)
     ours = unified_official.read(tmp_path, image, CPU, torch.float32)
     assert (ours.cfg.qk_norm, ours.cfg.head_size, ours.cfg.rope_base) == ("rms", 24, 500.0)
@@ -188,13 +190,13 @@ def test_emu35_is_qwen3_with_another_vocabulary(tmp_path):
     prefix = ours.condition(Prompts(ids, valid, ids, valid), False)
     logits = ours.head(ours.uncached(prefix, tokens))[:, len(prefix) - 1 :]
     for row, text in enumerate(([5, 6, 7, 8], [9, 10])):
-        whole = theirs(torch.tensor([[*text, *ours.ids(tokens)[row].tolist()]])).logits[0, len(text) - 1 :]
+        whole = reference(torch.tensor([[*text, *ours.ids(tokens)[row].tolist()]])).logits[0, len(text) - 1 :]
         assert_close(logits[row], whole[:, image.ids], atol=2e-4, rtol=1e-4)
 
 
 def test_emu35_s_grammar():
     """The rule of the official constraint, position by position (counted from 1 after the token before the codes): the
-    image's end at H (W + 1), else a new line after every W codes, else a code."""
+    end of the image at H (W + 1), otherwise a new line after every W codes, otherwise a code."""
     rows, columns = 3, 4
     made = emu35.image(torch.arange(100, 110), rows, columns)
     assert len(made.grammar) == rows * (columns + 1)
@@ -209,7 +211,7 @@ def test_emu35_s_grammar():
 
 
 def test_emu35_s_prompts():
-    """As in the official configuration for text to image: the unconditional one keeps both spaces."""
+    """As in the official text-to-image configuration: the unconditional prompt keeps both spaces."""
     cfg = configuration.compose(["model=emu35_image"])
     heard = []
 
@@ -228,22 +230,23 @@ def test_emu35_s_prompts():
 
 
 def test_emu35_s_guidance_mixes_log_probabilities():
-    """The official code mixes them before it masks and keeps 5,120; here logits are mixed: the same distribution."""
+    """The official code mixes log-probabilities before it masks and keeps 5,120 of them. Here logits are mixed; the
+    distribution is the same."""
     rng = torch.Generator().manual_seed(0)
     cond, uncond = 3 * torch.randn(2, 4, 50, generator=rng)
     allowed = torch.arange(50) >= 10
     mixed = (u := uncond.log_softmax(-1)) + 5.0 * (cond.log_softmax(-1) - u)
     mixed = mixed.where(allowed, -torch.inf)
     best = mixed.topk(7, -1).values[..., -1:]
-    theirs = mixed.where(mixed >= best, -torch.inf).softmax(-1)
+    expected = mixed.where(mixed >= best, -torch.inf).softmax(-1)
     sampling = Sampling(top_k=7, cfg_scale=5.0)
-    ours = sampling.probs(sampling.apply_guidance(torch.cat([cond, uncond])).where(allowed, -torch.inf))
-    assert_close(ours, theirs)
+    actual = sampling.probs(sampling.apply_guidance(torch.cat([cond, uncond])).where(allowed, -torch.inf))
+    assert_close(actual, expected)
 
 
 def test_sizes_are_the_published_ones():
-    """31.2 billion parameters in the blocks and 2.9 in both tables (arXiv 2510.26583), and 455 million in the image
-    tokenizer; GLM-Image's stage is a 9B model. Nothing is allocated."""
+    """The blocks have 31.2 billion parameters and both tables 2.9 billion (arXiv 2510.26583), the image tokenizer has
+    455 million; GLM-Image's stage is a 9B model. Nothing is allocated."""
     from specbench.models.vq import VQModel
 
     codes = torch.arange(emu35.FIRST_CODE, emu35.FIRST_CODE + emu35.IBQ.codebook_size)
@@ -262,7 +265,7 @@ def test_sizes_are_the_published_ones():
 
 
 def test_emu35_from_its_files(tmp_path):
-    """The same images from files with official names as from the networks that were saved."""
+    """Files with official names give the same images as the networks that were saved."""
     from specbench.models.loading import image_tokenizers, naming
     from specbench.models.loading import official as checkpoints
 

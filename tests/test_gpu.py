@@ -1,5 +1,6 @@
-"""On a CUDA device: whole decodings, recordings and what a step may not do. `pytest -m gpu` selects these and the tests
-of kernels. What a test does is also done on the CPU, where nothing is recorded, unless only a device can answer it."""
+"""Tests on a CUDA device: whole decodings, recordings, and operations that a step must not use. `pytest -m gpu` selects
+these and the tests of kernels. A test also runs on the CPU, where nothing is recorded, unless only a device can answer
+its question."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ ON_CUDA = pytest.mark.parametrize("device", [CUDA])
 
 
 def on_cuda(cases: Iterable[tuple[str, ...]]) -> list[Any]:
-    """Parameters of cases whose last one is the device."""
+    """Test parameters of these cases. The last part of each case is the device."""
     return [pytest.param(*case, "cuda", marks=GPU) for case in cases]
 
 
@@ -57,7 +58,8 @@ NO_HYDRA = "the command line needs hydra and omegaconf: carry them as wheels (do
 
 @pytest.fixture(autouse=True)
 def device_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that leaves the device broken, or a stream or mode behind, fails itself instead of those after it."""
+    """If a test leaves the device broken, or leaves a stream or a mode set, this test fails and not the ones after
+    it."""
     if "device" not in request.fixturenames or request.getfixturevalue("device") != "cuda":
         yield
         return
@@ -76,7 +78,7 @@ def device_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def test_every_test_of_a_kernel_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is a device, the tests of kernels use it."""
+    """The tests of kernels use the device where one exists."""
     import conftest
 
     class Item:
@@ -94,24 +96,24 @@ def test_every_test_of_a_kernel_is_selected(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @ON_CUDA
-def test_streams_are_those_of_the_cpu(device: str) -> None:
+def test_random_streams_equal_those_of_the_cpu(device: str) -> None:
     keys = [(3, i) for i in range(50)]
     step = torch.arange(50)
-    here = RandomStreams(keys).uniform(step, 7, 11)
-    there = RandomStreams(keys, device).uniform(step.to(device), 7, 11)
-    assert torch.equal(there.cpu(), here)
+    on_cpu = RandomStreams(keys).uniform(step, 7, 11)
+    on_device = RandomStreams(keys, device).uniform(step.to(device), 7, 11)
+    assert torch.equal(on_device.cpu(), on_cpu)
 
 
 @pytest.mark.parametrize(("drafting", "engine"), [(engine != "eager", engine) for engine in ENGINES])
 @ON_CUDA
 def test_a_target_keeps_its_distribution(drafting: bool, engine: str, device: str) -> None:
-    """Against the distribution enumerated on the CPU (chi-square)."""
+    """A chi-square test against the distribution that is enumerated on the CPU."""
     target, count = tiny.llamagen(), 4000
     cond = tiny.prompts(count, same=True)
     probs = tiny.sequence_probs(target, cond, 2.0)
     drafter = Eagle(tiny.eagle(target).to(device), trees.parse("[[0],[1],[0,0],[0,1]]")) if drafting else NoDraft()
     config = DecoderConfig(target.to(device), drafter, rules.exact(), Sampling(cfg_scale=2.0))
-    out = decode(config, moved_conditioning(cond, device), tiny.rng(count, device=device), ENGINES[engine]())
+    out = decode(config, move_conditioning(cond, device), tiny.rng(count, device=device), ENGINES[engine]())
     assert tiny.fit(codes(out.tokens.cpu(), tiny.VOCAB), probs) > 1e-4
 
 
@@ -131,12 +133,12 @@ def test_every_real_target_draws_pictures(model: str, dtype: str, engine: str, d
     assert pipeline.pixels(out.tokens).shape == (2, pipeline.resolution, pipeline.resolution, 3)
 
 
-def moved_conditioning(given: Any, device: str, dtype: torch.dtype = torch.float32) -> Any:
-    return type(given)(given.features.to(device, dtype), given.valid.to(device))
+def move_conditioning(conditioning: Any, device: str, dtype: torch.dtype = torch.float32) -> Any:
+    return type(conditioning)(conditioning.features.to(device, dtype), conditioning.valid.to(device))
 
 
-def there(name: str, device: str, dtype: torch.dtype = torch.float32, side: int = 4) -> DecoderConfig:
-    """A target and a drafter by the name it has in test_engine, on the device."""
+def config_on(name: str, device: str, dtype: torch.dtype = torch.float32, side: int = 4) -> DecoderConfig:
+    """A target and the drafter of this name in test_engine, on the device."""
     target = tiny.llamagen(side=side)
     drafter = test_engine.DRAFTERS[name](target)
     for network in vars(drafter).values():
@@ -145,14 +147,14 @@ def there(name: str, device: str, dtype: torch.dtype = torch.float32, side: int 
     return DecoderConfig(target.to(device, dtype), drafter, rules.exact(), SAMPLING)
 
 
-def begun(config: DecoderConfig, seed: int, device: str, kernels: Any, kind: type[Decoding] = Decoding) -> Decoding:
+def start(config: DecoderConfig, seed: int, device: str, kernels: Any, kind: type[Decoding] = Decoding) -> Decoding:
     dtype = config.target.output.weight.dtype
-    given = moved_conditioning(test_engine.conditioning(2, seed), device, dtype)
-    return kind(config, given, tiny.rng(2, seed, device), kernels=kernels)
+    conditioning = move_conditioning(test_engine.conditioning(2, seed), device, dtype)
+    return kind(config, conditioning, tiny.rng(2, seed, device), kernels=kernels)
 
 
 def engines(engine: str, device: str) -> tuple[Graphs, Eager]:
-    """One that records, and one that does the same kernel by kernel; on the CPU nothing is recorded."""
+    """One engine that records, and one that runs the same kernels one by one. On the CPU nothing is recorded."""
     kernels = FusedKernels() if engine == "triton" else None
     plain = Eager()
     plain.kernels = kernels
@@ -160,12 +162,12 @@ def engines(engine: str, device: str) -> tuple[Graphs, Eager]:
 
 
 def agree(config: DecoderConfig, engine: str, device: str, batches: int = 3) -> None:
-    """Some batches by one recording and by plain steps: the same images."""
+    """A recording and plain steps give the same images over some batches."""
     recorded, plain = engines(engine, device)
     dtype = config.target.output.weight.dtype
     for seed in range(batches):
-        given = moved_conditioning(test_engine.conditioning(2, seed), device, dtype)
-        a, b = (decode(config, given, tiny.rng(2, seed, device), one) for one in (recorded, plain))
+        conditioning = move_conditioning(test_engine.conditioning(2, seed), device, dtype)
+        a, b = (decode(config, conditioning, tiny.rng(2, seed, device), engine_run) for engine_run in (recorded, plain))
         assert torch.equal(a.tokens, b.tokens)
         assert torch.equal(a.steps, b.steps)
     assert len(recorded._kept) == 1
@@ -174,13 +176,14 @@ def agree(config: DecoderConfig, engine: str, device: str, batches: int = 3) -> 
 @pytest.mark.parametrize(
     ("name", "device"), [("tree", "cpu"), ("sjd", "cpu"), *on_cuda([(name,) for name in test_engine.DRAFTERS])]
 )
-def test_a_recorded_step_gives_what_a_plain_one_gives(name: str, device: str) -> None:
-    """Three batches, two of them by replays alone. (Without a device test_kernels does fused steps in place.)"""
+def test_a_recorded_step_equals_a_plain_step(name: str, device: str) -> None:
+    """Three batches; two of them only replay the recording. (Without a device, test_kernels runs fused steps in
+    place.)"""
     if device == "cpu":
-        agree(there(name, device, side=2), "graph", device, 2)
+        agree(config_on(name, device, side=2), "graph", device, 2)
     else:
-        agree(there(name, device, torch.float32), "graph", device)
-        agree(there(name, device, torch.bfloat16), "triton", device)
+        agree(config_on(name, device, torch.float32), "graph", device)
+        agree(config_on(name, device, torch.bfloat16), "triton", device)
 
 
 RULED = [*zip(itertools.cycle(("tree", "sjd")), [name for name in test_engine.RULES if name != "exact"])]
@@ -188,7 +191,7 @@ RULED = [*zip(itertools.cycle(("tree", "sjd")), [name for name in test_engine.RU
 
 @pytest.mark.parametrize(("name", "rule", "device"), [("tree", "cool", "cpu"), *on_cuda(RULED)])
 def test_recorded_steps_of_every_rule(name: str, rule: str, device: str) -> None:
-    config = there(name, device, side=2 if device == "cpu" else 4)
+    config = config_on(name, device, side=2 if device == "cpu" else 4)
     ruled = DecoderConfig(config.target, config.drafter, test_engine.RULES[rule](), SAMPLING)
     agree(ruled, "graph" if device == "cpu" else "triton", device, 2)
 
@@ -199,7 +202,7 @@ def test_recorded_steps_of_every_rule(name: str, rule: str, device: str) -> None
 def test_no_step_waits_for_the_host(name: str, device: str) -> None:
     for kernels in (None, FusedKernels()):
         torch.cuda.set_sync_debug_mode("default")
-        steps = begun(there(name, device), 0, device, kernels)
+        steps = start(config_on(name, device), 0, device, kernels)
         steps.step()  # kernels are compiled, workspaces allocated
         steps.record_stats()
         torch.cuda.synchronize()
@@ -210,32 +213,32 @@ def test_no_step_waits_for_the_host(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tree", "medusa", "draft_model", "sjd"])  # a network by each name, and none
-def test_what_these_tests_decode_lies_on_the_device(name: str) -> None:
-    """Conditioning and networks, too: fake CUDA tensors tell."""
-    config, found = there(name, "cpu"), Lint()
+def test_everything_these_tests_decode_is_on_the_device(name: str) -> None:
+    """Conditioning and networks too. Fake CUDA tensors report the device."""
+    config, lint = config_on(name, "cpu"), Lint()
     with fake_cuda():
         moved(config.target)
         moved_drafter(config.drafter)
-        steps = begun(config, 0, "cuda", None)
-        found.record({"a step": steps.step, "its statistics": steps.record_stats}, torch.device("cuda"))
-    assert not found.found
+        steps = start(config, 0, "cuda", None)
+        lint.record({"a step": steps.step, "its statistics": steps.record_stats}, torch.device("cuda"))
+    assert not lint.found
 
 
-class Asking(Decoding):
-    """Steps that need a value on the host, so that no graph can be recorded of them."""
+class NeedsHost(Decoding):
+    """Steps that need a value on the host, so no graph of them can be recorded."""
 
     def step(self) -> None:
         super().step()
-        self.count.sum().item()
+        self.num_committed.sum().item()
 
 
 @pytest.mark.parametrize("engine", ["graph", "triton"])
 @ON_CUDA
 def test_a_recording_that_fails_leaves_the_device_usable(engine: str, device: str) -> None:
-    config, recorded = there("sjd", device), ENGINES[engine]()
+    config, recorded = config_on("sjd", device), ENGINES[engine]()
     for _ in range(2):
         with torch.inference_mode(), pytest.raises(RunError, match="recording the decode step as a CUDA graph failed"):
-            recorded.begin(begun(config, 0, device, recorded.kernels, Asking))
+            recorded.begin(start(config, 0, device, recorded.kernels, NeedsHost))
         agree(config, engine, device, 1)
 
 
@@ -260,7 +263,7 @@ def test_no_pass_of_vectors_waits_for_the_host(name: str, device: str) -> None:
     ],
 )
 @ON_CUDA
-def test_an_audit_on_a_device_says_what_one_on_the_cpu_says(words: str, model: str, device: str) -> None:
+def test_an_audit_on_a_device_gives_the_verdict_of_the_cpu(words: str, model: str, device: str) -> None:
     pytest.importorskip("hydra", reason=NO_HYDRA)
     from specbench.audit import audit, densities, models, tiny
     from specbench.config import configuration
@@ -271,8 +274,8 @@ def test_an_audit_on_a_device_says_what_one_on_the_cpu_says(words: str, model: s
         audit.measure(audit.assemble(cfg, subject, torch.device(where)), subject, 20_000, margin=1.0)
         for where in (device, "cpu")
     ]
-    one, other = (row["verdict"] for row in rows)
-    assert one == other == ("not lossless" if "cool_sd" in words else "lossless")
+    first, other = (row["verdict"] for row in rows)
+    assert first == other == ("not lossless" if "cool_sd" in words else "lossless")
 
 
 def checks(stage: str) -> list[Any]:
@@ -286,7 +289,7 @@ def checks(stage: str) -> list[Any]:
 @torch.inference_mode()
 def test_the_checks_of_make_gpu_pass(stage: str, device: str) -> None:
     """Kernels in bfloat16 against float64 at real sizes; recordings of wide layers."""
-    failed = [(name, found) for name, check in checks(stage) if not (found := check()).get("ok", True)]
+    failed = [(name, result) for name, check in checks(stage) if not (result := check()).get("ok", True)]
     assert not failed
 
 

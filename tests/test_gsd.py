@@ -1,4 +1,5 @@
-"""GSD's groups by hand, as printed, as released and as fixed neighbourhoods; and what a variant sets."""
+"""GSD's groups: computed by hand, as printed, as released, and as fixed neighbourhoods; and the settings of a
+variant."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from specbench.errors import UsageError
 from specbench.harness.method import build_rule
 from specbench.rows.provenance import config_hash
 
-# Tokens in the ranking of p, from the least probable on: 2, 4, 0, 5, 1, 3.
+# Tokens by their rank in p, least probable first: 2, 4, 0, 5, 1, 3.
 P = torch.tensor([0.10, 0.20, 0.02, 0.50, 0.06, 0.12])
 Q = torch.tensor([0.20, 0.30, 0.10, 0.10, 0.20, 0.10])
 TABLE = torch.tensor([[0.0], [0.5], [0.0], [0.2], [0.1], [0.6]])  # squared distances of tokens 0 and 5: 0.36
@@ -26,10 +27,10 @@ def chance(rule: Grouped, token: int) -> float:
     return float(rule.accept(P, Q, torch.tensor(token), torch.tensor(1)))
 
 
-def test_a_group_is_what_is_near_in_rank_probability_and_embedding() -> None:
+def test_a_group_is_near_in_rank_probability_and_embedding() -> None:
     wide = Grouped(TABLE, 4, delta=1.0, distance=9.0)  # two before, one after
     assert chance(wide, 0) == pytest.approx((0.02 + 0.06 + 0.10 + 0.12) / (0.10 + 0.20 + 0.20 + 0.10))
-    assert chance(wide, 3) == 1.0  # 5, 1 and itself, 0.82 / 0.5: nothing is above it
+    assert chance(wide, 3) == 1.0  # 5, 1 and itself, 0.82 / 0.5: no token is above it
     assert chance(Grouped(TABLE, 4, 0.03, 9.0), 0) == pytest.approx((0.10 + 0.12) / (0.20 + 0.10))
     assert chance(Grouped(TABLE, 4, 1.0, 0.3), 0) == pytest.approx((0.02 + 0.06 + 0.10) / (0.10 + 0.20 + 0.20))
     assert chance(Grouped(TABLE, 1), 0) == pytest.approx(0.10 / 0.20)
@@ -47,7 +48,7 @@ def test_a_rejected_token_leaves_the_ungrouped_residual() -> None:
     torch.testing.assert_close(left, torch.tensor([0, 0, 0, 0.40, 0, 0.02]) / 0.42)
 
 
-def test_the_acceptance_of_all_tokens_is_that_of_each() -> None:
+def test_the_acceptance_of_all_tokens_equals_the_acceptance_of_each() -> None:
     g = torch.Generator().manual_seed(0)
     p, q = (torch.randn(3, 9, generator=g).softmax(-1) for _ in range(2))
     table = 0.4 * torch.randn(9, 2, generator=g)
@@ -62,33 +63,34 @@ def test_the_acceptance_of_all_tokens_is_that_of_each() -> None:
 
 
 class Memory(TorchDispatchMode):
-    """The bytes of the largest tensor that is made, and of all of them: views and results in place make none."""
+    """Records the bytes of the largest tensor that is created, and of all of them. Views and in-place results create
+    none."""
 
     largest = made = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        held = [x.untyped_storage().data_ptr() for x in (*args, *(kwargs or {}).values()) if torch.is_tensor(x)]
-        if torch.is_tensor(out) and out.untyped_storage().data_ptr() not in held:
+        inputs = [x.untyped_storage().data_ptr() for x in (*args, *(kwargs or {}).values()) if torch.is_tensor(x)]
+        if torch.is_tensor(out) and out.untyped_storage().data_ptr() not in inputs:
             self.largest, self.made = max(self.largest, out.nbytes), self.made + out.nbytes
         return out
 
 
 def test_the_acceptance_of_all_tokens_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The C library returns large blocks to the system: page faults took most of an image's time. Here all embeddings
-    are 34 MB, which are gathered, subtracted and squared in the same 1 MiB."""
+    """The C library returns large blocks to the system, and page faults took most of an image's time. All embeddings
+    here take 34 MB; they are gathered, subtracted and squared in the same 1 MiB."""
     g = torch.Generator().manual_seed(0)
     p, q = (torch.randn(4, 256, generator=g).softmax(-1) for _ in range(2))
     rule, depth = Grouped(0.05 * torch.randn(256, 600, generator=g)), torch.ones(4, dtype=torch.int64)
     with Memory() as few:
-        kept = rule.acceptance(p, q, depth)
+        acceptance = rule.acceptance(p, q, depth)
     assert few.largest <= 1 << 20
     assert few.made < 1 << 23
     monkeypatch.setattr(groups, "_CHUNK_ON_CPU", 1 << 24)
     with Memory() as more:
-        assert torch.equal(rule.acceptance(p, q, depth), kept)
+        assert torch.equal(rule.acceptance(p, q, depth), acceptance)
     assert more.largest > 1 << 25
-    assert 0 < kept.mean() < 1
+    assert 0 < acceptance.mean() < 1
 
 
 def chances(arguments: str) -> list[float]:
@@ -100,10 +102,10 @@ def chances(arguments: str) -> list[float]:
 
 
 def test_the_variants_differ() -> None:
-    found = [chances(words) for words in ("variant=printed", "variant=released", "rule=neighbourhood")]
-    assert chances("") == found[1]
-    assert len({tuple(some) for some in found}) == 3
-    assert chances("variant=printed group=14 edge=alone") == found[1]
+    acceptances = [chances(words) for words in ("variant=printed", "variant=released", "rule=neighbourhood")]
+    assert chances("") == acceptances[1]
+    assert len({tuple(values) for values in acceptances}) == 3
+    assert chances("variant=printed group=14 edge=alone") == acceptances[1]
 
 
 def test_fixed_neighbourhoods_keep_the_hash_of_the_rule_that_was_called_gsd() -> None:
@@ -115,7 +117,7 @@ def test_fixed_neighbourhoods_keep_the_hash_of_the_rule_that_was_called_gsd() ->
     assert config_hash(configuration.compose(["method=gsd", *by_hand])) == hashes[0]
 
 
-def test_an_older_run_of_it_is_continued_as_what_it_was() -> None:
+def test_an_older_run_is_continued_with_its_rule() -> None:
     cfg = configuration.compose(["method=gsd", "rule=neighbourhood"])
     older = {**cfg, "rule": "gsd"}
     del older["variant"]
@@ -131,13 +133,13 @@ def test_a_setting_departs_from_its_variant() -> None:
     assert departs("method=gsd rule=cool") == ["rule cool (not gsd)"]
 
 
-def test_a_wrong_variant_is_a_sentence() -> None:
+def test_a_wrong_variant_is_a_plain_error() -> None:
     with pytest.raises(UsageError, match=r"^unknown variant of gsd 'exact' \(choose from: printed, released\)$"):
         configuration.compose(["method=gsd", "variant=exact"])
     with pytest.raises(UsageError, match="has no parameter 'variant' .it belongs to method"):
         configuration.compose(["method=vanilla", "variant=released"])
 
 
-def test_the_embedding_is_that_of_the_target() -> None:
+def test_the_embedding_belongs_to_the_target() -> None:
     assert torch.equal(RuleContext(1, lambda: TABLE).embedding(), TABLE)
     assert RuleContext(1, lambda: TABLE, embeddings=lambda: 2 * TABLE).embedding()[1] == 1.0

@@ -37,7 +37,7 @@ VISION: dict[str, Any] = {**hpsv3_network.VISION, "depth": 1, "embed_dim": 16, "
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of weights with a small HPS v3 in float32 and a tokenizer of bytes."""
+    """A folder with the weights of a small HPS v3 in float32 and a byte tokenizer."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(hpsv3_network, "TEXT", TEXT)
     monkeypatch.setattr(hpsv3_network, "VISION", VISION)
@@ -51,25 +51,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.save(str(tmp_path / "hpsv3" / "text" / "tokenizer.json"))
     network = hpsv3_network.HPSv3Network(hpsv3_network.settings(TEXT, VISION, 260))
-    own = randomise(network.state_dict())
-    names = {ours.name: theirs for theirs, ours in hpsv3_network.table(network.model).items()}
-    file = {names.get(name.removeprefix("model."), name): tensor for name, tensor in own.items()}
+    weights = randomise(network.state_dict())
+    names = {ours.name: official for official, ours in hpsv3_network.table(network.model).items()}
+    file = {names.get(name.removeprefix("model."), name): tensor for name, tensor in weights.items()}
     file["lm_head.weight"] = torch.zeros(TEXT["vocab_size"], 32)
     assert {"model.embed_tokens.weight", "visual.merger.mlp.2.bias", "rm_head.5.weight"} < set(file)
     save_file(file, tmp_path / "hpsv3" / "HPSv3.safetensors")
     return tmp_path
 
 
-def test_scores_are_those_of_transformers_qwen2_vl(folder: Path) -> None:
-    """Its model for generation on the sequence of its chat template, its image processor, and a head by hand. Tokens
-    of images are at positions that count on, as in HPS v3's code."""
+def test_scores_equal_transformers_qwen2_vl(folder: Path) -> None:
+    """The reference is its generation model on its chat template's token sequence, its image processor, and a head
+    computed by hand. Tokens of images are at consecutive positions, as in HPS v3's code."""
     from transformers import Qwen2VLForConditionalGeneration, Qwen2VLImageProcessor
 
     context = ScoringContext(folder, folder)
     sequences = hpsv3_network.ChatSequences(folder / "hpsv3" / "text" / "tokenizer.json")
     network = hpsv3_network.load(folder / "hpsv3" / "HPSv3.safetensors", "cpu", sequences.image)
-    theirs = Qwen2VLForConditionalGeneration(hpsv3_network.settings(TEXT, VISION, 260)).eval()
-    theirs.model.load_state_dict(network.model.state_dict())
+    reference = Qwen2VLForConditionalGeneration(hpsv3_network.settings(TEXT, VISION, 260)).eval()
+    reference.model.load_state_dict(network.model.state_dict())
     head: nn.Sequential = network.rm_head
     processor = Qwen2VLImageProcessor()
     tokens = Tokenizer.from_file(str(folder / "hpsv3" / "text" / "tokenizer.json"))
@@ -90,14 +90,14 @@ def test_scores_are_those_of_transformers_qwen2_vl(folder: Path) -> None:
         whole = {"input_ids": ids, "pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
         counted = torch.arange(ids.shape[1]).expand(3, 1, -1)
         with torch.no_grad():
-            states = theirs.model(**whole, position_ids=counted).last_hidden_state[ids == 261]
+            states = reference.model(**whole, position_ids=counted).last_hidden_state[ids == 261]
             expected.append(head[5](torch.relu(head[3](torch.relu(head[0](states)))))[0].tolist())
-            states = theirs.model(**whole, mm_token_type_ids=kind).last_hidden_state[ids == 261]
+            states = reference.model(**whole, mm_token_type_ids=kind).last_hidden_state[ids == 261]
             by_grid.append(head(states)[0].tolist())
-    found = outputs("hpsv3", folder)
+    actual = outputs("hpsv3", folder)
     assert np.ptp(expected, axis=0).min() > 0.01
-    np.testing.assert_allclose(found, expected, atol=2e-5)
-    assert np.abs(found - by_grid).max() > 1e-3  # Qwen2-VL's own positions give others
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
+    assert np.abs(actual - by_grid).max() > 1e-3  # Qwen2-VL's own positions give different scores
     score = metrics.score(["hpsv3"], pictures(), ITEMS, context)["hpsv3"]
     assert score.value == pytest.approx(np.mean(expected, axis=0)[0], abs=2e-5)
     assert score.backend.startswith("hpsv3@")
@@ -116,11 +116,11 @@ INSTRUCTION = "15e1621b28713545598ab36adf302c509d363605cde96f0d9a54bdeb15632f32"
     ("size", "expected"),
     [((256, 256), (448, 448)), ((512, 512), (448, 448)), ((1024, 512), (616, 308)), ((100, 400), (224, 896))],
 )
-def test_sizes_are_those_of_smart_resize(size: tuple[int, int], expected: tuple[int, int]) -> None:
+def test_sizes_equal_smart_resize(size: tuple[int, int], expected: tuple[int, int]) -> None:
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-    theirs = smart_resize(*size, factor=28, min_pixels=200704, max_pixels=200704)
-    assert hpsv3_network.resized(*size) == expected == theirs
+    reference = smart_resize(*size, factor=28, min_pixels=200704, max_pixels=200704)
+    assert hpsv3_network.resized(*size) == expected == reference
 
 
 def test_a_network_has_the_published_tensors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Several images of a prompt: their random streams, their files and records, and the errors that count prompts."""
+"""Several images per prompt: their random streams, files and records, and errors that count prompts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pixels(out: Path, name: str = "records.jsonl") -> dict[int, str]:
     return {r.index: r.sha256 for r in read_records(out / name)}
 
 
-def test_an_images_number_depends_on_its_prompt_and_its_place_among_them_alone() -> None:
+def test_an_images_number_depends_only_on_its_prompt_and_repeat() -> None:
     assert indices.STRIDE > PROMPTS
     assert indices.of_run({"n": 3}) == [0, 1, 2]
     four = indices.of_run({"n": 3, "images_per_prompt": 4})
@@ -55,57 +55,59 @@ def test_an_images_number_depends_on_its_prompt_and_its_place_among_them_alone()
     cfg = configuration.compose([])
     assert cfg["images_per_prompt"] == 1
     without = {name: value for name, value in cfg.items() if name != "images_per_prompt"}
-    assert provenance.config_hash(without) == provenance.config_hash(cfg)  # that of rows without the parameter
+    assert provenance.config_hash(without) == provenance.config_hash(cfg)  # the hash of rows without the parameter
 
 
-def test_the_first_images_are_those_of_a_run_with_one_each(four: Path, tmp_path: Path) -> None:
-    one, two = execute(tmp_path / "one"), execute(tmp_path / "two", "images_per_prompt=2", "batch=2")
+def test_the_first_images_equal_a_run_with_one_image_per_prompt(four: Path, tmp_path: Path) -> None:
+    one_image, two_images = execute(tmp_path / "one"), execute(tmp_path / "two", "images_per_prompt=2", "batch=2")
     row = row_of(four)
     for name in ("records.jsonl", "baseline.jsonl"):
         alone, half, every = (pixels(out, name) for out in (tmp_path / "one", tmp_path / "two", four))
         assert list(alone) == [0, 1, 2]
         assert alone.items() < half.items() < every.items()
         assert len(set(every.values())) == 12
-    assert [(r["n"], r["images_per_prompt"], r["images"]) for r in (one, two, row)] == [
+    assert [(r["n"], r["images_per_prompt"], r["images"]) for r in (one_image, two_images, row)] == [
         (3, 1, 3),
         (3, 2, 6),
         (3, 4, 12),
     ]
-    assert one["prompts_hash"] == two["prompts_hash"] == row["prompts_hash"]
-    assert len({r["config_hash"] for r in (one, two, row)}) == 3
-    _, alone_there = comparison.pair(passes.read(str(tmp_path / "two")), passes.read(str(tmp_path / "one")))
-    assert alone_there == ["Left out, without a partner: 3 of A (index 0-1, 1-1, 2-1)."]
+    assert one_image["prompts_hash"] == two_images["prompts_hash"] == row["prompts_hash"]
+    assert len({r["config_hash"] for r in (one_image, two_images, row)}) == 3
+    _, left_out = comparison.pair(passes.read(str(tmp_path / "two")), passes.read(str(tmp_path / "one")))
+    assert left_out == ["Left out, without a partner: 3 of A (index 0-1, 1-1, 2-1)."]
     assert sorted(path.name for path in (four / "images").iterdir())[:4] == [
         "00000-1.png", "00000-2.png", "00000-3.png", "00000.png"
     ]  # fmt: skip
 
 
-def test_a_stopped_run_goes_on_where_it_was(four: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_continues_where_it_stopped(four: Path, tmp_path: Path) -> None:
     out = tmp_path / "half"
     execute(out, "images_per_prompt=4", "baseline=false")
     lines = (out / "records.jsonl").read_text().splitlines(keepends=True)
     (out / "records.jsonl").write_text("".join(lines[:5]))
-    found = status.of_run(out)
-    assert (found.n, found.images.done, found.images.left) == (3, 5, 7)
+    run_status = status.of_run(out)
+    assert (run_status.n, run_status.images.done, run_status.images.left) == (3, 5, 7)
     execute(out, "images_per_prompt=4", "baseline=false")
     assert pixels(out) == pixels(four)
     assert status.of_run(out).images.left == 0
-    execute(out, "images_per_prompt=4", "baseline=false", "n=4")  # a larger n extends it
+    execute(out, "images_per_prompt=4", "baseline=false", "n=4")  # a larger n extends the run
     assert pixels(four).items() < pixels(out).items()
     with pytest.raises(UsageError, match="holds a run with images_per_prompt=4, not images_per_prompt=2"):
         execute(out, "images_per_prompt=2", "baseline=false")
 
 
-def test_errors_and_comparisons_are_over_prompts(four: Path) -> None:
-    mine = read_records(four / "records.jsonl")
-    columns = summary.speed(mine)
-    steps = np.array([r.steps for r in sorted(mine, key=lambda r: (indices.prompt_of(r.index), r.index))]).reshape(3, 4)
+def test_errors_and_comparisons_count_prompts(four: Path) -> None:
+    records = read_records(four / "records.jsonl")
+    columns = summary.speed(records)
+    steps = np.array([r.steps for r in sorted(records, key=lambda r: (indices.prompt_of(r.index), r.index))]).reshape(
+        3, 4
+    )
     assert columns["steps"] == pytest.approx(steps.mean())
     assert columns["steps_stderr"] == pytest.approx(steps.mean(1).std(ddof=1) / np.sqrt(3))
-    found = comparison.compare(passes.read(f"{four}/baseline"), passes.read(str(four)))
-    assert found.pairs == 12
-    assert "They belong to 3 prompts: the mean over the images of a prompt counts once." in found.remarks
-    [result] = [one for one in found.results if one.statistic.name == "accepted_length"]
+    compared = comparison.compare(passes.read(f"{four}/baseline"), passes.read(str(four)))
+    assert compared.pairs == 12
+    assert "They belong to 3 prompts: the mean over the images of a prompt counts once." in compared.remarks
+    [result] = [candidate for candidate in compared.results if candidate.statistic.name == "accepted_length"]
     lengths = 16 / steps
     assert (result.units, result.paired.n) == ("prompts", 3)
     assert result.paired.mean_b == pytest.approx(lengths.mean())
@@ -114,7 +116,7 @@ def test_errors_and_comparisons_are_over_prompts(four: Path) -> None:
     assert result.paired.test.statistic == pytest.approx(t)
 
 
-def test_influences_of_a_prompt_are_the_sum_of_its_images() -> None:
+def test_the_influence_of_a_prompt_is_the_sum_over_its_images() -> None:
     moved = np.random.default_rng(0).normal(size=7)
     prompts = [4, 4, 4, 0, 0, 9, 9]
     grouped = passes.of_prompts(moved, prompts)
@@ -122,7 +124,7 @@ def test_influences_of_a_prompt_are_the_sum_of_its_images() -> None:
     assert grouped[1] / 3 == pytest.approx(moved[:3].sum() / 7)
 
 
-def test_a_metrics_error_is_over_prompts() -> None:
+def test_the_error_of_a_metric_is_over_prompts() -> None:
     metric = ScenesReward(ScoringContext(ASSETS, ASSETS), {})
     items = [data.Item(i, "", None, str(i % 3)) for i in range(12)]
     outputs = np.random.default_rng(0).normal(size=(12, 1))
@@ -135,13 +137,13 @@ def test_a_metrics_error_is_over_prompts() -> None:
 def test_files_of_one_prompt_are_paired_with_it(tmp_path: Path) -> None:
     items = [data.Item(i, f"prompt {i}", None, str(i)) for i in range(3)]
     names = ["00000.png", "00000-1.png", "1-0.png", "0001-2.jpg", "0002/samples/0000.png", "0002/samples/0003.png"]
-    found = pairing._pair_by_name([Path(name) for name in names], items, partial=False)
-    assert [path.as_posix() for path in found.paths] == names
-    assert [(item.id, indices.repeat_of(item.index)) for item in found.items] == [
+    pairs = pairing._pair_by_name([Path(name) for name in names], items, partial=False)
+    assert [path.as_posix() for path in pairs.paths] == names
+    assert [(item.id, indices.repeat_of(item.index)) for item in pairs.items] == [
         ("0", 0), ("0", 1), ("1", 0), ("1", 2), ("2", 0), ("2", 3)
     ]  # fmt: skip
     (tmp_path / "00001/samples").mkdir(parents=True)
-    both = [tmp_path / "00001/grid.png", tmp_path / "00001/samples/0001.png"]
-    assert pairing._pair_by_name(both, items, partial=True).paths == both[1:]
+    paths = [tmp_path / "00001/grid.png", tmp_path / "00001/samples/0001.png"]
+    assert pairing._pair_by_name(paths, items, partial=True).paths == paths[1:]
     with pytest.raises(UsageError, match="both have the name of prompt 0"):
         pairing._pair_by_name([Path("0.png"), Path("0-0.png")], items[:1], partial=False)

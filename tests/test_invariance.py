@@ -1,4 +1,4 @@
-"""An image does not depend on the images in its batch, whichever code paths the machine's libraries take."""
+"""An image does not depend on the other images in its batch, whichever code paths the machine's libraries take."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specbench.engine import invariance, ops
 from specbench.engine.masks import TreeMask
 
 TESTS = Path(__file__).resolve().parent
-#: What the environment can choose on one machine. An empty MKL_CBWR is what the library does where nobody sets it.
+#: What the environment can choose on one machine. An empty MKL_CBWR is the library's default.
 CODE_PATHS: dict[str, dict[str, str]] = {
     "as shipped": {},
     "library's default": {"MKL_CBWR": ""},
@@ -38,40 +38,40 @@ CODE_PATHS: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("name", CODE_PATHS)
 def test_rows_do_not_depend_on_each_other(name: str) -> None:
-    """With one and with two threads: see `code_paths`."""
+    """With one thread and with two: see `code_paths`."""
     chosen = CODE_PATHS[name]
     plain = {k: v for k, v in os.environ.items() if k not in ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")}
-    # Threads that wait for each other without sleeping wait for milliseconds at a time on a processor that others use.
+    # Threads that wait for each other without sleeping take milliseconds at a time on a processor that others use, too.
     env = plain | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "OMP_WAIT_POLICY": "passive"} | chosen
-    own = "ATEN_CPU_CAPABILITY" in chosen  # kernels of torch's: the products are those of "as shipped"
-    argv = [sys.executable, TESTS / "code_paths.py", *(["functions"] if own else [])]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert found["faults"] == {"1": [], "2": []}
-    assert sum(found["ways"].values()) > (10 if own else 50)
-    if own:
-        assert found["kernels"] == "DEFAULT"  # the variable works
+    torch_kernels = "ATEN_CPU_CAPABILITY" in chosen  # only torch's own kernels change; products are as shipped
+    argv = [sys.executable, TESTS / "code_paths.py", *(["functions"] if torch_kernels else [])]
+    process = subprocess.run(argv, env=env, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
+    report = json.loads(process.stdout)
+    assert report["faults"] == {"1": [], "2": []}
+    assert sum(report["ways"].values()) > (10 if torch_kernels else 50)
+    if torch_kernels:
+        assert report["kernels"] == "DEFAULT"  # the variable works
 
 
 def _by_count(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A library with another order of summation for few rows."""
+    """A library that sums in another order when there are few rows."""
     out = F.linear(rows, weight, bias)
     return out if len(rows) < invariance.BLOCK else out * (1 + 2**-20)
 
 
 def _by_position(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A library with another order of summation for every third row."""
+    """A library that sums every third row in another order."""
     return F.linear(rows, weight, bias) * (1 + 2**-20 * (torch.arange(len(rows)) % 3 == 2))[:, None]
 
 
 def _by_alignment(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A library with another order of summation for rows that do not begin at a multiple of 64 bytes."""
+    """A library that sums rows in another order if they do not begin at a multiple of 64 bytes."""
     return F.linear(rows, weight, bias) * (1 + 2**-20 * (rows.data_ptr() % 64 != 0))
 
 
 @pytest.mark.parametrize(
-    ("library", "way", "biased"),
+    ("library", "product", "biased"),
     [
         (_by_count, invariance.in_blocks, False),
         (_by_position, invariance.one_by_one, True),
@@ -79,13 +79,13 @@ def _by_alignment(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     ],
 )
 def test_a_library_that_mixes_rows_is_called_in_another_way(
-    library: Any, way: Any, biased: bool, monkeypatch: pytest.MonkeyPatch
+    library: Any, product: Any, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(invariance, "F", type("Library", (), {"linear": staticmethod(library), "pad": F.pad}))
     monkeypatch.setattr(invariance, "_chosen", {})
     g = torch.Generator().manual_seed(1)
     weight, bias = torch.randn(24, 33, generator=g), torch.randn(24, generator=g) if biased else None
-    assert invariance.choose(weight, biased) is way
+    assert invariance.choose(weight, biased) is product
     rows = torch.randn(40, 33, generator=g)
     with torch.no_grad():
         expected = ops.linear(rows, weight, bias)
@@ -99,7 +99,7 @@ def test_a_library_that_mixes_rows_is_called_in_another_way(
 def test_attention_reads_the_used_slots_where_that_changes_no_bit(
     splits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a library that adds up in another order when the number of keys changes, all slots."""
+    """Reads all slots if the library sums in another order when the number of keys changes."""
     read = []
 
     def library(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, **_: Any) -> Tensor:
@@ -126,24 +126,24 @@ def test_attention_reads_the_used_slots_where_that_changes_no_bit(
 
 
 def test_an_image_does_not_depend_on_the_slots_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, given, keys = tiny.llamagen(side=10), tiny.prompts(3), [(7, i) for i in range(3)]
+    target, conditioning, keys = tiny.llamagen(side=10), tiny.prompts(3), [(7, i) for i in range(3)]
     seen: list[int] = []
 
     def decoded(a: int, b: int) -> list[Tensor]:
         config = DecoderConfig(target, Window(7), rules.exact(), Sampling(cfg_scale=2.0))
-        out = decode(config, given.rows(a, b), RandomStreams(keys[a:b]))
+        out = decode(config, conditioning.rows(a, b), RandomStreams(keys[a:b]))
         return [out.tokens, out.steps, out.trace.log_prob]
 
     monkeypatch.setattr(ops, "_beginning_suffices", lambda *shape: bool(seen.append(shape[4])))
     expected = decoded(0, 3)
-    assert set(seen) == {64}  # of the first steps: later ones would read 128, and there are fewer
+    assert set(seen) == {64}  # the first steps; later ones would read 128, and the cache has fewer
     monkeypatch.undo()
     for a, b in ((0, 3), (0, 1), (1, 3)):
         assert all(torch.equal(x, y[a:b]) for x, y in zip(decoded(a, b), expected, strict=True))
 
 
 def test_training_and_short_formats_use_plain_products() -> None:
-    """Nothing is promised of them, and nothing is paid."""
+    """No invariance is promised for them, so they need no slower products."""
     x, weight = torch.randn(3, 8), torch.randn(5, 8)
     assert torch.equal(ops.linear(x, weight), F.linear(x, weight))  # gradients are on
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_long_sums_are_sums() -> None:
 
 
 def test_the_package_asks_the_library_for_one_order_before_its_first_product() -> None:
-    """In a new process: a value of the user's stays."""
+    """In a new process. A value that the user has set stays."""
     show = "import os, specbench; print(os.environ['MKL_CBWR'])"
     plain = {k: v for k, v in os.environ.items() if k != "MKL_CBWR"} | {"PYTHONPATH": str(TESTS.parent)}
     for env, wanted in ((plain, specbench._library_mode()), (plain | {"MKL_CBWR": "COMPATIBLE"}, "COMPATIBLE")):

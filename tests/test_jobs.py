@@ -1,4 +1,4 @@
-"""Lines of a table side by side: the rows of one job, whatever stops or fails."""
+"""Several lines of a table at once: the rows are the same as with one job, whatever stops or fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TABLE, TESTED = TABLES["lantern_table4"], TABLES["coolsd_significance"]
 
 
 class Bench(collect.Bench):
-    """Decodes nothing: a row depends on its overrides alone, and a folder lists the processes that ran it."""
+    """Decodes nothing. A row depends only on its overrides, and a folder lists the processes that ran it."""
 
     def __init__(self, fails: str = "", error: Callable[[], Exception] | None = None) -> None:
         self.fails, self.error = fails, error
@@ -49,8 +49,10 @@ class Bench(collect.Bench):
             "image_reward": 0.1,
             "geneval": 0.5,
         }
-        own = {"run_id": f"run{number}", "config_hash": run.config_hash, "weights": run.weights, "n": 64}
-        return dict.fromkeys(COLUMNS) | {"model": "llamagen_scenes", "timing": str(run.timed).lower()} | own | values
+        identity = {"run_id": f"run{number}", "config_hash": run.config_hash, "weights": run.weights, "n": 64}
+        return (
+            dict.fromkeys(COLUMNS) | {"model": "llamagen_scenes", "timing": str(run.timed).lower()} | identity | values
+        )
 
     def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
         ids = {"run_a": next(a.glob("ran")).parent.name, "run_b": b.name}
@@ -58,15 +60,15 @@ class Bench(collect.Bench):
 
 
 class TwoParts(Exception):
-    """Cannot be read by another process: pickle gives its constructor one argument."""
+    """Another process cannot unpickle it: pickle gives its constructor one argument."""
 
-    def __init__(self, one: str, other: str) -> None:
-        super().__init__(one + other)
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
 
 
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """`specbench tables` with processes by `fork`, which start faster than by `spawn`."""
+    """`specbench tables` with processes started by `fork`, which is faster than `spawn`."""
     monkeypatch.setattr(processes, "get_context", lambda method: multiprocessing.get_context("fork"))
 
     def call(bench: Bench, *words: str, folder: str = "") -> int:
@@ -76,8 +78,8 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
     return call
 
 
-def ran(folder: Path) -> list[str]:
-    """The processes of the runs in a folder."""
+def processes_of(folder: Path) -> list[str]:
+    """The processes that ran the runs in a folder."""
     return [pid for path in sorted(folder.rglob("ran")) for pid in path.read_text().split()]
 
 
@@ -91,9 +93,9 @@ def test_the_rows_do_not_depend_on_the_jobs(tables: Callable[..., int], tmp_path
     assert rows(tmp_path / "1") == rows(tmp_path / "3")
     text = [(tmp_path / jobs / f"results/tables/{TABLE.id}.md").read_text() for jobs in ("1", "3")]
     assert text[0] == text[1]
-    assert set(ran(tmp_path / "1")) == {str(os.getpid())}
-    assert str(os.getpid()) not in ran(tmp_path / "3")
-    assert len(ran(tmp_path / "3")) == len(TABLE.lines)
+    assert set(processes_of(tmp_path / "1")) == {str(os.getpid())}
+    assert str(os.getpid()) not in processes_of(tmp_path / "3")
+    assert len(processes_of(tmp_path / "3")) == len(TABLE.lines)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_the_rows_do_not_depend_on_the_jobs(tables: Callable[..., int], tmp_path
         (partial(TwoParts, "a", "\x1b[31m"), RunError, ": TwoParts: a?[31m"),
     ],
 )
-def test_a_line_that_fails_stops_no_other(
+def test_a_line_that_fails_does_not_stop_the_others(
     tables: Callable[..., int],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -120,10 +122,10 @@ def test_a_line_that_fails_stops_no_other(
     assert f"{TABLE.id}: line 5 of {len(TABLE.lines)}, {bad.label}{text}" in capsys.readouterr().err
     assert len(rows(tmp_path)) == len(TABLE.lines) - 1
     tables(Bench(), "--jobs", "2")
-    assert len(ran(tmp_path)) == len(rows(tmp_path)) == len(TABLE.lines)  # nothing ran twice
+    assert len(processes_of(tmp_path)) == len(rows(tmp_path)) == len(TABLE.lines)  # nothing ran twice
 
 
-def test_the_death_of_a_process_costs_one_sentence(tables: Callable[..., int]) -> None:
+def test_the_death_of_a_process_is_a_short_error(tables: Callable[..., int]) -> None:
     assert TABLE.lines[1].overrides
     with pytest.raises(RunError, match="a process died, probably because memory ran out: use fewer --jobs"):
         tables(Bench(" ".join(TABLE.lines[1].overrides)), "--jobs", "2")
@@ -131,7 +133,7 @@ def test_the_death_of_a_process_costs_one_sentence(tables: Callable[..., int]) -
         tables(Bench(), "--jobs", "0")
 
 
-def test_what_was_done_before_an_interruption_stays(
+def test_finished_lines_stay_after_an_interruption(
     tables: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(path: Path, row: Mapping[str, Any]) -> None:
@@ -143,7 +145,7 @@ def test_what_was_done_before_an_interruption_stays(
         patch.setattr(collect, "append_row", stopped)
         with pytest.raises(KeyboardInterrupt, match="the same command"):
             tables(Bench(), "--jobs", "2")
-    for process in multiprocessing.active_children():  # which have been told to end
+    for process in multiprocessing.active_children():  # they have been stopped
         process.join(10)
     assert len(rows(tmp_path)) == 2
     assert tables(Bench(), "--jobs", "2") == 0
@@ -157,13 +159,13 @@ def test_lines_whose_seconds_are_measured_run_alone(
     timed = replace(TABLE, protocol=(*TABLE.protocol, "timing=true"))
     monkeypatch.setattr(cli, "TABLES", {**TABLES, TABLE.id: timed})
     assert tables(Bench(), "--jobs", "3") == 0
-    assert ran(tmp_path) == [str(os.getpid())] * len(TABLE.lines)
+    assert processes_of(tmp_path) == [str(os.getpid())] * len(TABLE.lines)
 
 
 def test_images_for_a_test_are_decoded_side_by_side(tables: Callable[..., int], tmp_path: Path) -> None:
     results = tmp_path / "results"
-    for runs in (1, 2):  # the second time the rows are there and their images are not
+    for runs in (1, 2):  # the second time, the rows exist and their images do not
         todo = measure.plan(TESTED, TESTED.model, None, results, tmp_path / "runs")
         collect.collect(todo, results, Bench(), print, 2)
-        assert len(ran(tmp_path)) == runs * len(todo.runs)
-        assert str(os.getpid()) not in ran(tmp_path)
+        assert len(processes_of(tmp_path)) == runs * len(todo.runs)
+        assert str(os.getpid()) not in processes_of(tmp_path)

@@ -1,4 +1,4 @@
-"""Records survive a kill at any byte; rows keep their format."""
+"""Records survive a kill at any byte, and rows keep their format."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_a_cut_at_any_byte_loses_only_the_last_record(journal: Journal) -> None:
         journal.path.write_bytes(whole[:cut])
         again = Journal(journal.path)
         assert set(again.records) == ({0, 2, 1} if cut >= len(whole) - 1 else {0, 2})
-        # What is appended next stands on a line of its own.
+        # The next record starts on a new line.
         assert all(json.loads(line) for line in journal.path.read_bytes().splitlines())
         assert journal.path.read_bytes().endswith(b"\n")
 
 
-def test_what_follows_a_half_written_line_stands_alone(tmp_path: Path) -> None:
-    """Of a journal that is only appended to: the half line goes when the next one is written, and not before."""
+def test_a_record_after_a_half_written_line_has_its_own_line(tmp_path: Path) -> None:
+    """In a journal that is only appended to, the half line is removed when the next one is written, not before."""
     path = tmp_path / "timings.jsonl"
     for index in range(2):
         TimingJournal(path).add(record(index))
@@ -91,7 +91,7 @@ def test_a_damaged_journal(journal: Journal, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="line 2 of"):
         Journal(journal.path)
     journal.path.write_text("\n".join([*lines, ""]))
-    (journal.path.parent / "images/00002.png").unlink()  # its record is dropped
+    (journal.path.parent / "images/00002.png").unlink()  # so its record is dropped
     assert Journal(journal.path).missing(range(3)) == [2]
     assert len(journal.path.read_text().splitlines()) == 2
     (tmp_path / "folder.jsonl").mkdir()
@@ -103,7 +103,7 @@ def test_a_damaged_journal(journal: Journal, tmp_path: Path) -> None:
     assert not (tmp_path / "new.jsonl").exists()
 
 
-def test_no_index_stands_twice(journal: Journal) -> None:
+def test_no_index_is_recorded_twice(journal: Journal) -> None:
     with pytest.raises(ValueError, match="already"):
         journal.add(record(1), picture(1))
     journal.path.write_text(journal.path.read_text() * 2)
@@ -121,7 +121,7 @@ def test_the_picture_is_there_before_its_record(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os, "replace", spy)
     Journal(tmp_path / "records.jsonl").add(record(0), picture(0))
-    assert seen == [[]]  # when the picture got its name there was no record yet
+    assert seen == [[]]  # the picture got its name before the record existed
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -149,11 +149,11 @@ def test_every_parameter_that_describes_a_measurement_is_a_column() -> None:
 def test_rows_come_back_with_their_types(tmp_path: Path) -> None:
     numbers = {"delta": 1.1, "n": 16, "fid": None, "latency_s_mean": 1e-05, "perplexity": 41.5, "draft_passes": 25}
     lists = {"tree": [[0], [1, 0]], "acceptance_by_depth": [0.5, 0.25]}
-    mine = row("a", commit="1234567", note='a, "b"\nc', **numbers, **lists)
-    append_row(tmp_path / "rows.csv", mine)
+    written = row("a", commit="1234567", note='a, "b"\nc', **numbers, **lists)
+    append_row(tmp_path / "rows.csv", written)
     texts = {"tree": "[[0],[1,0]]", "acceptance_by_depth": "[0.5,0.25]"}
-    assert read_rows(tmp_path / "rows.csv") == [mine | texts]
-    assert ",," in (tmp_path / "rows.csv").read_text()  # not measured is empty, not 0 or None
+    assert read_rows(tmp_path / "rows.csv") == [written | texts]
+    assert ",," in (tmp_path / "rows.csv").read_text()  # a value that was not measured is empty, not 0 or None
     append_row(tmp_path / "more.csv", row("b", delta=2.2))
     table = frame(tmp_path / "rows.csv", tmp_path / "more.csv", tmp_path)
     assert list(table) == list(COLUMNS)
@@ -166,7 +166,7 @@ def test_rows_are_added_or_replaced(tmp_path: Path) -> None:
     for r in (row("a", n=1), row("b", n=2), row("a", n=3)):
         append_row(path, r)
     assert [(r["run_id"], r["n"]) for r in read_rows(path)] == [("a", 3), ("b", 2)]
-    # an older file is widened, and its names of columns are read
+    # an older file is widened, and its old column names are read
     path.write_text('run_id,n,drafted_by_place,acceptance_by_turn\nold,4,"[0,1]",[0.5]\n')
     append_row(path, row("new", n=5))
     names = ("run_id", "n", "fid", "drafted_by_position", "acceptance_by_step")
@@ -206,19 +206,19 @@ def test_the_config_hash_is_over_the_measurement() -> None:
     )
     for word in "delta=1.2 n=17 seed=1 batch=2 metrics=none baseline=false rule=exact reference=a.npz".split():
         assert base != provenance.config_hash(configuration.compose([word])), word
-    # The embedded metrics were called by their columns once; this hash stands in the rows of commit c14f92c.
+    # The embedded metrics were once called by their columns; rows of commit c14f92c have this hash.
     words = ["model=llamagen_scenes", "method=vanilla", "n=64", "batch=1", "seed=0"]
     assert provenance.config_hash(configuration.compose(words)) == "ef6ee4deac44"
     names = [["scenes_fid"], ["fid"], ["scenes_reward"], ["image_reward"], ["clip_b32"], ["kid"]]
-    assert len({provenance.config_hash({"metrics": one}) for one in names}) == len(names)
+    assert len({provenance.config_hash({"metrics": metric}) for metric in names}) == len(names)
 
 
-def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "specbench" / "storage"
     package.mkdir(parents=True)
     (package / "origin.py").write_text("")
     monkeypatch.setattr(origin, "__file__", str(package / "origin.py"))
-    assert origin.commit() == ""  # no checkout
+    assert origin.commit() == ""  # not a checkout
     monkeypatch.setenv("SPECBENCH_COMMIT", "abc")
     assert origin.commit() == "abc"  # a copy without its repository
 
@@ -229,7 +229,7 @@ def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ).stdout
 
     git("init", "-q")
-    assert origin.commit() == ""  # no commit yet; the repository knows better than a variable
+    assert origin.commit() == ""  # no commit yet; the repository takes precedence over a variable
     git("add", ".")
     git("commit", "-qm", "first")
     head = git("rev-parse", "HEAD").strip()

@@ -1,5 +1,5 @@
-"""The kernels that gather a pass's inputs against the plain functions that specify them: compiled on CUDA, by Triton's
-interpreter elsewhere. They copy, so that the bits are equal."""
+"""The kernels that gather a pass's inputs, against the plain functions that specify them: compiled on CUDA, by Triton's
+interpreter elsewhere. They only copy, so the bits are equal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorded:
-    """Passes through blocks, which return their inputs: what they were given."""
+    """Records the inputs of passes through blocks, and returns them as the output."""
 
     def __init__(self) -> None:
         self.passes: list[tuple[Tensor, ...]] = []
@@ -46,8 +46,10 @@ class Recorded:
 
 
 def on_device(make: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
-    target, given = make()
-    return target.to(DEVICE).requires_grad_(False), type(given)(*(x.to(DEVICE) for x in vars(given).values()))
+    target, conditioning = make()
+    return target.to(DEVICE).requires_grad_(False), type(conditioning)(
+        *(x.to(DEVICE) for x in vars(conditioning).values())
+    )
 
 
 @pytest.mark.parametrize(("make", "guided"), [(llamagen, True), (unified, True), (unified, False)])
@@ -55,11 +57,11 @@ def on_device(make: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
 def test_a_target_reads_its_inputs_in_one_launch(
     make: Callable[[], tuple[Any, Any]], guided: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first root lies in the prefix, and so may a token before it."""
-    target, given = on_device(make)
+    """The first root is in the prefix, and so may be a token before it."""
+    target, conditioning = on_device(make)
     for tree in (build([]), build(chain_paths(3)), build(parse("[[0],[1],[0,0],[0,1]]"))):
         tree = tree.to(DEVICE)
-        session = target.open(given, 2, guided, tree.nodes)
+        session = target.open(conditioning, 2, guided, tree.nodes)
         tokens = torch.randint(5, (2, tree.nodes), generator=torch.Generator().manual_seed(1)).to(DEVICE)
         count = torch.tensor([0, 4], device=DEVICE)
         first = count[:, None] + (session.prefix_length - 2)
@@ -72,17 +74,17 @@ def test_a_target_reads_its_inputs_in_one_launch(
                 session.forward(tokens, tree, torch.zeros(2, 9, dtype=torch.int64, device=DEVICE), count)
                 session.feed_chain(tokens[:, :2], first + torch.arange(min(2, tree.nodes), device=DEVICE))
         plain, fused = recorded.passes[:2], recorded.passes[2:]
-        for one, other in zip(plain, fused, strict=True):
-            for a, b in zip(one, other, strict=True):
+        for plain_pass, fused_pass in zip(plain, fused, strict=True):
+            for a, b in zip(plain_pass, fused_pass, strict=True):
                 assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize(("make", "name"), [(llamagen, "chain"), (unified, "tree"), (llamagen, "eagle2")])
 @torch.inference_mode()
-def test_an_eagle_network_reads_its_inputs_in_one_launch_a_level(
+def test_an_eagle_network_reads_its_inputs_in_one_launch_per_level(
     name: str, make: Callable[[], tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, given = on_device(make)
+    target, conditioning = on_device(make)
     drafter = test_engine.DRAFTERS[name](target)
     drafter.head.to(DEVICE)
     recorded = Recorded()
@@ -91,8 +93,8 @@ def test_an_eagle_network_reads_its_inputs_in_one_launch_a_level(
     count, step = torch.tensor([0, 6], device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
     drafts, passes = [], []
     for kernels in (None, FusedKernels()):
-        session = target.open(given, 2, True, drafter.tree.nodes)
-        state = drafter.open(session, given, Sampling(cfg_scale=2.0), tiny.rng(2, device=DEVICE))
+        session = target.open(conditioning, 2, True, drafter.tree.nodes)
+        state = drafter.open(session, conditioning, Sampling(cfg_scale=2.0), tiny.rng(2, device=DEVICE))
         state.pending[:] = torch.randn(state.pending.shape, generator=torch.Generator().manual_seed(2)).to(DEVICE)
         state.fresh[:] = torch.tensor([0, 2], device=DEVICE)
         state.cache.kernels = kernels
@@ -101,6 +103,6 @@ def test_an_eagle_network_reads_its_inputs_in_one_launch_a_level(
             drafts.append(drafter.propose(state, history, count, step))
         passes.append([*recorded.passes])
     assert torch.equal(drafts[0].tokens, drafts[1].tokens)
-    for one, other in zip(*passes, strict=True):
-        for a, b in zip(one, other, strict=True):
+    for plain_pass, fused_pass in zip(*passes, strict=True):
+        for a, b in zip(plain_pass, fused_pass, strict=True):
             assert torch.equal(a, b)

@@ -1,5 +1,5 @@
-"""The fused kernels of a layer against float64: by Triton's interpreter without a GPU. What a kernel does not write is
-NaN (`poisoned`), and so is what it must not read."""
+"""The fused kernels of a layer against float64; without a GPU they run in Triton's interpreter. Memory that a kernel
+does not write is NaN (`poisoned`), and so is memory that it must not read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from specbench.engine.kernels.block import LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tile, Tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-#: Relative error of one rounding: half a unit of the last place in bfloat16, a whole one where Triton's interpreter
-#: cuts the places off. In float32 sums of some hundred numbers in another order count as one, of 2**-20.
+#: Relative error of one rounding: half a unit in the last place for bfloat16, and a whole unit where Triton's
+#: interpreter truncates. A float32 sum of some hundred numbers in another order counts as one rounding of 2**-20.
 ROUNDING = {torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7, torch.float32: 2.0**-20}
 DTYPES = list(ROUNDING)
 
@@ -41,9 +41,9 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def within(found: Tensor, want: Tensor, bound: Tensor) -> None:
-    """Every difference is at most the bound of its element."""
-    off = (found.double() - want).abs() - bound
+def within(actual: Tensor, expected: Tensor, bound: Tensor) -> None:
+    """Checks that every difference is at most the bound of its element."""
+    off = (actual.double() - expected).abs() - bound
     assert bool((off <= 0).all()), f"{float(off.nan_to_num(nan=torch.inf).max())} beyond the bound"
 
 
@@ -57,8 +57,8 @@ def within(found: Tensor, want: Tensor, bound: Tensor) -> None:
 )
 @torch.inference_mode()
 def test_products(rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """An output is one rounding of a sum; with a norm the matrix units take inputs that were rounded once more, and
-    cuBLAS inputs of three roundings: a relative error of every summand."""
+    """An output is one rounding of a sum. With a norm, the matrix units take inputs that were rounded once more, and
+    cuBLAS takes inputs with three roundings: a relative error of every summand."""
     (out, width), rounding = shape, ROUNDING[dtype]
     x, residual = normal(rows, width, dtype=dtype), normal(rows, out, seed=3, dtype=dtype)
     weight, gate = normal(out, width, seed=1, dtype=dtype) / 8, normal(out, width, seed=2, dtype=dtype) / 8
@@ -71,7 +71,7 @@ def test_products(rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None
     gated, gated_size = normed @ g.T, normed.abs() @ g.T.abs()
     within(kernels._product(Stream(x), None, weight), wide @ w.T, 2 * rounding * (wide.abs() @ w.T.abs()))
     within(kernels._product(Stream(x), norm, weight), want, 4 * rounding * size)
-    # SiLU's slope is at most 1.1; three roundings on the way through cuBLAS
+    # SiLU's slope is at most 1.1; the path through cuBLAS has three roundings
     bound = 4 * rounding * (1.1 * size * gated.abs() + F.silu(want).abs() * gated_size) + 3 * rounding
     feed = FeedForward(BlockConfig(width, 1, 1, out)).to(DEVICE, dtype)
     feed.w1.weight.copy_(weight)
@@ -85,7 +85,7 @@ def test_products(rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None
 
 
 @torch.inference_mode()
-def test_weights_that_are_joined_stay_what_they_are() -> None:
+def test_joining_weights_does_not_change_them() -> None:
     feed = FeedForward(BlockConfig(8, 1, 1, 12)).requires_grad_(False)
     first, second = feed.w1.weight.clone(), feed.w3.weight.clone()
     assert torch.equal(feed.joined(), torch.cat([first, second]))
@@ -95,7 +95,7 @@ def test_weights_that_are_joined_stay_what_they_are() -> None:
     assert torch.equal(feed.w3.weight, second)
     feed.load_state_dict({name: x + 1 for name, x in feed.state_dict().items()})
     assert torch.equal(feed.joined(), torch.cat([first, second]) + 1)
-    feed.w3.weight.data = second  # elsewhere
+    feed.w3.weight.data = second  # at another address
     assert torch.equal(feed.joined(), torch.cat([first + 1, second]))
 
 
@@ -107,11 +107,11 @@ def test_a_norm_sums_what_is_pending(dtype: torch.dtype) -> None:
     norm.weight.copy_(1 + 0.1 * normal(50, seed=4))
     stream = Stream(x)
     stream.pending = more
-    found = kernels._normed(stream, norm)
+    normed = kernels._normed(stream, norm)
     assert stream.pending is None
-    tolerance = {"rtol": 4 * ROUNDING[dtype], "atol": 4 * ROUNDING[dtype]}  # of numbers of order one
+    tolerance = {"rtol": 4 * ROUNDING[dtype], "atol": 4 * ROUNDING[dtype]}  # the numbers are of order one
     torch.testing.assert_close(stream.value, x + more, **tolerance)
-    torch.testing.assert_close(found, norm(stream.value), **tolerance)
+    torch.testing.assert_close(normed, norm(stream.value), **tolerance)
     torch.testing.assert_close(kernels.rms_norm(x, norm, more), norm(x) + more, **tolerance)
     assert torch.equal(kernels.rms_norm(x, torch.nn.Identity()), x)
 
@@ -132,8 +132,8 @@ SHAPES = [
 )
 @torch.inference_mode()
 def test_attention(heads: int, kv: int, dim: int, nodes: int, slots: int, dtype: torch.dtype) -> None:
-    """Four rows with padding, at roots of their own, one at the first valid position; two trees, one of each image.
-    Weights are rounded once, and the output."""
+    """Four rows with padding and different roots, one of them at the first valid position; two trees, one per image.
+    The weights are rounded once, and so is the output."""
     q = normal(4, nodes, heads, dim, dtype=dtype)
     start = torch.tensor([0, 7, 40, 3], device=DEVICE)
     root = torch.tensor([slots - nodes, 30, 40, slots - nodes - 9], device=DEVICE)
@@ -150,23 +150,26 @@ def test_attention(heads: int, kv: int, dim: int, nodes: int, slots: int, dtype:
     for cache in (k, v):
         cache.masked_fill_(unread[:, None, :, None], torch.nan)
     counters = attention.Counters(64)
-    found = attention.attend(q, k, v, mask, counters, Tiles())
-    within(found, plain, 2 * ROUNDING[dtype] * size + 1e-6)
+    actual = attention.attend(q, k, v, mask, counters, Tiles())
+    within(actual, plain, 2 * ROUNDING[dtype] * size + 1e-6)
     assert bool(counters._made)
-    assert all(not bool(made.any()) for some in counters._made.values() for made in some)
+    assert all(not bool(made.any()) for buffers in counters._made.values() for made in buffers)
 
 
 @torch.inference_mode()
 def test_attention_to_a_part_of_a_tree_that_starts_in_the_padding() -> None:
-    """Two rows of a chain, the first two positions of one of which are padding, and two of its positions alone."""
+    """Two rows of a chain. The first two positions of one row are padding; a second mask has only two of the
+    positions."""
     q, k, v = normal(2, 4, 2, 16), normal(2, 2, 40, 16, seed=1), normal(2, 2, 40, 16, seed=2)
     positions = torch.tensor([[10, 11, 12, 13], [10, 11, 12, 13]], device=DEVICE)
     chain = TreeMask.chain(torch.tensor([0, 12], device=DEVICE), positions)
     part = replace(chain, among=chain.among[:, 1:3])
-    for mask, some in ((chain, q), (part, q[:, 1:3].contiguous())):
-        plain = ops.attention(some.transpose(1, 2), k, v, mask.dense(torch.arange(40, device=DEVICE))).transpose(1, 2)
-        found = attention.attend(some, k, v, mask, attention.Counters(), Tiles())
-        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+    for mask, queries in ((chain, q), (part, q[:, 1:3].contiguous())):
+        plain = ops.attention(queries.transpose(1, 2), k, v, mask.dense(torch.arange(40, device=DEVICE))).transpose(
+            1, 2
+        )
+        actual = attention.attend(queries, k, v, mask, attention.Counters(), Tiles())
+        torch.testing.assert_close(actual, plain, rtol=1e-4, atol=1e-5)
 
 
 BLOCKS = {
@@ -183,7 +186,7 @@ BLOCKS = {
 
 
 class WideTiles(Tiles):
-    """Few programs, each of which the interpreter runs in milliseconds."""
+    """Few programs: the interpreter needs milliseconds for each."""
 
     def product(self, kind: str, rows: int, out: int, width: int, dtype: torch.dtype) -> Tile:
         return replace(super().product(kind, rows, out, width, dtype), over=16)
@@ -218,38 +221,39 @@ def test_blocks_and_their_cache(
     root = torch.tensor([4, 9], device=DEVICE)
     at = root[:, None] + torch.arange(nodes, device=DEVICE)
     x, mask = normal(rows, nodes, cfg.dim), TreeMask.chain(torch.tensor([0, 3], device=DEVICE), at)
-    rope = table.to(DEVICE)[at if first else at[:1]]  # of every row, or the same for all
+    rope = table.to(DEVICE)[at if first else at[:1]]  # one per row, or the same for all
     plain, fused = (ops.KVCache(2, rows, cfg.n_kv_heads, slots, cfg.head_dim, x) for _ in range(2))
     for cache in (plain, fused):
         cache.k.copy_(normal(*cache.k.shape, seed=7))
         cache.v.copy_(normal(*cache.v.shape, seed=8))
     fused.kernels = FusedKernels(WideTiles())
-    found, want = (run_blocks(blocks, x, rope, mask, cache, at, (0,)) for cache in (fused, plain))
+    actual, expected = (run_blocks(blocks, x, rope, mask, cache, at, (0,)) for cache in (fused, plain))
     # float32 sums in another order: 1e-5 of numbers of order one, some hundred of them added up
-    torch.testing.assert_close((found, fused.k, fused.v), (want, plain.k, plain.v), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close((actual, fused.k, fused.v), (expected, plain.k, plain.v), rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()
 def test_no_pass_moves_weights() -> None:
-    """A recorded pass of few rows holds their addresses, and a pass of many rows reads them, too."""
+    """The recording of a pass with few rows holds the weights' addresses, and a pass with many rows reads the weights,
+    too."""
     cfg, rows, slots = BLOCKS["llamagen"], 2, 24
     blocks, table = _blocks(cfg, True, torch.float32), grid_rotary(4, cfg.head_dim, 2, 8).to(DEVICE)
     cache = ops.KVCache(2, rows, cfg.n_kv_heads, slots, cfg.head_dim, normal(1))
     cache.kernels = FusedKernels(WideTiles())
-    held = []
+    addresses = []
     for nodes in (1, block.MOST_ROWS // rows + 1):
         at = torch.arange(nodes, device=DEVICE).expand(rows, -1)
         mask = TreeMask.chain(torch.zeros(rows, dtype=torch.int64, device=DEVICE), at)
         run_blocks(blocks, normal(rows, nodes, cfg.dim), table[at], mask, cache, at, ())
-        held.append([p.data_ptr() for p in blocks.parameters()])
-    assert held[0] == held[1]
+        addresses.append([p.data_ptr() for p in blocks.parameters()])
+    assert addresses[0] == addresses[1]
 
 
 @pytest.mark.parametrize("nodes", [1, 6])
 @torch.inference_mode()
 def test_blocks_in_bfloat16(nodes: int) -> None:
-    """They stray from float64 no further than the plain ones do: each rounds at fewer points than PyTorch. (The
-    interpreter cuts places off: twice the error of a rounding, and all of one sign.)"""
+    """The fused blocks differ from float64 no more than the plain ones do: they round at fewer points than PyTorch.
+    (The interpreter truncates: twice the error of a rounding, always with the same sign.)"""
     cfg, rows, slots = BLOCKS["llamagen"], 2, 24
     blocks, at = _blocks(cfg, True, torch.bfloat16), torch.tensor([[4], [9]], device=DEVICE)
     at = at + torch.arange(nodes, device=DEVICE)

@@ -1,4 +1,4 @@
-"""The kernels of distributions and draws against the plain functions that specify them: compiled on CUDA, by Triton's
+"""The kernels of distributions and draws, against the plain functions that specify them: compiled on CUDA, by Triton's
 interpreter elsewhere."""
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from gpu_checks.parity import poisoned
 from specbench.engine.kernels import FusedKernels, sampling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-#: Tokens that a program takes at once, made small: vocabularies of the tests are several of them and a part.
+#: Tokens that a program reads at once. The value is small, so that the tests' vocabularies span several blocks and a
+#: part.
 BLOCK = 64
 REAL = {name: getattr(sampling, name) for name in ("_HELD", "_BLOCK", "_NUMBERS")}
 
@@ -39,7 +40,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def on_grid(*shape: int, seed: int = 0) -> Tensor:
-    """Uniforms as the random streams give them."""
+    """Uniforms with the values that random streams can return."""
     whole = torch.randint(1 << BITS, shape, generator=torch.Generator().manual_seed(seed))
     return (whole * 2.0**-BITS).to(DEVICE)
 
@@ -63,52 +64,52 @@ def session(forced: list[int] | None, codes: int, size: int) -> Any:
 ])  # fmt: skip
 @torch.inference_mode()
 def test_distributions(dtype: torch.dtype, top_k: int | None, scale: float, grammar: bool) -> None:
-    """A vocabulary of two blocks and a part, which no power of two divides."""
+    """The vocabulary is two blocks and a part, and its size is not divisible by a power of two."""
     size, rows, nodes = 131, 3, 2
     logits = 3 * normal(rows if scale == 1 else 2 * rows, nodes, size)
     logits[0] = logits[0].round()  # ties, zeros of both signs
-    logits[1, :, 3:128] = -torch.inf  # fewer are left than top_k
+    logits[1, :, 3:128] = -torch.inf  # fewer tokens remain than top_k
     if scale != 1:
         logits[rows] = logits[rows].round()
         logits[rows + 1, :, 3:128] = 0
     logits = logits.to(dtype)
-    # a new line that is forced, another token that is, and positions beyond the end
+    # a forced new line, another forced token, and positions beyond the end
     where = session([-1, 130, 129, -1], 128, size) if grammar else session(None, size, size)
     positions = torch.tensor([[0, 1], [2, 3], [-1, 7]], device=DEVICE)
     plain = Sampling(0.7, top_k, 1.0, scale)
     fused = replace(plain, kernels=FusedKernels())
     wanted = plain.distributions(logits, where, positions)
     with poisoned():
-        found = fused.distributions(logits, where, positions)
-    assert found.guided is None  # the kernel did it
-    assert torch.equal(found.p > 0, wanted.p > 0)
-    torch.testing.assert_close(found.p, wanted.p, rtol=1e-4, atol=1e-7)
-    assert torch.equal(found.logits, wanted.logits)
-    torch.testing.assert_close(found.unfiltered(), wanted.unfiltered(), rtol=1e-4, atol=1e-7)
+        actual = fused.distributions(logits, where, positions)
+    assert actual.guided is None  # the kernel computed it
+    assert torch.equal(actual.p > 0, wanted.p > 0)
+    torch.testing.assert_close(actual.p, wanted.p, rtol=1e-4, atol=1e-7)
+    assert torch.equal(actual.logits, wanted.logits)
+    torch.testing.assert_close(actual.unfiltered(), wanted.unfiltered(), rtol=1e-4, atol=1e-7)
     path, tokens = torch.tensor([[0, 1]] * 2 + [[0, 0]], device=DEVICE), torch.tensor([[2, 130]] * 3, device=DEVICE)
-    torch.testing.assert_close(found.log_prob(path, tokens), wanted.log_prob(path, tokens), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual.log_prob(path, tokens), wanted.log_prob(path, tokens), rtol=1e-4, atol=1e-4)
     alone = fused.distributions(logits[::rows, 1:], where, positions[:1, 1:])
-    assert torch.equal(alone.p, found.p[:1, 1:])  # in any batch
+    assert torch.equal(alone.p, actual.p[:1, 1:])  # in any batch
 
 
 @pytest.mark.parametrize("size", [8195, 32803])
 @torch.inference_mode()
 def test_real_vocabularies(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the blocks that are compiled: of Lumina-mGPT and Emu3, the second larger than the registers hold."""
+    """With the compiled block sizes, for Lumina-mGPT and Emu3; the second vocabulary does not fit in the registers."""
     for name, value in REAL.items():
         monkeypatch.setattr(sampling, name, value)
     logits, where = (3 * normal(2, 1, size)).bfloat16(), session([-1, size - 1], size - 3, size)
     plain, positions = Sampling(1.0, 2000, 1.0, 3.0), torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
     with poisoned():
-        found = replace(plain, kernels=FusedKernels()).distributions(logits, where, positions).p
+        actual = replace(plain, kernels=FusedKernels()).distributions(logits, where, positions).p
     wanted = plain.distributions(logits, where, positions).p
-    assert torch.equal(found > 0, wanted > 0)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-8)
-    one, fused, step = streams(1)
-    u = one.uniform(step, 3, 1)
-    assert torch.equal(FusedKernels().draw(found, u), draw_exactly(found, u))
-    assert torch.equal(sample_distinct(found, fused, step, 9, 4), sample_distinct(found, one, step, 9, 4))
-    assert torch.equal(fused.uniform(step, 3, size), one.uniform(step, 3, size))
+    assert torch.equal(actual > 0, wanted > 0)
+    torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-8)
+    plain_streams, fused, step = streams(1)
+    u = plain_streams.uniform(step, 3, 1)
+    assert torch.equal(FusedKernels().draw(actual, u), draw_exactly(actual, u))
+    assert torch.equal(sample_distinct(actual, fused, step, 9, 4), sample_distinct(actual, plain_streams, step, 9, 4))
+    assert torch.equal(fused.uniform(step, 3, size), plain_streams.uniform(step, 3, size))
 
 
 @torch.inference_mode()
@@ -116,13 +117,13 @@ def test_logits_of_a_part_of_the_nodes_are_read_where_they_are() -> None:
     logits, where = normal(2, 5, 70), session(None, 70, 70)
     positions = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
     plain = Sampling(1.0, 9, 1.0, 2.0)
-    found = replace(plain, kernels=FusedKernels()).distributions(logits[:, -1:], where, positions).p
-    torch.testing.assert_close(found, plain.distributions(logits[:, -1:], where, positions).p, rtol=1e-4, atol=1e-7)
+    actual = replace(plain, kernels=FusedKernels()).distributions(logits[:, -1:], where, positions).p
+    torch.testing.assert_close(actual, plain.distributions(logits[:, -1:], where, positions).p, rtol=1e-4, atol=1e-7)
 
 
 @torch.inference_mode()
-def test_what_is_no_distribution_stays_none() -> None:
-    """A model's NaN must reach the check of the distributions, whatever the filter."""
+def test_an_invalid_distribution_stays_invalid() -> None:
+    """A NaN of the model must reach the check of the distributions, whatever the filter."""
     for value, top_k in itertools.product((torch.nan, -torch.nan, torch.inf), (None, 5)):
         logits = normal(3, 1, 70)
         logits[0, 0, 3], logits[1, 0, 66] = value, value
@@ -136,32 +137,32 @@ def test_greedy_decoding_and_top_p_have_no_kernel() -> None:
     logits, where = normal(2, 3, 100), session(None, 100, 100)
     positions = torch.zeros(2, 3, dtype=torch.int64, device=DEVICE)
     for plain in (Sampling(0.0), Sampling(1.0, None, 0.5)):
-        found = replace(plain, kernels=FusedKernels()).distributions(logits, where, positions)
-        assert torch.equal(found.p, plain.distributions(logits, where, positions).p)
-        torch.testing.assert_close(found.unfiltered(), (logits / 1.0).softmax(-1))
+        actual = replace(plain, kernels=FusedKernels()).distributions(logits, where, positions)
+        assert torch.equal(actual.p, plain.distributions(logits, where, positions).p)
+        torch.testing.assert_close(actual.unfiltered(), (logits / 1.0).softmax(-1))
 
 
 @pytest.mark.parametrize("size", [5, 64, 200, 131])
 @torch.inference_mode()
 def test_draws(size: int) -> None:
-    """The same bits as the plain sums of integers."""
+    """Bit for bit the same as the plain integer sums."""
     probs, u = (3 * normal(30, 2, size)).softmax(-1), on_grid(30, 2)
-    probs[3:20, :, 1:-2] = 0  # blocks without any
+    probs[3:20, :, 1:-2] = 0  # blocks without any probability
     probs[0, 0], probs[0, 1], probs[1, 0] = torch.nan, 0.0, 1 / size
-    probs[2] *= 1e-9  # sums to less than one part is worth
+    probs[2] *= 1e-9  # the sum is below the smallest integer part
     u[4], u[5] = 0, 1 - 2.0**-BITS
     kernels = FusedKernels()
     with poisoned():
-        found = kernels.draw(probs, u)
-    assert torch.equal(found, draw_exactly(probs, u))
-    assert (probs[3:].gather(2, found[3:, :, None]) > 0).all()
-    # a part of a tensor, as vanilla decoding draws
-    assert torch.equal(kernels.draw(probs[:, 1], u[:, 1]), found[:, 1])
-    assert torch.equal(kernels.draw(probs[7:8], u[7:8]), found[7:8])
+        drawn = kernels.draw(probs, u)
+    assert torch.equal(drawn, draw_exactly(probs, u))
+    assert (probs[3:].gather(2, drawn[3:, :, None]) > 0).all()
+    # a slice of a tensor, as vanilla decoding draws
+    assert torch.equal(kernels.draw(probs[:, 1], u[:, 1]), drawn[:, 1])
+    assert torch.equal(kernels.draw(probs[7:8], u[7:8]), drawn[7:8])
 
 
 def streams(rows: int) -> tuple[RandomStreams, RandomStreams, Tensor]:
-    """Of one key, without kernels and with them; and steps."""
+    """Streams of one key, without kernels and with them; and the steps."""
     plain, fused = tiny.rng(rows, 7, DEVICE), tiny.rng(rows, 7, DEVICE)
     fused.kernels = FusedKernels()
     return plain, fused, torch.tensor([0, 5, 4096, 1 << 40], device=DEVICE)[:rows]
@@ -177,8 +178,8 @@ def test_random_numbers() -> None:
             assert torch.equal(fused.uniforms(step, tag, 3, 70), plain.uniforms(step, tag, 3, 70))
             assert torch.equal(fused.uniform_at(step, tag, index), plain.uniform_at(step, tag, index))
             assert torch.equal(fused.uniform_at(step, tag, index[0]), plain.uniform_at(step, tag, index[0]))
-        some = torch.tensor([2, 0], device=DEVICE)
-        assert torch.equal(fused.rows(some).uniform(step[:2], 1, 3), plain.rows(some).uniform(step[:2], 1, 3))
+        indices = torch.tensor([2, 0], device=DEVICE)
+        assert torch.equal(fused.rows(indices).uniform(step[:2], 1, 3), plain.rows(indices).uniform(step[:2], 1, 3))
 
 
 @pytest.mark.parametrize(("size", "count"), [(3, 3), (64, 1), (150, 4), (131, 10)])
@@ -188,18 +189,19 @@ def test_draws_without_replacement(size: int, count: int) -> None:
     probs = (3 * normal(4, 5, size)).softmax(-1)
     probs[2, :, count:] = 0
     with poisoned():
-        found = sample_distinct(probs, fused, step, 9, count)
-    assert torch.equal(found, sample_distinct(probs, plain, step, 9, count))
+        drawn = sample_distinct(probs, fused, step, 9, count)
+    assert torch.equal(drawn, sample_distinct(probs, plain, step, 9, count))
     assert torch.equal(
-        found[1:2], sample_distinct(probs[1:2], fused.rows(torch.tensor([1], device=DEVICE)), step[1:2], 9, count)
+        drawn[1:2], sample_distinct(probs[1:2], fused.rows(torch.tensor([1], device=DEVICE)), step[1:2], 9, count)
     )
 
 
 @torch.inference_mode()
 def test_equal_scores_come_in_the_order_of_their_numbers() -> None:
-    """Noise has 2**23 values, so that of equal probabilities two are often equal; and all that are zero are."""
+    """Noise has 2**23 values, so two tokens of equal probability often have equal scores, and all tokens of probability
+    zero do."""
     _, fused, step = streams(2)
     probs = torch.zeros(2, 1, 100, device=DEVICE)
     probs[:, :, 40] = 1
-    found = sample_distinct(probs, fused, step, 9, 4)
-    assert found.tolist() == [[[40, 0, 1, 2]]] * 2
+    drawn = sample_distinct(probs, fused, step, 9, 4)
+    assert drawn.tolist() == [[[40, 0, 1, 2]]] * 2

@@ -1,6 +1,6 @@
-"""The kernels that verify a draft and what follows from the verdict, against the plain functions that specify them:
-compiled on CUDA, by Triton's interpreter elsewhere. Rows, nodes and tokens are few, since the interpreter runs every
-program for itself."""
+"""The kernels that verify a draft and apply the result, against the plain functions that specify them: compiled on
+CUDA, by Triton's interpreter elsewhere. Rows, nodes and tokens are few, because the interpreter runs every program
+separately."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shared(paths: list[trees.Path]) -> Tree:
 
 
 def grown(nodes: int, height: int, width: int, rows: int = ROWS) -> Tree:
-    """A topology of its own for every row, as EAGLE-2 grows them."""
+    """A different topology for every row, as EAGLE-2 grows them."""
     generator = torch.Generator().manual_seed(5)
     parents, ranks = [], []
     for _ in range(rows):
@@ -71,17 +71,17 @@ def grown(nodes: int, height: int, width: int, rows: int = ROWS) -> Tree:
 
 
 def drafted(tree: Tree, size: int, support: int, sampled: Tensor | None, rows: int = ROWS) -> tuple[Tensor, Draft]:
-    """The target's distributions (B, M, V) and a draft whose distributions have `support` tokens: near enough to each
-    other that the walks end at all depths."""
+    """The target's distributions (B, M, V), and a draft whose distributions have `support` tokens. They are so close
+    that walks end at all depths."""
     inner, children = tree.inner.expand(rows, -1), tree.children.expand(rows, -1, -1)
     q = peaked(rows, inner.shape[1], size)
     q[:, :, support:] = 0
-    q[0, :, 1:] = 0  # one token: there are no further siblings
+    q[0, :, 1:] = 0  # one token: no further siblings exist
     q /= q.sum(-1, keepdim=True)
     p = 0.3 * peaked(rows, tree.nodes, size, seed=1)
     row = torch.arange(rows, device=DEVICE)[:, None]
     p[row, inner] += 0.7 * q
-    p[1] = q[1, 0]  # nothing is left when all of q was subtracted
+    p[1] = q[1, 0]  # nothing is left after all of q is subtracted
     p /= p.sum(-1, keepdim=True)
     tokens = torch.zeros(rows, tree.nodes + 1, dtype=torch.int64, device=DEVICE)
     drawn = draw_distinct(q, uniforms(*q.shape, seed=2), min(tree.width, size))
@@ -92,51 +92,51 @@ def drafted(tree: Tree, size: int, support: int, sampled: Tensor | None, rows: i
     return p, Draft(tree, tokens[:, :-1].contiguous(), q, valid, sampled)
 
 
-def judged(
+def verify(
     p: Tensor,
     draft: Draft,
     rule: Rule,
     seed: int = 0,
     kernels: FusedKernels | None = None,
-    way: Verification = TOKEN,
+    verification: Verification = TOKEN,
     decided_by: Tensor | None = None,
 ) -> VerificationResult:
     step = torch.arange(len(p), device=DEVICE)
     rule.open(step.device)
     with torch.inference_mode(), poisoned():
-        return way.verify(p, draft, rule, tiny.rng(len(p), seed, DEVICE), step, decided_by, kernels)
+        return verification.verify(p, draft, rule, tiny.rng(len(p), seed, DEVICE), step, decided_by, kernels)
 
 
-def same(found: VerificationResult, plain: VerificationResult) -> None:
-    for what in ("path", "length", "tokens"):
-        assert torch.equal(getattr(plain, what), getattr(found, what))
-    torch.testing.assert_close(found.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7)
-    torch.testing.assert_close(found.first, plain.first, rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(found.share, plain.share, rtol=1e-6, atol=1e-6, equal_nan=True)  # or None
+def assert_same(fused: VerificationResult, plain: VerificationResult) -> None:
+    for name in ("path", "length", "tokens"):
+        assert torch.equal(getattr(plain, name), getattr(fused, name))
+    torch.testing.assert_close(fused.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(fused.first, plain.first, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(fused.share, plain.share, rtol=1e-6, atol=1e-6, equal_nan=True)  # or None
 
 
 def agree(
     p: Tensor,
     draft: Draft,
     rule: Rule | None = None,
-    way: Verification = TOKEN,
+    verification: Verification = TOKEN,
     seed: int = 0,
     decided_by: Tensor | None = None,
 ) -> VerificationResult:
-    """The plain verdict; the kernels give the same path and the same tokens for the same uniforms, and change nothing
-    that they read."""
+    """Compares the kernels with the plain functions: the same path and tokens for the same uniforms, and inputs that do
+    not change. Returns the plain result."""
     before = p.clone(), draft.probs.clone()
-    plain, found = (
-        judged(p, draft, rule or exact(), seed, kernels, way, decided_by) for kernels in (None, FusedKernels())
+    plain, fused = (
+        verify(p, draft, rule or exact(), seed, kernels, verification, decided_by) for kernels in (None, FusedKernels())
     )
-    same(found, plain)
+    assert_same(fused, plain)
     assert torch.equal(p, before[0])
     assert torch.equal(draft.probs, before[1])
     return plain
 
 
 def kind_of(tree: Tree, kind: str, rows: int = ROWS) -> Tensor | None:
-    """Which nodes (B, M) were sampled: all, two of three, or none."""
+    """Which nodes (B, M) were sampled: all, two of three, or none (None)."""
     number = torch.arange(tree.nodes, device=DEVICE).expand(rows, -1)
     return {"mixed": number % 3 != 2, "deterministic": number < 0}.get(kind)
 
@@ -155,12 +155,12 @@ def of_kind(paths: list[trees.Path], size: int, kind: str = "sampled", rows: int
 
 
 def siblings(tree: Tree, size: int, kind: str = "sampled", coarse: bool = False) -> tuple[Tensor, Draft]:
-    """A target's distributions, and a draft whose siblings are drawn with replacement or, of two, without. coarse: from
-    distributions of bfloat16 numbers, of which many are equal."""
-    rows, of = 6, kind_of(tree, kind, 6)
+    """A target's distributions, and a draft whose siblings are drawn with replacement or, if there are two, without.
+    coarse: draw from bfloat16 distributions, in which many probabilities are equal."""
+    rows, sampled = 6, kind_of(tree, kind, 6)
     if kind == "mixed":
-        of &= tree.parent != 0
-    p, draft = drafted(tree, size, size // 2 + 1, of, rows)
+        sampled &= tree.parent != 0
+    p, draft = drafted(tree, size, size // 2 + 1, sampled, rows)
     if coarse:
         p, q = (x.bfloat16().float() for x in (p, draft.probs))
         p, draft = p / p.sum(-1, keepdim=True), replace(draft, probs=q / q.sum(-1, keepdim=True))
@@ -173,14 +173,14 @@ def siblings(tree: Tree, size: int, kind: str = "sampled", coarse: bool = False)
     return p, draft
 
 
-WAYS: dict[str, Verification] = {
+VERIFICATIONS: dict[str, Verification] = {
     "token": TOKEN,
     "block": BlockVerification(),
     "chain": Traversal(),
     "tree": Traversal(),
 }
-WAYS |= {"selected": Selected(), "pairs": Selected()}
-#: Target's distributions and draft of a vocabulary, for each of the ways.
+VERIFICATIONS |= {"selected": Selected(), "pairs": Selected()}
+#: The target's distributions and the draft for a vocabulary size, by kind of verification.
 DRAFTS: dict[str, Any] = {
     "token": partial(of_kind, TREE),
     "block": partial(of_kind, CHAIN),
@@ -196,7 +196,7 @@ DRAFTS: dict[str, Any] = {
     Band(0.45, 0.5, 3), Band(6.0, 0.0, 3), Mentored(0.05), Redraw(), Redraw("vanilla"), Typical(),
 ], ids=lambda r: f"{r.name}-{getattr(r.relaxation(), 'residual', r.relaxation())}")  # fmt: skip
 def test_rules(rule: Rule) -> None:
-    """Over a vocabulary that no 16 divide."""
+    """The size of the vocabulary is not divisible by 16."""
     for paths, kind in ((CHAIN, "sampled"), (TREE, "mixed"), (TREE, "deterministic")):
         tree = shared(paths)
         plain = agree(*drafted(tree, 77, 40, kind_of(tree, kind)), rule)
@@ -222,9 +222,12 @@ RESAMPLE = ("paper", "optimal", "released", "released_p")
 
 @pytest.mark.parametrize(("name", "bound", "limit"), BOUNDS)
 def test_neighbours(name: str, bound: str, limit: float) -> None:
-    """Sampled and chosen candidates, neighbours without mass, and one more neighbour that is cleared than may count."""
+    """Sampled and chosen candidates, neighbours without mass, and 13 neighbours where only 12 may count."""
     size, ends = 77, set()
-    cases = [*((paths, way, False) for paths, way in zip((CHAIN, TREE) * 2, RESAMPLE)), (TREE, "paper", True)]
+    cases = [
+        *((paths, resample_mode, False) for paths, resample_mode in zip((CHAIN, TREE) * 2, RESAMPLE)),
+        (TREE, "paper", True),
+    ]
     for paths, resample, greedy in cases:
         tree, rule = shared(paths), Lantern(name, near(size, 13), 12, bound, limit, resample, greedy)
         p, draft = drafted(tree, size, 40, kind_of(tree, "mixed"))
@@ -237,7 +240,8 @@ def test_neighbours(name: str, bound: str, limit: float) -> None:
     ("tvd", 3 / 64, "paper"), ("total", 4.0, "released"), ("neighbours", 3.0, "paper"),
 ])  # fmt: skip
 def test_a_mass_that_equals_the_bound(bound: str, limit: float, resample: str) -> None:
-    """It is inside, or not, as in the plain code: exactly, since all tokens have the mass 1 / 64."""
+    """A mass of exactly the bound is inside, or outside, as in the plain code. All tokens have the mass 1 / 64, so this
+    is exact."""
     name = "lantern" if bound == "tvd" else "lantern_pp"
     rule, tree = Lantern(name, near(64, 9), 8, bound, limit, resample), shared(chain_paths(1))
     q = torch.full((ROWS, 1, 64), 0.25 / 63, device=DEVICE)
@@ -251,7 +255,7 @@ def test_a_mass_that_equals_the_bound(bound: str, limit: float, resample: str) -
 
 @pytest.mark.parametrize(("size", "rows"), [(97, 4), (1301, 3)])
 def test_distributions_with_ties(size: int, rows: int) -> None:
-    """Of logits in bfloat16; more neighbours than a program reads at once."""
+    """Logits in bfloat16, and more neighbours than a program reads at once."""
     tree = shared(TREE)
     p, draft = drafted(tree, size, size // 2, None, rows)
     p, draft.probs = ((x + 1e-6).log().bfloat16().float().softmax(-1) for x in (p, draft.probs))
@@ -267,7 +271,7 @@ def test_distributions_with_ties(size: int, rows: int) -> None:
     exact(), Lantern("lantern", near(19, 7), 6, "tvd", 0.2, "released"), Mentored(0.05), Typical(),
 ], ids=lambda r: r.name)  # fmt: skip
 def test_nodes_that_are_accepted_in_any_case(rule: Rule) -> None:
-    """As VVS drafts them: chosen tokens, a tree for each row, some of whose nodes are the only valid children."""
+    """As VVS drafts them: chosen tokens, and a tree per row in which some nodes are the only valid children."""
     tree = grown(12, 4, 3)
     p, draft = drafted(tree, 19, 3, torch.zeros(ROWS, tree.nodes, dtype=torch.bool, device=DEVICE))
     row, kids = torch.arange(ROWS, device=DEVICE), tree.children[:, 0]
@@ -285,8 +289,9 @@ def test_nodes_that_are_accepted_in_any_case(rule: Rule) -> None:
 
 @pytest.mark.parametrize("budget", [0.0, 1e-3, 1.0])
 def test_the_band_of_a_budget(budget: float) -> None:
-    """For pairs of all kinds: alike, far apart, equal, each without some of the other's tokens, nearly a point mass."""
-    size, rows, rule, one = 97, 6, Mentored(budget), shared(chain_paths(1))
+    """For pairs of all kinds: equal, similar, very different, each without some of the other's tokens, and nearly a
+    point mass."""
+    size, rows, rule, chain = 97, 6, Mentored(budget), shared(chain_paths(1))
     p, other = peaked(rows, 1, size), peaked(rows, 1, size, seed=1)
     q = torch.where(torch.arange(size, device=DEVICE) < 60, 0.7 * p + 0.3 * other, 0.0)  # near
     q[1], q[2], q[3] = other[1], p[2], other[3] * (torch.arange(size, device=DEVICE) > 30)
@@ -294,25 +299,25 @@ def test_the_band_of_a_budget(budget: float) -> None:
     p[4] = 1e-3 * p[4] + (torch.arange(size, device=DEVICE) == 7)
     p[5] = 0.15 / (size - 1)
     p[5, 0, 7] = 0.85
-    q[5] = torch.arange(size, device=DEVICE) == 7  # more than Newton's method can follow at once
+    q[5] = torch.arange(size, device=DEVICE) == 7  # more than Newton's method can handle at once
     p, q = (x / x.sum(-1, keepdim=True) for x in (p, q))
     limits = rule.limits(p.double(), q.double(), torch.ones(rows, 1, dtype=torch.int64))
     low, high = (x.unsqueeze(-1) for x in limits)
     for token in range(7, size, 30):
         tokens = torch.full((rows, 2), token, device=DEVICE)
         valid = torch.ones_like(tokens, dtype=torch.bool)
-        found = judged(torch.cat([p, p], 1), Draft(one, tokens, q, valid), rule, token, FusedKernels())
+        verified = verify(torch.cat([p, p], 1), Draft(chain, tokens, q, valid), rule, token, FusedKernels())
         accept = torch.where(q > 0, (high * p.double() / q).clamp_max(1), 0)[:, 0, token]
-        weight = q[:, 0, token].double()  # the limits are not exact enough for tokens that are hardly ever drafted
-        torch.testing.assert_close(weight * found.first, weight * accept, rtol=0, atol=2e-6)
+        weight = q[:, 0, token].double()  # the limits are not exact enough for tokens that are almost never drafted
+        torch.testing.assert_close(weight * verified.first, weight * accept, rtol=0, atol=2e-6)
         left = (low * p - q).clamp_min(0)[:, 0]
-        rejected = (found.length == 0) & (weight > 0) & (left.sum(-1) > 1e-4)
+        rejected = (verified.length == 0) & (weight > 0) & (left.sum(-1) > 1e-4)
         expected = left / left.sum(-1, keepdim=True)
-        torch.testing.assert_close(found.next_probs.double()[rejected], expected[rejected], rtol=0, atol=2e-4)
+        torch.testing.assert_close(verified.next_probs.double()[rejected], expected[rejected], rtol=0, atol=2e-4)
 
 
 def test_of_equally_long_paths_the_earliest_is_accepted() -> None:
-    """Siblings by their rank, whatever their numbers are."""
+    """Siblings are ordered by rank, whatever their indices are."""
     plain = agree(*drafted(grown(20, 4, 3), 19, 3, None), Typical(1e-3, 1e-3))
     assert len(set(plain.length.tolist())) > 1
 
@@ -324,14 +329,14 @@ def test_a_vocabulary_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None
     for module, name, size in ((lossless, "_BLOCK", 16), (selected, "_BLOCK", 16), (selected, "_PIECE", 8)):
         monkeypatch.setattr(module, name, size)
     for name in ("block", "tree", "selected", "pairs"):
-        agree(*DRAFTS[name](37), way=WAYS[name])
+        agree(*DRAFTS[name](37), verification=VERIFICATIONS[name])
 
 
 def test_a_band_of_no_strength_is_the_exact_rule() -> None:
     """Bit for bit: the kernel computes the same."""
     p, draft = drafted(shared(TREE), 77, 40, None)
-    found, wanted = (judged(p, draft, rule, kernels=FusedKernels()) for rule in (Band(0.0, 0.5, 3), exact()))
-    assert tiny.equal(vars(found), vars(wanted))
+    actual, wanted = (verify(p, draft, rule, kernels=FusedKernels()) for rule in (Band(0.0, 0.5, 3), exact()))
+    assert tiny.equal(vars(actual), vars(wanted))
 
 
 @pytest.mark.parametrize(("name", "rule"), [
@@ -340,16 +345,16 @@ def test_a_band_of_no_strength_is_the_exact_rule() -> None:
     ("token", Lantern("lantern", near(19, 13), 12, "tvd", 0.15)),
 ], ids=lambda x: getattr(x, "name", x))  # fmt: skip
 def test_numbers_that_are_not_finite(name: str, rule: Rule) -> None:
-    """They are rejected and stay in what the next token is drawn from, so that the step's statistics show them."""
+    """They are rejected, and stay in the distribution of the next token, so that the step's statistics show them."""
     p, draft = DRAFTS[name](19)
     p[0] = torch.nan
     p[3, 0, 5] = torch.nan
     draft.probs[1] = torch.nan
-    found, plain = (judged(p, draft, rule, 0, kernels, WAYS[name]) for kernels in (FusedKernels(), None))
-    assert torch.equal(found.path, plain.path)
-    torch.testing.assert_close(found.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7, equal_nan=True)
-    assert found.next_probs[0].isnan().all()
-    assert found.tokens[0].max() < 19
+    fused, plain = (verify(p, draft, rule, 0, kernels, VERIFICATIONS[name]) for kernels in (FusedKernels(), None))
+    assert torch.equal(fused.path, plain.path)
+    torch.testing.assert_close(fused.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7, equal_nan=True)
+    assert fused.next_probs[0].isnan().all()
+    assert fused.tokens[0].max() < 19
 
 
 @pytest.mark.parametrize("tree", [
@@ -361,7 +366,7 @@ def test_numbers_that_are_not_finite(name: str, rule: Rule) -> None:
     grown(9, 3, 2),
 ], ids=["chain", "pac", "comb", "eagle", "grown", "small"])  # fmt: skip
 def test_topologies(tree: Tree) -> None:
-    """With 65 nodes, walks that end at the deepest level, and more siblings than the drafter has tokens."""
+    """Trees with 65 nodes, walks that end at the deepest level, and more siblings than the drafter has tokens."""
     lengths: list[int] = []
     for seed, sampled in enumerate((None, torch.zeros(ROWS, tree.nodes, dtype=torch.bool, device=DEVICE))):
         p, draft = drafted(tree, 19, 3, sampled)
@@ -383,10 +388,11 @@ def test_topologies(tree: Tree) -> None:
     ("chain", ("sampled",)),
     ("tree", ("sampled", "mixed", "deterministic", "with replacement")),
 ])  # fmt: skip
-def test_lossless_verdicts(name: str, kinds: tuple[str, ...]) -> None:
-    """Over a vocabulary that no 16 divide. A row has a shortened draft, and another fewer tokens than siblings."""
+def test_lossless_verification(name: str, kinds: tuple[str, ...]) -> None:
+    """The size of the vocabulary is not divisible by 16. One row has a shortened draft, and another has fewer tokens
+    than siblings."""
     for kind in kinds:
-        plain = agree(*DRAFTS[name](19, kind), way=WAYS[name])
+        plain = agree(*DRAFTS[name](19, kind), verification=VERIFICATIONS[name])
         assert len(set(plain.length.tolist())) > 1  # it is not settled at the root
 
 
@@ -394,50 +400,50 @@ def test_lossless_verdicts(name: str, kinds: tuple[str, ...]) -> None:
     ("kind", "coarse"),
     [("sampled", False), ("sampled", True), ("mixed", False), ("deterministic", True), ("pairs", False)],
 )
-def test_selected_verdicts(kind: str, coarse: bool) -> None:
+def test_selected_path_verification(kind: str, coarse: bool) -> None:
     p, draft = siblings(shared(PAIRS if kind == "pairs" else SIBLINGS), 19, kind, coarse)
-    found = [agree(p, draft, way=Selected(), seed=seed) for seed in range(2)]
-    assert len({n for plain in found for n in plain.length.tolist()}) > 2
-    assert any((plain.share > 0).any() for plain in found if plain.share is not None) or kind == "deterministic"
+    results = [agree(p, draft, verification=Selected(), seed=seed) for seed in range(2)]
+    assert len({n for plain in results for n in plain.length.tolist()}) > 2
+    assert any((plain.share > 0).any() for plain in results if plain.share is not None) or kind == "deterministic"
 
 
 def test_shares() -> None:
-    """One for all, and more of them than are tried at once; on a chain nothing is selected."""
-    for way in (Selected(0.0), Selected(0.6), Selected(1.0), Selected(grid=1), Selected(grid=20)):
-        agree(*DRAFTS["selected"](19), way=way)
-    plain = agree(*siblings(shared(CHAIN), 19, "mixed"), way=Selected())
+    """One share for all rows, and more shares than are tried at once. On a chain nothing is selected."""
+    for verification in (Selected(0.0), Selected(0.6), Selected(1.0), Selected(grid=1), Selected(grid=20)):
+        agree(*DRAFTS["selected"](19), verification=verification)
+    plain = agree(*siblings(shared(CHAIN), 19, "mixed"), verification=Selected())
     assert plain.share is not None
     assert plain.share.isnan().all()
 
 
-def test_what_a_rule_emits() -> None:
-    """Where a draft ends early, the next token comes from the target's own distribution: the kernel drew it from what
-    the rule emits. Selection of bands is left to the plain functions."""
+def test_the_output_distribution_of_a_rule() -> None:
+    """Where a draft ends early, the next token comes from the target's distribution; the kernel drew it from the rule's
+    output distribution. The selection of bands is left to the plain functions."""
     agree(*DRAFTS["block"](19), Band(0.45, 0.5, 3), BlockVerification())
     agree(*DRAFTS["block"](19, "mixed"), Mentored(0.05), BlockVerification())
     agree(*DRAFTS["selected"](19), Band(0.45, 0.5, 3), Selected())
 
 
 def test_rows_with_a_tree_of_their_own() -> None:
-    """And more siblings than the drafter has tokens."""
-    agree(*drafted(grown(8, 3, 4, 4), 5, 3, None, 4), way=Traversal())
-    agree(*siblings(grown(9, 3, 4, 6), 19), way=Selected())
+    """Also with more siblings than the drafter has tokens."""
+    agree(*drafted(grown(8, 3, 4, 4), 5, 3, None, 4), verification=Traversal())
+    agree(*siblings(grown(9, 3, 4, 6), 19), verification=Selected())
 
 
 def test_a_tree_without_nodes() -> None:
     p, draft = DRAFTS["block"](19)
     empty = replace(draft, tree=build([]).to(DEVICE), tokens=draft.tokens[:, :1], probs=draft.probs[:, :0])
     empty = replace(empty, valid=draft.valid[:, :1])
-    for way in (Traversal(), BlockVerification(), Selected()):
-        assert judged(p[:, :1], empty, exact(), 0, FusedKernels(), way).length.eq(0).all()
+    for verification in (Traversal(), BlockVerification(), Selected()):
+        assert verify(p[:, :1], empty, exact(), 0, FusedKernels(), verification).length.eq(0).all()
 
 
 # --- what follows from a verdict --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("paths", "dim"), [(TREE, 20), (window_paths(20, 2, 3, "full"), 16)], ids=["tree", "window"])
-def test_what_an_accepted_path_wrote_is_kept(paths: list[trees.Path], dim: int) -> None:
-    """In both halves of a guided batch, with walks of all lengths, and slots that are read and overwritten."""
+def test_the_cache_of_an_accepted_path_is_kept(paths: list[trees.Path], dim: int) -> None:
+    """In both halves of a guided batch, with walks of all lengths, and with slots that are read and overwritten."""
     tree, first = shared(paths), 3
     count = torch.arange(ROWS, device=DEVICE) % 5
     plain, fused = (KVCache(2, 2 * ROWS, 3, tree.nodes + 9, dim, count.float()) for _ in range(2))
@@ -448,7 +454,7 @@ def test_what_an_accepted_path_wrote_is_kept(paths: list[trees.Path], dim: int) 
     lengths: list[int] = []
     for seed in range(3):
         p, draft = drafted(tree, 19, 3, None)
-        verdict = judged(p, draft, exact(), seed)
+        verdict = verify(p, draft, exact(), seed)
         lengths += verdict.length.tolist()
         for cache in (plain, fused):
             cache.keep(verdict.path, verdict.length, count, first)
@@ -458,7 +464,7 @@ def test_what_an_accepted_path_wrote_is_kept(paths: list[trees.Path], dim: int) 
 
 
 def test_images_advance() -> None:
-    """Those that are complete stay as they are."""
+    """Complete images do not change."""
     tokens, length = torch.arange(1, 1 + 4 * ROWS, device=DEVICE).view(ROWS, 4), torch.arange(ROWS, device=DEVICE) % 4
     decodings = []
     for kernels in (None, FusedKernels()):

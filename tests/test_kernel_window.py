@@ -32,7 +32,8 @@ ROWS, SIDE, LENGTH, STEPS = 3, 3, 9, 3
 
 @dataclass
 class Grid:
-    """What the window asks a session for: an image of SIDE columns, whose last column a grammar forces."""
+    """The part of a session that the window uses: an image with SIDE columns whose last column is forced by a
+    grammar."""
 
     vocab_size: int
     codes: int
@@ -50,7 +51,7 @@ class Grid:
 
 
 def walk(tree: Tree, generator: torch.Generator) -> Tensor:
-    """A path (D,) of accepted nodes that ends anywhere, and its length."""
+    """A path (D,) of accepted nodes with a random end, and its length."""
     node, path = 0, []
     while (slot := int(tree.slot[0, node])) >= 0:
         children = [c for c in tree.children[0, slot].tolist() if c >= 0]
@@ -63,15 +64,15 @@ def walk(tree: Tree, generator: torch.Generator) -> Tensor:
 
 
 def steps(drafter: Window, session: Grid, kernels: FusedKernels | None) -> list[tuple[Draft, WindowState]]:
-    """The drafts of some steps, whose targets and verdicts are random, and the states after them."""
+    """The drafts of some steps with random targets and verification results, and the states after them."""
     generator = torch.Generator().manual_seed(7)
     state = drafter.open(session, None, Sampling(kernels=kernels), tiny.rng(ROWS, 3, DEVICE))
     history = torch.zeros(ROWS, 2 * LENGTH + 8, dtype=torch.int64, device=DEVICE)
-    count, found = torch.tensor([0, 1, 6], device=DEVICE), []
+    count, drafts = torch.tensor([0, 1, 6], device=DEVICE), []
     for number in range(STEPS):
         draft = drafter.propose(state, history, count, torch.full_like(count, number))
         seen: Any = SimpleNamespace(**{name: getattr(state, name).clone() for name in ("tokens", "probs", "heights")})
-        found.append((replace(draft, probs=draft.probs.clone()), seen))
+        drafts.append((replace(draft, probs=draft.probs.clone()), seen))
         p = (2 * torch.randn(ROWS, drafter.tree.nodes, session.vocab_size, generator=generator)).softmax(-1)
         paths = torch.stack([walk(drafter.tree, generator) for _ in range(ROWS)]).to(DEVICE)
         path, length = paths[:, :-1].contiguous(), paths[:, -1].contiguous()
@@ -83,35 +84,36 @@ def steps(drafter: Window, session: Grid, kernels: FusedKernels | None) -> list[
         for row in range(ROWS):
             history[row, count[row] : count[row] + length[row] + 1] = tokens[row, : length[row] + 1]
         count = count + length + 1
-    return found
+    return drafts
 
 
 def alive(drafter: Window, state: WindowState, tokens: Tensor) -> Tensor:
-    """Nodes (B, M) whose tokens count: a distribution of few tokens has no more candidates, and any token of
-    probability zero may stand there."""
-    own = state.probs[:, drafter.offsets].gather(-1, tokens[:, 1:, None])[..., 0]
+    """Nodes (B, M) whose tokens count. A distribution of few tokens has no more candidates, so any token of probability
+    zero may fill the remaining nodes."""
+    token_probs = state.probs[:, drafter.offsets].gather(-1, tokens[:, 1:, None])[..., 0]
     again = (tokens[:, 1:] == state.tokens[:, drafter.offsets]) & (drafter.choice > 0)
-    return torch.cat([torch.ones_like(own[:, :1], dtype=torch.bool), (own > 0) & ~again], 1)
+    return torch.cat([torch.ones_like(token_probs[:, :1], dtype=torch.bool), (token_probs > 0) & ~again], 1)
 
 
 def compare(drafter: Window, session: Grid) -> None:
     with torch.inference_mode():
         plain = steps(drafter, session, None)
-        for (one, state), (other, fused) in zip(plain, steps(drafter, session, FusedKernels()), strict=True):
-            live = alive(drafter, state, one.tokens)
-            assert torch.equal(live, alive(drafter, fused, other.tokens))
-            assert torch.equal(one.tokens[live], other.tokens[live])
+        for (draft, state), (fused_draft, fused) in zip(plain, steps(drafter, session, FusedKernels()), strict=True):
+            live = alive(drafter, state, draft.tokens)
+            assert torch.equal(live, alive(drafter, fused, fused_draft.tokens))
+            assert torch.equal(draft.tokens[live], fused_draft.tokens[live])
             assert torch.equal(state.tokens, fused.tokens)
-            assert torch.equal(one.valid, other.valid)
-            assert (one.sampled is None) == (other.sampled is None)
+            assert torch.equal(draft.valid, fused_draft.valid)
+            assert (draft.sampled is None) == (fused_draft.sampled is None)
             torch.testing.assert_close(fused.probs, state.probs, rtol=1e-6, atol=0)
             torch.testing.assert_close(fused.heights, state.heights, rtol=1e-6, atol=1e-7)
-            torch.testing.assert_close(other.heights, one.heights, rtol=1e-6, atol=1e-7)  # None, or those of the nodes
-            torch.testing.assert_close(other.probs, one.probs, rtol=1e-6, atol=0)
+            # None, or the heights of the nodes.
+            torch.testing.assert_close(fused_draft.heights, draft.heights, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(fused_draft.probs, draft.probs, rtol=1e-6, atol=0)
 
 
-#: Gumbel coupling draws new tokens in a way of its own; the others differ where an old token is kept, which knows no
-#: initialisation: one whose new tokens are drawn, and one that repeats neighbours.
+#: Gumbel coupling has its own way of drawing new tokens. The others differ only in how they keep an old token, which
+#: does not depend on the initialisation, so two suffice: one that draws new tokens, and one that repeats neighbours.
 CHAINS = [
     *itertools.product(INITS, ("none", "gumbel")),
     *itertools.product(("horizontal_sample", "vertical_repeat"), ("maximal", "height")),
@@ -138,7 +140,7 @@ def test_variants() -> None:
         compare(Window(14, width=4, depth=3, tree="comb", coupling=coupling), grid)
 
 
-def test_what_released_codes_do() -> None:
+def test_released_codes() -> None:
     grid = Grid(21, 19, grammar=True)
     compare(Window(3, fresh="point", plain_until=1, plain_from=-2), grid)
     compare(Window(4, "vertical_sample", coupling="gumbel", fresh="point"), grid)
@@ -151,11 +153,11 @@ def test_a_vocabulary_of_several_blocks() -> None:
 
 @pytest.mark.parametrize("grammar", [False, True])
 def test_windows_of_parallel_rows(grammar: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the positions that the last step did not draw begin, all of a window, some or none."""
+    """Only positions that the last step did not draw begin new: all of a window, some or none."""
     monkeypatch.setattr(window, "_BLOCK", 8)
     drafter, grid = ParallelJacobi(4, 1), Grid(21, 19, grammar)
     keys = torch.tensor([[3, 4, 5, 6]], device=DEVICE) + torch.tensor([[0], [40], [80]], device=DEVICE)
-    found = []
+    results = []
     for fused in (False, True):
         state = drafter.open(grid, None, Sampling(), tiny.rng(ROWS, 3, DEVICE))
         fronts = state.known.shape[1]
@@ -167,7 +169,7 @@ def test_windows_of_parallel_rows(grammar: bool, monkeypatch: pytest.MonkeyPatch
                 FusedKernels().begin_windows(state, at.position, keys[:, :fronts], TAGS, _INIT)
             else:
                 drafter._initialise(state, at, keys[:, :fronts].flatten())
-        found.append((state.tokens, state.probs))
-    assert torch.equal(found[0][0], found[1][0])
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=0)
-    assert (found[0][0] != 7).any()
+        results.append((state.tokens, state.probs))
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=0)
+    assert (results[0][0] != 7).any()

@@ -1,4 +1,4 @@
-"""Kinds are declared: a part's parameters may have any names, and nothing is guessed from them."""
+"""Every part declares its kind, so its parameters may have any names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def test_every_preset_has_the_kind_of_its_parts() -> None:
         )
 
 
-def test_metadata_is_no_parameter() -> None:
+def test_metadata_is_not_a_parameter() -> None:
     cfg = configuration.compose(["model=mar_scenes"])
     assert not {*METADATA} & {*cfg}
-    assert (cfg["method"], cfg["data"]) == ("cspd", "scenes_classes")  # as its file prefers
+    assert (cfg["method"], cfg["data"]) == ("cspd", "scenes_classes")  # as its preset requests
     with pytest.raises(UsageError, match="kind"):
         configuration.compose(["kind=continuous"])

@@ -1,5 +1,5 @@
-"""Budgets of kernel launches: a recorded step costs a launch about a microsecond, whatever it does, so a launch more in
-every layer is milliseconds an image. Counted at full size on fake CUDA tensors."""
+"""Budgets of kernel launches. In a recorded step every launch costs about a microsecond, so one more launch in every
+layer costs milliseconds per image. Counted at full size on fake CUDA tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbench.decoding.loop import Decoding
 pytest.importorskip("triton")
 REDUCED = ("model=llamagen_xl", "reduced=true")
 XL, LUMINA = ("model=llamagen_xl", 36), ("model=lumina_mgpt", 32)
-#: Target and its layers, method: launches in the layers and outside, with the fused kernels.
+#: Target and its layers, method, and the launches with fused kernels: in the layers and outside.
 BUDGETS: dict[str, tuple[tuple[str, int], tuple[str, ...], int, int]] = {
     "XL vanilla": (XL, ("method=vanilla",), 180, 20),
     "XL EAGLE tree of 26": (XL, ("method=eagle1",), 349, 74),
@@ -27,9 +27,9 @@ BUDGETS: dict[str, tuple[tuple[str, int], tuple[str, ...], int, int]] = {
     "7B SJD-PAC 64": (LUMINA, ("method=sjd_pac", "window=64"), 288, 25),
 }
 
-#: Most launches outside the layers that a speculative step may have.
+#: Maximum number of launches outside the layers for a speculative step.
 MOST = 150
-#: Of every shipped method of discrete tokens, by LlamaGen and by a target with an image grammar.
+#: The same for every shipped method of discrete tokens, with LlamaGen and with a target that has an image grammar.
 OUTSIDE = {
     "band": 62, "band_sjd": 18, "band_tree": 74, "cool_sd": 74, "eagle1": 74, "eagle2": 70, "eagle3": 82,
     "eagle3_traversal": 94, "eagle_adaptive": 134, "eagle_block": 88, "eagle_chain": 62, "eagle_selected": 88,
@@ -47,11 +47,11 @@ def counted(words: tuple[str, ...], engine: str = "triton") -> dict[str, Any]:
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_step_stays_within_its_budget(name: str) -> None:
     (model, layers), words, inside, outside = BUDGETS[name]
-    found = counted((model, *words))
-    report = f"{found['layers']} in the layers, {found['outside']} outside: {found['parts']} {found['by_kernel']}"
-    assert found["layers"] <= inside, report
-    assert found["outside"] <= outside, report
-    assert found["layers"] >= 4 * layers  # the layers are seen
+    counts = counted((model, *words))
+    report = f"{counts['layers']} in the layers, {counts['outside']} outside: {counts['parts']} {counts['by_kernel']}"
+    assert counts["layers"] <= inside, report
+    assert counts["outside"] <= outside, report
+    assert counts["layers"] >= 4 * layers  # the layers are seen
 
 
 def test_every_method_has_a_budget() -> None:
@@ -59,26 +59,26 @@ def test_every_method_has_a_budget() -> None:
     assert max(OUTSIDE.values()) <= MOST
 
 
-#: Methods whose drafts or rules have kernels of their own: the random numbers, one kernel or two, and what the draft
-#: asks for; these were hundreds of operations.
+#: Methods whose drafts or rules have their own kernels: the random numbers, one or two kernels, and the draft's. They
+#: were hundreds of operations.
 VERIFIED = ("lantern", "lantern_pp", "vvs", "mentored", "medusa")
 
 
 def test_no_method_launches_more_than_its_budget() -> None:
-    """Outside the layers, by LlamaGen or, in turn, by a target with an image grammar. With few layers, and so outside
-    them as with all."""
+    """Outside the layers, with LlamaGen or with a target that has an image grammar, in turn. Few layers give the same
+    count outside the layers as all of them."""
     models = itertools.cycle(("llamagen_xl", "lumina_mgpt"))
-    found = {name: counted((f"model={next(models)}", "reduced=true", f"method={name}")) for name in OUTSIDE}
-    assert not {name: one for name, one in found.items() if one["outside"] > OUTSIDE[name]}
-    assert not {name: found[name] for name in VERIFIED if found[name]["parts"]["verify"] > 7}
+    by_method = {name: counted((f"model={next(models)}", "reduced=true", f"method={name}")) for name in OUTSIDE}
+    assert not {name: count for name, count in by_method.items() if count["outside"] > OUTSIDE[name]}
+    assert not {name: by_method[name] for name in VERIFIED if by_method[name]["parts"]["verify"] > 7}
     for words in ("method=lantern variant=released", "method=lantern_pp resample=optimal"):
         counts = counted((*REDUCED, *words.split()))
         assert counts["parts"]["verify"] <= 7, (words, counts["by_kernel"])
 
 
-def test_the_mask_of_a_target_is_made_once_a_pass() -> None:
-    """Attention with a bool mask makes what it adds to the scores in three operations, in every layer: EAGLE's network,
-    which has one layer, is left with it."""
+def test_the_mask_of_a_target_is_computed_once_per_pass() -> None:
+    """With a bool mask, attention computes the mask's addend in three operations in every layer. Only EAGLE's network,
+    which has one layer, still does so."""
     vanilla, eagle = (counted((*REDUCED, f"method={name}"), "graph")["by_kernel"] for name in ("vanilla", "eagle1"))
     assert "masks of attention" not in vanilla
     passes = eagle["scaled_dot_product_attention"] - vanilla["scaled_dot_product_attention"]
@@ -91,27 +91,27 @@ def test_the_mask_of_a_target_is_made_once_a_pass() -> None:
     [("eagle_chain verification=block", 2), ("eagle1 verification=traversal", 6)],  # a kernel per depth, less one
 )
 def test_verification_beyond_token_wise_launches_few_kernels_more(words: str, more: int) -> None:
-    method, way = words.split()
-    token, other = (counted((*REDUCED, f"method={method}", *added)) for added in ((), (way,)))
+    method, verification = words.split()
+    token, other = (counted((*REDUCED, f"method={method}", *added)) for added in ((), (verification,)))
     assert other["layers"] == token["layers"]
     assert other["outside"] <= token["outside"] + more, other["by_kernel"]
 
 
 @pytest.mark.parametrize("shape", ["eagle_tree", "sjd"])
 def test_a_band_launches_no_more_than_a_factor(shape: str) -> None:
-    """The fused verification finds its limits."""
+    """The fused verification kernel computes the limits of the band."""
     words = (*REDUCED, "method=vanilla", *f"drafter={shape}".split())
     band, cool = (counted((*words, f"rule={rule}")) for rule in ("band", "cool"))
     assert band["by_kernel"] == cool["by_kernel"]
 
 
-def test_one_launch_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_more_launch_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     words = (*REDUCED, "method=sjd")
     before, step = counted(words), Decoding.step
 
     def longer(decoding: Decoding) -> None:
         step(decoding)
-        torch.add(decoding.count, 1, out=decoding.count)
+        torch.add(decoding.num_committed, 1, out=decoding.num_committed)
 
     monkeypatch.setattr(Decoding, "step", longer)
     after = counted(words)

@@ -1,4 +1,4 @@
-"""The decode loop against models whose distribution is known in full."""
+"""The decode loop with models whose full distribution is known."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def fit(tokens, probs) -> float:
     return tiny.fit(codes(tokens, 4), probs)
 
 
-# One test in ten thousand would fail by chance; the seeds are fixed, so none does by accident.
+# By chance, one test in ten thousand would fail; the seeds are fixed, so no test fails at random.
 ALPHA = 1e-4
 
 
-def test_vanilla_has_the_targets_distribution_and_one_token_a_step():
+def test_vanilla_has_the_targets_distribution_and_one_token_per_step():
     out = run(NoDraft(), rules.exact())
     assert fit(out.tokens, sequence_probs(P)) > ALPHA
     assert out.steps.eq(4).all()
@@ -53,7 +53,7 @@ def test_the_exact_rule_is_lossless_on_every_tree(name, chosen):
     """With candidates that are drawn, or chosen as the most probable ones."""
     out = run(TabularDrafter(Q, TREES[name], chosen), rules.exact())
     assert fit(out.tokens, sequence_probs(P)) > ALPHA
-    assert out.steps.float().mean() < 4  # and it does save steps
+    assert out.steps.float().mean() < 4  # and it saves steps
 
 
 def test_a_wrong_residual_is_caught():
@@ -82,26 +82,26 @@ RELAXED = {
 
 
 class DraftsOnce(TabularDrafter):
-    """Drafts in the first round alone. The target samples everything after it: the virtual extension of Cool-SD's
+    """Drafts only in the first round. The target samples everything after it: the virtual extension of Cool-SD's
     Theorem 2."""
 
-    def open(self, *given):
+    def open(self, *args):
         self.first = True
-        return super().open(*given)
+        return super().open(*args)
 
-    def propose(self, *given):
-        draft, first, self.first = super().propose(*given), self.first, False
+    def propose(self, *args):
+        draft, first, self.first = super().propose(*args), self.first, False
         draft.valid[:, 1:] &= first
         return draft
 
 
 @pytest.mark.parametrize("name", RELAXED)
 def test_theorem_2(name):
-    """Expected accepted length (Eq. 7) and the bound on total variation (Eq. 8) of one round, the rest being the
-    target's own."""
+    """Expected accepted length (Eq. 7) and the bound on total variation (Eq. 8) of one round; the target samples the
+    rest."""
     rule = RELAXED[name]
-    found = chain_statistics(P[:3], Q[:3], rule, 3)
-    expected, bound = found.expected, found.first
+    statistics = chain_statistics(P[:3], Q[:3], rule, 3)
+    expected, bound = statistics.expected, statistics.first
     out = run(DraftsOnce(Q, chain_paths(3)), rule)
     first = 1 + out.accepted.double()
     # 4.5 standard errors: one run in 150,000 by chance
@@ -109,13 +109,13 @@ def test_theorem_2(name):
     probs = sequence_probs(P)
     measured = torch.bincount(codes(out.tokens, 4), minlength=len(probs)).double() / COUNT
     tv = 0.5 * float((measured - probs).abs().sum())
-    # by sampling alone a plain sampler is this far off: sum sqrt(p (1 - p) / n) bounds twice its mean
+    # sampling alone puts a plain sampler this far off: sum sqrt(p (1 - p) / n) bounds twice its mean
     noise = 0.5 * float((probs * (1 - probs) / COUNT).sqrt().sum())
     assert tv < bound + 1.5 * noise
     if name == "exact":
         assert bound < 1e-6
     else:
-        assert tv > 3 * noise  # the relaxation is there to be seen
+        assert tv > 3 * noise  # the effect of the relaxation is visible
 
 
 def test_equation_10_beats_equation_11_where_omega_falls_below_one():
@@ -129,9 +129,9 @@ def test_equation_10_beats_equation_11_where_omega_falls_below_one():
 
 
 def test_acceptance_is_counted_inside_the_image_only():
-    out = run(TabularDrafter(P, chain_paths(3)), rules.exact(), 16)  # the draft is the target: everything is kept
+    out = run(TabularDrafter(P, chain_paths(3)), rules.exact(), 16)  # the draft is the target, so everything is kept
     assert out.steps.eq(1).all()
-    for drafted, inside in ((3, 3), (8, 4)):  # of eight that are drafted four are inside the image
+    for drafted, inside in ((3, 3), (8, 4)):  # eight are drafted, four of them inside the image
         out = run(TabularDrafter(P, chain_paths(drafted)), rules.exact(), 16)
         assert torch.equal(out.accepted, torch.full((16,), inside))
         assert torch.equal(out.drafted, out.accepted)
@@ -145,16 +145,16 @@ def test_the_papers_schedule():
     assert min(rules.cool_schedule(1.1, 5, 0.7, "exponential", floor=1.0)) == 1.0
 
 
-def test_numbers_of_several_purposes_at_once_are_those_of_each() -> None:
+def test_numbers_for_several_purposes_at_once_equal_separate_ones() -> None:
     rng, step = RandomStreams([(0, 3), (5, 1)]), torch.tensor([4, 9])
     several = rng.uniforms(step, 2, 6, 3)
     assert torch.equal(several, torch.stack([rng.uniform(step, 2 + i, 3) for i in range(6)], 1))
 
 
-def test_the_accepted_path_of_a_chain_is_that_of_a_tree() -> None:
+def test_the_accepted_path_of_a_chain_equals_that_of_a_tree() -> None:
     tree = trees.build(trees.chain_paths(4))
     accepted_child = torch.tensor([[1, 2, 3, 4], [-1, 2, 3, 4], [1, 2, -1, 4], [1, 2, 3, -1]])
     slot = tree.slot.expand(len(accepted_child), -1)
-    chain, other = (accepted_path(one, accepted_child, slot) for one in (tree, replace(tree, is_chain=False)))
+    chain, other = (accepted_path(topology, accepted_child, slot) for topology in (tree, replace(tree, is_chain=False)))
     assert all(torch.equal(a, b) for a, b in zip(chain, other, strict=True))
     assert chain[1].flatten().tolist() == [4, 0, 2, 3]

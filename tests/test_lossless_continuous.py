@@ -1,5 +1,5 @@
-"""Block verification and layered acceptance of drafts of continuous tokens: lossless, as long as their formulas say;
-wrong versions are seen."""
+"""Block verification and layered acceptance of drafts of continuous tokens: both are lossless, have the lengths that
+their formulas give, and wrong versions are detected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_is_lossless(name: str) -> None:
-    """The models alternate; `specbench audit` tries all of them, with more samples. Lossy by chance once in 10,000."""
+    """The models alternate. `specbench audit` tries all of them with more samples. A lossless scheme fails once in
+    10,000."""
     number = list(SCHEMES).index(name)
     words = {"temperature": 0.7 if number % 2 else 1.0, "prefill": 0.3 if number % 3 == 2 else 0.0}
     row = row_of([*DENSITIES][(number + 1) % 4], 8000, **SCHEMES[name], **words)
@@ -46,7 +47,7 @@ def test_a_scheme_is_lossless(name: str) -> None:
     assert row["proposals_max"] >= row["proposals"] >= 1
 
 
-#: Mistake (`mutants`) -> what it spoils.
+#: Mistake (`mutants`) -> the part of the scheme that it breaks.
 WRONG = {
     "noise_is_carried_over": BLOCK | {"gamma": 3},
     "mass_is_not_bounded": BLOCK | {"gamma": 3},
@@ -57,8 +58,8 @@ WRONG = {
 
 
 def worst(words: dict[str, Any]) -> float:
-    """The smallest p-value of three tokens, each N(0, 1) under the target and N(1, 1) under the drafter, and of their
-    sums."""
+    """The smallest p-value of three tokens and of their sums. Each token is N(0, 1) under the target and N(1, 1) under
+    the drafter."""
     target, drafter = Chain(3, [0.0], [0.0]), Chain(3, [0.0], [0.0], 1.0)
     out = decode(target, drafter, ContinuousRule(criterion="path", **words), None, rng(20_000))
     x = out.tokens[..., 0].gather(1, out.trace.order)
@@ -68,44 +69,44 @@ def worst(words: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_version_is_caught(wrong: str) -> None:
-    """What is right fails once in 2,000 seeds."""
+    """A correct version fails for one seed in 2,000."""
     assert worst(WRONG[wrong]) > 1e-4
     with mutants.applied(mutants.NAMED[wrong]):
         assert worst(WRONG[wrong]) < LEVEL / 10
 
 
 def test_the_mass_of_a_block() -> None:
-    """By the definition, one token after the other."""
+    """By the definition, token by token."""
     x = 2 * torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = decide.log_masses(x).exp()
+    masses = decide.log_masses(x).exp()
     p = torch.ones(50, dtype=torch.float64)
     for i in range(7):
-        torch.testing.assert_close(found[:, i], p)
+        torch.testing.assert_close(masses[:, i], p)
         if i < 6:
             p = (p * x[:, i].exp()).clamp_max(1)
 
 
 @pytest.mark.parametrize("criterion", ["path", "exact"])
 def test_the_length_and_the_proposals_of_a_block(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the first pass: on average the accepted tokens are the sum of P_1 to P_L, and the proposals that of P_0 to
-    P_(L-1), at most one a position. Both within 4.5 standard errors of the difference."""
+    """In the first pass, the mean number of accepted tokens is the sum of P_1 to P_L, and the mean number of proposals
+    is the sum of P_0 to P_(L-1), at most one per position. Both hold within 4.5 standard errors of the difference."""
     seen: list[tuple[Any, Any, Any]] = []
     plain = decide.verify_block
 
-    def around(verifier: Any, compared: Any, *rest: Any) -> Any:
-        found = plain(verifier, compared, *rest)
-        seen.append((decide.log_masses(compared.log_ratio).exp(), found[0], found[2]))
-        return found
+    def record_call(verifier: Any, compared: Any, *rest: Any) -> Any:
+        result = plain(verifier, compared, *rest)
+        seen.append((decide.log_masses(compared.log_ratio).exp(), result[0], result[2]))
+        return result
 
-    monkeypatch.setattr(decide, "verify_block", around)
+    monkeypatch.setattr(decide, "verify_block", record_call)
     of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion, verification="block"), rng(20_000))
     mass, length, proposals = seen[0]
-    for wanted, found in ((mass[:, 1:].sum(1), length.double()), (mass[:, :-1].sum(1), proposals.double())):
-        off = found - wanted
+    for wanted, counts in ((mass[:, 1:].sum(1), length.double()), (mass[:, :-1].sum(1), proposals.double())):
+        off = counts - wanted
         assert abs(float(off.mean())) < 4.5 * float(off.std()) / 20_000**0.5
     token = of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion), rng(20_000))
     first = token.trace.accepted[:, 0].double()
-    assert float(length.double().mean() - first.mean()) > 0.02  # a block is longer, by 5 standard errors
+    assert float(length.double().mean() - first.mean()) > 0.02  # block verification accepts more, by 5 standard errors
 
 
 P, Q = (0.4, -0.3), (-0.2, 0.2)  # mean and log variance of the only step of target and drafter
@@ -113,22 +114,22 @@ P, Q = (0.4, -0.3), (-0.2, 0.2)  # mean and log variance of the only step of tar
 
 @pytest.mark.parametrize("tries", [2, 4])
 def test_layers_against_integrals(tries: int) -> None:
-    """One token whose distributions are known: how often one of the drafts is kept, its distribution, and one proposal
-    of the target per image on average."""
+    """One token with known distributions: how often one of the drafts is kept, the token's distribution, and one
+    proposal of the target per image on average."""
     n, x = 40_000, np.linspace(-9, 9, 20_001)
     target, drafter = (Chain(1, [0.0], [level], mean) for mean, level in (P, Q))
     p, q = (stats.norm.pdf(x, mean, np.exp(level / 2)) for mean, level in (P, Q))
-    kept = [integrate.trapezoid(q * np.clip(p / q - k, 0, 1), x) for k in range(tries)]
-    wanted = 1 - np.prod(1 - np.array(kept))
-    assert wanted > kept[0] + 0.02
+    acceptances = [integrate.trapezoid(q * np.clip(p / q - k, 0, 1), x) for k in range(tries)]
+    wanted = 1 - np.prod(1 - np.array(acceptances))
+    assert wanted > acceptances[0] + 0.02
     out = decode(target, drafter, ContinuousRule(gamma=1, tries=tries, criterion="path", proposals=1000), None, rng(n))
     share = float(out.trace.kept[:, 0].double().mean())
     assert share == pytest.approx(wanted, abs=4.5 * (wanted * (1 - wanted) / n) ** 0.5)
     assert stats.kstest(out.tokens.flatten().numpy(), stats.norm(P[0], np.exp(P[1] / 2)).cdf).pvalue > 1e-4
     proposals = torch.tensor([sum(image) for image in out.trace.proposals]).double()
     assert float(proposals.mean()) == pytest.approx(1, abs=4.5 * float(proposals.std()) / n**0.5)
-    # the drafts that were tried: k + 1 of them where k were rejected and the next was kept or all were rejected
-    reached = np.cumprod([1.0, *(1 - k for k in kept[:-1])]).sum()
+    # the drafts that were tried: k + 1 if k were rejected and the next was kept, or if all were rejected
+    reached = np.cumprod([1.0, *(1 - k for k in acceptances[:-1])]).sum()
     assert float(out.drafted.double().mean()) == pytest.approx(reached, abs=4.5 * tries / n**0.5)
 
 
@@ -145,14 +146,14 @@ def test_every_token_is_accounted_for(words: dict[str, Any]) -> None:
     assert torch.equal(trace.reach, torch.minimum(per_pass, trace.offered) * (trace.offered > 0))
     assert torch.equal(trace.kept.sum(1), out.accepted)
     assert torch.equal(trace.made, rule.tries * trace.offered.sum(1))
-    if rule.verification == "block":  # all drafted tokens have a part in the decision
+    if rule.verification == "block":  # all drafted tokens take part in the decision
         assert torch.equal(out.drafted, trace.offered.sum(1))
     else:
         others = out.drafted - trace.reach.sum(1)
         assert ((others >= 0) & (others <= (rule.tries - 1) * out.steps)).all()
 
 
-def test_a_drafter_that_is_the_target_is_always_right() -> None:
+def test_all_drafts_of_the_target_itself_are_accepted() -> None:
     model = built_in("d2t4").target
     for words in SCHEMES.values():
         out = decode(model, model, replace(ContinuousRule(**words), align=True), None, rng(50))
@@ -160,7 +161,7 @@ def test_a_drafter_that_is_the_target_is_always_right() -> None:
         assert sum(map(len, out.trace.proposals)) == 0
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_incompatible_parameters_are_refused() -> None:
     for parameters, sentence in (
         (BLOCK | {"tries": 2, "criterion": "path"}, "verification=block decides on one draft: use tries=1"),
         (BLOCK | {"criterion": "paper"}, "verification=block needs a rule that is exact: criterion=path"),

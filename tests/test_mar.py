@@ -33,7 +33,7 @@ SMALL = MARConfig(
 
 
 def model_of(cfg=SMALL, seed=0):
-    """A MAR whose every weight matters."""
+    """A MAR in which every weight affects the output."""
     model, rng = MAR(cfg).eval().requires_grad_(False), torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if p.dim() == 1 and name.endswith("weight"):
@@ -44,7 +44,8 @@ def model_of(cfg=SMALL, seed=0):
 
 
 def images(count, cfg=SMALL, seed=1):
-    """Tokens, which of them are known (each image another share), and classes, the last of them none."""
+    """Tokens, which of them are known (a different share for each image), and classes; the last class means no
+    class."""
     rng = torch.Generator().manual_seed(seed)
     tokens = torch.randn(count, cfg.length, cfg.token_dim, generator=rng)
     known = torch.rand(count, cfg.length, generator=rng) < torch.linspace(0, 1, count)[:, None]
@@ -52,7 +53,7 @@ def images(count, cfg=SMALL, seed=1):
 
 
 def states(count, cfg=SMALL, seed=2):
-    """What `moments` takes."""
+    """The arguments of `moments`."""
     rng = torch.Generator().manual_seed(seed)
     x, z, free = (torch.randn(count, n, generator=rng) for n in (cfg.token_dim, cfg.decoder_dim, cfg.decoder_dim))
     index = torch.randint(0, cfg.steps, (count,), generator=rng)
@@ -98,16 +99,16 @@ def test_a_row_does_not_depend_on_the_others():
 
 
 @torch.inference_mode()
-def test_a_sampler_gives_the_moments_however_much_it_holds(monkeypatch):
-    """Of one step alone, of a few at a time, of all."""
+def test_a_sampler_gives_the_moments_whatever_it_caches(monkeypatch):
+    """For one step at a time, a few, and all."""
     model = model_of()
     x, _, z, free, scale = states(20)
-    for held in (1, 3000, 1 << 24):
-        monkeypatch.setattr(denoiser, "_AT_ONCE", held)
-        for given in ((z, free, scale), (z,)):
-            step = model.sampler(*given)
+    for at_once in (1, 3000, 1 << 24):
+        monkeypatch.setattr(denoiser, "_AT_ONCE", at_once)
+        for args in ((z, free, scale), (z,)):
+            step = model.sampler(*args)
             for t in reversed(range(model.cfg.steps)):
-                expected = model.moments(x, torch.full((len(x),), t), *given)
+                expected = model.moments(x, torch.full((len(x),), t), *args)
                 assert all(torch.equal(a, b) for a, b in zip(step(x, t), expected, strict=True))
 
 
@@ -122,7 +123,7 @@ def test_unknown_tokens_are_never_seen():
     assert differs.tolist() == known.any(1).tolist()
 
 
-def test_leaving_unknown_tokens_out_is_the_same_as_masking_them():
+def test_leaving_unknown_tokens_out_equals_masking_them():
     model, (tokens, known, labels) = model_of(), images(6)
     with torch.inference_mode():
         masked = model.conditions(tokens, known, labels)
@@ -131,7 +132,7 @@ def test_leaving_unknown_tokens_out_is_the_same_as_masking_them():
         torch.testing.assert_close(model.decode(encoded, order, seen), masked[2:4], atol=1e-5, rtol=1e-5)
         nothing = model.decode(*model.encode(tokens[:1], known[:1], labels[:1], 0))
         torch.testing.assert_close(nothing, masked[:1], atol=1e-5, rtol=1e-5)
-    # With gradients the CPU drops tokens, too, and attention is written out.
+    # With gradients the CPU drops tokens, too, and attention is written out in plain operations.
     torch.testing.assert_close(model.conditions(tokens, known, labels), masked, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(model.conditions(tokens, known, labels, 16), masked, atol=1e-5, rtol=1e-5)
 
@@ -146,28 +147,28 @@ def test_classes_and_their_absence_are_reported_apart():
 
 
 @torch.inference_mode()
-def test_guidance_mixes_the_noise_alone():
+def test_guidance_mixes_only_the_noise():
     model = model_of()
     x, index, z, free, _ = states(20)
-    one = torch.ones(20)
+    ones = torch.ones(20)
     mean, log_variance = model.moments(x, index, z)
-    for scale, wanted in ((one, mean), (0 * one, model.moments(x, index, free)[0])):
+    for scale, wanted in ((ones, mean), (0 * ones, model.moments(x, index, free)[0])):
         guided, variance = model.moments(x, index, z, free, scale)
         torch.testing.assert_close(guided, wanted, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(variance, log_variance)
-    far = model.moments(x, index, z, free, 3 * one)[0]
+    far = model.moments(x, index, z, free, 3 * ones)[0]
     torch.testing.assert_close(far - mean, 2 * (mean - model.moments(x, index, free)[0]), atol=1e-3, rtol=1e-3)
 
 
 def test_guidance_grows_with_the_known_tokens_or_stays():
-    done = torch.tensor([[1, 64], [255, 256], [300, 128]])
-    assert mar_sampling.guidance(2.9, "constant", done, 256).eq(torch.tensor(2.9)).all()
-    linear = mar_sampling.guidance(2.9, "linear", done, 256)
+    num_known = torch.tensor([[1, 64], [255, 256], [300, 128]])
+    assert mar_sampling.guidance(2.9, "constant", num_known, 256).eq(torch.tensor(2.9)).all()
+    linear = mar_sampling.guidance(2.9, "linear", num_known, 256)
     wanted = [[1 + 1.9 / 256, 1.475], [1 + 1.9 * 255 / 256] * 2, [1 + 1.9 * 255 / 256, 1.95]]
     torch.testing.assert_close(linear, torch.tensor(wanted))
-    assert mar_sampling.guidance(1.0, "linear", done, 256).eq(1).all()
+    assert mar_sampling.guidance(1.0, "linear", num_known, 256).eq(1).all()
     with pytest.raises(UsageError, match="'cosine' is unknown"):
-        mar_sampling.guidance(2.0, "cosine", done, 256)
+        mar_sampling.guidance(2.0, "cosine", num_known, 256)
 
 
 def test_iterations_share_out_every_token():
@@ -183,15 +184,15 @@ def test_iterations_share_out_every_token():
 
 
 @torch.inference_mode()
-def test_a_session_gives_the_loop_what_the_networks_say():
+def test_a_session_returns_the_outputs_of_the_networks():
     model, (tokens, known, labels) = model_of(), images(3)
     row, place = torch.tensor([2, 0, 0, 1]), torch.tensor([[1, 15], [3, 3], [0, 7], [9, 2]])
-    done = torch.tensor([[2, 5], [0, 0], [14, 15], [7, 7]])
+    num_known = torch.tensor([[2, 5], [0, 0], [14, 15], [7, 7]])
     session = Guided(model, 3.0, "linear").open(labels, 3)
-    z = session.condition(tokens[row], known[row], row, place, done, 16)
-    for r, (image, places, before) in enumerate(zip(row, place, done, strict=True)):
-        given = tokens[image][None], known[image][None]
-        cond, none = (model.conditions(*given, c)[0, places] for c in (labels[image][None], torch.tensor([4])))
+    z = session.condition(tokens[row], known[row], row, place, num_known, 16)
+    for r, (image, places, before) in enumerate(zip(row, place, num_known, strict=True)):
+        image_args = tokens[image][None], known[image][None]
+        cond, none = (model.conditions(*image_args, c)[0, places] for c in (labels[image][None], torch.tensor([4])))
         strength = mar_sampling.guidance(3.0, "linear", before + 1, 16)[:, None]
         assert torch.equal(z[r], torch.cat([cond, none, strength], 1))
     x, index = torch.randn(8, 5), torch.arange(8) % SMALL.steps
@@ -199,7 +200,7 @@ def test_a_session_gives_the_loop_what_the_networks_say():
     wanted = model.moments(x, index, flat[:, :40], flat[:, 40:80], flat[:, 80])
     assert all(map(torch.equal, session.moments(x, index, flat), wanted))
     free = Guided(model, 1.0, "linear").open(labels, 3)
-    z = free.condition(tokens[row], known[row], row, place, done, 16)
+    z = free.condition(tokens[row], known[row], row, place, num_known, 16)
     assert z.shape == (4, 2, 40)
     assert all(map(torch.equal, free.moments(x, index, z.flatten(0, 1)), model.moments(x, index, z.flatten(0, 1))))
     with pytest.raises(ValueError, match="3 classes for 2 rows"):
@@ -219,18 +220,18 @@ def test_extreme_guidance_and_temperature_stay_finite():
         density = own_log_density(path, continuous.ContinuousRule())
         for values in (path.states, path.mean, path.log_variance, density):
             assert values.isfinite().all()
-        assert path.token.std() > 0.1  # the chain ran
+        assert path.token.std() > 0.1  # the chain did run
 
 
 @torch.inference_mode()
-def test_a_limit_holds_the_estimate_of_a_token():
+def test_a_limit_bounds_the_estimate_of_a_token():
     cfg = replace(SMALL, steps=100)
-    free, held = model_of(cfg), model_of(replace(cfg, limit=0.5))
+    free, limited = model_of(cfg), model_of(replace(cfg, limit=0.5))
     x, _, z, none, scale = states(300)
     first, last = torch.full((300,), 99), torch.zeros(300, dtype=torch.int64)
     s = diffusion.schedule(100, "cpu")
     for index in (first, last):
-        mean, log_variance = held.moments(x, index, z, none, scale)
+        mean, log_variance = limited.moments(x, index, z, none, scale)
         x0 = (mean - s.posterior_mean_coef2[index, None] * x) / s.posterior_mean_coef1[index, None]
         loose, other = free.moments(x, index, z, none, scale)
         assert torch.equal(log_variance, other)
@@ -239,7 +240,7 @@ def test_a_limit_holds_the_estimate_of_a_token():
         torch.testing.assert_close(mean[inside], loose[inside], atol=1e-4, rtol=1e-4)
     assert inside.any()
     assert not inside.all()
-    assert not held.moments(x + torch.nan, last, z)[0].isfinite().any()  # a mistake is not hidden
+    assert not limited.moments(x + torch.nan, last, z)[0].isfinite().any()  # an error is not hidden
 
 
 @torch.inference_mode()
@@ -249,9 +250,9 @@ def test_the_arithmetic_of_a_step_is_float32_whatever_the_weights_are():
     for dtype in (torch.bfloat16, torch.float16):
         model = model_of().to(dtype)
         assert model.conditions(tokens, known, labels).dtype == dtype
-        for ours, theirs in zip(model.moments(*args), wanted, strict=True):
-            assert ours.dtype == torch.float32
-            torch.testing.assert_close(ours[index < 5], theirs[index < 5], atol=0.1, rtol=0.05)
+        for actual, expected in zip(model.moments(*args), wanted, strict=True):
+            assert actual.dtype == torch.float32
+            torch.testing.assert_close(actual[index < 5], expected[index < 5], atol=0.1, rtol=0.05)
     assert diffusion.schedule(6, "cpu").sqrt_recip_alphas_cumprod.dtype == torch.float32
 
 
@@ -268,7 +269,7 @@ def test_a_perfect_network_brings_every_state_back():
 
 
 def test_a_respaced_chain_has_the_marginals_of_the_complete_one():
-    """The variance of x at each kept step, carried forward by the kept betas, is that of the trained schedule."""
+    """The variance of x at each kept step, computed with the kept betas, equals the one of the trained schedule."""
     whole = diffusion.schedule(1000)
     for steps in (2, 10, 77):
         s = diffusion.schedule(steps)
@@ -285,7 +286,7 @@ def test_the_bound_is_least_at_the_true_variance_and_leaves_the_mean_alone():
     x0, noise = (torch.randn(4, 3, dtype=torch.float64, generator=rng) for _ in range(2))
     index = torch.tensor([1, 30, 500, 999])
     x = s.noised(x0, noise, index)
-    true = torch.full_like(x0, -1.0)  # the posterior's
+    true = torch.full_like(x0, -1.0)  # the variance of the posterior
     assert s.bound(x0, x, noise, true, index).abs().max() < 1e-9
     for v in (true - 0.1, true + 0.1):
         assert (s.bound(x0, x, noise, v, index) > 0).all()
@@ -294,7 +295,8 @@ def test_the_bound_is_least_at_the_true_variance_and_leaves_the_mean_alone():
     s.bound(x0, x, eps, place, index).sum().backward()
     assert eps.grad is None
     assert (place.grad != 0).all()
-    # At the last step: bits of a bin of 2 / 255, from a normal law of the chosen variance around the estimate.
+    # At the last step: bits of a bin of 2 / 255, under a normal distribution with the chosen variance around the
+    # estimate.
     last = torch.zeros(4, dtype=torch.int64)
     x = s.noised(x0, noise, last)
     off = noise + torch.tensor([0.0, 0.5, -1.0])
@@ -313,7 +315,7 @@ def test_training_masks_have_one_share_and_random_positions():
         shares.append(int(count[0]) / 1000)
     assert 0.7 <= min(shares) < 0.71
     assert 0.99 < max(shares) <= 1
-    law = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in spreads of 0.25, cut at 1.2
+    law = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in units of 0.25, cut at 1.2
     low = law.cdf(torch.tensor(-1.2))
     peak = [float(law.log_prob(torch.tensor(x)).exp()) for x in (-1.2, 0.0)]
     mean = 1 + 0.25 * (peak[0] - peak[1]) / float(0.5 - low)
@@ -323,8 +325,8 @@ def test_training_masks_have_one_share_and_random_positions():
 
 
 def test_a_toy_of_two_classes_is_learnt():
-    """Two classes, each token near its class's own value: the loss falls, every weight takes part, and samples are
-    near their class's value."""
+    """Two classes; each token is near its class's value. The loss falls, every weight takes part, and samples are near
+    their class's value."""
     torch.manual_seed(0)
     small = {"length": 4, "token_dim": 2, "classes": 2, "encoder_depth": 1, "head_width": 48}
     cfg = replace(SMALL, **small, steps=20, mlp_ratio=1.0, limit=2.0)
@@ -349,12 +351,12 @@ def test_a_toy_of_two_classes_is_learnt():
     rule = continuous.ContinuousRule(final_noise=False)
     out = continuous.decode(Guided(model.eval()), None, rule, labels, RandomStreams([(1, i) for i in range(40)]))
     centre = (2 * labels - 1)[:, None, None] * torch.tensor([0.8, -0.5])
-    assert (out.tokens - centre).abs().mean() < 0.12  # 0.04 of it is the data's own spread
+    assert (out.tokens - centre).abs().mean() < 0.12  # 0.04 of it is the spread of the data
     assert ((out.tokens - centre).norm(dim=-1) < (out.tokens + centre).norm(dim=-1)).float().mean() > 0.98
 
 
 def checkpoint(path, model, extra=None):
-    """As MAR's trainer saves: the weights, their average, and what a trainer keeps besides."""
+    """A file as MAR's trainer saves it: the weights, their average, and the rest of the trainer's state."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {n: t.clone() for n, t in model.state_dict().items()}
     last = {n: t + 1 for n, t in tensors.items()}
@@ -384,17 +386,17 @@ def test_official_files_are_read(tmp_path):
     files(tmp_path, first, drafter)
     again = bundle_of("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32", "diffusion_steps=7")
     pairs = [(again.target.model, first.target.model), (again.tokenizer, first.tokenizer)]
-    for ours, theirs in [*pairs, (again.drafter_network("cspd").model, drafter.model)]:
-        torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0)
+    for read, original in [*pairs, (again.drafter_network("cspd").model, drafter.model)]:
+        torch.testing.assert_close(dict(read.state_dict()), dict(original.state_dict()), rtol=0, atol=0)
     assert again.target.steps == again.drafter_network("cspd").steps == 7
     assert again.target.model.cfg == replace(first.target.model.cfg, steps=7)
     assert (again.target.scale, again.target.kind) == (3.0, "linear")
-    for path in ("draft", "draft/checkpoint-last.pth"):  # a drafter that is named, for a target with random weights
+    for path in ("draft", "draft/checkpoint-last.pth"):  # a named drafter, for a target with random weights
         named = bundle_of("mar_l", *TINY, f"drafter.weights={tmp_path / path}").drafter_network("cspd").model
         torch.testing.assert_close(dict(named.state_dict()), dict(drafter.model.state_dict()), rtol=0, atol=0)
     tokens = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0))
     assert np.array_equal(again.pixels(tokens), first.pixels(tokens))
-    # one set of tensors alone, as safetensors
+    # only one set of tensors, as safetensors
     for part, old in (("target", "checkpoint-last.pth"), ("tokenizer", "kl16.ckpt")):
         tensors = torch.load(tmp_path / part / old, weights_only=False)["model_ema" if part == "target" else "model"]
         save_file(tensors, tmp_path / part / "model.safetensors")

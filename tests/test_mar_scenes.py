@@ -1,4 +1,4 @@
-"""The embedded pair of MAR models: its data set and how that is judged, the bundle, and its training."""
+"""The embedded pair of MAR models: its data set and the metrics on it, the bundle, and its training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tools.scenes import __main__ as tool
 from tools.scenes import card
 from tools.scenes import mar as training
 
-#: The same architectures, small: 4 x 4 tokens of three numbers.
+#: Small versions of the same architectures: 4 x 4 tokens of three numbers.
 TINY_KL = LatentConfig(8, (1, 1, 1, 1, 2), 1, 8, codebook_size=0, codebook_embed_dim=3, norm_groups=4, attention=False)
 _TOKENS = {"length": 16, "token_dim": 3, "classes": 40, "buffer": 2, "steps": 6, "limit": 4.0}
 TINY = MARConfig.even(32, 1, 2, mlp_ratio=2.0, head_depth=1, head_width=32, **_TOKENS)
@@ -56,7 +56,8 @@ def load(*words):
 
 
 def read_right(images, labels):
-    """Which of the labels the committed reader reads from images (N, 64, 64, 3): (N, 14), NaN where there is none."""
+    """Whether the committed reader reads the labels correctly from images (N, 64, 64, 3): (N, 14), NaN where no label
+    exists."""
     reader = ev.load(registry.ASSETS / "scenes_reader.safetensors", ev.AttributeReader, torch.device("cpu"))
     with torch.inference_mode():
         return ev.read_right(reader(to_float(images)), torch.tensor(labels))
@@ -71,7 +72,7 @@ def test_classes_are_spread_evenly():
     assert load("n=70", "seed=1") != items[:70]
     assert len({item.id for item in items}) == 100
     assert all(scenes_classes.NAMES[int(item.id.split("-")[0])] == item.prompt for item in items)
-    assert data.prompts_hash(items) == "c596a1d8bb0b"  # the same for ever
+    assert data.prompts_hash(items) == "c596a1d8bb0b"  # must never change
 
 
 def test_a_class_states_its_attributes_and_no_others():
@@ -93,15 +94,15 @@ def test_images_show_one_object_of_their_class():
     ]
     assert np.array_equal(images[3], scenes.draw(singles[3], portrait=True))
     right = read_right(images, [scenes_classes.labels_of(int(n)) for n in numbers])
-    assert right.nanmean() == 1  # they are plain to see
+    assert right.nanmean() == 1  # easy to recognise
     labels = np.array([scenes.sample("train", i).scene.labels() for i in range(50)])
-    some = scenes_classes.numbers_of(labels)
-    assert ((some >= 0) == (labels[:, 0] == 0)).all()
+    label_numbers = scenes_classes.numbers_of(labels)
+    assert ((label_numbers >= 0) == (labels[:, 0] == 0)).all()
 
 
 @pytest.fixture(scope="module")
-def judged():
-    """Real pictures of classes, and what was asked for."""
+def real_pictures():
+    """Real pictures of classes, and the items that requested them."""
     images, numbers = scenes_classes.portraits("validation", 48)
     return images, [
         Item(i, scenes_classes.NAMES[n], scenes_classes.labels_of(int(n)), str(i)) for i, n in enumerate(numbers)
@@ -114,18 +115,18 @@ def measure(name, images, items):
     return score
 
 
-def test_the_reward_reads_the_attributes_of_the_class_alone(judged):
-    images, items = judged
+def test_the_reward_reads_the_attributes_of_the_class_alone(real_pictures):
+    images, items = real_pictures
     right = measure("scenes_reward", images, items)
     assert right.value > 0.95
     assert "over the class's attributes alone: layout 1.0000, shape0 " in right.note
     assert "background" not in right.note
     wrong = measure("scenes_reward", images, [replace(i, labels=items[0].labels) for i in items])
-    assert wrong.value < 0.7  # one object is one object still
+    assert wrong.value < 0.7  # the image still shows one object
 
 
-def test_the_clip_score_knows_the_words(judged):
-    images, items = judged
+def test_the_clip_score_knows_the_words(real_pictures):
+    images, items = real_pictures
     score = measure("scenes_clip", images, items)
     other = measure("scenes_clip", images, [replace(i, prompt="white cross") for i in items])
     assert score.value > other.value
@@ -133,17 +134,17 @@ def test_the_clip_score_knows_the_words(judged):
 
 
 @pytest.mark.usefixtures("any_n")
-def test_the_distance_is_to_real_images_of_one_object(judged, home, monkeypatch):
-    images, items = judged
+def test_the_distance_is_to_real_images_of_one_object(real_pictures, home, monkeypatch):
+    images, items = real_pictures
     monkeypatch.setattr(scenes_reference, "COUNT", 48)
     again = measure("scenes_fid", images, items)
-    assert again.value == pytest.approx(0, abs=1e-4)  # those very pictures
+    assert again.value == pytest.approx(0, abs=1e-4)  # the same pictures
     assert "against 48 real validation images of one object" in again.note
-    [kept] = (home / "references").iterdir()
+    [stored] = (home / "references").iterdir()
     with monkeypatch.context() as once:
-        once.setattr(scenes_classes, "portraits", None)  # not drawn a second time
+        once.setattr(scenes_classes, "portraits", None)  # not rendered a second time
         assert measure("scenes_fid", images, items) == again
-    kept.write_bytes(kept.read_bytes()[:100])
+    stored.write_bytes(stored.read_bytes()[:100])
     assert measure("scenes_fid", images, items) == again
     whole = [Item(i, "", tuple(scenes.sample("validation", i).scene.labels())) for i in range(48)]
     general = measure("scenes_fid", images, whole)
@@ -157,14 +158,14 @@ def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
     words += ["batch_size=2", "cfg_scale=1", "diffusion_steps=2", "baseline=false", "warmup=0", f"out={tmp_path}/run"]
     assert (
         cli.main([*words, "metrics=[scenes_fid,scenes_reward,scenes_clip]"]) == 3
-    )  # no Fréchet distance of two images
+    )  # no Fréchet distance for two images
     row = row_of(tmp_path / "run")
     assert (row["weights"], row["tokens"], row["resolution"], row["gamma"]) == ("random", 64, 64, 2)
     assert (row["fid"], "fid: n < 16 x 64 features" in row["note"]) == (None, True)
     assert row["image_reward"] is not None
     assert row["acceptance_rate"] is not None
-    kept = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
-    assert [one["prompt"] for one in kept] == [item.prompt for item in load("n=2")]
+    records = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    assert [record["prompt"] for record in records] == [item.prompt for item in load("n=2")]
 
 
 def test_absent_weights_are_reported(tmp_path, monkeypatch, capsys):
@@ -188,7 +189,7 @@ def test_prompts_are_names_or_numbers_of_classes(tiny):
     assert np.array_equal(bundle.pixels(tokens[1:2])[0], images[1])
 
 
-def test_shapes_fit_together_and_the_default_is_what_is_trained():
+def test_shapes_fit_together_and_the_defaults_are_the_trained_ones():
     cfg = configuration.compose(["model=mar_scenes"])
     assert (cfg["data"], cfg["method"], cfg["weights"]) == ("scenes_classes", "cspd", "embedded")
     assert cfg["diffusion_steps"] == DIFFUSION_STEPS
@@ -204,9 +205,9 @@ def test_shapes_fit_together_and_the_default_is_what_is_trained():
     assert others + 2 * sum(size.values()) < 64e6
 
 
-def test_the_committed_pair_draws_its_classes_and_saves_passes():
-    """Exact drafts draw as the target does: of four pictures' eight attributes at least six, as three in four is the
-    models' goal (results/embedded_models.md); and some drafts pass."""
+def test_the_committed_pair_draws_its_classes_in_fewer_passes():
+    """Exact drafts give the target's distribution, so at least six of the eight attributes of four pictures must be
+    correct: the goal of the models is three in four (results/embedded_models.md). Some drafts are accepted."""
     cfg = configuration.compose(["model=mar_scenes", "method=cspd", "gamma=1"])
     pipeline = Pipeline.load(cfg)
     assert pipeline.rule.exact
@@ -219,7 +220,7 @@ def test_the_committed_pair_draws_its_classes_and_saves_passes():
 
 
 def distributions_of(count, seed=0):
-    """Laws of tokens that lie near their class's own value, and the classes."""
+    """Distributions of tokens near their class's value, and the classes."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % 40
     centre = np.random.default_rng(1).standard_normal((40, 1, 3))[labels]
@@ -246,26 +247,27 @@ def test_the_autoencoder_learns_and_its_tokens_have_unit_variance(tmp_path):
     torch.testing.assert_close(kl.images(tokens), kl.decode_latent(latent), atol=1e-4, rtol=1e-4)
 
 
-def test_an_object_counts_more_than_what_is_behind_it() -> None:
+def test_an_object_counts_more_than_its_background() -> None:
     images = torch.full((2, 3, 64, 64), -0.2)
     images[:, :, ::2] += 0.1  # stripes
     images[0, 0, 20:30, 30:40] = 0.9  # a red square in the first
     weights = training.vividness(images)
     assert torch.allclose(weights.mean((1, 2)), torch.ones(2))
     assert weights[0, 20:30, 30:40].mean() > 10 * weights[0, 40:].mean()
-    assert torch.allclose(weights[1], torch.ones(64, 64))  # either stripe is as far from the mean
-    assert torch.allclose(training.vividness(torch.zeros(1, 3, 8, 8)), torch.tensor(1 / 3))  # of one colour
+    assert torch.allclose(weights[1], torch.ones(64, 64))  # both stripes are equally far from the mean
+    assert torch.allclose(training.vividness(torch.zeros(1, 3, 8, 8)), torch.tensor(1 / 3))  # an image of one colour
 
 
 def test_mirror_images_are_more_images_of_the_same_classes():
     images = scenes.render("train", range(6))[0]
-    both = training.mirrored(images)
-    assert np.array_equal(both[:6], images)
-    assert np.array_equal(both[9], images[3][:, ::-1])
+    doubled = training.mirrored(images)
+    assert np.array_equal(doubled[:6], images)
+    assert np.array_equal(doubled[9], images[3][:, ::-1])
 
 
-def test_distillation_draws_the_draft_to_the_target(tmp_path):
-    """A target that is not the data's law: what learns from the data alone stays far from it."""
+def test_distillation_moves_the_draft_to_the_target(tmp_path):
+    """The target's distribution differs from the data's: a draft that learns only from the data stays far from
+    it."""
     torch.manual_seed(0)
     target = MAR(TINY)
     with torch.no_grad():
@@ -315,7 +317,7 @@ def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
 
 
 def train(folder, *words):
-    """`make train-scenes` in seconds; the digests of the files that it wrote."""
+    """Runs `make train-scenes` in seconds and returns the digests of the files that it wrote."""
     words = ["--budget", "smoke", "--work", str(folder / "work"), "--assets", str(folder / "assets"), *words]
     assert tool.main([*words, "--card", str(folder / "card.md")]) == 0
     return {p.stem: registry.digest(p) for p in sorted((folder / "assets").iterdir())}
@@ -324,7 +326,7 @@ def train(folder, *words):
 def test_the_stages_write_weights_that_a_run_uses_and_a_card(tiny, tmp_path, capsys):
     (tmp_path / "assets").mkdir()
     shutil.copy(registry.ASSETS / "scenes_reader.safetensors", tmp_path / "assets")
-    files = train(tmp_path, "--only", "mar_draft,mar_samples")  # what they need comes by itself
+    files = train(tmp_path, "--only", "mar_draft,mar_samples")  # the stages that they need are added
     assert list(files) == ["scenes_kl", "scenes_mar", "scenes_mar_draft", "scenes_reader"]
     cfg = ["model=mar_scenes", f"weights={tmp_path}/assets", "diffusion_steps=3", "gamma=2", "n=3", *QUICK]
     assert cli.main(["run", *cfg, f"out={tmp_path}/run"]) == 0
@@ -336,21 +338,21 @@ def test_the_stages_write_weights_that_a_run_uses_and_a_card(tiny, tmp_path, cap
     bundle = Pipeline.load(configuration.compose(cfg)).model
     assert bundle.autoencoder.cfg == kl.cfg
     assert bundle.target.steps == 3
-    # Everything is there: nothing is trained, and no file changes.
+    # All files exist, so nothing is trained and no file changes.
     capsys.readouterr()
     assert train(tmp_path, "--only", "kl,mar,mar_draft") == files
-    found = card.Card.read(tmp_path / "card.md")
-    assert list(found.statistics) == ["kl", "mar", "mar_draft", "mar_samples"]
-    assert [stages for stages, _ in found.runs] == [["mar_samples"], ["kl", "mar", "mar_draft"]]
-    samples = found.statistics["mar_samples"]
+    written = card.Card.read(tmp_path / "card.md")
+    assert list(written.statistics) == ["kl", "mar", "mar_draft", "mar_samples"]
+    assert [stages for stages, _ in written.runs] == [["mar_samples"], ["kl", "mar", "mar_draft"]]
+    samples = written.statistics["mar_samples"]
     assert samples["tokens_a_pass_path"] >= 1
     assert samples["reader_accuracy_renders"] == 1
     for name in ("reader_accuracy_decoded", "reader_accuracy_cfg_2", "vanilla_one_object", "acceptance_exact"):
         assert 0 <= samples[name] <= 1
     assert samples["reader_accuracy_vanilla"] == samples["reader_accuracy_cfg_2"]
     assert (samples["vanilla_shape"] + samples["vanilla_colour"]) / 2 == samples["reader_accuracy_vanilla"]
-    assert found.statistics["mar"]["loss"] > 0
-    # The other way to train the draft is another draft.
+    assert written.statistics["mar"]["loss"] > 0
+    # Another way to train gives another draft.
     apart = train(tmp_path, "--only", "mar_draft", "--no-distil")
     assert [name for name in files if apart[name] != files[name]] == ["scenes_mar_draft"]
 
@@ -374,21 +376,21 @@ def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
 
 
 def test_a_run_uses_the_drafter_that_it_names(tiny, tmp_path):
-    """The drafter that drafter.weights= names drafts, and no other; one for other tokens is refused."""
+    """Only the drafter of drafter.weights= drafts. A drafter for other tokens is refused."""
 
     def drafter_of(*words):
         cfg = configuration.compose(["model=mar_scenes", "weights=random", "method=cspd", *words])
         return Pipeline.load(cfg).drafter
 
     torch.manual_seed(0)
-    own, file = MAR(CONFIGS["mar_draft"]), tmp_path / "own" / registry.DRAFTER_FILE
+    network, file = MAR(CONFIGS["mar_draft"]), tmp_path / "own" / registry.DRAFTER_FILE
     file.parent.mkdir()
-    checkpoints.save(own, file, registry.drafter_networks()["cspd"].kind, torch.float32)
+    checkpoints.save(network, file, registry.drafter_networks()["cspd"].kind, torch.float32)
     for path in (file, file.parent):
         named = drafter_of(f"drafter.weights={path}")
-        torch.testing.assert_close(dict(named.model.state_dict()), dict(own.state_dict()), rtol=0, atol=0)
+        torch.testing.assert_close(dict(named.model.state_dict()), dict(network.state_dict()), rtol=0, atol=0)
         assert (named.scale, named.steps) == (2.0, DIFFUSION_STEPS)
-    assert not torch.equal(drafter_of().model.z_proj.weight, own.z_proj.weight)
+    assert not torch.equal(drafter_of().model.z_proj.weight, network.z_proj.weight)
     checkpoints.save(MAR(replace(TINY, token_dim=4)), file, registry.drafter_networks()["cspd"].kind)
     with pytest.raises(UsageError, match="train one for this target"):
         drafter_of(f"drafter.weights={file}")
@@ -396,7 +398,7 @@ def test_a_run_uses_the_drafter_that_it_names(tiny, tmp_path):
         drafter_of(f"drafter.weights={tmp_path}")
 
 
-def test_a_bad_word_costs_one_sentence(tmp_path, capsys):
+def test_a_bad_word_is_a_short_error(tmp_path, capsys):
     for words, sentence in (
         (["--only", "kl,marr"], "unknown stage 'marr'"),
         (["--budget", "smoke"], "--budget smoke has no recipe for evaluators, samples: add --only, of tokenizer,text,"),

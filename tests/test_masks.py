@@ -1,4 +1,4 @@
-"""The mask of a decode pass against the rule that it states, slot by slot."""
+"""The mask of a decode pass against its definition, slot by slot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbench.engine.masks import TreeMask
 
 
 def test_a_tree_after_its_committed_slots() -> None:
-    """Four rows (two conditional, two not) of trees of their own, with padding, at roots of their own."""
+    """Four rows (two conditional, two not) with different trees and different roots, and with padding."""
     start, root = torch.tensor([0, 3, 2, 0]), torch.tensor([5, 6, 9, 4])
     among = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0)) > 0.5
     mask = TreeMask(start, root, among)
@@ -25,17 +25,17 @@ def test_a_tree_after_its_committed_slots() -> None:
 
 
 def test_a_chain_that_starts_in_the_padding() -> None:
-    """A padding position attends to itself alone, and no valid one attends to it: the prompt of one token, where the
+    """A padding position attends only to itself, and no valid position attends to it. The prompt has one token, so the
     position before the root is padding."""
     start, positions = torch.tensor([0, 6]), torch.tensor([[5, 6, 7], [5, 6, 7]])
     keys = torch.arange(9)
-    own = positions.unsqueeze(-1)
-    want = ((keys <= own) & (keys >= start[:, None, None])) | (keys == own)
-    assert torch.equal(TreeMask.chain(start, positions).dense(keys), want.unsqueeze(1))
+    queries = positions.unsqueeze(-1)
+    expected = ((keys <= queries) & (keys >= start[:, None, None])) | (keys == queries)
+    assert torch.equal(TreeMask.chain(start, positions).dense(keys), expected.unsqueeze(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_added_to_scores_has_rows_that_cuda_reads_without_a_copy(dtype: torch.dtype) -> None:
+def test_the_added_mask_has_rows_that_cuda_reads_without_a_copy(dtype: torch.dtype) -> None:
     start, root = torch.tensor([0, 3]), torch.tensor([5, 6])
     mask = TreeMask(start, root, torch.ones(1, 3, 3, dtype=torch.bool).tril())
     bias = mask.bias(13, dtype)

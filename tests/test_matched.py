@@ -1,4 +1,4 @@
-"""Suites whose curves are compared at equal x: their keys, and what is printed of them."""
+"""Suites whose curves are compared at equal x: their keys, and the printed comparisons."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def table(**changes: object) -> Table:
     return catalog.table("rules", Source("rules", yaml.safe_load(SUITE) | changes))
 
 
-def test_a_curve_without_an_exact_strength_does_not_begin_at_exact_decoding() -> None:
-    """Typical acceptance has none: a line from exact decoding would give it a divergence that no strength has."""
+def test_a_curve_without_an_exact_strength_does_not_start_at_exact_decoding() -> None:
+    """Typical acceptance has no exact strength: a line from exact decoding would give it a divergence that none of its
+    strengths has."""
     figure = table().figure
     assert isinstance(figure, TableFigure)
     uniform, typical = figure.panels[0].curves
@@ -45,7 +46,7 @@ def test_a_curve_without_an_exact_strength_does_not_begin_at_exact_decoding() ->
     assert typical.lines == ("typical_0.09_EAGLE-1_chain_of_5", "typical_0.03_EAGLE-1_chain_of_5")
 
 
-def test_in_the_shipped_suites_no_such_rule_begins_at_exact_decoding() -> None:
+def test_in_the_shipped_suites_no_such_rule_starts_at_exact_decoding() -> None:
     figures = [TABLES[name].figure for name in ("relaxed", "relaxed_equal")]
     curves = [c for f in figures if isinstance(f, TableFigure) for panel in f.panels for c in panel.curves]
     apart = {curve.label for curve in curves if not curve.lines[0].startswith("exact")}
@@ -63,7 +64,7 @@ def test_a_wrong_key_is_named() -> None:
             table(**changes)
 
 
-def test_neighbouring_values_at_which_the_band_excludes_zero_are_one_stretch() -> None:
+def test_neighbouring_values_where_the_band_excludes_zero_are_one_range() -> None:
     row = {
         "at": "[1.0,1.1,1.2,1.3,1.4,1.5]",
         "differences": "[0.5,-0.5,-0.6,0.1,0.5,0.6]",
@@ -78,7 +79,7 @@ def test_numbers_of_a_pair_have_the_digits_of_their_interval() -> None:
     assert matched.ratio({**row, "ratio_low": ""}) == ""
     row = {"difference": "0.0211", "low": "0.0171", "high": "0.0251"}
     assert matched.signed(row, 2) == "+0.0211 (0.0171 to 0.0251)"
-    assert matched.signed({**row, "difference": "-0.00001"}, 2).startswith("+0.0000 ")  # no minus before nothing
+    assert matched.signed({**row, "difference": "-0.00001"}, 2).startswith("+0.0000 ")  # no minus sign before zero
     assert matched.signed({"difference": "-2", "low": "-4", "high": "0"}, 1) == "-2.0 (-4.0 to 0.0)"
 
 

@@ -1,4 +1,4 @@
-"""The metrics: agreement with independent formulas, pairing, independence of batches and order, honest refusals."""
+"""The metrics: agreement with independent formulas, pairing, independence of batches and order, and clear errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ):
         with torch.no_grad():
-            for parameter in module.parameters():  # louder than at the start of a training, so that images differ
+            for parameter in module.parameters():  # larger than at the start of training, so that images differ
                 parameter.mul_(2.0)
         ev.save(module, folder / name)
     classifier = ev.load(folder / "scenes_classifier.safetensors", ev.Classifier)
@@ -80,19 +80,19 @@ def measure(
     return metrics.score(names, ImageArray(images), items, metrics.ScoringContext(assets, assets, batch=batch))
 
 
-#: How far the order of sums may move a score, relative to it. A product of 2,000 terms in another order moves by about
-#: 2000**0.5 * 2**-24 = 2.7e-6 of its terms; ten layers follow each other (9e-6), and a Frechet distance takes the
-#: difference of two sums that are ten times as large. Other images, or other pairs, move a score by 1 % and more.
+#: How much the order of sums may change a score, relative to it. A product of 2,000 terms in another order changes by
+#: about 2000**0.5 * 2**-24 = 2.7e-6 of its terms. Ten layers follow each other (9e-6), and a Frechet distance is the
+#: difference of two sums that are ten times as large. Other images, or other pairs, change a score by 1 % or more.
 NEAR = 1e-4
 
 
-def same(found: dict[str, metrics.Score], wanted: dict[str, metrics.Score]) -> None:
-    """The same scores except for the rounding of float32."""
-    assert found.keys() == wanted.keys()
-    for name, score in found.items():
-        for ours, theirs in ((score.value, wanted[name].value), (score.stderr, wanted[name].stderr)):
-            assert ours == (theirs if theirs is None else pytest.approx(theirs, rel=NEAR, abs=1e-7)), name
-        assert (score.backend, score.note) == (wanted[name].backend, wanted[name].note), name
+def assert_same(actual: dict[str, metrics.Score], expected: dict[str, metrics.Score]) -> None:
+    """Checks that the scores are equal except for the rounding of float32."""
+    assert actual.keys() == expected.keys()
+    for name, score in actual.items():
+        for value, wanted in ((score.value, expected[name].value), (score.stderr, expected[name].stderr)):
+            assert value == (wanted if wanted is None else pytest.approx(wanted, rel=NEAR, abs=1e-7)), name
+        assert (score.backend, score.note) == (expected[name].backend, expected[name].note), name
 
 
 def features_of(assets: Path, images: np.ndarray) -> np.ndarray:
@@ -111,8 +111,8 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:
 def test_fid_agrees_with_the_textbook(assets: Path, images: np.ndarray, items: list[Item]) -> None:
     expected = frechet(features_of(assets, images), features_of(assets, scenes.render("train", range(40))[0]))
     score = measure(["scenes_fid"], images, items, assets)["fid"]
-    assert expected > 0.01  # so that a relative tolerance means something
-    # same formula, other square root: both work in float64 on float32 features
+    assert expected > 0.01  # so that a relative tolerance is meaningful
+    # the same formula with another square root: both use float64 on float32 features
     assert score.value == pytest.approx(expected, rel=1e-4)
     assert "40 real" in score.note
     again = measure(["scenes_fid"], scenes.render("train", range(40))[0], items[:40], assets)["fid"]
@@ -138,7 +138,7 @@ def test_fid_standard_error_agrees_with_a_bootstrap() -> None:
     reference = Moments.of(f)
     error = standard_error(torch.from_numpy(fake), reference.mean, reference.covariance)
     bootstrap = np.std([frechet(fake[rng.integers(0, n, n)], real) for _ in range(300)])
-    # 300 resamples know their own spread to 4 %; the rest is the difference between first order and all orders
+    # 300 resamples give their own spread to 4 %; the rest is the difference between first order and all orders
     assert error == pytest.approx(bootstrap, rel=0.2)
     few = torch.from_numpy(fake[: 2 * d - 1])
     assert standard_error(few, reference.mean, reference.covariance) is None
@@ -179,8 +179,8 @@ def test_clip_score_counts_captions_it_cannot_read(assets: Path, images: np.ndar
     assert "1 of 2 captions" in note
 
 
-def test_the_reward_is_the_certainty_above_chance_of_what_is_there() -> None:
-    """A mean over the stated attributes: 1 where the reader is sure, 0 by chance. Empty slots do not count."""
+def test_the_reward_is_the_certainty_above_chance_of_the_stated_attributes() -> None:
+    """A mean over the stated attributes: 1 where the reader is certain, 0 at chance. Empty slots do not count."""
     labels = torch.tensor([scenes.sample("train", i).scene.labels() for i in range(20)])
     assert (labels == worlds.ABSENT).any()
     generator = torch.Generator().manual_seed(0)
@@ -203,20 +203,20 @@ def test_reward_names_the_attribute_accuracy(assets: Path, images: np.ndarray, i
 
 @pytest.mark.parametrize("batch", [1, 48])
 def test_batch_size_does_not_matter(batch: int, assets: Path, images: np.ndarray, items: list[Item]) -> None:
-    """A scorer pads its groups, so that a forward pass always has the same number of images. But an image stands at
-    another place of it, and a processor may sum in another order there."""
-    same(measure(NAMES, images, items, assets, batch), measure(NAMES, images, items, assets, 17))
+    """A scorer pads its groups, so a forward pass always has the same number of images. But an image may be at another
+    position in it, and a processor may sum in another order there."""
+    assert_same(measure(NAMES, images, items, assets, batch), measure(NAMES, images, items, assets, 17))
 
 
 def test_images_are_paired_with_items_by_position(assets: Path, images: np.ndarray, items: list[Item]) -> None:
-    """Permuting both changes nothing; permuting the items alone changes what depends on captions, and nothing else."""
+    """Permuting both changes nothing. Permuting only the items changes only the scores that depend on captions."""
     order = np.random.default_rng(0).permutation(N)
     together = measure(NAMES, images, items, assets)
-    same(measure(NAMES, images[order], [items[i] for i in order], assets), together)
+    assert_same(measure(NAMES, images[order], [items[i] for i in order], assets), together)
     apart = measure(NAMES, images, [items[i] for i in order], assets)
-    same({"fid": apart["fid"]}, {"fid": together["fid"]})
+    assert_same({"fid": apart["fid"]}, {"fid": together["fid"]})
     assert abs(apart["image_reward"].value - together["image_reward"].value) > 1e-4
-    # the clip score's mean may be floored at 0 for untrained weights; its spread is not
+    # the mean CLIP score may be floored at 0 for untrained weights; its spread is not
     assert abs((apart["clip_score"].stderr or 0) - (together["clip_score"].stderr or 0)) > 1e-5
 
 
@@ -254,7 +254,7 @@ def test_images_that_cannot_be_scored_have_a_note(assets: Path, images: np.ndarr
     assert all(score.value is None and score.note == "no images" for score in empty.values())
 
 
-def test_misuse_is_named(assets: Path, images: np.ndarray, items: list[Item]) -> None:
+def test_misuse_is_a_clear_error(assets: Path, images: np.ndarray, items: list[Item]) -> None:
     with pytest.raises(UsageError, match="unknown metric 'fdi'.*scenes_clip, scenes_fid, .*scenes_reward"):
         measure(["fdi"], images, items, assets)
     with pytest.raises(UsageError, match="metrics scenes_fid and fid both fill the column fid"):
@@ -298,11 +298,11 @@ def real() -> tuple[np.ndarray, list[Item]]:
 
 @pytest.mark.usefixtures("any_n")
 def test_committed_evaluators_separate_good_from_bad(real: tuple[np.ndarray, list[Item]]) -> None:
-    """Real images under their own captions, under other captions, and at a quarter of the resolution."""
-    images, own = real
-    good = measure(NAMES, images, own)
-    other = measure(NAMES, images, own[1:] + own[:1])
-    coarse = measure(NAMES, np.repeat(np.repeat(images[:, ::4, ::4], 4, 1), 4, 2), own)
+    """Real images with their own captions, with other captions, and at a quarter of the resolution."""
+    images, items = real
+    good = measure(NAMES, images, items)
+    other = measure(NAMES, images, items[1:] + items[:1])
+    coarse = measure(NAMES, np.repeat(np.repeat(images[:, ::4, ::4], 4, 1), 4, 2), items)
     assert good["clip_score"].value > other["clip_score"].value + 0.5
     assert good["image_reward"].value > 0.9
     assert abs(other["image_reward"].value) < 0.1
@@ -312,17 +312,17 @@ def test_committed_evaluators_separate_good_from_bad(real: tuple[np.ndarray, lis
 
 
 @pytest.mark.usefixtures("any_n")
-def test_the_scores_are_those_of_earlier_versions(real: tuple[np.ndarray, list[Item]]) -> None:
-    """The values are those of commit 1c46be4. Another CPU rounds features differently, by about 1e-6 of their size, of
-    which the distance's difference of traces makes 1e-4."""
-    found = measure(NAMES, *real)
-    assert found["fid"].value == pytest.approx(2.632295301281914, rel=1e-4)
-    assert found["fid"].stderr == pytest.approx(0.17964871056582196, rel=1e-3)
-    assert found["clip_score"].value == pytest.approx(0.9558330309175059, rel=1e-6)
-    assert found["clip_score"].stderr == pytest.approx(0.0011853438699865255, rel=1e-4)
-    assert found["image_reward"].value == pytest.approx(0.9925831725200017, rel=1e-6)
-    assert found["image_reward"].note == "attribute accuracy 0.9972"
-    assert found["fid"].note == "against 2000 real validation images"
+def test_the_scores_equal_those_of_earlier_versions(real: tuple[np.ndarray, list[Item]]) -> None:
+    """The values of commit 1c46be4. Another CPU rounds features differently, by about 1e-6 of their size; the
+    difference of traces in the distance turns this into 1e-4."""
+    scores = measure(NAMES, *real)
+    assert scores["fid"].value == pytest.approx(2.632295301281914, rel=1e-4)
+    assert scores["fid"].stderr == pytest.approx(0.17964871056582196, rel=1e-3)
+    assert scores["clip_score"].value == pytest.approx(0.9558330309175059, rel=1e-6)
+    assert scores["clip_score"].stderr == pytest.approx(0.0011853438699865255, rel=1e-4)
+    assert scores["image_reward"].value == pytest.approx(0.9925831725200017, rel=1e-6)
+    assert scores["image_reward"].note == "attribute accuracy 0.9972"
+    assert scores["fid"].note == "against 2000 real validation images"
 
 
 class Brightness(Scorer):
@@ -340,29 +340,30 @@ class Brightness(Scorer):
 
 
 class Light(Metric):
-    """Mean brightness, in the first of its columns."""
+    """Mean brightness, in the first of its columns. fails_in: "scorer" or "score", the call that finds something
+    missing."""
 
     columns = ("fid",)
     network: ClassVar[Brightness]
-    lacks: ClassVar[str] = ""  # "scorer" or "score": where it finds something missing
+    fails_in: ClassVar[str] = ""  # which call fails: "scorer" or "score"
 
     @property
     def cache_key(self) -> str:
         return "brightness@1, full image"
 
     def scorer(self) -> Scorer:
-        if self.lacks == "scorer":
+        if self.missing == "scorer":
             raise Unavailable("no lamp: buy one")
         return self.network
 
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[metrics.Score, ...]:
-        if self.lacks == "score":
+        if self.missing == "score":
             raise Unavailable("no reference: look into the sun")
         return (metrics.Score(float(outputs[:, 0].mean()), None, self.cache_key, ""),)
 
 
 class Spread(Light):
-    """By the same scorer; columns kid and recall."""
+    """Uses the same scorer; columns kid and recall."""
 
     columns = ("kid", "recall")
 
@@ -371,7 +372,7 @@ class Spread(Light):
 
 
 class Length(Light):
-    """By a scorer that reads the prompt."""
+    """Uses a scorer that reads the prompt."""
 
     columns = ("clip_score",)
     reads_prompt = True
@@ -391,13 +392,13 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Brightness:
     kinds = {"light": Light, "spread": Spread, "length": Length}
     monkeypatch.setattr(metrics, "metric", lambda name, context: kinds[name](context, {}))
     monkeypatch.setattr(parameters, "metric_columns", lambda name: kinds[name].columns)
-    found = Brightness()
-    monkeypatch.setattr(Light, "network", found, raising=False)
-    return found
+    scorer = Brightness()
+    monkeypatch.setattr(Light, "network", scorer, raising=False)
+    return scorer
 
 
 class Drawn:
-    """Images made on access; counts how many were alive at once."""
+    """Images that are created on access; counts how many were alive at once."""
 
     def __init__(self, n: int, side: int = 8) -> None:
         self.n, self.side = n, side
@@ -430,35 +431,35 @@ HERE = metrics.ScoringContext(Path("nowhere"), Path("nowhere"), batch=16)
 
 def test_metrics_of_one_scorer_share_its_pass_and_one_batch_is_in_memory(network: Brightness) -> None:
     images = Drawn(1000, 512)
-    found = metrics.score(["light", "spread", "length"], images, prompts(1000), HERE)
+    scores = metrics.score(["light", "spread", "length"], images, prompts(1000), HERE)
     assert images.most <= HERE.batch
     assert (sum(network.calls), max(network.calls)) == (2000, HERE.batch)  # two scorers for three metrics
-    assert list(found) == ["fid", "kid", "recall", "clip_score"]
+    assert list(scores) == ["fid", "kid", "recall", "clip_score"]
     values = np.array([images[i].mean() for i in range(1000)])
-    assert found["fid"].value == pytest.approx(values.mean())
-    assert found["kid"].value == pytest.approx(values.std())
-    assert found["recall"].note == "sure"
+    assert scores["fid"].value == pytest.approx(values.mean())
+    assert scores["kid"].value == pytest.approx(values.std())
+    assert scores["recall"].note == "sure"
 
 
 def test_equal_images_are_scored_once_per_prompt(network: Brightness) -> None:
-    same = ImageArray(np.zeros((30, 4, 4, 3), np.uint8))
-    assert metrics.score(["light"], same, prompts(30), HERE)["fid"].value == 0.0
+    assert_same = ImageArray(np.zeros((30, 4, 4, 3), np.uint8))
+    assert metrics.score(["light"], assert_same, prompts(30), HERE)["fid"].value == 0.0
     assert network.calls == [1]
-    metrics.score(["length"], same, prompts(30), HERE)
+    metrics.score(["length"], assert_same, prompts(30), HERE)
     assert network.calls == [1, 7]  # seven prompts
 
 
 @pytest.mark.parametrize("where", ["scorer", "score"])
-def test_weights_missing_at_the_last_moment_are_a_note(
+def test_weights_that_disappear_are_a_note(
     where: str, network: Brightness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Light, "lacks", where)
-        found = metrics.score(["light", "length"], Drawn(5), prompts(5), HERE, metrics.Outputs(tmp_path))
-    assert found["fid"].value is None
-    assert found["fid"].note.startswith("no lamp" if where == "scorer" else "no reference")
-    assert (found["clip_score"].value is None) == (where == "scorer")
-    if where == "score":  # the outputs are there when the reference comes
+        patch.setattr(Light, "fails_in", where)
+        scores = metrics.score(["light", "length"], Drawn(5), prompts(5), HERE, metrics.Outputs(tmp_path))
+    assert scores["fid"].value is None
+    assert scores["fid"].note.startswith("no lamp" if where == "scorer" else "no reference")
+    assert (scores["clip_score"].value is None) == (where == "scorer")
+    if where == "score":  # the outputs are stored when the reference comes
         network.calls.clear()
         assert metrics.score(["light"], Drawn(5), prompts(5), HERE, metrics.Outputs(tmp_path))["fid"].value
         assert network.calls == []
@@ -469,13 +470,13 @@ def test_stopped_scoring_resumes_and_scores_nothing_twice(network: Brightness, t
     with pytest.raises(KeyboardInterrupt):
         metrics.score(["light"], Drawn(60), prompts(60), HERE, metrics.Outputs(tmp_path))
     network.stops_after = None
-    found = metrics.score(["light"], Drawn(60), prompts(60), HERE, metrics.Outputs(tmp_path))
+    scores = metrics.score(["light"], Drawn(60), prompts(60), HERE, metrics.Outputs(tmp_path))
     assert sum(network.calls) == 60
-    assert found == metrics.score(["light"], Drawn(60), prompts(60), HERE)
+    assert scores == metrics.score(["light"], Drawn(60), prompts(60), HERE)
     network.calls.clear()
     more = metrics.score(["light", "length"], Drawn(61), prompts(61), HERE, metrics.Outputs(tmp_path))
     assert network.calls == [1, 16, 16, 16, 13]  # one new image for the first scorer, all for the second
-    assert more["fid"] != found["fid"]
+    assert more["fid"] != scores["fid"]
 
 
 def test_an_image_or_a_prompt_that_changed_is_scored_again(network: Brightness, tmp_path: Path) -> None:
@@ -488,9 +489,9 @@ def test_an_image_or_a_prompt_that_changed_is_scored_again(network: Brightness, 
     metrics.score(names, ImageArray(images), items, HERE, metrics.Outputs(tmp_path))
     assert network.calls == [1, 1]
     items[2] = Item(2, "another prompt", None, "2")
-    found = metrics.score(names, ImageArray(images), items, HERE, metrics.Outputs(tmp_path))
-    assert network.calls == [1, 1, 1]  # by the scorer that reads it
-    assert found == metrics.score(names, ImageArray(images), items, HERE)
+    scores = metrics.score(names, ImageArray(images), items, HERE, metrics.Outputs(tmp_path))
+    assert network.calls == [1, 1, 1]  # only by the scorer that reads it
+    assert scores == metrics.score(names, ImageArray(images), items, HERE)
 
 
 def _cut(path: Path) -> None:
@@ -517,13 +518,13 @@ def test_a_damaged_shard_is_computed_again(network: Brightness, tmp_path: Path) 
     def score() -> dict[str, metrics.Score]:
         return metrics.score(["light"], Drawn(40), prompts(40), HERE, metrics.Outputs(tmp_path))
 
-    found = score()
+    scores = score()
     shards = sorted(tmp_path.rglob("*.npz"))
     whole = {path: path.read_bytes() for path in shards}
     for damage in DAMAGES:
         damage(shards[1])
         network.calls.clear()
-        assert score() == found
+        assert score() == scores
         with np.load(shards[1]) as repaired:
             assert network.calls == [len(repaired["keys"])]
         assert {path: path.read_bytes() for path in sorted(tmp_path.rglob("*.npz"))} == whole
@@ -534,21 +535,21 @@ def test_a_shard_that_no_batch_replaces_is_removed(network: Brightness, tmp_path
     _cut(sorted(tmp_path.rglob("*.npz"))[0])
     metrics.score(["light"], Drawn(40), prompts(40), replace(HERE, batch=5), metrics.Outputs(tmp_path))
     for path in tmp_path.rglob("*.npz"):
-        with np.load(path) as found:
-            assert len(found["keys"])
+        with np.load(path) as shard:
+            assert len(shard["keys"])
 
 
 def test_outputs_are_found_by_metric_and_by_scorer(network: Brightness, tmp_path: Path) -> None:
     images = Drawn(3)
     metrics.score(["light", "length"], images, prompts(3), HERE, metrics.Outputs(tmp_path))
-    kept = metrics.Outputs(tmp_path)
+    outputs = metrics.Outputs(tmp_path)
     keys = [metrics.image_key(digest(images[i])) for i in (2, 0)]
-    assert kept.of("light", keys)[:, 0].tolist() == [images[2].mean(), images[0].mean()]
-    assert (kept.of("brightness@1, full image", keys) == kept.of("light", keys)).all()
+    assert outputs.of("light", keys)[:, 0].tolist() == [images[2].mean(), images[0].mean()]
+    assert (outputs.of("brightness@1, full image", keys) == outputs.of("light", keys)).all()
     reading = [metrics.image_key(digest(images[i]), "x" * (i + 1)) for i in range(3)]
-    assert kept.of("length", reading)[:, 1].tolist() == [1, 2, 3]
+    assert outputs.of("length", reading)[:, 1].tolist() == [1, 2, 3]
     with pytest.raises(UsageError, match="no length of 2 of 2"):
-        kept.of("length", keys)
+        outputs.of("length", keys)
     (tmp_path / "scores" / "metrics.json").write_text("[")
     assert len(metrics.Outputs(tmp_path).of("brightness@1, full image", keys)) == 2
 
@@ -556,8 +557,8 @@ def test_outputs_are_found_by_metric_and_by_scorer(network: Brightness, tmp_path
 def test_nan_is_not_a_value(network: Brightness, monkeypatch: pytest.MonkeyPatch) -> None:
     nan = metrics.Score(float("nan"), None, "brightness", "dark")
     monkeypatch.setattr(Light, "score", lambda self, outputs, items: (nan,))
-    found = metrics.score(["light"], Drawn(3), prompts(3), HERE)["fid"]
-    assert found == metrics.Score(None, None, "brightness", "the value is nan; dark")
+    score = metrics.score(["light"], Drawn(3), prompts(3), HERE)["fid"]
+    assert score == metrics.Score(None, None, "brightness", "the value is nan; dark")
 
 
 def test_wrong_scorer_outputs_are_not_cached(
@@ -575,16 +576,16 @@ def inception_score(assets: Path) -> Metric:
     return scenes_metrics.ScenesInceptionScore(ScoringContext(assets, assets, "cpu"), {})
 
 
-def test_the_inception_score_counts_the_classes_that_are_sure(inception_score: Metric) -> None:
+def test_the_inception_score_counts_the_certain_classes(inception_score: Metric) -> None:
     sure = np.log(np.maximum(np.eye(40, dtype=np.float32)[np.arange(400) % 40], 1e-30))
     blind = np.full((400, 40), -np.log(40), np.float32)
-    for logs, wanted in ((sure, 40), (sure[:400:2], 20), (blind, 1)):  # the second: every second class alone
+    for logs, wanted in ((sure, 40), (sure[:400:2], 20), (blind, 1)):  # the second: only every other class
         assert inception_score.score(logs, [])[0].value == pytest.approx(wanted)
     assert "n = 20: biased" in inception_score.score(sure[:20], [])[0].note
     assert inception_score.score(sure[:1], [])[0].value is None
 
 
-def test_the_inception_scores_error_and_influences_are_those_of_leaving_images_out(inception_score: Metric) -> None:
+def test_the_inception_scores_error_and_influences_equal_leaving_images_out(inception_score: Metric) -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, (300, 40))
     logs = (logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)

@@ -36,18 +36,18 @@ needs_goldens = pytest.mark.skipif(not GOLDENS.exists(), reason="the reference g
 
 
 def golden(name):
-    """Its configuration and tensors."""
+    """The configuration and the tensors of a golden file."""
     return json.loads((GOLDENS / f"{name}.json").read_text())["config"], load_file(GOLDENS / f"{name}.safetensors")
 
 
 @needs_goldens
 @pytest.mark.parametrize("name", check_golden.CHECKS)
 def test_the_networks_reproduce_the_official_numbers(name):
-    """All of them: an output with which nothing is compared is an error."""
+    """All outputs are compared; an output that is compared with nothing is an error."""
     assert check_golden.check(GOLDENS / f"{name}.json")
 
 
-#: (name, of a golden made here, how): three layers, grouped heads, odd grids, rows of different lengths.
+#: Goldens that are made here (name, how): three layers, grouped heads, odd grids, rows of different lengths.
 MADE = {
     "lumina_chameleon": lambda to: made_goldens.language(to, "lumina_chameleon", **made_goldens.normed(2)),
     "swin": lambda to: made_goldens.language(to, "lumina_chameleon_swin", swin_norm=True, **made_goldens.normed(1)),
@@ -71,7 +71,7 @@ def test_goldens_of_other_sizes_pass(tmp_path, case):
     assert check_golden.check(MADE[case](tmp_path))
 
 
-#: Goldens of one image.
+#: Goldens with one image.
 SHARED = {"llamagen_vq", "chameleon_vqgan", "lumina2_movqgan", "janus_vq", "emu3_vision_tokenizer", "mar_kl16"}
 SHARED |= {"janus_lm", "janus_hf", "simplear_cosmos_dv", "mar"}
 
@@ -80,7 +80,7 @@ SHARED |= {"janus_lm", "janus_hf", "simplear_cosmos_dv", "mar"}
 @pytest.mark.parametrize("name", sorted(SHARED))
 def test_batches_of_two_pass(tmp_path, name):
     config, t = golden(name)
-    if name == "janus_lm":  # its only prompt is no batch
+    if name == "janus_lm":  # it has only one prompt, which is not a batch
         t["in/prompt_ids"] = t["in/prompt_ids"][None]
     made = made_goldens.mar_of_two(t) if name == "mar" else made_goldens.doubled(t, blocked=name == "janus_hf")
     assert check_golden.check(made_goldens.write(tmp_path, name, config, made))
@@ -94,7 +94,7 @@ def test_a_drafter_of_llamagen_may_have_two_layers_and_images(tmp_path):
 
 
 @needs_goldens
-def test_the_temperature_is_the_goldens(tmp_path):
+def test_the_temperature_of_the_golden_is_used(tmp_path):
     name, at = "llamagen_t2i", 0.7
     config, t = golden(name)
     scores = t["out/cfg_logits_0"] / at
@@ -105,7 +105,7 @@ def test_the_temperature_is_the_goldens(tmp_path):
 
 
 @torch.inference_mode()
-def test_what_a_golden_has_and_the_model_has_not_is_an_error(tmp_path):
+def test_a_golden_that_differs_from_the_model_is_an_error(tmp_path):
     path = made_goldens.language(tmp_path, "emu3_lm")
     meta, tensors = json.loads(path.read_text()), load_file(path.with_suffix(".safetensors"))
     for name, value, match in (
@@ -118,17 +118,17 @@ def test_what_a_golden_has_and_the_model_has_not_is_an_error(tmp_path):
         ("vocab_size", None, "lacks 'vocab_size'"),
     ):
         config, t = dict(meta["config"]), dict(tensors)
-        of = t if "/" in name else config
-        of.pop(name, None)
+        changed = t if "/" in name else config
+        changed.pop(name, None)
         if value is not None:
-            of[name] = value
+            changed[name] = value
         made_goldens.write(tmp_path, "emu3_lm", config, t)
         with pytest.raises(UsageError, match=match):
             check_golden.check(path)
 
 
 @needs_goldens
-def test_a_tensor_of_a_part_that_the_model_lacks_is_an_error(tmp_path):
+def test_a_tensor_of_a_part_that_the_model_does_not_have_is_an_error(tmp_path):
     name = "simplear_cosmos_dv"
     config, t = golden(name)
     t["param/decoder.up.2.block.9.conv1.0.conv3d.weight"] = torch.zeros(2)
@@ -151,13 +151,13 @@ def test_goldens_that_disagree_are_reported(tmp_path, capsys):
     assert "unknown golden" in err
 
 
-def decoded(target, drafter, rule, sampling, cond, rows):
-    """Images of the prompts `cond`, with the random numbers of (seed, index) pairs."""
+def decode_images(target, drafter, rule, sampling, cond, rows):
+    """Images of the prompts `cond`, with the random numbers of the (seed, index) pairs `rows`."""
     return decode(DecoderConfig(target, drafter, rule, sampling), cond, RandomStreams(rows))
 
 
 def predict(head, ids, features):
-    """The drafter's outputs over a whole sequence of entries, one causal pass and no cache."""
+    """The drafter's outputs over a whole sequence of entries: one causal pass without a cache."""
     x = head.fc(torch.cat([head.embed_tokens(ids), features], -1))[None]
     return run_blocks(head.layers, x, head.rope()[: x.shape[1]][None])[0]
 
@@ -173,7 +173,7 @@ def predict(head, ids, features):
     ],
 )
 def test_eagle_drafts_from_the_distributions_of_its_own_network(make, layers):
-    """Each law equals the one computed from scratch: one causal pass, the draft's own features appended."""
+    """Each distribution equals one computed from scratch: one causal pass, with the draft's features appended."""
     target = tiny.llamagen(side=4, vocab=11)
     head = tiny.eagle(target, layers=layers)
     drafter = make(head)
@@ -190,8 +190,8 @@ def test_eagle_drafts_from_the_distributions_of_its_own_network(make, layers):
                 assert not draft.valid[row, 1:].any()
                 continue
             ahead = torch.cat([history[row, :c], torch.zeros(1).long()])[None]
-            known = tiny.teacher(target, ahead, cond.features[row : row + 1])[0]
-            known = known[: tiny.PREFIX + c - 1]  # hidden states before the root
+            states = tiny.teacher(target, ahead, cond.features[row : row + 1])[0]
+            states = states[: tiny.PREFIX + c - 1]  # hidden states before the root
             ids = torch.cat([torch.zeros(tiny.PREFIX - 1).long(), history[row, :c]])
             tree = draft.tree
             row_of = min(row, len(tree.inner) - 1)
@@ -199,8 +199,8 @@ def test_eagle_drafts_from_the_distributions_of_its_own_network(make, layers):
                 if tree.children[row_of, i].amax() < 0:
                     continue
                 path = [n for n in range(1, node + 1) if tree.ancestors[row_of, node, n]]
-                out = predict(head, ids, known)
-                features, words = known, ids
+                out = predict(head, ids, states)
+                features, words = states, ids
                 for n in path:
                     features = torch.cat([features, out[-1:]])
                     words = torch.cat([words, draft.tokens[row, n][None]])
@@ -240,8 +240,8 @@ def test_these_are_all_the_rules():
 
 @pytest.mark.parametrize(("first", "name"), enumerate(DRAFTERS))
 def test_every_rule_runs_on_every_drafter(first, name):
-    """At one temperature each: at 0 the exact rule gives the greedy sequence, whatever the draft, and so does the
-    typical one, with every other drafter."""
+    """The temperature alternates between 0 and 1. At 0, the exact rule gives the greedy sequence whatever the draft is,
+    and so does the typical rule (with every other drafter)."""
     target = tiny.llamagen(side=4)
     drafter = test_engine.DRAFTERS[name](target)
     codebook = torch.randn(tiny.VOCAB, 3, generator=torch.Generator().manual_seed(0))
@@ -250,18 +250,18 @@ def test_every_rule_runs_on_every_drafter(first, name):
         setting = RuleContext(drafter.tree.height, lambda: codebook, temperature == 0)
         judge = registry.find("rule", rule)(parameters_of_it, setting)
         sampling = Sampling(temperature=temperature, top_k=4, cfg_scale=2.0)
-        given = sampling, tiny.prompts(6), [(0, i) for i in range(6)]
-        out = decoded(target, drafter, judge, *given)
+        args = sampling, tiny.prompts(6), [(0, i) for i in range(6)]
+        out = decode_images(target, drafter, judge, *args)
         assert out.tokens.min() >= 0
         assert out.tokens.max() < tiny.VOCAB
-        assert (out.steps + out.accepted >= 16).all(), rule  # every token was accepted, or a step's own
+        assert (out.steps + out.accepted >= 16).all(), rule  # every token was accepted or came from a step
         if name == "none":
             assert out.steps.eq(16).all(), rule
         else:
             assert out.accepted.sum() > 0, rule
             assert out.trace.log_prob.isfinite().all(), rule
         if temperature == 0 and rule in ("exact", "typical"):
-            plain = decoded(target, NoDraft(), rules.exact(), *given)
+            plain = decode_images(target, NoDraft(), rules.exact(), *args)
             assert torch.equal(out.tokens, plain.tokens), rule
 
 
@@ -275,14 +275,14 @@ def test_draws_follow_their_distribution_and_never_hit_a_zero():
     assert int(draw(law, torch.tensor(1 - 2.0**-23))) == 3
     pairs = draw_distinct(law.expand(50_000, -1), u, 2)
     assert (pairs[:, 0] != pairs[:, 1]).all()
-    # without replacement: the second given the first is the law with the first taken out
+    # without replacement: the second given the first has the distribution without the first
     first_is_0 = pairs[pairs[:, 0] == 0, 1]
     seen = torch.bincount(first_is_0, minlength=5)[[2, 3]]
     wanted = torch.tensor([0.6, 0.4], dtype=torch.float64) * len(first_is_0)
     assert stats.chisquare(seen, wanted).pvalue > 1e-4
 
 
-def test_streams_are_uniform_and_apart():
+def test_streams_are_uniform_and_independent():
     step = torch.zeros(200, dtype=torch.int64)
     u = RandomStreams([(0, i) for i in range(200)]).uniform(step, 1, 500)
     assert stats.kstest(u.flatten().numpy(), "uniform").pvalue > 1e-4
@@ -295,15 +295,15 @@ def test_streams_are_uniform_and_apart():
 
 
 def test_a_wrong_tensor_is_named():
-    """What else is wrong with tensors: test_official."""
+    """For other errors in tensors see test_official."""
     tensors = tiny.llamagen().state_dict()
-    for wrong, said in (
+    for wrong, message in (
         ({}, "'norm.weight' is missing"),
         ({"norm.weight": torch.full_like(tensors["norm.weight"], torch.nan)}, "NaN"),
     ):
-        given = {name: tensor for name, tensor in tensors.items() if name != "norm.weight"} | wrong
-        with pytest.raises(UsageError, match=said):
-            checkpoints.fill(tiny.llamagen(), given, "file")
+        changed = {name: tensor for name, tensor in tensors.items() if name != "norm.weight"} | wrong
+        with pytest.raises(UsageError, match=message):
+            checkpoints.fill(tiny.llamagen(), changed, "file")
 
 
 def test_a_file_describes_itself(tmp_path):
@@ -325,15 +325,15 @@ def test_a_file_describes_itself(tmp_path):
         checkpoints.read(path, "scenes-target")
 
 
-def test_a_wrong_tree_is_a_sentence():
-    for tree, said in (
+def test_a_wrong_tree_is_a_clear_error():
+    for tree, message in (
         ("nope", "unknown tree"),
         ("[[0,0]]", "not its parent"),
         ("[[-1]]", "child numbers"),
         ("[0", "neither"),
         ("2-0", "1 child or more"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             trees.build(trees.parse(tree))
 
 
@@ -344,8 +344,8 @@ def test_a_tree_by_its_children_per_depth():
 
 
 def test_a_value_does_not_depend_on_its_position():
-    """The fused kernels of some functions compute a tensor's ends in another way, and with it an image would depend on
-    its batch."""
+    """The fused kernels of some functions compute the ends of a tensor in another way, so an image would depend on its
+    batch."""
     x = torch.rand(40_000, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         for function in (ops.silu, ops.gelu, ops.gelu_tanh, exponential, torch.special.ndtri, torch.erf):
@@ -355,7 +355,7 @@ def test_a_value_does_not_depend_on_its_position():
                 assert torch.equal(part, whole[start : 39_000 + 3 * start]), function
 
 
-def test_activations_are_what_they_are_called():
+def test_activations_match_their_names():
     x = torch.linspace(-8, 8, 1000)
     with torch.inference_mode():
         torch.testing.assert_close(ops.silu(x.clone()), torch.nn.functional.silu(x))

@@ -42,10 +42,10 @@ SIZES = ((64, 64), (90, 131), (300, 64), (336, 336))
 
 
 def pictures() -> list[np.ndarray]:
-    """One of each of the sizes, with coarse structure."""
+    """One picture of each size, with coarse structure."""
     stream = np.random.default_rng(0)
     small = (Image.fromarray(stream.integers(0, 256, (4, 4, 3), np.uint8)) for _ in SIZES)
-    return [np.asarray(one.resize(size[::-1], Image.NEAREST)) for one, size in zip(small, SIZES)]
+    return [np.asarray(picture.resize(size[::-1], Image.NEAREST)) for picture, size in zip(small, SIZES)]
 
 
 def some_items(n: int) -> list[Item]:
@@ -53,14 +53,14 @@ def some_items(n: int) -> list[Item]:
 
 
 def randomise(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Random values that keep the size of what goes through a layer, so that the outputs differ visibly."""
-    stream, found = torch.Generator().manual_seed(0), {}
+    """Random values that keep the scale of a layer's input, so that outputs differ clearly."""
+    stream, values = torch.Generator().manual_seed(0), {}
     for name, old in tensors.items():
         x = torch.randn(old.shape, generator=stream)
         embeds = "embed" in name and "patch" not in name
         scale = 0.1 if old.ndim < 2 or embeds else math.prod(old.shape[1:]) ** -0.5
-        found[name] = scale * x + float(old.ndim == 1 and "norm" in name and name.endswith("weight"))
-    return found
+        values[name] = scale * x + float(old.ndim == 1 and "norm" in name and name.endswith("weight"))
+    return values
 
 
 def place(folder: Path, part: str, file: str, tensors: dict[str, Tensor], patch: pytest.MonkeyPatch) -> Path:
@@ -101,7 +101,7 @@ def vision(settings: dict[str, Any]) -> torch.nn.Module:
 
 
 def outputs(name: str, folder: Path) -> np.ndarray:
-    """A scorer's outputs, which must not depend on the batch."""
+    """A scorer's outputs. They must not depend on the batch."""
     scorer = metrics.metric(name, ScoringContext(folder, folder)).scorer()
     together = scorer(pictures(), some_items(4))
     alone = [scorer([image], [item]) for image, item in zip(pictures(), some_items(4))]
@@ -110,13 +110,14 @@ def outputs(name: str, folder: Path) -> np.ndarray:
     return together
 
 
-def test_dinov2_s_features_are_those_of_timm(weights: Path) -> None:
-    """Its vision transformer with the same tensors and table of positions, and dgm-eval's preparation."""
+def test_dinov2_s_features_equal_timm(weights: Path) -> None:
+    """The reference is timm's vision transformer with the same tensors and position table, and dgm-eval's
+    preparation."""
     from timm.models import VisionTransformer
 
-    own = dinov2.load(weights / "dinov2" / "dinov2_vitl14_pretrain.pth", "cpu")
-    theirs = VisionTransformer(224, 14, embed_dim=32, depth=2, num_heads=2, init_values=1.0, num_classes=0).eval()
-    theirs.load_state_dict(own.state_dict() | {"pos_embed": own._positions(16)})
+    network = dinov2.load(weights / "dinov2" / "dinov2_vitl14_pretrain.pth", "cpu")
+    reference = VisionTransformer(224, 14, embed_dim=32, depth=2, num_heads=2, init_values=1.0, num_classes=0).eval()
+    reference.load_state_dict(network.state_dict() | {"pos_embed": network._positions(16)})
     prepare = transforms.Compose(
         [
             transforms.Resize((224, 224), transforms.InterpolationMode.BICUBIC),
@@ -125,7 +126,7 @@ def test_dinov2_s_features_are_those_of_timm(weights: Path) -> None:
         ]
     )
     with torch.no_grad():
-        expected = theirs(torch.stack([prepare(Image.fromarray(image)) for image in pictures()])).numpy()
+        expected = reference(torch.stack([prepare(Image.fromarray(image)) for image in pictures()])).numpy()
     assert np.ptp(expected, axis=0).mean() > 0.1
     np.testing.assert_allclose(outputs("fd_dinov2", weights), expected, atol=1e-4)
     key = metrics.metric("fd_dinov2", ScoringContext(weights, weights)).cache_key
@@ -133,49 +134,49 @@ def test_dinov2_s_features_are_those_of_timm(weights: Path) -> None:
 
 
 def test_positions_are_read_at_the_scale_of_the_official_code() -> None:
-    """Row i of 16 lies at (i + 1/2) 37 / 16.1 - 1/2 of 37, and is read with the cubic convolution of -3/4."""
-    own = dinov2.DINOv2(replace(SMALL, dim=3, heads=1, layers=0))
-    torch.nn.init.normal_(own.pos_embed, generator=torch.Generator().manual_seed(0))
+    """Row i of 16 is at position (i + 1/2) 37 / 16.1 - 1/2 of 37, and is read with the cubic convolution of -3/4."""
+    network = dinov2.DINOv2(replace(SMALL, dim=3, heads=1, layers=0))
+    torch.nn.init.normal_(network.pos_embed, generator=torch.Generator().manual_seed(0))
     at = (np.arange(16) + 0.5) * 37 / 16.1 - 0.5
     below, weights = np.floor(at).astype(int), np.zeros((16, 37))
     for step in range(-1, 3):
         t = np.abs(at - below - step)
         near, far = 1.25 * t**3 - 2.25 * t**2 + 1, -0.75 * (t**3 - 5 * t**2 + 8 * t - 4)
         np.add.at(weights, (np.arange(16), np.clip(below + step, 0, 36)), np.where(t <= 1, near, far))
-    table = own.pos_embed[0, 1:].detach().numpy().reshape(37, 37, 3)
+    table = network.pos_embed[0, 1:].detach().numpy().reshape(37, 37, 3)
     expected = np.einsum("ai,bj,ijc->abc", weights, weights, table).reshape(256, 3)
-    np.testing.assert_allclose(own._positions(16)[0, 1:].detach(), expected, atol=1e-5)
+    np.testing.assert_allclose(network._positions(16)[0, 1:].detach(), expected, atol=1e-5)
 
 
-def test_clip_s_embeddings_are_those_of_open_clip(weights: Path) -> None:
-    """Its tower with the same tensors, and cmmd-pytorch's preparation."""
+def test_clip_s_embeddings_equal_open_clip(weights: Path) -> None:
+    """The reference is open_clip's tower with the same tensors, and cmmd-pytorch's preparation."""
     import open_clip
 
     tower = open_clip.model.VisionTransformer(
         336, 14, 32, 2, 2, 2.0, output_dim=16, act_layer=open_clip.transformer.QuickGELU
     ).eval()
-    state, own = torch.load(weights / modern.CLIP_PART / modern.CLIP_FILE, weights_only=True), {}
+    state, converted = torch.load(weights / modern.CLIP_PART / modern.CLIP_FILE, weights_only=True), {}
     v = "vision_model."
-    own["class_embedding"] = state[f"{v}embeddings.class_embedding"]
-    own["positional_embedding"] = state[f"{v}embeddings.position_embedding.weight"]
-    own["conv1.weight"] = state[f"{v}embeddings.patch_embedding.weight"]
-    own["proj"] = state["visual_projection.weight"].T
+    converted["class_embedding"] = state[f"{v}embeddings.class_embedding"]
+    converted["positional_embedding"] = state[f"{v}embeddings.position_embedding.weight"]
+    converted["conv1.weight"] = state[f"{v}embeddings.patch_embedding.weight"]
+    converted["proj"] = state["visual_projection.weight"].T
     for kind in ("weight", "bias"):
-        own[f"ln_pre.{kind}"], own[f"ln_post.{kind}"] = (
+        converted[f"ln_pre.{kind}"], converted[f"ln_post.{kind}"] = (
             state[f"{v}{n}.{kind}"] for n in ("pre_layrnorm", "post_layernorm")
         )
         for n in range(2):
             a, b = f"{v}encoder.layers.{n}.", f"transformer.resblocks.{n}."
-            own[f"{b}attn.in_proj_{kind}"] = torch.cat([state[f"{a}self_attn.{x}_proj.{kind}"] for x in "qkv"])
-            own[f"{b}attn.out_proj.{kind}"] = state[f"{a}self_attn.out_proj.{kind}"]
+            converted[f"{b}attn.in_proj_{kind}"] = torch.cat([state[f"{a}self_attn.{x}_proj.{kind}"] for x in "qkv"])
+            converted[f"{b}attn.out_proj.{kind}"] = state[f"{a}self_attn.out_proj.{kind}"]
             for x, y in (
                 ("ln_1", "layer_norm1"),
                 ("ln_2", "layer_norm2"),
                 ("mlp.c_fc", "mlp.fc1"),
                 ("mlp.c_proj", "mlp.fc2"),
             ):
-                own[f"{b}{x}.{kind}"] = state[f"{a}{y}.{kind}"]
-    tower.load_state_dict(own)
+                converted[f"{b}{x}.{kind}"] = state[f"{a}{y}.{kind}"]
+    tower.load_state_dict(converted)
 
     def prepared(image: np.ndarray) -> Tensor:
         picture = Image.fromarray(image)
@@ -195,86 +196,86 @@ def test_clip_s_embeddings_are_those_of_open_clip(weights: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "size", "rest"),
     [
-        (dinov2.DINOv2, 1_217_586_395, 150_000),  # one tensor of 1,024 numbers more, and the directory of a zip
+        (dinov2.DINOv2, 1_217_586_395, 150_000),  # one more tensor of 1,024 numbers, and the directory of a zip file
         (lambda: vision(clip.L14_336), 1_711_974_081, None),
     ],
 )
 def test_a_network_has_the_published_size(build: Any, size: int, rest: int | None) -> None:
     with torch.device("meta"):
         count = sum(t.numel() for t in build().state_dict().values())
-    text = 123_650_304 + 1 if rest is None else 0  # CLIP L/14's tower for text with its projection, and the scale
+    text = 123_650_304 + 1 if rest is None else 0  # CLIP L/14's text tower with its projection, and the scale
     assert 0 < size - 4 * (count + text) < (rest or 250_000)
 
 
 @pytest.mark.parametrize("name", ["fd_dinov2", "cmmd"])
 def test_other_weights_are_refused(weights: Path, name: str) -> None:
-    one = metrics.metric(name, ScoringContext(weights, weights))
-    [file] = one.files
+    metric = metrics.metric(name, ScoringContext(weights, weights))
+    [file] = metric.files
     with file.open("ab") as f:
         f.write(b" ")
     with pytest.raises(UsageError, match="not the published file: its SHA-256 begins with .* fetch it again"):
-        one.scorer()
+        metric.scorer()
     file.unlink()
-    assert f"specbench fetch metrics={name} metrics_dir={weights}" in metrics.missing(name, one.context)
+    assert f"specbench fetch metrics={name} metrics_dir={weights}" in metrics.missing(name, metric.context)
 
 
 def features(n: int, seed: int, d: int = 12, shift: float = 0.0) -> np.ndarray:
-    """Vectors (N, d) float32 of length 1, as embeddings are."""
-    found = np.random.default_rng(seed).standard_normal((n, d)) + 1 + shift * np.arange(d) / d
-    return (found / np.linalg.norm(found, axis=1, keepdims=True)).astype(np.float32)
+    """Vectors (N, d) float32 of length 1, like embeddings."""
+    vectors = np.random.default_rng(seed).standard_normal((n, d)) + 1 + shift * np.arange(d) / d
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def against(name: str, real: np.ndarray, weights: Path, monkeypatch: pytest.MonkeyPatch) -> Metric:
-    one = metrics.metric(name, ScoringContext(weights, weights))
-    monkeypatch.setattr(type(one), "width", real.shape[1])
+def metric_against(name: str, real: np.ndarray, weights: Path, monkeypatch: pytest.MonkeyPatch) -> Metric:
+    metric = metrics.metric(name, ScoringContext(weights, weights))
+    monkeypatch.setattr(type(metric), "width", real.shape[1])
     moments = frechet.Moments.of(torch.from_numpy(real))
-    provenance = {"data": "any", "cache_key": one.cache_key}
+    provenance = {"data": "any", "cache_key": metric.cache_key}
     mean, covariance = moments.mean.numpy(), moments.covariance.numpy()
-    one.__dict__["reference"] = ReferenceStatistics(mean, covariance, "any", real, len(real), provenance)
-    return one
+    metric.__dict__["reference"] = ReferenceStatistics(mean, covariance, "any", real, len(real), provenance)
+    return metric
 
 
 @pytest.mark.usefixtures("any_n")
-def test_fd_dinov2_is_scipy_s_fréchet_distance(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, found = features(300, 1), features(200, 2, shift=0.3)
-    one = against("fd_dinov2", real, weights, monkeypatch)
-    (score,) = one.score(found, some_items(200))
-    covariances = [np.cov(f.astype(np.float64), rowvar=False) for f in (found, real)]
-    gap = found.mean(0, dtype=np.float64) - real.mean(0, dtype=np.float64)
+def test_fd_dinov2_equals_scipy_s_fréchet_distance(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, fake = features(300, 1), features(200, 2, shift=0.3)
+    metric = metric_against("fd_dinov2", real, weights, monkeypatch)
+    (score,) = metric.score(fake, some_items(200))
+    covariances = [np.cov(f.astype(np.float64), rowvar=False) for f in (fake, real)]
+    gap = fake.mean(0, dtype=np.float64) - real.mean(0, dtype=np.float64)
     root = linalg.sqrtm(covariances[0] @ covariances[1]).real
     assert score.value == pytest.approx(gap @ gap + np.trace(covariances[0] + covariances[1] - 2 * root), rel=1e-6)
     assert score.backend.startswith("dinov2-vit-l-14@")
     assert score.note == "against 300 real images of any"
-    assert one.score(found[::-1], some_items(200)[::-1]) == (score,)
+    assert metric.score(fake[::-1], some_items(200)[::-1]) == (score,)
 
 
 def test_cmmd_is_the_discrepancy_over_all_pairs(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modern, "BLOCK", 17)
-    real, found = features(90, 1), features(60, 2, shift=0.3)
-    one = against("cmmd", real, weights, monkeypatch)
-    (score,) = one.score(found, some_items(60))
-    kernels = [np.exp(-(cdist(a, b) ** 2) / 200) for a, b in ((found, found), (real, real), (found, real))]
-    own, theirs, cross = (k.mean() for k in kernels)
-    assert score.value == pytest.approx(1000 * (own + theirs - 2 * cross), rel=1e-6)
+    real, fake = features(90, 1), features(60, 2, shift=0.3)
+    metric = metric_against("cmmd", real, weights, monkeypatch)
+    (score,) = metric.score(fake, some_items(60))
+    kernels = [np.exp(-(cdist(a, b) ** 2) / 200) for a, b in ((fake, fake), (real, real), (fake, real))]
+    within_fake, within_real, cross = (k.mean() for k in kernels)
+    assert score.value == pytest.approx(1000 * (within_fake + within_real - 2 * cross), rel=1e-6)
     unbiased = sum((k.sum() - len(k)) / (len(k) * (len(k) - 1)) for k in kernels[:2]) - 2 * cross
     assert score.note == (
         f"against 90 real images of any; n = 60 adds {score.value - 1000 * unbiased:.4f} by the pairs of an image with"
         " itself"
     )
-    (same,) = against("cmmd", found, weights, monkeypatch).score(found, some_items(60))
-    assert same.value == pytest.approx(0, abs=1e-9)
+    (itself,) = metric_against("cmmd", fake, weights, monkeypatch).score(fake, some_items(60))
+    assert itself.value == pytest.approx(0, abs=1e-9)
 
 
 def test_cmmd_s_standard_error_is_the_spread_over_fresh_draws(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = against("cmmd", features(80, 1), weights, monkeypatch)
-    scores = [one.score(features(60, seed, shift=0.3), some_items(60))[0] for seed in range(100, 160)]
+    metric = metric_against("cmmd", features(80, 1), weights, monkeypatch)
+    scores = [metric.score(features(60, seed, shift=0.3), some_items(60))[0] for seed in range(100, 160)]
     spread = np.std([score.value for score in scores], ddof=1)
-    # 60 draws know their spread to 1 / sqrt(2 * 59) = 9 %, one sigma
+    # 60 draws give their spread to 1 / sqrt(2 * 59) = 9 %, one sigma
     assert np.mean([score.stderr for score in scores]) == pytest.approx(spread, rel=0.3)
-    # an image moves the value by 1 / N of its influence: what leaving it out does
-    found = features(60, 5, shift=0.3)
-    influences = one.influences(found, some_items(60))
-    without = [one.score(np.delete(found, i, 0), some_items(59))[0].value for i in range(60)]
+    # leaving an image out changes the value by 1 / N of its influence
+    fake = features(60, 5, shift=0.3)
+    influences = metric.influences(fake, some_items(60))
+    without = [metric.score(np.delete(fake, i, 0), some_items(59))[0].value for i in range(60)]
     jackknife = 59 * (np.mean(without) - np.array(without))
     assert np.corrcoef(influences, jackknife)[0, 1] > 0.99
     np.testing.assert_allclose(influences.std(), jackknife.std(), rtol=0.05)
@@ -284,7 +285,7 @@ def test_cmmd_s_standard_error_is_the_spread_over_fresh_draws(weights: Path, mon
 def test_a_folder_is_compared_with_a_reference(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`specbench reference`, then `specbench evaluate` twice: the second time no network is loaded."""
+    """`specbench reference`, then `specbench evaluate` twice; the second time no network is loaded."""
     monkeypatch.setattr(modern.FDDINOv2, "width", SMALL.dim)
     monkeypatch.setattr(modern.CMMD, "width", TINY["projection_dim"])
     monkeypatch.chdir(tmp_path)
@@ -292,13 +293,13 @@ def test_a_folder_is_compared_with_a_reference(
     folder.mkdir()
     for i, image in enumerate(pictures()):
         Image.fromarray(image).save(folder / f"{i}.png")
-    both = ("metrics=[fd_dinov2,cmmd]", f"metrics_dir={weights}", "device=cpu")
-    assert cli.main(["reference", "data=coco2017", f"images={folder}", *both]) == 0
+    options = ("metrics=[fd_dinov2,cmmd]", f"metrics_dir={weights}", "device=cpu")
+    assert cli.main(["reference", "data=coco2017", f"images={folder}", *options]) == 0
     (folder / "0.png").unlink()
-    words = ["evaluate", str(folder), *both, "out=scored"]
+    words = ["evaluate", str(folder), *options, "out=scored"]
     assert cli.main(words) == 3  # one of the two has no value
     [row] = read_rows(tmp_path / "scored" / "row.csv")
-    assert row["fd_dinov2"] is None  # of which data set the real images are is not given
+    assert row["fd_dinov2"] is None  # the data set of the real images is not given
     assert "run `specbench reference data=NAME images=DIR metrics=fd_dinov2`" in row["note"]
     values = []
     for _ in range(2):
@@ -307,8 +308,8 @@ def test_a_folder_is_compared_with_a_reference(
         values.append([row["cmmd"], row["fd_dinov2"]])
         out = capsys.readouterr().out
         assert all(f"{value:.4f}" in out for value in values[-1])
-        for one in (modern.CMMD, modern.FDDINOv2):
-            monkeypatch.setattr(one, "scorer", None)
+        for metric in (modern.CMMD, modern.FDDINOv2):
+            monkeypatch.setattr(metric, "scorer", None)
     assert min(values[0]) > 0
     assert values[0] == values[1]
     files = sorted((tmp_path / "home" / "references" / "coco2017").iterdir())

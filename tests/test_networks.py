@@ -37,18 +37,18 @@ PUBLISHED = weights.published
 
 
 def randomise(tensors: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
-    """Random values that keep the size of what goes through a layer, so that the outputs differ visibly."""
+    """Random values that keep the scale of a layer's input, so that outputs differ clearly."""
     stream = torch.Generator().manual_seed(seed)
-    found = {}
+    values = {}
     for name, old in tensors.items():
         x = torch.randn(old.shape, generator=stream)
         fan_in = math.prod(old.shape[1:]) if old.ndim > 1 and "embed" not in name else 1
-        one = float("ln_" in name or "norm" in name.lower()) if name.endswith("weight") else 0.0
-        found[name] = x / math.sqrt(fan_in) if old.ndim > 1 else one + 0.1 * x
-    return found
+        offset = float("ln_" in name or "norm" in name.lower()) if name.endswith("weight") else 0.0
+        values[name] = x / math.sqrt(fan_in) if old.ndim > 1 else offset + 0.1 * x
+    return values
 
 
-def at(folder: Path, **more: Any) -> ScoringContext:
+def context_at(folder: Path, **more: Any) -> ScoringContext:
     return ScoringContext(folder, folder, **more)
 
 
@@ -68,7 +68,7 @@ def _any_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every architecture is the small one; open_clip itself knows it as "tiny"."""
+    """Every architecture is the small one; open_clip knows it as "tiny"."""
     monkeypatch.setattr(towers, "config", lambda architecture: TINY)
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny", TINY)
 
@@ -93,35 +93,35 @@ def clip_file(folder: Path, state: dict[str, Tensor], part: str = "clip_b32") ->
 
 
 def reference(path: Path, prepared: Any, captions: Sequence[str], shown: Sequence[np.ndarray]) -> np.ndarray:
-    """Cosines by open_clip's own loading and towers; `prepared` None: by its own preparation, too."""
-    network, _, own = open_clip.create_model_and_transforms("tiny", pretrained=str(path))
+    """Cosines computed with open_clip's loading and towers. If `prepared` is None, its preparation is used, too."""
+    network, _, preprocess = open_clip.create_model_and_transforms("tiny", pretrained=str(path))
     network.eval()
-    x = torch.stack([(prepared or own)(Image.fromarray(picture)) for picture in shown])
+    x = torch.stack([(prepared or preprocess)(Image.fromarray(picture)) for picture in shown])
     with torch.no_grad():
         seen = network.encode_image(x, normalize=True)
-        said = network.encode_text(open_clip.get_tokenizer("tiny")(list(captions)), normalize=True)
-    return (seen * said).sum(-1).numpy()
+        text_features = network.encode_text(open_clip.get_tokenizer("tiny")(list(captions)), normalize=True)
+    return (seen * text_features).sum(-1).numpy()
 
 
-def outputs_of(name: str, folder: Path, shown: Sequence[np.ndarray] | None = None) -> np.ndarray:
-    return metrics.metric(name, at(folder)).scorer()(pictures() if shown is None else shown, ITEMS)
+def score_outputs(name: str, folder: Path, shown: Sequence[np.ndarray] | None = None) -> np.ndarray:
+    return metrics.metric(name, context_at(folder)).scorer()(pictures() if shown is None else shown, ITEMS)
 
 
-def has_independent_rows(name: str, folder: Path) -> None:
-    """An image's outputs do not depend on the batch."""
-    scorer, together = metrics.metric(name, at(folder)).scorer(), outputs_of(name, folder)
+def assert_independent_rows(name: str, folder: Path) -> None:
+    """Checks that an image's outputs do not depend on the batch."""
+    scorer, together = metrics.metric(name, context_at(folder)).scorer(), score_outputs(name, folder)
     alone = np.concatenate([scorer([x], [item]) for x, item in zip(pictures(), ITEMS)])
     assert np.array_equal(together, alone)
     assert np.array_equal(scorer(pictures()[::-1], ITEMS[::-1]), together[::-1])
 
 
-def test_cosines_are_open_clip_s(clip: Path) -> None:
-    outputs = outputs_of("clip_b32", clip)
+def test_cosines_equal_open_clip(clip: Path) -> None:
+    outputs = score_outputs("clip_b32", clip)
     expected = reference(clip / "clip_b32" / "open_clip_model.safetensors", None, PROMPTS, pictures())
     assert outputs.shape == (4, 1)
     assert np.ptp(expected) > 0.05
     np.testing.assert_allclose(outputs[:, 0], expected, atol=1e-6)
-    has_independent_rows("clip_b32", clip)
+    assert_independent_rows("clip_b32", clip)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_cosines_are_open_clip_s(clip: Path) -> None:
     ],
 )
 def test_a_tower_has_the_published_size(architecture: str, gelu: bool, size: int, width: int, rest: int) -> None:
-    """The plain name takes OpenAI's weights and computes another function. `rest`: the header of the published file of
-    float32, or what a zip of 686 tensors of float16 needs."""
+    """The plain name would also accept OpenAI's weights, but computes another function. `rest`: bytes of the header of
+    the published float32 file, or of a zip of 686 float16 tensors."""
     settings = towers.config(architecture)
     assert bool(settings.get("quick_gelu")) is gelu
     with torch.device("meta"):
@@ -142,32 +142,32 @@ def test_a_tower_has_the_published_size(architecture: str, gelu: bool, size: int
     assert 0 < size - width * count < rest
 
 
-def test_a_score_is_that_of_the_choice(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(towers, "config", lambda architecture: asked.append(architecture) or TINY)
-    scores = metrics.score(["clip_b32"], pictures(), ITEMS, at(clip))
-    assert set(asked) == {"ViT-B-32-quickgelu"}
+def test_a_score_uses_the_chosen_model(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requested = []
+    monkeypatch.setattr(towers, "config", lambda architecture: requested.append(architecture) or TINY)
+    scores = metrics.score(["clip_b32"], pictures(), ITEMS, context_at(clip))
+    assert set(requested) == {"ViT-B-32-quickgelu"}
     assert list(scores) == ["clip_score"]
-    score, each = scores["clip_score"], outputs_of("clip_b32", clip)[:, 0]
+    score, each = scores["clip_score"], score_outputs("clip_b32", clip)[:, 0]
     assert score.value == pytest.approx(each.mean(), abs=1e-12)
     assert score.stderr == pytest.approx(each.std(ddof=1) / 2, abs=1e-12)
-    assert score.backend == metrics.metric("clip_b32", at(clip)).cache_key
+    assert score.backend == metrics.metric("clip_b32", context_at(clip)).cache_key
     assert score.backend.startswith("clip-vit-b-32@")
     assert score.backend.endswith(", 224 bicubic")
     assert score.note == "1 of 4 captions have more than 77 tokens and lose their end"
     shuffled = [2, 0, 3, 1]
     shown, items = [pictures()[i] for i in shuffled], [ITEMS[i] for i in shuffled]
-    assert metrics.score(["clip_b32"], shown, items, at(clip, batch=3)) == scores
+    assert metrics.score(["clip_b32"], shown, items, context_at(clip, batch=3)) == scores
 
 
-def test_times_100_is_torchmetrics_definition_on_sjd_s_images(
+def test_times_100_equals_torchmetrics_definition_on_sjd_s_images(
     tmp_path: Path, state: dict[str, Tensor], tiny: None
 ) -> None:
-    """torchmetrics' CLIPScore, its model and processor replaced by small ones, fed as SJD's evaluation feeds it."""
+    """The reference is torchmetrics' CLIPScore with a small model and processor, used as in SJD's evaluation."""
     from torchmetrics.multimodal.clip_score import CLIPScore
 
     path = clip_file(tmp_path, state, "clip_b16")
-    network, _, own = open_clip.create_model_and_transforms("tiny", pretrained=str(path))
+    network, _, preprocess = open_clip.create_model_and_transforms("tiny", pretrained=str(path))
     network.eval()
 
     class Model(nn.Module):
@@ -182,34 +182,34 @@ def test_times_100_is_torchmetrics_definition_on_sjd_s_images(
     class Processor:
         def __call__(self, images: Any = None, text: Any = None, **_: Any) -> dict[str, Tensor]:
             if images is not None:
-                return {"pixel_values": torch.stack([own(transforms.ToPILImage()(x)) for x in images])}
+                return {"pixel_values": torch.stack([preprocess(transforms.ToPILImage()(x)) for x in images])}
             ids = open_clip.get_tokenizer("tiny")(text)
             return {"input_ids": ids, "attention_mask": ids != 0}
 
-    theirs = CLIPScore(lambda: (Model(), Processor()))
+    clip_score = CLIPScore(lambda: (Model(), Processor()))
     with torch.no_grad():
         for picture, prompt in zip(pictures(), PROMPTS):
             x = torch.tensor(np.array(Image.fromarray(picture))).unsqueeze(0).permute(0, 3, 1, 2)
-            theirs.update(F.interpolate(x, size=(299, 299), mode="bilinear", align_corners=False), [prompt])
-    ours = metrics.score(["clip_b16_x100"], pictures(), ITEMS, at(tmp_path))["clip_score"]
-    assert ours.value == pytest.approx(float(theirs.compute()), abs=1e-4)
+            clip_score.update(F.interpolate(x, size=(299, 299), mode="bilinear", align_corners=False), [prompt])
+    ours = metrics.score(["clip_b16_x100"], pictures(), ITEMS, context_at(tmp_path))["clip_score"]
+    assert ours.value == pytest.approx(float(clip_score.compute()), abs=1e-4)
     assert ours.backend.endswith(", 299 bilinear, then 224 bicubic, x100")
 
 
 def test_a_negative_mean_counts_as_zero_only_times_100(clip: Path) -> None:
     outputs, items = np.array([[0.1], [-0.4], [0.1]]), ITEMS[:3]
-    [plain] = metrics.metric("clip_b32", at(clip)).score(outputs, items)
-    one = metrics.metric("clip_b32_x100", at(clip))
-    [clamped] = one.score(outputs, items)
+    [plain] = metrics.metric("clip_b32", context_at(clip)).score(outputs, items)
+    metric = metrics.metric("clip_b32_x100", context_at(clip))
+    [clamped] = metric.score(outputs, items)
     assert plain.value == pytest.approx(-0.2 / 3)
     assert (plain.note, clamped.note) == ("", "the mean cosine is negative, which counts as 0")
     assert clamped.value == 0
     assert clamped.stderr == pytest.approx(100 * (plain.stderr or 0))
-    np.testing.assert_allclose(one.per_image(outputs), [10, -40, 10])
+    np.testing.assert_allclose(metric.per_image(outputs), [10, -40, 10])
 
 
 def test_lantern_s_prefix_and_images(clip: Path) -> None:
-    """LANTERN's code joins the prefix's three tokens to the caption's, and brings pictures to 256 by torchvision."""
+    """LANTERN's code joins the prefix's three tokens to the caption's, and resizes pictures to 256 with torchvision."""
     tokens = open_clip.get_tokenizer("tiny")
     for prompt in PROMPTS:
         caption, prefix = tokens([prompt]), tokens(["A photo depicts "])[:, 1:4]
@@ -223,20 +223,20 @@ def test_lantern_s_prefix_and_images(clip: Path) -> None:
         resized = transforms.Resize(256, transforms.InterpolationMode.LANCZOS)(square)
         x = transforms.Normalize([0.5] * 3, [0.5] * 3)(transforms.ToTensor()(resized))
         levels = ((x + 1.0) * 127.5).clamp(0, 255).to(torch.uint8)
-        own: Tensor = open_clip.image_transform(48, is_train=False)(transforms.ToPILImage()(levels))
-        return own
+        tensor: Tensor = open_clip.image_transform(48, is_train=False)(transforms.ToPILImage()(levels))
+        return tensor
 
     path = clip / "clip_b32" / "open_clip_model.safetensors"
     expected = reference(path, prepared, [f"A photo depicts {prompt}" for prompt in PROMPTS], pictures())
-    np.testing.assert_allclose(outputs_of("clip_b32_lantern", clip)[:, 0], expected, atol=1e-6)
-    key = metrics.metric("clip_b32_lantern", at(clip)).cache_key
+    np.testing.assert_allclose(score_outputs("clip_b32_lantern", clip)[:, 0], expected, atol=1e-6)
+    key = metrics.metric("clip_b32_lantern", context_at(clip)).cache_key
     assert "256 Lanczos as LANTERN, then 224 bicubic, prefix 'A photo depicts '" in key
 
 
-def test_choices_share_outputs_only_where_they_are_the_same(clip: Path, state: dict[str, Tensor]) -> None:
+def test_choices_share_outputs_only_if_they_are_equal(clip: Path, state: dict[str, Tensor]) -> None:
     clip_file(clip, state, "clip_b16")
     names = [name for name in parameters.single_metrics() if name.startswith("clip_")]
-    scorers = {name: metrics.metric(name, at(clip)).cache_key for name in names}
+    scorers = {name: metrics.metric(name, context_at(clip)).cache_key for name in names}
     assert scorers["clip_b32"] == scorers["clip_b32_x100"]
     assert len(set(scorers.values())) == len(names) - 1
 
@@ -245,20 +245,20 @@ def test_other_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(weights, "published", PUBLISHED)
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     for name in ("clip_b32", "clip_b16", "hpsv2", "hpsv21", "image_reward"):
-        one = metrics.metric(name, at(tmp_path))
+        metric = metrics.metric(name, context_at(tmp_path))
         for part in registry.evaluator_folders(name):
             (tmp_path / part).mkdir()
             for file in registry.evaluators()[part].files:
                 (tmp_path / part / file).write_bytes(b"others")
         with pytest.raises(UsageError, match="is not the published file: its SHA-256 begins with .*; fetch it again"):
-            one.scorer()
+            metric.scorer()
 
 
 def test_the_older_name_of_a_weights_file_is_read(clip: Path, state: dict[str, Tensor]) -> None:
     path = clip / "older" / "clip_b32" / "open_clip_pytorch_model.bin"
     path.parent.mkdir(parents=True)
     torch.save(state, path)
-    assert np.array_equal(outputs_of("clip_b32", clip / "older"), outputs_of("clip_b32", clip))
+    assert np.array_equal(score_outputs("clip_b32", clip / "older"), score_outputs("clip_b32", clip))
 
 
 @pytest.mark.parametrize(
@@ -275,31 +275,33 @@ def test_the_older_name_of_a_weights_file_is_read(clip: Path, state: dict[str, T
 )
 def test_options_are_checked(metric: Any, options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=re.escape(sentence)):
-        metric(at(tmp_path), options)
+        metric(context_at(tmp_path), options)
 
 
 def test_absent_weights_are_reported_with_the_way_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
-    context = at(home.metrics_folder())
+    context = context_at(home.metrics_folder())
     files = dict.fromkeys(("clip_b32", "clip_b16_x100"), "open_clip_model.safetensors")
     files["image_reward"] = "ImageReward.pt"
     files |= {"hpsv2": "HPS_v2_compressed.pt", "hpsv21": "HPS_v2.1_compressed.pt"}
     for name, file in files.items():
         part = name.removesuffix("_x100")
-        told = f"no {file}: run `specbench fetch metrics={part}`, or put {file} into {tmp_path / 'metrics' / part}"
-        assert metrics.missing(name, context) == told
+        message = f"no {file}: run `specbench fetch metrics={part}`, or put {file} into {tmp_path / 'metrics' / part}"
+        assert metrics.missing(name, context) == message
         assert file in {name for fill in registry.evaluators()[part].files for name in fill.split("|")}
-    assert f"metrics=hpsv2 metrics_dir={tmp_path / 'w'}`" in metrics.missing("hpsv2", at(tmp_path / "w"))
+    assert f"metrics=hpsv2 metrics_dir={tmp_path / 'w'}`" in metrics.missing("hpsv2", context_at(tmp_path / "w"))
     scores = metrics.score(["image_reward", "clip_b32"], pictures(), ITEMS, context)
     assert [s.value for s in scores.values()] == [None, None]
     assert scores["image_reward"].note.startswith("no ImageReward.pt: ")
 
 
-def test_a_package_that_is_not_here_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clip_file(tmp_path, {"x": torch.zeros(1)})
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "open_clip" else found(name, *a))
-    assert metrics.missing("clip_b32", at(tmp_path)) == f"open_clip is not installed: {install('metrics')}"
+    original = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "open_clip" else original(name, *a)
+    )
+    assert metrics.missing("clip_b32", context_at(tmp_path)) == f"open_clip is not installed: {install('metrics')}"
 
 
 def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
@@ -310,22 +312,22 @@ def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Ten
     whole = clip_file(tmp_path / "reference", {name: t.float() for name, t in half.items()})
 
     def prepared(picture: Image.Image) -> Tensor:
-        """The longer side becomes 48, black fills the rest."""
+        """The longer side becomes 48, and black fills the rest."""
         scale = 48 / max(picture.size)
         height, width = round(picture.height * scale), round(picture.width * scale)
         resized = transforms.functional.resize(picture, [height, width], transforms.InterpolationMode.BICUBIC)
         canvas = Image.new("RGB", (48, 48))
         canvas.paste(resized, ((48 - width) // 2, (48 - height) // 2))
-        own: Tensor = open_clip.image_transform(48, is_train=False)(canvas)
-        return own
+        tensor: Tensor = open_clip.image_transform(48, is_train=False)(canvas)
+        return tensor
 
-    outputs = outputs_of("hpsv2", tmp_path)
+    outputs = score_outputs("hpsv2", tmp_path)
     np.testing.assert_allclose(outputs[:, 0], reference(whole, prepared, PROMPTS, pictures()), atol=1e-6)
-    score = metrics.score(["hpsv21"], pictures(), ITEMS, at(tmp_path))["hpsv2"]
+    score = metrics.score(["hpsv21"], pictures(), ITEMS, context_at(tmp_path))["hpsv2"]
     assert score.value == pytest.approx(outputs.mean(), abs=1e-12)
     assert score.backend.startswith("hps-v2.1@")
     assert score.backend.endswith(", 224 bicubic, padded")
-    [percent] = towers.HPSv2(at(tmp_path), {"scale": 100}).score(outputs, ITEMS)
+    [percent] = towers.HPSv2(context_at(tmp_path), {"scale": 100}).score(outputs, ITEMS)
     assert percent.value == pytest.approx(100 * outputs.mean())
 
 
@@ -335,7 +337,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, "red"]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A BLIP of the same make with small sizes."""
+    """A BLIP of the same architecture with small sizes."""
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     text = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3}
     monkeypatch.setattr(blip, "VISION", {**blip.VISION, **vision, "image_size": 32, "patch_size": 8})
@@ -345,22 +347,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_weights(seed: int) -> dict[str, Tensor]:
-    """Tensors of ImageReward.pt's names and shapes. Each layer keeps the size of its input, so that rewards differ
-    between images: with the default small random weights any two networks give equal rewards."""
+    """Tensors with ImageReward.pt's names and shapes. Each layer keeps the scale of its input, so that rewards differ
+    between images: with the default small random weights, any two networks give equal rewards."""
     with torch.device("meta"):
         network = blip.Blip().state_dict()
     shapes = {name: tuple(network[target.name].shape) for name, target in blip.table().items()}
-    for name, width in (("vision", blip.VISION["hidden_size"]), ("text", blip.TEXT["hidden_size"])):  # unused by it
+    # not used by the table
+    for name, width in (("vision", blip.VISION["hidden_size"]), ("text", blip.TEXT["hidden_size"])):
         shapes |= {f"blip.{name}_proj.weight": (256, width), f"blip.{name}_proj.bias": (256,)}
     stream = torch.Generator().manual_seed(seed)
-    found = {}
+    values = {}
     for name, shape in shapes.items():
         x = torch.randn(shape, generator=stream)
         if len(shape) == 1:
-            found[name] = 0.1 * x + ("norm" in name.lower() and name.endswith("weight"))
+            values[name] = 0.1 * x + ("norm" in name.lower() and name.endswith("weight"))
         else:
-            found[name] = x if "embed" in name and "proj" not in name else x / math.sqrt(math.prod(shape[1:]))
-    return found
+            values[name] = x if "embed" in name and "proj" not in name else x / math.sqrt(math.prod(shape[1:]))
+    return values
 
 
 @pytest.fixture
@@ -375,8 +378,9 @@ def folder(tmp_path: Path, small: None) -> Path:
 
 
 def forward(w: dict[str, Tensor], x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """BLIP's forward pass and the head, written from the tensors' official names: x (B, 3, S, S), ids and mask (B, T)
-    -> rewards (B,). Vision: norm before attention and MLP, q, k, v in one matrix. Text: BERT, norm after."""
+    """BLIP's forward pass and the head, written with the tensors' official names: x (B, 3, S, S), ids and mask (B, T)
+    -> rewards (B,). Vision: the norm is before attention and MLP, and q, k, v are one matrix. Text: BERT, with the norm
+    after."""
 
     def linear(name: str, y: Tensor) -> Tensor:
         return F.linear(y, w[f"{name}.weight"], w[f"{name}.bias"])
@@ -407,13 +411,17 @@ def forward(w: dict[str, Tensor], x: Tensor, ids: Tensor, mask: Tensor) -> Tenso
     for n in range(blip.TEXT["num_hidden_layers"]):
         layer = f"{t}encoder.layer.{n}."
         for kind, seen, bias in (("attention", None, padded), ("crossattention", y, 0.0)):
-            one = f"{layer}{kind}."
+            part = f"{layer}{kind}."
             source = z if seen is None else seen
-            inputs = linear(f"{one}self.query", z), linear(f"{one}self.key", source), linear(f"{one}self.value", source)
-            said = linear(f"{one}output.dense", attend(*inputs, blip.TEXT["num_attention_heads"], bias))
-            z = norm(f"{one}output.LayerNorm", z + said, 1e-12)
-        said = linear(f"{layer}output.dense", F.gelu(linear(f"{layer}intermediate.dense", z)))
-        z = norm(f"{layer}output.LayerNorm", z + said, 1e-12)
+            inputs = (
+                linear(f"{part}self.query", z),
+                linear(f"{part}self.key", source),
+                linear(f"{part}self.value", source),
+            )
+            update = linear(f"{part}output.dense", attend(*inputs, blip.TEXT["num_attention_heads"], bias))
+            z = norm(f"{part}output.LayerNorm", z + update, 1e-12)
+        update = linear(f"{layer}output.dense", F.gelu(linear(f"{layer}intermediate.dense", z)))
+        z = norm(f"{layer}output.LayerNorm", z + update, 1e-12)
     z = z[:, 0]
     for i in (0, 2, 4, 6, 7):
         z = linear(f"mlp.layers.{i}", z)
@@ -421,7 +429,7 @@ def forward(w: dict[str, Tensor], x: Tensor, ids: Tensor, mask: Tensor) -> Tenso
 
 
 def prepared(picture: np.ndarray, side: int) -> Tensor:
-    """As the package prepares a picture, by torchvision."""
+    """Prepares a picture with torchvision as the package does."""
     steps = [
         transforms.Resize(side, interpolation=transforms.InterpolationMode.BICUBIC),
         transforms.CenterCrop(side),
@@ -432,19 +440,19 @@ def prepared(picture: np.ndarray, side: int) -> Tensor:
     return x
 
 
-def test_rewards_are_those_of_the_official_layout(folder: Path) -> None:
+def test_rewards_equal_the_official_layout(folder: Path) -> None:
     w = torch.load(folder / "image_reward/ImageReward.pt", weights_only=True)
-    outputs = outputs_of("image_reward", folder)
+    outputs = score_outputs("image_reward", folder)
     x = torch.stack([prepared(picture, 32) for picture in pictures()])
     ids, mask = blip.Captions(folder / "image_reward/text/vocab.txt")(PROMPTS)
     expected = forward(w, x, ids, mask).numpy()
     assert outputs.shape == (4, 1)
     assert np.ptp(expected) > 0.05
     np.testing.assert_allclose(outputs[:, 0], expected, atol=2e-6)
-    swapped = outputs_of("image_reward", folder, pictures()[::-1])  # both towers matter
+    swapped = score_outputs("image_reward", folder, pictures()[::-1])  # both towers affect the reward
     assert np.abs(swapped - outputs).min() > 1e-4
-    has_independent_rows("image_reward", folder)
-    scores = metrics.score(["image_reward"], pictures(), ITEMS, at(folder, batch=3))["image_reward"]
+    assert_independent_rows("image_reward", folder)
+    scores = metrics.score(["image_reward"], pictures(), ITEMS, context_at(folder, batch=3))["image_reward"]
     assert scores.value == pytest.approx(float(outputs.mean()), abs=1e-6)
     assert scores.note == "1 of 4 captions have more than 35 tokens and lose their end"
     assert scores.backend.startswith("image-reward@")
@@ -452,34 +460,35 @@ def test_rewards_are_those_of_the_official_layout(folder: Path) -> None:
 
 
 def test_the_official_file_has_as_many_values_as_the_table() -> None:
-    """1,786,880,927 bytes: the table's tensors, the projections and positions, and what a zip of 625 tensors needs."""
+    """1,786,880,927 bytes: the table's tensors, the projections and positions, and the overhead of a zip of 625
+    tensors."""
     with torch.device("meta"):
-        own = blip.Blip().state_dict()
-    count = sum(own[place.name].numel() for place in blip.table().values())
+        tensors = blip.Blip().state_dict()
+    count = sum(tensors[place.name].numel() for place in blip.table().values())
     rest = 1_786_880_927 - 4 * (count + (1024 + 1 + 768 + 1) * 256) - 8 * 512
     assert 0 < rest < 500 * 625
 
 
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (100, 224), (225, 341), (1000, 223), (480, 640)])
-def test_images_are_cut_as_torchvision_cuts_them(height: int, width: int) -> None:
+def test_images_are_cropped_as_by_torchvision(height: int, width: int) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     ours = normalised(square(picture, 224), CLIP)
     torch.testing.assert_close(ours, prepared(picture, 224), atol=1e-6, rtol=0)
 
 
-def test_a_image_that_would_unfold_to_gigabytes_is_refused(tmp_path: Path) -> None:
-    """Its shorter side becomes 224."""
+def test_an_image_that_would_need_gigabytes_is_refused(tmp_path: Path) -> None:
+    """The shorter side is resized to 224."""
     Image.new("RGB", (2_000_000, 1)).save(tmp_path / "line.png")
     with pytest.raises(UsageError, match=r"line\.png has 2000000x1 pixels, which is too narrow"):
         read(tmp_path / "line.png")
 
 
-def test_captions_are_bert_s(folder: Path) -> None:
+def test_captions_are_tokenized_as_by_bert(folder: Path) -> None:
     from transformers import BertTokenizer
 
     file = folder / "image_reward/text/vocab.txt"
-    theirs = BertTokenizer(str(file), do_lower_case=True)
-    expected = theirs(list(PROMPTS), padding="max_length", truncation=True, max_length=35, return_tensors="pt")
+    tokenizer = BertTokenizer(str(file), do_lower_case=True)
+    expected = tokenizer(list(PROMPTS), padding="max_length", truncation=True, max_length=35, return_tensors="pt")
     ids, mask = blip.Captions(file)(PROMPTS)
     assert torch.equal(ids, expected["input_ids"])
     assert torch.equal(mask, expected["attention_mask"])
@@ -496,26 +505,26 @@ def test_another_vocabulary_is_refused(folder: Path) -> None:
     ):
         file.write_bytes(content)
         with pytest.raises(UsageError, match=sentence):
-            metrics.metric("image_reward", at(folder)).scorer()
+            metrics.metric("image_reward", context_at(folder)).scorer()
 
 
 def test_weights_that_do_not_fit_are_named(clip: Path, folder: Path, state: dict[str, Tensor]) -> None:
     tensors, reward = clip / "clip_b32/open_clip_model.safetensors", folder / "image_reward/ImageReward.pt"
     save_file({**state, "ln_final.weight": torch.zeros(3)}, tensors)
     with pytest.raises(UsageError, match=r"tensor 'ln_final.weight' has shape \[3\], expected \[32\]"):
-        metrics.metric("clip_b32", at(clip)).scorer()
+        metrics.metric("clip_b32", context_at(clip)).scorer()
     tensors.unlink()
     torch.save({"state_dict": types.SimpleNamespace(a=1)}, tensors.with_name("open_clip_pytorch_model.bin"))
     with pytest.raises(UsageError, match="could run code"):
-        metrics.metric("clip_b32", at(clip)).scorer()
+        metrics.metric("clip_b32", context_at(clip)).scorer()
     torch.save(torch.load(reward, weights_only=True) | {"blip.itm_head.bias": torch.zeros(2)}, reward)
     with pytest.raises(UsageError, match=r"'blip\.itm_head\.bias' belongs to no part"):
-        metrics.metric("image_reward", at(folder)).scorer()
+        metrics.metric("image_reward", context_at(folder)).scorer()
 
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Stands for image-reward 1.5: its names and what they promise, with the forward pass of above behind them."""
+    """Replaces image-reward 1.5: it has the same names, and uses the forward pass above."""
     blip_pretrain = types.ModuleType("ImageReward.models.BLIP.blip_pretrain")
 
     def init_tokenizer() -> Any:
@@ -561,47 +570,47 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_without_the_package_its_environment_is_named(folder: Path) -> None:
     if importlib.util.find_spec("ImageReward"):
         pytest.skip("the package is here")
-    told = metrics.missing("image_reward_package", at(folder))
-    assert "needs an environment of its own" in told
-    assert install("image-reward") in told
+    message = metrics.missing("image_reward_package", context_at(folder))
+    assert "needs an environment of its own" in message
+    assert install("image-reward") in message
 
 
-def test_the_package_s_model_is_filled_and_gives_the_same(folder: Path, package: Any) -> None:
+def test_the_package_s_model_is_filled_and_gives_the_same_rewards(folder: Path, package: Any) -> None:
     names = ["image_reward", "image_reward_package"]
-    one, other = (metrics.score([name], pictures(), ITEMS, at(folder))["image_reward"] for name in names)
-    assert other.value == pytest.approx(one.value, abs=2e-6)
+    plain, other = (metrics.score([name], pictures(), ITEMS, context_at(folder))["image_reward"] for name in names)
+    assert other.value == pytest.approx(plain.value, abs=2e-6)
     assert other.backend.startswith("image-reward-package-1.5@")
-    assert package.module.init_tokenizer is package.init  # put back
+    assert package.module.init_tokenizer is package.init  # restored
     with pytest.raises(UsageError, match="image_reward and image_reward_package both fill the column image_reward"):
-        metrics.score(names, pictures(), ITEMS, at(folder))
+        metrics.score(names, pictures(), ITEMS, context_at(folder))
 
 
-def test_the_package_takes_no_file_that_lacks_a_tensor(folder: Path, package: Any) -> None:
+def test_the_package_refuses_a_file_without_a_tensor(folder: Path, package: Any) -> None:
     path = folder / "image_reward/ImageReward.pt"
     tensors = torch.load(path, weights_only=True)
     torch.save({**tensors, "mlp.layers.7.bias": torch.zeros(2)}, path)
     with pytest.raises(UsageError, match="does not fit ImageReward"):
-        metrics.metric("image_reward_package", at(folder)).scorer()
+        metrics.metric("image_reward_package", context_at(folder)).scorer()
     tensors.pop("mlp.layers.7.bias")
     torch.save(tensors, path)
     with pytest.raises(UsageError, match=r"'mlp\.layers\.7\.bias' is missing"):
-        metrics.metric("image_reward_package", at(folder)).scorer()
+        metrics.metric("image_reward_package", context_at(folder)).scorer()
 
 
 def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:
     read = {part for name in parameters.single_metrics() for part in registry.evaluator_folders(name)}
     assert read == set(registry.evaluators())
     for name in parameters.single_metrics():
-        one = metrics.metric(name, at(tmp_path))
+        metric = metrics.metric(name, context_at(tmp_path))
         try:
-            one.cache_key  # noqa: B018 (raises)
+            metric.cache_key  # noqa: B018 (raises)
             needs = False
         except Unavailable as e:
-            needs = any(way in str(e) for way in ("specbench fetch", "not installed", "modelscope download"))
+            needs = any(hint in str(e) for hint in ("specbench fetch", "not installed", "modelscope download"))
         folders = registry.evaluator_folders(name)
         assert bool(folders) == needs or name.startswith("scenes_")
-        assert folders == list(getattr(one, "file_names", folders))
-        assert not folders or getattr(one, "part", folders[0]) == folders[0]
+        assert folders == list(getattr(metric, "file_names", folders))
+        assert not folders or getattr(metric, "part", folders[0]) == folders[0]
     sets = set(parameters.choices("metrics")) - set(parameters.single_metrics())
     for name in sets:
-        parameters.check_metrics(sorted(parameters.declared("metrics", name)))  # no two of one column
+        parameters.check_metrics(sorted(parameters.declared("metrics", name)))  # no two metrics fill the same column

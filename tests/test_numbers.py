@@ -1,5 +1,5 @@
-"""NaN, infinity and probabilities that do not sum to 1: the discrete loop names the image and the step, and stops.
-(For vectors see test_continuous.py.)"""
+"""NaN, infinity and probabilities that do not sum to 1: the discrete loop names the image and the step, and stops. (For
+vectors see test_continuous.py.)"""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ FAULTS = {"nan": [math.nan, 0.0, 0.0, 0.0], "infinity": [math.inf, 0.0, 0.0, 0.0
 
 
 class FaultyTarget(TabularTarget):
-    """Logits of one row are `fault` at one position of the image, in every forward pass."""
+    """The logits of one row are `fault` at one position of the image, in every forward pass."""
 
     def __init__(self, row: int, position: int, fault: list[float]) -> None:
         super().__init__(P)
-        self.of = row, position, fault
+        self.fault_at = row, position, fault
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> TabularSession:
         faulty = self
 
         class Session(TabularSession):
             def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-                row, position, fault = faulty.of
+                row, position, fault = faulty.fault_at
                 logits, hidden = super().forward(tokens, tree, history, count)
-                here = (count[:, None] + tree.depth == position) & (torch.arange(len(tokens)) == row)[:, None]
-                return torch.where(here.unsqueeze(-1), torch.tensor(fault), logits), hidden
+                is_faulty = (count[:, None] + tree.depth == position) & (torch.arange(len(tokens)) == row)[:, None]
+                return torch.where(is_faulty.unsqueeze(-1), torch.tensor(fault), logits), hidden
 
         return Session(self.lookup, self.width, rows)
 
@@ -58,19 +58,19 @@ class FaultyDrafter(TabularDrafter):
 
     def __init__(self, inner: int, position: int, times: float) -> None:
         super().__init__(Q, chain_paths(3))
-        self.of = inner, position, times
+        self.fault_at = inner, position, times
 
     def propose(self, state: Any, history: Tensor, count: Tensor, step: Tensor) -> Any:
-        inner, position, times = self.of
+        inner, position, times = self.fault_at
         draft = super().propose(state, history, count, step)
-        here = (count == position) & (torch.arange(len(count)) == 1)
-        draft.probs[:, inner] *= torch.where(here, times, 1.0)[:, None]
+        is_faulty = (count == position) & (torch.arange(len(count)) == 1)
+        draft.probs[:, inner] *= torch.where(is_faulty, times, 1.0)[:, None]
         return draft
 
 
 @dataclass(frozen=True)
 class Short(Sampling):
-    """The distribution of a step's first node sums to a little less than 1. (Its residual sums to 1.)"""
+    """The distribution of a step's first node sums to slightly less than 1. (Its residual sums to 1.)"""
 
     def probs(self, logits: Tensor) -> Tensor:
         probs = super().probs(logits)
@@ -80,7 +80,7 @@ class Short(Sampling):
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("words", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.9}])
-def test_a_target_without_a_law_stops_the_image(fault: str, words: dict[str, Any]) -> None:
+def test_a_target_without_a_distribution_stops_the_image(fault: str, words: dict[str, Any]) -> None:
     """At temperature 0 and with top-k, arg max and top-k of NaN look like distributions: the image used to continue."""
     config = DecoderConfig(FaultyTarget(1, 2, FAULTS[fault]), NoDraft(), rules.exact(), Sampling(**words))
     with pytest.raises(NumberError, match=r"^the target .* \(seed, index\) \(4, 8\), step 3: lower cfg_scale"):
@@ -89,17 +89,17 @@ def test_a_target_without_a_law_stops_the_image(fault: str, words: dict[str, Any
 
 @pytest.mark.parametrize("engine", [Eager(), Graphs(at_once)])
 def test_a_recorded_engine_names_its_own_image(engine: Any) -> None:
-    """A recorded decoding is used again for other images: the second batch must not be named by the first's keys."""
+    """A recorded decoding is reused for other images: the keys of the first batch must not name the second."""
     sound = DecoderConfig(FaultyTarget(1, -1, FAULTS["nan"]), NoDraft(), rules.exact(), Sampling())
     decode(sound, None, RandomStreams([(0, i) for i in range(3)]), engine)
-    sound.target.of = 1, 2, FAULTS["nan"]
+    sound.target.fault_at = 1, 2, FAULTS["nan"]
     with pytest.raises(NumberError, match=r"\(seed, index\) \(4, 8\)"):
         decode(sound, None, RandomStreams(KEYS), engine)
 
 
 @pytest.mark.parametrize("tree", ["[[0]]", "[[0],[1],[0,0],[0,1],[1,0],[0,0,0]]"])
 @pytest.mark.parametrize("rule", [rules.exact(), rules.Relaxed("uniform", [2.0] * 3)])
-def test_behind_a_draft_the_step_is_the_one_that_met_it(tree: str, rule: Any) -> None:
+def test_after_a_draft_the_step_that_met_the_fault_is_named(tree: str, rule: Any) -> None:
     target = FaultyTarget(1, 4, FAULTS["nan"])
     drafter = TabularDrafter(Q, parse(tree))
     sound = decode(DecoderConfig(TabularTarget(P), drafter, rule, Sampling()), None, RandomStreams(KEYS))
@@ -111,37 +111,38 @@ def test_behind_a_draft_the_step_is_the_one_that_met_it(tree: str, rule: Any) ->
 
 @pytest.mark.parametrize("inner", [0, 2])
 @pytest.mark.parametrize("times", [math.nan, 0.5, 2.0])
-def test_a_drafter_without_a_law_is_named(inner: int, times: float) -> None:
-    """A candidate with probability NaN used to be passed over: right pictures, no speed, and not a word."""
+def test_a_drafter_without_a_distribution_is_named(inner: int, times: float) -> None:
+    """A candidate with probability NaN used to be skipped: correct pictures, no speed-up, and no message."""
     config = DecoderConfig(TabularTarget(P), FaultyDrafter(inner, 0, times), rules.exact(), Sampling())
     with pytest.raises(NumberError, match=r"^the drafter .* \(4, 8\), step 1:"):
         decode(config, None, RandomStreams(KEYS))
 
 
-def test_laws_that_do_not_sum_to_one_are_named() -> None:
+def test_distributions_that_do_not_sum_to_one_are_named() -> None:
     for drafter in (NoDraft(), TabularDrafter(Q, chain_paths(3))):
         with pytest.raises(NumberError, match=r"^the target .* do not sum to 1, .* \(4, 9\), step 1:"):
             decode(DecoderConfig(TabularTarget(P), drafter, rules.exact(), Short()), None, RandomStreams(KEYS))
 
 
-def test_a_row_that_took_the_next_image_names_that_one() -> None:
-    """Images 0 and 1 begin in two rows; the second row's later images meet NaN at a position that image 1 did not."""
+def test_a_row_that_took_the_next_image_names_it() -> None:
+    """Images 0 and 1 begin in two rows. A later image in the second row meets NaN at a position where image 1 did
+    not."""
     target = FaultyTarget(1, -1, FAULTS["nan"])
     config = DecoderConfig(target, TabularDrafter(Q, chain_paths(1)), rules.exact(), Sampling())
     owners = []
 
-    def rng(some: list[int]) -> RandomStreams:
-        owners.append(some)
-        return RandomStreams([(4, 10 + i) for i in some])
+    def rng(indices: list[int]) -> RandomStreams:
+        owners.append(indices)
+        return RandomStreams([(4, 10 + i) for i in indices])
 
-    images = decode_stream(partial(Decoding, config), lambda some: None, rng, 8, 2)
+    images = decode_stream(partial(Decoding, config), lambda indices: None, rng, 8, 2)
     done, _ = next(images)
-    while 1 not in done:  # row 1 stands under its first image until that one is done
+    while 1 not in done:  # row 1 has the name of its first image until that one is done
         done, _ = next(images)
-    target.of = 1, 0, FAULTS["nan"]
+    target.fault_at = 1, 0, FAULTS["nan"]
     with pytest.raises(NumberError) as e:
         list(images)
-    [named] = [i for some in owners for i in some if f"(4, {10 + i}), step 1:" in str(e.value)]
+    [named] = [i for indices in owners for i in indices if f"(4, {10 + i}), step 1:" in str(e.value)]
     assert named >= 2
 
 

@@ -1,5 +1,5 @@
-"""Official checkpoints: where each tensor goes, every format, every mistake's sentence, and the memory that loading
-takes."""
+"""Official checkpoints: the destination of each tensor, every format, the error for every mistake, and the memory that
+loading needs."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def language(tensors, c):
 def llamagen(tensors, c):
     text = "cls_embedding.embedding_table.weight" not in tensors
     names = {"dim": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
-    names |= {"ffn_hidden": "intermediate_size"}  # LANTERN's
-    sizes = {ours: c.get(ours, c.get(theirs)) for ours, theirs in names.items()}
+    names |= {"ffn_hidden": "intermediate_size"}  # LANTERN's name
+    sizes = {field: c.get(field, c.get(hf_name)) for field, hf_name in names.items()}
     sizes |= {name: c[name] for name in ("vocab_size", "cls_token_num", "block_size")}
     cfg = LlamaGenConfig(**sizes, num_classes=0 if text else c["num_classes"])
     return lambda: LlamaGen(cfg), naming.for_llamagen(tensors, cfg.n_layer, cfg.block, text)
@@ -74,7 +74,8 @@ def drafter(tensors, c):
 @needs_reference
 @pytest.mark.parametrize(("kind", "names"), [(language, LANGUAGE), (llamagen, LLAMAGEN_FILES), (drafter, DRAFTERS)])
 def test_every_official_tensor_has_one_destination(kind, names):
-    """Of Chameleon's files all but the pixel tokenizer; older LlamaGen files hold freqs_cis (reference README (9))."""
+    """All tensors of Chameleon's files except the pixel tokenizer. Older LlamaGen files also contain freqs_cis
+    (reference README (9))."""
     for name in names:
         facts, source = manifest(name)
         source = tied(source, facts["config"])
@@ -89,8 +90,8 @@ def test_every_official_tensor_has_one_destination(kind, names):
 
 
 def test_medusa_heads_with_and_without_their_prefix():
-    """medusa_lm_head.pt holds the state dict of the list of heads, so without a prefix. Its first heads may be used
-    alone."""
+    """medusa_lm_head.pt holds the state dict of the list of heads, so its names have no prefix. Its first heads can be
+    used alone."""
     torch.manual_seed(0)
     heads, hidden = MedusaNetwork(MedusaConfig(6, 9, 4)), torch.randn(2, 6)
 
@@ -120,23 +121,26 @@ def test_names_that_fit_no_layout_are_reported():
 
 UNIFIED = UnifiedConfig(dim=32, n_layer=2, n_head=4, n_kv_head=2, ffn_hidden=48, vocab_size=90)
 KEEP = torch.tensor([*range(10, 26), 80, 7])
-IMAGE = image_tokens(KEEP[:16], 4, 4, 80, [7])  # made before loading, which builds on the meta device
+IMAGE = image_tokens(KEEP[:16], 4, 4, 80, [7])  # created before loading, which builds on the meta device
 
 
-def holds_the_weights_of(path, prefix, head, cfg=UNIFIED):
-    """Whether a module loaded from a file in the layout of Hugging Face has its weights, each found by hand."""
+def assert_weights_of(path, prefix, head, cfg=UNIFIED):
+    """Checks that a module loaded from a Hugging Face file has the file's weights, each computed by hand. Returns the
+    file's source."""
     source = official.open_source(path)
     table, ignored = naming.for_language(source.tensors, cfg.n_layer, cfg.block, KEEP, str(path))
     module = official.load(lambda: Unified(cfg, IMAGE), source, table, "cpu", torch.float32, ignored)
-    theirs = {name: tensor.clone() for name, tensor in source.read(source.tensors)}
+    stored = {name: tensor.clone() for name, tensor in source.read(source.tensors)}
     wanted = {
-        "output.weight": theirs[head][KEEP],
-        "tok_embeddings.weight": theirs[f"{prefix}embed_tokens.weight"],
-        "norm.weight": theirs[f"{prefix}norm.weight"],
+        "output.weight": stored[head][KEEP],
+        "tok_embeddings.weight": stored[f"{prefix}embed_tokens.weight"],
+        "norm.weight": stored[f"{prefix}norm.weight"],
     }
     for n in range(cfg.n_layer):
-        at, ours = f"{prefix}layers.{n}.", f"layers.{n}."
-        wanted[f"{ours}attention.wqkv.weight"] = torch.cat([theirs[f"{at}self_attn.{x}_proj.weight"] for x in "qkv"])
+        at, prefix_here = f"{prefix}layers.{n}.", f"layers.{n}."
+        wanted[f"{prefix_here}attention.wqkv.weight"] = torch.cat(
+            [stored[f"{at}self_attn.{x}_proj.weight"] for x in "qkv"]
+        )
         names = {
             "attention.wo.weight": "self_attn.o_proj.weight",
             "feed_forward.w1.weight": "mlp.gate_proj.weight",
@@ -150,7 +154,7 @@ def holds_the_weights_of(path, prefix, head, cfg=UNIFIED):
                 f"attention.{x}": f"self_attn.{x}"
                 for x in ("q_norm.weight", "k_norm.weight", "q_norm.bias", "k_norm.bias")
             }
-        wanted |= {ours + mine: theirs[at + name] for mine, name in names.items()}
+        wanted |= {prefix_here + name_here: stored[at + name] for name_here, name in names.items()}
     torch.testing.assert_close(dict(module.state_dict()), wanted, rtol=0, atol=0)
     return source
 
@@ -159,41 +163,41 @@ SIZES = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 SIZES |= {"num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def randomised(model):
+def randomise(model):
     torch.manual_seed(0)
-    for parameter in model.parameters():  # norms too, so that none can be taken for another
+    for parameter in model.parameters():  # norms too, so that no norm can be confused with another
         nn.init.normal_(parameter)
     return model
 
 
-def test_what_transformers_saves_of_emu3(tmp_path):
+def test_emu3_files_saved_by_transformers(tmp_path):
     from transformers import Emu3Config, Emu3ForCausalLM, Emu3ForConditionalGeneration, Emu3TextConfig
 
-    randomised(Emu3ForCausalLM(Emu3TextConfig(**SIZES))).save_pretrained(tmp_path / "alone")
-    holds_the_weights_of(tmp_path / "alone", "model.", "lm_head.weight")
+    randomise(Emu3ForCausalLM(Emu3TextConfig(**SIZES))).save_pretrained(tmp_path / "alone")
+    assert_weights_of(tmp_path / "alone", "model.", "lm_head.weight")
     pixels = {"codebook_size": 16, "embed_dim": 4, "latent_channels": 4, "base_channels": 32, "hidden_size": 32}
     pixels |= {"channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": []}
     cfg = Emu3Config(vq_config=pixels, text_config=SIZES, vocabulary_map={"<image>": 5})
-    both = randomised(Emu3ForConditionalGeneration(cfg))
-    both.save_pretrained(tmp_path / "both", max_shard_size="60KB")
-    assert len(holds_the_weights_of(tmp_path / "both", "text_model.model.", "text_model.lm_head.weight").shards) > 2
-    torch.save(both.state_dict(), tmp_path / "by_hand.bin")
-    holds_the_weights_of(tmp_path / "by_hand.bin", "model.text_model.", "lm_head.weight")
+    model = randomise(Emu3ForConditionalGeneration(cfg))
+    model.save_pretrained(tmp_path / "both", max_shard_size="60KB")
+    assert len(assert_weights_of(tmp_path / "both", "text_model.model.", "text_model.lm_head.weight").shards) > 2
+    torch.save(model.state_dict(), tmp_path / "by_hand.bin")
+    assert_weights_of(tmp_path / "by_hand.bin", "model.text_model.", "lm_head.weight")
 
 
-def test_what_transformers_saves_of_chameleon(tmp_path):
+def test_chameleon_files_saved_by_transformers(tmp_path):
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
     pixels = {"embed_dim": 8, "num_embeddings": 16, "latent_channels": 8, "base_channels": 32}
     pixels |= {"channel_multiplier": [1, 1], "num_res_blocks": 1}
-    sizes = SIZES | {"num_key_value_heads": 4}  # q and k norms have a row a head
+    sizes = SIZES | {"num_key_value_heads": 4}  # the norms of q and k have one row per head
     cfg = ChameleonConfig(**sizes, vq_config=pixels, vocabulary_map={"<image>": 5})
-    randomised(ChameleonForConditionalGeneration(cfg)).save_pretrained(tmp_path)
-    holds_the_weights_of(tmp_path, "model.", "lm_head.weight", UnifiedConfig(32, 2, 4, 4, 48, 90, qk_norm=4))
+    randomise(ChameleonForConditionalGeneration(cfg)).save_pretrained(tmp_path)
+    assert_weights_of(tmp_path, "model.", "lm_head.weight", UnifiedConfig(32, 2, 4, 4, 48, 90, qk_norm=4))
 
 
 class Tiny(nn.Module):
-    """Two linear layers under official names that a table renames."""
+    """Two linear layers with official names that a table renames."""
 
     def __init__(self):
         super().__init__()
@@ -313,7 +317,7 @@ def test_configuration_of_a_folder(tmp_path):
 
 
 class Evil:
-    """An object whose unpickling makes a folder."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.trace = str(folder / "was-here")
@@ -333,19 +337,19 @@ def text(path, content):
     return path
 
 
-def pickled(path, protocol):
+def write_pickle(path, protocol):
     path.write_bytes(pickle.dumps({"model": Evil(path.parent)}, protocol))
     return path
 
 
-def scripted(path):
+def script(path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)).save(path)
     return path
 
 
-def edited_index(folder, **changes):
+def edit_index(folder, **changes):
     write_shards(folder, tiny_tensors())
     file = folder / "model.safetensors.index.json"
     index = json.loads(file.read_text())
@@ -354,12 +358,12 @@ def edited_index(folder, **changes):
     return folder
 
 
-def without_a_shard(folder):
+def remove_shard(folder):
     (write_shards(folder, tiny_tensors()) / SECOND).unlink()
     return folder
 
 
-def in_both_shards(folder):
+def duplicate_tensor(folder):
     first, second = shards(tiny_tensors())
     save_file(second | {"q": first["q"]}, write_shards(folder, tiny_tensors()) / SECOND)
     return folder
@@ -382,18 +386,21 @@ BROKEN = {
     "pointer": (lambda d: text(d / "x.bin", "version https://git-lfs.github.com/spec/v1\n"), "x.bin' is a pointer"),
     "code": (lambda d: a_file(d / "x.pt", {"model": tiny_tensors(), "hook": Evil(d)}), CODE),
     "code in old": (lambda d: old(d / "x.pt", {"hook": Evil(d)}), CODE),
-    "code without torch": (lambda d: pickled(d / "x.pt", 2), CODE),
-    "newer code without torch": (lambda d: pickled(d / "x.pt", 5), "holds more than tensors, and loading it could"),
-    "program": (lambda d: scripted(d / "x.pt"), "holds more than tensors, and loading it could run code"),
+    "code without torch": (lambda d: write_pickle(d / "x.pt", 2), CODE),
+    "newer code without torch": (
+        lambda d: write_pickle(d / "x.pt", 5),
+        "holds more than tensors, and loading it could",
+    ),
+    "program": (lambda d: script(d / "x.pt"), "holds more than tensors, and loading it could run code"),
     "list": (lambda d: a_file(d / "x.pt", [torch.ones(1)]), "x.pt' holds a list, not tensors by name"),
     "no tensors": (lambda d: a_file(d / "x.pt", {"s": 3, "e": 1}), r"under model or .*, only 's' \(and 1 more\)"),
     "sparse": (lambda d: a_file(d / "x.pt", {"q": torch.eye(4).to_sparse()}), "tensor 'q' is sparse, quantised or"),
-    "no shard": (without_a_shard, f"index.json names '{SECOND}'"),
-    "not in its shard": (lambda d: edited_index(d, q=SECOND), f"tensor 'q' .*{SECOND}, which lacks it"),
-    "in no shard": (lambda d: edited_index(d, z=SECOND), f"tensor 'z' .*{SECOND}, which lacks it"),
-    "in two shards": (in_both_shards, f"tensor 'q' is in model-00001-of-00002.safetensors and in {SECOND} of"),
-    "elsewhere": (lambda d: edited_index(d, q="../x.safetensors"), r"puts tensor 'q' into '../x.safetensors'"),
-    "nowhere": (lambda d: edited_index(d, q=3), "puts tensor 'q' into 3"),
+    "no shard": (remove_shard, f"index.json names '{SECOND}'"),
+    "not in its shard": (lambda d: edit_index(d, q=SECOND), f"tensor 'q' .*{SECOND}, which lacks it"),
+    "in no shard": (lambda d: edit_index(d, z=SECOND), f"tensor 'z' .*{SECOND}, which lacks it"),
+    "in two shards": (duplicate_tensor, f"tensor 'q' is in model-00001-of-00002.safetensors and in {SECOND} of"),
+    "elsewhere": (lambda d: edit_index(d, q="../x.safetensors"), r"puts tensor 'q' into '../x.safetensors'"),
+    "nowhere": (lambda d: edit_index(d, q=3), "puts tensor 'q' into 3"),
     "no map": (lambda d: text(d / "model.safetensors.index.json", "{}"), "index.json has no 'weight_map'"),
     "cut index": (
         lambda d: text(d / "model.safetensors.index.json", '{"weight_map"'),
@@ -402,7 +409,7 @@ BROKEN = {
 }
 
 
-def test_a_broken_or_hostile_file_is_reported_in_a_sentence(tmp_path):
+def test_a_broken_or_hostile_file_is_a_clear_error(tmp_path):
     for case, (make, sentence) in BROKEN.items():
         folder = tmp_path / case
         folder.mkdir()
@@ -414,32 +421,50 @@ def test_a_broken_or_hostile_file_is_reported_in_a_sentence(tmp_path):
         assert not (folder / "was-here").exists(), case
 
 
-def changed(**changes):
-    """The tensors of the tiny module, some of them replaced, or absent where the change is None."""
+def changed_tensors(**changes):
+    """The tensors of the tiny module with some replaced, or removed if the change is None."""
     tensors = tiny_tensors() | {name.replace("_", "."): t for name, t in changes.items()}
     return {name: t for name, t in tensors.items() if t is not None}
 
 
 UNFIT = {
-    "missing": (changed(q=None), r"x.safetensors: tensor 'q' is missing; the file is incomplete"),
-    "surplus": (changed(z=torch.ones(1)), r"x.safetensors: tensor 'z' belongs to no part of this model"),
-    "several surplus": (changed(z=torch.ones(1), y=torch.ones(1)), r"tensor 'y' \(and 1 more\) belongs to no part"),
-    "odd name": (changed(**{"z\n\x1b[2J": torch.ones(1)}), r"tensor 'z\\n\\x1b\[2J' belongs to no part"),
-    "misshapen": (changed(k=torch.ones(4, 2)), r"tensor 'k' has shape \[4, 2\], expected \[2, 4\]; name"),
-    "other rank": (changed(k=torch.ones(8)), r"tensor 'k' has shape \[8\], expected \[2, 4\]"),
+    "missing": (changed_tensors(q=None), r"x.safetensors: tensor 'q' is missing; the file is incomplete"),
+    "surplus": (changed_tensors(z=torch.ones(1)), r"x.safetensors: tensor 'z' belongs to no part of this model"),
+    "several surplus": (
+        changed_tensors(z=torch.ones(1), y=torch.ones(1)),
+        r"tensor 'y' \(and 1 more\) belongs to no part",
+    ),
+    "odd name": (changed_tensors(**{"z\n\x1b[2J": torch.ones(1)}), r"tensor 'z\\n\\x1b\[2J' belongs to no part"),
+    "misshapen": (changed_tensors(k=torch.ones(4, 2)), r"tensor 'k' has shape \[4, 2\], expected \[2, 4\]; name"),
+    "other rank": (changed_tensors(k=torch.ones(8)), r"tensor 'k' has shape \[8\], expected \[2, 4\]"),
     "several misshapen": (
-        changed(q=torch.ones(3, 4), n_bias=torch.ones(4), n_count=torch.tensor([1])),
+        changed_tensors(q=torch.ones(3, 4), n_bias=torch.ones(4), n_count=torch.tensor([1])),
         r"tensor 'q' has shape \[3, 4\], expected \[4, 4\] \(and 2 more\)",
     ),
-    "integers": (changed(q=torch.ones(4, 4).int()), "tensor 'q' holds int32 values, expected floating-point ones"),
-    "floats": (changed(n_count=torch.tensor(1.0)), "tensor 'n.count' holds float32 values, expected integer ones"),
-    "NaN": (changed(n_mean=torch.tensor([0.0, torch.nan, 0.0])), "x.safetensors: tensor 'n.mean' holds NaN or inf"),
-    "infinity": (changed(k=torch.full((2, 4), -torch.inf)), "tensor 'k' holds NaN or infinity; fetch the file again"),
-    "range": (changed(q=torch.full((4, 4), 1e30)), "tensor 'q' holds values that float16 cannot hold; use dtype=bf"),
+    "integers": (
+        changed_tensors(q=torch.ones(4, 4).int()),
+        "tensor 'q' holds int32 values, expected floating-point ones",
+    ),
+    "floats": (
+        changed_tensors(n_count=torch.tensor(1.0)),
+        "tensor 'n.count' holds float32 values, expected integer ones",
+    ),
+    "NaN": (
+        changed_tensors(n_mean=torch.tensor([0.0, torch.nan, 0.0])),
+        "x.safetensors: tensor 'n.mean' holds NaN or inf",
+    ),
+    "infinity": (
+        changed_tensors(k=torch.full((2, 4), -torch.inf)),
+        "tensor 'k' holds NaN or infinity; fetch the file again",
+    ),
+    "range": (
+        changed_tensors(q=torch.full((4, 4), 1e30)),
+        "tensor 'q' holds values that float16 cannot hold; use dtype=bf",
+    ),
 }
 
 
-def test_a_file_that_does_not_fit_is_reported_in_a_sentence(tmp_path):
+def test_a_file_that_does_not_fit_is_a_clear_error(tmp_path):
     for case, (tensors, sentence) in UNFIT.items():
         path = a_file(tmp_path / "x.safetensors", tensors)
         with pytest.raises(UsageError) as reported:
@@ -448,7 +473,7 @@ def test_a_file_that_does_not_fit_is_reported_in_a_sentence(tmp_path):
         assert "\n" not in str(reported.value), case
 
 
-def test_what_is_ignored_is_named_by_complete_names():
+def test_ignored_tensors_have_complete_names():
     tensors = tiny_tensors() | {"freqs_cis": torch.ones(1)}
     source = official.from_tensors(tensors)
     official.load(Tiny, source, TABLE, "cpu", torch.float32, ["freqs_cis", r"vq\..*"])
@@ -463,7 +488,7 @@ def test_too_few_rows_to_pick_from_are_reported():
         official.load(lambda: nn.Linear(4, 2, False), source, table, "cpu", torch.float32)
 
 
-def test_a_table_that_does_not_fill_the_module_once_is_a_mistake_of_ours():
+def test_a_table_that_does_not_fill_the_module_once_is_an_internal_error():
     source = official.from_tensors(tiny_tensors())
     for change, sentence in (
         ({"z": ParameterSlice("nothing")}, "'z' to 'nothing', which the module does not have"),
@@ -523,8 +548,8 @@ print(json.dumps([peak, megabytes("VmHWM") - before]))
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see the peak")
 def test_loading_needs_the_model_and_one_shard(tmp_path):
-    """Three float32 shards of 40 MB become a bfloat16 module of 60 MB: the peak stays below 60 + 40 + 20 MB, and a
-    loader that keeps the shards while it casts goes beyond."""
+    """Three float32 shards of 40 MB become a bfloat16 module of 60 MB. The peak stays below 60 + 40 + 20 MB; a loader
+    that keeps the shards while it casts exceeds this."""
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         index = {}
         for shard in range(3):
@@ -535,8 +560,8 @@ def test_loading_needs_the_model_and_one_shard(tmp_path):
         a_file(tmp_path / suffix / f"small.{suffix}", {"official.0": torch.ones(2048, 1024)})
     files = ("bin/small.bin", "safetensors", "bin")
     command = [sys.executable, "-c", MEASURE, *(str(tmp_path / file) for file in files)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    peak, careless = json.loads(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    peak, careless = json.loads(process.stdout)
     assert 60 < peak < 120
     assert careless > 160
 
@@ -547,5 +572,5 @@ def test_loading_a_large_file_shows_its_progress(capsys, monkeypatch):
     for least, shown in ((37, False), (36, True)):
         monkeypatch.setattr(official, "SHOWN", least)
         official.load(lambda: torch.nn.Linear(2, 3), source, table, "cpu", torch.float32)
-        said = capsys.readouterr().err
-        assert ("large.safetensors" in said) == ("36.0/36.0" in said) == shown
+        stderr = capsys.readouterr().err
+        assert ("large.safetensors" in stderr) == ("36.0/36.0" in stderr) == shown

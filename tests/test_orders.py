@@ -1,4 +1,4 @@
-"""Models that fill an image in an order of their own: orders, groups, forward passes, and what the loop samples."""
+"""Models that fill an image in their own order: orders, groups, forward passes, and the distribution of the samples."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SIZES = (1, 3, 2, 5, 4, 1)
 CLASSES = (2, 0)
 
 
-def two_orders() -> GroupOrder:
+def make_two_orders() -> GroupOrder:
     rng = np.random.default_rng(3)
     return GroupOrder(torch.from_numpy(np.stack([rng.permutation(16) for _ in range(2)])), SIZES)
 
@@ -57,35 +57,35 @@ def two_orders() -> GroupOrder:
 def model_of(kind: type[Any]) -> Any:
     torch.manual_seed(5)
     model = kind(SHAPE).eval().requires_grad_(False)
-    for parameter in model.parameters():  # far from the start of training, so that every part matters
+    for parameter in model.parameters():  # far from the initial values, so that every part matters
         parameter.add_(torch.randn(parameter.shape) * 0.15)
-    model.order = two_orders()
+    model.order = make_two_orders()
     return model
 
 
 def official_tensors(model: Any) -> dict[str, Tensor]:
-    """Under the names of the published files; ARPG's ids in one table, whose last row is not used."""
+    """The tensors under the names of the published files. ARPG's ids are in one table, whose last row is not used."""
     if isinstance(model, LPD):
         return official.exported(model, naming.lpd(model.state_dict()))
-    found = official.exported(model, naming.arpg(2, model.block))
-    parts = [found.pop(f"embeddings.{name}") for name in ("codes", "mask", "classes")]
+    tensors = official.exported(model, naming.arpg(2, model.block))
+    parts = [tensors.pop(f"embeddings.{name}") for name in ("codes", "mask", "classes")]
     table = torch.cat([parts[0], parts[1][None], parts[2], torch.full((1, 64), 9.0)])
-    return {**found, "embeddings.weight": table}
+    return {**tensors, "embeddings.weight": table}
 
 
 # --- orders and groups ------------------------------------------------------------------------------------------------
 
 
 def test_group_sizes_are_the_published_ones() -> None:
-    """LPD: orders/group_sizes_lookup.json of its code; ARPG: int(256 * arccos((s + 1) / 64) / (pi / 2)) are left after
-    pass s of 64, at least one."""
+    """LPD: orders/group_sizes_lookup.json of its code. ARPG: after pass s of 64, int(256 * arccos((s + 1) / 64) / (pi /
+    2)) tokens remain, at least one."""
     twenty = (1, 2, 4, 5, 7, 8, 10, 11, 12, 14, 15, 16, 17, 18, 18, 19, 19, 20, 20, 20)
     more = "1 1 2 2 3 3 4 5 5 6 6 7 7 8 8 9 9 10 10 10 11 11 11 11 12 12 12 12 12 12 12 12"
     assert group_sizes(256, 20, "lpd") == twenty
     assert group_sizes(256, 32, "lpd") == tuple(map(int, more.split()))
     left = [256, *(max(1, int(256 * np.arccos((s + 1) / 64) / (math.pi / 2))) for s in range(63)), 0]
     assert group_sizes(256, 64, "arccos") == tuple(a - b for a, b in itertools.pairwise(left))
-    assert list(group_sizes(64, 20, "cosine")) == list(tokens_per_iteration(64, 20))  # MAR's
+    assert list(group_sizes(64, 20, "cosine")) == list(tokens_per_iteration(64, 20))  # as MAR
     assert group_sizes(16, None, "arccos") == (1,) * 16
     for passes, schedule in itertools.product((1, 2, 15, 16), ("arccos", "cosine", "lpd")):
         sizes = group_sizes(16, passes, schedule)
@@ -94,8 +94,8 @@ def test_group_sizes_are_the_published_ones() -> None:
         group_sizes(16, 17, "arccos")
 
 
-def test_an_order_by_locality_takes_near_cells_that_are_apart() -> None:
-    """Every cell of a group against LPD's rule, stated cell by cell."""
+def test_an_order_by_locality_takes_near_but_separate_cells() -> None:
+    """Every cell of a group against LPD's rule, written out cell by cell."""
     side, sizes = 8, group_sizes(64, 12, "lpd")
     for repulsion in (1, 2):
         order = locality_order(side, sizes, repulsion, np.random.default_rng(repulsion)).tolist()
@@ -109,44 +109,44 @@ def test_an_order_by_locality_takes_near_cells_that_are_apart() -> None:
             return math.hypot(a // side - b // side, a % side - b % side)
 
         for size in sizes:
-            group, taken = order[len(known) : len(known) + size], list[int]()
+            group, chosen = order[len(known) : len(known) + size], list[int]()
             free = [cell for cell in range(64) if cell not in known]
             score = {c: sum(1 / distance(c, k) for k in known if gap(c, k) == 1) for c in free}
             for cell in group:
                 open_ = [
-                    c for c in free if c not in taken and score[c] >= 1 and all(gap(c, t) > repulsion for t in taken)
+                    c for c in free if c not in chosen and score[c] >= 1 and all(gap(c, t) > repulsion for t in chosen)
                 ]
-                if open_:  # the highest score among those that are far enough from the group
+                if open_:  # the highest score among the cells that are far enough from the group
                     assert score[cell] == pytest.approx(max(score[c] for c in open_))
                     assert cell in open_
-                elif taken:  # the farthest from the group
-                    nearest = {c: min(distance(c, t) for t in taken) for c in free if c not in taken}
+                elif chosen:  # the farthest from the group
+                    nearest = {c: min(distance(c, t) for t in chosen) for c in free if c not in chosen}
                     assert nearest[cell] == pytest.approx(max(nearest.values()))
-                taken.append(cell)
+                chosen.append(cell)
             known += group
         assert len(known) == 64
 
 
-def test_every_token_is_asked_for_once_and_then_fed() -> None:
-    order, rng = two_orders(), tiny.rng(8)
+def test_every_token_is_predicted_once_and_then_fed() -> None:
+    order, rng = make_two_orders(), tiny.rng(8)
     plan = PlannedGroups(order, rng, SIZES)
-    assert set(plan.which.tolist()) == {0, 1}
+    assert set(plan.order_index.tolist()) == {0, 1}
     existing = torch.zeros(8, 16, dtype=torch.bool)
     history = torch.arange(100, 116).repeat(8, 1)
     for number, size in enumerate(SIZES):
-        tokens, fronts = plan.fronts(history, torch.full((8,), number))
+        tokens, fronts = plan.parallel_positions(history, torch.full((8,), number))
         end = sum(SIZES[: number + 1])
         for row in range(8):
-            mine = order.orders[plan.which[row]]
-            assert fronts.targets[row, :size, 0].tolist() == mine[end - size : end].tolist()
+            positions = order.orders[plan.order_index[row]]
+            assert fronts.targets[row, :size, 0].tolist() == positions[end - size : end].tolist()
             assert fronts.extends[row].tolist() == [k < size for k in range(5)]
             fed = fronts.slots[row, :, 0]
             slots = fed[fed < 16].tolist()
-            before = mine[: end - size][-SIZES[number - 1] :].tolist() if number else [-1]
+            before = positions[: end - size][-SIZES[number - 1] :].tolist() if number else [-1]
             assert slots == before
             assert all(tokens[row, k] == 100 + slot for k, slot in enumerate(slots) if slot >= 0)
             assert len(set(fed.tolist())) == 5  # no two write to one slot
-            existing[row, mine[: end - size]] = True
+            existing[row, positions[: end - size]] = True
             for k in range(5):
                 assert fronts.sees[row, k].tolist() == [True, *existing[row].tolist(), *[False] * 5]
         shares = [[(end - size + k) / 16, end / 16] for k in range(size)]
@@ -157,12 +157,12 @@ def test_every_token_is_asked_for_once_and_then_fed() -> None:
 
 
 def index_of_groups(order: list[int]) -> Tensor:
-    """The index of the class, 0, and of each token's group in the order, from 1 on."""
+    """The index of the class (0), and the group number of each token in the order (from 1)."""
     return torch.tensor([0, *(g + 1 for g, size in enumerate(SIZES) for _ in range(size))])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Tensor:
-    """(n, heads * d) of queries (n, heads * d) and keys; two heads."""
+    """Attention with two heads: queries and keys (n, heads * d) -> (n, heads * d)."""
     q, k, v = (x.view(len(x), 2, -1).transpose(0, 1) for x in (q, k, v))
     scores = (q @ k.transpose(1, 2)) / math.sqrt(q.shape[-1])
     return (scores.masked_fill(~sees, -torch.inf).softmax(-1) @ v).transpose(0, 1).flatten(1)
@@ -174,8 +174,9 @@ def plain_arpg(w: dict[str, Tensor], label: int, tokens: Tensor, order: list[int
     def rms(x: Tensor, name: str) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"]
 
-    def turned(x: Tensor, cells: list[int | None]) -> Tensor:
-        """The pairs of each head, a quarter of its numbers by row and a quarter by column; the class has zeros."""
+    def rotate(x: Tensor, cells: list[int | None]) -> Tensor:
+        """Rotates the pairs of each head: a quarter of its numbers by row and a quarter by column. The class has
+        position zero."""
         out = torch.zeros_like(x).view(len(x), 2, 16, 2)
         pairs = x.view(len(x), 2, 16, 2)
         for i, cell in enumerate(cells):
@@ -198,21 +199,21 @@ def plain_arpg(w: dict[str, Tensor], label: int, tokens: Tensor, order: list[int
     for n in range(2):
         y, name = rms(x, f"layers.self_dec.{n}.attn_norm"), f"layers.self_dec.{n}"
         q, k, v = (y @ w[f"{name}.attn.to_{p}.weight"].T for p in "qkv")
-        y = attend(turned(q, cells), turned(k, cells), v, index <= index[:, None])
+        y = attend(rotate(q, cells), rotate(k, cells), v, index <= index[:, None])
         x = fed_forward(x + y @ w[f"{name}.attn.proj.weight"].T, name)
     y = rms(x, "layers.norm")
-    k, v = turned(y @ w["layers.to_k.weight"].T, cells), y @ w["layers.to_v.weight"].T
+    k, v = rotate(y @ w["layers.to_k.weight"].T, cells), y @ w["layers.to_v.weight"].T
     x = w["embeddings.weight"][24].expand(16, -1)
     for n in range(2):
         name = f"layers.cross_dec.{n}"
-        q = turned(rms(x, f"{name}.attn_norm") @ w[f"{name}.attn.to_q.weight"].T, list(order))
+        q = rotate(rms(x, f"{name}.attn_norm") @ w[f"{name}.attn.to_q.weight"].T, list(order))
         y = attend(q, k, v, index < index[1:, None])
         x = fed_forward(x + y @ w[f"{name}.attn.proj.weight"].T, name)
     return rms(x, "norm") @ w["head.weight"].T
 
 
 def plain_lpd(w: dict[str, Tensor], label: int, tokens: Tensor, order: list[int]) -> Tensor:
-    """Logits (T, V) of the tokens in the order, without a cache: the class and the tokens, then all queries."""
+    """Logits (T, V) of the tokens in the order, without a cache: first the class and the tokens, then all queries."""
 
     def norm(x: Tensor, name: str) -> Tensor:
         x = x - x.mean(-1, keepdim=True)
@@ -225,11 +226,11 @@ def plain_lpd(w: dict[str, Tensor], label: int, tokens: Tensor, order: list[int]
     index, at = index_of_groups(order), torch.tensor([0, *(p + 1 for p in order)])
     start = w["fake_latent"] if label == 3 else w["class_emb.weight"][label][None]
     content = torch.cat([start, w["token_emb.weight"][tokens[order]]]) + w["pos_embed"][0, at]
-    asked = w["mask_token"][0] + w["pos_embed"][0, at[1:]]
-    x = norm(torch.cat([content, asked]), "z_proj_ln")
-    every, asks = torch.cat([index, index[1:]]), torch.arange(33) >= 17
-    sees = torch.where(asks[:, None], every < every[:, None], every <= every[:, None]) & ~asks
-    sees |= asks & asks[:, None] & (every == every[:, None])  # the queries of one group
+    queries = w["mask_token"][0] + w["pos_embed"][0, at[1:]]
+    x = norm(torch.cat([content, queries]), "z_proj_ln")
+    every, is_query = torch.cat([index, index[1:]]), torch.arange(33) >= 17
+    sees = torch.where(is_query[:, None], every < every[:, None], every <= every[:, None]) & ~is_query
+    sees |= is_query & is_query[:, None] & (every == every[:, None])  # the queries of one group
     for n in range(4):
         q, k, v = layer(norm(x, f"blocks.{n}.norm1"), f"blocks.{n}.attn.qkv").chunk(3, -1)
         x = x + layer(attend(q, k, v, sees), f"blocks.{n}.attn.proj")
@@ -241,31 +242,32 @@ def plain_lpd(w: dict[str, Tensor], label: int, tokens: Tensor, order: list[int]
 KINDS = [(ARPG, plain_arpg), (LPD, plain_lpd)]
 
 
-def decoded(model: Any, sampling: Sampling, classes: tuple[int, ...] = CLASSES, **given: Any) -> Any:
-    config = DecoderConfig(model, NoDraft(given.get("singly", False)), rules.exact(), sampling)
-    rows = given.get("rows", range(len(classes)))
+def decode_images(model: Any, sampling: Sampling, classes: tuple[int, ...] = CLASSES, **options: Any) -> Any:
+    config = DecoderConfig(model, NoDraft(options.get("singly", False)), rules.exact(), sampling)
+    rows = options.get("rows", range(len(classes)))
     return decode(config, ClassConditioning(torch.tensor(classes)), tiny.rng(rows))
 
 
-def order_of(model: Any, index: int) -> list[int]:
-    """The order that an image takes."""
-    which = int(PlannedGroups(model.order, tiny.rng([index]), SIZES).which)
-    return [int(p) for p in model.order.orders[which]]
+def image_order(model: Any, index: int) -> list[int]:
+    """The order in which an image is filled."""
+    index_of_order = int(PlannedGroups(model.order, tiny.rng([index]), SIZES).order_index)
+    return [int(p) for p in model.order.orders[index_of_order]]
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("kind", "plain"), KINDS)
 @pytest.mark.parametrize("schedule", ["constant", "linear", "linear_by_pass"])
 def test_a_token_is_sampled_given_the_groups_before_it(kind: Any, plain: Any, schedule: str) -> None:
-    """Caches, slots, masks and guidance against one pass in plain lines, on the published files' tensors."""
+    """Caches, slots, masks and guidance, against one pass in plain code with the tensors of the published files."""
     model, scale = model_of(kind), 2.5
     w = official_tensors(model)
-    rows = [0, next(i for i in range(1, 9) if order_of(model, i) != order_of(model, 0))]  # of different orders
-    out = decoded(model, Sampling(temperature=0.9, cfg_scale=scale, cfg_schedule=schedule), rows=rows)
+    # two images with different orders
+    rows = [0, next(i for i in range(1, 9) if image_order(model, i) != image_order(model, 0))]
+    out = decode_images(model, Sampling(temperature=0.9, cfg_scale=scale, cfg_schedule=schedule), rows=rows)
     assert out.steps.tolist() == [len(SIZES)] * 2
     ends = [end for size, end in zip(SIZES, itertools.accumulate(SIZES), strict=True) for _ in range(size)]
     for row, label in enumerate(CLASSES):
-        order = order_of(model, rows[row])
+        order = image_order(model, rows[row])
         share = {
             "constant": [1.0] * 16,
             "linear": [j / 16 for j in range(16)],
@@ -282,9 +284,9 @@ def test_a_token_is_sampled_given_the_groups_before_it(kind: Any, plain: Any, sc
 @torch.inference_mode()
 def test_training_is_decoding_token_by_token() -> None:
     model = model_of(ARPG)
-    out = decoded(model, Sampling(), singly=True)
+    out = decode_images(model, Sampling(), singly=True)
     assert out.steps.tolist() == [16, 16]
-    order = torch.tensor([order_of(model, row) for row in range(2)])
+    order = torch.tensor([image_order(model, row) for row in range(2)])
     prefix = model.condition(ClassConditioning(torch.tensor(CLASSES)), guided=False)
     with torch.enable_grad():
         hidden = model.in_order(prefix, out.tokens, order)
@@ -295,24 +297,25 @@ def test_training_is_decoding_token_by_token() -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", [ARPG, LPD])
 def test_an_image_does_not_depend_on_its_batch(kind: Any) -> None:
-    """Nor on the order of the prompts, bit for bit."""
+    """Bit for bit, and also in another order of the prompts."""
     model, sampling = model_of(kind), Sampling(cfg_scale=2.0, cfg_schedule="linear")
     classes = (2, 0, 1, 1)
-    together = decoded(model, sampling, classes)
-    turned = decoded(model, sampling, classes[::-1], rows=[3, 2, 1, 0])
-    assert torch.equal(turned.tokens.flip(0), together.tokens)
-    assert torch.equal(turned.trace.log_prob.flip(0), together.trace.log_prob)
+    together = decode_images(model, sampling, classes)
+    rotate = decode_images(model, sampling, classes[::-1], rows=[3, 2, 1, 0])
+    assert torch.equal(rotate.tokens.flip(0), together.tokens)
+    assert torch.equal(rotate.trace.log_prob.flip(0), together.trace.log_prob)
     for row, label in enumerate(classes):
-        alone = decoded(model, sampling, (label,), rows=[row])
+        alone = decode_images(model, sampling, (label,), rows=[row])
         assert torch.equal(alone.tokens[0], together.tokens[row])
         assert torch.equal(alone.trace.log_prob[0], together.trace.log_prob[row])
 
 
-# --- what is sampled --------------------------------------------------------------------------------------------------
+# --- the distribution of the samples ----------------------------------------------------------------------------------
 
 
 class JointTarget:
-    """Four tokens of two values with a joint distribution (16,): a token has its conditional given those that exist."""
+    """Four tokens of two values with a joint distribution (16,). A token is sampled from its conditional given the
+    existing tokens."""
 
     length, width, vocab_size, codes, forced_tokens = 4, 2, 2, 2, None
 
@@ -324,16 +327,16 @@ class JointTarget:
         return self
 
     def conditional(self, known: Tensor, tokens: Tensor, target: Tensor) -> Tensor:
-        """(..., 2) of the token at `target` (...), given tokens (..., 4) where known (..., 4)."""
+        """The distribution (..., 2) of the token at `target` (...), given the tokens (..., 4) where known (..., 4)."""
         agree = ((self.sequences == tokens.unsqueeze(-2)) | ~known.unsqueeze(-2)).all(-1)
         value = F.one_hot(self.sequences.T, 2).float()[target]  # (..., 16, 2)
-        found = ((agree * self.joint).unsqueeze(-2) @ value).squeeze(-2)
-        return found / found.sum(-1, keepdim=True)
+        probs = ((agree * self.joint).unsqueeze(-2) @ value).squeeze(-2)
+        return probs / probs.sum(-1, keepdim=True)
 
     def forward_at_positions(self, tokens: Tensor, fronts: Any, history: Tensor) -> tuple[Tensor, Tensor]:
         known, targets = fronts.sees[..., 1:5], fronts.next_positions
-        held = history[:, None, :4].expand(known.shape)
-        return self.conditional(known, held, targets).log(), tokens.unsqueeze(-1).float()
+        stored = history[:, None, :4].expand(known.shape)
+        return self.conditional(known, stored, targets).log(), tokens.unsqueeze(-1).float()
 
     def constrain(self, logits: Tensor, positions: Tensor) -> Tensor:
         return logits
@@ -343,9 +346,9 @@ class JointTarget:
 
 
 def test_groups_are_sampled_from_the_models_own_distribution() -> None:
-    """The product of the conditionals in the order, a group's given the groups before it alone; over images the
-    mean over the orders. It is not the joint distribution, which the same orders token by token give. tiny.fit is a p
-    value of a chi-squared test: 20,000 images with a fixed seed."""
+    """The expected distribution is the product of the conditionals in the order; a group is conditioned only on the
+    groups before it. Over images it is the mean over the orders. It differs from the joint distribution, which the same
+    orders give token by token. tiny.fit is the p-value of a chi-squared test with 20,000 images and a fixed seed."""
     torch.manual_seed(1)
     joint = (2.5 * torch.randn(16)).softmax(0)
     order = GroupOrder(torch.tensor([[2, 0, 3, 1], [1, 3, 0, 2]]), (1, 2, 1))
@@ -373,8 +376,8 @@ def test_groups_are_sampled_from_the_models_own_distribution() -> None:
 # --- files, configurations, rows --------------------------------------------------------------------------------------
 
 
-def test_the_shapes_have_the_published_sizes() -> None:
-    """Parameters in millions, of the READMEs; LPD's and ARPG's tensors by the names of their code."""
+def test_the_shapes_have_the_published_numbers_of_parameters() -> None:
+    """Millions of parameters, from the READMEs. LPD's and ARPG's tensors have the names of their code."""
     for name, kind, millions in (("arpg_l", ArpgModel, 320), ("arpg_xl", ArpgModel, 719), ("lpd_l", LpdModel, 337),
                                  ("lpd_xl", LpdModel, 752)):  # fmt: skip
         cfg = {**configuration.compose([f"model={name}", "weights=random"])}
@@ -407,13 +410,14 @@ def test_published_files_are_read(tmp_path: Any, name: str, kind: Any) -> None:
     again = loader.__new__(loader)
     again.__dict__ |= {k: v for k, v in vars(made).items() if k != "target"}
     read = again._read(tmp_path / "target")
-    given, rng = ClassConditioning(torch.tensor([7, 3])), tiny.rng(2)
+    conditioning, rng = ClassConditioning(torch.tensor([7, 3])), tiny.rng(2)
     read.order = made.target.order
     sampling = Sampling(cfg_scale=3.0, cfg_schedule="linear")
-    both = [
-        decode(DecoderConfig(m, NoDraft(), rules.exact(), sampling), given, rng).tokens for m in (made.target, read)
+    token_pair = [
+        decode(DecoderConfig(m, NoDraft(), rules.exact(), sampling), conditioning, rng).tokens
+        for m in (made.target, read)
     ]
-    assert torch.equal(*both)
+    assert torch.equal(*token_pair)
     again.shape = replace(shape, n_layer=4)
     with pytest.raises(UsageError, match=f"holds another model than {name}: 2 layers of width 64, not 4 of 64"):
         again._read(tmp_path / "target")
@@ -432,7 +436,7 @@ def test_published_files_are_read(tmp_path: Any, name: str, kind: Any) -> None:
         ("method=vanilla iterations=0", "iterations must be"),
     ],
 )  # fmt: skip
-def test_methods_of_raster_order_refuse_such_a_target(words: str, message: str) -> None:
+def test_methods_in_raster_order_refuse_such_a_target(words: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         configuration.compose(["model=arpg_scenes", *words.split()])
 
@@ -447,20 +451,21 @@ def test_fused_kernels_and_trained_drafters_refuse_it() -> None:
 
 
 def test_a_plan_reads_the_weights_of_a_pass() -> None:
-    """Everything but the tables of embeddings, in bfloat16."""
+    """The weights of a pass are everything except the tables of embeddings, in bfloat16."""
     for name, others in (("arpg_l", (16384 + 1001 + 1) * 1024), ("lpd_l", (16384 + 1000 + 257 + 2) * 1024 + 2048)):
-        found = plan({**configuration.compose([f"model={name}", "method=vanilla"])})
-        weights = found["weights_gb"]["target"]
-        cached = found["cache_gb"] * 130 / (2 + 256 + 2 * found["nodes"])
-        assert found["reads_gb"]["forward"] == pytest.approx(weights - 2 * others / 1e9 + cached, rel=1e-3)
+        planned = plan({**configuration.compose([f"model={name}", "method=vanilla"])})
+        weights = planned["weights_gb"]["target"]
+        cached = planned["cache_gb"] * 130 / (2 + 256 + 2 * planned["nodes"])
+        assert planned["reads_gb"]["forward"] == pytest.approx(weights - 2 * others / 1e9 + cached, rel=1e-3)
 
 
 def test_a_forecast_counts_the_passes_of_the_groups_and_of_the_baseline(tmp_path: Any) -> None:
-    """Of the model alone: 20 passes of 20 positions, and 256 of one, in the same time each on the data sheet."""
+    """Only the model: 20 passes of 20 positions, and 256 passes of one. By the data sheet, all passes take the same
+    time."""
     cfg = configuration.compose(["model=lpd_l", "method=vanilla", "orders=1"])
     vanilla, planner = gpu_hours.without_method(cfg), gpu_hours.Planner(tmp_path)
     assert (cfg["iterations"], vanilla["iterations"]) == (20, None)
-    groups, singly = (planner.seconds(one, devices.DEVICES["h100"])[0] for one in (cfg, vanilla))
+    groups, singly = (planner.seconds(config, devices.DEVICES["h100"])[0] for config in (cfg, vanilla))
     assert singly / groups == pytest.approx(256 / 20, rel=0.1)
 
 
@@ -476,8 +481,8 @@ def test_a_run_counts_passes_and_leaves_divergence_empty(tmp_path: Any) -> None:
 
 
 def test_the_embedded_model_draws_objects_in_the_colours_of_their_classes() -> None:
-    """48 images. By chance a colour of eight is right in 6 (a standard deviation of 2.3); 24 are more than seven of
-    these above it."""
+    """48 images. By chance a colour of eight is right in 6 of them (a standard deviation of 2.3); 24 is more than seven
+    standard deviations above that."""
     pipeline = Pipeline.load(configuration.compose(["model=arpg_scenes", "method=vanilla", "iterations=16"]))
     items = scenes_classes.items({"seed": 0, "n": 48})
     out = pipeline.decode(pipeline.encode([item.prompt for item in items]), [(0, item.index) for item in items])
@@ -491,8 +496,8 @@ def test_the_embedded_model_draws_objects_in_the_colours_of_their_classes() -> N
 
 
 def test_training_learns_the_tokens_of_a_class(tmp_path: Any) -> None:
-    """Two images, one for each class: their tokens become likely in any order, from log 24 = 3.2 nats on. Without the
-    class they are less so, since the first ones could be of either image."""
+    """Two images, one for each class: their tokens become likely in any order, starting from log 24 = 3.2 nats. Without
+    the class they are less likely, since the first tokens could belong to either image."""
     rng = np.random.default_rng(0)
     codes, classes = rng.integers(0, 24, (2, 16)).astype(np.int16), np.array([0, 2])
     torch.manual_seed(0)
@@ -511,8 +516,8 @@ def test_the_stage_makes_a_model_that_runs(tmp_path: Any) -> None:
     assert tool.main([*words, "--only", "arpg,arpg_samples", "--card", f"{tmp_path}/card.md"]) == 0
     made = {path.name for path in (tmp_path / "assets").iterdir()}
     assert made == {"scenes_arpg.safetensors", "scenes_tokenizer.safetensors"}
-    found = Card.read(tmp_path / "card.md").statistics
-    assert 5 < found["arpg"]["loss"] < 8  # of 512 tokens after two steps: about log 512 = 6.2
+    statistics = Card.read(tmp_path / "card.md").statistics
+    assert 5 < statistics["arpg"]["loss"] < 8  # after two steps, for 512 tokens: about log 512 = 6.2
     words = ["run", "model=arpg_scenes", f"weights={tmp_path}/assets", "n=2", "metrics=none", "baseline=false"]
     assert cli.main([*words, "warmup=0", "iterations=2", f"out={tmp_path}/run"]) == 0
     assert row_of(tmp_path / "run")["steps"] == 2

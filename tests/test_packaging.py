@@ -1,4 +1,4 @@
-"""What is shipped: the entry point, the data files, the pinned versions, and the targets of the Makefile."""
+"""The package: the entry point, the data files, the pinned versions, and the Makefile's targets."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _pins() -> dict[str, Version]:
     return {canonicalize_name(name): Version(version) for name, version in pins}
 
 
-def test_wheel_and_sdist_hold_what_works_without_a_checkout() -> None:
-    """As the build itself lists them: every data file, which git does not ignore."""
+def test_wheel_and_sdist_work_without_a_checkout() -> None:
+    """As the build lists them: every data file that git does not ignore."""
     wheel = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
     data = {file for part in ("specbench", "conf") for file in (ROOT / part).rglob("*") if file.is_file()}
     names = {file.relative_to(ROOT).as_posix() for file in data if file.suffix not in (".py", ".pyc")}
@@ -67,30 +67,30 @@ def test_wheel_and_sdist_hold_what_works_without_a_checkout() -> None:
     assert [name for name in sdist if leftovers - {"tests"} & set(name.split("/"))] == []
 
 
-def test_the_distribution_has_a_name_of_its_own_and_the_command_the_project_s(tmp_path: Path) -> None:
-    """The index has a specbench of another field, which nobody must install by our instructions."""
+def test_the_distribution_has_its_own_name_and_the_command_the_project_s(tmp_path: Path) -> None:
+    """The index has a specbench of another field. Our instructions must not install it."""
     wheel = Path(next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])))
     assert wheel.name == f"specbench_image-{__version__}-py3-none-any.whl"
-    [found] = importlib.metadata.distributions(path=[str(wheel)])
-    assert found.metadata["Name"] == PROJECT["project"]["name"] == "specbench-image"
-    assert [(entry.name, entry.value) for entry in found.entry_points] == [("specbench", "specbench.cli:main")]
-    assert set(found.metadata.get_all("Provides-Extra")) == set(EXTRAS)
-    assert found.metadata["License-Expression"] == "MIT"
-    assert [file.name for file in found.files or () if "licenses" in file.parts] == ["LICENSE"]
+    [distribution] = importlib.metadata.distributions(path=[str(wheel)])
+    assert distribution.metadata["Name"] == PROJECT["project"]["name"] == "specbench-image"
+    assert [(entry.name, entry.value) for entry in distribution.entry_points] == [("specbench", "specbench.cli:main")]
+    assert set(distribution.metadata.get_all("Provides-Extra")) == set(EXTRAS)
+    assert distribution.metadata["License-Expression"] == "MIT"
+    assert [file.name for file in distribution.files or () if "licenses" in file.parts] == ["LICENSE"]
 
 
-def test_instructions_install_this_package_with_extras_that_are_there_in_one_form() -> None:
-    """In everything that can tell somebody what to install."""
+def test_instructions_install_this_package_with_existing_extras_in_one_form() -> None:
+    """In every file that can tell a reader what to install."""
     folders = ("specbench", "scripts", "tools", "docs", "conf", "tests")
     kinds = (".py", ".sh", ".md", ".yaml", ".html")
-    found = [p for name in folders for p in (ROOT / name).rglob("*") if p.suffix in kinds]
+    match = [p for name in folders for p in (ROOT / name).rglob("*") if p.suffix in kinds]
     top = [ROOT / name for name in ("README.md", "Makefile", "pyproject.toml", ".ci/run")]
-    texts = {str(p.relative_to(ROOT)): p.read_text() for p in (*found, *top) if p != Path(__file__) and p.exists()}
+    texts = {str(p.relative_to(ROOT)): p.read_text() for p in (*match, *top) if p != Path(__file__) and p.exists()}
     stranger = re.compile(r"pip3? install .*\bspecbench\b(?!-image)|\bspecbench\[(?!-)")
     assert [name for name, text in texts.items() if stranger.search(text)] == []
     named = {extra for text in texts.values() for extra in re.findall(r"\binstall\([\"']([\w-]+)[\"']\)", text)}
     assert named >= {"metrics", "ray", "train", "image-reward"}
-    written = {found for text in texts.values() for found in re.findall(r"pip install .*?'\.\[([\w-]+)\]'", text)}
+    written = {match for text in texts.values() for match in re.findall(r"pip install .*?'\.\[([\w-]+)\]'", text)}
     assert named | written <= set(EXTRAS)
     forms = {form for text in texts.values() for form in re.findall(r"(.{0,40}) '\.\[[\w-]+\]'", text)}
     assert {form[-len("uv pip install -e") :] for form in forms} == {"uv pip install -e"}
@@ -101,14 +101,14 @@ def test_pinned_versions_fit_their_ranges() -> None:
     for extra in ["", *(name for name in EXTRAS if name != "image-reward")]:
         for wanted in EXTRAS[extra] if extra else BASE:
             pinned = pins.get(canonicalize_name(wanted.name))
-            if extra in ("", "dev"):  # what `make run` and `make test` install
+            if extra in ("", "dev"):  # the extras that `make run` and `make test` install
                 assert pinned, f"{wanted.name} is not pinned"
             assert pinned is None or wanted.specifier.contains(pinned), f"{wanted} does not allow {pinned}"
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The files that set-up looks at, in a folder with a space in its name."""
+    """The files that set-up reads, in a folder with a space in its name."""
     folder = tmp_path / "a clone"
     folder.mkdir()
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
@@ -122,7 +122,7 @@ def _make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_make
-def test_make_lists_every_target_with_a_line(clone: Path) -> None:
+def test_make_lists_every_target_with_a_description(clone: Path) -> None:
     lines = _make(clone).stdout.splitlines()
     listed = [line.split()[1] for line in lines]
     targets = "bench check-numbers clean docs evidence format gpu help lint mutants run tables test train-scenes"
@@ -130,7 +130,7 @@ def test_make_lists_every_target_with_a_line(clone: Path) -> None:
     assert all(len(line.split()) > 3 for line in lines)
 
 
-def test_make_test_says_what_took_its_time() -> None:
+def test_make_test_reports_the_slowest_tests() -> None:
     cases = [("test_run", 4.0), ("test_run", 3.5), ("test_audit", 30.0), *((f"test_{i}", 0.1) for i in range(9))]
     xml = "".join(f'<testcase classname="tests.{name}" name="any" time="{spent}"/>' for name, spent in cases)
     *slow, line = test_time.summary(f'<testsuites><testsuite time="20.2">{xml}</testsuite></testsuites>', 25.0).split(
@@ -149,7 +149,7 @@ def test_make_test_says_what_took_its_time() -> None:
 @needs_make
 @pytest.mark.parametrize("code", [0, 1])
 def test_make_test_reports_its_time_and_fails_with_its_tests(clone: Path, code: int) -> None:
-    """With an environment whose programs do nothing, except that pytest writes a report."""
+    """In an environment whose programs do nothing, except that pytest writes a report."""
     xml = '<testsuites><testsuite time="3.2"><testcase classname="tests.test_a" time="3"/></testsuite></testsuites>'
     pytest_ = (
         f'case "$*" in *pytest*) echo \'{xml}\' > build/tests.xml; exit {code};; esac; exec "{sys.executable}" "$@"'
@@ -162,22 +162,22 @@ def test_make_test_reports_its_time_and_fails_with_its_tests(clone: Path, code: 
         (clone / name).chmod(0o755)
     shutil.copy(ROOT / "scripts/test_time.py", clone / "scripts")
     (clone / ".venv/.ready-dev").touch()
-    done = _make(clone, "test")
-    assert (done.returncode != 0) == (code != 0), done.stderr
-    assert "tests 3;" in done.stdout
-    assert "test_a 3" in done.stdout
+    process = _make(clone, "test")
+    assert (process.returncode != 0) == (code != 0), process.stderr
+    assert "tests 3;" in process.stdout
+    assert "test_a 3" in process.stdout
 
 
 @needs_make
-def test_an_unfit_python_costs_one_sentence(clone: Path) -> None:
+def test_an_unsuitable_python_is_a_short_error(clone: Path) -> None:
     path = clone / "my python"
     for python in ("missing", "old"):
         if python == "old":
             path.write_text("#!/bin/sh\nexit 1\n")
             path.chmod(0o755)
-        done = _make(clone, "run", f"PYTHON={path}")
-        assert done.returncode != 0, python
-        sentences = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
+        process = _make(clone, "run", f"PYTHON={path}")
+        assert process.returncode != 0, python
+        sentences = [line for line in process.stderr.splitlines() if not line.startswith("make: ***")]
         assert sentences == [
             f'specbench needs Python 3.11 or newer, and "{path}" is not: name one with make PYTHON=python3.12 ...'
         ]
@@ -195,7 +195,7 @@ def test_set_up_is_repeated_only_when_its_inputs_change(clone: Path) -> None:
     (clone / ".venv/.ready").touch()
     assert not sets_up("run")
     assert not sets_up("tables")
-    assert sets_up("test")  # needs the dev extra
+    assert sets_up("test")  # it needs the dev extra
     (clone / ".venv/.ready-dev").touch()
     assert not sets_up("test")
     for name in ("pyproject.toml", "constraints.txt"):
@@ -208,7 +208,7 @@ def test_set_up_is_repeated_only_when_its_inputs_change(clone: Path) -> None:
 
 @needs_make
 def test_make_run_forwards_its_arguments(clone: Path) -> None:
-    """A parameter given twice would be an error, so ARGS replaces the default."""
+    """A repeated parameter would be an error, so ARGS replaces the default."""
     for arguments, run in [
         ("", "method=cool_sd delta=1.1 n=16"),
         ("n=4", "method=cool_sd delta=1.1 n=4"),

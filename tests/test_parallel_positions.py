@@ -1,4 +1,4 @@
-"""Decoding out of raster order: what a pass visits, what it attends to, and how many passes that takes."""
+"""Decoding out of raster order: the positions of a pass, what they attend to, and how many passes an image needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft, ZipAR
 from specbench.decoding.drafters.pjd import ParallelJacobi
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.parallel_positions import fronts_needed
+from specbench.decoding.parallel_positions import rows_at_once
 from specbench.decoding.planned import PlannedRows
 from specbench.decoding.sampling import Sampling
 from specbench.models.language import Language
@@ -25,12 +25,14 @@ SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
 SIDE, IMAGES = 3, 2
 
 
-def decoded(target: Any, drafter: Any, given: Any, rows: int = IMAGES, sampling: Sampling = SAMPLING) -> Any:
-    return decode(DecoderConfig(target, drafter, rules.exact(), sampling), given, tiny.rng(rows))
+def decode_images(
+    target: Any, drafter: Any, conditioning: Any, rows: int = IMAGES, sampling: Sampling = SAMPLING
+) -> Any:
+    return decode(DecoderConfig(target, drafter, rules.exact(), sampling), conditioning, tiny.rng(rows))
 
 
 class Grid:
-    """An image of so many rows of so many tokens, and of forced ones after it."""
+    """An image with this many rows and this many tokens per row, followed by forced tokens."""
 
     def __init__(self, rows: int, width: int, tail: int = 0) -> None:
         self.length, self.width = rows * width + tail, width
@@ -38,7 +40,7 @@ class Grid:
 
 
 def passes(grid: Grid, window: int, alone: bool) -> int:
-    """Of an image, by the schedule alone; every token is sampled once."""
+    """The number of passes for an image, from the schedule alone. Every token is sampled once."""
     schedule = PlannedRows(grid, 1, torch.device("cpu"), window, alone, True)
     sampled = schedule.nodes[..., 0][schedule.extends] + 1
     assert torch.equal(sampled.sort().values, torch.arange(grid.length))
@@ -46,30 +48,30 @@ def passes(grid: Grid, window: int, alone: bool) -> int:
 
 
 def test_the_published_numbers_of_passes() -> None:
-    """LlamaGen: C + (R - 2) s + C; with overlap from the first row on (R - 1) s + C, of Lumina-mGPT (48 rows of 48
-    codes and a new line, and the image's end) and Emu3. A window of a row is raster order."""
+    """LlamaGen: C + (R - 2) s + C. With overlap from the first row on: (R - 1) s + C, for Lumina-mGPT (48 rows of 48
+    codes and a new line, and the end of the image) and Emu3. A window of one row is raster order."""
     assert passes(Grid(24, 24), 8, alone=True) == 224
     assert passes(Grid(16, 16), 8, alone=True) == 144
     assert passes(Grid(32, 32), 4, alone=True) == 184
     assert passes(Grid(48, 49, 1), 16, alone=False) == 801
     assert passes(Grid(90, 91, 3), 7, alone=False) == 714
     assert passes(Grid(7, 9, 2), 9, alone=False) == 65
-    assert [fronts_needed(24, s) for s in (24, 23, 12, 8, 1)] == [1, 2, 3, 4, 25]
+    assert [rows_at_once(24, s) for s in (24, 23, 12, 8, 1)] == [1, 2, 3, 4, 25]
 
 
 def test_the_presets_have_the_published_windows() -> None:
-    found = {}
+    presets = {}
     for model in ("llamagen_xl_512", "lumina_mgpt", "emu3"):
         for variant in ("printed", "released"):
             cfg = configuration.compose([f"model={model}", "method=zipar", f"variant={variant}"])
-            found[model, variant] = (cfg["window"], cfg["first_row"], cfg["missing"])
+            presets[model, variant] = (cfg["window"], cfg["first_row"], cfg["missing"])
             drafter = registry.find("drafter", cfg["drafter"])(cfg, None)
             flags = cfg["first_row"] == "alone", cfg["missing"] == "masked"
             assert (drafter.window, drafter.alone, drafter.masked) == (cfg["window"], *flags)
-    assert found["llamagen_xl_512", "printed"] == (8, "alone", "masked")
-    assert found["llamagen_xl_512", "released"] == (8, "alone", "zero")
-    assert found["lumina_mgpt", "printed"] == found["lumina_mgpt", "released"] == (16, "overlap", "masked")
-    assert found["emu3", "released"] == (8, "overlap", "masked")
+    assert presets["llamagen_xl_512", "printed"] == (8, "alone", "masked")
+    assert presets["llamagen_xl_512", "released"] == (8, "alone", "zero")
+    assert presets["lumina_mgpt", "printed"] == presets["lumina_mgpt", "released"] == (16, "overlap", "masked")
+    assert presets["emu3", "released"] == (8, "overlap", "masked")
     for model, t_ctx in (("llamagen_xl", 6), ("lumina_mgpt", 16)):  # PJD begins a row as printed
         cfg = configuration.compose([f"model={model}", "method=pjd"])
         assert (cfg["window"], cfg["t_ctx"]) == (16, t_ctx)
@@ -78,54 +80,55 @@ def test_the_presets_have_the_published_windows() -> None:
 @pytest.mark.parametrize(("family", "missing"), [("grouped", "masked"), ("lumina", "masked"), ("grouped", "zero")])
 def test_with_a_window_of_a_row_it_is_vanilla_decoding(family: str, missing: str) -> None:
     """Bit for bit: its passes have vanilla's shapes, masks and random numbers."""
-    model, given = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 2])
-    plain = decoded(model, NoDraft(), given)
-    zipped = decoded(model, ZipAR(model.width, missing=missing), given)
+    model, conditioning = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 2])
+    plain = decode_images(model, NoDraft(), conditioning)
+    zipped = decode_images(model, ZipAR(model.width, missing=missing), conditioning)
     assert torch.equal(zipped.tokens, plain.tokens)
     assert torch.equal(zipped.steps, plain.steps)
     assert torch.equal(zipped.trace.log_prob, plain.trace.log_prob)
 
 
 def sampled_at(model: Language, window: int, alone: bool) -> Tensor:
-    """The pass (T,) in which each token is sampled, from the sheet's rule: a row begins after the one above has
-    `window` tokens."""
-    start, found = 0, []
+    """The pass (T,) in which each token is sampled, by the rule: a row begins when the row above has `window`
+    tokens."""
+    start, passes_of_tokens = 0, []
     for line, first in enumerate(range(0, model.length, model.width)):
         count = min(model.width, model.length - first)
-        found += range(start, start + count)
+        passes_of_tokens += range(start, start + count)
         start += count if alone and line == 0 else min(window, count)
-    return torch.tensor(found)
+    return torch.tensor(passes_of_tokens)
 
 
-def stand_in_of(first: int, width: int, when: Tensor) -> int:
-    """The position of the token that stands in for the one before `first`, the first position of a row: the newest of
-    the row above that; in the second row the newest of the first row."""
+def placeholder_of(first: int, width: int, when: Tensor) -> int:
+    """The position whose token replaces the one before `first`, the first position of a row. It is the newest of the
+    row above that token's row or, in the second row, the newest of the first row."""
     above = range(first - 2 * width, first - width) if first >= 2 * width else range(first - width, first)
     return max(k for k in above if when[k] < when[first])
 
 
 def without_a_cache(family: str, model: Language, tokens: Tensor, prompt: int, window: int, alone: bool) -> Tensor:
-    """Natural-log probabilities (T,) of an image's tokens, each given what existed when it was sampled, in one pass:
-    the prefix, the tokens, then a stand-in for the token before each row that began too early."""
+    """Natural-log probabilities (T,) of an image's tokens, computed in one pass. Each is conditioned on the tokens that
+    existed when it was sampled. The sequence is the prefix, the tokens, then a placeholder for the token before each
+    row that began too early."""
     prefix = model.condition(test_targets.prompts(family, [prompt]), True)
     before, total, width = len(prefix), model.length, model.width
     when, at = sampled_at(model, window, alone), torch.arange(total)
     forced = test_targets.forced_of(model)
-    stand_ins = []  # position, token, the pass in which it is fed, and its row
+    placeholders = []  # position, token, the pass in which it is fed, and its row
     for first in range(width, total, width):
         if when[first] <= when[first - 1]:
-            token = forced[first - 1] if forced[first - 1] >= 0 else tokens[stand_in_of(first, width, when)]
-            stand_ins.append((first - 1, int(token), int(when[first]), first // width))
-    spots = torch.cat([at, torch.tensor([s[0] for s in stand_ins], dtype=torch.int64)])
-    fed = torch.cat([when + 1, torch.tensor([s[2] for s in stand_ins], dtype=torch.int64)])
-    every = torch.cat([tokens, torch.tensor([s[1] for s in stand_ins], dtype=torch.int64)])
+            token = forced[first - 1] if forced[first - 1] >= 0 else tokens[placeholder_of(first, width, when)]
+            placeholders.append((first - 1, int(token), int(when[first]), first // width))
+    spots = torch.cat([at, torch.tensor([s[0] for s in placeholders], dtype=torch.int64)])
+    fed = torch.cat([when + 1, torch.tensor([s[2] for s in placeholders], dtype=torch.int64)])
+    every = torch.cat([tokens, torch.tensor([s[1] for s in placeholders], dtype=torch.int64)])
     sees = torch.zeros(len(every), len(every), dtype=torch.bool)
     for i in range(len(every)):
         sees[i, :total] = (at < spots[i]) & (when < fed[i])
         sees[i, i] = True
-        for n, (_, _, _, line) in enumerate(stand_ins):  # a forced token is there before its turn comes
-            mine = i < total and int(spots[i]) // width == line
-            if mine and forced[line * width - 1] >= 0 and not sees[i, line * width - 1]:
+        for n, (_, _, _, line) in enumerate(placeholders):  # a forced token exists before its turn
+            in_row = i < total and int(spots[i]) // width == line
+            if in_row and forced[line * width - 1] >= 0 and not sees[i, line * width - 1]:
                 sees[i, total + n] = True
     x = torch.cat([prefix.inputs, model.tok_embeddings(model.ids(every)).expand(2, -1, -1)], 1)
     mask = torch.zeros(2, 1, before + len(every), before + len(every), dtype=torch.bool)
@@ -137,8 +140,8 @@ def without_a_cache(family: str, model: Language, tokens: Tensor, prompt: int, w
     places = torch.cat([torch.arange(before), before + spots]).expand(2, -1)
     rope = model.rope_at(table, places, (~prefix.valid).sum(1, keepdim=True))
     logits = SAMPLING.apply_guidance(model.head(model.hidden(x, rope, mask, None, None)))[0]
-    stood = {line * width: before + total + n for n, (*_, line) in enumerate(stand_ins)}
-    rows = logits[[stood.get(j, before + j - 1) for j in range(total)]]
+    placeholder_slots = {line * width: before + total + n for n, (*_, line) in enumerate(placeholders)}
+    rows = logits[[placeholder_slots.get(j, before + j - 1) for j in range(total)]]
     if model.grammar is not None:
         allowed = torch.where(forced[:, None] < 0, torch.arange(model.vocab_size) < model.grammar.codes,
                               torch.arange(model.vocab_size) == forced[:, None])  # fmt: skip
@@ -151,11 +154,11 @@ def without_a_cache(family: str, model: Language, tokens: Tensor, prompt: int, w
     ("family", "window", "alone"), [("grouped", 2, True), ("lumina", 3, False), ("emu3", 1, True), ("anole", 2, False)]
 )
 def test_a_token_is_sampled_given_what_exists(family: str, window: int, alone: bool) -> None:
-    """Positions, cache slots, masks and stand-ins of every family, against one pass without a cache; prompts of several
-    lengths in one batch."""
+    """Positions, cache slots, masks and placeholders of every family, against one pass without a cache; prompts of
+    several lengths in one batch."""
     model = test_targets.target(family, SIDE)
     drafter = ZipAR(window, "alone" if alone else "overlap")
-    out = decoded(model, drafter, test_targets.prompts(family, [0, 2]))
+    out = decode_images(model, drafter, test_targets.prompts(family, [0, 2]))
     when = sampled_at(model, window, alone)
     assert out.steps.eq(int(when.max()) + 1).all()
     assert out.tokens.max() < model.vocab_size
@@ -165,37 +168,37 @@ def test_a_token_is_sampled_given_what_exists(family: str, window: int, alone: b
 
 
 @torch.inference_mode()
-def test_the_released_code_attends_to_slots_that_are_empty() -> None:
-    """Token by token, each to every slot of the cache up to its own; a stand-in stays until the token itself is fed.
-    Masked, the same tokens have other probabilities."""
-    model, given, window = test_targets.target("grouped", SIDE), test_targets.prompts("grouped", [1]), 1
-    out = decoded(model, ZipAR(window, missing="zero"), given, 1)
+def test_the_released_code_attends_to_empty_slots() -> None:
+    """Computed token by token, each attending to every slot of the cache up to its own. A placeholder stays until the
+    token itself is fed. With a mask, the same tokens have other probabilities."""
+    model, conditioning, window = test_targets.target("grouped", SIDE), test_targets.prompts("grouped", [1]), 1
+    out = decode_images(model, ZipAR(window, missing="zero"), conditioning, 1)
     tokens, when, width = out.tokens[0], sampled_at(model, window, True), model.width
-    session, found = model.open(given, 1, True, 1), torch.zeros(model.length)
+    session, log_probs = model.open(conditioning, 1, True, 1), torch.zeros(model.length)
     for time in range(int(when.max()) + 1):
         for position in range(-1, model.length - 1):
             follows, first = int(when[position + 1]) == time, (position + 1) % width == 0
             if not follows and not (first and position >= 0 and int(when[position]) == time - 1):
-                continue  # neither does it give a token, nor is it the last of a row
-            stood = first and position >= 0 and when[position] >= time
-            token = tokens[stand_in_of(position + 1, width, when) if stood else max(position, 0)].view(1, 1)
+                continue  # it gives no token, and it is not the last of a row
+            is_placeholder = first and position >= 0 and when[position] >= time
+            token = tokens[placeholder_of(position + 1, width, when) if is_placeholder else max(position, 0)].view(1, 1)
             at = torch.full((1, 1), position + session.prefix_length)
-            both = session.both(at)
-            logits = model.head(session.feed(session.embed(token, at), both, both, session.up_to(both)))
+            branches = session.both(at)
+            logits = model.head(session.feed(session.embed(token, at), branches, branches, session.up_to(branches)))
             if follows:
                 probs = SAMPLING.probs(SAMPLING.apply_guidance(logits))[0, 0]
-                found[position + 1] = probs[tokens[position + 1]].log()
-    torch.testing.assert_close(out.trace.log_prob[0], found, atol=3e-4, rtol=3e-4)
+                log_probs[position + 1] = probs[tokens[position + 1]].log()
+    torch.testing.assert_close(out.trace.log_prob[0], log_probs, atol=3e-4, rtol=3e-4)
     masked = without_a_cache("grouped", model, tokens, 1, window, True)
-    assert (found - masked).abs().max() > 0.05
+    assert (log_probs - masked).abs().max() > 0.05
 
 
-def test_tables_count_what_is_missing_as_token_0() -> None:
+def test_tables_count_missing_tokens_as_token_0() -> None:
     """Two rows of two tokens; the second row begins after one token. Its first token follows the first row's first
-    token and a stand-in for the second one, which is a copy of it."""
+    token and a placeholder for the second one, which is a copy of the first."""
     tables = random_tables(2, 4, 3, 2.0)
     count = 4000
-    out = decoded(TabularTarget(tables), ZipAR(1, "overlap"), None, count, Sampling())
+    out = decode_images(TabularTarget(tables), ZipAR(1, "overlap"), None, count, Sampling())
     assert out.steps.eq(3).all()
     probs = torch.zeros(16, dtype=torch.float64)
     p = [table.double() for table in tables]
@@ -210,13 +213,13 @@ def test_tables_count_what_is_missing_as_token_0() -> None:
 
 
 def test_rows_under_jacobi_on_two_rows_of_two_tokens() -> None:
-    """Windows of 1, the second row begins after one token. The first row is exact, as it is topmost: a rejected draft
-    is replaced from the residual. The second row's first draft c is uniform and verified next to the first row's second
-    one, given a stand-in for it: kept with min(1, 2 s), where s is p[2] after (a, a). If it is not kept, the row is
-    topmost in the next pass, and c and the last token are exact."""
+    """Windows of 1; the second row begins after one token. The first row is exact because it is the topmost: a rejected
+    draft is replaced from the residual. The second row's first draft c is uniform. It is verified together with the
+    first row's second token, given a placeholder for that one: kept with min(1, 2 s), where s is p[2] after (a, a). If
+    it is not kept, the row is topmost in the next pass, and c and the last token are exact."""
     tables = random_tables(2, 4, 3, 2.0)
     p, count = [table.double() for table in tables], 4000
-    out = decoded(TabularTarget(tables), ParallelJacobi(1, 1), None, count, Sampling())
+    out = decode_images(TabularTarget(tables), ParallelJacobi(1, 1), None, count, Sampling())
     probs = torch.zeros(16, dtype=torch.float64)
     for number in range(16):
         a, b, c, d = (number >> shift & 1 for shift in (3, 2, 1, 0))
@@ -230,12 +233,12 @@ def test_rows_under_jacobi_on_two_rows_of_two_tokens() -> None:
     assert set(out.steps.tolist()) == {3, 4}
 
 
-def test_a_row_under_jacobi_redraws_what_it_does_not_recover() -> None:
-    """One row of two tokens, windows of 2. Where the first draft is rejected, the second token is exact. Where it
-    is kept and the second is not, that is drawn from p and kept in the next pass: min(q, p) + (1 - sum min(q, p)) p."""
+def test_a_row_under_jacobi_redraws_what_it_does_not_accept() -> None:
+    """One row of two tokens, windows of 2. If the first draft is rejected, the second token is exact. If it is kept and
+    the second is not, the second is drawn from p and kept in the next pass: min(q, p) + (1 - sum min(q, p)) p."""
     tables = random_tables(2, 2, 5, 2.0)
     p, count = [table.double() for table in tables], 20000
-    out = decoded(TabularTarget(tables), ParallelJacobi(2, 9), None, count, Sampling())
+    out = decode_images(TabularTarget(tables), ParallelJacobi(2, 9), None, count, Sampling())
     kept = p[1].clamp_max(0.5)
     redrawn = kept + (1 - kept.sum(1, keepdim=True)) * p[1]
     first = p[0][0].clamp_max(0.5)  # the first draft is kept
@@ -246,27 +249,27 @@ def test_a_row_under_jacobi_redraws_what_it_does_not_recover() -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["grouped", "emu3"])
-def test_one_row_at_a_time_sees_all_that_is_before_it(family: str) -> None:
-    """Windows that are written again and again, against a pass without a cache; an image never gets more tokens than
-    it has room for, in its short last row either."""
-    model, given = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 2])
-    out = decoded(model, ParallelJacobi(2, model.width), given)
+def test_one_row_at_a_time_sees_everything_before_it(family: str) -> None:
+    """Windows that are written repeatedly, against a pass without a cache. An image never gets more tokens than fit,
+    even in its short last row."""
+    model, conditioning = test_targets.target(family, SIDE), test_targets.prompts(family, [0, 2])
+    out = decode_images(model, ParallelJacobi(2, model.width), conditioning)
     for row, prompt in enumerate((0, 2)):
         wanted = without_a_cache(family, model, out.tokens[row], prompt, model.width, True)
         torch.testing.assert_close(out.trace.log_prob[row], wanted, atol=3e-4, rtol=3e-4)
-    several = decoded(model, ParallelJacobi(2, 1), given)
+    several = decode_images(model, ParallelJacobi(2, 1), conditioning)
     assert several.steps.max() <= out.steps.min()
-    for found in (out, several):
-        assert (found.accepted <= found.drafted).all()
-        assert (found.accepted <= model.length).all()
+    for result in (out, several):
+        assert (result.accepted <= result.drafted).all()
+        assert (result.accepted <= model.length).all()
 
 
-class Noted(ParallelJacobi):
-    """Notes the outcome of every step."""
+class Recording(ParallelJacobi):
+    """Records the outcome of every step."""
 
-    def open(self, *given: Any) -> Any:
+    def open(self, *args: Any) -> Any:
         self.outcomes: list[Any] = []
-        return super().open(*given)
+        return super().open(*args)
 
     def commit(self, state: Any, outcome: Any) -> None:
         self.outcomes.append(outcome)
@@ -276,31 +279,31 @@ class Noted(ParallelJacobi):
 @torch.inference_mode()
 @pytest.mark.parametrize("family", ["grouped", "lumina"])
 def test_a_draft_sees_what_is_committed_and_its_own_row(family: str) -> None:
-    """Of a target of one layer, whose keys depend on no other token: the distribution of every node, from the tokens
-    that were committed before the step, the node's own chain, and nothing else."""
-    model, given = test_targets.target(family, SIDE), test_targets.prompts(family, [2])
+    """A target of one layer, so its keys depend on no other token. The distribution of every node depends only on the
+    tokens that were committed before the step and on the node's own chain."""
+    model, conditioning = test_targets.target(family, SIDE), test_targets.prompts(family, [2])
     model.layers = model.layers[:1]
-    drafter = Noted(2, 1)
-    tokens = decoded(model, drafter, given, 1).tokens[0]
-    prefix, forced, width = model.condition(given, True), test_targets.forced_of(model), model.width
+    drafter = Recording(2, 1)
+    tokens = decode_images(model, drafter, conditioning, 1).tokens[0]
+    prefix, forced, width = model.condition(conditioning, True), test_targets.forced_of(model), model.width
     before, padding, compared = len(prefix), (~prefix.valid).sum(1, keepdim=True), 0
     when = torch.full((model.length,), 99)
     for step, outcome in enumerate(drafter.outcomes):
-        draft, fronts = outcome.draft, outcome.draft.fronts
+        draft, fronts = outcome.draft, outcome.draft.parallel_positions
         for k in fronts.extends[0].nonzero().flatten().tolist():
             root, first = int(fronts.positions[0, k, 0]), int(fronts.positions[0, k, 0] + 1) % width == 0
-            own = draft.tokens[k].clone()
+            row_tokens = draft.tokens[k].clone()
             if root >= 0 and first and when[root] >= step:
-                known = tokens[stand_in_of(root + 1, width, when.where(when < step, 99))]
-                assert own[0] == (forced[root] if forced[root] >= 0 else known)
+                expected_root = tokens[placeholder_of(root + 1, width, when.where(when < step, 99))]
+                assert row_tokens[0] == (forced[root] if forced[root] >= 0 else expected_root)
             elif root >= 0:
-                assert own[0] == tokens[root]
+                assert row_tokens[0] == tokens[root]
             line = (root + 1) // width * width - 1  # the position before the row
             for node in range(min(int(draft.valid[k].sum()), model.length - root - 1)):
-                chain = [(p, int(own[n])) for n in range(node + 1) if (p := root + n) >= 0]
+                chain = [(p, int(row_tokens[n])) for n in range(node + 1) if (p := root + n) >= 0]
                 past = [(p, int(tokens[p])) for p in range(max(root, 0)) if when[p] < step]
                 if 0 <= line < root and forced[line] >= 0 and when[line] >= step:
-                    past.append((line, int(forced[line])))  # a forced token is there before its row is complete
+                    past.append((line, int(forced[line])))  # a forced token exists before its row is complete
                 places, ids = (torch.tensor(x) for x in zip(*past, *chain, strict=True)) if past or chain else ((), ())
                 x = prefix.inputs
                 spots = torch.arange(before)

@@ -1,4 +1,4 @@
-"""Pixel decoders: official numbers, official files, and pictures that depend on their own codes alone."""
+"""Pixel decoders: official numbers, official files, and pictures that depend only on their own codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specbench.models.vq import KLModel, VQConfig, VQModel
 ROOT = Path(__file__).resolve().parents[1]
 EMBEDDED = ROOT / "specbench" / "assets" / "scenes_tokenizer.safetensors"
 
-#: kind -> a small network of it
+#: kind -> a small network of this kind
 SMALL = {
     "llamagen": replace(vq.LLAMAGEN_8.reduced(24), ch_mult=(1, 2, 2)),
     "chameleon": replace(vq.CHAMELEON.reduced(24), ch_mult=(1, 2)),
@@ -32,18 +32,18 @@ SMALL = {
 EMU3 = emu3_vision.reduced(24) | {"ch_mult": [1, 1], "attn_resolutions": [1]}
 
 
-def seeded(build):
+def build_seeded(build):
     torch.manual_seed(0)
     return build().eval().requires_grad_(False)
 
 
 def tokenizer(kind):
-    return seeded(lambda: VQModel(SMALL[kind]))
+    return build_seeded(lambda: VQModel(SMALL[kind]))
 
 
 def emu3():
-    """A random network whose stored statistics differ from those it starts with."""
-    model = seeded(lambda: emu3_vision.Emu3Vision(emu3_vision.configured(EMU3)))
+    """A random network whose stored statistics differ from its initial ones."""
+    model = build_seeded(lambda: emu3_vision.Emu3Vision(emu3_vision.configured(EMU3)))
     for name, buffer in model.named_buffers():
         if name.endswith(("running_mean", "running_var")):
             buffer.uniform_(0.5, 1.5)
@@ -125,17 +125,17 @@ def test_a_tokenizer_survives_its_official_file(tmp_path, kind, full, wrapper, u
     named = official.exported(ours, (LLAMAGEN if llamagen else TAMING)[0](cfg))
     tensors = named | {unused: torch.zeros(6)}
     torch.save({wrapper: tensors, "steps": 7}, tmp_path / "vq.pt")
-    given = VQModel, full, tmp_path / "vq.pt", torch.device("cpu"), llamagen
+    args = VQModel, full, tmp_path / "vq.pt", torch.device("cpu"), llamagen
     checkpoints.save(ours, tmp_path / "vq.safetensors", "tokenizer", torch.float32)
-    own = checkpoints.load(tmp_path / "vq.safetensors", "tokenizer", VQModel, VQConfig)
+    converted = checkpoints.load(tmp_path / "vq.safetensors", "tokenizer", VQModel, VQConfig)
     codes = some_codes(2, 6)
-    for read in (image_tokenizers.load_autoencoder(*given), own):
+    for read in (image_tokenizers.load_autoencoder(*args), converted):
         assert read.cfg == cfg
         assert torch.equal(read.decode(codes, (2, 3)), ours.decode(codes, (2, 3)))
         assert torch.equal(read.encode(some_images()), ours.encode(some_images()))
     torch.save({wrapper: tensors | {"other": torch.zeros(1)}}, tmp_path / "vq.pt")
     with pytest.raises(UsageError, match="'other' belongs to no part"):
-        image_tokenizers.load_autoencoder(*given)
+        image_tokenizers.load_autoencoder(*args)
     shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
     for name, shape in [("encoder.conv_in", (33, 3, 3, 3)), ("post_quant_conv", (32,)), ("quantize.embedding", ())]:
         with pytest.raises(UsageError, match="vq.pt does not hold this kind"):
@@ -153,7 +153,7 @@ def test_decoder_levels_of_a_taming_file_are_numbered_from_the_highest_resolutio
 
 
 def official_file(model, path, config=EMU3):
-    """The tensors of `model` under the official names, 1x1 convolutions where transformers has linear layers."""
+    """The tensors of `model` under the official names, with 1x1 convolutions where transformers has linear layers."""
     tensors = official.exported(model, image_tokenizers.emu3_layout(model.cfg, ())[0])
     pointwise = tuple(f".{part}.weight" for part in ("q", "k", "v", "proj_out"))
     tensors |= {name: t[..., None, None] for name, t in tensors.items() if name.endswith(pointwise)}
@@ -182,7 +182,7 @@ def transformers_full_file(model, path, by_hand=False):
 
 
 def state_dict_file(model, path):
-    """What the modules call their tensors, which is not what save_pretrained writes."""
+    """The modules' own names for their tensors, which differ from what save_pretrained writes."""
     transformers_full_file(model, path, by_hand=True)
 
 
@@ -218,7 +218,7 @@ BUILDERS = {"llamagen": partial(tokenizer, "llamagen"), "chameleon": partial(tok
     ("kind", "side", "close", "apart"),
     [("llamagen", 4, 1e-5, 1e-2), ("chameleon", 2, 1e-5, 1e-2), ("emu3", 2, 0, 1e-3)],
 )
-def test_an_image_depends_on_its_own_codes_alone(kind, side, close, apart):
+def test_an_image_depends_only_on_its_own_codes(kind, side, close, apart):
     model, codes = BUILDERS[kind](), some_codes(3, 6)
     together = model.decode(codes, (2, 3))
     assert together.shape == (3, 3, 2 * side, 3 * side)
@@ -246,8 +246,8 @@ def test_codes_that_do_not_fill_the_grid_are_refused():
 
 
 @pytest.mark.parametrize("kind", ["llamagen", "chameleon"])
-def test_a_image_is_coded_by_the_nearest_vectors(kind):
-    """By brute force: LlamaGen compares directions, Chameleon distances to the table as stored."""
+def test_an_image_is_coded_by_the_nearest_vectors(kind):
+    """By brute force: LlamaGen compares directions, Chameleon compares distances to the table as stored."""
     model, images = tokenizer(kind), some_images()
     model.quantize.embedding.weight.uniform_(-2, 2)
     z, table = model.pre_quant(images).permute(0, 2, 3, 1).flatten(1, 2), model.quantize.embedding.weight
@@ -262,7 +262,7 @@ def test_a_image_is_coded_by_the_nearest_vectors(kind):
 
 
 def test_a_kl_autoencoder_gives_a_distribution_and_takes_its_mean():
-    model = seeded(lambda: KLModel(SMALL["kl"]))
+    model = build_seeded(lambda: KLModel(SMALL["kl"]))
     images = some_images()
     mean, log_variance = model.encode(images)
     assert mean.shape == log_variance.shape == (2, 16, 4, 4)
@@ -272,23 +272,23 @@ def test_a_kl_autoencoder_gives_a_distribution_and_takes_its_mean():
     assert model.encode(images)[1].eq(20).all()
 
 
-def test_where_attention_is_follows_the_configuration():
-    def attending(cfg):
+def test_attention_layers_follow_the_configuration():
+    def attention_layers(cfg):
         with torch.device("meta"):
             names = vq.Autoencoder(cfg).state_dict()
         return {name.split(".attn.")[0] for name in names if ".attn." in name}
 
     lowest = {"encoder.conv_blocks.4", "decoder.conv_blocks.0"}
-    assert attending(vq.LLAMAGEN_16) == lowest
-    assert attending(vq.CHAMELEON) == set()
-    assert attending(vq.KL16) == {"encoder.conv_blocks.4"}
-    assert attending(replace(vq.LLAMAGEN_16, attention=False)) == set()
-    both = replace(vq.CHAMELEON, encoder_attention=(3, 4), decoder_attention=(3, 4))
-    assert attending(both) == lowest | {"encoder.conv_blocks.3", "decoder.conv_blocks.1"}
+    assert attention_layers(vq.LLAMAGEN_16) == lowest
+    assert attention_layers(vq.CHAMELEON) == set()
+    assert attention_layers(vq.KL16) == {"encoder.conv_blocks.4"}
+    assert attention_layers(replace(vq.LLAMAGEN_16, attention=False)) == set()
+    cfg_of_both = replace(vq.CHAMELEON, encoder_attention=(3, 4), decoder_attention=(3, 4))
+    assert attention_layers(cfg_of_both) == lowest | {"encoder.conv_blocks.3", "decoder.conv_blocks.1"}
 
 
 def by_hand(state, cfg, codes, side):
-    """Decoding by functions alone, from the tensors by their names."""
+    """Decodes with plain functions and the tensors by name."""
 
     def conv(name, x):
         weight = state[f"{name}.weight"]
@@ -323,15 +323,15 @@ def by_hand(state, cfg, codes, side):
     return conv("decoder.conv_out", F.silu(norm("decoder.norm_out", x)))
 
 
-def test_decoding_is_what_the_tensors_say():
+def test_decoding_equals_plain_functions():
     model, codes = tokenizer("llamagen"), some_codes(2, 9)
     model.quantize.embedding.weight.mul_(3)  # lengths do not matter
     expected = by_hand(model.state_dict(), model.cfg, codes, 3)
     torch.testing.assert_close(model.decode(codes), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_the_embedded_tokenizer_stays_the_file_it_is(tmp_path):
-    """Saving it again leaves the bytes, by which rows name it; its pictures are those of its tensors."""
+def test_the_embedded_tokenizer_does_not_change(tmp_path):
+    """Saving it again does not change the bytes, by which rows name it. Its tensors give the same pictures."""
     model = checkpoints.load(EMBEDDED, "scenes-tokenizer", VQModel, VQConfig).float().eval().requires_grad_(False)
     config, tensors = checkpoints.read(EMBEDDED, "scenes-tokenizer")
     assert model.state_dict().keys() == tensors.keys()
@@ -344,8 +344,8 @@ def test_the_embedded_tokenizer_stays_the_file_it_is(tmp_path):
     torch.testing.assert_close(model.decode(codes), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_pixels_become_bytes_as_each_pipeline_does_it():
-    """Chameleon and Emu3 truncate, LlamaGen rounds: grey differs."""
+def test_pixels_become_bytes_as_in_each_pipeline():
+    """Chameleon and Emu3 truncate, LlamaGen rounds: grey gives different bytes."""
     values = torch.tensor([-3.0, -1.0, 0.0, 0.999, 1.0, 7.0])
     images = values.view(1, 1, 1, -1).expand(2, 3, 1, -1)
     assert truncated(images).shape == (2, 1, 6, 3)

@@ -1,4 +1,4 @@
-"""Steps on shapes alone: launches are counted without a device, sizes are those of the real networks."""
+"""Steps on shapes alone: launches are counted without a device, and the networks have their real sizes."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ def vanilla() -> Shapes:
     return shapes(configuration.compose([*REDUCED, "method=vanilla"]))
 
 
-def test_launches_are_what_the_device_would_have_to_start(vanilla: Shapes) -> None:
-    """Views and allocations are free, a sum into a copy costs the copy, and attention is one."""
-    found = Launches()
-    with vanilla.entered(), found.watching():
+def test_launches_are_what_the_device_would_start(vanilla: Shapes) -> None:
+    """Views and allocations are free, a sum into a copy costs the copy, and attention is one launch."""
+    counter = Launches()
+    with vanilla.entered(), counter.watching():
         x, w = torch.empty(4, 8, device=DEVICE), torch.empty(8, 8, device=DEVICE)
-        found.counting = True
+        counter.counting = True
         x.view(2, 16)[:, 1:].transpose(0, 1)
         torch.empty_like(x)
         torch.arange(4)  # on the CPU
-        assert found.total == 0
+        assert counter.total == 0
         torch.addmm(x, x, w)
-        assert found.outside == {"addmm": 2}
+        assert counter.outside == {"addmm": 2}
         torch.addmm(w[0], x, w)  # a bias is part of the product
         q = x.view(1, 2, 4, 4)
         F.scaled_dot_product_attention(q, q, q)
-    assert found.outside == {"addmm": 3, "scaled_dot_product_attention": 1}
-    assert not found.layers
+    assert counter.outside == {"addmm": 3, "scaled_dot_product_attention": 1}
+    assert not counter.layers
 
 
 @pytest.mark.parametrize("engine", ["graph", "triton"])
 def test_a_step_is_counted_by_layers_parts_and_kernels(engine: str) -> None:
     if engine == "triton" and not has_triton():
         pytest.skip("needs triton")
-    found = launches(configuration.compose([*REDUCED, "method=eagle_chain", "window=3"]), engine)
-    total = found["layers"] + found["outside"]
-    assert total == sum(found["by_kernel"].values()) == sum(found["parts"].values())
-    assert list(found["parts"]) == ["draft", "forward", "verify", "commit", "rest"][: len(found["parts"])]
-    assert found["layers"] >= 5 * 2  # blocks: two of the target, one in each of the drafter's passes
-    fused = {name for name in found["by_kernel"] if name.startswith("_attend")}
+    counts = launches(configuration.compose([*REDUCED, "method=eagle_chain", "window=3"]), engine)
+    total = counts["layers"] + counts["outside"]
+    assert total == sum(counts["by_kernel"].values()) == sum(counts["parts"].values())
+    assert list(counts["parts"]) == ["draft", "forward", "verify", "commit", "rest"][: len(counts["parts"])]
+    assert counts["layers"] >= 5 * 2  # blocks: two of the target, and one in each pass of the drafter
+    fused = {name for name in counts["by_kernel"] if name.startswith("_attend")}
     assert bool(fused) == (engine == "triton")
 
 
-def test_a_count_is_of_one_step_and_repeatable(vanilla: Shapes) -> None:
+def test_a_count_covers_one_step_and_is_repeatable(vanilla: Shapes) -> None:
     first = counted(vanilla)
     assert first == counted(vanilla)
     assert first["by_kernel"]["scaled_dot_product_attention"] == 2  # layers
@@ -93,31 +93,31 @@ def test_a_full_size_costs_no_memory(words: tuple[str, ...], millions: int) -> N
     assert ("drafter head" in made.networks) == (words[-1] == "method=eagle1")
 
 
-def test_blocks_are_told_from_the_rest(vanilla: Shapes) -> None:
-    found, target = Launches(), vanilla.networks["target"]
+def test_blocks_are_counted_separately_from_the_rest(vanilla: Shapes) -> None:
+    counter, target = Launches(), vanilla.networks["target"]
     blocks = [module for module in target.modules() if isinstance(module, Block)]
     assert len(blocks) == 2
-    with vanilla.entered(), found.watching():
+    with vanilla.entered(), counter.watching():
         decoding = vanilla.pipeline.images(vanilla.conditioning, vanilla.rng)
-        found.counting = True
+        counter.counting = True
         decoding.step()
-        found.counting = False
-    assert found.layers["silu"] == 2
-    assert not found.outside["silu"]
+        counter.counting = False
+    assert counter.layers["silu"] == 2
+    assert not counter.outside["silu"]
     assert engine_on_shapes("graph").kernels is None
 
 
-def bytes_of(network: torch.nn.Module) -> int:
+def count_bytes(network: torch.nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in network.parameters())
 
 
-def test_planned_bytes_are_those_of_real_networks_and_caches() -> None:
+def test_planned_bytes_equal_those_of_real_networks_and_caches() -> None:
     words = (*REDUCED, "method=eagle_chain", "window=3", "batch=2", "dtype=bfloat16")
     planned = plan(configuration.compose([*words]))
     real = Pipeline.load(configuration.compose([*words, "device=cpu"]))
     head = real.config.drafter.head
     weights = {"target": real.model.target, "tokenizer": real.model.tokenizer, "drafter head": head}
-    assert planned["weights_gb"] == {name: bytes_of(network) / 1e9 for name, network in weights.items()}
+    assert planned["weights_gb"] == {name: count_bytes(network) / 1e9 for name, network in weights.items()}
     with torch.inference_mode():
         decoding = real.images(real.encode(["a", "b"]), RandomStreams([(0, 0), (0, 1)]))
     caches = [decoding.session.cache, decoding.draft_state.cache]
@@ -128,11 +128,11 @@ def test_planned_bytes_are_those_of_real_networks_and_caches() -> None:
 
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_weights_that_fused_kernels_join_are_counted_once() -> None:
-    """They were in the state of a step, too: 33 GB of Emu3.5's 68 GB of weights, so that it fitted no device."""
+    """They used to count in the state of a step, too: 33 GB of Emu3.5's 68 GB of weights, so it fitted no device."""
     words = (*REDUCED, "method=eagle_chain", "window=3")
     fused, plain = (plan(configuration.compose([*words, f"engine={name}"])) for name in ("triton", "graph"))
     assert fused["weights_gb"] == plain["weights_gb"]
-    counters = 4 << 14  # bytes of `attention.Counters`; the joined weights are another 49 kB
+    counters = 4 << 14  # bytes of `attention.Counters`; the joined weights take another 49 kB
     assert fused["state_gb"] <= plain["state_gb"] + counters / 1e9
 
 
@@ -145,24 +145,25 @@ def test_planned_bytes_of_continuous_tokens() -> None:
         "tokenizer": real.model.tokenizer,
         "drafter model": real.drafter.model,
     }
-    assert planned["weights_gb"] == {name: bytes_of(network) / 1e9 for name, network in weights.items()}
+    assert planned["weights_gb"] == {name: count_bytes(network) / 1e9 for name, network in weights.items()}
     assert planned["launches"]["forward"]["layers"] > 0
     assert planned["launches"]["diffusion_step"] > 20
-    assert float(diffusion.schedule(4).betas[0]) > 0  # nothing fake is left in a table
+    assert float(diffusion.schedule(4).betas[0]) > 0  # no fake tensor is left in a table
 
 
 def test_a_step_of_the_diffusion_head_starts_few_kernels() -> None:
-    """Of MAR-L's eight blocks eight launches each were; modulation and gate are one each, and no table is indexed."""
+    """MAR-L has eight blocks, which once had eight launches each. Modulation and gate are one launch each, and no table
+    is indexed."""
     assert count_trajectory(configuration.compose(["model=mar_l", "method=vanilla"])) <= 73
 
 
 def test_memory_is_counted_while_tensors_live(vanilla: Shapes) -> None:
     memory = Memory()
     with vanilla.entered(), memory:
-        kept = torch.zeros(10, device=DEVICE)
+        alive = torch.zeros(10, device=DEVICE)
         passing = torch.zeros(100, device=DEVICE)
         view = passing[:50].view(5, 10)
-        kept.add_(1)
+        alive.add_(1)
         torch.zeros(1000)  # on the CPU
         assert memory.live == 4 * 110
         del passing
@@ -172,7 +173,7 @@ def test_memory_is_counted_while_tensors_live(vanilla: Shapes) -> None:
         assert memory.above() == 0
 
 
-def test_a_plan_reads_what_a_benchmark_reads(call: Call) -> None:
+def test_a_plan_reads_as_many_bytes_as_a_benchmark(call: Call) -> None:
     words = (*REDUCED, "dtype=float32", "method=sjd", "window=3", "bench.context=20")
     code, out, err = call("bench", "--plan", *words)
     assert (code, err) == (0, "")
@@ -193,19 +194,19 @@ def test_plans_of_a_grid_and_of_a_bandwidth(call: Call) -> None:
     words = (*REDUCED, "method=vanilla", "device=cuda:7")  # the device is not used
     code, out, _ = call("bench", "-m", "--plan", *words, "batch=1,2", "bench.bandwidth=2e3")
     assert code == 0
-    one, two = json.loads(out.splitlines()[-1])
-    assert (one["rows"], two["rows"]) == (2, 4)
-    assert two["cache_gb"] == 2 * one["cache_gb"]
-    assert one["devices"] == {
+    first, second = json.loads(out.splitlines()[-1])
+    assert (first["rows"], second["rows"]) == (2, 4)
+    assert second["cache_gb"] == 2 * first["cache_gb"]
+    assert first["devices"] == {
         "device": {
             "bandwidth_gb_s": 2000.0,
-            **{f"{part}_floor_ms": pytest.approx(size / 2) for part, size in one["reads_gb"].items()},
+            **{f"{part}_floor_ms": pytest.approx(size / 2) for part, size in first["reads_gb"].items()},
             "fits": None,
         }
     }
 
 
-def test_bad_words_of_a_plan_cost_one_sentence(call: Call) -> None:
+def test_bad_words_of_a_plan_are_short_errors(call: Call) -> None:
     for words, message in (
         (("--plan", "bench.bandwidth=fast"), "bench.bandwidth must be GB/s"),
         (("--plan", "bench.bandwidth=-1"), "bench.bandwidth must be GB/s"),

@@ -31,8 +31,8 @@ MODULE = "from helper import VALUE\n\n\ndef build(cfg, setting):\n    return VAL
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Installs a distribution `broken` of these files and entry points."""
+def install_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Installs a distribution `broken` with these files and entry points."""
     site = tmp_path / "site"
     monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
 
@@ -53,13 +53,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder to include: a rule with a parameter of its own, next to its module and a helper."""
-    mine = tmp_path / "mine"
-    (mine / "rule").mkdir(parents=True)
-    (mine / "rule/mine.yaml").write_text(RULE + DECLARED)
-    (mine / "rule/mine.py").write_text(MODULE)
-    (mine / "helper.py").write_text("VALUE = 7\n")
-    return mine
+    """A folder to include: a rule with its own parameter, next to its module and a helper."""
+    project = tmp_path / "mine"
+    (project / "rule").mkdir(parents=True)
+    (project / "rule/mine.yaml").write_text(RULE + DECLARED)
+    (project / "rule/mine.py").write_text(MODULE)
+    (project / "helper.py").write_text("VALUE = 7\n")
+    return project
 
 
 @pytest.fixture(scope="module")
@@ -69,25 +69,26 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT / "docs/plugin_example")
         wheel = build.build_wheel(str(folder))
-    with zipfile.ZipFile(folder / wheel) as archive:  # what an installer does with it
+    with zipfile.ZipFile(folder / wheel) as archive:  # as an installer does
         archive.extractall(folder / "site")
     return folder / "site"
 
 
 def test_the_example_is_a_package_that_adds_to_every_command(example: Path, tmp_path: Path) -> None:
-    """A stranger's package: a rule, a drafter, a preset and a metric with a column; nothing in specbench is edited."""
+    """A third-party package with a rule, a drafter, a preset and a metric with a column; nothing in specbench is
+    edited."""
     lines = [
         "list rules plugins --json".split(),
         "run method=copy_softened n=1 warmup=0 metrics=contrast baseline=false device=cpu out=run".split(),
         "suite copying --no-run out=suite".split(),
         "audit method=copy_softened softness=1 audit.samples=1000 audit.model=v3t5 out=audit.csv".split(),
     ]
-    done = python(TOGETHER, json.dumps(lines), cwd=tmp_path, package=Path(f"{ROOT}{os.pathsep}{example}"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    found, _ = json.JSONDecoder().raw_decode(done.stdout)
-    [rule] = [entry for entry in found["rules"] if entry["plugin"]]
+    process = python(TOGETHER, json.dumps(lines), cwd=tmp_path, package=Path(f"{ROOT}{os.pathsep}{example}"))
+    assert process.returncode == 0, process.stdout + process.stderr
+    listing, _ = json.JSONDecoder().raw_decode(process.stdout)
+    [rule] = [entry for entry in listing["rules"] if entry["plugin"]]
     assert (rule["name"], rule["plugin"]) == ("softened", "specbench-example 0.1.0")
-    [plugin] = found["plugins"]
+    [plugin] = listing["plugins"]
     assert "drafter=copy_above, method=copy_softened, metrics=contrast, rule=softened" in plugin["line"]
     with (tmp_path / "run/row.csv").open() as f:
         [cells] = csv.DictReader(f)
@@ -98,15 +99,15 @@ def test_the_example_is_a_package_that_adds_to_every_command(example: Path, tmp_
     assert cells["contrast_backend"] == "standard deviation of grey levels"
     with (tmp_path / "audit.csv").open() as f:
         assert {line["plugins"] for line in csv.DictReader(f)} == {plugin["name"]}
-    assert "drafter=copy_above rule=softened" in done.stdout
-    assert "Copied, softness 0.25" in done.stdout  # of its suite
+    assert "drafter=copy_above rule=softened" in process.stdout
+    assert "Copied, softness 0.25" in process.stdout  # the title of its suite
     with pytest.raises(UsageError, match=r"softness.*from plug-in specbench-example 0.1.0, which is not"):
         row_of(tmp_path / "run")
     with pytest.raises(UsageError, match="unknown drafter 'copy_above'.*from plug-in specbench-example 0.1.0"):
         stored(tmp_path / "run")
 
 
-def test_a_broken_plugin_costs_one_sentence(installed: Callable[..., None], call: Call) -> None:
+def test_a_broken_plugin_is_a_short_error(install_broken: Callable[..., None], call: Call) -> None:
     for files, points, sentence in [
         ({}, "[specbench.rules]\nmine = gone.mine:build\n", "there is no folder for gone.conf; install it again"),
         (
@@ -135,7 +136,7 @@ def test_a_broken_plugin_costs_one_sentence(installed: Callable[..., None], call
             "the column window exists",
         ),
     ]:
-        installed(files, points)
+        install_broken(files, points)
         code, out, err = call("list", "rules", "metrics")
         assert code == 0, files
         assert "cool" in out, files
@@ -147,10 +148,10 @@ def test_a_broken_plugin_costs_one_sentence(installed: Callable[..., None], call
         assert call("run", "--cfg", "job")[0] == 0, files
 
 
-def test_a_module_that_cannot_be_imported_breaks_only_its_own_choice(
-    installed: Callable[..., None], call: Call
+def test_a_module_that_cannot_be_imported_breaks_only_its_choice(
+    install_broken: Callable[..., None], call: Call
 ) -> None:
-    installed(
+    install_broken(
         {
             "broken/conf/rule/mine.yaml": "# @package _global_\n# Mine.\nrule: mine\n",
             "broken/conf/metrics/mine.yaml": "# Mine.\nmine: {columns: [fid]}\n",
@@ -158,7 +159,7 @@ def test_a_module_that_cannot_be_imported_breaks_only_its_own_choice(
         },
         "[specbench.rules]\nmine = broken.mine:build\n[specbench.metrics]\nmine = broken.mine:Mine\n",
     )
-    for _ in range(2):  # the second time, the package is in memory
+    for _ in range(2):  # the second time, the package is already imported
         with pytest.raises(UsageError, match=r"rule mine of plug-in broken 1.0 cannot be loaded .*not_there"):
             registry.find("rule", "mine")
     code, out, err = call("list", "metrics")
@@ -167,7 +168,7 @@ def test_a_module_that_cannot_be_imported_breaks_only_its_own_choice(
     assert registry.find("rule", "cool")
 
 
-def test_a_folder_is_included_as_hydra_users_know_it(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_included_as_in_hydra(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for words in (["--include", str(folder)], [f"--config-dir={folder}"], [f"hydra.searchpath=[file://{folder}]"]):
         code, out, _ = call("run", *words, "rule=mine", "warmth=0.25", "--cfg", "job")
         assert code == 0
@@ -238,10 +239,10 @@ def test_data_and_models_come_from_a_folder(folder: Path) -> None:
         cfg = configuration.compose(["data=colours", "n=all"])
         assert [item.prompt for item in data.load(cfg)] == ["red", "blue"]
         assert cfg["n"] == 2
-        own = {"model": "toy", "weights": str(folder), "drafter": "none"}
-        label = registry.weights_label(own)  # of every file in the folder
+        settings = {"model": "toy", "weights": str(folder), "drafter": "none"}
+        label = registry.weights_label(settings)  # covers every file in the folder
         (folder / "weights.bin").write_bytes(b"2")
-        assert registry.weights_label(own) != label
+        assert registry.weights_label(settings) != label
         assert label.startswith("folder:")
 
 
@@ -274,7 +275,8 @@ def test_a_model_of_a_folder_is_fetched_like_a_shipped_one(folder: Path, call: C
 
 
 def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files of docs/plugins.md are made and its commands run, with few sequences and a pipeline without a model."""
+    """The files of docs/plugins.md are created and its commands run, with few sequences and a pipeline without a
+    model."""
     page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
     for file, text in re.findall(r"^```(?:python|yaml)\n# (mine/\S+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         Path(file).parent.mkdir(parents=True, exist_ok=True)
@@ -282,18 +284,18 @@ def test_the_page_shows_what_works(example: Path, call: Call, monkeypatch: pytes
     monkeypatch.setattr(sys, "path", [*sys.path, str(example)])
     yaml_files.clear()
     smaller = {"run": ["n=2", "metrics=none"], "audit": ["audit.samples=1000", "audit.model=v3t5"]}
-    done = []
+    outputs = []
     try:
-        for line in re.findall(r"^specbench (?!suite)(.*)$", page, re.MULTILINE):  # which needs its column
+        for line in re.findall(r"^specbench (?!suite)(.*)$", page, re.MULTILINE):  # suites need its column
             words = [word for word in shlex.split(line) if not word.startswith(("n=", "metrics="))]
             code, out, err = call(*words, *next((more for name, more in smaller.items() if name in words), []))
             assert code == 0, f"{line}: {err}"
-            done.append(out)
+            outputs.append(out)
     finally:
         monkeypatch.undo()
         yaml_files.clear()
-    assert len(done) == 7
-    assert "lazy " in done[0]
-    assert "not lossless" in done[2]  # the audit of the rule
-    assert "target/: OWNER/NAME, main (MIT)" in done[3]
-    assert "specbench-example 0.1.0:" in done[4]
+    assert len(outputs) == 7
+    assert "lazy " in outputs[0]
+    assert "not lossless" in outputs[2]  # the audit of the rule
+    assert "target/: OWNER/NAME, main (MIT)" in outputs[3]
+    assert "specbench-example 0.1.0:" in outputs[4]

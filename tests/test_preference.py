@@ -1,4 +1,4 @@
-"""Scores that networks learnt from people's choices, and from questions about images."""
+"""Scores of networks that learned from people's choices, and from questions about images."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TINY: dict[str, Any] = {
 
 
 def pictures() -> list[np.ndarray]:
-    """One of each of the sizes, with coarse structure."""
+    """One picture of each size, with coarse structure."""
     stream = np.random.default_rng(0)
     small = (Image.fromarray(stream.integers(0, 256, (4, 4, 3), np.uint8)) for _ in SIZES)
-    return [np.asarray(one.resize(size[::-1], Image.NEAREST)) for one, size in zip(small, SIZES)]
+    return [np.asarray(picture.resize(size[::-1], Image.NEAREST)) for picture, size in zip(small, SIZES)]
 
 
 def outputs(name: str, folder: Path) -> np.ndarray:
-    """A scorer's outputs, which must not depend on the batch."""
+    """A scorer's outputs. They must not depend on the batch."""
     scorer = metrics.metric(name, ScoringContext(folder, folder)).scorer()
     together = scorer(pictures(), ITEMS)
     alone = [scorer([image], [item]) for image, item in zip(pictures(), ITEMS)]
@@ -65,38 +65,39 @@ def pick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def their_tokenizer() -> Any:
+def hf_tokenizer() -> Any:
     """transformers' CLIPTokenizer with OpenAI's vocabulary."""
     import open_clip
     from transformers import CLIPTokenizer
 
-    theirs = open_clip.SimpleTokenizer()
+    tokenizer = open_clip.SimpleTokenizer()
     marks = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}
-    vocabulary = {marks.get(name, name): i for name, i in theirs.encoder.items()}
-    merges = sorted(theirs.bpe_ranks, key=theirs.bpe_ranks.__getitem__)
+    vocabulary = {marks.get(name, name): i for name, i in tokenizer.encoder.items()}
+    merges = sorted(tokenizer.bpe_ranks, key=tokenizer.bpe_ranks.__getitem__)
     return CLIPTokenizer(vocab=vocabulary, merges=merges)
 
 
 def test_captions_have_the_tokens_of_transformers() -> None:
-    """open_clip's differ in the second, whose quotation marks it straightens."""
+    """open_clip's tokens differ in the second caption, where it replaces the quotation marks."""
     import open_clip
 
-    whole = their_tokenizer()(list(PROMPTS), padding="max_length", truncation=True, max_length=77)
-    found = clip.captions()(PROMPTS)
-    assert found.tolist() == whole["input_ids"]
-    own = open_clip.tokenize(PROMPTS)
-    same = [torch.equal(a[: b.argmax() + 1], b[: b.argmax() + 1]) for a, b in zip(found, own)]
+    whole = hf_tokenizer()(list(PROMPTS), padding="max_length", truncation=True, max_length=77)
+    tokens = clip.captions()(PROMPTS)
+    assert tokens.tolist() == whole["input_ids"]
+    other_tokens = open_clip.tokenize(PROMPTS)
+    same = [torch.equal(a[: b.argmax() + 1], b[: b.argmax() + 1]) for a, b in zip(tokens, other_tokens)]
     assert same == [True, False, True, True]
     assert clip.captions().too_long(PROMPTS) == 1
 
 
-def test_pickscore_is_that_of_its_authors_code(pick: Path) -> None:
-    """transformers' CLIPModel and tokenizer; the shorter side to 224 by PIL, the centre with floored margins."""
+def test_pickscore_equals_its_authors_code(pick: Path) -> None:
+    """The reference is transformers' CLIPModel and tokenizer; PIL resizes the shorter side to 224, and the centre crop
+    has floored margins."""
     from transformers import CLIPConfig, CLIPModel
 
-    theirs = CLIPModel(CLIPConfig(**TINY)).eval()
+    reference = CLIPModel(CLIPConfig(**TINY)).eval()
     load = clip.load_both(pick / "pickscore" / "model.safetensors", "cpu")
-    theirs.load_state_dict(load.state_dict())
+    reference.load_state_dict(load.state_dict())
 
     def prepared(image: np.ndarray) -> Tensor:
         picture = Image.fromarray(image)
@@ -112,9 +113,9 @@ def test_pickscore_is_that_of_its_authors_code(pick: Path) -> None:
     expected = []
     with torch.no_grad():
         for image, prompt in zip(pictures(), PROMPTS):
-            tokens = their_tokenizer()([prompt], truncation=True, max_length=77, return_tensors="pt")
-            found = theirs(pixel_values=prepared(image)[None], **tokens)
-            expected.append(float(found.logits_per_image))
+            tokens = hf_tokenizer()([prompt], truncation=True, max_length=77, return_tensors="pt")
+            output = reference(pixel_values=prepared(image)[None], **tokens)
+            expected.append(float(output.logits_per_image))
     assert np.ptp(expected) > 5
     np.testing.assert_allclose(outputs("pickscore", pick)[:, 0], expected, rtol=1e-4, atol=1e-4)
     score = metrics.score(["pickscore"], pictures(), ITEMS, ScoringContext(pick, pick))["pickscore"]
@@ -124,8 +125,9 @@ def test_pickscore_is_that_of_its_authors_code(pick: Path) -> None:
     assert score.note == "1 of 4 captions have more than 77 tokens and lose their end"
 
 
-def test_weights_that_are_not_those_of_the_fetch_are_refused(pick: Path) -> None:
-    """No public page shows PickScore's checksum. The hub gives it to a fetch, which records it."""
+def test_weights_that_differ_from_the_fetched_ones_are_refused(pick: Path) -> None:
+    """No public page shows PickScore's checksum. The hub gives it when the file is fetched, and the fetch records
+    it."""
     entry = {"files": {"model.safetensors": {"size": 1, "sha256": "0" * 64}}}
     (pick / "SOURCE.json").write_text(json.dumps({"parts": {"pickscore": entry}}))
     with pytest.raises(UsageError, match="is not the file that was fetched: its SHA-256 begins with .*, not 00000000"):

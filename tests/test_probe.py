@@ -1,4 +1,4 @@
-"""The probe: distributions along an image are those of decoding, and a hidden token changes only later ones."""
+"""The probe: its distributions along an image equal decoding's, and a hidden token changes only later ones."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ from specbench.errors import UsageError
 
 
 def distributions(scale: float, side: int = 3) -> tuple[TokenDistributions, torch.Tensor]:
-    """The distributions along an image of the target, and the difference from the log-probabilities of decoding."""
+    """The target's distributions along an image, and their difference from the log-probabilities of decoding."""
     target, sampling = tiny.llamagen(side=side), Sampling(temperature=0.8, cfg_scale=scale)
     config = DecoderConfig(target, NoDraft(), exact(), sampling)
     drawn = decode(config, tiny.prompts(1), RandomStreams([(3, 0)]))
     with torch.inference_mode():
-        found = TokenDistributions(target, sampling, tiny.prompts(1), drawn.tokens)
-    return found, drawn.trace.log_prob - found.probs.gather(-1, drawn.tokens.unsqueeze(-1)).log().squeeze(-1)
+        result = TokenDistributions(target, sampling, tiny.prompts(1), drawn.tokens)
+    return result, drawn.trace.log_prob - result.probs.gather(-1, drawn.tokens.unsqueeze(-1)).log().squeeze(-1)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_the_distributions_are_those_of_decoding(scale: float) -> None:
-    found, off = distributions(scale)
+def test_the_distributions_equal_those_of_decoding(scale: float) -> None:
+    result, off = distributions(scale)
     assert off.abs().max() < 1e-4
-    assert torch.allclose(found.probs.sum(-1), torch.ones(1, 9))
+    assert torch.allclose(result.probs.sum(-1), torch.ones(1, 9))
 
 
 @torch.inference_mode()
 def test_hiding_a_position_moves_only_later_distributions() -> None:
-    found, _ = distributions(2.0)
-    beyond = found.hidden_at(found.first + 9)
-    assert torch.allclose(beyond, found.probs, atol=1e-5)  # nothing is so far back
+    result, _ = distributions(2.0)
+    beyond = result.hidden_at(result.first + 9)
+    assert torch.allclose(beyond, result.probs, atol=1e-5)  # no position is that far back
     for distance in (1, 4):
-        moved = (found.hidden_at(distance) - found.probs).abs().sum(-1)[0]
+        moved = (result.hidden_at(distance) - result.probs).abs().sum(-1)[0]
         assert (moved > 1e-3).any()
-    # the first distribution's position is the prefix's last, first - 1; before it only prefix is hidden
-    far = (found.hidden_at(found.first + 4) - found.probs).abs().sum(-1)[0]
-    assert far[:5].max() < 1e-5  # none of these positions has one so far before it
+    # the position of the first distribution is the last of the prefix, first - 1; before it only the prefix is hidden
+    far = (result.hidden_at(result.first + 4) - result.probs).abs().sum(-1)[0]
+    assert far[:5].max() < 1e-5  # none of these positions has one that far before it
     assert far[5:].max() > 1e-4
 
 
 @torch.inference_mode()
 def test_a_hidden_position_is_as_if_it_were_absent() -> None:
-    """Each distribution equals that of plain passes whose mask leaves one position out."""
+    """Each distribution equals the one from plain passes whose mask excludes one position."""
     target, sampling = tiny.llamagen(side=2), Sampling()
     tokens = torch.tensor([[1, 4, 2, 3]])
-    found = TokenDistributions(target, sampling, tiny.prompts(1), tokens)
+    result = TokenDistributions(target, sampling, tiny.prompts(1), tokens)
     session = target.open(tiny.prompts(1), 1, False, 4)
-    at = found.positions
+    at = result.positions
     mask = session.up_to(at).clone()
     for i in range(at.shape[1]):
         mask[0, 0, i, at[0, i] - 2] = False
-    # one position after the other, the caches filled by plain passes
+    # position by position; plain passes fill the caches
     for i in range(at.shape[1]):
         x = session.embed(tokens[:, i - 1 : i] if i else tokens[:, :1], at[:, i : i + 1])
         hidden = session.feed(x, at[:, i : i + 1], at[:, i : i + 1], mask[:, :, i : i + 1])
         probs = target.head(hidden).softmax(-1)
-        assert torch.allclose(found.hidden_at(2)[:, i : i + 1], probs, atol=1e-5)
+        assert torch.allclose(result.hidden_at(2)[:, i : i + 1], probs, atol=1e-5)
         session.feed(x, at[:, i : i + 1], at[:, i : i + 1], session.up_to(at[:, i : i + 1]))
 
 
@@ -95,6 +95,6 @@ def test_a_row_of_the_embedded_target(tmp_path: Path, capsys: pytest.CaptureFixt
     (["method=sjd"], "leave method= out"),
     (["delta=2"], "a probe has no 'delta'"),
 ])  # fmt: skip
-def test_mistakes_cost_one_sentence(words: list[str], message: str) -> None:
+def test_mistakes_are_short_errors(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         probe(words)

@@ -24,12 +24,12 @@ from specbench.tables.catalog import TABLES
 SHARED = ROOT.parent / "shared" / "published"
 NAMES = list(parameters.choices("protocol"))
 PAIRS = [(name, model) for name in NAMES for model in protocols.read(name).models]
-#: A real model, reduced, with random weights, as fast as can be.
+#: A real model, reduced and with random weights, as fast as possible.
 TINY = ("weights=random", "reduced=true", "device=cpu", "baseline=false", "warmup=0")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _no_fetched_data(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path_factory.mktemp("home")))
 
 
@@ -55,19 +55,19 @@ def _words(name: str, model: str, *more: str) -> list[str]:
 
 
 def _all_of(protocol: protocols.Protocol) -> list[tuple[str, str, Any]]:
-    """(where, parameter, value) of every value in a file; `where` is sets, a data set or a model."""
+    """(where, parameter, value) for every value in a file; `where` is sets, a data set or a model."""
     parts = {"sets": protocol.sets, **protocol.also, **protocol.models}
-    return [(where, key, value) for where, held in parts.items() for key, value in held.items()]
+    return [(where, key, value) for where, part in parts.items() for key, value in part.items()]
 
 
 def _options(name: str, value: Any) -> list[Any]:
-    """A value of a file as the list of parameter values that it stands for."""
-    found = value if isinstance(value, list) and name != "metrics" else [value]
-    return [None if option == parameters.table()[name].null else option for option in found]
+    """The parameter values that a value of a file allows, as a list."""
+    values = value if isinstance(value, list) and name != "metrics" else [value]
+    return [None if option == parameters.table()[name].null else option for option in values]
 
 
-def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter() -> None:
-    served = [one for name in NAMES for one in protocols.read(name).serves]
+def test_a_file_is_complete_and_its_values_are_valid() -> None:
+    served = [table for name in NAMES for table in protocols.read(name).serves]
     assert len(set(served)) == len(served), "two protocols serve the same table"
     for name in NAMES:
         with case(name):
@@ -92,14 +92,14 @@ def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter() -> None
                     has |= parameters.declared("model", where)
                 elif where in protocol.also:
                     has |= parameters.declared("data", where)
-                else:  # what is not stated whatever the model
+                else:  # not stated, whatever the model is
                     has |= parameters.declared("model", "llamagen_xl") if value is None else frozenset()
                 assert key in has, f"{where} has no {key}"
                 if key in ("data", "metrics"):
                     named = value if isinstance(value, list) else [value]
                     assert set(named) - {None} <= set(parameters.choices(key))
-            known = {key for _, key, value in _all_of(protocol) if value is not None}
-            assert set(protocol.from_code) <= known
+            stated = {key for _, key, value in _all_of(protocol) if value is not None}
+            assert set(protocol.from_code) <= stated
             assert len(set(protocol.from_code)) == len(protocol.from_code)
 
 
@@ -107,52 +107,53 @@ def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter() -> None
 def test_every_experiment_of_the_published_table_has_a_protocol() -> None:
     with (SHARED / "protocols.csv").open(newline="", encoding="utf-8") as f:
         rows = [row["index_ids"].split("; ") for row in csv.DictReader(f)]
-    newer = {"scd_table1"}  # of what came later the facts have values, and no protocols
+    newer = {"scd_table1"}  # only the facts have values of newer papers, no protocol does
     assert {ids[0] for ids in rows} == set(NAMES) - newer
     for first, *others in rows:
         served = set(protocols.read(first).serves)
-        if first == "lanternpp_tables":  # names the tables that others made with its code
+        if first == "lanternpp_tables":  # this names the tables that others made with its code
             assert others == ["coolsd_table1", "sjdpac_table1"]
         else:
             assert set(others) <= served
     with (SHARED / "index.csv").open(newline="", encoding="utf-8") as f:
-        known = {row["id"] for row in csv.DictReader(f)}
-    assert {one for name in NAMES for one in protocols.read(name).serves} <= known | newer
+        published = {row["id"] for row in csv.DictReader(f)}
+    assert {table for name in NAMES for table in protocols.read(name).serves} <= published | newer
 
 
 def test_a_protocol_composes_for_each_of_its_models() -> None:
-    """Stated values are the run's, the others are as without the protocol; the remarks tell of every one of them."""
+    """Stated values are the run's; the others are the same as without the protocol. The remarks mention every one of
+    them."""
     for name, model in PAIRS:
         with case(name, model):
             protocol = protocols.read(name)
             cfg = configuration.compose(_words(name, model))
-            own = configuration.compose([f"model={model}", f"data={cfg['data']}"])
+            without = configuration.compose([f"model={model}", f"data={cfg['data']}"])
             assert cfg["protocol"] == f"{name}@{protocol.version}"
-            said = {**protocol.sets, **protocol.models[model]}
+            stated = {**protocol.sets, **protocol.models[model]}
             for key in parameters.parameters_of(cfg):
-                if said.get(key) is not None:
-                    assert cfg[key] == _options(key, said[key])[0]
+                if stated.get(key) is not None:
+                    assert cfg[key] == _options(key, stated[key])[0]
                 elif key != "protocol":
-                    assert cfg[key] == own[key]
+                    assert cfg[key] == without[key]
             remarks = remarks_of(cfg)
             assert not any(remark.startswith(("departs", "protocol ")) for remark in remarks)
-            for key, value in said.items():
-                told = next((remark for remark in remarks if re.search(rf"[:,] {key} ", remark)), "")
+            for key, value in stated.items():
+                mention = next((remark for remark in remarks if re.search(rf"[:,] {key} ", remark)), "")
                 if value is None:
-                    assert told.startswith(f"not stated by protocol {protocol.label}, so the run's own: ")
+                    assert mention.startswith(f"not stated by protocol {protocol.label}, so the run's own: ")
                 elif len(_options(key, value)) > 1:
-                    assert told.startswith(f"one of the values of protocol {protocol.label}: ")
+                    assert mention.startswith(f"one of the values of protocol {protocol.label}: ")
                 elif key in protocol.from_code:
-                    assert told.startswith(f"by the released code of protocol {protocol.label}, not by its paper: ")
+                    assert mention.startswith(f"by the released code of protocol {protocol.label}, not by its paper: ")
                 else:
-                    assert told == ""
-            assert remarks_of(own) == []
+                    assert mention == ""
+            assert remarks_of(without) == []
 
 
 SJDPAC = "protocol=sjdpac_table1 model="
 MAIN = "protocol=sjd_main_table1 model="
 CASES = [
-    (  # what the user gives
+    (  # values that the user gives
         f"{SJDPAC}lumina_mgpt n=4 cfg_scale=4 caption=first metrics=none seed=1",
         {"n": 4, "cfg_scale": 4.0, "caption": "first", "metrics": [], "size": 768},
         [
@@ -169,7 +170,7 @@ CASES = [
     ),
     # another data set of the experiment
     (f"{SJDPAC}emu3 data=parti", {"data": "parti", "n": 1632, "metrics": ["clip_b16_x100"]}, []),
-    (  # data that the experiment does not have: what belongs to its own data is left, the rest holds
+    (  # data that the experiment does not have: the settings of its own data are dropped, the rest applies
         f"{MAIN}lumina_mgpt prompts=my.txt n=3",
         {"data": "prompts", "prompts": "my.txt", "cfg_scale": 3.0, "n": 3}
         | {"metrics": configuration.compose(["model=lumina_mgpt", "prompts=my.txt", "n=1"])["metrics"]},
@@ -199,31 +200,32 @@ def test_values_and_remarks() -> None:
         with case(words):
             cfg = configuration.compose(words.split())
             assert {key: cfg[key] for key in values} == values
-            found = remarks_of(cfg)
-            assert set(remarks) <= set(found)
-            assert any(r.startswith("departs") for r in found) == any(r.startswith("departs") for r in remarks)
+            actual = remarks_of(cfg)
+            assert set(remarks) <= set(actual)
+            assert any(r.startswith("departs") for r in actual) == any(r.startswith("departs") for r in remarks)
 
 
 def test_a_model_that_the_protocol_does_not_name() -> None:
-    """It keeps its own sampling, and prompts and metrics where no others make sense; n and seed are the protocol's."""
-    own_data = {"llamagen_scenes": "scenes", "mar_scenes": "scenes_classes", "llamagen_3b": "imagenet"}
-    for model, data in (own_data | {"anole": "coco2017"}).items():
+    """It keeps its own sampling, and its own prompts and metrics if no others make sense. n and seed are the
+    protocol's."""
+    default_data = {"llamagen_scenes": "scenes", "mar_scenes": "scenes_classes", "llamagen_3b": "imagenet"}
+    for model, data in (default_data | {"anole": "coco2017"}).items():
         with case(model):
-            own = configuration.compose([f"model={model}"])
+            without = configuration.compose([f"model={model}"])
             cfg = configuration.compose(_words("sjd_main_table1", model))
             assert (cfg["data"], cfg["n"], cfg["seed"]) == (data, 5000, 1)
-            assert cfg["cfg_scale"] == own["cfg_scale"]
-            same = data == "coco2017"
-            assert cfg["metrics"] == (["fid_pytorch", "clip_b16_x100"] if same else own["metrics"])
+            assert cfg["cfg_scale"] == without["cfg_scale"]
+            same_data = data == "coco2017"
+            assert cfg["metrics"] == (["fid_pytorch", "clip_b16_x100"] if same_data else without["metrics"])
             remarks = remarks_of(cfg)
             assert remarks[0] == f"protocol sjd_main_table1@2 names lumina_mgpt, not {model}"
-            assert same or f"departs from protocol sjd_main_table1@2: data {data} (not coco2017)" in remarks
+            assert same_data or f"departs from protocol sjd_main_table1@2: data {data} (not coco2017)" in remarks
 
 
 def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
     def chosen(*words: str) -> tuple[str, list[str]]:
         cfg = configuration.compose(_words("sjdpac_table1", "lumina_mgpt", *words))
-        return cfg["variant"], [one for one in remarks_of(cfg) if "variant" in one]
+        return cfg["variant"], [remark for remark in remarks_of(cfg) if "variant" in remark]
 
     assert chosen("method=sjd_pac") == ("released", [])
     departs = "departs from protocol sjdpac_table1@1: variant exact (not released)"
@@ -232,14 +234,14 @@ def test_a_protocol_chooses_the_variant_that_was_measured() -> None:
     assert configuration.compose(_words("coolsd_table1", "lumina_mgpt", "method=lantern_pp"))["bound"] == "neighbours"
 
 
-def test_a_tables_runs_are_those_of_its_protocol() -> None:
-    """They differ from `run protocol=NAME` in the method alone, and where a line names one of several values, a value
-    that the protocol leaves open, or the quantity over which the table's lines go."""
+def test_the_runs_of_a_table_follow_its_protocol() -> None:
+    """They differ from `run protocol=NAME` only in the method, and in parameters that a line sets: one of several
+    values, a value that the protocol leaves open, or the quantity that varies over the table's lines."""
     for name in (name for name in NAMES if set(protocols.read(name).serves) & set(TABLES)):
         with case(name), configuration.session():
             protocol = protocols.read(name)
             of_method = {*parameters.method_parameters(), *parameters.PARTS, "method", "variant", "drafter_weights"}
-            tables = [TABLES[one] for one in protocol.serves if one in TABLES]
+            tables = [TABLES[served] for served in protocol.serves if served in TABLES]
             for table, model in itertools.product(tables, protocol.models):
                 lines = [words for line in table.lines if (words := table.overrides(line, model))]
                 runs = [configuration.compose(words) for words in lines]
@@ -266,11 +268,11 @@ def test_without_a_protocol_nothing_changes() -> None:
     assert provenance.config_hash(cfg) == provenance.config_hash(cfg.changed(protocol=None))
 
 
-def test_in_a_grid_the_values_are_those_of_each_job() -> None:
+def test_in_a_grid_every_job_has_its_own_values() -> None:
     arguments = ["protocol=sjd_table3,sjdpac_table1", "model=llamagen_xl,lumina_mgpt,llamagen_scenes", "n=4"]
     names = ("protocol", "model", "data", "cfg_scale", "top_k")
-    found = [tuple(job.cfg[name] for name in names) for job in configuration.grid(arguments, multirun=True)]
-    assert found == [
+    jobs = [tuple(job.cfg[name] for name in names) for job in configuration.grid(arguments, multirun=True)]
+    assert jobs == [
         ("sjd_table3@1", "llamagen_xl", "coco2017", 7.5, 1000),
         ("sjd_table3@1", "lumina_mgpt", "coco2017", 4.0, 2000),
         ("sjd_table3@1", "llamagen_scenes", "scenes", 3.0, None),
@@ -286,7 +288,7 @@ def test_in_a_grid_the_values_are_those_of_each_job() -> None:
 
 @pytest.fixture
 def experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Writes conf/experiment/mine.yaml into a copy of conf/, which is used instead."""
+    """Writes conf/experiment/mine.yaml into a copy of conf/, which replaces the original."""
     conf = shutil.copytree(parameters.conf_dir(), tmp_path / "conf")
     monkeypatch.setattr(parameters, "conf_dir", lambda: conf)
 
@@ -298,7 +300,7 @@ def experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call
     yaml_files.clear()
 
 
-def test_an_experiment_stands_between_the_user_and_the_protocol(experiment: Callable[[str], None]) -> None:
+def test_an_experiment_overrides_the_protocol_and_the_user_overrides_both(experiment: Callable[[str], None]) -> None:
     experiment("defaults:\n  - override /method: sjd\n  - override /model: anole\nn: 7\n")
     cfg = configuration.compose(["experiment=mine", "protocol=sjd_table4", "seed=5"])
     assert (cfg["model"], cfg["method"], cfg["n"], cfg["seed"]) == ("anole", "sjd", 7, 5)
@@ -328,8 +330,8 @@ def test_parameters_of_some_models_reach_the_jobs_of_a_grid() -> None:
         assert (cfg["cfg_scale"], cfg["top_k"]) == ((7.5, 1000) if cfg["model"] == "llamagen_xl" else (4.0, 2000))
 
 
-def test_a_grid_over_models_of_vectors_needs_no_other_word() -> None:
-    """Their default data and method go without saying in every job."""
+def test_a_grid_over_models_of_vectors_needs_no_other_parameter() -> None:
+    """Their default data and method apply in every job without being named."""
     jobs = configuration.grid(["model=mar_b,mar_l", "gamma=4,8", "n=1"], multirun=True)
     assert {(job.name, *(job.cfg[name] for name in ("model", "gamma", "data", "method"))) for job in jobs} == {
         (f"gamma={gamma},model={model}", model, gamma, "imagenet", "cspd")
@@ -353,7 +355,7 @@ def test_a_folder_keeps_its_protocol(call: Call, tmp_path: Path) -> None:
 
 
 def _runs() -> list[tuple[str, str, str]]:
-    """(protocol, model, data): every set of prompts and every family of models that some protocol has is in one."""
+    """(protocol, model, data): one entry for every set of prompts and every family of models that a protocol has."""
     chosen, seen = [], set[str]()
     for name, model in PAIRS:
         protocol, family = protocols.read(name), parameters.default("model", model, "implementation")
@@ -378,11 +380,11 @@ def test_a_protocol_runs_on_a_reduced_random_model(
     assert len(list((tmp_path / "run/images").glob("*.png"))) == 4
     for remark in remarks_of(configuration.compose(words)):
         assert remark in row["note"]
-    if ({**protocol.sets, **protocol.also.get(data, {})}).get("n") is not None:  # and none has four
+    if ({**protocol.sets, **protocol.also.get(data, {})}).get("n") is not None:  # and no protocol has four
         assert "n 4 (not " in row["note"]
 
 
-def test_rows_from_before_tries_counted_drafts_keep_their_hash() -> None:
+def test_rows_older_than_the_new_meaning_of_tries_keep_their_hash() -> None:
     cfg = configuration.compose(["model=mar_scenes", "method=cspd"])
     older = {**{name: value for name, value in cfg.items() if name != "proposals"}, "tries": cfg["proposals"]}
     hashes = [provenance.config_hash(c) for c in (cfg, older, {**cfg, "tries": 2}, {**cfg, "proposals": 2})]

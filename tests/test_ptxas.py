@@ -1,4 +1,5 @@
-"""Every fused kernel, compiled as steps of the real sizes start it: no register is spilled, shared memory suffices."""
+"""Every fused kernel, compiled as steps of the real sizes start it: no register is spilled, and shared memory
+suffices."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ KERNELS = ROOT / "specbench" / "engine" / "kernels"
 pytest.importorskip("triton")
 
 
-#: Compiles what some steps start, as the first stage of `make gpu` does, then does the steps with a driver that
-#: launches nothing; prints how often Triton found a binary in its cache, and how often it compiled.
+#: Compiles the kernels that some steps start, as the first stage of `make gpu` does, then runs the steps with a driver
+#: that launches nothing. Prints how often Triton had a binary in its cache, and how often it compiled.
 STARTS = """
 import os
 from collections import Counter
@@ -55,25 +56,25 @@ print(len(jobs), seen[True], seen[False])
 
 
 def _output(folder: Path, *command: str) -> str:
-    """Of a process with a cache of its own, in which Triton does not interpret."""
+    """The output of a process with its own cache, in which Triton does not interpret."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = [ROOT, ROOT / "scripts", os.environ.get("PYTHONPATH", "")]
     env |= {"PYTHONPATH": ":".join(map(str, paths)), "TRITON_CACHE_DIR": str(folder)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", *command], env=env, capture_output=True, text=True, timeout=400
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    assert process.returncode == 0, process.stderr[-2000:]
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Of every specialisation."""
+    """The reports of every specialisation."""
     output = _output(tmp_path_factory.mktemp("triton"), "-m", "gpu_checks.compiling")
     return [json.loads(line) for line in output.splitlines()]
 
 
-def test_a_step_finds_every_kernel_that_the_first_stage_compiled(tmp_path: Path) -> None:
+def test_a_step_reuses_every_kernel_that_the_first_stage_compiled(tmp_path: Path) -> None:
     jobs, hits, misses = map(int, _output(tmp_path, "-c", STARTS).split())
     assert misses == 0
     assert hits == jobs >= 12
@@ -102,8 +103,8 @@ def test_every_kernel_is_compiled(reports: list[dict[str, Any]]) -> None:
 
 
 def test_one_binary_serves_all_levels_of_a_tree(reports: list[dict[str, Any]]) -> None:
-    """Triton made one for level 1, one for levels divisible by 16, 0 among them, and one for the others. Of kernels
-    that grow trees the root has one of its own."""
+    """Triton used to make one binary for level 1, one for levels divisible by 16 (including 0), and one for the others.
+    For kernels that grow trees, the root has its own."""
     binaries = Counter(row["kernel"] for row in reports if row["capability"] == 90)
     assert (binaries["_try_children"], binaries["_candidates"], binaries["_beam"]) == (1, 2, 2)
 
@@ -111,32 +112,34 @@ def test_one_binary_serves_all_levels_of_a_tree(reports: list[dict[str, Any]]) -
 def test_no_kernel_spills_and_shared_memory_suffices(reports: list[dict[str, Any]]) -> None:
     from gpu_checks.compiling import faults
 
-    found = {f"sm_{row['capability']} {row['label']}": some for row in reports if (some := faults(row))}
-    assert not found
+    faulty = {
+        f"sm_{row['capability']} {row['label']}": faults_of_row for row in reports if (faults_of_row := faults(row))
+    }
+    assert not faulty
 
 
 def test_operands_of_matrix_units_are_copied_asynchronously(reports: list[dict[str, Any]]) -> None:
-    """Where the matrix units wait for a load, it is under way before."""
+    """A load that the matrix units wait for has already started."""
     copying = {row["kernel"] for row in reports if row["capability"] == 90 and row["copies"]}
     assert copying >= {"_many", "_many_qkv", "_attend"}
 
 
 def test_logits_are_read_by_vectors(reports: list[dict[str, Any]]) -> None:
-    """Of a target with an image grammar, too, whose vocabulary is padded: the size and the mask of 8,194 tokens made
-    every load one number."""
-    some = [row for row in reports if row["kernel"] == "_probs" and row["capability"] == 90]
-    assert len(some) > 3
-    assert not [row["label"] for row in some if row["scalars"]]
+    """Also for a target with an image grammar, whose vocabulary is padded: without padding, the size and the mask of
+    8,194 tokens made every load a single number."""
+    selected = [row for row in reports if row["kernel"] == "_probs" and row["capability"] == 90]
+    assert len(selected) > 3
+    assert not [row["label"] for row in selected if row["scalars"]]
 
 
-def test_of_equal_kernels_those_of_least_and_most_known_sizes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes that are 1 become constants of a binary; a constant of the source makes another kernel."""
+def test_of_equal_kernels_those_with_least_and_most_constants_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes of 1 become constants of a binary; a constant of the source makes another kernel."""
     from gpu_checks import compiling
 
     params = [SimpleNamespace(name="BLOCK", is_constexpr=True), SimpleNamespace(name="n", is_constexpr=False)]
     monkeypatch.setattr(compiling.Specialisation, "function", SimpleNamespace(params=params))
 
-    def of(block: int, n: int | None, *divisible: int) -> compiling.Specialisation:
+    def specialise(block: int, n: int | None, *divisible: int) -> compiling.Specialisation:
         constants = {2: block} | ({} if n is None else {1: n})
         start = {
             "signature": {"x": "*fp32", "n": "i32" if n is None else "constexpr", "BLOCK": "constexpr"},
@@ -148,11 +151,11 @@ def test_of_equal_kernels_those_of_least_and_most_known_sizes_are_compiled(monke
         }
         return compiling.Specialisation("m", "k", 90, json.dumps(start))
 
-    some = [of(16, None, 0), of(16, None), of(16, 1, 0), of(32, None, 0)]
-    assert set(compiling._extremes(some)) == {some[1], some[2], some[3]}
+    kernels = [specialise(16, None, 0), specialise(16, None), specialise(16, 1, 0), specialise(32, None, 0)]
+    assert set(compiling._extremes(kernels)) == {kernels[1], kernels[2], kernels[3]}
 
 
-def test_a_kernel_may_spill_what_is_known_of_its_version_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_may_spill_as_known_for_its_version_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpu_checks import compiling
 
     for kernel, version, capability, spilled, fine in (

@@ -1,4 +1,4 @@
-"""The published lines of newer papers against the list of newer published numbers, one metric a row."""
+"""The published lines of newer papers against the list of newer published numbers, which has one metric per row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METRICS = {
     "latency": "latency_s_mean", "nfe": "steps", "clip": "clip_score", "clip_cos": "clip_score",
     "tpf": "accepted_length_mean",
 }  # fmt: skip
-#: Parameters with a column of their own; `x` holds the text of others.
+#: Parameters that have their own column; `x` holds the text of the others.
 PARAMETERS = {name: name for name in ("window", "delta", "k", "cfg", "top_k")} | {"G": "group_size"}
 GRADES = {"S": "secondary", "P": "paper"}
 
@@ -38,12 +38,12 @@ def test_every_number_of_the_list_is_in_its_table_with_its_grade() -> None:
         with case(name):
             with LIST.open(newline="", encoding="utf-8") as f:
                 rows = [row for row in csv.DictReader(f) if row["paper"] == paper and row["table"] in tables]
-            lines, found = literature.load(name), 0
-            for row in (row for row in rows if "video" not in row["model"]):  # SCD's model of videos is not here
-                given = [one.partition("=") for one in row["params"].split()]
+            lines, num_compared = literature.load(name), 0
+            for row in (row for row in rows if "video" not in row["model"]):  # SCD's video model is not included
+                params = [param.partition("=") for param in row["params"].split()]
                 wanted = {"model": row["model"], "method": row["method"], "part": row["prompts"], "table": row["table"]}
-                wanted |= {PARAMETERS[key]: value for key, _, value in given if key in PARAMETERS}
-                wanted["x"] = "" if all(key in PARAMETERS for key, *_ in given) else row["params"]
+                wanted |= {PARAMETERS[key]: value for key, _, value in params if key in PARAMETERS}
+                wanted["x"] = "" if all(key in PARAMETERS for key, *_ in params) else row["params"]
                 [line] = [line for line in lines if all(line.cells[key] == value for key, value in wanted.items())]
                 column = METRICS.get(row["metric"], row["metric"])
                 if column in line.cells:
@@ -51,6 +51,6 @@ def test_every_number_of_the_list_is_in_its_table_with_its_grade() -> None:
                 else:
                     assert f"{row['metric']} {row['value']}" in line.cells["note"]
                 assert (GRADES[row["grade"]], row["grade"] == "P") == (line.evidence, line.trusted)
-                found += column in line.cells
+                num_compared += column in line.cells
             columns = {*METRICS.values(), "fid", "speedup_latency", "speedup_step", "inception_score", "hpsv2"}
-            assert found == sum(bool(line.cells[column]) for line in lines for column in columns)
+            assert num_compared == sum(bool(line.cells[column]) for line in lines for column in columns)

@@ -1,4 +1,4 @@
-"""`specbench push` to a hub on the loopback, by the hub's own client."""
+"""`specbench push` to a hub on the loopback, with the hub's own client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbench.rows.csv_files import read_rows
 
 
 class Hub(LoopbackServer):
-    """A hub that keeps what is committed. refuses: the status code of every request instead, if it is not 0."""
+    """A hub that stores what is committed. refuses: if not 0, the status code of every response."""
 
     def __init__(self) -> None:
         super().__init__(HubHandler)
@@ -59,7 +59,7 @@ class HubHandler(Answers):
             kind = "" if hub.made[-1].get("type", "model") == "model" else "datasets/"
             self.answer({"url": f"{hub.url}/{kind}me/things"})
         elif self.path.endswith("/preupload/main"):
-            names = [one["path"] for one in json.loads(body)["files"]]
+            names = [entry["path"] for entry in json.loads(body)["files"]]
             self.answer({"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in names]})
         elif self.path.endswith("/commit/main"):
             for line in map(json.loads, body.splitlines()):
@@ -75,14 +75,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with running(Hub()) as one:
-        monkeypatch.setenv("HF_ENDPOINT", one.url)
-        yield one
+    with running(Hub()) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a file of prompts, with a method that a stranger could have named."""
+    """A run of a file of prompts, with a method of any name."""
     folder = tmp_path_factory.mktemp("push")
     (folder / "my.txt").write_text("a | b\n<b>c</b>\nd\n")
     cfg = configuration.compose([f"prompts={folder}/my.txt", "metrics=none", "warmup=0"])
@@ -142,7 +142,7 @@ def test_a_hub_that_refuses(hub: Hub, finished: Path, call: Call) -> None:
         assert (exit_code, sentence in err, err.count("\n")) == (code, True, 1)
 
 
-def test_a_mistake_costs_one_sentence(call: Call) -> None:
+def test_a_mistake_is_a_short_error(call: Call) -> None:
     for arguments in (
         "",
         "repository=me/x",

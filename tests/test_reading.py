@@ -1,4 +1,4 @@
-"""The checked reader of files, dataclasses by their annotations, and values from the text of an argument."""
+"""The checked reader of files, dataclasses from their annotations, and values from the text of an argument."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ class Outer:
     on: bool = False
 
 
-def test_a_file_that_cannot_be_read_costs_one_sentence(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_a_short_error(tmp_path: Path) -> None:
     expanding = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-        f"{two}: &{two} [{', '.join([f'*{one}'] * 10)}]\n" for one, two in zip("abcdef", "bcdefg", strict=True)
+        f"{next_name}: &{next_name} [{', '.join([f'*{name}'] * 10)}]\n"
+        for name, next_name in zip("abcdef", "bcdefg", strict=True)
     )
-    for read, held, sentence in (
+    for read, content, sentence in (
         (read_text, b"one\n\xff", "file, line 2: this is not UTF-8 text"),
         (read_text, b"one\n\0", "file, line 2: there is a NUL character"),
         (lambda path: read_text(path, largest=3), b"four", "is larger than"),
@@ -56,11 +57,11 @@ def test_a_file_that_cannot_be_read_costs_one_sentence(tmp_path: Path) -> None:
         (read_yaml, b"- a\n", "contains no NAME: VALUE lines"),
         (read_yaml, expanding.encode(), "is too large"),
     ):
-        (tmp_path / "file").write_bytes(held)
-        found = usage_error(read, tmp_path / "file")
-        assert sentence in found, (held[:40], found)
-        assert str(tmp_path / "file") in found, held[:40]
-        assert "\n" not in found, held[:40]
+        (tmp_path / "file").write_bytes(content)
+        error = usage_error(read, tmp_path / "file")
+        assert sentence in error, (content[:40], error)
+        assert str(tmp_path / "file") in error, content[:40]
+        assert "\n" not in error, content[:40]
     assert f"there is no file {tmp_path / 'no'}; check its name, or restore it" in usage_error(
         read_text, tmp_path / "no", "restore it"
     )
@@ -71,7 +72,7 @@ def test_a_file_that_cannot_be_read_costs_one_sentence(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "file") == {}
 
 
-def test_a_dataclass_is_made_as_its_annotations_say() -> None:
+def test_a_dataclass_is_built_from_its_annotations() -> None:
     fields = {
         "side": "lower",
         "sizes": [1, 2],
@@ -107,7 +108,7 @@ def test_an_integer_has_several_forms(name: str) -> None:
 
 
 def test_the_text_of_an_argument_becomes_its_value() -> None:
-    for one, text, value in (
+    for parameter, text, value in (
         (Parameter("flag", "x"), "false", False),
         (Parameter("number", "x"), "2", 2.0),
         (Parameter("numbers", "x"), "[1, 2.5]", [1.0, 2.5]),
@@ -117,9 +118,9 @@ def test_the_text_of_an_argument_becomes_its_value() -> None:
         (Parameter("string", "x"), "7", "7"),
         (Parameter("path", "x"), "a, b", "a, b"),
     ):
-        found = one.from_text("x", text)
-        assert (found, type(found)) == (value, type(value)), (one.kind, text)
-    for one, text in (
+        parsed = parameter.from_text("x", text)
+        assert (parsed, type(parsed)) == (value, type(value)), (parameter.kind, text)
+    for parameter, text in (
         (Parameter("flag", "x"), "yes"),
         (Parameter("number", "x"), "1_0"),
         (Parameter("number", "x"), "1,2"),
@@ -127,4 +128,4 @@ def test_the_text_of_an_argument_becomes_its_value() -> None:
         (Parameter("integers", "x", low=1), "0,3"),
         (Parameter("string", "x", choices=("a",)), "b"),
     ):
-        assert "x must be " in usage_error(one.from_text, "x", text), (one.kind, text)
+        assert "x must be " in usage_error(parameter.from_text, "x", text), (parameter.kind, text)

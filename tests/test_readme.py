@@ -39,7 +39,7 @@ from specbench.training import recipes
 
 FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
-#: Sub-command -> arguments that replace those of the same name; None only removes them.
+#: Sub-command -> arguments that replace arguments of the same name; None removes the argument.
 SMALLER: dict[str, dict[str, str | None]] = {
     "run": {"n": "3", "warmup": "0", "workers": None, "hydra.launcher.n_jobs": "1", "metrics": "none"},
     "resume": {"workers": "1", "ray_address": None},
@@ -96,7 +96,7 @@ NOT_RUN = {
 
 
 def commands(path: Path) -> list[str]:
-    """The lines of a document's indented blocks, without their remarks; those of fenced blocks are other tests'."""
+    """The lines of a document's indented blocks, without their comments. Fenced blocks are run by other tests."""
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     lines = [line[4:] for line in text.splitlines() if re.match(r"    \S", line)]
     return [re.sub(r"\s+#\s.*", "", line) for line in lines]
@@ -106,23 +106,22 @@ ALL = [(path, line) for path in FILES for line in commands(path)]
 SKIPPED = {line: why for start, why in NOT_RUN.items() for _, line in ALL if line.startswith(start)}
 
 
-def smaller(arguments: list[str]) -> list[str]:
-    """A command's arguments, with those of `SMALLER` replaced."""
+def make_smaller(arguments: list[str]) -> list[str]:
+    """A command's arguments, with the replacements of `SMALLER`."""
     command, *rest = arguments
     if "--help" in rest:
         return arguments
-    given = {argument.split("=", 1)[0] for argument in rest}
-    instead = {k: v for k, v in SMALLER.get(command, {}).items() if k in given or k not in IF_GIVEN}
-    if "n=all" in rest or "prompts" in given:  # of few prompts
-        instead.pop("n")
-    others = [argument for argument in rest if argument.split("=", 1)[0] not in instead]
-    return [command, *others, *(f"{name}={value}" for name, value in instead.items() if value is not None)]
+    names = {argument.split("=", 1)[0] for argument in rest}
+    replacements = {k: v for k, v in SMALLER.get(command, {}).items() if k in names or k not in IF_GIVEN}
+    if "n=all" in rest or "prompts" in names:  # few prompts
+        replacements.pop("n")
+    others = [argument for argument in rest if argument.split("=", 1)[0] not in replacements]
+    return [command, *others, *(f"{name}={value}" for name, value in replacements.items() if value is not None)]
 
 
 @pytest.fixture
 def reader(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with what a reader has: a file of prompts, images, fetched data, a trained drafter, the project's
-    rows."""
+    """A folder with the files of a reader: prompts, images, fetched data, a trained drafter, and the project's rows."""
     home = tmp_path / "home"
     (home / "data/parti").mkdir(parents=True)
     (home / "data/parti/PartiPrompts.tsv").write_text("Prompt\tCategory\none\tx\ntwo\tx\nthree\tx\n")
@@ -133,71 +132,78 @@ def reader(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         }
         (home / "data" / name).mkdir()
         (home / "data" / name / f"captions_{folder}.json").write_text(json.dumps(made))
-    here = tmp_path / "here"
-    (here / "photos").mkdir(parents=True)
+    reader_folder = tmp_path / "here"
+    (reader_folder / "photos").mkdir(parents=True)
     for i in (1, 2, 3):
-        Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)).save(here / f"photos/{i}.png")
+        Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)).save(reader_folder / f"photos/{i}.png")
     lines = (json.dumps({"file_name": f"{i}.png", "prompt": f"photograph {i}"}) for i in (1, 2, 3))
-    (here / "photos/prompts.jsonl").write_text("\n".join(lines))
+    (reader_folder / "photos/prompts.jsonl").write_text("\n".join(lines))
     for name in ("llamagen_xl/eagle", "mar_scenes/cspd"):
-        (here / "drafters" / name).mkdir(parents=True)
+        (reader_folder / "drafters" / name).mkdir(parents=True)
     documented = (ROOT / "docs/suites.md").read_text().split("```yaml\n")[1].split("```")[0]
-    (here / "my.yaml").write_text(documented)
-    (here / "my.txt").write_text("a red circle\na blue square\na green star\n")
-    shutil.copytree(ROOT / "results", here / "results", ignore=shutil.ignore_patterns("gallery"))
-    monkeypatch.chdir(here)
+    (reader_folder / "my.yaml").write_text(documented)
+    (reader_folder / "my.txt").write_text("a red circle\na blue square\na green star\n")
+    shutil.copytree(ROOT / "results", reader_folder / "results", ignore=shutil.ignore_patterns("gallery"))
+    monkeypatch.chdir(reader_folder)
     monkeypatch.setenv("SPECBENCH_HOME", str(home))
-    return here
+    return reader_folder
 
 
 @pytest.mark.usefixtures("rows_together")  # audits
 def test_every_command_works(reader: Path, call: Call) -> None:
-    done: list[str] = []
+    run_lines: list[str] = []
     for path, line in ALL:
         if line in SKIPPED:
             continue
-        assert line.startswith("specbench "), f"{path.name}: what is '{line}'? Name it in NOT_RUN, or let it run"
-        assert not _missing(line), f"{path.name}: {line}: no rows of {', '.join(_missing(line))}, whose runs take hours"
-        code, out, err = call(*smaller(shlex.split(line)[1:]))
-        assert code == (3 if " has no value: " in err else 0), f"{path.name}: {line}: {err}"  # no evaluator's weights
-        done.append(line)
-        if done[-2:] == [line, line]:
+        assert line.startswith("specbench "), (
+            f"{path.name}: unknown command '{line}'. Name it in NOT_RUN, or let it run"
+        )
+        assert not _missing_tables(line), (
+            f"{path.name}: {line}: no rows of {', '.join(_missing_tables(line))}, whose runs take hours"
+        )
+        code, out, err = call(*make_smaller(shlex.split(line)[1:]))
+        # the evaluators have no weights
+        assert code == (3 if " has no value: " in err else 0), f"{path.name}: {line}: {err}"
+        run_lines.append(line)
+        if run_lines[-2:] == [line, line]:
             assert "nothing left to do" in out
-    assert len(done) > 25
+    assert len(run_lines) > 25
     rows = {str(path.parent.relative_to(reader)) for path in reader.rglob("row.csv")}
     assert {"first", "night"} <= rows
     assert len([name for name in rows if name.startswith("grid/")]) == 3
 
 
-def _missing(line: str) -> list[str]:
-    """The embedded tables that a command draws, and whose rows are not all there."""
+def _missing_tables(line: str) -> list[str]:
+    """The embedded tables that a command draws and that have missing rows."""
     _, command, *rest = shlex.split(line)
     if command != "tables" or "--list" in rest or "--model" in rest:
         return []
     plans = (measure.plan(TABLES[a], TABLES[a].model, None, Path("results")) for a in rest if a in TABLES)
-    return [one.table.id for one in plans if one.missing]
+    return [table_plan.table.id for table_plan in plans if table_plan.missing]
 
 
-def _checked(line: str) -> None:
-    """Check a command's arguments without running it."""
+def _check(line: str) -> None:
+    """Checks a command's arguments without running it."""
     tool, *arguments = shlex.split(line)
     if tool == "make":
-        done = subprocess.run([tool, *arguments, "--dry-run"], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        if "tables" in arguments:  # with what it hands on
-            [handed] = re.findall(r'specbench" tables(.*)', done.stdout)
-            assert cli.main(["tables", "--list", *shlex.split(handed)]) == 0
+        process = subprocess.run([tool, *arguments, "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        if "tables" in arguments:  # also the arguments that it forwards
+            [forwarded] = re.findall(r'specbench" tables(.*)', process.stdout)
+            assert cli.main(["tables", "--list", *shlex.split(forwarded)]) == 0
     elif tool == "uv":
         assert re.fullmatch(r"pip install -e \.\[\w+\]", " ".join(arguments))  # test_packaging knows the extras
     elif tool == "accelerate":
         assert arguments[:4] == ["launch", "--module", "specbench.cli", "train"]
-        _checked(shlex.join(["specbench", *arguments[3:]]))
+        _check(shlex.join(["specbench", *arguments[3:]]))
     elif tool == "specbench":
         command, *rest = arguments
-        own = sub_commands.find("bench").by_name
-        overrides = [argument for argument in rest if argument != "-m" and argument.partition("=")[0] not in own]
+        bench_parameters = sub_commands.find("bench").by_name
+        overrides = [
+            argument for argument in rest if argument != "-m" and argument.partition("=")[0] not in bench_parameters
+        ]
         check: dict[str, Callable[[], object]] = {
-            "fetch": lambda: _fetched(rest),
+            "fetch": lambda: _fetch_arguments(rest),
             "train": lambda: recipes.plan(rest),
             "bench": lambda: configuration.grid(overrides, "-m" in rest),
             "run": lambda: configuration.grid([o for o in overrides if o != "--dry-run"], "-m" in rest),
@@ -222,17 +228,17 @@ def _listed(ids: list[str]) -> None:
     assert cli.main(["tables", "--list", *ids]) == 0
 
 
-def _fetched(arguments: list[str]) -> object:
-    given = fetch._parse(fetch.main.read(arguments))
-    return fetch._data(given) if "data" in given else fetch._parts(given)
+def _fetch_arguments(arguments: list[str]) -> object:
+    options = fetch._parse(fetch.main.read(arguments))
+    return fetch._data(options) if "data" in options else fetch._parts(options)
 
 
 def test_a_command_that_does_not_run_here_is_well_formed(reader: Path) -> None:
     for line in sorted(SKIPPED):
-        _checked(line)
+        _check(line)
 
 
-def test_what_is_not_run_is_still_there() -> None:
+def test_commands_that_are_not_run_still_exist() -> None:
     assert [start for start in NOT_RUN if not any(line.startswith(start) for _, line in ALL)] == []
 
 
@@ -257,7 +263,7 @@ def test_rows_are_read_in_python_as_the_document_shows(
 
 
 def table(path: Path, head: str) -> list[list[str]]:
-    """The cells of the rows of a document's table whose head begins so."""
+    """The cells of the rows of the document's table whose head begins with `head`."""
     lines = path.read_text(encoding="utf-8").split(head)[1].splitlines()[2:]
     rows = itertools.takewhile(lambda line: line.startswith("|"), lines)
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
@@ -268,44 +274,44 @@ def first_column(path: Path, head: str) -> list[str]:
     return [name for row in table(path, head) for name in re.findall(r"`([a-z]\w+)`", row[0])]
 
 
-def test_every_preset_stands_in_the_table_of_methods():
-    """eagle3 did not."""
+def test_every_preset_is_in_the_table_of_methods():
+    """eagle3 was once missing."""
     head = "| method | drafter | rule | lossless |"
     assert sorted(first_column(ROOT / "README.md", head)) == sorted(parameters.choices("method"))
     for row in table(ROOT / "README.md", head):
         for name in re.findall(r"`([a-z]\w+)`", row[0]):
             if name == "eagle_chain":  # in the line of eagle1
                 continue
-            shown = [one for one in row[4].replace("*", "").split(", ") if one]
+            shown = [variant for variant in row[4].replace("*", "").split(", ") if variant]
             assert shown == list(variants.names(name))
             assert not shown or f"**{parameters.default('method', name, 'variant')}**" in row[4]
 
 
-def test_every_preset_stands_in_the_list_of_the_field() -> None:
-    """Presets that only name a baseline are no published method."""
+def test_every_preset_is_in_the_list_of_the_field() -> None:
+    """Presets that only name a baseline are not published methods."""
     rows = table(ROOT / "docs/methods.md", "| published method | ")
     assert {len(row) for row in rows} == {4}
-    assert all(row[2] or row[3] for row in rows)  # what is not here has a reason
+    assert all(row[2] or row[3] for row in rows)  # a method without a preset has a reason
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[2])}
-    assert named | {"vanilla"} == set(parameters.choices("method"))  # vanilla: of models with an order of their own
+    assert named | {"vanilla"} == set(parameters.choices("method"))  # vanilla: for models with their own order
 
 
-def test_every_variant_stands_in_its_table() -> None:
+def test_every_variant_is_in_its_table() -> None:
     rows, documented, names = table(ROOT / "docs/methods.md", "| method | variant | what it sets |"), set(), []
     for row in rows:
         names = re.findall(r"`([a-z]\w+)`", row[0]) or names
         variant = re.findall(r"`(\w+)`", row[1])[0]
         documented |= {(name, variant, "(default)" in row[1]) for name in names}
     shipped = {
-        (name, one, one == parameters.default("method", name, "variant"))
+        (name, shipped_variant, shipped_variant == parameters.default("method", name, "variant"))
         for name in parameters.choices("method")
-        for one in variants.names(name)
+        for shipped_variant in variants.names(name)
     }
     assert documented == shipped
 
 
 @pytest.mark.parametrize("group", ["drafter", "rule", "verification"])
-def test_every_part_stands_in_its_table_with_its_defaults(group: str) -> None:
+def test_every_part_is_in_its_table_with_its_defaults(group: str) -> None:
     rows = table(ROOT / "docs/methods.md", f"| {group} | ")
     documented = {row[0].strip("`"): yaml.safe_load(f"{{{', '.join(_pairs(row[2]))}}}") for row in rows}
     shipped = {}
@@ -320,7 +326,7 @@ def _pairs(cell: str) -> list[str]:
     return [pair.replace("=", ": ") for pair in cell.strip("`").split()]
 
 
-def test_every_extra_stands_in_the_table_of_extras() -> None:
+def test_every_extra_is_in_the_table_of_extras() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     rows = table(ROOT / "README.md", "| extra | adds |")
     assert sorted(name for row in rows for name in re.findall(r"`([\w-]+)`", row[0])) == sorted(extras)
@@ -332,19 +338,19 @@ def audit_rows() -> list[dict[str, str]]:
 
 
 def test_every_preset_has_been_audited() -> None:
-    """results/audit.csv has the columns of today, save some that its rows can do without, and of every preset a row
-    with a verdict on every model of its default audit."""
+    """results/audit.csv has today's columns, except some that its rows can do without. For every preset, it has a row
+    with a verdict on every model of the default audit."""
     rows = audit_rows()
     assert list(rows[0]) == [name for name in COLUMNS if name in rows[0]]
     assert set(COLUMNS) - set(rows[0]) <= {"plugins", "exercised", "p_first", "device"}
-    found = {(row["method"], row["model"]) for row in rows if row["verdict"] and row["margin"]}
+    audited = {(row["method"], row["model"]) for row in rows if row["verdict"] and row["margin"]}
     jobs = plan.presets([], plan.chosen_models({}, [False, True]))
-    lacking = sorted({(cfg["method"], model.name) for cfg, model in jobs} - found)
-    methods = ", ".join(dict.fromkeys(method for method, _ in lacking))
-    assert not lacking, f"audit {methods}, and add the rows to results/audit.csv; it lacks {lacking}"
+    missing = sorted({(cfg["method"], model.name) for cfg, model in jobs} - audited)
+    methods = ", ".join(dict.fromkeys(method for method, _ in missing))
+    assert not missing, f"audit {methods}, and add the rows to results/audit.csv; missing: {missing}"
 
 
-def test_what_is_called_exact_is_lossless_and_the_biased_releases_are_refuted() -> None:
+def test_exact_variants_are_lossless_and_the_biased_releases_are_not() -> None:
     with (ROOT / "results/audit_variants.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     refuted = {(row["method"], row["variant"]) for row in rows if row["verdict"] == "not lossless"}

@@ -1,4 +1,4 @@
-"""The real targets at reduced size: every method on every one, and the files that users have."""
+"""The real targets at reduced size: every method on every target, and the official files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def loaded(model, *words):
     return cfg, registry.find("model", model)(cfg, torch.device("cpu"), torch.float32)
 
 
-def reloaded(folder, model):
+def reload(folder, model):
     return loaded(model, f"weights={folder}", "reduced=true", "dtype=float32")[1]
 
 
@@ -58,7 +58,7 @@ def prompts_of(bundle, n):
 
 
 def check(bundle, tokens):
-    """Tokens obey the grammar and become pictures of the right size, each from its own tokens."""
+    """Checks that tokens obey the grammar and become pictures of the right size, each from its own tokens."""
     grammar = bundle.target.grammar
     if grammar is not None:
         fixed = grammar.forced >= 0
@@ -70,16 +70,16 @@ def check(bundle, tokens):
     assert np.array_equal(bundle.pixels(tokens[-1:]), pictures[-1:])
 
 
-#: Families of targets, of captions and of a grammar, that every method runs on; and others, with a method for every
-#: drafter, rule and verification: a method is no more than these.
+#: Families of targets (with captions and with a grammar) on which every method runs; and others, with one method for
+#: every drafter, rule and verification, since a method is nothing more than these.
 FAMILIES, OTHERS = ("llamagen_xl", "lumina_mgpt"), ("emu3", "janus_pro_7b")
-#: Targets of which another one differs in its sizes alone: a method for every kind of drafter's network.
+#: Targets that differ from another one only in their sizes: one method for every kind of drafter network.
 SIZES = ("llamagen_xl_512", "llamagen_3b", "llamagen_xl_c2i", "janus_pro_1b", "simplear_05b")
 NETWORKS = ("sd", "eagle2", "eagle3", "medusa")
 
 
-def one_for_every(*groups):
-    """Of every choice in these groups one method that has it, the last."""
+def one_method_for_every(*groups):
+    """One method (the last) for every choice in these groups."""
     chosen = {(g, parts_of(name)[g]): name for g in groups for name in METHODS}
     return list(dict.fromkeys(chosen.values()))
 
@@ -91,24 +91,24 @@ def parts_of(method):
 
 @pytest.mark.parametrize(("model", "rows"), [*((model, 3) for model in MODELS), ("llamagen_xl", 1)])
 def test_every_method_runs_on_every_real_target(model, rows):
-    """Of targets that are like another one, the methods that tell what the others do."""
+    """Targets that are similar to another one run only a selection of the methods."""
     _, bundle = loaded(model, *TINY)
-    given = bundle.encode(prompts_of(bundle, rows))
+    conditioning = bundle.encode(prompts_of(bundle, rows))
     if model in SIZES:
         methods = NETWORKS
     elif model in FAMILIES and rows > 1:
         methods = METHODS
     else:
-        methods = one_for_every("drafter", *(("rule", "verification") if model in OTHERS else ()))
+        methods = one_method_for_every("drafter", *(("rule", "verification") if model in OTHERS else ()))
     for method in methods:
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}", *PARALLEL.get(method, [])])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         target = tiny.read_by(bundle.target, drafter)
         rule = build_rule(cfg, drafter.shape.height, bundle.codebook)
         sampling = Sampling.of(cfg)
-        way = build_verification(cfg, drafter.shape)
-        config = DecoderConfig(target, drafter, rule, sampling, verification=way)
-        out = decode(config, given, RandomStreams([(0, i) for i in range(rows)]))
+        verification = build_verification(cfg, drafter.shape)
+        config = DecoderConfig(target, drafter, rule, sampling, verification=verification)
+        out = decode(config, conditioning, RandomStreams([(0, i) for i in range(rows)]))
         assert out.tokens.shape == (rows, bundle.target.length), method
         if method in PARALLEL:
             assert (out.steps < bundle.target.length).all(), method
@@ -128,7 +128,7 @@ def test_a_prompt_is_encoded_alone():
             assert torch.equal(getattr(together, name)[1:2], value), (model, name)
 
 
-def test_random_weights_are_made_once_and_for_all():
+def test_random_weights_are_reproducible():
     first, again = (loaded("llamagen_xl", *TINY)[1] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.target.parameters(), again.target.parameters(), strict=True))
 
@@ -139,9 +139,9 @@ def test_every_token_of_a_random_model_has_a_row_of_its_own():
         assert len(target.embeddings().unique(dim=0)) == target.vocab_size, model
 
 
-def test_the_unified_models_draw_as_many_tokens_as_published():
+def test_the_unified_models_draw_the_published_number_of_tokens():
     codes = torch.arange(4, 8196)
-    for side, after_start in ((768, 2355), (512, 1059)):  # two size tokens stand in the prefix
+    for side, after_start in ((768, 2355), (512, 1059)):  # two size tokens are in the prefix
         assert len(chameleon.lumina_image(codes, side, side).grammar) == after_start - 2
     assert len(chameleon.anole_image(codes, 512).grammar) == 1024 + 1
     visual = torch.arange(emu3.FIRST_CODE, emu3.FIRST_CODE + 32768)
@@ -161,7 +161,7 @@ def eagle_config(target, **more):
 
 
 def save_drafters(folder, bundle):
-    """LANTERN's EAGLE layout and Medusa's released one."""
+    """LANTERN's EAGLE layout, and the released layout of Medusa."""
     torch.manual_seed(3)
     head = eagle.EagleNetwork(eagle.like_shape(bundle.target))
     (folder / "eagle").mkdir(parents=True)
@@ -175,7 +175,7 @@ def save_drafters(folder, bundle):
 
 
 def tiny_t5(folder, fixture):
-    """The text encoder of the fixture, as wide as a reduced LlamaGen reads it."""
+    """The text encoder of the fixture, with the width that a reduced LlamaGen reads."""
     from transformers import T5Config, T5EncoderModel
 
     folder.mkdir(parents=True)
@@ -213,7 +213,7 @@ def llamagen_lantern(folder, bundle, t5_folder):
 
 
 def run(folder, model, *words):
-    """The public command; the picture it made."""
+    """Runs the public command and returns the picture that it made."""
     out = folder / "run"
     command = ["run", f"model={model}", f"weights={folder}", "reduced=true", "dtype=float32", "device=cpu", "n=1"]
     prompts = [] if parameters.preferred("model", model).get("data") else ["data=geneval"]  # shipped
@@ -242,14 +242,14 @@ def test_llamagen_is_read_from_official_files(tmp_path, model, write, method, t5
         words += ["data=prompts", f"prompts={tmp_path / 'classes.txt'}"]
     picture = run(tmp_path, model, *words)
     assert picture.size == (bundle.resolution, bundle.resolution)
-    again = reloaded(tmp_path, model)
+    again = reload(tmp_path, model)
     for a, b in ((again.target, bundle.target), (again.tokenizer, bundle.tokenizer)):
         torch.testing.assert_close(dict(a.state_dict()), dict(b.state_dict()), rtol=0, atol=0)
     assert again.target.block == bundle.target.block
 
 
 def written(bundle):
-    """The tensors of a language model in the layout of Hugging Face, with a head of all its ids, and its sizes."""
+    """The tensors of a language model in the Hugging Face layout, with a head of all its ids, and its sizes."""
     c = bundle.target.cfg
     head = torch.randn(c.vocab_size, c.dim, generator=torch.Generator().manual_seed(1))
     tensors = exported(bundle.target, naming.hugging_face(c.n_layer, c.block)) | {"lm_head.weight": head}
@@ -257,9 +257,10 @@ def written(bundle):
     return tensors, eagle_config(bundle.target) | more
 
 
-def is_read(folder, model, bundle):
-    """The bundle that is read back: its target has the given weights, and its head the rows of image tokens."""
-    again = reloaded(folder, model)
+def read_back(folder, model, bundle):
+    """Checks that the bundle that is read back has the target's weights, and the rows of image tokens in its head.
+    Returns it."""
+    again = reload(folder, model)
     ids = again.target.image.ids
     wanted = bundle.target.state_dict() | {"output.weight": written(bundle)[0]["lm_head.weight"][ids]}
     torch.testing.assert_close(dict(again.target.state_dict()), dict(wanted), rtol=0, atol=0)
@@ -269,9 +270,10 @@ def is_read(folder, model, bundle):
 
 
 def chameleon_files(folder, bundle):
-    """A Hugging Face folder of the target, sharded."""
+    """A sharded Hugging Face folder of the target."""
     tensors, config = written(bundle)
-    write_shards(folder / "target", tensors | {"model.vqmodel.quant_conv.bias": torch.zeros(3)})  # not the target's
+    # not a tensor of the target
+    write_shards(folder / "target", tensors | {"model.vqmodel.quant_conv.bias": torch.zeros(3)})
     write_json(folder / "target" / "config.json", config | {"swin_norm": False})
 
 
@@ -283,9 +285,9 @@ def chameleon_transformers(folder, bundle):
     tensors, sizes = written(bundle)
     cfg = ChameleonConfig(**sizes, vq_config=pixels, vocabulary_map={"<image>": 5})
     model = ChameleonForConditionalGeneration(cfg)
-    told = model.load_state_dict(tensors, strict=False)
-    assert not told.unexpected_keys
-    assert all(name.startswith("model.vqmodel.") for name in told.missing_keys)
+    mismatch = model.load_state_dict(tensors, strict=False)
+    assert not mismatch.unexpected_keys
+    assert all(name.startswith("model.vqmodel.") for name in mismatch.missing_keys)
     model.save_pretrained(folder / "target")
 
 
@@ -307,12 +309,12 @@ def test_chameleon_is_read_from_official_files(tmp_path, model, write, method):
     order = [*range(10, 64), *range(10)]  # ids are not codes
     save_chameleon(tmp_path / "tokenizer" / "text_tokenizer.json", chameleon_names(order))
     _, released = save_drafters(tmp_path, bundle)
-    picture = run(tmp_path, model, f"method={method}", "prompt_length=300")  # letters are tokens here
+    picture = run(tmp_path, model, f"method={method}", "prompt_length=300")  # a token is a letter here
     assert picture.size == (bundle.resolution, bundle.resolution)
-    again, ids = is_read(tmp_path, model, bundle)
-    assert ids[:3].tolist() == [58, 59, 60]  # behind <s>, <pad>, </s>, <unk> and codes 10 to 63
-    kept = again.drafter_network("medusa").medusa_head[1][1].weight
-    assert torch.equal(kept, released.medusa_head[1][1].weight[ids])
+    again, ids = read_back(tmp_path, model, bundle)
+    assert ids[:3].tolist() == [58, 59, 60]  # after <s>, <pad>, </s>, <unk> and codes 10 to 63
+    weight = again.drafter_network("medusa").medusa_head[1][1].weight
+    assert torch.equal(weight, released.medusa_head[1][1].weight[ids])
 
 
 def emu3_files(folder, bundle):
@@ -345,15 +347,15 @@ def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  #
     save_drafters(tmp_path, bundle)
     picture = run(tmp_path, "emu3", f"method={method}", "prompt_length=400")
     assert picture.size == (bundle.resolution, bundle.resolution)
-    again, _ = is_read(tmp_path, "emu3", bundle)
+    again, _ = read_back(tmp_path, "emu3", bundle)
     assert again.drafter_network("eagle").cfg.input_norm
 
 
-def test_what_is_missing_is_reported(tmp_path, capsys):
+def test_missing_parts_are_reported(tmp_path, capsys):
     assert main(["run", "model=llamagen_xl", "data=geneval", f"weights={tmp_path}", "metrics=none"]) == 2
-    said = capsys.readouterr().err
-    assert "lacks target/, tokenizer/, text/" in said
-    assert "specbench fetch model=llamagen_xl" in said
+    stderr = capsys.readouterr().err
+    assert "lacks target/, tokenizer/, text/" in stderr
+    assert "specbench fetch model=llamagen_xl" in stderr
     with pytest.raises(UsageError, match="draws classes 0 to 999, and 'a cat' .*data=imagenet"):
         loaded("llamagen_3b", *TINY)[1].encode(["a cat"])
     with pytest.raises(UsageError, match="prompt 1 has .* tokens and prompt_length=8 allows 8"):
@@ -378,8 +380,8 @@ def test_weights_are_named_by_their_content(tmp_path, monkeypatch):
     first = registry.weights_label(cfg)
     assert first.startswith("folder:")
     assert registry.weights_label(cfg | {"drafter": "eagle"}).startswith(first + "+")
-    monkeypatch.setattr("specbench.config.registry.LARGE", 1)  # hashed once, and kept
-    registry._digest.cache_clear()  # of this process
+    monkeypatch.setattr("specbench.config.registry.LARGE", 1)  # hashed once, then cached
+    registry._digest.cache_clear()  # the cache of this process
     large = registry.weights_label(cfg)
     registry._digest.cache_clear()
     assert registry.weights_label(cfg) == large

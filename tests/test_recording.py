@@ -1,4 +1,4 @@
-"""What is recorded, without a device: captures that fail leave nothing behind, timings leave statistics out, and a
+"""Recording without a device: a failed capture leaves nothing to clean up, timings exclude statistics, and a
 batch declares its memory."""
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ STREAM_CAPTURE = "operation not permitted when stream is capturing\nCUDA kernel 
 
 
 class FakeCuda:
-    """As much of `torch.cuda` as a recording uses: work on the current stream is launched or captured, and a capture
-    that failed blocks the next one unless it is ended on its own stream and its memory pool is given back."""
+    """The parts of `torch.cuda` that a recording uses. Work on the current stream is launched or captured. A failed
+    capture blocks the next one unless it is ended on its own stream and its memory pool is released."""
 
     def __init__(self) -> None:
         self.device, self.streams, self.capturing, self.invalid = 0, ["default"], None, False
@@ -79,7 +79,7 @@ class FakeCuda:
                 cuda.capturing = None
                 if cuda.invalid:
                     cuda.invalid = False
-                    raise RuntimeError(STREAM_CAPTURE)  # the pool is not given back, as in PyTorch 2.9
+                    raise RuntimeError(STREAM_CAPTURE)  # the pool is not released, as in PyTorch 2.9
                 cuda.pools.remove(self._pool)
                 if not self.work:
                     warnings.warn("The CUDA Graph is empty. This usually means", stacklevel=1)
@@ -114,12 +114,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
-def works(cuda: FakeCuda) -> list[Callable[[], None]]:
+def working(cuda: FakeCuda) -> list[Callable[[], None]]:
     return list(cuda_graphs({"a step": lambda: cuda.launch("a"), "statistics": lambda: cuda.launch("b")}, CUDA))
 
 
-def test_functions_are_recorded_after_two_rounds_and_replayed_apart(cuda: FakeCuda) -> None:
-    step, record_stats = works(cuda)
+def test_functions_are_recorded_after_two_rounds_and_replayed_separately(cuda: FakeCuda) -> None:
+    step, record_stats = working(cuda)
     assert cuda.launched == ["a", "b", "a", "b"]
     step()
     record_stats()
@@ -130,7 +130,7 @@ def test_functions_are_recorded_after_two_rounds_and_replayed_apart(cuda: FakeCu
 
 
 def failing(cuda: FakeCuda, error: BaseException | None) -> Callable[[], None]:
-    """Fails in the capture alone: with an error, or only when the capture ends."""
+    """Fails only in the capture: with an error, or only when the capture ends."""
 
     def function() -> None:
         cuda.launch("a")
@@ -149,34 +149,34 @@ def test_a_capture_that_fails_does_not_poison_the_next(cuda: FakeCuda, error: Ex
     with pytest.raises(RunError, match=message):
         cuda_graphs({"a step": failing(cuda, error)}, CUDA)
     assert (cuda.capturing, cuda.streams, cuda.pools, cuda.resets) == (None, ["default"], [], 1)
-    works(cuda)[0]()
+    working(cuda)[0]()
     assert cuda.launched[-1] == "a"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory")])
-def test_an_interruption_or_full_memory_stays_what_it_is(cuda: FakeCuda, error: BaseException) -> None:
+def test_an_interruption_or_full_memory_keeps_its_error(cuda: FakeCuda, error: BaseException) -> None:
     with pytest.raises(type(error)):
         cuda_graphs({"a step": failing(cuda, error)}, CUDA)
-    works(cuda)
+    working(cuda)
 
 
 def test_a_recording_without_a_kernel_is_refused(cuda: FakeCuda) -> None:
     with pytest.raises(RunError, match=r"recording statistics as a CUDA graph failed \(it started no kernel\)"):
         cuda_graphs({"a step": lambda: cuda.launch("a"), "statistics": lambda: None}, CUDA)
-    works(cuda)
+    working(cuda)
 
 
 @pytest.mark.parametrize("engine", [Eager(), Graphs(at_once)], ids=["eager", "recorded"])
-def test_seconds_leave_the_statistics_out(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only steps (1 s) and statistics (100 s) advance; a recorder's own rounds count."""
-    now, taken = [0.0], []
+def test_seconds_exclude_the_statistics(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that only steps (1 s) and statistics (100 s) advance. The recorder's own rounds count."""
+    now, step_calls = [0.0], []
     for module in (batch, clock):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Timed(Decoding):
         def step(self) -> None:
             super().step()
-            taken.append(1)
+            step_calls.append(1)
             now[0] += 1
 
         def record_stats(self) -> None:
@@ -187,19 +187,19 @@ def test_seconds_leave_the_statistics_out(engine: Any, monkeypatch: pytest.Monke
     recorded = 100 * isinstance(engine, Graphs)
     images = Timed(config, conditioning(2, 0), tiny.rng(2))
     out = batch.finished(lambda: images, images.rng, engine)
-    assert out.seconds == len(taken) + recorded
-    taken.clear()
+    assert out.seconds == len(step_calls) + recorded
+    step_calls.clear()
     encode, rng = some_of(conditioning(5, 5), 0)
     stream = batch.decode_stream(partial(Timed, config), encode, rng, 5, 2, engine)
-    assert sum(out.seconds for _, out in stream) == len(taken)
+    assert sum(out.seconds for _, out in stream) == len(step_calls)
 
 
-def test_a_batch_says_which_tensor_lies_elsewhere() -> None:
-    here, there = torch.zeros(2), torch.zeros(2, device="meta")
+def test_a_batch_names_a_tensor_on_another_device() -> None:
+    on_cpu, on_meta = torch.zeros(2), torch.zeros(2, device="meta")
     with pytest.raises(ValueError, match="rule.omega lies on meta, but the batch is decoded on cpu"):
-        DecodeState(2, {"count": Buffer(here)}, {"rule.omega": there})
+        DecodeState(2, {"count": Buffer(on_cpu)}, {"rule.omega": on_meta})
     with pytest.raises(ValueError, match=r"pending lies on meta"):
-        DecodeState(2, {"count": Buffer(here), "pending": Buffer(there)}, {})
+        DecodeState(2, {"count": Buffer(on_cpu), "pending": Buffer(on_meta)}, {})
 
 
 @pytest.mark.parametrize(("buffer", "message"), [
@@ -213,26 +213,26 @@ def test_a_buffer_holds_every_row(buffer: Buffer, message: str) -> None:
 
 
 def test_rows_are_loaded_along_their_dimension_in_both_halves() -> None:
-    """Whatever the shapes happen to be: here every dimension is as long as another."""
+    """The sizes do not matter: here every dimension has the same length as another."""
     wide = torch.arange(16.0).view(4, 4)
-    own = DecodeState(2, {"rows": Buffer(torch.zeros(2, 2)), "halves": Buffer(wide.clone(), 1, 2)}, {})
+    state = DecodeState(2, {"rows": Buffer(torch.zeros(2, 2)), "halves": Buffer(wide.clone(), 1, 2)}, {})
     new = DecodeState(1, {"rows": Buffer(torch.ones(1, 2)), "halves": Buffer(-torch.ones(4, 2), 1, 2)}, {})
-    own.load_rows(new, [1])
-    assert own.buffers["rows"].tensor.tolist() == [[0, 0], [1, 1]]
-    assert own.buffers["halves"].tensor[:, [1, 3]].eq(-1).all()
-    assert torch.equal(own.buffers["halves"].tensor[:, [0, 2]], wide[:, [0, 2]])
-    both = DecodeState(2, {"rows": Buffer(torch.full((2, 2), 7.0)), "halves": Buffer(wide, 1, 2)}, {})
-    own.load_rows(both, [1, 0])
-    assert own.buffers["halves"].tensor.tolist() == wide[:, [1, 0, 3, 2]].tolist()
+    state.load_rows(new, [1])
+    assert state.buffers["rows"].tensor.tolist() == [[0, 0], [1, 1]]
+    assert state.buffers["halves"].tensor[:, [1, 3]].eq(-1).all()
+    assert torch.equal(state.buffers["halves"].tensor[:, [0, 2]], wide[:, [0, 2]])
+    swapped = DecodeState(2, {"rows": Buffer(torch.full((2, 2), 7.0)), "halves": Buffer(wide, 1, 2)}, {})
+    state.load_rows(swapped, [1, 0])
+    assert state.buffers["halves"].tensor.tolist() == wide[:, [1, 0, 3, 2]].tolist()
     other = DecodeState(1, {"rows": Buffer(torch.ones(1, 2))}, {})
     with pytest.raises(ValueError, match="differ in their buffers: halves"):
-        own.load_rows(other, [0])
+        state.load_rows(other, [0])
 
 
 @pytest.mark.parametrize("name", ["exact", "path", "continue", "block", "layers"])
 @torch.inference_mode()
-def test_what_changes_in_a_pass_of_continuous_tokens_is_declared(name: str) -> None:
-    """As `test_engine.test_what_changes_is_declared`; and buffers stay where they are."""
+def test_everything_that_changes_in_a_pass_of_continuous_tokens_is_declared(name: str) -> None:
+    """See `test_engine.test_what_changes_is_declared`. Buffers also keep their addresses."""
     pair, rule = [test_continuous.reduced() for _ in range(2)], test_continuous.RULES[name]
     images, other = (
         ContinuousDecoding(*pair, rule, torch.tensor(labels), tiny.rng(2, seed))
@@ -241,22 +241,22 @@ def test_what_changes_in_a_pass_of_continuous_tokens_is_declared(name: str) -> N
     before = {path: tensor.clone() for path, tensor in undeclared(images).items()}
     assert before
     assert tiny.equal(before, undeclared(other))
-    lie = {path: tensor.data_ptr() for path, (_, tensor) in tensors(images).items()}
+    addresses = {path: tensor.data_ptr() for path, (_, tensor) in tensors(images).items()}
     start = images.tokens.clone()
     for _ in range(2):
         images.step()
         images.record_stats()
     assert tiny.equal(undeclared(images), before)
-    assert {path: tensor.data_ptr() for path, (_, tensor) in tensors(images).items()} == lie
+    assert {path: tensor.data_ptr() for path, (_, tensor) in tensors(images).items()} == addresses
     assert not torch.equal(images.tokens, start)
 
 
-def test_what_a_caller_gave_is_not_overwritten() -> None:
-    """Neither prompts nor random streams, when another batch goes through the same memory."""
+def test_the_caller_s_tensors_are_not_overwritten() -> None:
+    """Neither the prompts nor the random streams change when another batch uses the same memory."""
     engine, config = Graphs(at_once), configured(tiny.llamagen(), "tree")
-    given, rng = conditioning(2, 0), tiny.rng(2, 0)
-    given.valid[0, 0] = False
-    kept = given.features.clone(), given.valid.clone(), rng.key.clone()
-    decode(config, given, rng, engine)
+    inputs, rng = conditioning(2, 0), tiny.rng(2, 0)
+    inputs.valid[0, 0] = False
+    copies = inputs.features.clone(), inputs.valid.clone(), rng.key.clone()
+    decode(config, inputs, rng, engine)
     decode(config, conditioning(2, 1), tiny.rng(2, 1), engine)
-    assert all(map(torch.equal, kept, (given.features, given.valid, rng.key)))
+    assert all(map(torch.equal, copies, (inputs.features, inputs.valid, rng.key)))

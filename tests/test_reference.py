@@ -1,4 +1,4 @@
-"""Statistics of real images: computing them, reading them, and errors where they are wrong or absent."""
+"""Statistics of real images: computing and reading them, and errors if they are wrong or missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ D = 6  # width of the files that are only read
 
 
 class Fake(Scorer):
-    """A scorer whose features are random numbers seeded by the image: a network's take a second a file."""
+    """A scorer whose features are random numbers seeded by the image; a real network needs a second per file."""
 
     stop_after = 10**9
 
@@ -43,7 +43,7 @@ class Fake(Scorer):
 
 @pytest.fixture
 def scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Eight features per image, weights that exist, and a home of the test's own."""
+    """A scorer with eight features per image, with weights that exist; the test has its own home folder."""
     fake = Fake()
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(inception, "FEATURES", 8)
@@ -71,7 +71,7 @@ def context(tmp_path: Path, data: str = "coco2017", file: Path | None = None) ->
     return ScoringContext(Path(), tmp_path / "home" / "metrics", file, data)
 
 
-def test_statistics_are_those_of_the_images(
+def test_statistics_equal_those_of_the_images(
     scorer: Fake, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(references, "KEPT", 5)
@@ -80,22 +80,22 @@ def test_statistics_are_those_of_the_images(
     assert cli.main(words) == 0
     assert scorer.calls == [2, 1, 2, 1, 1]
     scorer.calls = []
-    one = metrics.metric("fid", context(tmp_path))
-    found = one.reference
+    metric = metrics.metric("fid", context(tmp_path))
+    reference = metric.reference
     paths = [*folder.glob("[0-9].*"), *folder.glob("sub/*")]
     features = scorer([image_files.read(path) for path in paths], [])[:, :8]
-    np.testing.assert_allclose(found.mean, features.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(found.covariance, np.cov(features, rowvar=False), rtol=1e-5, atol=1e-7)
-    assert found.features.dtype == np.float32
+    np.testing.assert_allclose(reference.mean, features.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(reference.covariance, np.cov(features, rowvar=False), rtol=1e-5, atol=1e-7)
+    assert reference.features.dtype == np.float32
     rows = {row.tobytes() for row in features}
-    assert len(found.features) == len({row.tobytes() for row in found.features} & rows) == 5
-    assert found.count == len(paths) == 7
-    expected = {"data": "coco2017", "folder": "real", "images": 7, "cache_key": one.cache_key}
-    assert expected.items() <= found.provenance.items()
-    assert one.basis().endswith(f"reference coco2017@{found.label[-8:]}")
-    # nothing else is left, and the same command has nothing to do
-    [kept] = (tmp_path / "home" / "references" / "coco2017").iterdir()
-    assert kept.suffix == ".npz"
+    assert len(reference.features) == len({row.tobytes() for row in reference.features} & rows) == 5
+    assert reference.count == len(paths) == 7
+    expected = {"data": "coco2017", "folder": "real", "images": 7, "cache_key": metric.cache_key}
+    assert expected.items() <= reference.provenance.items()
+    assert metric.basis().endswith(f"reference coco2017@{reference.label[-8:]}")
+    # no other file is left, and the same command has nothing to do
+    [stored] = (tmp_path / "home" / "references" / "coco2017").iterdir()
+    assert stored.suffix == ".npz"
     capsys.readouterr()
     scorer.calls = []
     assert cli.main(words) == 0
@@ -122,9 +122,9 @@ def test_metrics_of_one_scorer_share_a_file_and_a_crop_has_its_own(scorer: Fake,
     base = ["reference", "data=coco2017", f"images={folder}", "device=cpu"]
     assert cli.main([*base, "metrics=[fid,kid,fid_clean]"]) == 0
     assert cli.main([*base, "crop=16"]) == 0
-    kept = sorted(path.stem for path in (tmp_path / "home" / "references" / "coco2017").iterdir())
+    stored = sorted(path.stem for path in (tmp_path / "home" / "references" / "coco2017").iterdir())
     network = metrics.metric("fid", context(tmp_path)).cache_key.partition(",")[0]
-    assert kept == [f"{network}-{resize}" for resize in ("clean-resize", "tf-resize", "tf-resize-crop-16")]
+    assert stored == [f"{network}-{resize}" for resize in ("clean-resize", "tf-resize", "tf-resize-crop-16")]
 
 
 MISTAKES = [
@@ -157,7 +157,8 @@ def test_mistakes_are_usage_errors(scorer: Fake, folder: Path) -> None:
 @pytest.mark.usefixtures("any_n")
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_images_come_from_adms_file_too(scorer: Fake, tmp_path: Path, monkeypatch: Any, save: Any) -> None:
-    """Its mu and sigma are of more images than it contains, with TensorFlow's resize: those of others are computed."""
+    """Its mu and sigma are of more images than it contains, with TensorFlow's resize. For other resizes they are
+    computed."""
     monkeypatch.setattr(real_images, "_BYTES", 3 * 4 * 5 * 3)
     shown = np.random.default_rng(0).integers(0, 256, (7, 4, 5, 3), np.uint8)
     save(tmp_path / "adm.npz", arr_0=shown, mu=np.full(8, 0.5), sigma=np.eye(8))
@@ -171,8 +172,8 @@ def test_images_come_from_adms_file_too(scorer: Fake, tmp_path: Path, monkeypatc
     np.testing.assert_array_equal(tf.reference.features, features)
     np.testing.assert_allclose(clean.reference.mean, features.mean(0), rtol=1e-6)
     assert tf.against() == "against the moments in adm.npz and 7 real images of imagenet"
-    found = score(["fid", "kid", "precision_recall"], context(tmp_path, "imagenet"))
-    assert all(one.value is not None for one in found.values())
+    scores = score(["fid", "kid", "precision_recall"], context(tmp_path, "imagenet"))
+    assert all(value.value is not None for value in scores.values())
 
 
 WITHOUT_IMAGES = [
@@ -201,7 +202,7 @@ def test_an_image_that_cannot_be_read_is_named(scorer: Fake, folder: Path) -> No
 
 
 def good() -> dict[str, Any]:
-    """The arrays of a file that `specbench reference` could have made, of `D` features."""
+    """The arrays of a file with `D` features, as `specbench reference` writes it."""
     features = np.random.default_rng(0).random((9, D)).astype(np.float32)
     return {
         "mu": features.mean(0, dtype=np.float64),
@@ -216,15 +217,15 @@ def test_a_written_file_is_read(tmp_path: Path) -> None:
     mu, sigma, _, features, provenance = good().values()
     made = references.ReferenceStatistics(mu, sigma, "coco2017", features, 9, json.loads(str(provenance)))
     references.write(tmp_path / "deep" / "a.npz", made)
-    found = references.read(tmp_path / "deep" / "a.npz", D)
+    loaded = references.read(tmp_path / "deep" / "a.npz", D)
     for name in ("mean", "covariance", "features"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(made, name))
-    assert (found.count, found.name, found.label, found.provenance) == (9, "coco2017", made.label, made.provenance)
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(made, name))
+    assert (loaded.count, loaded.name, loaded.label, loaded.provenance) == (9, "coco2017", made.label, made.provenance)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.npz"]
 
 
-def test_files_of_others_are_read_by_their_moments_alone(tmp_path: Path) -> None:
-    """ADM's file also has images and a second pair of moments; MAR's has the first pair alone."""
+def test_only_the_moments_of_other_files_are_read(tmp_path: Path) -> None:
+    """ADM's file also has images and a second pair of moments; MAR's has only the first pair."""
     moments = {name: good()[name] for name in ("mu", "sigma")}
     others = {"mu_s": np.zeros(3), "arr_0": np.zeros((4, 2, 2, 3), np.uint8), "features": np.array([{}], object)}
     np.savez(tmp_path / "VIRTUAL_imagenet256_labeled.npz", **moments, **others)
@@ -234,7 +235,7 @@ def test_files_of_others_are_read_by_their_moments_alone(tmp_path: Path) -> None
     np.testing.assert_array_equal(adm.mean, moments["mu"])
     assert (adm.features, adm.count, adm.cache_key) == (None, None, "")
     assert adm.label.startswith("VIRTUAL_imagenet256_labeled@")
-    assert adm.label[-8:] == mar.label[-8:]  # the same numbers
+    assert adm.label[-8:] == mar.label[-8:]  # equal numbers
 
 
 def change(**arrays: Any) -> dict[str, Any]:
@@ -301,11 +302,13 @@ def score(names: list[str], where: ScoringContext) -> dict[str, metrics.Score]:
 
 
 def test_an_absent_reference_leaves_the_columns_empty(scorer: Fake, tmp_path: Path) -> None:
-    found = score(["fid_clean_256", "kid", "precision_recall"], context(tmp_path))
-    assert scorer.calls == []  # nothing is scored in vain
-    assert {column: one.value for column, one in found.items()} == dict.fromkeys(["fid", "kid", "precision", "recall"])
-    assert "`specbench reference data=coco2017 images=DIR metrics=fid_clean crop=256`" in found["fid"].note
-    assert "images=DIR metrics=fid`, or give another data set's, reference=NAME," in found["kid"].note
+    scores = score(["fid_clean_256", "kid", "precision_recall"], context(tmp_path))
+    assert scorer.calls == []  # nothing is scored unnecessarily
+    assert {column: value.value for column, value in scores.items()} == dict.fromkeys(
+        ["fid", "kid", "precision", "recall"]
+    )
+    assert "`specbench reference data=coco2017 images=DIR metrics=fid_clean crop=256`" in scores["fid"].note
+    assert "images=DIR metrics=fid`, or give another data set's, reference=NAME," in scores["kid"].note
     adm = metrics.metric("fid", context(tmp_path, "imagenet"))
     with pytest.raises(Unavailable, match=r"VIRTUAL_imagenet256_labeled\.npz"):
         adm.basis()
@@ -314,18 +317,18 @@ def test_an_absent_reference_leaves_the_columns_empty(scorer: Fake, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("any_n")
-def test_a_reference_of_moments_alone_serves_fid_alone(scorer: Fake, tmp_path: Path) -> None:
+def test_a_reference_with_only_moments_serves_only_fid(scorer: Fake, tmp_path: Path) -> None:
     np.savez(tmp_path / "adm.npz", mu=np.zeros(8), sigma=np.eye(8))
-    found = score(["fid", "kid"], context(tmp_path, "imagenet", tmp_path / "adm.npz"))
-    assert found["fid"].value is not None
-    assert "against the statistics in adm" in found["fid"].note
-    assert ", reference adm@" in found["fid"].backend
-    assert found["kid"].value is None
-    assert "has mu and sigma alone" in found["kid"].note
+    scores = score(["fid", "kid"], context(tmp_path, "imagenet", tmp_path / "adm.npz"))
+    assert scores["fid"].value is not None
+    assert "against the statistics in adm" in scores["fid"].note
+    assert ", reference adm@" in scores["fid"].backend
+    assert scores["kid"].value is None
+    assert "has mu and sigma alone" in scores["kid"].note
 
 
 @pytest.mark.usefixtures("any_n")
-def test_a_reference_is_of_the_metrics_own_scorer(scorer: Fake, folder: Path, tmp_path: Path) -> None:
+def test_a_reference_must_have_the_metric_s_scorer(scorer: Fake, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "clean.npz"
     assert cli.main(["reference", f"images={folder}", f"out={file}", "metrics=fid_clean", "device=cpu"]) == 0
     with pytest.raises(UsageError, match="is of .*clean resize, .*tf resize: run `specbench ref"):
@@ -344,10 +347,10 @@ def test_with_the_network_itself(tmp_path: Path, folder: Path, monkeypatch: pyte
     (folder / "5.png").write_bytes((folder / "4.JPG").read_bytes())
     assert cli.main(["reference", "data=coco2014", f"images={folder}", "crop=32", "device=cpu"]) == 0
     [file] = (tmp_path / "home" / "references" / "coco2014").iterdir()
-    found = references.read(file, inception.FEATURES)
-    assert found.features.shape == (2, 2048)
-    np.testing.assert_array_equal(found.features[0], found.features[1])  # the same image under two names
-    np.testing.assert_allclose(found.covariance, 0, atol=1e-9 * found.mean.max() ** 2)
+    loaded = references.read(file, inception.FEATURES)
+    assert loaded.features.shape == (2, 2048)
+    np.testing.assert_array_equal(loaded.features[0], loaded.features[1])  # the same image under two names
+    np.testing.assert_allclose(loaded.covariance, 0, atol=1e-9 * loaded.mean.max() ** 2)
     shown = image_files.center_crop(image_files.read(folder / "4.JPG"), 32)
     scored = metrics.metric("fid", context(tmp_path)).scorer()([shown], [])
-    np.testing.assert_array_equal(scored[0, :2048], found.features[0])
+    np.testing.assert_array_equal(scored[0, :2048], loaded.features[0])

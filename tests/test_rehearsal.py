@@ -22,7 +22,7 @@ from specbench.rows.csv_files import read_rows
 
 
 def in_process(work: Path, root: str) -> rehearse.Runner:
-    """Stages as calls in this process: a fresh one takes seconds to import torch."""
+    """Runs stages as calls in this process: a new process needs seconds to import torch."""
 
     def run(stage: rehearse.Stage, log: Path) -> Measured:
         with log.open("w") as f, contextlib.redirect_stdout(f), contextlib.redirect_stderr(f):
@@ -35,7 +35,8 @@ def in_process(work: Path, root: str) -> rehearse.Runner:
 def test_a_small_rehearsal_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fetched over the hub's protocol, loaded, decoded, scored and drawn, all by the commands of the documentation."""
+    """Weights are fetched with the hub's protocol, loaded, decoded, scored and drawn, with the commands of the
+    documentation only."""
     work, out = tmp_path / "work", tmp_path / "rows.csv"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -53,12 +54,12 @@ def test_a_small_rehearsal_passes(
     published = dict(registry.evaluators())
     code = rehearse.main(arguments, runner)
     assert code == 0, capsys.readouterr().out
-    assert published == registry.evaluators()  # the checksums of others are back
+    assert published == registry.evaluators()  # the checksums are restored
     rows = rehearse.ROWS.read(out)
     assert [row["stage"] for row in rows] == [stage.name for stage in rehearse.stages("llamagen_xl", True)]
     assert {(row["ok"], row["scale"], row["anonymous_gb"]) for row in rows} == {("true", "small", "1.00")}
     [loaded] = [row["networks_gb"] for row in rows if row["networks_gb"]]
-    assert loaded == "0.01"  # nearly all of it the pixel tokenizer
+    assert loaded == "0.01"  # nearly all of it is the pixel tokenizer
     assert rehearse.main([*arguments, "--stages=tables"], runner) == 0
     assert [row["stage"] for row in rehearse.ROWS.read(out)[len(rows) :]] == ["tables"]
     [row] = read_rows(work / "first/row.csv")
@@ -71,16 +72,16 @@ _NETWORKS = {"eagle": "eagle", "draft": "draft_model"}
 
 
 @pytest.mark.parametrize("model", ["anole", "janus_pro_7b", "emu3", "emu35_image", "glm_image", "llamagen_3b"])
-def test_made_files_are_read_and_draw(model: str, tmp_path: Path) -> None:
-    """Of each family: its own loader takes the files, and the distribution of a token is not flat."""
+def test_generated_files_are_read_and_draw(model: str, tmp_path: Path) -> None:
+    """For each family: its own loader reads the files, and the distribution of a token is not flat."""
     for part, build in files.of_model(model, True).items():
         build(tmp_path / part)
     cfg = configuration.compose([f"model={model}", f"weights={tmp_path}", "reduced=true", "dtype=float32"])
     bundle = registry.find("model", model)(cfg, torch.device("cpu"), torch.float32)
-    given = bundle.encode(["7" if model == "llamagen_3b" else "a red cat on the table"])
+    conditioning = bundle.encode(["7" if model == "llamagen_3b" else "a red cat on the table"])
     with torch.inference_mode():
         tokens = torch.zeros(2, 4, dtype=torch.int64)
-        states = bundle.target.uncached(bundle.target.condition(given, True), tokens)
+        states = bundle.target.uncached(bundle.target.condition(conditioning, True), tokens)
         logits = bundle.target.head(states)
     assert logits.isfinite().all()
     assert logits.std(-1).min() > 0.1
@@ -119,26 +120,26 @@ def test_tensors_have_the_names_and_shapes_of_the_published_ones(
 
 def test_a_stage_outside_of_its_budget_fails(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
-    log.write_text("what it printed")
+    log.write_text("printed text")
     stage = rehearse.Stage("run", ("run", "a b"), 2, 10)
-    for found, ok in (
+    for measured, ok in (
         (Measured(0, 5.0, 10**9, 10**10), "true"),  # mapped files may be larger than the budget
         (Measured(0, 5.0, 3 * 10**9, 3 * 10**9), "false"),
         (Measured(0, 11.0, 10**9, 10**9), "false"),
         (Measured(2, 5.0, 10**9, 10**9), "false"),
     ):
-        rows = rehearse.rehearse([stage, stage], lambda *_, found=found: found, tmp_path, {"model": "m"}, None)
-        assert [row["ok"] for row in rows] == [ok] * (1 if found.code else 2), found
+        rows = rehearse.rehearse([stage, stage], lambda *_, measured=measured: measured, tmp_path, {"model": "m"}, None)
+        assert [row["ok"] for row in rows] == [ok] * (1 if measured.code else 2), measured
         assert rows[0]["command"] == "specbench run 'a b'"
     log.rename(tmp_path / "load.log").write_text("asking\nloaded 4000000000 bytes of llamagen_xl\n")
     load = rehearse.Stage("load", ("load",), 20, 10)
-    for held, ok in ((5, "true"), (8, "false")):  # networks that are held twice
-        found = Measured(0, 1.0, held * 10**9, 0)
-        [row] = rehearse.rehearse([load], lambda *_, found=found: found, tmp_path, {}, None)
+    for gigabytes, ok in ((5, "true"), (8, "false")):  # two copies of the networks in memory
+        measured = Measured(0, 1.0, gigabytes * 10**9, 0)
+        [row] = rehearse.rehearse([load], lambda *_, measured=measured: measured, tmp_path, {}, None)
         assert (row["ok"], row["budget_gb"]) == (ok, "5.50")
 
 
-def test_stages_are_repeated_in_a_kept_folder_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_are_repeated_only_in_an_existing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more in (["--stages=run"], ["--stages=fetch data", f"--work={tmp_path}"]):
         with pytest.raises(SystemExit) as e:
             rehearse.main(["llamagen_xl", "--scale=small", *more])
@@ -146,9 +147,9 @@ def test_stages_are_repeated_in_a_kept_folder_only(tmp_path: Path, capsys: pytes
         assert "--stages takes load, run, evaluate, tables" in capsys.readouterr().err
 
 
-HOLDS = """
+HOLD_MEMORY = """
 import mmap, sys, time
-own = bytearray(b"x") * (60 << 20)
+private = bytearray(b"x") * (60 << 20)
 with open(sys.argv[1], "rb") as f:
     mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
 read = sum(mapped[i] for i in range(0, len(mapped), 4096))
@@ -156,25 +157,25 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell")
-def test_memory_of_files_is_told_from_a_process_s_own(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not report it")
+def test_memory_of_files_is_separated_from_a_process_s_own(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(80 << 20))
 
     def run(most: float, seconds: str) -> Measured:
-        line = [sys.executable, "-S", "-c", HOLDS, str(file), seconds]
+        line = [sys.executable, "-S", "-c", HOLD_MEMORY, str(file), seconds]
         return processes.run(line, tmp_path, dict(os.environ), tmp_path / "log", most, 60)
 
-    found = run(1e9, "0.3")
-    assert found.code == 0, (tmp_path / "log").read_text()
-    assert 60 << 20 <= found.anonymous < 100 << 20
-    assert found.resident >= found.anonymous + (80 << 20)
+    measured = run(1e9, "0.3")
+    assert measured.code == 0, (tmp_path / "log").read_text()
+    assert 60 << 20 <= measured.anonymous < 100 << 20
+    assert measured.resident >= measured.anonymous + (80 << 20)
     stopped = run(40e6, "50")
     assert (stopped.stopped, stopped.code) == (True, -9)
     assert stopped.seconds < 40
 
 
-def test_a_tensor_of_zeros_takes_no_room(tmp_path: Path) -> None:
+def test_a_tensor_of_zeros_takes_no_disk_space(tmp_path: Path) -> None:
     entries = {
         "norm.weight": formats.entry("norm.weight", (8,), torch.bfloat16),
         "zeros": formats.entry("zeros", (1 << 22,), torch.float32, hole=True),
@@ -187,16 +188,18 @@ def test_a_tensor_of_zeros_takes_no_room(tmp_path: Path) -> None:
         assert path.stat().st_size > 1 << 24
         assert path.stat().st_blocks * 512 < 1 << 20
         source = official.open_source(path, ("model",))
-        found = dict(source.read(entries))
-        assert {n: (t.shape, t.dtype) for n, t in found.items()} == {n: (e.shape, e.dtype) for n, e in entries.items()}
-        assert (found["norm.weight"] == 1).all()
-        assert not found["zeros"].any()
-        # unit gain: 0.1 a value; the estimate of 6,400 values is within 6 standard errors of 0.1 / sqrt(12,800)
-        assert abs(float(found["w"].float().std()) - 0.1) < 6 * 0.1 / 12800**0.5
+        weights = dict(source.read(entries))
+        assert {n: (t.shape, t.dtype) for n, t in weights.items()} == {
+            n: (e.shape, e.dtype) for n, e in entries.items()
+        }
+        assert (weights["norm.weight"] == 1).all()
+        assert not weights["zeros"].any()
+        # unit gain: 0.1 per value; the estimate of 6,400 values is within 6 standard errors of 0.1 / sqrt(12,800)
+        assert abs(float(weights["w"].float().std()) - 0.1) < 6 * 0.1 / 12800**0.5
 
 
 def test_the_end_of_a_file_is_served(tmp_path: Path) -> None:
-    """A download that was broken off goes on."""
+    """An interrupted download continues."""
     (tmp_path / "o").mkdir()
     content = bytes(range(256)) * 8192
     (tmp_path / "o/m.bin").write_bytes(content)

@@ -1,5 +1,5 @@
-"""Jacobi windows as their authors' codes have them: what a token's distribution is, what siblings are drawn from, where
-an image is plain, and which of it is lossless."""
+"""Jacobi windows as in their authors' codes: the stored distribution of a token, the distribution of siblings,
+positions without drafts, and which variants are lossless."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_variant_is_a_bundle_of_settings() -> None:
 
 
 def test_older_rows_keep_their_hash() -> None:
-    """Those of Cool-SD from before it had variants."""
+    """Rows of Cool-SD that are older than its variants."""
     for words, other, hashed in (
         *(("eagle1", "variant=released", "fccfe7c2c58a"), ("eagle2", "variant=released", "e77936a98b7e")),
         *(("lantern", "variant=released", "08d46106d1ee"), ("lantern_pp", "variant=released", "1f5a2c603ac7")),
@@ -61,9 +61,9 @@ def test_older_rows_keep_their_hash() -> None:
         ("cool_sd variant=printed", "resample=optimal", "c50e83753276"),
         ("cool_sd resample=vanilla", "resample=optimal", "c50e83753276"),
     ):
-        given = f"method={words}".split()
-        assert config_hash(configuration.compose(given)) == hashed, words
-        changed = [word for word in given if word.split("=")[0] != other.split("=")[0]]
+        args = f"method={words}".split()
+        assert config_hash(configuration.compose(args)) == hashed, words
+        changed = [word for word in args if word.split("=")[0] != other.split("=")[0]]
         assert config_hash(configuration.compose([*changed, other])) != hashed, words
 
 
@@ -77,83 +77,83 @@ class Session:
 
 
 def second_step(drafter: Window, p: Tensor, count: int = 0) -> tuple[Any, Draft, WindowState]:
-    """The window of the first step, and draft and state of the second, after a step that accepted nothing and found the
-    distributions p (M, V)."""
+    """The window of the first step, and the draft and state of the second, after a step with distributions p (M, V) in
+    which nothing was accepted."""
     state = drafter.open(Session(), None, Sampling(), tiny.rng(ROWS))
     history = torch.zeros(ROWS, 40, dtype=torch.int64)
     counts, step = torch.full((ROWS,), count), torch.zeros(ROWS, dtype=torch.int64)
     first = drafter.propose(state, history, counts, step)
     seen = SimpleNamespace(tokens=state.tokens.clone(), probs=state.probs.clone())
-    none, found = torch.zeros_like(step), p.expand(ROWS, -1, -1)
-    path = none[:, None].expand(-1, drafter.tree.height)
+    zeros, probs = torch.zeros_like(step), p.expand(ROWS, -1, -1)
+    path = zeros[:, None].expand(-1, drafter.tree.height)
     verdict = VerificationResult(
-        path, none, none[:, None].expand(-1, drafter.tree.height + 1), found[:, 0], none.float()
+        path, zeros, zeros[:, None].expand(-1, drafter.tree.height + 1), probs[:, 0], zeros.float()
     )
-    drafter.commit(state, StepResult(first, found, found, verdict, counts))
+    drafter.commit(state, StepResult(first, probs, probs, verdict, counts))
     return seen, drafter.propose(state, history, counts + 1, step + 1), state
 
 
-def given(nodes: int, seed: int = 0) -> Tensor:
+def random_probs(nodes: int, seed: int = 0) -> Tensor:
     return (1.5 * torch.randn(nodes, V, generator=torch.Generator().manual_seed(seed))).softmax(-1)
 
 
 def test_a_kept_token_has_its_old_distribution_in_the_code_of_scd() -> None:
-    p = given(5)
+    p = random_probs(5)
     for stored in ("new", "old"):
         seen, _, state = second_step(Window(4, coupling="maximal", stored=stored), p)
-        held = seen.tokens[:, 1]  # at the offset 0 of the second step, whose distribution is that after node 1
-        kept = state.tokens[:, 0] == held
-        # kept with min(1, p / q), and not drawn again: what it is redrawn from, [p - q]_+, lacks tokens with p < q
-        rare = p[1, held] < 1 / V
-        assert (kept & rare).any()
-        chance = float(ratio(p[1, held], torch.full((ROWS,), 1 / V)).mean())
-        assert float(kept.float().mean()) >= chance - 3 * (chance * (1 - chance) / ROWS) ** 0.5
+        old_token = seen.tokens[:, 1]  # at offset 0 of the second step, whose distribution is the one after node 1
+        is_kept = state.tokens[:, 0] == old_token
+        # kept with min(1, p / q), and never redrawn as itself: tokens with p < q have no mass in [p - q]_+
+        rare = p[1, old_token] < 1 / V
+        assert (is_kept & rare).any()
+        chance = float(ratio(p[1, old_token], torch.full((ROWS,), 1 / V)).mean())
+        assert float(is_kept.float().mean()) >= chance - 3 * (chance * (1 - chance) / ROWS) ** 0.5
         old = (state.probs[:, 0] == 1 / V).all(-1)
         new = torch.isclose(state.probs[:, 0], p[1]).all(-1)
         assert (old ^ new).all()
-        assert torch.equal(old, kept & old)
-        assert old[kept & rare].all() == (stored == "old")
-        assert not old[~kept].any()
+        assert torch.equal(old, is_kept & old)
+        assert old[is_kept & rare].all() == (stored == "old")
+        assert not old[~is_kept].any()
 
 
 def test_a_token_is_reused_above_the_threshold() -> None:
-    """SJD++. Of five tokens, drawn with q = 1/5 each, the second and third stay with tau = 0.8, since p / q is 0.75, 2,
-    1, 0.75, 0.5; the others are drawn from p, and all have p from then on: by hand the token is distributed as
-    q + 3/5 p where it stays and as 3/5 p elsewhere, 0.16 from p in total variation."""
-    p = given(5)
+    """SJD++. Five tokens are drawn with q = 1/5 each; p / q is 0.75, 2, 1, 0.75, 0.5. With tau = 0.8 the second and
+    third token stay, and the others are redrawn from p. All have the distribution p from then on. By hand the token's
+    distribution is q + 3/5 p where it stays and 3/5 p elsewhere, 0.16 from p in total variation."""
+    p = random_probs(5)
     p[1] = torch.tensor([0.15, 0.4, 0.2, 0.15, 0.1])
-    found = []
+    results = []
     for tau in (0.8, 2.5):
         seen, _, state = second_step(Window(4, coupling="threshold", tau=tau), p)
-        held, token = seen.tokens[:, 1], state.tokens[:, 0]
-        stays = p[1, held] * V > tau
-        assert (token[stays] == held[stays]).all()
-        assert (token[~stays] != held[~stays]).any()
+        old_token, token = seen.tokens[:, 1], state.tokens[:, 0]
+        stays = p[1, old_token] * V > tau
+        assert (token[stays] == old_token[stays]).all()
+        assert (token[~stays] != old_token[~stays]).any()
         torch.testing.assert_close(state.probs[:, 0], p[1].expand(ROWS, -1))
-        found.append((token, stays))
-    assert not found[1][1].any()
-    assert tiny.fit(found[1][0], p[1].double()) > 1e-4  # nothing stays: drawn from p, as SJD does
+        results.append((token, stays))
+    assert not results[1][1].any()
+    assert tiny.fit(results[1][0], p[1].double()) > 1e-4  # nothing stays, so all are drawn from p, as in SJD
     by_hand = torch.tensor([0.09, 0.44, 0.32, 0.09, 0.06], dtype=torch.float64)
-    assert tiny.fit(found[0][0], by_hand) > 1e-4
-    assert tiny.fit(found[0][0], p[1].double()) < 1e-4
+    assert tiny.fit(results[0][0], by_hand) > 1e-4
+    assert tiny.fit(results[0][0], p[1].double()) < 1e-4
     assert 0.5 * float((by_hand - p[1]).abs().sum()) == pytest.approx(0.16)
 
 
 def test_siblings_of_the_residual_distribution() -> None:
-    p = given(7)
-    p[1] = torch.tensor([0.3, 0.3, 0.3, 0.05, 0.05])  # of the offsets 1 and, after the step, 0
+    p = random_probs(7)
+    p[1] = torch.tensor([0.3, 0.3, 0.3, 0.05, 0.05])  # for the offset 1 and, after the step, the offset 0
     for siblings in ("stored", "residual"):
         drafter = Window(6, width=2, depth=2, coupling="maximal", siblings=siblings)
         _, draft, _ = second_step(drafter, p)
-        own, other = draft.tokens[:, 1], draft.tokens[:, 2]
-        assert (own != other).all()
-        assert bool((other < 3).all()) == (siblings == "residual")
-        assert torch.allclose(draft.probs[:, 0], p[1])  # what verification takes them to be drawn from
+        first_sibling, second_sibling = draft.tokens[:, 1], draft.tokens[:, 2]
+        assert (first_sibling != second_sibling).all()
+        assert bool((second_sibling < 3).all()) == (siblings == "residual")
+        assert torch.allclose(draft.probs[:, 0], p[1])  # the distribution that verification assumes for them
 
 
-def emitted(p: Tensor, q: Tensor, target: Tensor, residual: bool) -> Tensor:
-    """The distribution (V,) of the next token by two candidates, of which the first has distribution p and the second
-    is drawn from p, or from [p - q]_+, without the first; verification is that of two drawn from p."""
+def emitted_distribution(p: Tensor, q: Tensor, target: Tensor, residual: bool) -> Tensor:
+    """The distribution (V,) of the next token with two candidates. The first has distribution p. The second is drawn
+    from p, or from [p - q]_+, without the first. Verification assumes that both are drawn from p."""
     rule, depth, out = exact(), torch.tensor(1), torch.zeros(V)
     source = (p - q).clamp_min(0) if residual else p
     for x in range(V):
@@ -173,9 +173,9 @@ def emitted(p: Tensor, q: Tensor, target: Tensor, residual: bool) -> Tensor:
 def test_siblings_of_the_residual_distribution_are_not_lossless() -> None:
     off = {False: 0.0, True: 0.0}
     for seed in range(5):
-        p, q, target = given(3, seed)
+        p, q, target = random_probs(3, seed)
         for residual, far in off.items():
-            off[residual] = max(far, 0.5 * float((emitted(p, q, target, residual) - target).abs().sum()))
+            off[residual] = max(far, 0.5 * float((emitted_distribution(p, q, target, residual) - target).abs().sum()))
     assert off[False] < 1e-6
     assert off[True] > 0.04
 
@@ -184,8 +184,8 @@ TABLES = random_tables(3, 5, 2, 2.0)
 verdict = partial(tiny.verdict, model=TabularModel("small", TABLES, TABLES, None))
 
 
-def test_the_audit_tells_the_released_code_of_scd() -> None:
-    """Its total variation is 0.08, and 0.03 with fresh point masses (40,000 samples)."""
+def test_the_audit_detects_the_released_code_of_scd() -> None:
+    """Its total variation is 0.08, and 0.03 with point masses for new tokens (40,000 samples)."""
     assert verdict("method=scd window=3", samples=5000) == "lossless"
     assert verdict("method=scd window=3 stored=old", samples=5000) == "not lossless"
     for words in ("sjd variant=released window=2 plain_from=-1", "scd coupling=gumbel fresh=point window=2",
@@ -200,13 +200,13 @@ def test_a_fresh_token_is_a_point_mass() -> None:
         drafter.propose(state, torch.zeros(ROWS, 40, dtype=torch.int64), count, count)
         assert (at(state.probs, state.tokens) == 1).all()
         assert torch.equal(state.probs.sum(-1), torch.ones(ROWS, 3))
-        share = (state.tokens[:, 0] == 0).float().mean()  # uniform over the codes, five standard errors
+        share = (state.tokens[:, 0] == 0).float().mean()  # uniform over the codes, within five standard errors
         assert abs(float(share) - 1 / V) < 5 * (0.16 / ROWS) ** 0.5
 
 
 def test_the_mode_of_the_left_neighbour() -> None:
     for fresh in ("uniform", "point"):
-        p = given(5)
+        p = random_probs(5)
         _, _, state = second_step(Window(4, "horizontal_mode", refine=False, fresh=fresh), p)
         assert (state.tokens[:, :3] == p[0].argmax()).all()  # positions 1 to 3 follow the first one
         assert (at(state.probs, state.tokens)[:, :3] == 1).all()
@@ -222,30 +222,30 @@ def test_plain_positions_have_no_draft() -> None:
     )
     seen = []
     for _ in range(SIDE * SIDE):
-        before = steps.count.clone()
+        before = steps.num_committed.clone()
         steps.step()
-        draft = steps.taken.draft if steps.taken else None
+        draft = steps.step_stats.draft if steps.step_stats else None
         assert draft is not None
         inside = (before >= 3) & (before < SIDE * SIDE - 5)
         assert torch.equal(draft.valid[:, 1:].any(1), inside)
-        assert (inside | (steps.count - before <= 1)).all()
-        begins = inside & (before == 3)  # the window begins here: nothing of the plain steps is in it
+        assert (inside | (steps.num_committed - before <= 1)).all()
+        begins = inside & (before == 3)  # the window begins here and contains nothing from the plain steps
         assert (draft.probs[begins] == 1 / V).all()
         seen.append(begins)
         steps.record_stats()
     assert torch.stack(seen).any(0).all()
-    assert (steps.count == SIDE * SIDE).all()
+    assert (steps.num_committed == SIDE * SIDE).all()
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("tree", ["full", "comb"])
-def test_siblings_after_a_rejection_alone(tree: str) -> None:
-    """SJD-PAC's Algorithm 1: a step whose accepted path ends at a leaf rejected nothing, and the first one has no step
-    before it. Their next draft is the tree's first path."""
+def test_siblings_only_after_a_rejection(tree: str) -> None:
+    """SJD-PAC's Algorithm 1: a step whose accepted path ends at a leaf has rejected nothing, and the first step has no
+    step before it. In both cases the next draft is the tree's first path."""
     drafter = Window(8, width=2, depth=3, tree=tree, coupling="maximal", branch="rejected")
     parents = drafter.tree.parent[0, 1:].tolist()
     first = [0]
-    while first[-1] in parents:  # a node's first child has the smallest number
+    while first[-1] in parents:  # a node's first child has the smallest index
         first.append(parents.index(first[-1]) + 1)
     chain = torch.isin(torch.arange(drafter.tree.nodes), torch.tensor(first))
     steps = Decoding(
@@ -254,25 +254,25 @@ def test_siblings_after_a_rejection_alone(tree: str) -> None:
     rejected, seen = torch.zeros(40, dtype=torch.bool), []
     for _ in range(8):
         steps.step()
-        assert steps.taken is not None
-        draft, path = steps.taken.draft, steps.taken.verdict.path_with_root
+        assert steps.step_stats is not None
+        draft, path = steps.step_stats.draft, steps.step_stats.verdict.path_with_root
         assert torch.equal(draft.valid, chain | rejected[:, None])
         assert (draft.valid[:, 1:].sum(1) == torch.where(rejected, 8, len(first) - 1)).all()
         rejected = torch.tensor([int(node) in parents for node in path[:, -1]])
         seen.append(rejected)
         steps.record_stats()
-    some = torch.stack(seen)
-    assert some.any()
-    assert (~some).any()
+    has_siblings = torch.stack(seen)
+    assert has_siblings.any()
+    assert (~has_siblings).any()
 
 
-def test_the_audit_does_not_refute_siblings_after_a_rejection_alone() -> None:
+def test_the_audit_does_not_refute_siblings_only_after_a_rejection() -> None:
     """Whether a position has siblings depends on the tokens before it."""
     for words in ("window=3 width=2 depth=2", "window=6 width=2 depth=3", "window=4 width=2 depth=2 tree=comb"):
         assert verdict(f"method=sjd_pac variant=printed {words}", samples=5000) == "lossless", words
 
 
-def test_what_is_emitted_is_not_computed_from_distributions_that_are_not_the_drafts() -> None:
+def test_divergence_is_not_computed_if_drafts_have_other_distributions() -> None:
     for setting, biased in (({"stored": "old"}, True), ({"stored": "new"}, False)):
         drafter = Window(3, coupling="maximal", **setting)
         config = DecoderConfig(tiny.llamagen(side=2), drafter, exact(), Sampling(), emitted_draws=2)

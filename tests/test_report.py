@@ -1,4 +1,5 @@
-"""The report: every number has its row and its command, texts are data, and every control works in a browser."""
+"""The report: every number has its row and its command, texts are treated as data, and every control works in a
+browser."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ EVIL = "</script><img src=x onerror=alert(1)>&amp; <b>a \\cite{x} | \N{RIGHT-TO-
 
 
 def row(run_id: str, *overrides: str, **cells: Any) -> dict[str, Any]:
-    """A row as a run of these overrides would leave it."""
+    """A row as a run with these overrides writes it."""
     cfg = configuration.compose(["n=4", *overrides])
     parameters = {name: value for name, value in cfg.items() if name in COLUMNS}
     origin = {"time": "2026-11-21T10:00:00+00:00", "commit": "c0ffee", "weights": "embedded:1+2", "device": "cpu"}
@@ -49,20 +50,20 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row("d", "method=eagle1", "batch=2", accepted_length_mean=1.9, perplexity=8.2, drafted_by_position="[1,0,0,1]"),
     ]
     rng = np.random.default_rng(0)
-    for one in (rows[1], rows[2], rows[4]):
-        run_folder = folder / "runs" / one["run_id"]
+    for with_images in (rows[1], rows[2], rows[4]):
+        run_folder = folder / "runs" / with_images["run_id"]
         (run_folder / "images").mkdir(parents=True)
-        (run_folder / "row.csv").write_text(to_csv([one]))
+        (run_folder / "row.csv").write_text(to_csv([with_images]))
         lines = []
         for i in range(3):
             Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(run_folder / "images" / f"{i:05d}.png")
             lines.append(json.dumps({"index": i, "prompt": f"{EVIL} {i}", "image": f"images/{i:05d}.png"}))
-        (run_folder / "records.jsonl").write_text("\n".join([*lines, '{"index": 3, "pro']))  # the last was cut short
+        (run_folder / "records.jsonl").write_text("\n".join([*lines, '{"index": 3, "pro']))  # the last line was cut off
     (folder / "rows.csv").write_text(to_csv(rows))
     (folder / "more.csv").write_text(to_csv([rows[0] | {"time": "2025-01-01", "run_id": "old"}]))
     audits = "method,model,samples,tv,tv_noise,p_value,verdict\ncool_sd,v2t10,1000,0.3,0.01,0.0,not lossless\n"
     (folder / "audit.csv").write_text(audits + "sjd,v2t10,1000,0.01,0.01,0.6,lossless\n")
-    (folder / "bench.csv").write_text("time,step_ms\n1,2\n")  # no runs and no audits: not for this page
+    (folder / "bench.csv").write_text("time,step_ms\n1,2\n")  # neither runs nor audits: not shown on this page
     return folder
 
 
@@ -74,9 +75,9 @@ def page(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def data(page: Path) -> dict[str, Any]:
-    found = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return dict(json.loads(found[1]))
+    match = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert match is not None
+    return dict(json.loads(match[1]))
 
 
 def test_every_row_is_shown_once_with_its_values(page: Path) -> None:
@@ -110,17 +111,17 @@ def test_the_command_of_a_row_gives_its_configuration() -> None:
 
 
 def test_images_can_be_kept_without_their_runs(results: Path, page: Path, tmp_path: Path) -> None:
-    words, kept = [str(results), "pictures=2"], tmp_path / "kept"
-    assert sharing.report([*words, f"runs={results / 'runs'}", f"keep={kept}", f"out={tmp_path / 'a.html'}"]) == 0
-    assert sharing.report([*words, f"runs={kept}", f"out={tmp_path / 'b.html'}"]) == 0
+    words, pictures = [str(results), "pictures=2"], tmp_path / "kept"
+    assert sharing.report([*words, f"runs={results / 'runs'}", f"keep={pictures}", f"out={tmp_path / 'a.html'}"]) == 0
+    assert sharing.report([*words, f"runs={pictures}", f"out={tmp_path / 'b.html'}"]) == 0
     assert data(tmp_path / "a.html") == data(tmp_path / "b.html") == data(page)
 
 
-def test_texts_are_data_and_never_markup(page: Path) -> None:
+def test_texts_are_never_markup(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "onerror" in text
     assert "<img src=x" not in text
-    assert text.count("</script>") == 2  # the data's and the program's own
+    assert text.count("</script>") == 2  # one for the data, one for the program
     assert {r["images"]["1"]["prompt"] for r in data(page)["rows"] if r["images"]} == {f"{EVIL} 1"}
     assert "http://www.w3.org/2000/svg" in text
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
@@ -149,8 +150,8 @@ def shown(out: str = "report.html") -> dict[str, tuple[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A grid of four runs and, nested next to it, a single run."""
+def grid_and_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grid of four runs and, in a folder inside it, a single run."""
     folder = tmp_path_factory.mktemp("grown")
     jobs = {f"grid/{w},{s}": ["method=sjd", f"window={w}", f"seed={s}"] for w in (4, 8) for s in (0, 1)}
     for out, words in (jobs | {"one/more": ["method=vanilla"]}).items():
@@ -160,15 +161,15 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def grid(grown: Path, tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+def grid(grid_and_run: Path, tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy, which is the working folder and the home."""
-    shutil.copytree(grown / "deep", tmp_path / "deep")
+    shutil.copytree(grid_and_run / "deep", tmp_path / "deep")
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
 
 
 def test_folders_of_runs_are_shown_with_their_images(grid: Path, call: Any) -> None:
-    """One run, many and grids, named as folders of rows and as runs=."""
+    """One run, many runs and grids, given as folders of rows and with runs=."""
     expected = [("sjd window=4", 1), ("sjd window=4", 1), ("sjd window=8", 1), ("sjd window=8", 1), ("vanilla", 1)]
     for words in (["deep"], ["deep/grid", "deep/one"], ["~/deep"], ["deep/grid", "runs=~/deep/one/more"]):
         code, out, _ = call("report", *words, "pictures=1")
@@ -179,9 +180,9 @@ def test_folders_of_runs_are_shown_with_their_images(grid: Path, call: Any) -> N
     (grid / "rows.csv").write_text(to_csv([row("listed", "method=sjd", "seed=9")]))
     for runs, count in (("one/more", 1), ("one", 1), ("grid", 4), ("grid,~/deep/one", 5), ("one,deep", 5)):
         assert call("report", "rows.csv", f"runs=deep/{runs}", "pictures=1")[0] == 0
-        found = shown()
-        assert found.pop("listed") == ("sjd", 0)
-        assert [images for _, images in found.values()] == [1] * count, runs
+        labels = shown()
+        assert labels.pop("listed") == ("sjd", 0)
+        assert [images for _, images in labels.values()] == [1] * count, runs
 
 
 def test_a_run_is_shown_once_however_often_it_is_found(grid: Path, call: Any) -> None:
@@ -195,7 +196,7 @@ def test_a_run_is_shown_once_however_often_it_is_found(grid: Path, call: Any) ->
     (grid / "rows.csv").write_text(to_csv(rows))
     assert call("report", "copy", "rows.csv", "deep", "rows.csv", "runs=deep")[0] == 0
     assert shown() == before
-    # two runs of one configuration: a table shows the newer, and folders that are named are both shown
+    # two runs of one configuration: a table shows the newer one; if both folders are named, both are shown
     again = next(r for r in rows if r["run_id"] == vanilla) | {"run_id": "again", "time": "2099-01-01T00:00:00"}
     (grid / "rows.csv").write_text(to_csv([*rows, again]))
     assert call("report", "rows.csv")[0] == 0
@@ -204,11 +205,11 @@ def test_a_run_is_shown_once_however_often_it_is_found(grid: Path, call: Any) ->
     assert set(shown()) == {*before, "again"}
 
 
-def test_damaged_rows_below_a_folder_are_left_out_by_name(grid: Path, call: Any) -> None:
-    """A damaged row.csv of one run stopped the whole report, or was a traceback where it was a folder."""
+def test_damaged_rows_in_a_folder_are_left_out_and_named(grid: Path, call: Any) -> None:
+    """A damaged row.csv of one run used to stop the whole report, or gave a traceback if it was a folder."""
     assert call("report", "deep")[0] == 0
     before = shown()
-    evaluated = dict.fromkeys(COLUMNS) | {"run_id": "scored", "n": 2}  # as of specbench evaluate
+    evaluated = dict.fromkeys(COLUMNS) | {"run_id": "scored", "n": 2}  # like the row of specbench evaluate
     bad = {
         "text": b"\xff\xfe\x00",
         "foreign": b"a,b\n1,2\n",
@@ -231,7 +232,7 @@ def test_damaged_rows_below_a_folder_are_left_out_by_name(grid: Path, call: Any)
         assert (code, words[-1].removeprefix("runs=") in err) == (2, True), words
 
 
-def test_damaged_images_leave_their_row(grid: Path, call: Any) -> None:
+def test_a_run_with_damaged_images_keeps_its_row(grid: Path, call: Any) -> None:
     run_folder = grid / "deep/one/more"
     sorted((run_folder / "images").iterdir())[0].write_bytes(b"no image")
     for count in (1, 0):
@@ -268,7 +269,8 @@ def test_the_baseline_is_a_row_with_images(compared: Path, tmp_path: Path) -> No
         content["about"]
         == "2 runs: vanilla and cool_sd on llamagen_scenes, 3 prompts per run. The runs differ in delta."
     )
-    assert [row["method"] for row in report.gather([compared], [], 0).rows] == ["cool_sd"] * 2  # what is pushed
+    # the rows that are pushed
+    assert [row["method"] for row in report.gather([compared], [], 0).rows] == ["cool_sd"] * 2
 
 
 def test_a_damaged_baseline_is_left_out(compared: Path, tmp_path: Path) -> None:
@@ -278,9 +280,9 @@ def test_a_damaged_baseline_is_left_out(compared: Path, tmp_path: Path) -> None:
         (tmp_path / str(i) / "baseline.jsonl").write_bytes(damaged)
         assert report.gather([tmp_path / str(i)], [], 2).baselines == []
     assert len(report.gather([compared / "delta=2"], [], 2).baselines) == 1
-    [mine] = read_rows(compared / "delta=2/row.csv")
+    [run_row] = read_rows(compared / "delta=2/row.csv")
     for name, value in (("n", 10**15), ("n", 0), ("n", -1), ("n", None), ("n", "x"), ("images_per_prompt", -3)):
-        assert baseline.baseline_row(compared / "delta=2", mine | {name: value}) is None, value
+        assert baseline.baseline_row(compared / "delta=2", run_row | {name: value}) is None, value
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +333,7 @@ def choose(browser: Any, name: str, value: str) -> None:
 
 def test_the_leaderboard_sorts_and_filters(browser: Any) -> None:
     best_first = ["cool_sd delta=2", "eagle1 (batch=1)", "eagle1 (batch=2)", "sjd", "vanilla"]
-    assert first_column(browser) == best_first  # from the beginning, by accepted length
+    assert first_column(browser) == best_first  # initially sorted by accepted length
     assert find(browser, "#rows th[aria-sort=descending]").text == "Accepted length ↑ ▼"
     heads = browser.find_elements("css selector", "#rows th button")
     next(h for h in heads if h.text.startswith("Accepted length")).click()
@@ -362,7 +364,7 @@ def test_facts_open_and_close_by_keys(browser: Any) -> None:
     browser.execute_script("document.getElementById('facts').scrollTop = 500")
     find(browser, "#close").send_keys("\n")
     browser.find_elements("css selector", "#rows tbody button")[-1].send_keys("\n")
-    assert browser.execute_script("return document.getElementById('facts').scrollTop") == 0  # and the next one as well
+    assert browser.execute_script("return document.getElementById('facts').scrollTop") == 0  # and so does the next one
     find(browser, "#close").send_keys("\n")
     button.send_keys("\n")
     text = find(browser, "#facts").text
@@ -385,7 +387,7 @@ def test_the_plot_describes_its_points(browser: Any) -> None:
     browser.execute_script("arguments[0].focus()", points[2])
     assert find(browser, "#point").text == points[2].get_attribute("aria-label") != text
     front = find(browser, "#plot polyline").get_attribute("points").split()
-    assert len(front) == 3  # EAGLE-1 beats SJD in both
+    assert len(front) == 3  # EAGLE-1 is better than SJD in both
     choose(browser, "x", "perplexity")
     assert all("Perplexity" in p.get_attribute("aria-label") for p in browser.find_elements("css selector", ".point"))
     choose(browser, "x", "accepted_length_mean")
@@ -420,13 +422,13 @@ def test_images_are_shown_side_by_side(browser: Any, results: Path) -> None:
 
 
 def test_runs_are_labelled_by_their_differences(browser: Any) -> None:
-    """By a parameter first, then the date, and else the run."""
+    """First by a parameter, then by date, otherwise by the run."""
     facts: list[dict[str, Any]] = [{"seed": 0}, {"seed": 1, "time": "2026-11-20T01"}, {"seed": 1, "time": "2026-11-21"}]
     rows = [{"id": f"r{i}", "label": "sjd", "facts": {"run_id": f"r{i}", "n": 4} | f} for i, f in enumerate(facts)]
     rows += [{"id": "x", "label": "gsd", "facts": {"run_id": "x"}}]
     called = "return [...namesOf(arguments[0]).values()]"
-    told = ["seed=0, no date", "seed=1, 2026-11-20", "seed=1, 2026-11-21"]
-    assert browser.execute_script(called, rows) == [*(f"sjd ({differs})" for differs in told), "gsd"]
+    differences = ["seed=0, no date", "seed=1, 2026-11-20", "seed=1, 2026-11-21"]
+    assert browser.execute_script(called, rows) == [*(f"sjd ({differs})" for differs in differences), "gsd"]
     same = [{"id": f"r{i}", "label": "sjd", "facts": {"run_id": f"r{i}", "seed": 0}} for i in range(2)]
     assert browser.execute_script(called, same) == ["sjd (run r0)", "sjd (run r1)"]
     same.append({"id": "r2", "label": "sjd", "facts": {"run_id": "r2", "seed": 1}})
@@ -437,28 +439,35 @@ def test_runs_are_labelled_by_their_differences(browser: Any) -> None:
     assert browser.execute_script(options % "mapped") == [f"llamagen_scenes, {name}" for name in runs[1:]]
 
 
-def test_a_name_states_what_the_runs_most_like_it_differ_in(browser: Any) -> None:
+def test_a_name_states_the_differences_from_the_most_similar_runs(browser: Any) -> None:
     def names(*rows: dict[str, Any]) -> list[str]:
         made = [{"id": str(i), "method": "cool_sd", "label": "", **r} for i, r in enumerate(rows)]
         return list(browser.execute_script("return [...namesOf(arguments[0]).values()]", made))
 
     facts = {"delta": 1.1, "nu": 0.7, "rule": "cool"}
-    one, two = {"parameters": {}, "facts": facts}, {"parameters": {"delta": "2"}, "facts": facts | {"delta": 2}}
-    assert names(one) == ["cool_sd"]
-    assert names(one, two) == ["cool_sd delta=1.1", "cool_sd delta=2"]
-    assert names(one, two | {"method": "other"}) == ["cool_sd", "other delta=2"]
-    both = {"parameters": {"delta": "2", "nu": "0.5"}, "facts": facts}
-    assert names(one, both) == ["cool_sd delta=1.1 nu=0.7", "cool_sd delta=2 nu=0.5"]
-    assert names(one, two, both) == ["cool_sd delta=1.1", "cool_sd delta=2 nu=0.7", "cool_sd delta=2 nu=0.5"]
+    base, other_delta = (
+        {"parameters": {}, "facts": facts},
+        {"parameters": {"delta": "2"}, "facts": facts | {"delta": 2}},
+    )
+    assert names(base) == ["cool_sd"]
+    assert names(base, other_delta) == ["cool_sd delta=1.1", "cool_sd delta=2"]
+    assert names(base, other_delta | {"method": "other"}) == ["cool_sd", "other delta=2"]
+    other_delta_and_nu = {"parameters": {"delta": "2", "nu": "0.5"}, "facts": facts}
+    assert names(base, other_delta_and_nu) == ["cool_sd delta=1.1 nu=0.7", "cool_sd delta=2 nu=0.5"]
+    assert names(base, other_delta, other_delta_and_nu) == [
+        "cool_sd delta=1.1",
+        "cool_sd delta=2 nu=0.7",
+        "cool_sd delta=2 nu=0.5",
+    ]
     exact = {"parameters": {"rule": "exact"}, "facts": {"rule": "exact"}}
-    assert names(one, exact) == ["cool_sd rule=cool", "cool_sd rule=exact"]
+    assert names(base, exact) == ["cool_sd rule=cool", "cool_sd rule=exact"]
     sampled = {"parameters": {"top_k": "10"}, "facts": facts | {"top_k": 10}}
-    assert names(one, sampled) == ["cool_sd", "cool_sd top_k=10"]  # without a value there is nothing to state
+    assert names(base, sampled) == ["cool_sd", "cool_sd top_k=10"]  # without a value there is nothing to state
 
 
 @pytest.fixture
 def other_page(browser: Any, page: Path, tmp_path: Path) -> Iterator[Any]:
-    """Most runs have 4 prompts and no divergence, the longest one has 100, and none has an accepted length."""
+    """Most runs have 4 prompts and no divergence, the longest one has 100, and no run has an accepted length."""
     words = {"a": ("n=4", 1.0), "b": ("n=4", 2.0), "c": ("n=4", 3.0), "d": ("n=100", 4.0)}
     rows = [
         row(name, "method=sjd", n, f"window={i + 4}", accepted_length_mean=None, perplexity=None, step_compression=x)
@@ -485,11 +494,11 @@ def test_the_first_screen_shows_most_runs_and_axes_with_data(other_page: Any) ->
     choose(other_page, "count", "100")
     assert (axes(), points()) == (["step_compression", "emitted_kl"], 1)
     choose(other_page, "x", "image_reward")
-    assert (axes(), points()) == (["image_reward", "emitted_kl"], 0)  # as chosen
+    assert (axes(), points()) == (["image_reward", "emitted_kl"], 0)  # the chosen axes
     choose(other_page, "count", "4")
     assert (axes(), points()) == (["image_reward", "emitted_kl"], 3)  # chosen axes stay while they have data
     best = other_page.execute_script("return [...document.querySelectorAll('#rows td.best')].map(c => c.textContent)")
-    assert sorted(best) == ["3.00", "3.5000"]  # where all are equal as they are shown, no row is the best
+    assert sorted(best) == ["3.00", "3.5000"]  # if all rows show equal values, no row is the best
 
 
 def test_maps_and_audits_are_drawn(browser: Any) -> None:
@@ -509,20 +518,20 @@ def phone(browser: Any) -> Iterator[Any]:
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_it_fits_a_phone(phone: Any) -> None:
+def test_the_page_fits_a_phone(phone: Any) -> None:
     assert phone.execute_script("return innerWidth") == 390
     wide = phone.execute_script(
         "return [...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll') && !e.closest('dialog')"
         " && e.getBoundingClientRect().right > 391).map(e => e.tagName + '#' + e.id)"
     )
     assert wide == []
-    # heads as narrow as their numbers were six lines high, most of it empty
+    # heads as narrow as their numbers would be six lines high and mostly empty
     height = "return document.querySelector('#%s thead').getBoundingClientRect().height"
     line = phone.execute_script("return parseFloat(getComputedStyle(document.body).lineHeight)")
     assert max(phone.execute_script(height % name) for name in ("rows", "verdicts")) < 2.8 * line
 
 
-def test_methods_stay_visible_where_a_table_is_scrolled(phone: Any) -> None:
+def test_methods_stay_visible_when_a_table_is_scrolled(phone: Any) -> None:
     script = (
         "const box = document.querySelector('#board .scroll'), edge = box.getBoundingClientRect();"
         "box.scrollLeft = 200;"
@@ -542,8 +551,8 @@ def test_methods_stay_visible_where_a_table_is_scrolled(phone: Any) -> None:
         assert len(cells) == 6
         for left, wide, above, colour in cells:
             assert 0 <= left <= 2
-            assert wide < width / 2  # what it stays beside is seen as well
-            assert above  # nothing lies over it
+            assert wide < width / 2  # the content beside it is visible too
+            assert above  # nothing covers it
             assert colour.startswith("rgb(")  # opaque
     phone.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 

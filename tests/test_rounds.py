@@ -27,7 +27,8 @@ LENGTH = 4
 
 @pytest.fixture(scope="module")
 def chains() -> Rounds:
-    """Of independent nodes of different difficulty, the same kinds at every depth, as the dynamic programme assumes."""
+    """Rounds of independent nodes of different difficulty, with the same kinds at every depth, as the dynamic programme
+    assumes."""
     g = torch.Generator().manual_seed(0)
     shape = (600, LENGTH, 16)
     p = (1.5 * torch.randn(shape, generator=g)).softmax(-1)
@@ -42,17 +43,17 @@ def bands(chains: Rounds) -> Curves:
     return Curves.of(lambda x: Band(x, 0.0, 1), chains)
 
 
-def per_round(found: Replayed) -> tuple[float, float]:
-    """Tokens, and divergence of a token."""
-    tokens, divergence = found.totals().sum(1).tolist()
-    return tokens / len(found.keeps), divergence / tokens
+def per_round(replay: Replayed) -> tuple[float, float]:
+    """Tokens per round, and divergence per token."""
+    tokens, divergence = replay.totals().sum(1).tolist()
+    return tokens / len(replay.keeps), divergence / tokens
 
 
-def test_curves_are_those_of_the_rule(chains: Rounds, bands: Curves) -> None:
-    """Between the points of the grid within what linear interpolation leaves."""
+def test_curves_equal_the_rule(chains: Rounds, bands: Curves) -> None:
+    """Between the points of the grid, up to the error of linear interpolation."""
     values = log_ratios(0.37, 0.6, LENGTH)
-    for wanted, found in zip(per_round(replayed(Band(0.37, 0.6, LENGTH), chains)), per_round(bands.at(values))):
-        assert found == pytest.approx(wanted, rel=2e-3)
+    for wanted, actual in zip(per_round(replayed(Band(0.37, 0.6, LENGTH), chains)), per_round(bands.at(values))):
+        assert actual == pytest.approx(wanted, rel=2e-3)
 
 
 def test_tokens_that_do_not_exist_are_not_reached(chains: Rounds) -> None:
@@ -63,11 +64,12 @@ def test_tokens_that_do_not_exist_are_not_reached(chains: Rounds) -> None:
 
 
 def test_the_full_programme_has_the_least_divergence(bands: Curves) -> None:
-    """At equal tokens per round no schedule near it has less: moved at one depth, and moved back along the schedule. A
-    second-order loss by such moves is larger than what interpolation leaves; 2e-3 of the divergence is allowed."""
+    """At equal tokens per round no similar schedule has less divergence: each is changed at one depth, then scaled
+    back. The second-order loss from such changes is larger than the interpolation error; 2e-3 of the divergence is
+    allowed."""
 
     def divergence(values: list[float], tokens: float) -> float:
-        """At so many tokens a round, with all values times one factor."""
+        """The divergence at this many tokens per round, with all values scaled by one factor."""
         low, high = 0.2, 5.0
         for _ in range(40):
             middle = math.sqrt(low * high)
@@ -89,20 +91,20 @@ def test_the_full_programme_has_the_least_divergence(bands: Curves) -> None:
         assert divergence(log_ratios(strength, 0.0, LENGTH), tokens) > least * 1.02
 
 
-def test_decays_by_depth_give_the_schedule_back(bands: Curves) -> None:
+def test_decays_by_depth_reproduce_the_schedule(bands: Curves) -> None:
     values = bands.schedule(0.5)
-    given = rounds.decays(values)
-    assert len(given) == LENGTH - 1
-    assert all(0 < decay < 1 for decay in given)
-    assert log_ratios(0.5, given, LENGTH) == pytest.approx(values)
+    decays = rounds.decays(values)
+    assert len(decays) == LENGTH - 1
+    assert all(0 < decay < 1 for decay in decays)
+    assert log_ratios(0.5, decays, LENGTH) == pytest.approx(values)
     assert log_ratios(0.5, [0.6] * (LENGTH - 1), LENGTH) == pytest.approx(log_ratios(0.5, 0.6, LENGTH))
     assert rounds.decays(bands.schedule(0.0)) == [0.0] * (LENGTH - 1)
     setting = RuleContext(LENGTH, lambda: torch.zeros(0))
-    rule = build_band({"strength": 0.5, "decay": given}, setting)
+    rule = build_band({"strength": 0.5, "decay": decays}, setting)
     assert isinstance(rule, Band)
     assert rule.spread[1:].log().tolist() == pytest.approx(values, rel=1e-5)
     with pytest.raises(UsageError, match="a draft has 3 depths: give 2 numbers instead of 3"):
-        build_band({"strength": 0.5, "decay": given}, RuleContext(3, setting.codebook))
+        build_band({"strength": 0.5, "decay": decays}, RuleContext(3, setting.codebook))
 
 
 def test_a_decay_is_a_number_or_a_list() -> None:
@@ -114,7 +116,7 @@ def test_a_decay_is_a_number_or_a_list() -> None:
 
 
 def test_the_statistics_of_images() -> None:
-    """UniformRSD against itself has the ratio 1 without an error; half its divergence has 1/2."""
+    """UniformRSD against itself has the ratio 1 without an error; half its divergence gives 1/2."""
     g = np.random.default_rng(0)
     count = 8
     size = g.uniform(1, 2, count)
@@ -124,23 +126,26 @@ def test_the_statistics_of_images() -> None:
     assert same["kl_over_uniform_stderr"] == pytest.approx(0, abs=1e-9)
     half = rounds._statistics(level[2] * [1, 1, 0.5], level)
     assert half["kl_over_uniform"] == pytest.approx(0.5)
-    # the ratio of two means of eight: the jackknife of a mean is its standard error
+    # the ratio of two means of eight values: the jackknife of a mean is its standard error
     error = (level[2, :, 1] / 100).std(ddof=1) / math.sqrt(count)
     assert same["tokens_per_round_stderr"] == pytest.approx(error)
     assert rounds._statistics(level[3] * [1, 1.1, 1], level)["kl_over_uniform"] is None
 
 
 def test_block_verification_by_length(chains: Rounds) -> None:
-    """Against the decisions of both ways, many times: its expectation is the same within five standard errors."""
-    one = rounds._Image.of(chains, relaxed=False)
-    cells = {row["parameters"]: row for row in rounds._ways([one, one])}
+    """Against many decisions of both verifications: the expectation is the same within five standard errors."""
+    image = rounds._Image.of(chains, relaxed=False)
+    cells = {row["parameters"]: row for row in rounds._ways([image, image])}
     tree = build(chain_paths(LENGTH))
-    p = torch.cat([chains.p, chains.p[:, :1]], 1)  # the distribution after the last token decides on none
+    p = torch.cat([chains.p, chains.p[:, :1]], 1)  # the distribution after the last token decides nothing
     valid = torch.ones(len(p), LENGTH + 1, dtype=torch.bool)
     draft = Draft(tree, torch.cat([chains.tokens[:, :1], chains.tokens], 1), chains.q, valid)
-    for name, way in (("token", TokenWise()), ("block", BlockVerification())):
+    for name, verification in (("token", TokenWise()), ("block", BlockVerification())):
         lengths = torch.stack(
-            [way.verify(p, draft, exact(), tiny.rng(len(p)), torch.full((len(p),), i)).length for i in range(40)]
+            [
+                verification.verify(p, draft, exact(), tiny.rng(len(p)), torch.full((len(p),), i)).length
+                for i in range(40)
+            ]
         ).double()
         error = float(lengths.mean(1).std() / math.sqrt(40))
         wanted = cells[f"verification={name} window={LENGTH}"]["tokens_per_round"]

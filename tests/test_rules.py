@@ -1,5 +1,5 @@
-"""Every rule against its paper's formula, written out for one distribution and one token in plain Python; the tables
-of near codes; and what token-wise verification makes of the rules on a tree."""
+"""Every rule against its paper's formula, written out for one distribution and one token in plain Python; the tables of
+near codes; and token-wise verification with the rules on a tree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEIGHT = 5  # the schedules' L
 
 
 def norm(mass, otherwise):
-    """Norm([mass]_+); `otherwise` where nothing is left."""
+    """Norm([mass]_+); `otherwise` if no mass is left."""
     mass = [max(0.0, m) for m in mass]
     return [m / sum(mass) for m in mass] if sum(mass) > 1e-12 else list(otherwise)
 
@@ -42,7 +42,7 @@ def over(p, q):
 
 
 class Paper:
-    """A rule that keeps x with f(r, q, x, i) and goes on from Eq. 11, or from Eq. 10, whatever its f."""
+    """A rule that keeps x with f(r, q, x, i), for any f, and continues with Eq. 11 or Eq. 10."""
 
     deterministic = False
 
@@ -61,7 +61,7 @@ def relaxed(omega, resample="optimal"):
 
 
 def cooled(delta, nu=0.7, floor=0.0):
-    """Eq. 16, mu from its condition."""
+    """Eq. 16, with mu from its condition."""
     mu = math.log(sum(math.exp(-nu * j) for j in range(1, HEIGHT + 1)) / HEIGHT)
     return lambda i: max(floor, delta * math.exp(-nu * i - mu))
 
@@ -81,7 +81,7 @@ def grouped(order, size, resample="vanilla"):
 
 
 class PaperBand:
-    """Keep with min(1, k p / q), else Norm[k' p - q]_+, where k / k' is given and clip(q, k' p, k p) sums to 1."""
+    """Keeps with min(1, k p / q), otherwise Norm[k' p - q]_+. k / k' is given, and clip(q, k' p, k p) sums to 1."""
 
     deterministic = False
 
@@ -122,7 +122,7 @@ def within(budget):
 
 
 def entropy_aware(pivot, calm):
-    """Keep where p / q > (e / pivot) (0.5 + (u - 0.5) (1 - e / calm)), solved for u; its spread is never negative."""
+    """Keeps if p / q > (e / pivot) (0.5 + (u - 0.5) (1 - e / calm)), solved for u; the spread is never negative."""
 
     def keep(r, q, x, i):
         if r[x] == 0:
@@ -151,12 +151,12 @@ class PaperTypical:
 
 
 def divergence(p, q):
-    """Jensen-Shannon, nats, from the definition."""
+    """Jensen-Shannon divergence in nats, from the definition."""
     middle = [(a + b) / 2 for a, b in zip(p, q)]
-    return sum(0.5 * a * math.log(a / m) for one in (p, q) for a, m in zip(one, middle) if a > 0)
+    return sum(0.5 * a * math.log(a / m) for distribution in (p, q) for a, m in zip(distribution, middle) if a > 0)
 
 
-def gathered(r, x, others):
+def gather_mass(r, x, others):
     """The distribution q_k(. | D = x) of LANTERN, Section 3.2: the mass of `others` on x."""
     out = list(r)
     for y in others:
@@ -171,7 +171,7 @@ class PaperLantern:
         self.resample, self.deterministic = resample, greedy
 
     def within(self, r, x, others):
-        moved = gathered(r, x, others)
+        moved = gather_mass(r, x, others)
         if self.bound == "tvd":
             tvd = 0.5 * sum(abs(a - b) for a, b in zip(moved, r))
             return tvd <= self.limit if self.resample.startswith("released") else tvd < self.limit
@@ -182,16 +182,16 @@ class PaperLantern:
         return sum(r[y] for y in others) < self.limit * r[x]
 
     def others(self, r, x):
-        """A without x: tokens join from the nearest on, until one would break the bound."""
-        found = []
+        """A without x: tokens join, nearest first, until one would exceed the bound."""
+        neighbours_of_x = []
         for y in self.order[x][: self.k]:
-            if not self.within(r, x, [*found, y]):
+            if not self.within(r, x, [*neighbours_of_x, y]):
                 break
-            found.append(y)
-        return found
+            neighbours_of_x.append(y)
+        return neighbours_of_x
 
     def accept(self, r, q, x, i):
-        moved = gathered(r, x, self.others(r, x))
+        moved = gather_mass(r, x, self.others(r, x))
         if self.deterministic and self.resample.startswith("released"):
             return float(moved[x] >= max(r))  # the neighbours keep their mass: the same decision
         if self.deterministic:
@@ -203,20 +203,20 @@ class PaperLantern:
             return norm([r[y] - q[y] * self.accept(r, q, y, i) for y in range(len(r))], r)
         others = self.others(r, x)
         if self.resample == "paper":
-            return norm([a - b for a, b in zip(gathered(r, x, others), q)], r)
+            return norm([a - b for a, b in zip(gather_mass(r, x, others), q)], r)
         exact = norm([a - b for a, b in zip(r, q)], r)
         if not others:
             return exact
         cleared = self.order[x][: self.k + 1]
         if self.resample == "released_p":
             return norm([(0 if y == x or y in cleared else r[y]) - q[y] for y in range(len(r))], exact)
-        if q[x] == 1:  # chosen
+        if q[x] == 1:  # x was chosen
             return norm([0 if y == x or y in cleared else r[y] for y in range(len(r))], exact)
         return norm([r[y] - (0 if y in cleared else q[y]) for y in range(len(r))], r)
 
 
 def nearest(codebook, measure="l2"):
-    """Per code all others, nearest first, ties by number."""
+    """For each code all other codes, nearest first; ties by index."""
     unit = [[c / (math.sqrt(sum(d * d for d in code)) or 1.0) for c in code] for code in codebook]
     far = {
         "l2": lambda i, j: sum((a - b) ** 2 for a, b in zip(codebook[i], codebook[j])),
@@ -252,26 +252,26 @@ FAMILIES = {
     "linear": lambda n, o, d, how: (
         rules.cool(d, HEIGHT, schedule="linear", resample=how), relaxed(linear(d), how)
     ),
-    "band": lambda n, o, *given: by_band(*given),
+    "band": lambda n, o, *args: by_band(*args),
     "mentored": lambda n, o, budget: (rules.Mentored(budget), PaperBand(within(budget))),
-    "typical": lambda n, o, *given: (Typical(*given), PaperTypical(*given)),
-    "entropy": lambda n, o, *given: (EntropyAware(*given), entropy_aware(*given)),
+    "typical": lambda n, o, *args: (Typical(*args), PaperTypical(*args)),
+    "entropy": lambda n, o, *args: (EntropyAware(*args), entropy_aware(*args)),
     "neighbourhood": lambda n, o, size, how: (Neighbourhood(n[:, : int(size) - 1], how), grouped(o, int(size), how)),
-    "lantern": lambda *given: by_neighbours("lantern", *given),
-    "lantern_pp": lambda *given: by_neighbours("lantern_pp", *given),
+    "lantern": lambda *args: by_neighbours("lantern", *args),
+    "lantern_pp": lambda *args: by_neighbours("lantern_pp", *args),
 }  # fmt: skip
 
 
 @functools.cache
 def pair(name, size):
-    """(the project's rule, the paper's) over a vocabulary of `size`."""
+    """(the project's rule, the paper's rule) over a vocabulary of `size`."""
     family, *rest = name.split()
     order = grid_order(size)
-    given = [float(word) if word[0].isdigit() else word for word in rest]
-    return FAMILIES[family](torch.tensor(order).reshape(size, size - 1), order, *given)
+    args = [float(word) if word[0].isdigit() else word for word in rest]
+    return FAMILIES[family](torch.tensor(order).reshape(size, size - 1), order, *args)
 
 
-# k = 50 is more than any vocabulary here; 0.25, 0.375 and 2 are met exactly by distributions in sixteenths
+# k = 50 is larger than any vocabulary here; distributions in sixteenths meet 0.25, 0.375 and 2 exactly
 RULES = [
     "exact",
     *(f"uniform {d} {r}" for d, r in itertools.product((0.6, 1.4), ("optimal", "vanilla"))),
@@ -308,16 +308,16 @@ STRICT = ("uniform 0.6", "exponential", "linear")  # omega < 1 at some depth
 
 
 def distributions(seed, size):
-    """r, q (5, 7, V), token, depth (5, 7): every kind of r with every kind of q, among these r itself and the point
-    mass of a chosen token."""
+    """r, q (5, 7, V), token, depth (5, 7): every kind of r with every kind of q, including r itself and the point mass
+    of a chosen token."""
     rng = np.random.default_rng(seed)
 
     def point(x):
         return np.eye(size)[x]
 
     def sparse():
-        some = rng.choice(size, rng.integers(1, size + 1), replace=False)
-        return point(some).sum(0) * rng.exponential(size=size)
+        support = rng.choice(size, rng.integers(1, size + 1), replace=False)
+        return point(support).sum(0) * rng.exponential(size=size)
 
     kinds = [
         lambda: rng.exponential(size=size),
@@ -332,14 +332,14 @@ def distributions(seed, size):
         r[b, i] = kinds[b]()
         q[b, i] = kinds[i]() if i < 5 else r[b, i] if i == 5 else point(token[b, i])
         r[b, i], q[b, i] = r[b, i] / r[b, i].sum(), q[b, i] / q[b, i].sum()
-        if i < 6 and rng.random() < 0.8:  # a fifth of the tokens is not from q
+        if i < 6 and rng.random() < 0.8:  # a fifth of the tokens do not come from q
             token[b, i] = rng.choice(size, p=q[b, i])
     depth = torch.from_numpy(rng.integers(1, HEIGHT + 2, (5, 7)))
     return torch.from_numpy(r).float(), torch.from_numpy(q).float(), torch.from_numpy(token), depth
 
 
 @pytest.mark.parametrize("family", dict.fromkeys(name.split()[0] for name in RULES))
-def test_a_rule_is_its_papers_formula(family):
+def test_a_rule_equals_its_papers_formula(family):
     for name, size in itertools.product([n for n in RULES if n.split()[0] == family], (2, 5, 9)):
         ours, paper = pair(name, size)
         assert ours.deterministic == paper.deterministic
@@ -349,17 +349,17 @@ def test_a_rule_is_its_papers_formula(family):
             assert chance.shape == token.shape
             assert left.shape == r.shape
             for b, i in np.ndindex(*token.shape):
-                one = r[b, i].double().tolist(), q[b, i].double().tolist(), int(token[b, i]), int(depth[b, i])
-                where = f"{name} V={size} seed={seed} r={one[0]} q={one[1]} x={one[2]} depth={one[3]}"
-                wanted = paper.accept(*one)
+                args = r[b, i].double().tolist(), q[b, i].double().tolist(), int(token[b, i]), int(depth[b, i])
+                where = f"{name} V={size} seed={seed} r={args[0]} q={args[1]} x={args[2]} depth={args[3]}"
+                wanted = paper.accept(*args)
                 assert float(chance[b, i]) == pytest.approx(wanted, abs=1e-6), where
-                if not ours.deterministic and wanted < 1 - 1e-6:  # else it is not rejected, but for rounding
-                    assert left[b, i].tolist() == pytest.approx(paper.residual(*one), abs=2e-5), where
+                if not ours.deterministic and wanted < 1 - 1e-6:  # otherwise it is never rejected, except for rounding
+                    assert left[b, i].tolist() == pytest.approx(paper.residual(*args), abs=2e-5), where
 
 
 @st.composite
 def cases(draw):
-    """r, q (1, 1, V) in small fractions, zeros likely, and a token that q can give."""
+    """r, q (1, 1, V) in small fractions with many zeros, and a token that q can give."""
     size = draw(st.integers(2, 6))
     weights = st.lists(st.sampled_from([0, 0, 1, 1, 2, 5, 100]), min_size=size, max_size=size).filter(any)
     r = torch.tensor(draw(weights)).float()
@@ -371,13 +371,13 @@ def cases(draw):
     return r[None, None], q[None, None], torch.tensor([[token]]), torch.tensor([[draw(st.integers(1, HEIGHT))]])
 
 
-some = settings(deadline=None, max_examples=60, derandomize=True, database=None)
+hypothesis_settings = settings(deadline=None, max_examples=60, derandomize=True, database=None)
 
 
-@some
+@hypothesis_settings
 @given(case=cases())
-def test_a_rejection_leads_to_a_distribution_of_the_targets_tokens(case):
-    """Only a token that is kept for its neighbours' sake may lie outside the target's support (LANTERN)."""
+def test_a_rejection_gives_a_distribution_over_the_targets_tokens(case):
+    """Only a token that is kept because of its neighbours may be outside the target's support (LANTERN)."""
     r, q, token, depth = case
     for name in RULES:
         rule, _ = pair(name, r.shape[-1])
@@ -390,11 +390,11 @@ def test_a_rejection_leads_to_a_distribution_of_the_targets_tokens(case):
         assert float(left.sum()) == pytest.approx(1, abs=1e-5), name
         assert left.min() >= 0, name
         outside = (left > 0) & (r == 0)
-        surely = chance > 1 - 2**-23  # no uniform is as large: it is never rejected, wherever its mass goes
+        surely = chance > 1 - 2**-23  # no uniform is this large, so it is never rejected, wherever its mass goes
         if surely:
             outside[..., token] = False
         assert not outside.any(), name
-        # a chosen token that was rejected does not come back; but omega < 1 rejects more than it gives away
+        # a rejected chosen token does not come back; but omega < 1 rejects more mass than it gives away
         if not surely and float(q[0, 0, token]) == 1 and not name.startswith(STRICT):
             assert left[0, 0, token] == 0, name
 
@@ -407,19 +407,19 @@ UNRELAXED = [
 ]
 
 
-@some
+@hypothesis_settings
 @given(case=cases())
 def test_a_rule_without_its_relaxation_is_exact(case):
     exact, chance = rules.exact().residual(*case), rules.exact().accept(*case)
     for name in UNRELAXED:
         rule, _ = pair(name, case[0].shape[-1])
         assert torch.equal(rule.accept(*case), chance), name
-        if chance < 1:  # of a band bit for bit
+        if chance < 1:  # for a band, bit for bit
             torch.testing.assert_close(rule.residual(*case), exact, atol=0 if name == "band 0 0.5" else 1e-5, rtol=0)
 
 
-def test_a_token_without_a_code_is_near_to_itself_alone():
-    """Its row of neighbours repeats it; other tokens have theirs."""
+def test_a_token_without_a_code_is_near_only_to_itself():
+    """Its row of neighbours repeats the token itself; other tokens have real neighbours."""
     codebook = torch.tensor([[0.0], [1.0], [math.nan], [2.0]])
     r, q = torch.tensor([0.2, 0.3, 0.1, 0.4]), torch.tensor([0.1, 0.1, 0.7, 0.1])
     every, depth = torch.arange(4), torch.ones(4, dtype=torch.int64)
@@ -433,7 +433,7 @@ def test_a_token_without_a_code_is_near_to_itself_alone():
 
 
 def test_rules_are_built_from_their_parameters():
-    """A rule's parameters, and what it needs of the run."""
+    """From the rule's parameters, and the properties of the run that it needs."""
     size, every = 9, {"k": 50, "proximity": "l2", "resample": "paper", "bound": "total", "lam": 2}
     every |= {"delta": 0.25, "strength": 0.45, "decay": 0.5, "budget": 0.02, "epsilon": 0.25, "alpha": 2.0}
     setting = RuleContext(HEIGHT, lambda: torch.tensor([(i % 3, i // 3) for i in range(size)]).float())
@@ -445,9 +445,9 @@ def test_rules_are_built_from_their_parameters():
         "mentored 0.02": band.build_mentored(every, setting),
         "typical 0.25 2": thresholds.build_typical(every, setting),
     }
-    for group, how in ((1, "vanilla"), (50, "optimal")):
-        parameters = every | {"group": group, "resample": how}
-        built[f"neighbourhood {group} {how}"] = groups.build_neighbourhood(parameters, setting)
+    for group, resample in ((1, "vanilla"), (50, "optimal")):
+        parameters = every | {"group": group, "resample": resample}
+        built[f"neighbourhood {group} {resample}"] = groups.build_neighbourhood(parameters, setting)
     case = distributions(0, size)
     for name, rule in built.items():
         assert rule.name == name.split()[0]
@@ -457,7 +457,7 @@ def test_rules_are_built_from_their_parameters():
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """No test reads a table that an earlier run has left."""
+    """No test reads a table that an earlier run wrote."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "neighbours"
 
@@ -495,7 +495,7 @@ def test_random_neighbours_are_a_fixed_shuffle_of_the_others():
     assert torch.equal(table[:, :5], neighbours(codebook, 5, "random"))
     assert torch.equal(table, neighbours(torch.randn(40, 3), 39, "random"))  # the control uses no codebook
     rank = table.new_zeros(40, 40).scatter_(1, table, torch.arange(39).expand(40, -1))
-    # the mean of 39 ranks, 0 to 38 alike, is 19 with a standard deviation of 11.3 / sqrt(39) = 1.8
+    # the mean of 39 uniform ranks (0 to 38) is 19 with a standard deviation of 11.3 / sqrt(39) = 1.8
     assert ((rank.sum(0) / 39 - 19).abs() < 5 * 1.8).all()
     with pytest.raises(UsageError, match="at least 1"):
         neighbours(codebook, 0)
@@ -505,12 +505,12 @@ def big(size=256):
     return torch.randn(size, 4, generator=torch.Generator().manual_seed(1))
 
 
-def test_only_a_large_codebooks_table_is_kept(cache, monkeypatch):
+def test_only_the_table_of_a_large_codebook_is_stored(cache, monkeypatch):
     cached_neighbours(big(255), 7)
     assert not cache.exists()
     tables = {m: cached_neighbours(big(), 7, m) for m in ("l2", "cosine", "random")}
     assert tables["l2"].tolist() == [row[:7] for row in nearest(big().double().tolist())]
-    assert len(list(cache.iterdir())) == 3  # and nothing else is left there
+    assert len(list(cache.iterdir())) == 3  # no other file is left
     other = cached_neighbours(-big().flip(0), 7)
     assert not torch.equal(other, tables["l2"])
     monkeypatch.setattr(base, "_compute", lambda *_: pytest.fail("the table was there"))
@@ -535,7 +535,7 @@ def test_a_damaged_table_is_computed_again(cache):
         assert list(cache.iterdir()) == [path]
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_not_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "file" / "home"))
     assert cached_neighbours(big(), 7).shape == (256, 7)
@@ -554,18 +554,18 @@ TABLES = [
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_siblings_drawn_without_replacement_give_the_targets_distribution(width):
-    """Of 30,000 steps; where the draft has fewer tokens than the tree, those of the other nodes must not count."""
+    """Over 30,000 steps. If the draft has fewer tokens than the tree, the tokens of the other nodes must not count."""
     tree, rows = build([(c,) for c in range(width)]), 30_000
     for p, q in (map(torch.tensor, table) for table in TABLES):
         p, q = p.expand(rows, width + 1, -1), q.expand(rows, 1, -1)
         children = draw_distinct(q, torch.rand(q.shape, generator=torch.Generator().manual_seed(0)), width)[:, 0]
         tokens = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), children], 1)
-        out = verified(p, Draft(tree, tokens, q, torch.ones_like(tokens, dtype=torch.bool)), rules.exact())
+        out = verify(p, Draft(tree, tokens, q, torch.ones_like(tokens, dtype=torch.bool)), rules.exact())
         assert tiny.fit(out.tokens.gather(1, torch.zeros(rows, 1).long())[:, 0], p[0, 0].double()) > 1e-4
 
 
 def grown(rows, nodes, width, height, seed, valid_share=1.0):
-    """Random topologies, one a row, and which of their nodes exist; parents stand before their children."""
+    """Random topologies, one per row, and which of their nodes exist. Parents come before their children."""
     rng = np.random.default_rng(seed)
     parent, rank = np.zeros((rows, nodes), int), np.zeros((rows, nodes), int)
     valid = np.ones((rows, nodes), bool)
@@ -590,7 +590,8 @@ def random_probs(shape, size, seed, zeros=0.0):
 
 
 def sampled_tokens(tree, probs, seed):
-    """Tokens (B, M) for the nodes: children drawn without replacement from their parent's distribution (B, M, V)."""
+    """Tokens (B, M) for the nodes: children are drawn without replacement from their parent's distribution (B, M,
+    V)."""
     rows, nodes, size = probs.shape
     first = draw_distinct(probs, tiny.rng(rows, seed).uniform(torch.zeros(rows).long(), 9, nodes, size), tree.width)
     tokens = torch.zeros(rows, nodes, dtype=torch.int64)
@@ -600,14 +601,14 @@ def sampled_tokens(tree, probs, seed):
     return tokens
 
 
-def verified(p, draft, rule, pre_argmax_probs=None):
+def verify(p, draft, rule, pre_argmax_probs=None):
     return TokenWise().verify(p, draft, rule, tiny.rng(len(p), 5), torch.zeros(len(p)).long(), pre_argmax_probs)
 
 
-def test_who_can_have_a_further_child_stands_first():
+def test_nodes_that_can_have_another_child_come_first():
     for parent, inner, parents_per_rank in (
-        ([0, 0, 1, 2, 3], 4, (4, 2)),  # a chain: no tree of five nodes has more inner ones
-        ([0, 0, 1, 1, 2, 2], 3, (5, 3)),  # below the root's only child pairs: nor more nodes with two children
+        ([0, 0, 1, 2, 3], 4, (4, 2)),  # a chain: no tree of five nodes has more inner nodes
+        ([0, 0, 1, 1, 2, 2], 3, (5, 3)),  # pairs below the root's only child: no tree has more nodes with two children
         ([0, 0, 0, 1, 1], 2, (4, 2)),
     ):
         rank = [parent[1:n].count(parent[n]) for n in range(len(parent))]
@@ -625,29 +626,29 @@ def test_a_tree_gives_only_tokens_that_the_target_can_give():
     tree, valid, parent = grown(rows, nodes, 3, 4, seed=1, valid_share=0.9)
     p, q = (random_probs((rows, nodes), size, seed, zeros=0.5) for seed in (2, 3))
     tokens = sampled_tokens(tree, q, seed=4)
-    out = verified(p, Draft(tree, tokens, take(q, tree.inner), valid), rules.exact())
+    out = verify(p, Draft(tree, tokens, take(q, tree.inner), valid), rules.exact())
     assert set(out.length.tolist()) >= {0, 1, 2}
     for b in range(rows):
-        here = 0
+        current = 0
         for d in range(int(out.length[b])):
             node = int(out.path[b, d])
-            assert parent[b, node] == here
+            assert parent[b, node] == current
             assert valid[b, node]
             assert out.tokens[b, d] == tokens[b, node]
-            assert p[b, here, tokens[b, node]] > 0
-            assert q[b, here, tokens[b, node]] > 0
-            here = node
+            assert p[b, current, tokens[b, node]] > 0
+            assert q[b, current, tokens[b, node]] > 0
+            current = node
         following = out.tokens[b, out.length[b]]
-        assert p[b, here, following] > 0
+        assert p[b, current, following] > 0
         assert out.next_probs[b, following] > 0
         assert float(out.next_probs[b].sum()) == pytest.approx(1, abs=1e-5)
-        if all(parent[b, n] != here or not valid[b, n] for n in range(1, nodes)):
-            assert torch.equal(out.next_probs[b], p[b, here])  # nothing was left to reject
+        if all(parent[b, n] != current or not valid[b, n] for n in range(1, nodes)):
+            assert torch.equal(out.next_probs[b], p[b, current])  # no candidate was left to reject
 
 
 def longest_path(parent, passes, node=0):
-    """Of all paths from a node down, in the order of the tries, the longest whose nodes all pass; the first of the
-    longest."""
+    """The longest path from a node down on which all nodes pass. If several are equally long, the first in the order of
+    the tries."""
     kids = [m for m in range(1, len(parent)) if parent[m] == node and passes[m]]
     return max(([kid, *longest_path(parent, passes, kid)] for kid in kids), key=len, default=[])
 
@@ -666,7 +667,7 @@ def test_a_certain_rule_takes_the_longest_path(name):
     if rule.uses_pre_argmax_probs:  # greedy decoding: the target's distribution is its arg max
         pre_argmax_probs, p = p, torch.nn.functional.one_hot(p.argmax(-1), size).float()
     sampled = torch.rand(rows, nodes, generator=torch.Generator().manual_seed(0)) < 0.5
-    out = verified(p, Draft(tree, tokens, take(q, tree.inner), valid, sampled), rule, pre_argmax_probs)
+    out = verify(p, Draft(tree, tokens, take(q, tree.inner), valid, sampled), rule, pre_argmax_probs)
     decided_by = (p if pre_argmax_probs is None else pre_argmax_probs).double()
     lengths = set()
     for b in range(rows):

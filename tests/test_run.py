@@ -1,4 +1,4 @@
-"""One run, start to row, with a pipeline that has no model; and once with the real one and random weights."""
+"""One run from start to row, with a pipeline that has no model, and once with the real pipeline and random weights."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, pixel_digest, read_records
 
 FAST = {"metrics": "none", "n": "6"}
-STEPS = [4, 5, 6, 7, 4, 5]  # of the fake's first six images
-LOG_PROB = [-1 - i % 4 - 0.5 * (t % 2) for i in range(6) for t in range(TOKENS)]  # of their tokens
+STEPS = [4, 5, 6, 7, 4, 5]  # steps of the fake's first six images
+LOG_PROB = [-1 - i % 4 - 0.5 * (t % 2) for i in range(6) for t in range(TOKENS)]  # log-probabilities of their tokens
 
 
 class Bench:
-    """Runs configurations in one folder, and remembers what was decoded."""
+    """Runs configurations in one folder, and records what was decoded."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -59,7 +59,7 @@ class Bench:
         return {str(p.relative_to(self.out)): p.read_bytes() for p in self.out.rglob("*.png")}
 
     def images(self, name: str = "records") -> dict[int, str]:
-        """Index -> hash of the pixels, of the method's images or of the baseline's."""
+        """Index -> hash of the pixels, for the images of the method or of the baseline."""
         return {r.index: r.sha256 for r in read_records(self.out / f"{name}.jsonl")}
 
 
@@ -68,7 +68,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path / "run")
 
 
-def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
+def test_a_run_writes_its_files(bench: Bench) -> None:
     row = bench.run()
     names = {p.name for p in bench.out.iterdir()} - {".lock"}
     assert names == {
@@ -84,14 +84,14 @@ def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
     for record in made:
         with Image.open(bench.out / record.image) as image:
             assert pixel_digest(np.asarray(image)) == record.sha256
-    # Warm-up of both, then every prompt by the method and its baseline alternately: ABBA.
+    # Warm-up of both, then the method and its baseline decode every prompt alternately: ABBA.
     abba = [(label, i) for i in range(6) for label in (("method", "vanilla"), ("vanilla", "method"))[i % 2]]
     assert bench.decoded == [("method", 0), ("vanilla", 0), *abba]
-    assert [[r.timed for r in some] for some in (made, vanilla)] == [[1, 4, 5, 8, 9, 12], [2, 3, 6, 7, 10, 11]]
+    assert [[r.timed for r in records] for records in (made, vanilla)] == [[1, 4, 5, 8, 9, 12], [2, 3, 6, 7, 10, 11]]
     assert len({r.session for r in [*made, *vanilla]}) == 1
 
 
-def test_the_figures_of_a_row(bench: Bench) -> None:
+def test_the_values_of_a_row(bench: Bench) -> None:
     row = bench.run()
 
     def stderr(values: Any) -> float:
@@ -109,7 +109,7 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
         "step_compression": TOKENS * 6 / sum(STEPS),
         "acceptance_rate": sum(TOKENS - s for s in STEPS) / sum(5 * s for s in STEPS),
         "draft_tokens": 5.0,
-        "latency_s_mean": np.mean(STEPS),  # one second a step
+        "latency_s_mean": np.mean(STEPS),  # one second per step
         "latency_s_std": np.std(STEPS, ddof=1),
         "latency_s_stderr": stderr(STEPS),
         "latency_s_p50": 5.0,
@@ -119,12 +119,12 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
         "baseline_latency_s": TOKENS,
         "speedup_latency": TOKENS / np.mean(STEPS),
         "speedup_step": TOKENS / np.mean(STEPS),
-        # vanilla takes as long for every image, so that only the method's mean has an error: d(T / m) = -T / m^2 dm
+        # vanilla takes equally long for every image, so only the method's mean has an error: d(T / m) = -T / m^2 dm
         "baseline_latency_s_stderr": 0.0,
         "speedup_step_stderr": TOKENS / np.mean(STEPS) ** 2 * stderr(STEPS),
         "timing": "true", "timed_pairs": 6, "further_pairs": 0, "drift": 0.0, "speedup_shift": 0.0,
         "timing_valid": "true",
-        "acceptance_by_depth": "[1.0,0.7742,0.4167,0.0]",  # of 31, 31, 24 and 10 verified
+        "acceptance_by_depth": "[1.0,0.7742,0.4167,0.0]",  # 31, 31, 24 and 10 were verified
         "accepted_histogram": "[0.0,0.2258,0.4516,0.3226]",  # of 31 steps
         "first_accept": 0.5,
         "draft_tv": (sum(STEPS) / 4 + sum(STEPS[1::2]) / 8) / sum(STEPS),
@@ -158,7 +158,7 @@ def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
     assert (row["accepted_histogram"], row["draft_passes"]) == ("[1.0]", 0)
     assert row["emitted_tv"] == row["emitted_kl"] == 0
     drafted = "acceptance_rate acceptance_by_depth drafted_by_position first_accept draft_tv draft_top1 draft_top3"
-    assert [row[c] for c in drafted.split()] == [None] * 7  # nothing was
+    assert [row[c] for c in drafted.split()] == [None] * 7  # nothing was drafted
     assert not (bench.out / "baseline").exists()
 
 
@@ -166,11 +166,11 @@ def test_without_a_baseline_there_are_no_speedups_until_it_is_added(bench: Bench
     row = bench.run("baseline=false", "warmup=0")
     assert row["latency_s_mean"] == np.mean(STEPS)
     assert [row[c] for c in ("speedup_latency", "speedup_step", "baseline_run_id", "baseline_latency_s")] == [None] * 4
-    assert bench.decoded == [("method", i) for i in range(6)]  # none twice without a warm-up
+    assert bench.decoded == [("method", i) for i in range(6)]  # no image twice, since there is no warm-up
     row = bench.run("warmup=0")
     assert row["speedup_step"] == TOKENS / np.mean(STEPS)
     assert bench.pipelines[1].decoded == [("vanilla", i) for i in range(6)]
-    # The two passes are separate: no pair, and no speed-up in seconds.
+    # The two passes are separate, so there are no pairs and no speed-up in seconds.
     assert (row["baseline_latency_s"], row["speedup_latency"], row["timed_pairs"]) == (TOKENS, None, None)
     assert "2 processes" in row["note"]
     assert "6 of 6 images were not decoded next to their baseline" in row["note"]
@@ -184,14 +184,14 @@ def test_in_a_batch_there_is_no_latency(bench: Bench, tmp_path: Path) -> None:
     assert "latency is measured at batch 1 only" in row["note"]
     assert [r.batch for r in read_records(bench.out / "records.jsonl")] == [4, 4, 4, 4, 2, 2]
     alone = Bench(tmp_path / "alone")
-    row = alone.run("n=1")  # has no spread
+    row = alone.run("n=1")  # one image has no spread
     assert row["latency_s_mean"] == row["latency_s_p95"] == 4.0
     assert {row[name] for name in row if name.endswith(("_stderr", "_std"))} - {row["log_prob_std"]} == {None}
     alone.run()
     assert alone.images() == bench.images()
 
 
-def test_the_same_run_again_only_makes_a_lost_sheet_or_row(bench: Bench) -> None:
+def test_the_same_run_again_only_restores_a_lost_sheet_or_row(bench: Bench) -> None:
     first = bench.run()
     assert not bench.outcome.nothing_left
     before = {
@@ -208,7 +208,7 @@ def test_the_same_run_again_only_makes_a_lost_sheet_or_row(bench: Bench) -> None
     assert len(bench.pipelines) == 1  # no second one was loaded
 
 
-def test_more_prompts_go_on_where_the_first_run_ended(bench: Bench) -> None:
+def test_more_prompts_continue_where_the_first_run_ended(bench: Bench) -> None:
     small = bench.run("n=2")
     large = bench.run("n=4")
     abba = [("method", 2), ("vanilla", 2), ("vanilla", 3), ("method", 3)]
@@ -241,7 +241,7 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
         patch.setattr(FakePipeline, "weights", "fake:1")
         with pytest.raises(UsageError, match="started with weights fake:0, not fake:1"):
             bench.run("n=3")
-    with monkeypatch.context() as patch:  # trained again: a finished run does not stand for the new weights
+    with monkeypatch.context() as patch:  # trained again: a finished run is not valid for the new weights
         patch.setattr(run, "_load_pipeline", FakePipeline)
         patch.setattr(registry, "weights_here", lambda cfg: "embedded:2")
         with pytest.raises(UsageError, match="started with weights fake:0, not embedded:2"):
@@ -253,7 +253,7 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
             bench.run("n=3")
 
 
-def test_a_file_of_prompts_is_gone_on_with_while_its_beginning_stays(bench: Bench, tmp_path: Path) -> None:
+def test_a_file_of_prompts_can_be_extended_at_its_end(bench: Bench, tmp_path: Path) -> None:
     file = tmp_path / "my.txt"
     file.write_text("one\ntwo\nthree\n")
     first = bench.run(f"prompts={file}", "n=2")
@@ -261,7 +261,7 @@ def test_a_file_of_prompts_is_gone_on_with_while_its_beginning_stays(bench: Benc
     assert [(r.id, r.prompt) for r in read_records(bench.out / "records.jsonl")] == [("1", "one"), ("2", "two")]
     assert f", prompts, n=2, {first['device_name']}" in bench.outcome.report()
     file.write_text("one\ntwo\n3\n4\n")
-    assert bench.run(f"prompts={file}", "n=2") == first  # the first two are what they were
+    assert bench.run(f"prompts={file}", "n=2") == first  # the first two have not changed
     assert bench.outcome.nothing_left
     assert bench.run(f"prompts={file}", "n=4")["prompts_hash"] != first["prompts_hash"]
     assert bench.decoded.count(("method", 3)) == 1
@@ -270,7 +270,7 @@ def test_a_file_of_prompts_is_gone_on_with_while_its_beginning_stays(bench: Benc
         with pytest.raises(UsageError, match="the prompts have changed"):
             bench.run(f"prompts={file}", f"n={n}")
     file.unlink()
-    assert bench.run(f"prompts={file}", "n=4")["n"] == 4  # all was decoded while it was there
+    assert bench.run(f"prompts={file}", "n=4")["n"] == 4  # everything was decoded while the prompts existed
     with pytest.raises(UsageError, match="there is no file"):
         bench.run(f"prompts={file}", "n=5")
 
@@ -282,7 +282,8 @@ def test_the_folder_of_a_data_set_may_move(bench: Bench, tmp_path: Path) -> None
         (tmp_path / name / "PartiPrompts.tsv").write_text(table)
     first = bench.run("data=parti", f"data_dir={tmp_path}/a", "n=2")
     more = bench.run("data=parti", f"data_dir={tmp_path}/b", "n=3")
-    assert [label for label, _ in bench.pipelines[1].decoded] == ["method", "vanilla"] * 2  # warm-up, one more
+    # the warm-up, and one more prompt
+    assert [label for label, _ in bench.pipelines[1].decoded] == ["method", "vanilla"] * 2
     assert str(tmp_path) not in bench.outcome.folder.row.read_text()
     assert first["prompts_hash"] != more["prompts_hash"]
     (tmp_path / "b" / "PartiPrompts.tsv").write_text(table.replace("prompt", "Prompt"))
@@ -300,7 +301,7 @@ def test_a_prompt_names_no_file(bench: Bench, tmp_path: Path) -> None:
         assert sheet_.size[1] < 1000  # the long prompt is cut
 
 
-def test_a_deleted_picture_is_decoded_anew_and_a_changed_one_refused(bench: Bench) -> None:
+def test_a_deleted_picture_is_decoded_again_and_a_changed_one_refused(bench: Bench) -> None:
     bench.run()
     before = bench.files()
     (bench.out / "images/00003.png").unlink()
@@ -312,10 +313,10 @@ def test_a_deleted_picture_is_decoded_anew_and_a_changed_one_refused(bench: Benc
         bench.run("n=7")
 
 
-def test_a_folder_that_is_not_the_runs_stays_as_it_is(
+def test_the_folder_of_something_else_is_not_changed(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another process, with other things, or of a run that cannot begin: that one leaves nothing."""
+    """A folder of another process, with other files, or of a run that cannot start, which leaves nothing."""
     inner = Bench(bench.out)
 
     def shared(cfg: Any) -> Any:
@@ -345,9 +346,9 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> None:
-    """Between the two halves of the pair of prompt 3, which begins with vanilla: that half cannot get a neighbour any
-    more. The order continues by the index of the prompt."""
+def test_a_killed_run_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """Killed between the two halves of the pair of prompt 3, which begins with vanilla: that half cannot get a partner
+    any more. The order continues with the index of the prompt."""
     calm, bench = Bench(tmp_path / "calm"), Bench(tmp_path / "run")
     undisturbed = calm.run("warmup=0")
     victim = partial(run.run, calm.outcome.config, bench.out, loader=at(3, kill))
@@ -406,8 +407,8 @@ def test_metrics_see_the_pictures_beside_their_prompts(bench: Bench, scorer: lis
     assert read_rows(bench.outcome.folder.row) == [row]
 
 
-def test_a_run_never_holds_all_its_pictures(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sheet shows the first few, and `metrics` reads what it has no outputs of, a batch at a time."""
+def test_a_run_never_has_all_its_pictures_in_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sheet shows the first few images, and `metrics` reads the images without outputs in batches."""
     monkeypatch.setattr(sheet, "LIMIT", 2)
     read: list[int] = []
     image = Journal.image
@@ -419,14 +420,12 @@ def test_a_run_never_holds_all_its_pictures(bench: Bench, monkeypatch: pytest.Mo
     assert sorted(read) == [0, 0, 0, 1, 1, 1, 2, 3, 4, 5]
 
 
-def test_what_cannot_be_measured_is_told_before_an_hour_of_decoding(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_measurements_are_reported_before_decoding(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     row = bench.run("metrics=[hpsv2,scenes_fid]", "metrics_dir=nowhere")
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     few = "scenes_fid stays empty: n < 16 x 64 features: a Fréchet distance needs 1,024 images, this run has 6"
-    for told in ("hpsv2 cannot be measured here: ", few):
-        assert said.index(told) < said.index("loading")
+    for message in ("hpsv2 cannot be measured here: ", few):
+        assert stderr.index(message) < stderr.index("loading")
     assert row["hpsv2"] is None
     assert "hpsv2: " in row["note"]
 
@@ -444,8 +443,8 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert "not measured in latency, " in replace(bench.outcome, row=row | {"speedup_latency": None}).report()
 
 
-def test_a_report_says_where_the_seconds_of_the_steps_went() -> None:
-    """A step compression of 2.4, 0.6 times as fast: a step takes four times as long."""
+def test_a_report_says_how_long_a_step_takes() -> None:
+    """A step compression of 2.4 at 0.6 times the speed: a step takes four times as long."""
     row = {"speedup_step": 2.4, "speedup_throughput": 0.6, "draft_passes": 500.0, "steps": 100.0, "draft_tokens": 25.0}
     assert report_text.step_cost(row) == pytest.approx(4.0)
     assert [float(x) for x in re.findall(r"\d+(?:\.\d+)?", report_text.why_slower(row))] == [
@@ -459,8 +458,8 @@ def test_a_report_says_where_the_seconds_of_the_steps_went() -> None:
         assert not report_text.why_slower(row | other)
 
 
-def test_a_run_says_what_it_spent_its_time_on(bench: Bench) -> None:
-    """Of this start alone, and parts that sum to the whole."""
+def test_a_run_reports_how_it_spent_its_time(bench: Bench) -> None:
+    """Only of this start; the parts sum to the whole."""
     bench.run()
     older, made = Journal(bench.out / "records.jsonl"), Journal(bench.out / "baseline.jsonl")
     images = [replace(r, decode_s=2.0, text_s=0.25, pixels_s=0.25, draft_s=0.5) for r in older.records.values()]
@@ -475,11 +474,11 @@ def test_a_run_says_what_it_spent_its_time_on(bench: Bench) -> None:
         "scoring": 5.0, "the rest": 1.5,
     }  # fmt: skip
     assert sum(parts.values()) == spent.ended - spent.began
-    # The seconds of images that were decoded at the same time do not sum.
+    # The seconds of images that were decoded at the same time do not add up.
     together = {session: {"loaded_s": 2.0, "workers": 2}}
-    asked = [replace(r, request_s=3.0) for r in late]
-    for some, where in ((late, together), (asked, sessions), ([], sessions)):
-        assert spent.parts("cool_sd", some, where) == {"decoding": 30.0, "scoring": 5.0, "the rest": 1.5}
+    requested = [replace(r, request_s=3.0) for r in late]
+    for records, process_info in ((late, together), (requested, sessions), ([], sessions)):
+        assert spent.parts("cool_sd", records, process_info) == {"decoding": 30.0, "scoring": 5.0, "the rest": 1.5}
     assert bench.outcome.spent
     assert bench.outcome.spent in bench.outcome.report()
     bench.run()
@@ -520,7 +519,7 @@ def test_the_real_pipeline_with_random_weights(tmp_path: Path) -> None:
     assert hashes[0] == hashes[1]
 
 
-def test_what_can_be_told_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_that_are_reported_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for words, sentence in (
         (["weights=random", "tree=nope"], "unknown tree 'nope'"),
@@ -534,7 +533,7 @@ def test_what_can_be_told_before_loading(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_the_peak_of_the_resident_memory_can_start_again() -> None:
-    """64 MiB that are gone do not count: allocated alone, they go back to the system at once."""
+    """64 MiB that were freed do not count. An allocation of this size goes back to the system at once."""
     cpu = torch.device("cpu")
     worker.reset_peak_memory(cpu)
     before = worker.peak_memory_mib(cpu)

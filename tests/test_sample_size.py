@@ -1,4 +1,4 @@
-"""How many images a statistic needs. A Fréchet distance needs 16 for each feature, wherever a value would be computed,
+"""How many images a statistic needs. A Fréchet distance needs 16 for each feature, wherever a value is computed,
 printed or drawn."""
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ BACKEND = "scenes-classifier@1a2b3c4d"
 FEW = "n < 16 x 64 features: a Fréchet distance needs 1,024 images"
 
 
-def test_there_is_no_frechet_distance_of_few_images() -> None:
-    """There was a value with a caution. Features of noise, as no picture is needed."""
-    one = ScenesFID(metrics.ScoringContext(ASSETS, ASSETS), {})
+def test_few_images_have_no_frechet_distance() -> None:
+    """This used to be a value with a warning. The features are noise, since no picture is needed."""
+    metric = ScenesFID(metrics.ScoringContext(ASSETS, ASSETS), {})
     features = np.random.default_rng(0).normal(size=(1024, 64)).astype(np.float32)
     label = (0,) * len(scenes.ATTRIBUTES)
     items = [Item(i, "", label) for i in range(1024)]
-    [enough], [few] = one.score(features, items), one.score(features[1:], items[1:])
+    [enough], [few] = metric.score(features, items), metric.score(features[1:], items[1:])
     assert enough.value is not None
     assert enough.value > 0
     assert (few.value, few.stderr, few.note, few.backend) == (None, None, FEW, enough.backend)
 
 
 def test_metrics_declare_the_features_of_their_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables and the warning before a run read the declaration; a metric, the width of its network's output."""
+    """Tables and the warning before a run read the declared number; a metric reads the width of its network's
+    output."""
     declared = {name: d for name in parameters.single_metrics() if (d := shown.features(name))}
     inceptions = ("fid", "fid_clean", "fid_clean_256", "fid_pytorch")
     classifier = ev.load(ASSETS / "scenes_classifier.safetensors", ev.Classifier)
@@ -99,60 +100,60 @@ def test_tables_figures_and_the_report_leave_it_out(tmp_path: Path, monkeypatch:
     assert drawn[1] - drawn[0] == 1  # an axis
 
 
-def test_the_pairs_that_tell_two_runs_apart() -> None:
-    """The power of the paired t-test with so many pairs, by its non-central distribution."""
+def test_the_number_of_pairs_for_a_significant_difference() -> None:
+    """The power of the paired t-test with this many pairs, from its non-central distribution."""
     rng = np.random.default_rng(0)
     a, b = rng.normal(0, 1, (2, 200))
-    found = paired(a, b + 0.2)
-    assert found.test is not None
-    needed, least = pairs_needed(found) or (0, 0)
-    d_z = found.difference / float((b - a).std(ddof=1))
-    for n, effect in ((needed, d_z), (least, d_z * found.test.high / found.difference)):
+    difference = paired(a, b + 0.2)
+    assert difference.test is not None
+    needed, least = pairs_needed(difference) or (0, 0)
+    d_z = difference.difference / float((b - a).std(ddof=1))
+    for n, effect in ((needed, d_z), (least, d_z * difference.test.high / difference.difference)):
         power = float(stats.nct.sf(stats.t.ppf(0.975, n - 1), n - 1, effect * np.sqrt(n)))
-        assert power == pytest.approx(0.95, abs=0.01)  # the t-test of so many pairs is nearly normal
+        assert power == pytest.approx(0.95, abs=0.01)  # with this many pairs, the t-test is nearly normal
     assert least < needed
-    same = by_influence(1.0, 1.5, a - a.mean(), b - b.mean())  # the same by influences: mean zero
-    assert same.test is not None
+    with_influences = by_influence(1.0, 1.5, a - a.mean(), b - b.mean())  # the same with influences, whose mean is zero
+    assert with_influences.test is not None
     z = stats.norm.ppf(0.975) + stats.norm.ppf(0.95)
-    assert (pairs_needed(same) or (0,))[0] == np.ceil(200 * (z / same.test.statistic) ** 2)
+    assert (pairs_needed(with_influences) or (0,))[0] == np.ceil(200 * (z / with_influences.test.statistic) ** 2)
     assert pairs_needed(paired([1.0, 2.0], [1.5, 2.5])) is None
 
 
 def _row_of(a: np.ndarray, b: np.ndarray, column: str = "clip_score") -> dict[str, float]:
-    """The columns of a metric of a method's images (b) against vanilla's (a)."""
+    """The columns of a metric for a method's images (b) against vanilla's (a)."""
     d = b - a
     error = float(d.std(ddof=1) / np.sqrt(len(d)))
     return {"n": len(d), column: b.mean(), f"{column}_difference": d.mean(), f"{column}_difference_stderr": error}
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(found.replace(",", "")) for found in re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?", text)]
+    return [float(number.replace(",", "")) for number in re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?", text)]
 
 
 @pytest.mark.parametrize(("shift", "significant"), [(-0.05, True), (0.02, False), (0.05, True)])
-def test_a_difference_from_vanilla_is_that_of_the_paired_test(shift: float, significant: bool) -> None:
-    """Errors of 0.01: 0.05 is five of them, and 0.02 (drawn: 0.0135 with p 0.2) is not found."""
+def test_a_difference_from_vanilla_equals_the_paired_test(shift: float, significant: bool) -> None:
+    """The errors are 0.01: a shift of 0.05 is five of them, and 0.02 (drawn: 0.0135 with p 0.2) is not detected."""
     rng = np.random.default_rng(0)
     a = rng.normal(0.9, 0.3, 100)
     b = a + rng.normal(shift, 0.1, 100)
-    [one] = differences(_row_of(a, b), ["clip_score", "fid"])
+    [difference] = differences(_row_of(a, b), ["clip_score", "fid"])
     expected = paired(a, b)
     assert expected.test is not None
-    assert one.interval == pytest.approx((expected.test.low, expected.test.high))
-    assert (one.p, one.vanilla) == pytest.approx((expected.test.p, a.mean()))
-    assert one.is_significant == significant
-    first, verdict, needed = one.sentences()
+    assert difference.interval == pytest.approx((expected.test.low, expected.test.high))
+    assert (difference.p, difference.vanilla) == pytest.approx((expected.test.p, a.mean()))
+    assert difference.is_significant == significant
+    first, verdict, needed = difference.sentences()
     assert _numbers(first)[:2] == pytest.approx([a.mean(), expected.difference], abs=6e-5)
-    low, high = one.interval
+    low, high = difference.interval
     loss, gain = -low, high
     if significant:
         least, most = sorted((abs(low), abs(high)))
         assert (" loss " in verdict, " gain " in verdict) == (shift < 0, shift > 0)
         assert _numbers(verdict)[-4::2] == pytest.approx([least, most], abs=6e-5)
-    else:  # what is excluded
+    else:  # the differences that are excluded
         assert _numbers(verdict)[-4::2] == pytest.approx([loss, gain], abs=6e-5)
         assert _numbers(verdict)[-3::2] == pytest.approx([100 * end / a.mean() for end in (loss, gain)], rel=0.05)
-    # The power of the t-test with so many pairs, by its non-central distribution.
+    # The power of the t-test with this many pairs, from its non-central distribution.
     n, size, _, share, _, more = _numbers(needed)
     assert (n, share) == (100, 1)
     std = float((b - a).std(ddof=1))
@@ -175,10 +176,10 @@ def test_where_lower_is_better_a_rise_is_a_loss() -> None:
 
 
 def test_a_difference_without_an_error_or_without_noise_has_no_verdict() -> None:
-    """And a value of few images, which is not printed, has no difference."""
+    """A value of few images, which is not printed, has no difference either."""
     unknown, same = Difference("clip_score", 0.5, 0.6, 1, None), Difference("clip_score", 0.6, 0.6, 8, 1e-17)
-    for one in (unknown, same):
-        assert (one.is_tested, one.is_significant, len(one.sentences())) == (False, False, 1)
+    for difference in (unknown, same):
+        assert (difference.is_tested, difference.is_significant, len(difference.sentences())) == (False, False, 1)
     assert differences({"n": 8, "fid": None, "fid_difference": 0.1, "fid_difference_stderr": None}, ["fid"]) == []
     tested = Difference("image_reward", 0.5, 0.0, 8, 0.1)  # no share of zero
     assert _numbers(tested.sentences()[2]) == pytest.approx([8, 0.3605, 95])

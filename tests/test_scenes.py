@@ -1,4 +1,4 @@
-"""The embedded world: reproducible, split for good, captioned truthfully, and ambiguous."""
+"""The embedded world: reproducible, with fixed splits, correct captions, and ambiguous captions."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def test_the_splits_share_no_scene():
 
 
 def test_a_caption_names_every_attribute_and_no_other():
-    said = {"circle": {"circle", "disc"}, "square": {"square", "box"}, "triangle": {"triangle"}}
-    said |= {"diamond": {"diamond", "rhombus"}, "cross": {"cross", "plus"}}
+    shapes = {"circle": {"circle", "disc"}, "square": {"square", "box"}, "triangle": {"triangle"}}
+    shapes |= {"diamond": {"diamond", "rhombus"}, "cross": {"cross", "plus"}}
     colours = {c: {c} for c in scenes.COLOURS} | {"purple": {"purple", "violet"}, "cyan": {"cyan", "turquoise"}}
     for i in range(400):
         s = scenes.sample("train", i)
         words = worlds.words(s.caption)
-        for kind, meant in (("shape", said), ("colour", colours)):
+        for kind, meant in (("shape", shapes), ("colour", colours)):
             for value, names in meant.items():
                 shown = sum(getattr(o, kind) == value for o in s.scene.objects)
                 assert sum(w in names for w in words) == shown, s.caption
         assert words.count("dotted") == sum(o.fill == "dotted" for o in s.scene.objects)
 
 
-def test_objects_stand_in_canonical_order():
-    """The reader can only know which object is the first if the order can be seen."""
+def test_objects_are_in_canonical_order():
+    """A reader can only know which object is the first if the order is visible."""
     white = {}
     for i in range(300):
         s = scenes.sample("train", i)
@@ -73,19 +73,19 @@ def test_labels_follow_the_scene():
 
 
 def test_the_same_scene_has_many_images():
-    """What the caption does not say varies: a model can only spread its mass over it."""
+    """Properties that the caption does not name vary, so a model must spread its mass over them."""
     s = scenes.sample("train", 7)
     pictures = [scenes.draw(scenes.Sample(i, s.scene, s.caption, np.random.default_rng(i))) for i in range(8)]
     spread = np.stack(pictures).astype(float).std(0)
-    assert spread.mean() > 10  # grey levels: hue, place and phase differ, not the grain alone (which is about 6)
+    assert spread.mean() > 10  # grey levels: hue, place and phase differ, not only the grain (which is about 6)
 
 
 def test_every_caption_is_in_the_vocabulary():
-    known = set(scenes.WORLD.vocabulary())
-    assert all(set(worlds.words(scenes.sample("validation", i).caption)) <= known for i in range(500))
+    vocabulary = set(scenes.WORLD.vocabulary())
+    assert all(set(worlds.words(scenes.sample("validation", i).caption)) <= vocabulary for i in range(500))
 
 
-def test_float_and_back():
+def test_conversion_to_float_and_back():
     picture = scenes.render("train", [0])[0]
     x = to_float(picture)
     assert x.shape == (1, 3, 64, 64)

@@ -1,4 +1,4 @@
-"""Which seconds a table prints: those of one machine, and speed-ups whose timing holds."""
+"""A table prints the seconds of one machine only, and speed-ups with a valid timing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATENCY, SPEEDUP, STEPS = (
 )
 PAIRED = {"timed_pairs": "64", "further_pairs": "0", "drift": "0.01", "speedup_shift": "0.0", "timing_valid": "true"}
 UNSTEADY = {"further_pairs": "32", "speedup_shift": "0.12", "timing_valid": "false"}
-#: Rows of versions that judged a timing by the drift of vanilla.
+#: Rows of versions that judged a timing by vanilla's drift.
 OLDER = {"further_pairs": "", "speedup_shift": ""}
 
 
@@ -36,26 +36,27 @@ def row(name: str, **cells: str) -> dict[str, str]:
 
 
 def vanilla(**cells: str) -> dict[str, str]:
-    own = {"baseline_run_id": "v", "speedup_latency": "1", "step_compression": "1"}
-    return row("v") | own | cells
+    vanilla_cells = {"baseline_run_id": "v", "speedup_latency": "1", "step_compression": "1"}
+    return row("v") | vanilla_cells | cells
 
 
 def printed(rows: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[tuple[str, str, str], str]]:
     """Line -> (latency, speed-up and step compression as printed, note of the speed-up)."""
     sheet = layout.build(TABLE, "llamagen_scenes", rows, [], {}, "")
     notes = dict(sheet.notes)
-    found = {}
+    lines = {}
     for line, entry in zip(TABLE.lines, [e for e in sheet.entries if e.kind == "measured"], strict=True):
         shown = tuple(entry.cells[i].value for i in (LATENCY, SPEEDUP, STEPS))
-        found[line.key] = (shown, " ".join(notes[mark] for mark in entry.cells[SPEEDUP].marks))
-    return found
+        lines[line.key] = (shown, " ".join(notes[mark] for mark in entry.cells[SPEEDUP].marks))
+    return lines
 
 
 def test_which_seconds_are_not_printed() -> None:
-    """Rows from before method and vanilla alternated have no pairs. Vanilla's own speed-up is 1 by definition."""
-    found = printed({"vanilla": vanilla(), "sjd": row("a")})
-    assert found["vanilla"] == (("0.500", "1.00", "1.00"), "")
-    assert found["sjd"] == (("0.500", "1.50", "3.00"), "")
+    """Rows that are older than the alternation of method and vanilla have no pairs. Vanilla's speed-up is 1 by
+    definition."""
+    cells_of = printed({"vanilla": vanilla(), "sjd": row("a")})
+    assert cells_of["vanilla"] == (("0.500", "1.00", "1.00"), "")
+    assert cells_of["sjd"] == (("0.500", "1.50", "3.00"), "")
     drifted = OLDER | {"drift": "-0.24", "timing_valid": "false"}
     few = {"timed_pairs": "1", "drift": "", "speedup_shift": "", "timing_valid": "false"}
     for cells, latency, why in (
@@ -72,7 +73,7 @@ def test_which_seconds_are_not_printed() -> None:
 
 
 def test_the_error_of_an_older_speed_up_has_the_bias_of_its_criterion() -> None:
-    """Vanilla's own speed-up is 1 by definition, and a newer row's error has what was measured."""
+    """Vanilla's speed-up is 1 by definition, and a newer row's error is measured."""
     cells = {"speedup_latency": "2", "speedup_latency_stderr": "0.03", "steps_stderr": "1"}
     older = with_bias(row("a", **OLDER, **cells))
     assert float(older["speedup_latency_stderr"]) == pytest.approx(math.hypot(0.03, 2 * SHIFT_BOUND))
@@ -85,23 +86,23 @@ def test_the_error_of_an_older_speed_up_has_the_bias_of_its_criterion() -> None:
     assert any(OLDER_NOTE in note for _, note in sheet.notes)
 
 
-def test_a_column_has_seconds_of_one_machine() -> None:
-    """That of most lines; of the others, everything but the seconds is printed."""
+def test_a_column_has_the_seconds_of_one_machine() -> None:
+    """Those of the machine of most lines. For the other lines, everything except the seconds is printed."""
     for name, shown_name in MACHINE.items():
         rows = {"vanilla": vanilla(), "jacobi": row("a"), "sjd": row("b"), "sjd_isp": row("c", **{name: "other"})}
-        found = printed(rows)
-        assert [found[key][0] for key in ("jacobi", "sjd")] == [("0.500", "1.50", "3.00")] * 2, name
-        values, note = found["sjd_isp"]
+        cells_of = printed(rows)
+        assert [cells_of[key][0] for key in ("jacobi", "sjd")] == [("0.500", "1.50", "3.00")] * 2, name
+        values, note = cells_of["sjd_isp"]
         assert values == ("", "", "3.00"), name
         assert note.startswith("Not printed: timed otherwise than the rest of the column (")
         assert f"{shown_name} other instead of " in note
-        assert found["vanilla"][0][1] == "1.00"
-    # two old rows of two threads do not push a new one out of the column
+        assert cells_of["vanilla"][0][1] == "1.00"
+    # two old rows of two threads do not remove a new one from the column
     older = {**dict.fromkeys(PAIRED, ""), "threads": "2"}
-    found = printed({"vanilla": vanilla(**older), "jacobi": row("a", **older), "sjd": row("b")})
-    assert found["sjd"][0] == ("0.500", "1.50", "3.00")
-    assert found["jacobi"][0] == ("", "", "3.00")
-    assert found["vanilla"][0] == ("", "1.00", "1.00")  # its speed-up is 1 on every machine
+    cells_of = printed({"vanilla": vanilla(**older), "jacobi": row("a", **older), "sjd": row("b")})
+    assert cells_of["sjd"][0] == ("0.500", "1.50", "3.00")
+    assert cells_of["jacobi"][0] == ("", "", "3.00")
+    assert cells_of["vanilla"][0] == ("", "1.00", "1.00")  # its speed-up is 1 on every machine
 
 
 def test_the_difference_from_the_paper_has_no_withheld_value() -> None:
@@ -114,25 +115,32 @@ def test_the_difference_from_the_paper_has_no_withheld_value() -> None:
     assert entry.cells[columns.index("speedup_latency")].value == ""
 
 
-def test_what_is_shown_of_a_row() -> None:
+def test_the_shown_values_of_a_row() -> None:
     """In the printed report of a run, in `specbench show`, on the report's page and on cards."""
     values: dict[str, Any] = {"timed_pairs": 64, "further_pairs": 64, "speedup_shift": 0.2, "timing_valid": "false"}
     values |= {"latency_s_mean": 2.0, "latency_s_p95": 3.0, "speedup_latency": 1.5, "speedup_latency_stderr": 0.1}
     values |= {"steps": 5.0, "emitted_kl": 1e-14, "emitted_kl_stderr": 1e-15, "emitted_tv": 0.2}
-    found = shown(values)
-    assert {name for name in values if found[name] is None} == {
+    shown_values = shown(values)
+    assert {name for name in values if shown_values[name] is None} == {
         "latency_s_mean", "latency_s_p95", "speedup_latency", "speedup_latency_stderr", "emitted_kl_stderr",
     }  # fmt: skip
-    assert (found["emitted_kl"], found["emitted_tv"], found["timed_pairs"]) == (0.0, 0.2, 64)
+    assert (shown_values["emitted_kl"], shown_values["emitted_tv"], shown_values["timed_pairs"]) == (0.0, 0.2, 64)
     assert shown(values | {"timing_valid": "true"})["speedup_latency"] == 1.5
-    own = {"run_id": "a", "model": "llamagen_scenes", "method": "sjd", "command": "", "command_exact": True, "file": ""}
+    base = {
+        "run_id": "a",
+        "model": "llamagen_scenes",
+        "method": "sjd",
+        "command": "",
+        "command_exact": True,
+        "file": "",
+    }
     for valid, seconds in (("false", set()), ("true", {"latency_s_mean", "speedup_latency"})):
-        row = dict.fromkeys(COLUMNS) | own | values | {"timing_valid": valid}
-        [one] = report.page_data(report.ReportContent(rows=[row]))["rows"]
-        assert one["values"].keys() & {"latency_s_mean", "speedup_latency"} == seconds
+        row = dict.fromkeys(COLUMNS) | base | values | {"timing_valid": valid}
+        [page_row] = report.page_data(report.ReportContent(rows=[row]))["rows"]
+        assert page_row["values"].keys() & {"latency_s_mean", "speedup_latency"} == seconds
 
 
-def test_show_has_no_seconds_of_a_timing_that_does_not_hold(call: Call, tmp_path: Path) -> None:
+def test_show_has_no_seconds_of_an_invalid_timing(call: Call, tmp_path: Path) -> None:
     cells = row("a", **UNSTEADY) | {"model": "m", "method": "sjd", "config_hash": "c"}
     append_row(tmp_path / "rows.csv", dict.fromkeys(COLUMNS) | cells)
     append_row(tmp_path / "rows.csv", dict.fromkeys(COLUMNS) | cells | PAIRED | {"run_id": "b", "seed": "1"})
@@ -145,17 +153,17 @@ def test_show_has_no_seconds_of_a_timing_that_does_not_hold(call: Call, tmp_path
 def test_every_speed_up_in_seconds_is_a_timed_column() -> None:
     assert {*SPEEDUPS, *OF_TIMING} < TIMED_COLUMNS < set(COLUMNS)
     seconds = {name for name in COLUMNS if "latency" in name or name.endswith("_per_s")}
-    assert seconds - TIMED_COLUMNS == {"latency_bound", "served_images_per_s"}  # a parameter; a server's own clock
+    assert seconds - TIMED_COLUMNS == {"latency_bound", "served_images_per_s"}  # a parameter, and a server's own clock
 
 
 @pytest.mark.parametrize(("table", "runs"), [("sjd_table4", True), ("sjd_table9", False)])
 def test_a_row_without_seconds_does_not_fill_a_table_of_seconds(table: str, runs: bool, tmp_path: Path) -> None:
-    """Timed and untimed runs have one configuration hash; a table of seconds runs an untimed line again."""
+    """Timed and untimed runs have one configuration hash. A table of seconds runs an untimed line again."""
 
     first = FakeBench(timing="false", **dict.fromkeys(TIMED_COLUMNS & {"latency_s_mean", "speedup_latency"}))
     if not runs:
         assert cli.main([table], first, tmp_path / "results", tmp_path / "runs") == 0
-    else:  # it cannot be filled with such rows
+    else:  # such rows cannot fill it
         for run in measure.plan(TABLES[table], "llamagen_scenes", None, tmp_path / "results").runs:
             append_row(measure.store(TABLES[table], tmp_path / "results"), first.row(run))
     again = FakeBench()
@@ -166,7 +174,7 @@ def test_a_row_without_seconds_does_not_fill_a_table_of_seconds(table: str, runs
     assert third.ran == []
 
 
-def test_the_speed_ups_of_cspd_are_asked_for() -> None:
+def test_the_speed_ups_of_cspd_must_be_requested() -> None:
     """Their batches are not timed by default."""
     for name in ("cspd_table1", "cspd_table4"):
         table = TABLES[name]

@@ -1,4 +1,4 @@
-"""engine=http against a server on the loopback that also misbehaves."""
+"""engine=http against a server on the loopback, including one that misbehaves."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from specbench.tables import report
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(served, "FIRST_WAIT", 0.01)
-    with running(StubServer()) as found:
-        yield found
+    with running(StubServer()) as stub:
+        yield stub
 
 
 def configured(server: StubServer, *arguments: str) -> dict[str, Any]:
-    given = {"n": "4", "metrics": "none", "warmup": "0"} | dict(a.split("=", 1) for a in arguments)
+    options = {"n": "4", "metrics": "none", "warmup": "0"} | dict(a.split("=", 1) for a in arguments)
     return configuration.compose(
-        ["engine=http", "data=scenes", f"url={server.url}", *(f"{k}={v}" for k, v in given.items())]
+        ["engine=http", "data=scenes", f"url={server.url}", *(f"{k}={v}" for k, v in options.items())]
     )
 
 
@@ -73,9 +73,9 @@ def test_a_run_against_a_server(server: StubServer, call: Call, tmp_path: Path) 
     assert "nothing left to do" in call(*words)[1]
     assert len(server.seen) == 5  # the first one was the warm-up
     [row] = report.gather([tmp_path / "here"], [], 1).rows
-    told = {"model": "GLM-Image", "method": "served", "engine": "http", "server": "vllm 0.16.0", "n": 4, "seed": 0,
+    expected = {"model": "GLM-Image", "method": "served", "engine": "http", "server": "vllm 0.16.0", "n": 4, "seed": 0,
             "concurrency": 2, "resolution": SIDE, "goodput": 1, "request_retries": 0, "requests_failed": 0}  # fmt: skip
-    assert {name: row[name] for name in told} == told
+    assert {name: row[name] for name in expected} == expected
     assert 0 < row["request_s_p50"] <= row["request_s_p95"] <= row["request_s_p99"]
     assert row["served_images_per_s"] > 0
     assert row["clip_score"] is not None
@@ -93,7 +93,7 @@ def test_a_run_against_a_server(server: StubServer, call: Call, tmp_path: Path) 
     assert "finished" in status
 
 
-def test_seeds_and_images_depend_on_seed_and_index_alone(server: StubServer, tmp_path: Path) -> None:
+def test_seeds_and_images_depend_only_on_seed_and_index(server: StubServer, tmp_path: Path) -> None:
     seeds = {served.seed_of(seed, index) for seed in range(3) for index in range(50)}
     assert len(seeds) == 150
     assert max(seeds) < 2**31
@@ -101,19 +101,19 @@ def test_seeds_and_images_depend_on_seed_and_index_alone(server: StubServer, tmp
         run.run(configured(server, *more), tmp_path / out)
     a, b = ({r.index: r.sha256 for r in read_records(tmp_path / out / "records.jsonl")} for out in "ab")
     assert a == b
-    one = read_records(tmp_path / "a/records.jsonl")
-    assert [f["seed"] for f in server.seen if f["prompt"] == one[3].prompt] == [served.seed_of(0, 3)] * 2
-    made = served_columns([replace(one[0], failed=1), *one[1:]], 0.0)
+    records = read_records(tmp_path / "a/records.jsonl")
+    assert [f["seed"] for f in server.seen if f["prompt"] == records[3].prompt] == [served.seed_of(0, 3)] * 2
+    made = served_columns([replace(records[0], failed=1), *records[1:]], 0.0)
     assert made["goodput"] == 0
-    assert made["request_s_mean"] == pytest.approx(np.mean([r.request_s for r in one]))
-    assert served_columns(one, None).get("goodput") is None
+    assert made["request_s_mean"] == pytest.approx(np.mean([r.request_s for r in records]))
+    assert served_columns(records, None).get("goodput") is None
     run.run(configured(server, "seed=1"), tmp_path / "c")
-    found = comparison.compare(passes.read(str(tmp_path / "a")), passes.read(str(tmp_path / "c")))
-    assert [r.statistic.name for r in found.results] == ["request_s"]
+    compared = comparison.compare(passes.read(str(tmp_path / "a")), passes.read(str(tmp_path / "c")))
+    assert [r.statistic.name for r in compared.results] == ["request_s"]
 
 
-def test_what_misbehaves_once_is_asked_again(server: StubServer, tmp_path: Path) -> None:
-    """Each of the first requests fails in another way, and the second attempt succeeds."""
+def test_a_request_that_fails_once_is_repeated(server: StubServer, tmp_path: Path) -> None:
+    """Each of the first requests fails in another way, and its second attempt succeeds."""
     content = json.dumps({"data": [{"b64_json": base64.b64encode(b"no image").decode()}]}).encode()
     troubles = [
         lambda h: h.send({"error": {"message": "broken"}}, 500),
@@ -126,19 +126,21 @@ def test_what_misbehaves_once_is_asked_again(server: StubServer, tmp_path: Path)
         lambda h: h.send({"data": []}),
         lambda h: h.send({"data": [{"b64_json": base64.b64encode(png({"prompt": ""})[:-20]).decode()}]}),
     ]  # fmt: skip
-    # The prompts of scenes are all different, and are asked for one by one.
+    # The prompts of scenes are all different, and are requested one by one.
     server.trouble = lambda h, f, n: n == 1 and troubles[len(set(server.prompts())) - 1](h)  # type: ignore[method-assign]
     row = run.run(configured(server, f"n={len(troubles)}"), tmp_path / "run").row
     assert (row["request_retries"], row["requests_failed"]) == (len(troubles), 0)
     assert all(r.attempts == 2 for r in read_records(tmp_path / "run/records.jsonl"))
 
 
-def test_what_fails_for_good_is_counted_and_asked_again_by_the_next_start(server: StubServer, tmp_path: Path) -> None:
+def test_permanent_failures_are_counted_and_requested_again_by_the_next_start(
+    server: StubServer, tmp_path: Path
+) -> None:
     server.trouble = lambda h, f, n: f["seed"] == served.seed_of(0, 1) and h.send({"detail": "too long"}, 400)  # type: ignore[method-assign]
     cfg = configured(server, "latency_bound=60")
     with pytest.raises(RunError, match="1 images could not be decoded"):
         run.run(cfg, tmp_path / "run")
-    assert len(server.seen) == 4  # a refusal is not repeated
+    assert len(server.seen) == 4  # a refusal is not retried
     [failure] = map(json.loads, (tmp_path / "run/failures.jsonl").read_text().splitlines())
     assert (failure["index"], failure["reason"]) == (1, "HTTP 400: too long (attempt 1)")
     server.trouble = lambda *_: False  # type: ignore[method-assign]
@@ -148,7 +150,7 @@ def test_what_fails_for_good_is_counted_and_asked_again_by_the_next_start(server
     assert "requested by 2 processes" in row["note"]
 
 
-def test_a_server_that_is_gone_stops_the_run(server: StubServer, tmp_path: Path) -> None:
+def test_a_server_that_has_stopped_stops_the_run(server: StubServer, tmp_path: Path) -> None:
     server.trouble = lambda h, f, n: h.send({"detail": "out of memory"}, 503)  # type: ignore[method-assign]
     with pytest.raises(RunError, match="10 images in a row failed, the last one with: HTTP 503: out of memory"):
         run.run(configured(server, "n=30", "retries=1"), tmp_path / "run")
@@ -168,7 +170,7 @@ FAILURES = [
 
 
 def failure(server: StubServer, trouble: Any, timeout: float = 5.0) -> RequestError:
-    """The error of a request to which something happens."""
+    """The error of a request for which the server causes this trouble."""
     server.trouble = lambda h, f, n: trouble(h) or True  # type: ignore[method-assign]
     with pytest.raises(RequestError) as raised:
         generate(server, {"prompt": "x"}, timeout)
@@ -195,7 +197,7 @@ def test_an_answer_with_an_address(server: StubServer, monkeypatch: pytest.Monke
         assert [h["Authorization"] for h in other.headers] == [None]
 
 
-def test_who_answers(server: StubServer, tmp_path: Path) -> None:
+def test_the_server_and_the_model_are_named(server: StubServer, tmp_path: Path) -> None:
     assert client(server).identity() == ("vllm 0.16.0", ["GLM-Image"])
     server.told = {"/v1/models": {"data": [{"id": "janus", "owned_by": "sglang"}]}, "/server_info": {"version": "0.5"}}
     assert client(server).identity() == ("sglang 0.5", ["janus"])
@@ -221,8 +223,8 @@ def test_a_server_that_does_not_answer_or_refuses_leaves_nothing(
     server: StubServer, call: Call, tmp_path: Path
 ) -> None:
     words = ["run", "engine=http", "data=scenes", "metrics=none", "model_name=other", "out=here"]
-    with running(StubServer()) as gone:
-        url = gone.url
+    with running(StubServer()) as stopped:
+        url = stopped.url
     code, _, err = call(*words, f"url={url}")
     assert (code, f"the server at url={url} does not answer" in err) == (2, True)
     server.trouble = lambda h, f, n: h.send({"detail": "unknown model"}, 404)  # type: ignore[method-assign]
@@ -233,7 +235,7 @@ def test_a_server_that_does_not_answer_or_refuses_leaves_nothing(
 
 
 def test_requests_at_a_time_and_arrivals(server: StubServer, tmp_path: Path) -> None:
-    three = threading.Barrier(3)  # which only three requests at a time can pass
+    three = threading.Barrier(3)  # only three requests at a time can pass
     server.trouble = lambda h, f, n: three.wait(60) < 0  # type: ignore[method-assign]
     run.run(configured(server, "n=6", "concurrency=3"), tmp_path / "three")
     assert server.most == 3
@@ -241,10 +243,11 @@ def test_requests_at_a_time_and_arrivals(server: StubServer, tmp_path: Path) -> 
     server.trouble = lambda h, f, n: time.sleep(0.05) or False  # type: ignore[method-assign, func-returns-value]
     row = run.run(configured(server, "n=6", "request_rate=1000", "concurrency=1"), tmp_path / "late").row
     assert server.most == 1
-    # All arrive within a few milliseconds and wait for each other, 0.05 s each: that wait counts.
+    # All arrive within a few milliseconds and wait for each other, 0.05 s each. This wait counts.
     assert row["request_s_p99"] > 0.2
     gaps = served.arrivals(5, 4000, 20.0)
-    # Exponential gaps of mean 1/20: their mean has the standard error 1/20/sqrt(4000) = 0.0008, and their standard
+    # Exponential gaps with mean 1/20: their mean has the standard error 1/20/sqrt(4000) = 0.0008, and their standard
+    # deviation equals the mean within 1/20/sqrt(2000).
     # deviation equals the mean up to 1/20/sqrt(2000).
     assert gaps.mean() == pytest.approx(0.05, abs=0.004)
     assert gaps.std() == pytest.approx(0.05, abs=0.006)
@@ -252,23 +255,23 @@ def test_requests_at_a_time_and_arrivals(server: StubServer, tmp_path: Path) -> 
     assert (served.arrivals(6, 10, 20.0) != gaps[:10]).all()
 
 
-def test_a_stop_finishes_what_is_under_way(server: StubServer) -> None:
+def test_a_stop_finishes_the_running_requests(server: StubServer) -> None:
     cfg = configured(server, "n=6", "concurrency=2")
     from specbench import data
 
     items = data.load(cfg)
     server.trouble = lambda h, f, n: time.sleep(0.02) or False  # type: ignore[method-assign, func-returns-value]
-    one = served.ServerExecutor(cfg, items)
+    executor = served.ServerExecutor(cfg, items)
     stops: list[int] = []
     made = []
-    for [image] in one.decode(items, stop=lambda: bool(stops)):
+    for [image] in executor.decode(items, stop=lambda: bool(stops)):
         made.append(image.record.index)
         stops.append(1)
     assert sorted(made) == [0, 1]
     assert len(server.seen) == 2
 
 
-def test_a_bad_argument_costs_one_sentence(call: Call) -> None:
+def test_a_bad_argument_is_a_short_error(call: Call) -> None:
     for arguments, sentence in (
         ("engine=http", "url must be the server's address"),
         ("engine=http url=ftp://x", "url must be the server's address"),
@@ -288,12 +291,12 @@ def test_a_bad_argument_costs_one_sentence(call: Call) -> None:
 def test_the_python_interface(server: StubServer, tmp_path: Path) -> None:
     body = {"guidance_scale": 2, "style": 'it\'s "quoted"'}
     more = {"metrics": [], "quiet": True, "out": tmp_path / "a"}
-    found = specbench.run(engine="http", data="scenes", url=server.url, n=2, extra_body=body, **more)
+    result = specbench.run(engine="http", data="scenes", url=server.url, n=2, extra_body=body, **more)
     assert {name: server.seen[-1][name] for name in body} == body
-    assert (found.row["model"], len(found.images), len(found.records)) == ("GLM-Image", 2, 2)
+    assert (result.row["model"], len(result.images), len(result.records)) == ("GLM-Image", 2, 2)
 
 
-def test_a_dry_run_asks_nobody(server: StubServer, call: Call) -> None:
+def test_a_dry_run_sends_no_request(server: StubServer, call: Call) -> None:
     code, out, err = call("run", "--dry-run", "engine=http", "data=scenes", f"url={server.url}", "n=4", "metrics=none")
     assert code == 0, err
     assert "served on served, seed 0, n=4: 4 images, time unknown" in out
@@ -331,13 +334,13 @@ def test_degenerate_images_are_reported(server: StubServer, tmp_path: Path, call
         assert remark in row_of("run")["note"]
         assert row_of("run")["degenerate_images"] == expected
         assert f"images     {remark}" in call("status", "run")[1]
-        assert call("resume", "run")[0] == expected  # also where nothing is left to do
+        assert call("resume", "run")[0] == expected  # also if nothing is left to do
         shutil.rmtree(tmp_path / "run")
 
 
-def test_what_is_not_degenerate(server: StubServer, tmp_path: Path) -> None:
-    """A server that decodes greedily ignores the seed: the images of a prompt are equal, images of two prompts are not.
-    Nor is one image a finding."""
+def test_images_that_are_not_degenerate(server: StubServer, tmp_path: Path) -> None:
+    """A server that decodes greedily ignores the seed: the images of one prompt are equal, images of two prompts are
+    not. A single image is not a finding either."""
 
     def greedy(handler: Any, fields: dict[str, Any], number: int) -> bool:
         return bool(handler.send(b64(png({"prompt": fields["prompt"]}))))
@@ -363,7 +366,7 @@ def address(url: str) -> Any:
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
-LIES = {
+WRONG_ANSWERS = {
     "address_of_no_host": address("http://[::1"),
     "address_of_no_port": address("http://x:port/"),
     "address_without_host": address("http://"),
@@ -398,21 +401,21 @@ LIES = {
 }
 
 
-def test_whatever_a_server_sends_is_one_failure(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor can a small answer become a large one, by decompression or as objects, which take 20 times the memory of
-    their text."""
-    said = {"compressed": "compressed", "many_values": f"more than {images_client.MOST_VALUES} values"}
-    for name, lie in LIES.items():
-        monkeypatch.setattr(Handler, "do_GET", lie)
-        error = failure(server, lie)
-        assert (str(error).isprintable(), said.get(name, "") in str(error)) == (True, True), name
-        assert not (name in said and error.again)
+def test_any_wrong_answer_is_one_failure(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small answer cannot become a large one either, by decompression or as objects, which take 20 times the memory
+    of their text."""
+    messages = {"compressed": "compressed", "many_values": f"more than {images_client.MOST_VALUES} values"}
+    for name, wrong_answer in WRONG_ANSWERS.items():
+        monkeypatch.setattr(Handler, "do_GET", wrong_answer)
+        error = failure(server, wrong_answer)
+        assert (str(error).isprintable(), messages.get(name, "") in str(error)) == (True, True), name
+        assert not (name in messages and error.again)
 
 
 def test_a_body_is_read_up_to_a_size(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server sends until the client has gone."""
+    """The server sends until the client closes the connection."""
     monkeypatch.setattr(images_client, "LARGEST", 1 << 20)
-    gone = threading.Event()
+    closed = threading.Event()
 
     def endless(handler: Any, fields: dict[str, Any], number: int) -> bool:
         handler.send_response(200)
@@ -421,12 +424,12 @@ def test_a_body_is_read_up_to_a_size(server: StubServer, monkeypatch: pytest.Mon
             while True:
                 handler.wfile.write(b" " * 65536)
         finally:
-            gone.set()
+            closed.set()
 
     server.trouble = endless  # type: ignore[method-assign]
     with pytest.raises(RequestError, match="larger than 1 MiB"):
         generate(server, {"prompt": "x"}, 60)
-    assert gone.wait(60)
+    assert closed.wait(60)
 
 
 def test_a_key_is_not_shown_by_an_error(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +438,7 @@ def test_a_key_is_not_shown_by_an_error(server: StubServer, monkeypatch: pytest.
         with pytest.raises(UsageError, match="SPECBENCH_API_KEY") as raised:
             client(server)
         assert "secr" not in str(raised.value).replace("SPECBENCH_API_KEY", "")
-    monkeypatch.setenv("SPECBENCH_API_KEY", "secret\n")  # of a file
+    monkeypatch.setenv("SPECBENCH_API_KEY", "secret\n")  # as read from a file
     generate(server, {"prompt": "x"})
     assert server.headers[-1]["Authorization"] == "Bearer secret"
     with pytest.raises(UsageError, match="is not an address"):
@@ -443,7 +446,7 @@ def test_a_key_is_not_shown_by_an_error(server: StubServer, monkeypatch: pytest.
 
 
 def drip_headers(handler: Any) -> bool:
-    """Sends a header byte by byte, for ever as far as a client can tell."""
+    """Sends a header byte by byte; a client cannot know whether it ever ends."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Padding: ")
     while True:
         handler.wfile.write(b"x")
@@ -477,20 +480,20 @@ def drip_continue(handler: Any) -> bool:
 
 
 def test_a_server_that_drips_is_bounded_by_the_timeout(server: StubServer, monkeypatch: Any) -> None:
-    """The server sends until the client has gone, so that without a bound the request never ends: the test has no
-    limit of its own but the machine's. A timeout counts for the request and not for each wait."""
+    """The server sends until the client closes the connection, so without a bound the request never ends; the test has
+    no limit except the machine's. A timeout counts for the whole request and not for each wait."""
     for trouble in (drip_headers, drip_chunk, drip_redirections, drip_body, drip_continue):
         monkeypatch.setattr(Handler, "do_GET", trouble)
-        gone = threading.Event()
+        closed = threading.Event()
 
-        def until_gone(handler: Any, trouble: Any = trouble, gone: threading.Event = gone) -> None:
+        def until_gone(handler: Any, trouble: Any = trouble, closed: threading.Event = closed) -> None:
             try:
                 trouble(handler)
             finally:
-                gone.set()
+                closed.set()
 
         error = within(
             30, lambda until_gone=until_gone: failure(server, until_gone, 0.3)
         )  # a hundred times the timeout
         assert (error.again, "no answer within 0.3 s" in str(error)) == (True, True), trouble
-        assert gone.wait(30), trouble  # the connection was closed: no thread of the client reads on
+        assert closed.wait(30), trouble  # the connection was closed: no thread of the client continues to read

@@ -1,4 +1,4 @@
-"""engine=vllm_omni and engine=sglang_ar against a server on the loopback that answers as they do, or wrongly."""
+"""engine=vllm_omni and engine=sglang_ar against a server on the loopback that answers like them, or wrongly."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from specbench.storage import image_files
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(served, "FIRST_WAIT", 0.01)
-    with running(StubServer()) as found:
-        found.answers["/v1/images/generations"] = omni_answer
-        yield found
+    with running(StubServer()) as stub:
+        stub.answers["/v1/images/generations"] = omni_answer
+        yield stub
 
 
 @pytest.fixture(scope="session")
 def processor(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with transformers' processor of GLM-Image, with a tokenizer of a few words."""
+    """A folder with transformers' processor of GLM-Image and a tokenizer with a few words."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -61,7 +61,7 @@ def omni(server: StubServer, out: Path, *words: str) -> dict[str, Any]:
 
 
 def test_the_fields_of_a_request_to_vllm_omni(server: StubServer, tmp_path: Path) -> None:
-    """The size is sent always: the server's own depends on the model and the version."""
+    """The size is always sent: the server's default depends on the model and the version."""
     cfg = configuration.compose(["engine=vllm_omni", "data=scenes", "url=http://x"])
     assert cfg["image_size"] == "1024x1024"
     with pytest.raises(UsageError, match="image_size must be"):
@@ -85,7 +85,7 @@ def test_the_ar_share_of_a_request(server: StubServer, tmp_path: Path) -> None:
 
 #: Metrics of an answer -> the seconds of the AR stage without and with ar_stage=0.
 TOLD: list[tuple[dict[str, Any], float | None, float | None]] = [
-    ({"stage_metrics": None}, None, 0.03),  # the durations alone do not say which stage is which
+    ({"stage_metrics": None}, None, 0.03),  # the durations alone do not show which stage is which
     ({"stage_metrics": {}, "stage_durations": None}, None, None),
     ({"stage_metrics": {"0": {"stage_gen_time_ms": 5.0, "num_tokens_out": 0}}, "stage_durations": {}}, None, 0.005),
     ({"stage_metrics": {"0": {"num_tokens_out": 9}}, "stage_durations": {}}, None, None),
@@ -114,7 +114,7 @@ def test_some_answers_without_stage_times_are_named(server: StubServer, tmp_path
 
 
 def test_an_image_of_another_size_and_a_seed_that_does_not_repeat(server: StubServer, tmp_path: Path) -> None:
-    """A kept preview has fewer pixels; and a server that ignores the seed has another image for the warm-up."""
+    """A stored preview has fewer pixels. A server that ignores the seed gives another image for the warm-up."""
     row = omni(server, tmp_path / "size", "image_size=512x512")
     assert "3 of 3 images are not 512x512 as requested (the smallest is 64x64)" in row["note"]
     assert not omni(server, tmp_path / "same", "warmup=1")["note"]
@@ -124,15 +124,15 @@ def test_an_image_of_another_size_and_a_seed_that_does_not_repeat(server: StubSe
 
 
 def ar(server: StubServer, out: Path, processor: str, *words: str) -> dict[str, Any]:
-    given = {"n": "2", "warmup": "0", "image_size": "64x96"} | dict(word.split("=", 1) for word in words)
-    more = [f"{name}={value}" for name, value in given.items()]
+    options = {"n": "2", "warmup": "0", "image_size": "64x96"} | dict(word.split("=", 1) for word in words)
+    more = [f"{name}={value}" for name, value in options.items()]
     cfg = configuration.compose(
         ["engine=sglang_ar", "data=scenes", f"url={server.url}", f"processor={processor}", *more]
     )
     return dict(run.run(cfg, out).row)
 
 
-def test_the_ar_stage_alone(server: StubServer, processor: str, tmp_path: Path) -> None:
+def test_only_the_ar_stage(server: StubServer, processor: str, tmp_path: Path) -> None:
     """64x96 pixels are 3 rows of 2 tokens; the preview has int(16 sqrt(1.5)) = 19 rows of int(16 / sqrt(1.5)) = 13."""
     row = ar(server, tmp_path / "run", processor)
     first = server.seen[0]
@@ -147,7 +147,7 @@ def test_the_ar_stage_alone(server: StubServer, processor: str, tmp_path: Path) 
     text = tokenizer.decode(first["input_ids"])
     assert text.replace(" ", "").endswith("<sop>32<eop><sop>1913<eop><bos>")
     assert text.startswith("<|user|>")
-    told = {
+    expected = {
         "tokens": 254,
         "ar_s_mean": 0.5,
         "resolution": None,
@@ -155,23 +155,23 @@ def test_the_ar_stage_alone(server: StubServer, processor: str, tmp_path: Path) 
         "image_size": "64x96",
         "note": None,
     }
-    assert {name: row[name] for name in told} == told
-    # The folder keeps the codes: as a map, from which they are read again.
+    assert {name: row[name] for name in expected} == expected
+    # The folder stores the codes as a map, from which they are read again.
     record = read_records(tmp_path / "run/records.jsonl")[0]
     codes = np.array(ar_answer(first)["output_ids"][247:253]).reshape(3, 2)
-    kept = image_files.read(tmp_path / "run" / record.image).astype(int)
-    assert (kept[..., 0] * 256 + kept[..., 1] == codes).all()
+    stored = image_files.read(tmp_path / "run" / record.image).astype(int)
+    assert (stored[..., 0] * 256 + stored[..., 1] == codes).all()
     assert (record.size, record.contrast) == (None, None)
 
 
 def test_sides_are_rounded_up(server: StubServer, processor: str, tmp_path: Path) -> None:
-    """As the diffusion server asks: 500x500 -> 512x512, 1280x720 -> 1280x736."""
+    """As the diffusion server requests: 500x500 -> 512x512, 1280x720 -> 1280x736."""
     for size, grid in (("500x500", [[1, 16, 16], [1, 16, 16]]), ("1280x720", [[1, 23, 40], [1, 12, 21]])):
         ar(server, tmp_path / size, processor, f"image_size={size}", "n=1")
         assert server.seen[-1]["image_data"] == [{"image_grid_thw": grid}]
 
 
-#: What an AR server answers -> the reason.
+#: The answer of an AR server -> the reason of the failure.
 FAULTS = {
     "too few": (lambda f: ar_answer(f, list(range(200))), "200 ids instead of 247 of a preview and 6 of the image"),
     "without the preview": (lambda f: ar_answer(f, list(range(7))), "7 ids instead of 247"),
@@ -195,7 +195,7 @@ def test_faults_of_an_ar_server(server: StubServer, processor: str, tmp_path: Pa
     with pytest.raises(UsageError, match="answers a request wrongly .the answer has 1 ids instead of 247"):
         ar(server, tmp_path / "first", processor, "warmup=1")
     assert not (tmp_path / "first").exists()
-    # In the middle of a run: the others exist, and the same command asks for the missing one again.
+    # In the middle of a run: the others exist, and the same command requests the missing one again.
     server.answers["/generate"] = lambda f: ar_answer(f, [1]) if len(server.seen) == len(FAULTS) + 3 else ar_answer(f)
     with pytest.raises(RunError, match="1 images could not be decoded"):
         ar(server, tmp_path / "middle", processor, "n=3")
@@ -203,14 +203,14 @@ def test_faults_of_an_ar_server(server: StubServer, processor: str, tmp_path: Pa
     assert (row["images"], row["requests_failed"]) == (3, 1)
 
 
-def test_seconds_are_empty_where_the_ar_server_does_not_say(server: StubServer, processor: str, tmp_path: Path) -> None:
+def test_seconds_are_empty_if_the_ar_server_reports_none(server: StubServer, processor: str, tmp_path: Path) -> None:
     for i, latency in enumerate((None, "0.5", -1, True)):
         server.answers["/generate"] = lambda f, latency=latency: ar_answer(f, e2e_latency=latency)
         assert ar(server, tmp_path / str(i), processor, "n=1")["ar_s_mean"] is None
 
 
 def test_degenerate_codes_fail_a_run(server: StubServer, processor: str, call: Call, tmp_path: Path) -> None:
-    """Codes of 16 rows of 16: of one row, and of few different ones."""
+    """Codes of 16 rows of 16: all rows equal, or few different codes."""
     words = ["run", "engine=sglang_ar", "data=scenes", f"url={server.url}", f"processor={processor}", "n=2", "warmup=0"]
     words += ["image_size=512x512"]
     row = np.random.default_rng(0).integers(0, CODES, 16).tolist()
@@ -224,7 +224,7 @@ def test_degenerate_codes_fail_a_run(server: StubServer, processor: str, call: C
     assert call(*words, "out=sound")[0] == 0
 
 
-def test_what_an_ar_server_cannot_do_costs_one_sentence(server: StubServer, tmp_path: Path) -> None:
+def test_unsupported_features_of_an_ar_server_are_short_errors(server: StubServer, tmp_path: Path) -> None:
     words = ["engine=sglang_ar", "data=scenes", f"url={server.url}", "n=1"]
     for more, sentence in (
         ([], "processor= must be the folder"),

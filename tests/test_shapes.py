@@ -1,4 +1,5 @@
-"""What is known of a method before anything is loaded: the shapes of drafts, and every fault of its parts."""
+"""Properties of a method that are known before anything is loaded: the shapes of drafts, and every error in its
+parts."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ DRAFTERS = [name for name in parameters.choices("drafter") if parameters.kind("d
 PRESETS = parameters.choices("method")
 
 
-def composed(preset: str) -> RunConfig:
+def compose(preset: str) -> RunConfig:
     model = "mar_scenes" if parameters.kind("method", preset) == "continuous" else "llamagen_scenes"
     return configuration.compose([f"method={preset}", f"model={model}"])
 
@@ -38,38 +39,38 @@ def refuse(*_: object, **__: object) -> NoReturn:
     raise AssertionError("a check needs no part of a method")
 
 
-def same(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, DraftShape | Tree):
-        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
-    return one == other
+def equal(value: object, other: object) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return torch.equal(value, other)
+    if isinstance(value, DraftShape | Tree):
+        return all(equal(getattr(value, f.name), getattr(other, f.name)) for f in fields(value))
+    return value == other
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_drafter_has_the_shape_that_its_parameters_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the embedded model with random weights, in a step that has a draft: no tree is larger than the shape's, and
-    the network passes as often as it says."""
+def test_a_drafter_has_the_shape_of_its_parameters(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the embedded model with random weights, in a step with a draft: no tree is larger than the shape allows, and
+    the network passes as often as the shape says."""
     words = ["method=vanilla", f"drafter={name}", "weights=random", "device=cpu"]
     cfg = configuration.compose(words)
     pipeline = Pipeline.load(cfg)
     assert isinstance(pipeline, Pipeline)
     drafter: Any = pipeline.config.drafter
-    assert same(drafter.shape, method.shape_of(cfg))
+    assert equal(drafter.shape, method.shape_of(cfg))
     assert (pipeline.passes, pipeline.vanilla().passes) == (drafter.shape.passes, 0)
     passed: list[str] = []
     for network, call in floor.passes(pipeline.config.target, drafter)[2:]:
-        if call in ("hidden", "forward"):  # the others are parts of a pass: its output layer, its context
-            own = getattr(network, call)
-            counted = lambda *a, own=own, **k: passed.append("") or own(*a, **k)  # type: ignore[func-returns-value] # noqa: E731
+        if call in ("hidden", "forward"):  # the other calls are parts of a pass: its output layer, its context
+            original = getattr(network, call)
+            counted = lambda *a, original=original, **k: passed.append("") or original(*a, **k)  # type: ignore[func-returns-value] # noqa: E731
             monkeypatch.setattr(network, call, counted)
     with torch.inference_mode():
         decoding = pipeline.images(pipeline.encode(["a red circle"]), RandomStreams([(0, 0)]))
         for _ in range(3):
             passed.clear()
             decoding.step()
-            assert decoding.taken is not None
-            tree, limit = decoding.taken.draft.tree, drafter.shape.tree
+            assert decoding.step_stats is not None
+            tree, limit = decoding.step_stats.draft.tree, drafter.shape.tree
             assert tree.nodes <= limit.nodes
             assert int(tree.depth.max()) <= limit.height
             assert len(passed) == drafter.shape.passes
@@ -85,9 +86,11 @@ def test_continuous_drafts_have_a_shape() -> None:
 
 
 def test_rows_in_parallel_have_fronts() -> None:
-    """Of 24 tokens in a row, the next row begins when the one above has `lag`."""
+    """With 24 tokens per row, the next row begins when the row above has `lag` tokens."""
     tree = build([])
-    assert [DraftShape(tree, lag=lag).fronts(SimpleNamespace(width=24, order=None)) for lag in (24, 12, 8, None)] == [
+    assert [
+        DraftShape(tree, lag=lag).num_chains(SimpleNamespace(width=24, order=None)) for lag in (24, 12, 8, None)
+    ] == [
         1,
         3,
         4,
@@ -98,35 +101,37 @@ def test_rows_in_parallel_have_fronts() -> None:
 
 
 def test_a_check_builds_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were built on a model that holds nothing, with a codebook of two codes."""
+    """Parts used to be built on a model without content, with a codebook of two codes."""
 
     def descendants(kind: type) -> set[type]:
-        return {kind}.union(*(descendants(one) for one in kind.__subclasses__()))
+        return {kind}.union(*(descendants(part_class) for part_class in kind.__subclasses__()))
 
-    checked = [composed(name) for name in PRESETS]
+    checked = [compose(name) for name in PRESETS]
     classes = {nn.Module}
     for group in ("drafter", "rule"):
         for name in parameters.choices(group):
             module = registry.module(group, name)
             classes |= {
-                one
-                for one in vars(module).values()
-                if isinstance(one, type) and one.__module__ == module.__name__ and hasattr(one, "propose")
+                part_class
+                for part_class in vars(module).values()
+                if isinstance(part_class, type)
+                and part_class.__module__ == module.__name__
+                and hasattr(part_class, "propose")
             }
     classes |= descendants(Rule) - {Rule}
-    names = {one.__name__ for one in classes}
+    names = {part_class.__name__ for part_class in classes}
     assert names >= {"NoDraft", "DraftModel", "Eagle", "Eagle2", "AdaptiveEagle", "VVS", "Medusa", "Window", "BuiltIn"}
     assert names >= {"DFlash"}
     assert names >= {"ZipAR", "ParallelJacobi", "Relaxed", "Band", "Mentored", "Lantern", "Grouped", "Neighbourhood"}
-    for one in classes:
-        monkeypatch.setattr(one, "__init__", refuse)
+    for part_class in classes:
+        monkeypatch.setattr(part_class, "__init__", refuse)
     monkeypatch.setattr(method, "neighbours", refuse)
     monkeypatch.setattr(base, "neighbours", refuse)
     for cfg in checked:
         method.check(cfg)
 
 
-def test_parameters_that_do_not_go_together() -> None:
+def test_incompatible_parameters() -> None:
     def check(words: list[str]) -> None:
         method.check(configuration.compose(words))
 
@@ -151,8 +156,8 @@ def test_parameters_that_do_not_go_together() -> None:
         ("method=cspd model=mar_scenes iterations=4", "iterations"),
         ("method=cspd model=mar_scenes criterion=path final_noise=false", "criterion=path"),
     ]:
-        found = usage_error(check, words.split())
-        assert re.search(fault, found), words
+        message = usage_error(check, words.split())
+        assert re.search(fault, message), words
 
 
 def test_a_drafter_without_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +166,6 @@ def test_a_drafter_without_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr(medusa, "shape")
     with pytest.raises(UsageError, match=r"medusa .*medusa\.py .*shape\(cfg\)"):
         method.check(cfg)
-    monkeypatch.setattr(medusa, "build", lambda *given: vars(built(*given)).pop("shape") and object())
+    monkeypatch.setattr(medusa, "build", lambda *args: vars(built(*args)).pop("shape") and object())
     with pytest.raises(UsageError, match="medusa .*attribute shape"):
         Pipeline.assemble(cfg, *load_model(cfg))

@@ -1,4 +1,5 @@
-"""Shards of a run, decoded by themselves, and their merging: the records, the scores and the row of the whole run."""
+"""Shards of a run that are decoded separately, and their merging: the records, the scores and the row of the whole
+run."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from specbench.rows.journal import read_records
 from specbench.rows.provenance import RunMetadata
 
 RUN = ["method=sjd", "n=20", "images_per_prompt=2", "metrics=scenes_reward", "warmup=0"]
-#: Of a record and of a row: which process decoded, and when.
+#: Fields of a record and of a row: which process decoded, and when.
 PROCESS = {"done", "session", "timed", "peak_memory_mib", "text_s", "pixels_s"}
-#: Of a row: as above, and what is measured of pairs in the order of decoding, where the shards come one after another.
+#: Fields of a row: the same, and measurements over pairs in the order of decoding, where shards follow each other.
 OF_PROCESS = {
     "run_id",
     "baseline_run_id",
@@ -44,7 +45,7 @@ def execute(out: Path, *overrides: str, loader: Any = FakePipeline) -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole run, and its eight shards, of which two were interrupted and resumed."""
+    """The whole run and its eight shards, two of which were interrupted and resumed."""
     folder = tmp_path_factory.mktemp("shards")
     execute(folder / "whole")
     for part in range(1, 9):
@@ -72,7 +73,8 @@ def test_a_shard_has_every_eighth_prompt(home: Path) -> None:
 
 
 def test_a_shard_alternates_method_and_vanilla(home: Path) -> None:
-    """Its own images, one after the other: every eighth prompt would always begin with the same side."""
+    """Its own images, one after the other. Every eighth prompt of the whole run would always begin with the same
+    side."""
     for part in (1, 4):
         method, vanilla = (read_records(home / str(part) / f"{name}.jsonl") for name in ("records", "baseline"))
         first = {a.index: (a.timed or 0, a.done) < (b.timed or 0, b.done) for a, b in zip(method, vanilla, strict=True)}
@@ -84,7 +86,7 @@ def test_shards_of_different_weights_or_devices_are_not_one_run(home: Path, tmp_
     for name in ("weights", "device"):
         other = Path(shutil.copytree(home / "3", tmp_path / name))
         memory = RunMetadata.read(other / "run.json")
-        sessions = {key: {**one, name: "other"} for key, one in memory.sessions.items()}
+        sessions = {key: {**session, name: "other"} for key, session in memory.sessions.items()}
         memory.changed(sessions=sessions).write(other / "run.json")
         with pytest.raises(UsageError, match=name):
             run.merge([other, *(path for path in shards(home) if path.name != "3")], tmp_path / "new", {})
@@ -94,8 +96,8 @@ def test_shards_of_different_weights_or_devices_are_not_one_run(home: Path, tmp_
 def test_eight_shards_are_one_run(home: Path, tmp_path: Path) -> None:
     merged = run.merge(shards(home), tmp_path / "merged", {}).folder.path
     for name in ("records.jsonl", "baseline.jsonl"):
-        mine, whole = ([asdict(r) for r in read_records(folder / name)] for folder in (merged, home / "whole"))
-        assert [{k: v for k, v in r.items() if k not in PROCESS} for r in mine] == [
+        of_shards, whole = ([asdict(r) for r in read_records(folder / name)] for folder in (merged, home / "whole"))
+        assert [{k: v for k, v in r.items() if k not in PROCESS} for r in of_shards] == [
             {k: v for k, v in r.items() if k not in PROCESS} for r in whole
         ]
         lines = [json.loads(line)["index"] for line in (merged / name).read_text().splitlines()]
@@ -108,9 +110,9 @@ def test_eight_shards_are_one_run(home: Path, tmp_path: Path) -> None:
         for path in (merged / "scores.jsonl", home / "whole" / "scores.jsonl")
     ]
     assert scores[0] == scores[1]
-    mine, whole = row_of(merged), row_of(home / "whole")
+    of_shards, whole = row_of(merged), row_of(home / "whole")
     compared = [name for name in COLUMNS if name not in OF_PROCESS | IN_ORDER]
-    assert {name: mine[name] for name in compared} == {name: whole[name] for name in compared}
+    assert {name: of_shards[name] for name in compared} == {name: whole[name] for name in compared}
 
 
 def test_an_interrupted_merge_continues(home: Path, tmp_path: Path) -> None:
@@ -124,11 +126,11 @@ def test_an_interrupted_merge_continues(home: Path, tmp_path: Path) -> None:
     assert (out / "row.csv").is_file()
 
 
-def test_the_command_merges_and_names_what_is_missing(home: Path, tmp_path: Path, call: Call) -> None:
+def test_the_command_merges_and_names_missing_shards(home: Path, tmp_path: Path, call: Call) -> None:
     folders = [str(path) for path in shards(home)]
     other = tmp_path / "other"
     execute(other, "shard=3/8", "seed=1")
-    for arguments, said in (
+    for arguments, message in (
         ([*folders[:-1], f"out={tmp_path}/new"], "shard 7/8 is missing"),
         ([*folders[1:], str(other), f"out={tmp_path}/new"], "seed"),
         ([*folders, str(home / "whole"), f"out={tmp_path}/new"], "no shard"),
@@ -137,7 +139,7 @@ def test_the_command_merges_and_names_what_is_missing(home: Path, tmp_path: Path
         (folders, "out="),
     ):
         code, _, err = call("merge", *arguments)
-        assert (code, err.count("\n"), said in err) == (2, 1, True), err
+        assert (code, err.count("\n"), message in err) == (2, 1, True), err
         assert not (tmp_path / "new").exists()
     code, out, err = call("merge", *folders, f"out={tmp_path}/new")
     assert code == 0, err

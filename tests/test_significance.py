@@ -1,4 +1,4 @@
-"""Tests between the lines of a table are paired, image by image, by the runs behind the rows that the table shows."""
+"""Tests between the lines of a table are paired image by image, with the runs of the rows that the table shows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ N = 40
 
 
 def lengths(seed: int) -> np.ndarray:
-    """Accepted lengths (N,) of the same prompts: what prompts have in common, and little of a method's own."""
-    prompt, own = np.random.default_rng(0).normal(2.5, 0.4, N), np.random.default_rng(seed).normal(0.0, 0.02, N)
-    return prompt + own + 0.02 * seed
+    """Accepted lengths (N,) of the same prompts: mostly the prompts' effect, and a little of the method's."""
+    prompt, of_method = np.random.default_rng(0).normal(2.5, 0.4, N), np.random.default_rng(seed).normal(0.0, 0.02, N)
+    return prompt + of_method + 0.02 * seed
 
 
 class Bench(collecting.Bench):
-    """Decodes nothing: a run leaves its number in its folder, and a comparison takes the lengths of these numbers."""
+    """Decodes nothing: a run writes its number to its folder, and a comparison takes the lengths of these numbers."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -48,13 +48,13 @@ class Bench(collecting.Bench):
         if not name.exists():
             self.ran.append(out.name)
             name.write_text(f"run{len(self.ran)}")
-        own = {"run_id": name.read_text(), "config_hash": run.config_hash, "weights": run.weights, "n": N}
+        identity = {"run_id": name.read_text(), "config_hash": run.config_hash, "weights": run.weights, "n": N}
         values = lengths(int(name.read_text().removeprefix("run")))
         speed = {"accepted_length_mean": values.mean(), "accepted_length_std": values.std(ddof=1)}
-        return dict.fromkeys(COLUMNS) | {"model": "llamagen_scenes"} | own | speed
+        return dict.fromkeys(COLUMNS) | {"model": "llamagen_scenes"} | identity | speed
 
     def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
-        names = [(one / "run_id").read_text() for one in (a, b)]
+        names = [(folder / "run_id").read_text() for folder in (a, b)]
         x, y = (lengths(int(name.removeprefix("run"))) for name in names)
 
         class Pass:
@@ -71,17 +71,17 @@ class Bench(collecting.Bench):
 def drawn(tmp_path: Path) -> Any:
     def call(bench: Bench, *words: str) -> str:
         code = cli.main([TABLE.id, *words], bench, tmp_path / "results", tmp_path / "runs")
-        assert code in (0, 3)  # rows without scores are new, or were there
+        assert code in (0, 3)  # rows without scores are new, or existed before
         return (tmp_path / f"results/tables/{TABLE.id}.md").read_text()
 
     return call
 
 
-def test_a_test_takes_the_pairs(drawn: Any, tmp_path: Path) -> None:
-    """The former test saw means and standard deviations only: t = 0.2 where the pairs give 5 and more."""
+def test_a_test_uses_the_pairs(drawn: Any, tmp_path: Path) -> None:
+    """The former test used only means and standard deviations: t = 0.2, where the pairs give 5 and more."""
     bench = Bench()
     text = drawn(bench)
-    # run 1 is Cool-SD, run 2 LANTERN++, of lengths greater by 0.02 but for noise of 0.02 * sqrt(2)
+    # run 1 is Cool-SD, run 2 LANTERN++ with lengths greater by 0.02, except for noise of 0.02 * sqrt(2)
     test = paired(lengths(2), lengths(1)).test
     assert test is not None
     assert test.statistic < -2.5
@@ -101,9 +101,9 @@ def test_a_test_takes_the_pairs(drawn: Any, tmp_path: Path) -> None:
 
 
 def test_a_table_compares_the_runs_of_another(drawn: Any, tmp_path: Path) -> None:
-    """Its lines are runs of the other one, whose folders are there."""
+    """Its lines are runs of the other table, whose folders exist."""
 
-    class Kept(Bench):
+    class Storing(Bench):
         def row(self, run: PlannedRun) -> Mapping[str, Any]:
             row = super().row(run)
             (run.folder / "row.csv").unlink(missing_ok=True)
@@ -113,7 +113,7 @@ def test_a_table_compares_the_runs_of_another(drawn: Any, tmp_path: Path) -> Non
     def filled() -> measure.TablePlan:
         return collect(measure.plan(other, TABLE.model, None, results, runs), results, bench, print)
 
-    bench, other = Kept(), replace(TABLE, id="other")
+    bench, other = Storing(), replace(TABLE, id="other")
     drawn(bench)
     results, runs = tmp_path / "results", tmp_path / "runs"
     assert not filled().untested
@@ -134,7 +134,7 @@ def test_a_table_compares_the_runs_of_another(drawn: Any, tmp_path: Path) -> Non
 
 
 def test_rows_without_their_images_are_decoded_again(drawn: Any, tmp_path: Path) -> None:
-    """Committed rows have no pairs; a comparison of other runs than the rows' does not count."""
+    """Committed rows have no pairs. A comparison of runs other than the rows' does not count."""
     bench = Bench()
     drawn(bench)
     comparisons = tmp_path / f"results/{TABLE.id}_test.csv"
@@ -158,17 +158,17 @@ def test_rows_without_their_images_are_decoded_again(drawn: Any, tmp_path: Path)
 
 
 def test_several_tests_of_a_table_are_adjusted() -> None:
-    """With fifteen tests of equal methods, one in two tables had a p-value below 0.05."""
+    """With fifteen tests of equal methods, every second table had a p-value below 0.05."""
     rows = {"cool_sd_1.1": {"run_id": "b"}, "lantern_pp": {"run_id": "a"}}
     common = {"run_a": "a", "run_b": "b", "pairs": "9", "df": "8", "low": "0.1", "high": "0.9", "test_statistic": "3"}
     cells = [
         common | {"statistic": statistic, "difference": "0.5", "p": p}
         for statistic, p in (("accepted_length", "0.03"), ("steps", "0.02"))
     ]
-    cells = [dict.fromkeys(wording.COLUMNS, "") | one for one in cells]
-    found = layout.build(TABLE, "m", rows, [], {}, "", wording.readjusted(cells)).remarks[:2]
-    assert ["p = 0.03 (0.04 by Holm's adjustment over 2 tests)" in text for text in found] == [True, False]
-    assert ["p = 0.02 (0.04 by Holm's adjustment over 2 tests)" in text for text in found] == [False, True]
+    cells = [dict.fromkeys(wording.COLUMNS, "") | cell for cell in cells]
+    remarks = layout.build(TABLE, "m", rows, [], {}, "", wording.readjusted(cells)).remarks[:2]
+    assert ["p = 0.03 (0.04 by Holm's adjustment over 2 tests)" in text for text in remarks] == [True, False]
+    assert ["p = 0.02 (0.04 by Holm's adjustment over 2 tests)" in text for text in remarks] == [False, True]
     alone = layout.build(TABLE, "m", rows, [], {}, "", wording.readjusted(cells[:1])).remarks[0]
     assert "p = 0.03, over 9 pairs" in alone
     # equal pairs have no test
@@ -180,22 +180,23 @@ def test_several_tests_of_a_table_are_adjusted() -> None:
     assert steps.endswith("of 9 pairs of images.")
 
 
-def test_a_p_has_one_family_wherever_it_is_printed() -> None:
-    """The same p had Holm's adjustment over a comparison in the file and over a table's tests in the table."""
+def test_a_p_value_has_one_family_wherever_it_is_printed() -> None:
+    """The same p used to have Holm's adjustment over a comparison in the file, and over a table's tests in the
+    table."""
     names = ("accepted_length", "steps", "latency_s", "log_prob_mean")
     p = ("0.01", "0.02", "0.03", "0.04")
     cells = dict.fromkeys(wording.COLUMNS, "") | {"tests": "4", "sentence": "It differs (p = 0.0)."}
-    held = [cells | {"statistic": name, "p": one, "p_holm": "0.04"} for name, one in zip(names, p)]
-    alone = {row["statistic"]: row for row in held}
-    family = [i for i, row in enumerate(held) if row["statistic"] in ("accepted_length", "steps")]
-    found = {row["statistic"]: row for row in wording.readjusted(held, family)}
-    both = [float(alone[name]["p"]) for name in ("accepted_length", "steps")]
-    assert [float(found[name]["p_holm"]) for name in ("accepted_length", "steps")] == holm(both)
-    assert [found[name]["tests"] for name in ("accepted_length", "steps")] == ["2", "2"]
-    assert {name: row for name, row in found.items() if row["tests"] != "2"} == {
+    rows = [cells | {"statistic": name, "p": p_value, "p_holm": "0.04"} for name, p_value in zip(names, p)]
+    alone = {row["statistic"]: row for row in rows}
+    family = [i for i, row in enumerate(rows) if row["statistic"] in ("accepted_length", "steps")]
+    adjusted = {row["statistic"]: row for row in wording.readjusted(rows, family)}
+    p_of_family = [float(alone[name]["p"]) for name in ("accepted_length", "steps")]
+    assert [float(adjusted[name]["p_holm"]) for name in ("accepted_length", "steps")] == holm(p_of_family)
+    assert [adjusted[name]["tests"] for name in ("accepted_length", "steps")] == ["2", "2"]
+    assert {name: row for name, row in adjusted.items() if row["tests"] != "2"} == {
         name: row for name, row in alone.items() if name not in ("accepted_length", "steps")
     }
-    assert wording.readjusted(held)[0]["tests"] == str(sum(bool(row["p"]) for row in held))
+    assert wording.readjusted(rows)[0]["tests"] == str(sum(bool(row["p"]) for row in rows))
     # a sentence follows its adjustment
     row = cells | {"statistic": "steps", "p": "0.03", "sentence": "B takes more (p = 0.03)."}
     first = wording.readjusted([row, row | {"p": "0.04"}])[0]["sentence"]
@@ -217,7 +218,7 @@ def test_a_test_is_named_by_its_statistic() -> None:
         common | {"statistic": "scenes_fid", "df": "7", "test_statistic": "2.5", "p": "0.01"},
         common | {"statistic": "distribution", "df": "", "test_statistic": "0.013", "p": "0.03"},
     ]
-    cells = wording.readjusted([dict.fromkeys(wording.COLUMNS, "") | one for one in cells])
+    cells = wording.readjusted([dict.fromkeys(wording.COLUMNS, "") | cell for cell in cells])
     steps, frechet, energy = layout.build(table, "m", rows, [], {}, "", cells).remarks[:3]
     assert "paired t(8) = 3.00, p = 0.02 (0.04 by Holm" in steps
     assert "paired t(7) = 2.50, p = 0.01 (0.03 by Holm" in frechet

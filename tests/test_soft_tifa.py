@@ -1,4 +1,4 @@
-"""Soft-TIFA: Qwen3-VL as a VQA model, the published arithmetic on answers made by hand, and the embedded reader."""
+"""Soft-TIFA: Qwen3-VL as a VQA model, the published arithmetic on hand-made answers, and the embedded reader."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def items(*lines: dict[str, Any]) -> list[Item]:
 def pictures(*sizes: tuple[int, int]) -> list[np.ndarray]:
     stream = np.random.default_rng(0)
     small = (Image.fromarray(stream.integers(0, 256, (4, 4, 3), np.uint8)) for _ in sizes)
-    return [np.asarray(one.resize(size[::-1], Image.Resampling.NEAREST)) for one, size in zip(small, sizes)]
+    return [np.asarray(picture.resize(size[::-1], Image.Resampling.NEAREST)) for picture, size in zip(small, sizes)]
 
 
-def test_an_answer_s_distribution_is_that_of_transformers(vqa_weights: Path) -> None:
-    """Its image processor and its greedy generation of one token, whose scores the published code reads. The text is
-    that of the chat template: an image, the question, and the start of the answer."""
+def test_the_distribution_of_an_answer_equals_transformers(vqa_weights: Path) -> None:
+    """The reference is its image processor and its greedy generation of one token, whose scores the published code
+    reads. The text follows the chat template: an image, the question, and the start of the answer."""
     from transformers import Qwen2VLImageProcessor, Qwen3VLForConditionalGeneration
 
     folder = vqa_weights / qwen3_vl.FOLDER
     vqa_model = qwen3_vl.VQAModel(ScoringContext(vqa_weights, vqa_weights))
-    theirs: Any = Qwen3VLForConditionalGeneration.from_pretrained(folder).eval()
+    reference: Any = Qwen3VLForConditionalGeneration.from_pretrained(folder).eval()
     processor = Qwen2VLImageProcessor(patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
     by_question = []
@@ -78,21 +78,22 @@ def test_an_answer_s_distribution_is_that_of_transformers(vqa_weights: Path) -> 
                 + f"<|vision_end|>{question} Answer in one word.<|im_end|>\n<|im_start|>assistant\n"
             )  # fmt: skip
             ids = torch.tensor([tokens.encode(text).ids])
-            given = {"input_ids": ids, "mm_token_type_ids": (ids == tiny_vqa.IMAGE).int(), **seen}
-            output = theirs.generate(
-                **given, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, output_scores=True,
+            inputs = {"input_ids": ids, "mm_token_type_ids": (ids == tiny_vqa.IMAGE).int(), **seen}
+            output = reference.generate(
+                **inputs, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, output_scores=True,
                 return_dict_in_generate=True,
             )  # fmt: skip
             expected = output.scores[0][0].softmax(-1)
-            found = vqa_model(image, question + soft_tifa.SUFFIX)
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)
+            actual = vqa_model(image, question + soft_tifa.SUFFIX)
+            torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-3)
             by_question.append(expected)
     apart = torch.stack(by_question)
-    assert torch.cdist(apart, apart).add(torch.eye(6)).min() > 1e-3  # every image and question has its own
+    # every image and question has a different distribution
+    assert torch.cdist(apart, apart).add(torch.eye(6)).min() > 1e-3
 
 
 @pytest.mark.parametrize("size", [(512, 512), (256, 256), (100, 300), (1000, 999), (48, 3000), (5000, 5000)])
-def test_sizes_are_those_of_the_published_processor(size: tuple[int, int]) -> None:
+def test_sizes_equal_the_published_processor(size: tuple[int, int]) -> None:
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
     expected = smart_resize(*size, factor=32, min_pixels=65536, max_pixels=16777216)
@@ -110,8 +111,8 @@ def test_spellings() -> None:
 
 
 def test_a_shared_first_token_counts_for_each_spelling(vqa_weights: Path) -> None:
-    """The tokenizer of bytes begins " yes" and " Yes" with the same blank, so its probability counts twice, and the
-    score of a question exceeds 1 where a VQA model is certain of it."""
+    """The tokenizer of bytes begins " yes" and " Yes" with the same blank, so its probability counts twice, and a
+    question's score exceeds 1 if a VQA model is certain."""
     vqa_model = qwen3_vl.VQAModel(ScoringContext(vqa_weights, vqa_weights))
     tokens = [vqa_model.first_token(text) for text in soft_tifa.spellings("Is it red?", "Yes")]
     assert len(tokens) == 4
@@ -124,50 +125,50 @@ def test_a_shared_first_token_counts_for_each_spelling(vqa_weights: Path) -> Non
 
 
 SCORES = np.array([
-    [0.9, 0.8, 1.0, 0.5, 0.3, 0.25, 0.6],  # of BICYCLES
-    [1.3, 0.7, np.nan, np.nan, np.nan, np.nan, np.nan],  # of DOG; one above 1
-    [0.4, 0.0, np.nan, np.nan, np.nan, np.nan, np.nan],  # of DOG, too: a score of 0
+    [0.9, 0.8, 1.0, 0.5, 0.3, 0.25, 0.6],  # BICYCLES
+    [1.3, 0.7, np.nan, np.nan, np.nan, np.nan, np.nan],  # DOG; one score above 1
+    [0.4, 0.0, np.nan, np.nan, np.nan, np.nan, np.nan],  # DOG, too: a score of 0
 ])  # fmt: skip
 
 
-def scored(vqa_weights: Path, scores: np.ndarray, of: Sequence[Item]) -> dict[str, metrics.Score]:
+def score_prompts(vqa_weights: Path, scores: np.ndarray, prompts: Sequence[Item]) -> dict[str, metrics.Score]:
     metric = metrics.metric("geneval2", ScoringContext(vqa_weights, vqa_weights))
     names = ("gm", "am", *geneval2.SKILLS)
-    return dict(zip(names, metric.score(scores, of), strict=True))
+    return dict(zip(names, metric.score(scores, prompts), strict=True))
 
 
-def test_columns_are_those_of_the_published_arithmetic(vqa_weights: Path) -> None:
-    """Written out: the means of prompts, then of the benchmark; skills over all questions; and times 100."""
-    found = scored(vqa_weights, SCORES, items(BICYCLES, DOG, {**DOG, "prompt": "a dog"}))
+def test_columns_follow_the_published_arithmetic(vqa_weights: Path) -> None:
+    """Written out: the means of prompts, then of the benchmark; skills over all questions; times 100."""
+    columns = score_prompts(vqa_weights, SCORES, items(BICYCLES, DOG, {**DOG, "prompt": "a dog"}))
     product = 0.9 * 0.8 * 1.0 * 0.5 * 0.3 * 0.25 * 0.6
-    assert found["gm"].value == pytest.approx(100 * (product ** (1 / 7) + (1.3 * 0.7) ** (1 / 2) + 0) / 3)
-    assert found["am"].value == pytest.approx(100 * (4.35 / 7 + 2.0 / 2 + 0.4 / 2) / 3)
+    assert columns["gm"].value == pytest.approx(100 * (product ** (1 / 7) + (1.3 * 0.7) ** (1 / 2) + 0) / 3)
+    assert columns["am"].value == pytest.approx(100 * (4.35 / 7 + 2.0 / 2 + 0.4 / 2) / 3)
     pools = {
         "count": [0.9, 0.3], "attribute": [0.8, 0.25], "object": [1.0, 0.6, 1.3, 0.4], "position": [0.5],
         "verb": [0.7, 0.0],
     }  # fmt: skip
     for skill, pool in pools.items():
-        assert found[skill].value == pytest.approx(100 * sum(pool) / len(pool)), skill
-    note = found["gm"].note
+        assert columns[skill].value == pytest.approx(100 * sum(pool) / len(pool)), skill
+    note = columns["gm"].note
     assert f"by number of atoms 3: {100 * (0.91**0.5 + 0) / 2:.2f}, 7: {100 * product ** (1 / 7):.2f}" in note
     assert "1 of 3 images have a question with score 0 and so a GM of 0" in note
     assert "1 question scores are above 1" in note
 
 
 def test_images_of_one_prompt_count_once_in_the_error(vqa_weights: Path) -> None:
-    some = items(BICYCLES, DOG, {**DOG, "prompt": "a dog"})
-    once = scored(vqa_weights, SCORES, some)
-    twice = scored(vqa_weights, np.concatenate([SCORES, SCORES]), [*some, *some])
+    prompts = items(BICYCLES, DOG, {**DOG, "prompt": "a dog"})
+    once = score_prompts(vqa_weights, SCORES, prompts)
+    twice = score_prompts(vqa_weights, np.concatenate([SCORES, SCORES]), [*prompts, *prompts])
     for name in ("gm", "am", "object"):
         assert twice[name].value == pytest.approx(once[name].value)
         assert twice[name].stderr == pytest.approx(once[name].stderr)
         assert once[name].stderr
 
 
-def test_a_skill_that_no_prompt_asks_for_is_not_measured(vqa_weights: Path) -> None:
-    found = scored(vqa_weights, SCORES[1:2], items(DOG))
-    assert (found["count"].value, found["count"].note) == (None, "no prompt asks for it")
-    assert found["verb"].value == pytest.approx(70)
+def test_a_skill_without_a_question_is_not_measured(vqa_weights: Path) -> None:
+    columns = score_prompts(vqa_weights, SCORES[1:2], items(DOG))
+    assert (columns["count"].value, columns["count"].note) == (None, "no prompt asks for it")
+    assert columns["verb"].value == pytest.approx(70)
 
 
 def write(folder: Path, *lines: dict[str, Any]) -> Path:
@@ -218,8 +219,8 @@ def test_a_run_and_a_folder_of_images_are_scored(vqa_weights: Path, tmp_path: Pa
 
 def test_prompts_without_questions_are_refused(vqa_weights: Path) -> None:
     context = ScoringContext(vqa_weights, vqa_weights)
-    found = metrics.score(["geneval2"], ImageArray(np.zeros((1, 64, 64, 3), np.uint8)), [Item(0, "a", None)], context)
-    assert found["soft_tifa_gm"].note.endswith("score images of data=geneval2")
+    scores = metrics.score(["geneval2"], ImageArray(np.zeros((1, 64, 64, 3), np.uint8)), [Item(0, "a", None)], context)
+    assert scores["soft_tifa_gm"].note.endswith("score images of data=geneval2")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_prompts_without_questions_are_refused(vqa_weights: Path) -> None:
         ({"vqa_list": [], "skills": []}, "0 questions have 0 skills"),
     ],
 )
-def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+def test_errors_in_the_file_are_named(tmp_path: Path, change: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=rf"geneval2_data.jsonl, line 2: .*{why}.*fetch GenEval 2's file again"):
         geneval2.read(write(tmp_path, BICYCLES, {**DOG, **change}))
     with pytest.raises(UsageError, match="line 1: atom_count, vqa_list and skills are not all there"):
@@ -243,14 +244,14 @@ def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, change: dict[str, 
 
 def test_prompts_are_grouped_by_their_number_of_atoms(tmp_path: Path) -> None:
     path = write(tmp_path, *LINES)
-    assert [(one.id, one.kind, one.metadata) for one in geneval2.read(path)] == [
+    assert [(item.id, item.kind, item.metadata) for item in geneval2.read(path)] == [
         ("1", "7 atoms", BICYCLES), ("2", "3 atoms", DOG)
     ]  # fmt: skip
     with pytest.raises(UsageError, match=r"needs geneval2_data.jsonl, .* run `specbench fetch data=geneval2`"):
         configuration.compose(["data=geneval2", "n=all", f"data_dir={tmp_path / 'empty'}"])
 
 
-def test_what_is_absent_or_wrong_is_named(vqa_weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_or_wrong_parts_are_named(vqa_weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     context, folder = ScoringContext(vqa_weights, vqa_weights), vqa_weights / qwen3_vl.FOLDER
     message = metrics.missing("geneval2", ScoringContext(tmp_path, tmp_path))
     assert message.startswith("no config.json: run `specbench fetch metrics=geneval2 metrics_dir=")
@@ -273,29 +274,29 @@ def test_what_is_absent_or_wrong_is_named(vqa_weights: Path, monkeypatch: pytest
         qwen3_vl.VQAModel(context)
 
 
-def of_scenes(n: int) -> tuple[np.ndarray, list[Item]]:
+def images_of_scenes(n: int) -> tuple[np.ndarray, list[Item]]:
     samples = [scenes.sample("validation", i) for i in range(n)]
     made = [Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index)) for s in samples]
     return np.stack([scenes.draw(s) for s in samples]), made
 
 
 def test_the_embedded_reader_answers_what_captions_state() -> None:
-    """The score of each question is a probability of the reader, written out for one scene of one object and one of
-    three; images of other captions score less."""
-    images, some = of_scenes(40)
+    """The score of each question is a probability of the reader, written out for a scene with one object and one with
+    three. Images of other captions score less."""
+    images, scene_items = images_of_scenes(40)
     context = ScoringContext(ASSETS, ASSETS)
-    found = metrics.score(["scenes_soft_tifa"], ImageArray(images), some, context)
-    shifted = metrics.score(["scenes_soft_tifa"], ImageArray(np.roll(images, 1, 0)), some, context)
-    assert (found["soft_tifa_am"].value or 0) > 90 > 75 > (shifted["soft_tifa_am"].value or 100)
-    assert (found["soft_tifa_gm"].value or 0) > 80 > 30 > (shifted["soft_tifa_gm"].value or 100)
-    assert found["soft_tifa_gm"].backend.startswith("scenes-reader@")
+    scores = metrics.score(["scenes_soft_tifa"], ImageArray(images), scene_items, context)
+    shifted = metrics.score(["scenes_soft_tifa"], ImageArray(np.roll(images, 1, 0)), scene_items, context)
+    assert (scores["soft_tifa_am"].value or 0) > 90 > 75 > (shifted["soft_tifa_am"].value or 100)
+    assert (scores["soft_tifa_gm"].value or 0) > 80 > 30 > (shifted["soft_tifa_gm"].value or 100)
+    assert scores["soft_tifa_gm"].backend.startswith("scenes-reader@")
     metric = metrics.metric("scenes_soft_tifa", context)
-    outputs = metric.scorer()(list(images), some)
+    outputs = metric.scorer()(list(images), scene_items)
     reader = ev.load(ASSETS / "scenes_reader.safetensors", ev.AttributeReader)
     x = ev.as_input(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous())
     with torch.no_grad():
         probs = dict(zip(scenes.ATTRIBUTES, (logits.softmax(-1).numpy() for logits in reader(x)), strict=True))
-    for i, item in enumerate(some):
+    for i, item in enumerate(scene_items):
         labels = dict(zip(scenes.ATTRIBUTES, item.labels or (), strict=True))
         layout = scenes.LAYOUTS[labels["layout"]]
         alike = [scenes.LAYOUTS.index(name) for name, count in scenes.LAYOUT_COUNT.items()
@@ -311,9 +312,11 @@ def test_the_embedded_reader_answers_what_captions_state() -> None:
         )  # type: ignore[attr-defined]
     skills = dict.fromkeys(("object", "attribute", "count", "position"), 0.0)
     pools: dict[str, list[float]] = {name: [] for name in skills}
-    for row, item in zip(outputs, some):
+    for row, item in zip(outputs, scene_items):
         for skill, value in zip(metric.skills_of(item), row.tolist(), strict=True):  # type: ignore[attr-defined]
             pools[skill] += [] if np.isnan(value) else [value]
     for skill, pool in pools.items():
-        assert found[f"soft_tifa_{skill}"].value == pytest.approx(100 * np.mean(pool), rel=1e-5), skill
-    assert len(pools["object"]) == sum(scenes.LAYOUT_COUNT[scenes.LAYOUTS[(one.labels or (0,))[0]]] for one in some)
+        assert scores[f"soft_tifa_{skill}"].value == pytest.approx(100 * np.mean(pool), rel=1e-5), skill
+    assert len(pools["object"]) == sum(
+        scenes.LAYOUT_COUNT[scenes.LAYOUTS[(scene_item.labels or (0,))[0]]] for scene_item in scene_items
+    )

@@ -1,4 +1,4 @@
-"""The store of results, rows from any mixture of places, and what `specbench show` and `collect` make of them."""
+"""The store of results, rows from any mixture of sources, and the output of `specbench show` and `collect`."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def row(run_id: str, **cells: Any) -> dict[str, Any]:
 
 def test_a_row_comes_back_as_it_went_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "deep" / "results.sqlite"
-    one = row("007", fid=1.25, n=64, select="auto", top_k=100, timing=True, steps=1e-7, note="a 'quoted' \"ü\"")
-    sources.add_to_store(file, [("/a", one)])
-    assert sources.read_store(file) == [("/a", one)]
-    sources.add_to_store(file, [("/b", {**one, "fid": 2.0})])  # the folder was moved, and the run scored again
-    assert [(folder, found["fid"]) for folder, found in sources.read_store(file)] == [("/b", 2.0)]
+    written = row("007", fid=1.25, n=64, select="auto", top_k=100, timing=True, steps=1e-7, note="a 'quoted' \"ü\"")
+    sources.add_to_store(file, [("/a", written)])
+    assert sources.read_store(file) == [("/a", written)]
+    sources.add_to_store(file, [("/b", {**written, "fid": 2.0})])  # the folder was moved, and the run scored again
+    assert [(folder, stored["fid"]) for folder, stored in sources.read_store(file)] == [("/b", 2.0)]
     sources.add_to_store(file, [("/b", row("008")), ("/c", row("009"))])  # another run in the same folder
-    assert [found["run_id"] for _, found in sources.read_store(file)] == ["008", "009"]
-    # columns of a newer version join
+    assert [stored["run_id"] for _, stored in sources.read_store(file)] == ["008", "009"]
+    # columns of a newer version are added
     file, fewer = tmp_path / "old.sqlite", {name: line for name, line in COLUMNS.items() if name not in ("fid", "note")}
     monkeypatch.setattr(sources, "COLUMNS", fewer)
     sources.add_to_store(file, [("/a", {name: cell for name, cell in row("old").items() if name in fewer})])
     monkeypatch.undo()
     sources.add_to_store(file, [("/b", row("new", fid=3.0))])
-    assert [found["fid"] for _, found in sources.read_store(file)] == [None, 3.0]
+    assert [stored["fid"] for _, stored in sources.read_store(file)] == [None, 3.0]
 
 
 def test_many_writers_lose_no_row(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_every_finished_run_is_in_the_store_once(call: Call, monkeypatch: pytest
     for _ in range(2):
         assert call("run", "-m", "method=sjd", "window=8,16", *SMALL, "out=g")[0] == 0
     assert call("run", "method=scd", *SMALL, "out=one")[0] == 0
-    found = sources.read_store(Path("runs/results.sqlite"))
-    assert {Path(folder).name for folder, _ in found} == {"window=8", "window=16", "one"}
-    assert {found["run_id"] for _, found in found} == {row_of(f"g/window={w}")["run_id"] for w in (8, 16)} | {
+    stored = sources.read_store(Path("runs/results.sqlite"))
+    assert {Path(folder).name for folder, _ in stored} == {"window=8", "window=16", "one"}
+    assert {stored["run_id"] for _, stored in stored} == {row_of(f"g/window={w}")["run_id"] for w in (8, 16)} | {
         row_of("one")["run_id"]
     }
     out = call("show", "--where", "method=sjd", "--sort=-window", "--columns", "method,window,seeds")[1]
@@ -93,16 +93,16 @@ def test_a_store_that_cannot_be_written_fails_no_run(call: Call, monkeypatch: py
 
 def test_any_mixture_of_sources(call: Call, tmp_path: Path) -> None:
     assert call("run", "method=sjd", *SMALL, "out=grid/window=8,seed=1")[0] == 0
-    mine = row_of("grid/window=8,seed=1")
+    run_row = row_of("grid/window=8,seed=1")
     sources.write(tmp_path / "a.csv", [row("a"), row("b", time="2026-11-22T10:00:00+00:00")])
     sources.add_to_store(tmp_path / "b.sqlite", [("/b", row("b", fid=5.0)), ("/c", row("c"))])
     assert call("collect", "a.csv", "b.sqlite", "grid", "out=all.sqlite")[0] == 0
-    found = {one["run_id"]: one for _, one in sources.read_store(Path("all.sqlite"))}
-    assert found.keys() == {"a", "b", "c", mine["run_id"]}
-    assert found["b"]["fid"] == 5.0  # the newer of two
-    assert found[mine["run_id"]] == mine
+    stored = {row_read["run_id"]: row_read for _, row_read in sources.read_store(Path("all.sqlite"))}
+    assert stored.keys() == {"a", "b", "c", run_row["run_id"]}
+    assert stored["b"]["fid"] == 5.0  # the newer of two
+    assert stored[run_row["run_id"]] == run_row
     shown = report.gather([Path("all.sqlite")], [], 0)
-    assert mine["run_id"] in {one["run_id"] for one in shown.rows}
+    assert run_row["run_id"] in {row_read["run_id"] for row_read in shown.rows}
     for words in (
         ["collect", "absent", "out=x.csv"],
         ["collect", "a.csv", "out=x.xls"],
@@ -131,8 +131,8 @@ def test_show_pools_seeds_and_groups(call: Call, tmp_path: Path) -> None:
         for s in (0, 2)
     ]
     sources.write(tmp_path / "all.csv", [*rows, row("x", method="sjd", seed=1, fid=9.0, commit="other")])
-    found = json.loads(call("show", "all.csv", "--format", "json", "--sort", "method,-seeds")[1])
-    assert [(one["method"], one["seeds"], one["fid"]) for one in found] == [
+    groups = json.loads(call("show", "all.csv", "--format", "json", "--sort", "method,-seeds")[1])
+    assert [(group["method"], group["seeds"], group["fid"]) for group in groups] == [
         ("cool_sd", 2, 5.0),
         ("sjd", 2, 2.0),
         ("sjd", 1, 9.0),  # another commit: never mixed
@@ -147,60 +147,62 @@ def test_show_pools_seeds_and_groups(call: Call, tmp_path: Path) -> None:
     assert "unknown column 'nope'" in refused(call, "show", "all.csv", "--columns", "nope")
 
 
-def test_the_baseline_of_a_grid_is_a_line_as_of_its_own_run(call: Call, tmp_path: Path) -> None:
+def test_the_baseline_of_a_grid_is_a_line_like_its_own_run(call: Call, tmp_path: Path) -> None:
     words = ["n=3", "metrics=none", "emitted_draws=8"]
     for out, more in (("g/1", ["delta=1.1"]), ("g/2", ["delta=2"]), ("g/3", ["delta=2", "seed=1"])):
         run.run(configuration.compose(["method=cool_sd", *more, *words]), str(tmp_path / out), loader=FakePipeline)
     run.run(configuration.compose(["method=vanilla", *words]), str(tmp_path / "own"), loader=FakePipeline)
     shown = json.loads(call("show", "g", "--format", "json", "--columns", "method,delta,seeds,accepted_length_mean")[1])
-    assert [(one["method"], one["delta"], one["seeds"]) for one in shown] == [
+    assert [(line["method"], line["delta"], line["seeds"]) for line in shown] == [
         ("vanilla", None, 2),
         ("cool_sd", 1.1, 1),
         ("cool_sd", 2.0, 2),
     ]
     assert shown[0]["accepted_length_mean"] == 1
     columns = call("show", "g", "--format", "csv")[1].splitlines()[0].split(",")
-    assert columns[:4] == ["model", "method", "delta", "n"]  # and not everything that vanilla AR is without
+    assert columns[:4] == ["model", "method", "delta", "n"]  # and not every parameter that vanilla AR does not have
     sources.add_to_store(tmp_path / "s.sqlite", [(tmp_path / "g/1", row_of("g/1"))])
     assert len(call("show", "s.sqlite")[1].splitlines()) == 1 + 2
-    assert len(call("show", "g", "own", "--no-pool")[1].splitlines()) == 1 + 5  # seed 0 has a run of its own
-    mine = row_of("g/1")
-    found, expected = baseline.baseline_row(tmp_path / "g/1", mine), row_of("own")
-    assert found is not None
+    assert len(call("show", "g", "own", "--no-pool")[1].splitlines()) == 1 + 5  # seed 0 has its own run
+    run_row = row_of("g/1")
+    baseline_row, expected = baseline.baseline_row(tmp_path / "g/1", run_row), row_of("own")
+    assert baseline_row is not None
     measured = (
         "peak_memory_mib",
         "text_s",
         "text_s_stderr",
         "pixels_s",
         "pixels_s_stderr",
-    )  # the fake decodes in no time
+    )  # the fake needs no time to decode
     alike = COLUMNS.keys() - {"run_id", "baseline_run_id", "config_hash", "time", "note", *measured}
-    assert {name: found[name] for name in alike} == {name: expected[name] for name in alike}
-    assert (found["run_id"], found["baseline_run_id"]) == (f"{mine['run_id']}/baseline",) * 2
-    assert call("collect", "g", "out=all.csv")[1] == "wrote all.csv: 3 rows\n"  # runs alone
+    assert {name: baseline_row[name] for name in alike} == {name: expected[name] for name in alike}
+    assert (baseline_row["run_id"], baseline_row["baseline_run_id"]) == (f"{run_row['run_id']}/baseline",) * 2
+    assert call("collect", "g", "out=all.csv")[1] == "wrote all.csv: 3 rows\n"  # only runs
 
 
-def test_scores_of_a_baseline_are_those_of_the_same_scorer(tmp_path: Path) -> None:
+def test_scores_of_a_baseline_need_the_same_scorer(tmp_path: Path) -> None:
     cfg = configuration.compose(["method=cool_sd", "n=3", "metrics=none"])
     folder = run.run(cfg, str(tmp_path), loader=FakePipeline).folder
     images = read_records(tmp_path / "baseline.jsonl")
     digests, prompts = fingerprint(one.sha256 for one in images), prompts_fingerprint(images)
 
-    def add(value: float | None, backend: str, side: Side = "vanilla", of: str = digests) -> None:
+    def add(value: float | None, backend: str, side: Side = "vanilla", images_digest: str = digests) -> None:
         columns = {"image_reward": Score(value, None, backend, "")}
-        folder.open_scores().add(ScoreLine("m", side, 3, of, prompts, "", columns, (), "0", "c", "2026-11-25"))
+        folder.open_scores().add(
+            ScoreLine("m", side, 3, images_digest, prompts, "", columns, (), "0", "c", "2026-11-25")
+        )
 
-    mine = row_of(str(tmp_path)) | {"image_reward_backend": "here"}
+    run_row = row_of(str(tmp_path)) | {"image_reward_backend": "here"}
     for value, backend, more in ((1.0, "here", ()), (2.0, "here", ()), (None, "here", ()), (3.0, "here", ("method",)),
                                  (4.0, "here", ("vanilla", "others"))):  # fmt: skip
         add(value, backend, *more)
-    found = baseline.baseline_row(tmp_path, mine)
-    assert found is not None
-    assert found["image_reward"] == 2.0
+    baseline_row = baseline.baseline_row(tmp_path, run_row)
+    assert baseline_row is not None
+    assert baseline_row["image_reward"] == 2.0
     add(5.0, "elsewhere")
-    found = baseline.baseline_row(tmp_path, mine)
-    assert found is not None
-    assert found["image_reward"] is None  # not comparable
+    baseline_row = baseline.baseline_row(tmp_path, run_row)
+    assert baseline_row is not None
+    assert baseline_row["image_reward"] is None  # not comparable
 
 
 def test_conditions() -> None:
@@ -214,14 +216,14 @@ def test_conditions() -> None:
         ("delta=1.10", [1]),
     ):
         test = selection.condition(text)
-        assert [int(one["run_id"]) for one in rows if test(one)] == numbers, text
+        assert [int(candidate["run_id"]) for candidate in rows if test(candidate)] == numbers, text
     for text in ("fid", "nope=1", "fid>x", "=3"):
         with pytest.raises(UsageError):
             selection.condition(text)
 
 
 def test_no_other_text_is_a_number(tmp_path: Path) -> None:
-    """Python's float takes underscores, infinities, blanks and the digits of every script."""
+    """Python's float accepts underscores, infinities, blanks and the digits of every script."""
     for text, number in (("1", 1), ("-.5", -0.5), ("+1.e-3", 0.001), ("12.50", 12.5)):
         assert decimal(text) == number
     for text in ("1_0", "1e1_0", "inf", "nan", "\u0661\u0662", " 12", "0x10", "1,5"):
@@ -236,7 +238,7 @@ def test_no_other_text_is_a_number(tmp_path: Path) -> None:
 
 
 def test_a_store_that_never_ends_is_refused(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view or a column may compute for ever: neither is read, or not for long."""
+    """A view or a column may compute for ever: it is either not read or stopped soon."""
     monkeypatch.setattr(sources, "_PATIENCE", 0.5)
     endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r)"
     for name, made in (

@@ -37,21 +37,21 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def submitted(original: Path, tmp_path: Path) -> Path:
-    """A copy of a good folder."""
+    """A copy of a correct folder."""
     return Path(shutil.copytree(original, tmp_path / "submitted"))
 
 
-def knows(commit: str) -> bool:
+def is_known(commit: str) -> bool:
     return commit == COMMIT
 
 
-def the(folder: Path, pattern: str) -> Path:
+def only_file(folder: Path, pattern: str) -> Path:
     [path] = folder.glob(pattern)
     return path
 
 
 def test_a_row_is_computed_again(submitted: Path) -> None:
-    assert check_submission.faults(submitted, knows) == []
+    assert check_submission.faults(submitted, is_known) == []
     assert check_submission.faults(submitted) == []  # without a history
 
 
@@ -61,8 +61,8 @@ def edit_row(folder: Path) -> None:
 
 
 def edit_record(folder: Path) -> None:
-    """A smaller number of steps, with a checksum that fits."""
-    path = the(folder, "runs/*/records.jsonl")
+    """A smaller number of steps, with a matching checksum."""
+    path = only_file(folder, "runs/*/records.jsonl")
     first, *rest = path.read_bytes().splitlines(keepends=True)
     values = journal.decode(first)
     values["steps"] -= 1
@@ -72,16 +72,16 @@ def edit_record(folder: Path) -> None:
 def add_row(folder: Path) -> None:
     path = folder / "rows.csv"
     head, row = path.read_text().splitlines()
-    run_id = json.loads(the(folder, "runs/*/run.json").read_text())["run_id"]
+    run_id = json.loads(only_file(folder, "runs/*/run.json").read_text())["run_id"]
     path.write_text("\n".join([head, row, row.replace(run_id, "another")]) + "\n")
 
 
 def remove_run(folder: Path) -> None:
-    the(folder, "runs/*/records.jsonl").unlink()
+    only_file(folder, "runs/*/records.jsonl").unlink()
 
 
 def edit_config(folder: Path) -> None:
-    path = the(folder, "runs/*/config.yaml")
+    path = only_file(folder, "runs/*/config.yaml")
     path.write_text(path.read_text().replace("window: 16", "window: 8"))
 
 
@@ -93,25 +93,29 @@ def fill(folder: Path) -> None:
     (folder / "images.bin").write_bytes(bytes(check_submission.LARGEST))
 
 
-def test_what_does_not_belong_together_is_named(original: Path, tmp_path: Path) -> None:
+def test_inconsistent_files_are_named(original: Path, tmp_path: Path) -> None:
     for damage in (edit_row, edit_record, add_row, remove_run, edit_config, link, fill):
         folder = Path(shutil.copytree(original, tmp_path / damage.__name__))
         damage(folder)
-        problems = check_submission.faults(folder, knows)
+        problems = check_submission.faults(folder, is_known)
         assert problems, damage
         assert all(problem.count("\n") == 0 for problem in problems)
 
 
 def test_code_that_nobody_can_read_is_refused(tmp_path: Path) -> None:
     for commit in (COMMIT + "-dirty", "b" * 40, "abc", ""):
-        assert len(check_submission.faults(submit(tmp_path / f"of{commit}", commit), knows)) == 1, commit
+        assert len(check_submission.faults(submit(tmp_path / f"of{commit}", commit), is_known)) == 1, commit
 
 
 def test_plug_ins_are_named(submitted: Path) -> None:
-    path = the(submitted, "runs/*/run.json")
+    path = only_file(submitted, "runs/*/run.json")
     memory = RunMetadata.read(path)
-    memory.changed(sessions={key: {**one, "plugins": "mine 1.0"} for key, one in memory.sessions.items()}).write(path)
-    assert any("mine 1.0" in problem and "plug-ins" in problem for problem in check_submission.faults(submitted, knows))
+    memory.changed(
+        sessions={key: {**session, "plugins": "mine 1.0"} for key, session in memory.sessions.items()}
+    ).write(path)
+    assert any(
+        "mine 1.0" in problem and "plug-ins" in problem for problem in check_submission.faults(submitted, is_known)
+    )
 
 
 def test_the_script_checks_every_folder(submitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +124,7 @@ def test_the_script_checks_every_folder(submitted: Path, capsys: pytest.CaptureF
     assert "has no rows.csv" in capsys.readouterr().out
 
 
-def test_the_submitted_rows_of_this_repository_hold() -> None:
+def test_the_submitted_rows_of_this_repository_are_correct() -> None:
     folders = [path for path in sorted((ROOT / "results/submitted").glob("*")) if path.is_dir()]
     assert {path: check_submission.faults(path, check_submission.known_commits()) for path in folders} == {
         path: [] for path in folders

@@ -1,4 +1,4 @@
-"""Suites: one vanilla AR for all methods, whatever interrupts, and a table whose numbers are those of single runs."""
+"""Suites: one vanilla AR for all methods, any interruption, and a table with the same numbers as single runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Counting(FakePipeline):
     """Counts the images that are decoded, and is interrupted at some of them."""
 
     decodes: ClassVar[list[tuple[str, int, int]]] = []  # method, seed, index
-    stops: ClassVar[set[int]] = set()  # numbers of decodes at which the user stops twice
+    stops: ClassVar[set[int]] = set()  # numbers of the decodes at which the user stops twice
 
     def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
         method = "vanilla" if self.empty else str(self.cfg["method"])
@@ -89,18 +89,18 @@ def test_a_suite_that_is_stopped_twice_has_the_numbers_of_single_runs(call: Call
     assert Counting.decodes == decodes
     for (method, delta, seed), row in rows.items():
         if seed == 0:
-            continue  # the same again
-        given = [
+            continue  # the same run again
+        words = [
             f"method={method}",
             f"seed={seed}",
             *([f"delta={delta}"] if delta else []),
             f"out=single-{row['run_id']}",
         ]
-        given += "n=4 batch=2 metrics=none warmup=0 device=cpu timing=false".split()
-        assert call("run", *given)[0] == 0
+        words += "n=4 batch=2 metrics=none warmup=0 device=cpu timing=false".split()
+        assert call("run", *words)[0] == 0
         single = row_of(f"single-{row['run_id']}")
         differing = {name for name in row if row[name] != single[name]} - ITS_OWN
-        # a single run decodes a baseline of its own, which its configuration says
+        # a single run decodes its own baseline, which its configuration says
         assert differing <= {"config_hash", "note"}, (method, differing)
         vanilla = rows["vanilla", None, seed]["run_id"]
         assert row["baseline_run_id"] == vanilla
@@ -127,7 +127,7 @@ def test_one_table_with_pooled_seeds_and_tests_against_vanilla(call: Call, suite
 
 
 def test_a_report_of_a_suite_shows_its_runs_and_nothing_else(call: Call, suite: Path) -> None:
-    """More prompts, and then the report: what was decoded stays."""
+    """With more prompts, then the report: the decoded images stay."""
     call("suite", "my.yaml", "out=s", "seeds=0", "n=2")
     before = len(Counting.decodes)
     assert call("suite", "my.yaml", "out=s", "seeds=0", "n=4")[0] == 0
@@ -138,7 +138,7 @@ def test_a_report_of_a_suite_shows_its_runs_and_nothing_else(call: Call, suite: 
     assert "4 runs, 16 images, 0 audits" in out
     page = Path("s.html").read_text()
     assert "eagle1" not in page.partition('"rows"')[2].partition('"audits"')[0]
-    assert page.count('"speedup_step"') >= 4  # the trade-off's axis, which a run without a baseline lacks
+    assert page.count('"speedup_step"') >= 4  # the trade-off's axis, which a run without a baseline does not have
 
 
 def test_timed_runs_alternate_with_vanilla(call: Call, suite: Path) -> None:
@@ -157,23 +157,27 @@ def test_a_line_with_its_own_sampling_has_its_own_vanilla(tmp_path: Path) -> Non
     lines: dict[str, Any] = {"sjd": {"method": "sjd", "temperature": [0.9, 0.5]}, "top": {"method": "sjd", "window": 8}}
     lines["few"] = {"method": "sjd", "window": 4, "n": 3}
     plan = suites.plan(suites.read(Source("x", {"n": 2, "timed": 1, "lines": lines}), "x"), tmp_path)
-    quality = [one for one in plan.runs if not one.timed]
-    vanillas = [one for one in quality if one.reference is None]
-    assert {one.label for one in vanillas} == {"vanilla", "vanilla, temperature=0.5", "vanilla, temperature=0.9"}
-    references = {one.key: one.reference for one in quality}
+    quality = [planned for planned in plan.runs if not planned.timed]
+    vanillas = [planned for planned in quality if planned.reference is None]
+    assert {planned.label for planned in vanillas} == {
+        "vanilla",
+        "vanilla, temperature=0.5",
+        "vanilla, temperature=0.9",
+    }
+    references = {planned.key: planned.reference for planned in quality}
     assert references["sjd_0.5"] != references["sjd_0.9"]
     assert references["top"] is not None
-    assert [one.config["n"] for one in quality if one.key == "few"] == [3]
-    assert {one.config["n"] for one in plan.runs if one.timed} == {1}  # seconds have prompts of their own
+    assert [planned.config["n"] for planned in quality if planned.key == "few"] == [3]
+    assert {planned.config["n"] for planned in plan.runs if planned.timed} == {1}  # seconds have their own prompts
 
 
 def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
-    held = {
+    content = {
         "models": ["llamagen_scenes", "mar_scenes"],
         "lines": {"sjd": {"method": "sjd"}, "cspd": {"method": "cspd", "gamma": 2}},
     }
-    plan = suites.plan(suites.read(Source("x", held), "x"), tmp_path)
-    assert {(one.key, one.cell.model) for one in plan.runs} == {
+    plan = suites.plan(suites.read(Source("x", content), "x"), tmp_path)
+    assert {(planned.key, planned.cell.model) for planned in plan.runs} == {
         ("vanilla", "llamagen_scenes"),
         ("sjd", "llamagen_scenes"),
         ("vanilla", "mar_scenes"),
@@ -183,16 +187,16 @@ def test_methods_of_other_models_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_a_real_model_takes_nothing_from_the_embedded_world_of_a_suite(tmp_path: Path) -> None:
-    held = {**suite_files.named("glance").held, "models": ["llamagen_scenes", "llamagen_xl"]}
-    plan = suites.plan(suites.read(Source("x", held), "x"), tmp_path)
-    found = {run.cell.model: run.config for run in plan.runs if not run.timed}
-    assert found["llamagen_scenes"]["data"].startswith("scenes")
-    assert found["llamagen_xl"]["data"] == "parti"
-    assert not [name for name in found["llamagen_xl"]["metrics"] if "scenes" in name]
+    content = {**suite_files.named("glance").held, "models": ["llamagen_scenes", "llamagen_xl"]}
+    plan = suites.plan(suites.read(Source("x", content), "x"), tmp_path)
+    configs = {run.cell.model: run.config for run in plan.runs if not run.timed}
+    assert configs["llamagen_scenes"]["data"].startswith("scenes")
+    assert configs["llamagen_xl"]["data"] == "parti"
+    assert not [name for name in configs["llamagen_xl"]["metrics"] if "scenes" in name]
     assert any("llamagen_xl is a real model" in text for text in plan.left_out)
 
 
-def test_a_suite_ends_with_what_it_could_not_measure(call: Call, suite: Path) -> None:
+def test_a_suite_ends_with_the_missing_values(call: Call, suite: Path) -> None:
     code, _, err = call("suite", "my.yaml", "metrics=clip_b32", "seeds=0", "n=1", "out=there")
     assert code == 3
     assert "clip_b32 has no value in 4 of 4 runs" in err.splitlines()[-1]
@@ -222,10 +226,10 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
 ]
 
 
-def test_a_bad_file_costs_one_sentence(call: Call) -> None:
-    for held, sentence in BAD:
-        with case(held):
-            Path("bad.yaml").write_text(yaml.safe_dump(held))
+def test_a_bad_file_is_a_short_error(call: Call) -> None:
+    for content, sentence in BAD:
+        with case(content):
+            Path("bad.yaml").write_text(yaml.safe_dump(content))
             assert sentence in refused(call, "suite", "bad.yaml", "out=s")
             assert not Path("s").exists()
     for text in ("a: [", "- 1", "a: &a [*a]", "\x00", "a: " + "[" * 3000):
@@ -234,11 +238,15 @@ def test_a_bad_file_costs_one_sentence(call: Call) -> None:
 
 
 def test_no_text_of_a_suite_reaches_the_terminal_as_a_code(call: Call) -> None:
-    held = {"title": "a\x1b[31mred\x07", "paper": "b\x1b]0;c\x07\nd", "lines": {"e\x1b[2J": {"method": "nope\x1b[1m"}}}
-    Path("bad.yaml").write_text(yaml.safe_dump(held))
+    content = {
+        "title": "a\x1b[31mred\x07",
+        "paper": "b\x1b]0;c\x07\nd",
+        "lines": {"e\x1b[2J": {"method": "nope\x1b[1m"}},
+    }
+    Path("bad.yaml").write_text(yaml.safe_dump(content))
     err = refused(call, "suite", "bad.yaml")
-    held["lines"] = {"e\x1b[2J": {"method": "sjd"}}
-    Path("good.yaml").write_text(yaml.safe_dump(held))
+    content["lines"] = {"e\x1b[2J": {"method": "sjd"}}
+    Path("good.yaml").write_text(yaml.safe_dump(content))
     code, out, more = call("suite", "good.yaml", "dry_run=true")
     assert "\x1b" not in err + out + more
     assert "\x07" not in err + out + more
@@ -247,7 +255,7 @@ def test_no_text_of_a_suite_reaches_the_terminal_as_a_code(call: Call) -> None:
     assert code in (0, 2)
 
 
-def test_every_shipped_suite_can_be_read_and_says_what_it_is() -> None:
+def test_every_shipped_suite_can_be_read_and_has_a_description() -> None:
     for name, line in parameters.choices(suite_files.GROUP).items():
         assert line.endswith("."), f"the first comment of suite/{name} is no whole sentence: {line!r}"
         source = suite_files.named(name)
@@ -262,8 +270,8 @@ def test_every_shipped_suite_can_be_read_and_says_what_it_is() -> None:
 
 
 def test_a_grid_knows_its_jobs(call: Call) -> None:
-    given = ["method=sjd", "window=8,16", "n=2", "metrics=none", "baseline=false", "device=cpu"]
-    assert call("run", "-m", *given, "out=g")[0] == 0
+    words = ["method=sjd", "window=8,16", "n=2", "metrics=none", "baseline=false", "device=cpu"]
+    assert call("run", "-m", *words, "out=g")[0] == 0
     Path("g/window=16/row.csv").unlink()
     first, second = json.loads(call("status", "g", "--json")[1])
     assert (first["state"], second["state"]) == ("stopped", "finished")
@@ -277,21 +285,21 @@ def test_a_grid_knows_its_jobs(call: Call) -> None:
 
 
 def test_pooled_rows_have_the_spread_between_seeds() -> None:
-    same = {"method": "sjd", "fid_stderr": 0.5, "steps": 8, "threads": 1, "commit": "a"}
+    common = {"method": "sjd", "fid_stderr": 0.5, "steps": 8, "threads": 1, "commit": "a"}
     rows = [
-        {**same, "seed": seed, "fid": fid, "note": note} for seed, fid, note in ((0, 1.0, "x; y"), (1, 3.0, "y; z"))
+        {**common, "seed": seed, "fid": fid, "note": note} for seed, fid, note in ((0, 1.0, "x; y"), (1, 3.0, "y; z"))
     ]
-    [both] = selection.groups(rows)
-    found = selection.pooled(both)
-    assert (found["fid"], found["fid_stderr"], found["steps"]) == (2.0, None, 8)
-    assert found["fid_std"] == pytest.approx(2**0.5)
-    assert (found["seed"], found["threads"], found["note"]) == ("0 / 1", 1, "y")
+    [group] = selection.groups(rows)
+    pooled = selection.pooled(group)
+    assert (pooled["fid"], pooled["fid_stderr"], pooled["steps"]) == (2.0, None, 8)
+    assert pooled["fid_std"] == pytest.approx(2**0.5)
+    assert (pooled["seed"], pooled["threads"], pooled["note"]) == ("0 / 1", 1, "y")
     assert len(selection.groups([rows[0], {**rows[1], "commit": "b"}])) == 2  # never mixed
     assert len(selection.groups([rows[0], {**rows[1], "device_name": "b"}])) == 2
     assert selection.groups([{**rows[0], "time": "1"}, {**rows[0], "time": "2", "fid": 9.0}])[0][0]["fid"] == 9.0
 
 
-def test_a_run_that_fails_stops_no_other_and_the_table_is_drawn(call: Call, suite: Path, monkeypatch: Any) -> None:
+def test_a_run_that_fails_does_not_stop_the_others_or_the_table(call: Call, suite: Path, monkeypatch: Any) -> None:
     def load(cfg: Mapping[str, Any]) -> Counting:
         if cfg["method"] == "sjd":
             raise UsageError("no such thing")

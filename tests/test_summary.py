@@ -1,4 +1,4 @@
-"""Statistics of steps and tokens: against traces made by hand, and against the loop itself."""
+"""Statistics of steps and tokens: against hand-made traces, and against the loop itself."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from specbench.rows.journal import Record, from_line, to_line
 
 
 def trace(outside: float = 0.0) -> Trace:
-    """Two images of 3x3 tokens. The first takes four steps: two tokens kept of three; no draft; one kept; three kept,
-    which is the image's end; its last token has mass `outside` where the target has none. The second has no draft at
-    all."""
+    """Two images of 3x3 tokens. The first takes four steps: two of three tokens kept; no draft; one kept; three kept,
+    which end the image. Its last token has mass `outside` where the target has none. The second image has no drafts."""
     accepted, offered, first, tv = torch.zeros(4, 2, 9)
     accepted[0, :4] = torch.tensor([2, 0, 1, 3])
     offered[0, :4] = torch.tensor([3, 0, 3, 3])
@@ -49,12 +48,12 @@ def trace(outside: float = 0.0) -> Trace:
     return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob, *distances, share)
 
 
-def images(of: Trace, steps: list[int], passes: int = 0) -> list[Record]:
+def images(batch_trace: Trace, steps: list[int], passes: int = 0) -> list[Record]:
     """The records of a batch that was decoded with this trace."""
-    tokens = of.log_prob.shape[1]
+    tokens = batch_trace.log_prob.shape[1]
     return [
         replace(record(i), tokens=tokens, steps=steps[i], **fields)
-        for i, fields in enumerate(of_images(of, steps, passes))
+        for i, fields in enumerate(of_images(batch_trace, steps, passes))
     ]
 
 
@@ -108,7 +107,7 @@ def test_the_columns_of_a_row() -> None:
         "emitted_kl_optimal": 0.125,
         "emitted_kl_ratio": 2.0,
         "emitted_ratio_max": 8.0,
-        "first_accept": 0.75,  # over the three steps with a draft; the second image has none
+        "first_accept": 0.75,  # over the three steps with a draft; the second image has no draft
         "draft_tv": 0.875 / 3,
         "draft_top1": 1 / 3,
         "draft_top3": 2 / 3,
@@ -117,19 +116,19 @@ def test_the_columns_of_a_row() -> None:
     }
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
     assert row["acceptance_by_depth"] == [1.0, 0.6667, 0.5]
-    assert row["accepted_histogram"] == [0.7692, 0.0769, 0.0769, 0.0769]  # of thirteen steps
+    assert row["accepted_histogram"] == [0.7692, 0.0769, 0.0769, 0.0769]  # over thirteen steps
     errors: dict[str, float | None] = {
-        "log_prob_stderr": 1.5,  # of -5 and -2
+        "log_prob_stderr": 1.5,  # for -5 and -2
         "perplexity_stderr": 1.5 * math.exp(3.5),
         "emitted_tv_stderr": 0.125,
         "emitted_kl_stderr": 0.25,
         "emitted_kl_optimal_stderr": 0.125,
-        "draft_passes_stderr": 12.5,  # of 20 and 45
+        "draft_passes_stderr": 12.5,  # for 20 and 45
     }
     of_drafts = "emitted_kl_ratio first_accept draft_tv draft_top1 draft_top3 select_share".split()
     errors |= {f"{name}_stderr": None for name in of_drafts}  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
-    assert row["drafted_by_position"] == [0.5, 0.5, 0, 0, 0.5, 0, 0.5, 0.5, 0.5]  # all of the first image
+    assert row["drafted_by_position"] == [0.5, 0.5, 0, 0, 0.5, 0, 0.5, 0.5, 0.5]  # all from the first image
     assert row["acceptance_by_step"] is None  # discrete tokens are generated in the order of their positions
     assert row["emitted_log_ratio"] == [0.6931, 1.3863, 2.0794]
     others = "emitted_log_ratio acceptance_by_depth accepted_histogram drafted_by_position acceptance_by_step".split()
@@ -137,16 +136,16 @@ def test_the_columns_of_a_row() -> None:
 
 
 def test_where_drafts_are_accepted() -> None:
-    own = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 1]])  # in raster order; 0: a step's own token
+    accepted = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 1]])  # in raster order; 0: a token from a step, not from a draft
     first, second = images(trace(), [4, 9])
-    assert summary.is_accepted_draft(first).reshape(3, 3).tolist() == own.astype(bool).tolist()
+    assert summary.is_accepted_draft(first).reshape(3, 3).tolist() == accepted.astype(bool).tolist()
     assert not summary.is_accepted_draft(second).any()
     # means are over steps, not over images
     seldom = replace(first, verified_by_depth=[1], accepted_by_depth=[0], first_accept=0.15)
     assert summary.columns([first, seldom])["first_accept"] == pytest.approx((3 * 0.75 + 0.15) / 4)
     assert summary.acceptance_by_depth([first, seldom]).tolist() == [3 / 4, 2 / 3, 1 / 2]
-    # two roundings have no ratio
-    exact = [replace(one, emitted_kl=1e-14, emitted_kl_optimal=2e-7) for one in (first, second)]
+    # two rounding errors have no ratio
+    exact = [replace(image, emitted_kl=1e-14, emitted_kl_optimal=2e-7) for image in (first, second)]
     assert "emitted_kl_ratio" not in summary.columns(exact)
 
 
@@ -156,34 +155,37 @@ def timed(i: int, seconds: float, batch: int = 1, **changes: Any) -> Record:
     return replace(record(i), decode_s=seconds, latency_s=latency, text_s=seconds / 10, batch=batch, **changes)
 
 
-def test_the_error_of_a_mean_is_the_textbooks() -> None:
+def test_the_error_of_a_mean_agrees_with_the_textbook() -> None:
     values = [3.0, 1.0, 4.0, 1.0, 5.0]
-    found = summary.mean(values)
-    assert found == pytest.approx((2.8, np.std(values, ddof=1) / math.sqrt(5)))
+    estimate = summary.mean(values)
+    assert estimate == pytest.approx((2.8, np.std(values, ddof=1) / math.sqrt(5)))
     assert summary.mean([3.0]) == (3.0, None)
     assert summary.ratio([0.0, 0.0], [0, 0]) == (None, None)
-    # images that have nothing below the line do not count as evidence
-    assert summary.ratio([*values, 0.0, 0.0], [1] * 5 + [0, 0]) == pytest.approx(found)
+    # images with a zero denominator do not count as evidence
+    assert summary.ratio([*values, 0.0, 0.0], [1] * 5 + [0, 0]) == pytest.approx(estimate)
     assert summary.ratio([1.0, 0.0], [2, 0]) == (0.5, None)
     # five pairs of the same value are five values, not ten
-    assert summary.mean([v for v in values for _ in "ab"], [i for i in range(5) for _ in "ab"]) == pytest.approx(found)
+    assert summary.mean([v for v in values for _ in "ab"], [i for i in range(5) for _ in "ab"]) == pytest.approx(
+        estimate
+    )
     assert summary.mean(values, [7] * 5) == (2.8, None)
 
 
 def calibration(draw: Any, estimate: Any, truth: float, sets: int = 1500) -> tuple[float, float]:
     """(mean squared standard error / variance of the estimate, coverage of its 95 % intervals) over simulated sets."""
     rng = np.random.default_rng(0)
-    found = np.array([estimate(*draw(rng)) for _ in range(sets)])
-    covered = np.abs(found[:, 0] - truth) <= 1.96 * found[:, 1]
-    return float(np.square(found[:, 1]).mean() / found[:, 0].var()), float(covered.mean())
+    estimates = np.array([estimate(*draw(rng)) for _ in range(sets)])
+    covered = np.abs(estimates[:, 0] - truth) <= 1.96 * estimates[:, 1]
+    return float(np.square(estimates[:, 1]).mean() / estimates[:, 0].var()), float(covered.mean())
 
 
 def test_the_error_of_an_acceptance_rate_is_calibrated() -> None:
-    """Images differ in how many drafts they verify, and those with many accept fewer of them: counting drafts as if
-    they were independent would be far off.
+    """Images differ in how many drafts they verify, and those with many accept fewer of them. Counting drafts as
+    independent would be far off.
 
-    Over 1500 sets a variance is known to sqrt(2 / 1500) = 3.7 %, and four of those are 15 %; a coverage of 95 % to
-    sqrt(0.95 * 0.05 / 1500) = 0.56 %, and four of those are 2.3 %. The delta method itself is off by some 1 / images.
+    Over 1500 sets a variance is known to sqrt(2 / 1500) = 3.7 %, and four of those are 15 %. A coverage of 95 % is
+    known to sqrt(0.95 * 0.05 / 1500) = 0.56 %, and four of those are 2.3 %. The delta method itself is off by about 1 /
+    images.
     """
 
     def draw(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -205,19 +207,24 @@ def test_the_error_of_an_acceptance_rate_is_calibrated() -> None:
 
 
 def test_the_errors_of_speed_count_pairs_and_batches() -> None:
-    """Latencies of method and vanilla rise and fall together with the prompt. The images of a batch share its seconds:
-    20 batches of 8 are 20 measurements, not 160."""
+    """The latencies of method and vanilla depend on the prompt in the same way. The images of a batch share its
+    seconds: 20 batches of 8 are 20 measurements, not 160."""
     rng = np.random.default_rng(2)
     hard = rng.gamma(20, 1 / 20, 60)
-    both = hard * rng.gamma(50, 1 / 50, 60), 3 * hard * rng.gamma(200, 1 / 200, 60)
-    row = summary.versus(*([timed(i, s, timed=2 * i + k) for i, s in enumerate(some)] for k, some in enumerate(both)))
-    value, stderr = summary.ratio(both[1].tolist(), both[0].tolist())
+    latencies = hard * rng.gamma(50, 1 / 50, 60), 3 * hard * rng.gamma(200, 1 / 200, 60)
+    row = summary.versus(
+        *(
+            [timed(i, s, timed=2 * i + k) for i, s in enumerate(seconds_of_side)]
+            for k, seconds_of_side in enumerate(latencies)
+        )
+    )
+    value, stderr = summary.ratio(latencies[1].tolist(), latencies[0].tolist())
     for name in ("latency", "throughput"):
         assert row[f"speedup_{name}"] == pytest.approx(value)
-        # of independent prompts the block bootstrap gives the same, see test_timing
+        # for independent prompts the block bootstrap gives the same, see test_timing
         assert row[f"speedup_{name}_stderr"] == pytest.approx(stderr, rel=0.25)
-    assert row["baseline_latency_s"] == pytest.approx(both[1].mean())
-    assert row["baseline_latency_s_stderr"] == pytest.approx(both[1].std(ddof=1) / math.sqrt(60))
+    assert row["baseline_latency_s"] == pytest.approx(latencies[1].mean())
+    assert row["baseline_latency_s_stderr"] == pytest.approx(latencies[1].std(ddof=1) / math.sqrt(60))
 
     seconds = np.repeat(rng.gamma(30, 1 / 30, 20), 8)
     row = summary.speed([timed(i, s, 8, timed=1 + i // 8) for i, s in enumerate(seconds)])
@@ -225,38 +232,39 @@ def test_the_errors_of_speed_count_pairs_and_batches() -> None:
     assert (row["images_per_s"], row["images_per_s_stderr"]) == pytest.approx(throughput)
     assert row["tokens_per_s_stderr"] == pytest.approx(16 * row["images_per_s_stderr"])
     assert row["text_s_stderr"] == pytest.approx(seconds[::8].std(ddof=1) / 10 / math.sqrt(20))
-    assert row["steps_stderr"] == 0  # which is no matter of the clock
+    assert row["steps_stderr"] == 0  # this does not depend on the clock
     # A batch takes the seconds of all its images; its percentiles are over batches.
     assert row["batch_s_p50"] == pytest.approx(8 * np.median(seconds[::8]))
     assert row["batch_s_p95"] == pytest.approx(8 * np.percentile(seconds[::8], 95))
     alone = summary.speed([timed(i, s, timed=1 + i) for i, s in enumerate(seconds)])
     assert (alone["batch_s_p50"], alone["batch_s_p95"]) == (alone["latency_s_p50"], alone["latency_s_p95"])
-    assert "batch_s_p50" not in summary.speed([timed(i, s) for i, s in enumerate(seconds)])  # of older records
+    assert "batch_s_p50" not in summary.speed([timed(i, s) for i, s in enumerate(seconds)])  # older records
 
 
-def test_what_was_decoded_together() -> None:
+def test_images_that_were_decoded_together() -> None:
     batches = [(0.5, 2), (0.5, 2), (0.25, 3), (0.25, 3), (0.25, 3), (0.5, 1)]
     images = [timed(i, s, b) for i, (s, b) in enumerate(batches)]
     first = summary.together(images)
     assert [first[i] == first[j] for i, j in ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 5))] == [1, 0, 1, 1, 0, 0]
     assert len(set(summary.together([timed(i, 0.5) for i in range(4)]))) == 4  # equally long, but alone
-    # another pass of the same images, interrupted, in other batches: what either has together is together
+    # another pass of the same images, interrupted and in other batches: images that share a batch in either pass form
+    # one group
     other = [timed(i, s, b) for i, (s, b) in enumerate([(0.1, 1), (0.2, 2), (0.2, 2), (0.3, 2), (0.3, 2), (0.4, 1)])]
-    both = summary.together(images, other)
-    assert both[:5] == [both[0]] * 5
-    assert both[5] != both[0]
+    grouped = summary.together(images, other)
+    assert grouped[:5] == [grouped[0]] * 5
+    assert grouped[5] != grouped[0]
     again = [replace(r, session="another") for r in images]
     assert sorted(summary.together(images, again)) == sorted(first)
 
 
-def test_every_estimate_has_its_error_beside_it() -> None:
+def test_every_estimate_has_its_error_in_the_next_column() -> None:
     names = list(COLUMNS)
     for name in _ESTIMATES:
         assert names[names.index(name) + 1] == stderr_of(name) != name
     images = [timed(i, 1.0 + i) for i in range(3)]
-    found = summary.speed(images) | summary.versus(images, images) | summary.columns(images)
-    assert set(found) <= set(names)
-    for name, value in found.items():
+    estimates = summary.speed(images) | summary.versus(images, images) | summary.columns(images)
+    assert set(estimates) <= set(names)
+    for name, value in estimates.items():
         if name.endswith("_stderr"):
             assert value is None or name in NUMBERS
 
@@ -287,20 +295,21 @@ def run(drafter: Any) -> tuple[Decoded, list[Record]]:
     ]
 
 
-def test_the_figures_of_a_chain_agree_with_each_other() -> None:
+def test_the_statistics_of_a_chain_agree_with_each_other() -> None:
     out, made = run(TabularDrafter(Q, chain_paths(3)))
     assert [sum(r.accepted_per_step) for r in made] == out.accepted.tolist()
     assert [len(r.accepted_per_step) for r in made] == out.steps.tolist()
     assert [int(summary.is_accepted_draft(r).sum()) for r in made] == out.accepted.tolist()
-    for one in made:
-        assert sum(one.accepted_by_depth) == sum(one.accepted_per_step)
-        assert all(verified <= kept for kept, verified in zip(one.accepted_by_depth, one.verified_by_depth[1:]))
-        assert all(kept <= verified for kept, verified in zip(one.accepted_by_depth, one.verified_by_depth))
+    for image in made:
+        assert sum(image.accepted_by_depth) == sum(image.accepted_per_step)
+        assert all(verified <= kept for kept, verified in zip(image.accepted_by_depth, image.verified_by_depth[1:]))
+        assert all(kept <= verified for kept, verified in zip(image.accepted_by_depth, image.verified_by_depth))
     histogram = summary.accepted_histogram(made)
     assert histogram.sum() == pytest.approx(1)
     assert histogram @ np.arange(len(histogram)) == pytest.approx(int(out.accepted.sum()) / int(out.steps.sum()))
     row = summary.columns(made)
-    # Under the exact rule the first candidate is kept with probability 1 - TV, and a chain's first depth is that one.
+    # Under the exact rule the first candidate is kept with probability 1 - TV, and a chain's first depth is this
+    # candidate.
     # Five standard errors of a share over some 5000 steps:
     near = 5 * 0.5 / sum(r.steps for r in made) ** 0.5
     assert row["first_accept"] == pytest.approx(1 - row["draft_tv"], abs=near)
@@ -358,8 +367,8 @@ def test_the_record_of_an_image_of_vectors() -> None:
     assert fields["draft_s"] == 0.75
     row = summary.columns([vector_record(), replace(vector_record(), index=1)])
     assert (row["residual_tries"], row["residual_fallbacks"]) == (3.5, 2)
-    assert row["residual_tries_stderr"] == 0  # the two images are one image twice
-    assert "perplexity" not in row  # a density is no probability
+    assert row["residual_tries_stderr"] == 0  # the two images are the same image
+    assert "perplexity" not in row  # a density is not a probability
     assert row["draft_tv"] is None
     assert row["acceptance_by_depth"] == [round(2 / 3, 4), 1.0, 0.5]
     assert row["drafted_by_position"] == [1, 0, 1, 0, 0, 0, 1, 1, 1]
@@ -369,10 +378,10 @@ def test_the_record_of_an_image_of_vectors() -> None:
 def test_the_expected_speed_up_is_equation_35() -> None:
     """a = 5/7, c = (0.75 s / 7) / (6 s / 9)."""
     vanilla = replace(vector_record(), decode_s=6.0, timed=2)
-    found = summary.expected_speedup([vector_record(timed=1)], [vanilla], 3)
+    columns = summary.expected_speedup([vector_record(timed=1)], [vanilla], 3)
     a, c = 5 / 7, (0.75 / 7) / (6 / 9)
-    assert found["draft_cost"] == pytest.approx(c)
-    assert found["speedup_expected"] == pytest.approx((1 - a**4) / ((1 - a) * (3 * c + 1)))
+    assert columns["draft_cost"] == pytest.approx(c)
+    assert columns["speedup_expected"] == pytest.approx((1 - a**4) / ((1 - a) * (3 * c + 1)))
     all_kept = summary.expected_speedup([vector_record(accepted=7, timed=1)], [vanilla], 3)
     assert all_kept["speedup_expected"] == pytest.approx(4 / (3 * c + 1))
     assert summary.expected_speedup([vector_record(timed=1)], [replace(vanilla, batch=2)], 3) == {}

@@ -1,4 +1,4 @@
-"""The tables: published digits stay as printed, measured values come from rows only, and nothing is run twice."""
+"""The tables: published digits stay as printed, measured values come only from rows, and nothing is run twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RUNS = [line for line in TABLE.lines if line.overrides is not None]
 
 
 class FakeBench(Bench):
-    """A harness that decodes nothing: every run returns a row that names it. `fail_at` breaks the n-th run."""
+    """A harness that decodes nothing: every run returns a row that names it. `fail_at` makes the n-th run fail."""
 
     def __init__(self, **cells: Any) -> None:
         self.cells = cells
@@ -58,7 +58,7 @@ class FakeBench(Bench):
         if run.rows_of != "run":
             return self._other_row(run)
         i = len(self.ran)
-        own = {
+        identity = {
             "run_id": f"run{i}-{run.weights}-{' '.join(run.overrides)}",
             "config_hash": run.config_hash,
             "n": 64,
@@ -73,7 +73,7 @@ class FakeBench(Bench):
         speed |= {"timing": "true", "timed_pairs": 64, "further_pairs": 0, "speedup_shift": 0.0, "timing_valid": "true"}
         backends = {f"{name}_backend": f"scenes {scorer}" for name, scorer in scorers.items()}
         model = {"model": "llamagen_scenes"}
-        return dict.fromkeys(COLUMNS) | model | own | origin | scores | backends | length | speed | self.cells
+        return dict.fromkeys(COLUMNS) | model | identity | origin | scores | backends | length | speed | self.cells
 
     def compare(self, a: Path, b: Path) -> tuple[()]:
         return ()
@@ -90,7 +90,7 @@ class FakeBench(Bench):
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Tables:
-    """`specbench tables` on a folder of its own, with a fake harness."""
+    """`specbench tables` in its own folder, with a fake harness."""
 
     def call(*words: str, bench: FakeBench | None = None) -> int:
         return cli.main(words, bench or FakeBench(), tmp_path / "results", tmp_path / "runs")
@@ -115,7 +115,7 @@ def _all_rows(**cells: str) -> dict[str, dict[str, str]]:
 
 
 def test_published_digits_stay_as_printed() -> None:
-    """A digit mistyped in the CSV would break the ratio of the latencies."""
+    """A mistyped digit in the CSV would change the ratio of the latencies."""
     rows = literature.load("coolsd_table1")
     assert len(rows) == 9
     first = rows[0].cells
@@ -160,14 +160,14 @@ def test_two_printed_rows_for_one_line_are_an_error() -> None:
         _sheet({}, [*rows, rows[0]])
 
 
-def test_every_table_names_columns_and_lines_that_there_are_and_its_runs_compose() -> None:
+def test_every_table_names_existing_columns_and_lines_and_its_runs_compose() -> None:
     compared = {statistic.name for statistic in STATISTICS} | set(parameters.choices("metrics")) | {"distribution"}
     for name, table in TABLES.items():
         with configuration.session():
             runs = [o for line in table.lines if (o := table.overrides(line, table.model))]
             hashes = {PlannedRun(Path(), configuration.compose(run)).config_hash for run in runs}
         assert len(hashes) == len(runs), f"two lines of {name} are the same run"
-        known = {*(COLUMNS if table.rows_of == "run" else measure.ROW_FILES[table.rows_of].columns)}
+        columns = {*(COLUMNS if table.rows_of == "run" else measure.ROW_FILES[table.rows_of].columns)}
         used = {name for c in table.columns for name in (c.key, c.backend or c.key)}
         used |= {c.spread for c in table.columns if c.std_over}
         lines, named = {line.key for line in table.lines}, set[str]()
@@ -180,7 +180,7 @@ def test_every_table_names_columns_and_lines_that_there_are_and_its_runs_compose
             assert set(table.figure.keys) <= {c.key for c in table.columns}, name
         elif table.figure is not None:
             used.add(table.figure.key)
-        assert used <= known, name
+        assert used <= columns, name
         assert named <= {*lines, ""}, name
         assert {test.statistic for test in table.tests} <= compared, name
 
@@ -206,30 +206,30 @@ def test_a_table_is_filled_by_another_command(tables: Tables, tmp_path: Path) ->
 
 def test_a_line_of_two_tables_is_measured_once(tables: Tables, tmp_path: Path) -> None:
     bench = FakeBench()
-    for table, ran in (("sjd_table4", 4), ("coolsd_table2", 4 + 2)):  # vanilla and SJD of the same images
+    for table, runs_so_far in (("sjd_table4", 4), ("coolsd_table2", 4 + 2)):  # vanilla and SJD of the same images
         tables(table, bench=bench)
-        assert len(bench.ran) == ran
+        assert len(bench.ran) == runs_so_far
     (tmp_path / "results" / "sjd_table4.csv").unlink()
-    tables("coolsd_table2", bench=bench)  # its own rows are those of Cool-SD alone
+    tables("coolsd_table2", bench=bench)  # only the rows of Cool-SD are its own
     assert len(bench.ran) == 6 + 2
 
 
 def test_another_models_runs_follow_the_papers_protocol() -> None:
     table = TABLES["lantern_table3"]
     line = next(line for line in table.lines if line.key == "lantern_0.10_1000_1")
-    own, real = (table.overrides(line, model) for model in ("llamagen_scenes", "llamagen_xl"))
+    embedded, real = (table.overrides(line, model) for model in ("llamagen_scenes", "llamagen_xl"))
     common = "method=lantern delta=0.1"
-    assert own == f"model=llamagen_scenes {common} k=100 n=24 batch=1 emitted_draws=0 seed=0".split()
+    assert embedded == f"model=llamagen_scenes {common} k=100 n=24 batch=1 emitted_draws=0 seed=0".split()
     assert real == f"model=llamagen_xl {common} k=1000 protocol=lantern_table3".split()
     assert "k=1000, embedded 100" in line.label
     assert "n=8" in (table.overrides(line, "llamagen_xl", 8) or ())
-    sizes = TABLES["sjd_table8"]  # which a model of one size has not
+    sizes = TABLES["sjd_table8"]  # a model with only one size does not have these lines
     for line, size in zip(sizes.lines, (512, 768, 1024), strict=True):
         assert sizes.overrides(line, "llamagen_xl") is None
         assert f"size={size}" in (sizes.overrides(line, "lumina_mgpt") or ())
 
 
-def test_a_line_may_be_of_a_model_of_its_own() -> None:
+def test_a_line_may_have_its_own_model() -> None:
     table = TABLES["field_orders"]
     lines = {line.key: line for line in table.lines}
     values = definitions.named(table.overrides(lines["arpg_32"], table.model) or ())
@@ -239,7 +239,7 @@ def test_a_line_may_be_of_a_model_of_its_own() -> None:
     assert "model=llamagen_xl" in (table.overrides(lines["vanilla"], "llamagen_xl") or ())
 
 
-def test_a_real_models_runs_have_no_prompts_and_no_scores_of_an_embedded_world() -> None:
+def test_runs_of_a_real_model_have_no_prompts_or_scores_of_an_embedded_world() -> None:
     for table, model in itertools.product(TABLES.values(), ("llamagen_xl", "llamagen_3b", "mar_l")):
         for line in table.lines:
             for name, value in definitions.named(table.overrides(line, model) or ()).items():
@@ -253,7 +253,7 @@ def test_several_seeds_are_pooled(tables: Tables, tmp_path: Path) -> None:
         assert len(bench.ran) == 3 * len(RUNS)
     assert [word for words, _ in bench.ran[:3] for word in words if "seed" in word] == ["seed=1", "seed=2", "seed=3"]
     text = (tmp_path / "results/tables/coolsd_table1.md").read_text()
-    assert "2.22 ± 1.11" in text  # of 1.11, 2.22 and 3.33, each with 0.2 over images
+    assert "2.22 ± 1.11" in text  # over 1.11, 2.22 and 3.33, each with 0.2 over images
     assert "mean over 3 seeds" in text
     assert "standard deviation over 3 seeds" in text
     assert tables("coolsd_significance", "--seeds", "1,2") == 0  # a test is of one seed
@@ -263,13 +263,13 @@ def test_several_seeds_are_pooled(tables: Tables, tmp_path: Path) -> None:
         tables("relaxed_equal", "--seeds", "1,2")
 
 
-def test_a_score_that_was_asked_for_and_is_missing_ends_with_3(tables: Tables, capsys: Any) -> None:
-    """lantern_table1 names its metrics, coolsd_table1 takes its model's."""
+def test_a_missing_requested_score_ends_with_3(tables: Tables, capsys: Any) -> None:
+    """lantern_table1 names its metrics, coolsd_table1 uses its model's."""
     empty = {"geneval": None, "clip_score": 0.5, "image_reward": None, "note": "geneval: no weights; fid: too few"}
     assert tables("lantern_table1", bench=FakeBench(**empty)) == 3
-    said = capsys.readouterr().err
-    assert "scenes_geneval has no value in 3 of 3 runs (Speculative Decoding, Medusa, EAGLE-2): no weights" in said
-    assert "scenes_clip has no value" not in said
+    stderr = capsys.readouterr().err
+    assert "scenes_geneval has no value in 3 of 3 runs (Speculative Decoding, Medusa, EAGLE-2): no weights" in stderr
+    assert "scenes_clip has no value" not in stderr
     assert tables("lantern_table1", bench=FakeBench()) == 0  # from the rows
     assert tables("coolsd_table1", bench=FakeBench(fid=None)) == 0
     assert "scenes_fid has no value in 6 of 6 runs" in capsys.readouterr().err
@@ -288,10 +288,10 @@ def test_comparisons_are_drawn_when_they_are_named(tables: Tables, tmp_path: Pat
         assert opened.width > 1000
     tables("coolsd_fig5", bench=bench)
     assert len(bench.ran) == len(TABLES["coolsd_fig5"].lines)
-    assert (folder / "coolsd_fig5.svg").read_text() == picture  # the same rows, the same file
+    assert (folder / "coolsd_fig5.svg").read_text() == picture  # the same rows give the same file
 
 
-def test_a_pareto_front_is_what_nothing_else_beats() -> None:
+def test_a_pareto_front_has_the_points_that_no_other_dominates() -> None:
     g = random.Random(0)
     assert figures.pareto_front([], down=True) == []
     for down in (False, True):
@@ -302,8 +302,8 @@ def test_a_pareto_front_is_what_nothing_else_beats() -> None:
         assert figures.pareto_front(points, down) == sorted(set(points) - beaten)
 
 
-def test_a_front_is_of_all_curves_and_on_the_better_side() -> None:
-    """As stairs that come down behind a point: what is longer than it has the next one's quality."""
+def test_a_front_covers_all_curves_and_is_on_the_better_side() -> None:
+    """A front is drawn as stairs: to the right of a point, the curve has the next point's quality."""
     table = TABLES["lantern_fig5"]
     assert isinstance(table.figure, definitions.TableFigure)
     first, second, *_ = table.figure.panels[0].curves
@@ -314,13 +314,13 @@ def test_a_front_is_of_all_curves_and_on_the_better_side() -> None:
             rows[key] = _row(accepted_length_mean=str(x), fid=str(fid), clip_score=str(clip))
     drawn = figures._curves(table.figure, table, rows)
     fronts = [line for a in drawn.axes[:2] for line in a.lines if "Pareto" in str(line.get_label())]
-    found = [[tuple(map(float, p)) for p in line.get_xydata()] for line in fronts]
-    assert found == [[(2.5, 4.0), (3.0, 6.0)], [(3.0, 0.7)]]
+    points_of_fronts = [[tuple(map(float, p)) for p in line.get_xydata()] for line in fronts]
+    assert points_of_fronts == [[(2.5, 4.0), (3.0, 6.0)], [(3.0, 0.7)]]
     assert all(line.get_drawstyle() == "steps-pre" for line in fronts)
 
 
 def test_lists_of_rows_are_drawn(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kind of figure, from cells as rows have them; a row without its list is left out."""
+    """Every kind of figure, from cells as rows have them. A row without its list is left out."""
     drawn: dict[str, list[Any]] = {"bar": [], "barh": [], "plot": [], "imshow": []}
     for name, calls in drawn.items():
         plain = getattr(Axes, name)
@@ -331,7 +331,7 @@ def test_lists_of_rows_are_drawn(tables: Tables, tmp_path: Path, monkeypatch: py
     for name in ("sjdpac_fig1", "cspd_fig11", "cspd_fig16", "cspd_fig8"):
         tables(name, bench=bench)
         drawing = (tmp_path / "results" / "tables" / f"{name}.svg").read_text()
-        assert "Pareto front" not in drawing  # which a sweep of a parameter has not
+        assert "Pareto front" not in drawing  # a sweep of a parameter has none
     shares, gains = [call[0][1] for call in drawn["bar"]][::2][:2]
     assert shares == [0.5, 0.25, 0.25]
     assert gains == pytest.approx([0, 1 / 3, 2 / 3])  # one and two tokens beyond a step's first
@@ -343,7 +343,7 @@ def test_lists_of_rows_are_drawn(tables: Tables, tmp_path: Path, monkeypatch: py
     tables("sjdpac_table4", bench=bench)
     bars = [(call[0][1], call[0][3]) for call in drawn["barh"]]
     assert bars[0] == ([2.0, 2.0], [0.0, 0.0])
-    assert bars[1] == ([0.5, 0.5], [2.0, 2.0])  # begins where the first ends
+    assert bars[1] == ([0.5, 0.5], [2.0, 2.0])  # it begins where the first ends
     for name in ("cspd_fig16", "sjdpac_table4"):
         assert figures.draw(TABLES[name], {line.key: None for line in TABLES[name].lines}, tmp_path, "none")
 
@@ -355,7 +355,7 @@ def test_every_axis_of_a_figure_has_a_label() -> None:
             assert {*table.figure.x} <= labelled, name
 
 
-def test_a_spread_that_older_rows_lack_is_shown_where_it_is() -> None:
+def test_a_spread_is_shown_for_the_rows_that_have_it() -> None:
     older = _row(accepted_length_std="0.2", n="64")
     for row, error in ((older, 0.2 / 8), (older | {"accepted_length_stderr": "0.5"}, 0.5)):
         expected = (1.11, 0.7101, layout.NORMAL95 * error, layout.NORMAL95 * 0.0123)
@@ -418,7 +418,7 @@ def test_a_missing_cell_has_a_note_that_says_why() -> None:
     assert all(cell.value or cell.marks for e in sheet.entries for cell in e.cells)
 
 
-def test_backends_are_named_each_with_its_lines() -> None:
+def test_every_backend_is_named_with_its_lines() -> None:
     def note(sheet: layout.TableSheet, label: str) -> str:
         [header] = [h for h in sheet.headers if h.label == label]
         return dict(sheet.notes)[header.marks[0]]
@@ -449,7 +449,7 @@ def test_rows_of_different_origin_are_pointed_out() -> None:
 
 
 def test_the_difference_from_the_paper_is_of_the_same_model() -> None:
-    """Measured minus published where the model is the printed one; no line of another model has any."""
+    """Measured minus published if the model is the printed one. No line of another model has a difference."""
     table, published = TABLES["lantern_table3"], literature.load("lantern_table3")
     line = next(line for line in table.lines if line.key == "lantern_0.10_1000_1")
     row = _row(accepted_length_mean="1.80", accepted_length_stderr="0.02", speedup_latency="1.10", clip_score="0.31")
@@ -470,13 +470,14 @@ def test_the_difference_from_the_paper_is_of_the_same_model() -> None:
     assert [e.cells[-1].value for e in entries if e.kind == "difference"] == [""]  # cosines times 100
 
 
-def test_what_rows_say_of_a_column_stands_in_its_head_once() -> None:
-    """What is about columns that the table lacks does not stand there: its figures would be a note for each row."""
+def test_notes_of_rows_about_a_column_are_in_its_head_once() -> None:
+    """Notes about columns that the table does not have are not in its head: their numbers would give a note for each
+    row."""
     sheet = _sheet({"eagle1": _row(note="decoded in 2 processes; perplexity: of 9 pictures")})
     [entry] = [e for e in sheet.entries if e.kind == "measured" and e.marks]
     assert (entry.method, dict(sheet.notes)[entry.marks[0]]) == ("EAGLE-1", "From the row: decoded in 2 processes.")
-    said = {"vanilla": "0.91 of 5 by a1@1", "eagle1": "0.9 of 5 by a1@1", "cool_sd_2": "12 left out"}
-    sheet = _sheet({key: _row(note=f"seconds drifted; clip_score: {text}") for key, text in said.items()})
+    notes = {"vanilla": "0.91 of 5 by a1@1", "eagle1": "0.9 of 5 by a1@1", "cool_sd_2": "12 left out"}
+    sheet = _sheet({key: _row(note=f"seconds drifted; clip_score: {text}") for key, text in notes.items()})
     [head] = [dict(sheet.notes)[header.marks[0]] for header in sheet.headers if header.label == "CLIP score"]
     assert "0.9 to 0.91 of 5 by a1@1 (2 of 3 lines); 12 left out (1 of 3 lines)" in head
     assert not [text for _, text in sheet.notes if "From the row" in text and "clip_score" in text]
@@ -559,19 +560,19 @@ def test_the_first_call_runs_and_the_second_does_not(
     assert (results / "tables/coolsd_table1.tex").is_file()
 
 
-def test_a_run_that_stopped_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of earlier versions."""
+def test_a_stopped_run_continues_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also folders of earlier versions."""
 
     def folders(n: int) -> list[Path]:
         return [run.folder for run in measure.plan(TABLE, TABLE.model, n, tmp_path).runs]
 
     [first, *_] = measure.plan(TABLES["relaxed_equal"], "llamagen_scenes", 3, Path("absent")).runs
     assert str(first.folder) == "runs/tables/relaxed/llamagen_scenes/vanilla-4e1aceee"
-    own = folders(8)
-    assert own == folders(8)
-    assert not {*own} & {*folders(9)}
+    of_eight = folders(8)
+    assert of_eight == folders(8)
+    assert not {*of_eight} & {*folders(9)}
     monkeypatch.setattr(registry, "weights_label", lambda cfg: "new")
-    assert not {*own} & {*folders(8)}
+    assert not {*of_eight} & {*folders(8)}
 
 
 def test_rows_of_another_configuration_or_of_other_weights_do_not_count(
@@ -584,7 +585,7 @@ def test_rows_of_another_configuration_or_of_other_weights_do_not_count(
     for words, weights, runs in (
         (("--n", "8"), registry.weights_label, len(RUNS)),
         ((), lambda cfg: "embedded:2", len(RUNS)),
-        ((), absent, 0),  # weights that cannot be told without loading do not matter
+        ((), absent, 0),  # weights that cannot be known without loading do not matter
     ):
         monkeypatch.setattr(registry, "weights_label", weights)
         bench = FakeBench()
@@ -593,8 +594,8 @@ def test_rows_of_another_configuration_or_of_other_weights_do_not_count(
     assert len(read_rows(tmp_path / "results/coolsd_table1.csv")) == 3 * len(RUNS)
 
 
-def test_the_weights_of_a_run_are_known_without_loading_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retrained weights make old rows stale; a wrong prediction would run every table again each time."""
+def test_the_weights_of_a_run_are_known_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retrained weights make old rows stale. A wrong prediction would run every table again each time."""
     from specbench.harness.pipeline import Pipeline
 
     def weights(*overrides: str) -> str | None:
@@ -622,7 +623,7 @@ def test_a_row_of_another_run_is_refused(tables: Tables, tmp_path: Path) -> None
     assert not (tmp_path / "results/coolsd_table1.csv").exists()
 
 
-def test_no_run_draws_what_is_there(tables: Tables, tmp_path: Path) -> None:
+def test_without_runs_the_existing_rows_are_drawn(tables: Tables, tmp_path: Path) -> None:
     bench, drawn = FakeBench(), tmp_path / "results/tables/coolsd_table1.md"
     tables(TABLE.id, "--no-run", bench=bench)
     assert not bench.ran
@@ -636,12 +637,13 @@ def test_no_run_draws_what_is_there(tables: Tables, tmp_path: Path) -> None:
     assert "**99.99**" in drawn.read_text()  # the newest row that fits
 
 
-def test_the_list_asks_hydra_for_nothing(
+def test_the_list_does_not_use_hydra(
     tables: Tables, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Composing with Hydra made it take ten seconds. A model of another kind has other tables."""
+    """Composing with Hydra used to take ten seconds. A model of another kind has other tables."""
     monkeypatch.setattr(configuration.hydra, "compose", None)
-    suited = [t for t in TABLES.values() if t.model == definitions.DEFAULT_MODEL]  # also what is drawn on request only
+    # also tables that are drawn only on request
+    suited = [t for t in TABLES.values() if t.model == definitions.DEFAULT_MODEL]
     for words, listed in (
         ([], list(TABLES.values())),
         (["--model", "llamagen_xl", "--n", "9"], suited),
@@ -649,16 +651,17 @@ def test_the_list_asks_hydra_for_nothing(
         (["--model", "mar_b"], [table for table in TABLES.values() if table not in suited]),
     ):
         tables("--list", *words)
-        *lines, _, how = capsys.readouterr().out.splitlines()
+        *lines, _, hint = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in lines] == [table.id for table in listed]
         assert all(line.endswith(f"rows  {table.title}") for line, table in zip(lines, listed, strict=True))
-        assert how.endswith(" ".join(["specbench tables ID", *words]))
+        assert hint.endswith(" ".join(["specbench tables ID", *words]))
 
 
 def test_a_table_without_runs_is_not_called_complete(
     tables: Tables, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The embedded model draws one size, so that SJD's table over sizes has no run: it was "complete" with 0/0 rows."""
+    """The embedded model draws one size, so SJD's table over sizes has no run. It was called "complete" with 0/0
+    rows."""
     tables("--list", "sjd_table8")
     assert capsys.readouterr().out.split("0/0")[0].split() == ["sjd_table8", "needs", "--model"]
     bare = replace(TABLE, lines=tuple(replace(line, overrides=None, elsewhere=None) for line in TABLE.lines))
@@ -669,13 +672,13 @@ def test_a_table_without_runs_is_not_called_complete(
     assert "No preset for this method yet." in [text for _, text in sheet.notes]
 
 
-def test_another_model_has_files_of_its_own(tables: Tables, tmp_path: Path) -> None:
+def test_another_model_has_its_own_files(tables: Tables, tmp_path: Path) -> None:
     tables(TABLE.id, "--model", "llamagen_xl", "--format", "csv,md")
     written = {p.name for p in (tmp_path / "results/tables").iterdir()}
     assert written == {"coolsd_table1.llamagen_xl.csv", "coolsd_table1.llamagen_xl.md"}
 
 
-def test_mistakes_cost_one_sentence(tables: Tables, tmp_path: Path) -> None:
+def test_mistakes_are_short_errors(tables: Tables, tmp_path: Path) -> None:
     for words, sentence in (
         (["nope"], "unknown table 'nope' .*coolsd_table1"),
         (["--format", "html"], "unknown format 'html' .*md, latex, csv"),
@@ -696,6 +699,6 @@ def test_a_complete_table_is_drawn_without_torch(tables: Tables, tmp_path: Path)
         "heavy = {'torch', 'transformers', 'specbench.harness.pipeline', 'specbench.harness.run'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = python(code, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "wrote results/tables/coolsd_table1.md" in done.stdout
+    process = python(code, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "wrote results/tables/coolsd_table1.md" in process.stdout

@@ -31,14 +31,14 @@ from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen,
 from specbench.models.loading import emu3
 from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
 
-CODES = torch.tensor([7, 5, 9, 6, 11])  # ids of the codes: in no order
+CODES = torch.tensor([7, 5, 9, 6, 11])  # ids of the codes, in no order
 SIDE, VOCAB = 2, len(CODES)
 BUSHY = "[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1]]"
 BASE = UnifiedConfig(32, 2, 2, 2, 48, 24)
 
 
 def sharpened(module, factor=6.0):
-    """Distributions far from uniform."""
+    """Makes distributions far from uniform."""
     with torch.no_grad():
         for name, p in module.named_parameters():
             if p.dim() == 2 and "norm" not in name:
@@ -53,10 +53,11 @@ CONFIGS = {
     "grouped": replace(LLAMAGEN, n_head=4, n_kv_head=2, num_classes=7),
     "lumina": replace(BASE, qk_norm=1),  # new lines, one norm for all heads
     "swin": replace(BASE, qk_norm=1, norms="after"),
-    "anole": replace(BASE, qk_norm=2),  # no new lines, a norm a head
+    "anole": replace(BASE, qk_norm=2),  # no new lines, a norm per head
     # two grids and a token after them, four norms, biases, RMSNorms of heads that are wider than dim / n_head
     "grids": replace(BASE, n_head=4, norms="both", qkv_bias=True, qk_norm="rms", head_size=12, sections=(2, 1, 2)),
-    "emu3": replace(BASE, n_kv_head=1, rope_base=1e6, vocab_size=emu3.FIRST_CODE),  # the largest id is a grammar's
+    # the largest id belongs to the grammar
+    "emu3": replace(BASE, n_kv_head=1, rope_base=1e6, vocab_size=emu3.FIRST_CODE),
 }
 
 
@@ -76,17 +77,20 @@ def target(family: str, side: int = SIDE, seed: int = 0) -> Language:
 FAMILIES = ("classes", "grouped", "lumina", "swin", "anole", "emu3", "grids")
 
 
-def prompts(family: str, which: list[int]) -> ClassConditioning | Conditioning | Prompts:
-    """Prompt number i of every row; in the unified families of several lengths, under one padding."""
+def prompts(family: str, numbers: list[int]) -> ClassConditioning | Conditioning | Prompts:
+    """Prompt number i of every row. In the unified families the prompts have several lengths in one padded batch."""
     if family in ("classes", "grouped"):
-        return ClassConditioning(torch.tensor(which))
+        return ClassConditioning(torch.tensor(numbers))
     if family == "captions":
         features = torch.randn(3, 3, 8, generator=torch.Generator().manual_seed(3))
-        return Conditioning(features[which], torch.ones(3, 3).triu().flip(0).bool()[which])
+        return Conditioning(features[numbers], torch.ones(3, 3).triu().flip(0).bool()[numbers])
     texts = [[0, 12, 13, 14, 2], [0, 15, 2], [0, 16, 17, 18, 19, 20, 2]]
     length = 9
-    ids, valid = torch.ones(len(which), length, dtype=torch.int64), torch.zeros(len(which), length, dtype=torch.bool)
-    for row, i in enumerate(which):
+    ids, valid = (
+        torch.ones(len(numbers), length, dtype=torch.int64),
+        torch.zeros(len(numbers), length, dtype=torch.bool),
+    )
+    for row, i in enumerate(numbers):
         ids[row, -len(texts[i]) :], valid[row, -len(texts[i]) :] = torch.tensor(texts[i]), True
     none, none_valid = torch.ones_like(ids), torch.zeros_like(valid)
     none[:, -2:], none_valid[:, -2:] = torch.tensor([0, 2]), True
@@ -94,20 +98,20 @@ def prompts(family: str, which: list[int]) -> ClassConditioning | Conditioning |
 
 
 def alone(family: str, model: Language, i: int, tokens: Tensor, guided: bool) -> Tensor:
-    """Logits (2 or 1, n + 1, V) of prompt i without padding and cache: before and after each of tokens (n,)."""
-    given = prompts(family, [i])
-    if isinstance(given, Conditioning):
-        prefix = model.condition(given, guided)
+    """Logits (2 or 1, n + 1, V) of prompt i without padding and cache: before and after each of the tokens (n,)."""
+    prompt = prompts(family, [i])
+    if isinstance(prompt, Conditioning):
+        prefix = model.condition(prompt, guided)
         return model.head(model.uncached(prefix, tokens.expand(1 + guided, -1)))[:, len(prefix) - 1 :]
     halves = []
     for half in range(2 if guided else 1):
-        if isinstance(given, Prompts):
-            ids, valid = ((given.ids, given.valid), (given.no_ids, given.no_valid))[half]
+        if isinstance(prompt, Prompts):
+            ids, valid = ((prompt.ids, prompt.valid), (prompt.no_ids, prompt.no_valid))[half]
             ids = ids[valid][None]
-            one = Prompts(ids, torch.ones_like(ids, dtype=torch.bool), ids, ids > 0)
+            half_prompt = Prompts(ids, torch.ones_like(ids, dtype=torch.bool), ids, ids > 0)
         else:
-            one = ClassConditioning(given.classes if half == 0 else torch.tensor([7]))
-        prefix = model.condition(one, False)
+            half_prompt = ClassConditioning(prompt.classes if half == 0 else torch.tensor([7]))
+        prefix = model.condition(half_prompt, False)
         halves.append(model.head(model.uncached(prefix, tokens[None]))[:, len(prefix) - 1 :])
     return torch.cat(halves)
 
@@ -126,8 +130,8 @@ def sequence_probs(family: str, model: Language, i: int, sampling: Sampling) -> 
     free = (forced < 0).nonzero().flatten()
     sequences = forced.expand(VOCAB ** len(free), -1).clone()
     sequences[:, free] = torch.tensor(list(itertools.product(range(VOCAB), repeat=len(free))))
-    given = prompts(family, [i] * len(sequences))
-    prefix = model.condition(given, sampling.guided)
+    batch = prompts(family, [i] * len(sequences))
+    prefix = model.condition(batch, sampling.guided)
     twice = torch.cat([sequences, sequences]) if sampling.guided else sequences
     logits = model.head(model.uncached(prefix, twice[:, :-1])[:, len(prefix) - 1 :])
     probs = sampling.probs(sampling.apply_guidance(logits)[:, free, :VOCAB])
@@ -155,10 +159,10 @@ DRAFTERS = {
     "spatial_rounds": lambda family, model: Spatial(tiny.spatial(model, seed=6), model.width, 2, 1, model.width),
 }
 SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
-#: What families are tried with. grouped and swin differ from classes and lumina in their networks' arithmetic alone,
-#: which the paths inside trees show with every family, and emu3 shares keys among heads, too: the drafter that reveals
-#: most is left. anole has no new lines: that is with it the drafter with a cache of its own.
-DISCERNING = ("draft_model", "eagle2", "medusa", "sjd_pac")
+#: The drafters for each family. grouped and swin differ from classes and lumina only in their networks' arithmetic,
+#: which the tests of paths inside trees cover for every family; emu3 also shares keys among heads. For these, the
+#: drafter that detects most errors is enough. anole has no new lines, so the drafter with its own cache is added.
+MOST_SENSITIVE = ("draft_model", "eagle2", "medusa", "sjd_pac")
 FEW = {"grouped": ("eagle2",), "swin": ("eagle2",), "anole": ("draft_model", "eagle2")}
 
 
@@ -166,14 +170,14 @@ FEW = {"grouped": ("eagle2",), "swin": ("eagle2",), "anole": ("draft_model", "ea
 @pytest.mark.parametrize(
     ("family", "name", "sampling"),
     [
-        *((f, d, SAMPLING) for f in FAMILIES for d in (DRAFTERS if f == "lumina" else FEW.get(f, DISCERNING))),
-        *(("captions", d, Sampling()) for d in DISCERNING),  # without guidance one pass a row
+        *((f, d, SAMPLING) for f in FAMILIES for d in (DRAFTERS if f == "lumina" else FEW.get(f, MOST_SENSITIVE))),
+        *(("captions", d, Sampling()) for d in MOST_SENSITIVE),  # without guidance one pass per row
     ],
 )
 def test_every_family_keeps_its_distribution_under_every_drafter(family, name, sampling):
-    """Padding, positions, norms, grammar, caches and guidance together, against the distribution enumerated without any
-    of them (chi-square; 28 tests at 1e-5). Of families that differ in their networks alone, those drafters that
-    revealed a cache left uncompacted, and one with a cache of its own."""
+    """Padding, positions, norms, grammar, caches and guidance together, against the distribution that is enumerated
+    without any of them (chi-square; 28 tests at 1e-5). Families that differ only in their networks run with the
+    drafters that detected a cache that was not compacted, and with one that has its own cache."""
     model, count = target(family), 2500
     drafter = DRAFTERS[name](family, model)
     config = DecoderConfig(tiny.read_by(model, drafter), drafter, rules.exact(), sampling)
@@ -196,14 +200,14 @@ def test_every_family_keeps_its_distribution_under_every_drafter(family, name, s
 @torch.inference_mode()
 @pytest.mark.parametrize("family", [*FAMILIES, "captions"])
 def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone(family):
-    """Prompts of several lengths in one padded batch, rows at different positions."""
+    """Prompts of several lengths in one padded batch, with rows at different positions."""
     model = target(family, side=4)
     tree = trees.build(trees.parse(BUSHY))
     torch.manual_seed(0)
     tokens, history = torch.randint(0, VOCAB, (3, tree.nodes)), torch.randint(0, VOCAB, (3, 40))
-    count, which = torch.tensor([3, 5, 4]), [0, 1, 2]
-    tokens[:, 0] = history[which, count - 1]
-    session = model.open(prompts(family, which), 3, True, tree.nodes)
+    count, numbers = torch.tensor([3, 5, 4]), [0, 1, 2]
+    tokens[:, 0] = history[numbers, count - 1]
+    session = model.open(prompts(family, numbers), 3, True, tree.nodes)
     positions = torch.arange(6).expand(3, -1) + session.prefix_length - 1
     session.feed_chain(torch.cat([history[:, :1], history[:, :5]], 1), positions)
     logits, _ = session.forward(tokens, tree, history, count)
@@ -211,24 +215,24 @@ def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone(family):
         for node in range(tree.nodes):
             path = [n for n in range(1, tree.nodes) if tree.ancestors[0, node, n]]
             full = torch.cat([history[row, :c], tokens[row, path]])
-            wanted = alone(family, model, which[row], full, guided=True)[:, -1]
+            wanted = alone(family, model, numbers[row], full, guided=True)[:, -1]
             torch.testing.assert_close(logits[[row, row + 3], node], wanted, atol=3e-4, rtol=3e-4)
 
 
 def pairs(first: str, *others: str, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    """The first family with every drafter, the others with those that reveal most."""
-    return [(first, name) for name in DRAFTERS if name not in without] + list(itertools.product(others, DISCERNING))
+    """The first family with every drafter, the others with the drafters that detect most errors."""
+    return [(first, name) for name in DRAFTERS if name not in without] + list(itertools.product(others, MOST_SENSITIVE))
 
 
 @pytest.mark.parametrize(("family", "name"), pairs("lumina", "classes", "captions"))
 def test_an_image_does_not_depend_on_its_batch(family, name):
     model, sampling = target(family, side=4), Sampling(cfg_scale=2.0)
-    which = [0, 1, 2, 1]
+    numbers = [0, 1, 2, 1]
 
     def run(rows):
         drafter = DRAFTERS[name](family, model)
         config = DecoderConfig(tiny.read_by(model, drafter), drafter, rules.cool(2.0, 3), sampling)
-        return decode(config, prompts(family, [which[i] for i in rows]), RandomStreams([(5, i) for i in rows]))
+        return decode(config, prompts(family, [numbers[i] for i in rows]), RandomStreams([(5, i) for i in rows]))
 
     together = run(range(4))
     for rows in ([0], [2, 1], [3]):
@@ -237,8 +241,8 @@ def test_an_image_does_not_depend_on_its_batch(family, name):
         assert torch.equal(part.steps, together.steps[rows])
 
 
-class Listening:
-    """A drafter that remembers its drafts."""
+class RecordingDrafter:
+    """A drafter that records its drafts."""
 
     def __init__(self, drafter):
         self.drafter, self.drafts = drafter, []
@@ -246,39 +250,41 @@ class Listening:
     def __getattr__(self, name):
         return getattr(self.drafter, name)
 
-    def propose(self, *given):
-        self.drafts.append(self.drafter.propose(*given))
+    def propose(self, *args):
+        self.drafts.append(self.drafter.propose(*args))
         return self.drafts[-1]
 
 
-def drafts_of(family, model, name, given):
-    """(what was decoded, the drafts of every step) of one image."""
-    drafter = Listening(DRAFTERS[name](family, model))
+def drafts_of(family, model, name, prompt_batch):
+    """(the decoded image, the drafts of every step) for one image."""
+    drafter = RecordingDrafter(DRAFTERS[name](family, model))
     config = DecoderConfig(tiny.read_by(model, drafter.drafter), drafter, rules.exact(), SAMPLING)
-    return decode(config, given, RandomStreams([(3, 0)])), drafter.drafts
+    return decode(config, prompt_batch, RandomStreams([(3, 0)])), drafter.drafts
 
 
-def wider(given: Prompts, more: int) -> Prompts:
+def add_padding(prompt_batch: Prompts, more: int) -> Prompts:
     """The same prompts with more padding."""
     values = {"ids": 9, "valid": False, "no_ids": 8, "no_valid": False}
     pad = torch.nn.functional.pad
-    return Prompts(**{name: pad(getattr(given, name), (more, 0), value=value) for name, value in values.items()})
+    return Prompts(**{name: pad(getattr(prompt_batch, name), (more, 0), value=value) for name, value in values.items()})
 
 
 @pytest.mark.parametrize(("family", "name"), pairs("lumina", "anole", "emu3"))
 def test_padding_changes_no_draft(family, name):
-    """A drafter that looked at padding, or counted its positions, would stay lossless and draft worse."""
+    """A drafter that reads padding, or counts its positions, would stay lossless but draft worse."""
     model = target(family, side=4)
-    (one, short), (two, long) = (drafts_of(family, model, name, wider(prompts(family, [1]), more)) for more in (0, 5))
-    assert torch.equal(one.tokens, two.tokens)
-    assert torch.equal(one.steps, two.steps)
+    (narrow_out, short), (wide_out, long) = (
+        drafts_of(family, model, name, add_padding(prompts(family, [1]), more)) for more in (0, 5)
+    )
+    assert torch.equal(narrow_out.tokens, wide_out.tokens)
+    assert torch.equal(narrow_out.steps, wide_out.steps)
     for a, b in zip(short, long, strict=True):
         assert torch.equal(a.tokens, b.tokens)
         torch.testing.assert_close(a.probs, b.probs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("family", "name"), pairs("lumina", "emu3", without=("none",)))
-def test_what_the_grammar_forces_is_drafted_as_a_point_mass(family, name):
+def test_forced_tokens_are_drafted_as_a_point_mass(family, name):
     model = target(family, side=4)
     out, drafts = drafts_of(family, model, name, prompts(family, [1]))
     forced, count, seen = forced_of(model), 0, 0
@@ -297,7 +303,7 @@ def test_what_the_grammar_forces_is_drafted_as_a_point_mass(family, name):
 
 
 def test_only_image_tokens_stay_in_the_head():
-    """The head's rows are those of the image's ids, in the order of the tokens."""
+    """The head has only the rows of the image's ids, in the order of the tokens."""
     image = image_tokens(CODES, 2, 3, 3, [4])
     assert image.ids.tolist() == [7, 5, 9, 6, 11, 3, 4]
     assert image.grammar.forced.tolist() == [-1, -1, -1, 5, -1, -1, -1, 5, 6]
@@ -308,8 +314,8 @@ def test_only_image_tokens_stay_in_the_head():
     assert model.ids(torch.tensor([5, 0])).tolist() == [3, 7]
 
 
-def test_a_large_vocabulary_is_a_multiple_of_what_a_gpu_reads_at_once():
-    """The tokens behind the grammar's own are allowed nowhere."""
+def test_a_large_vocabulary_is_a_multiple_of_a_gpu_read():
+    """The tokens after the grammar's own are allowed nowhere."""
     image = image_tokens(torch.arange(8192) + 4, 2, 2, 8803, [8196])
     assert len(image.ids) == 8208
     assert image.ids[8192:].tolist() == [8803, 8196] + [4] * 14
@@ -323,8 +329,8 @@ def test_a_large_vocabulary_is_a_multiple_of_what_a_gpu_reads_at_once():
     assert probs[0, 2, 8192] == 1
 
 
-def test_a_token_that_is_no_code_is_near_to_itself_alone():
-    """Else a relaxed rule could let a new line stand for a code."""
+def test_a_token_that_is_not_a_code_is_near_only_to_itself():
+    """Otherwise a relaxed rule could replace a code by a new line."""
     codes = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
     for proximity in MEASURES:
         table = neighbours(torch.cat([codes, torch.full((2, 3), torch.nan)]), 20, proximity)

@@ -49,7 +49,7 @@ def test_captions_are_cleaned() -> None:
 
 
 @needs_reference
-def test_left_padding_is_that_of_the_golden() -> None:
+def test_left_padding_equals_the_golden() -> None:
     t = load_file(REFERENCE / "goldens" / "llamagen_t2i.safetensors")
     features, valid = text.left_pad(t["in/t5_features"], t["in/t5_mask"])
     torch.testing.assert_close(features, t["out/left_features"], atol=0, rtol=0)
@@ -79,7 +79,7 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_t5_features_are_those_of_the_padded_official_call(t5: Path) -> None:
+def test_t5_features_equal_the_padded_official_call(t5: Path) -> None:
     """LlamaGen pads to the full length on the right, encodes the batch, and only then moves the valid part."""
     from transformers import AutoTokenizer, T5EncoderModel
 
@@ -110,7 +110,7 @@ def test_t5_features_of_a_long_prompt_lose_its_tail_with_a_warning(t5: Path, cap
     assert torch.equal(long[1], encoder(["a red cat sits"])[0][0])  # four words and the end of sequence
 
 
-def test_a_folder_that_is_no_text_encoder_is_refused(t5: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_text_encoder_is_refused(t5: Path, tmp_path: Path) -> None:
     def refusal() -> str:
         with pytest.raises(UsageError) as e:
             text.T5Features(tmp_path, "cpu", torch.float32)
@@ -133,8 +133,8 @@ def test_a_folder_that_is_no_text_encoder_is_refused(t5: Path, tmp_path: Path) -
 def test_the_encoder_of_a_complete_t5_is_read(
     t5: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """google/flan-t5-xl holds a decoder and a head, too: transformers printed a report of a tensor that it did not
-    expect, and took NaN for weights. T5's states leave float16."""
+    """google/flan-t5-xl also has a decoder and a head: transformers used to print a report about a tensor that it did
+    not expect, and read NaN as weights. T5's states overflow float16."""
     for file in t5.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     tensors = load_file(tmp_path / "model.safetensors")
@@ -145,10 +145,10 @@ def test_the_encoder_of_a_complete_t5_is_read(
     }
     save_file(tensors | more, tmp_path / "model.safetensors", {"format": "pt"})
     capfd.readouterr()
-    found = text.T5Features(tmp_path, "cpu", torch.float32)(["a cat"])[0]
+    features = text.T5Features(tmp_path, "cpu", torch.float32)(["a cat"])[0]
     assert "".join(capfd.readouterr()) == ""
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert torch.equal(found, text.T5Features(t5, "cpu", torch.float32)(["a cat"])[0])
+    assert torch.equal(features, text.T5Features(t5, "cpu", torch.float32)(["a cat"])[0])
     assert text.T5Features(tmp_path, "cpu", torch.float16)(["a cat"])[0].dtype == torch.bfloat16
     tensors["encoder.final_layer_norm.weight"][0] = torch.nan
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
@@ -165,51 +165,51 @@ def test_left_padding_of_ids() -> None:
         unified_official.left_pad_ids([[1], [1, 2, 3]], 2, 0)
 
 
-def spelled(given: str) -> list[int]:
+def spell(sentence: str) -> list[int]:
     """An encoding that can be read back."""
-    return [1000 + ord(letter) for letter in given]
+    return [1000 + ord(letter) for letter in sentence]
 
 
 @needs_reference
 def test_prompt_formats() -> None:
     formats = json.loads((REFERENCE / "prompt_formats.json").read_text())
-    wording, theirs = formats["lumina_mgpt"]["instruction"], formats["emu3"]
+    wording, emu3_format = formats["lumina_mgpt"]["instruction"], formats["emu3"]
     instruction = "Generate an image of 768x512 according to the following prompt:\na {width} cat"
-    assert chameleon.lumina_prompt(spelled, "a {width} cat", 768, 512, wording) == (
-        [0, *spelled(instruction), 8710, 8197, 8804 + 16, 8804 + 24],  # the height first
+    assert chameleon.lumina_prompt(spell, "a {width} cat", 768, 512, wording) == (
+        [0, *spell(instruction), 8710, 8197, 8804 + 16, 8804 + 24],  # the height first
         [8197, 8804 + 16, 8804 + 24],
     )
-    assert chameleon.anole_prompt(spelled, "a cat") == ([0, *spelled("a cat"), 8710, 8197], [0, 8197])
-    frame = [151852, *spelled("90*68"), 151851]
-    other = chameleon.lumina_prompt(spelled, "a {width} cat", 768, 512, wording, unconditional="prompt_end")
+    assert chameleon.anole_prompt(spell, "a cat") == ([0, *spell("a cat"), 8710, 8197], [0, 8197])
+    frame = [151852, *spell("90*68"), 151851]
+    other = chameleon.lumina_prompt(spell, "a {width} cat", 768, 512, wording, unconditional="prompt_end")
     assert other.unconditional == other.conditional[-4:] == [8710, 8197, 8804 + 16, 8804 + 24]
-    found = emu3.emu3_prompt(spelled, "a cat.", 90, 68, theirs["positive_suffix"], theirs["negative_prompt"])
-    assert found == (
-        [151849, *spelled("a cat. masterpiece, film grained, best quality."), *frame],
-        [151849, *spelled(theirs["negative_prompt"]), *frame],
+    emu3_ids = emu3.emu3_prompt(spell, "a cat.", 90, 68, emu3_format["positive_suffix"], emu3_format["negative_prompt"])
+    assert emu3_ids == (
+        [151849, *spell("a cat. masterpiece, film grained, best quality."), *frame],
+        [151849, *spell(emu3_format["negative_prompt"]), *frame],
     )
 
 
 @needs_reference
-def test_special_ids_are_those_of_the_manifests() -> None:
+def test_special_ids_equal_the_manifests() -> None:
     special, ours = manifest("Lumina-mGPT-7B-768")[0]["config"]["special_ids"], chameleon.ChameleonIds()
     for field in ("bos", "pad", "eos", "image_end", "image_start", "end_of_turn", "new_line"):
         assert getattr(ours, field) == special[field]
     assert ours.size == special["size_token_base"]
-    own, theirs = emu3.Emu3Ids(), manifest("Emu3-Gen")[0]["config"]
+    emu3_ids, published = emu3.Emu3Ids(), manifest("Emu3-Gen")[0]["config"]
     for name in ("pad", "bos", "img", "boi"):
-        assert getattr(own, name) == theirs[f"{name}_token_id"]
+        assert getattr(emu3_ids, name) == published[f"{name}_token_id"]
 
 
-def test_a_size_or_an_instruction_that_cannot_be_is_refused() -> None:
+def test_an_impossible_size_or_instruction_is_refused() -> None:
     with pytest.raises(UsageError, match="height cannot be 500"):
-        chameleon.lumina_prompt(spelled, "a cat", 768, 500, "{prompt}")
+        chameleon.lumina_prompt(spell, "a cat", 768, 500, "{prompt}")
     with pytest.raises(UsageError, match="{prompt}"):
-        chameleon.lumina_prompt(spelled, "a cat", 768, 768, "draw it")
+        chameleon.lumina_prompt(spell, "a cat", 768, 768, "draw it")
 
 
 def test_codes_map_to_ids_by_their_names(tmp_path: Path) -> None:
-    """The published order is no fixed offset (reference README (22))."""
+    """The published order is not a fixed offset (reference README (22))."""
     order = [3, 11, 0, 7, 1, 2, 10, 4, 5, 6, 9, 8]
     save_chameleon(tmp_path / "text_tokenizer.json", chameleon_names(order))
     reader = chameleon.ChameleonText(tmp_path)
@@ -262,7 +262,7 @@ def test_text_never_spells_a_special_token(tmp_path: Path) -> None:
     assert as_published.decode(ids) == hostile
 
 
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="put text_tokenizer.json or tokenizer.json there"):
         chameleon.ChameleonText(tmp_path)
     for content in ("", "[]", "{}", '{"model": {"type": "BPE", "vocab": {"a": "b"}, "merges": []}}'):
@@ -276,7 +276,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tiktoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
-    """A folder with a small emu3.tiktoken, and the library's tokenizer that learnt its merges."""
+    """A folder with a small emu3.tiktoken, and the library's tokenizer that learned its merges."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     splits = pre_tokenizers.Split(Regex(text.PIECES), "isolated")
@@ -285,7 +285,7 @@ def tiktoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=356, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([*TEXTS, NOISE], trainer)
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's stand-ins for bytes
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's replacements for bytes
     others = [b for b in range(256) if b not in printable]
     byte = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
     tokens = (bytes(byte[letter] for letter in tokenizer.id_to_token(i)) for i in range(356))
@@ -299,33 +299,33 @@ def test_byte_pairs_agree_with_the_library(tiktoken: tuple[Path, Tokenizer]) -> 
     folder, tokenizer = tiktoken
     ranks, encode = emu3.read_ranks(folder / "emu3.tiktoken"), emu3.Emu3Text(folder).encode
     tokens = {rank: token for token, rank in ranks.items()}
-    for given in [*TEXTS, NOISE, "cats on mats near cars?! The THE catmat 90*90", "日本 ...", ""]:
-        assert encode(given) == tokenizer.encode(given).ids
-        assert b"".join(tokens[i] for i in encode(given)).decode() == given
+    for sentence in [*TEXTS, NOISE, "cats on mats near cars?! The THE catmat 90*90", "日本 ...", ""]:
+        assert encode(sentence) == tokenizer.encode(sentence).ids
+        assert b"".join(tokens[i] for i in encode(sentence)).decode() == sentence
     assert any(i >= 256 for i in encode(TEXTS[0]))  # something was merged
 
 
 def test_a_piece_that_is_a_token_is_not_merged() -> None:
-    """As in .tiktoken files' own encoder; merges could not make it here."""
+    """As in the encoder of .tiktoken files; merges could not build it here."""
     ranks = {bytes([b]): b for b in range(256)} | {b"xyz": 256}
     encode = emu3.byte_pairs(ranks)
     assert encode("xyz") == [256]
     assert encode("xyzx") == [*b"xyzx"]
 
 
-def test_emu3_reads_hugging_face_files_alike(tiktoken: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_emu3_reads_hugging_face_files_in_the_same_way(tiktoken: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     folder, tokenizer = tiktoken
     count = tokenizer.get_vocab_size()
     tokenizer.add_special_tokens(["<|image start|>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    ours, theirs = emu3.Emu3Text(folder), emu3.Emu3Text(tmp_path)
-    assert theirs.file.name == "tokenizer.json"
+    from_tiktoken, hugging_face = emu3.Emu3Text(folder), emu3.Emu3Text(tmp_path)
+    assert hugging_face.file.name == "tokenizer.json"
     hostile = "a cat<|image start|><|extra_203|>"
-    for given in [*TEXTS, hostile, "e\u0301te\u0301"]:  # the last is normalised to two letters each
-        assert ours.encode(given) == theirs.encode(given)
-    assert tokenizer.encode(hostile).ids != ours.encode(hostile)
-    assert max(ours.encode(hostile)) < count
-    assert ours.encode("e\u0301") == ours.encode("é")
+    for sentence in [*TEXTS, hostile, "e\u0301te\u0301"]:  # the last one is normalised to two letters each
+        assert from_tiktoken.encode(sentence) == hugging_face.encode(sentence)
+    assert tokenizer.encode(hostile).ids != from_tiktoken.encode(hostile)
+    assert max(from_tiktoken.encode(hostile)) < count
+    assert from_tiktoken.encode("e\u0301") == from_tiktoken.encode("é")
 
 
 def test_a_broken_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -342,17 +342,17 @@ def test_a_broken_vocabulary_is_refused(tmp_path: Path) -> None:
             emu3.Emu3Text(tmp_path)
 
 
-def test_hashed_ids_know_words_apart() -> None:
+def test_hashed_ids_differ_between_words() -> None:
     ids = text.hashed_ids("a red cat and a red dog", 10, 5000)
     assert len(ids) == 7
     assert (ids[0], ids[1]) == (ids[4], ids[5])
     assert len(set(ids)) == 5
-    assert ids == [2241, 115, 2699, 405, 2241, 115, 2097]  # the same for ever
+    assert ids == [2241, 115, 2699, 405, 2241, 115, 2097]  # must never change
     assert set(text.hashed_ids(" ".join(map(str, range(200))), 3, 6)) == {3, 4, 5}
     assert text.hashed_ids("", 0, 9) == []
 
 
-def test_hashed_features_depend_on_the_prompt_alone() -> None:
+def test_hashed_features_depend_only_on_the_prompt() -> None:
     prompts = ["a red cat", "a dog", "so many words that they do not fit"]
     features, valid = text.hashed_features(prompts, 6, 32)
     assert valid.long().tolist() == [[0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1], [1] * 6]

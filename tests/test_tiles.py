@@ -1,4 +1,4 @@
-"""Tiles of products: a table that is tuned once on a device and kept."""
+"""Tiles of products: a table that is tuned once on a device and stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CFG = BlockConfig(32, 2, 2, 48)
 
 
 def _tuned(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FusedKernels, list[int]]:
-    """Tuned for 1 and 2 nodes of two rows, on a device where the tile that takes most at once is fastest."""
+    """Kernels tuned for 1 and 2 nodes of two rows, on a device where the tile that takes most at once is fastest."""
     runs: list[int] = []
     kernels = FusedKernels(Tiles.load(path))
 
@@ -38,7 +38,7 @@ def _tuned(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FusedKernels, l
     return kernels, runs
 
 
-def test_tuned_tiles_are_kept_for_the_same_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuned_tiles_are_stored_for_the_same_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cache" / "tiles.json"
     kernels, runs = _tuned(path, monkeypatch)
     assert len(runs) == 2 * 2 * 5  # nodes, tiles, products and attention
@@ -51,9 +51,9 @@ def test_tuned_tiles_are_kept_for_the_same_device(tmp_path: Path, monkeypatch: p
     assert Tiles.load(path).tuned == tuned.tuned
     assert Tiles.load(path).tuned_attention == tuned.tuned_attention
     _, runs = _tuned(path, monkeypatch)
-    assert not runs  # all are known
-    held = json.loads(path.read_text())
-    for other in (held | {"made_for": {"triton": "0", "device": "another"}}, [], {"made_for": held["made_for"]}):
+    assert not runs  # all tiles are known
+    content = json.loads(path.read_text())
+    for other in (content | {"made_for": {"triton": "0", "device": "another"}}, [], {"made_for": content["made_for"]}):
         path.write_text(json.dumps(other))
         assert not Tiles.load(path).tuned
 
@@ -67,7 +67,7 @@ def test_nothing_is_measured_without_a_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tiles_suit_what_kernels_can_take(dtype: torch.dtype) -> None:
-    """Powers of two, whose shared memory suffices: all stages of both weights and of 16 rows."""
+    """The sizes are powers of two, and shared memory suffices for all stages of both weights and of 16 rows."""
     for width in (20, 1280, 3584, 4096):
         for kind in ("qkv", "gate", "add"):
             for rows in (1, 2, 4, 5, 16):
@@ -84,7 +84,7 @@ def test_tiles_suit_what_kernels_can_take(dtype: torch.dtype) -> None:
 
 
 def test_smaller_blocks_are_tried_for_a_window_of_32() -> None:
-    """Its 33 nodes fill a block of 64 by half."""
+    """Its 33 nodes fill only half of a block of 64."""
     tried = list(tiles.attention_candidates(33, 128, torch.bfloat16, True))
     assert tried[0] == tiles.default_attention(33, 128, torch.bfloat16, True)
     assert {tile.queries for tile in tried} == {16, 32, 64}
@@ -100,7 +100,7 @@ def test_a_window_of_64_reads_the_cache_once() -> None:
 
 
 def test_tiles_that_registers_cannot_hold_are_not_tried() -> None:
-    """Of the products of Lumina-mGPT 7B: compiled, those left out spill kilobytes."""
+    """For the products of Lumina-mGPT 7B: the tiles that are left out spill kilobytes when compiled."""
     tried = {tile for tile in tiles.candidates("add", 2, 11008, torch.bfloat16) if tile.warps < 4}
     assert tried == set()
     assert Tile(2, 0, 2, 1) in set(tiles.candidates("gate", 2, 4096, torch.bfloat16))

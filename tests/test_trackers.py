@@ -1,5 +1,5 @@
-"""`log=`: what a tracker gets. The libraries are heavy (wandb 62 MB, mlflow 40 MB without its own dependencies): where
-they are absent, modules of the few functions that are used stand for them."""
+"""`log=`: the data that a tracker gets. The libraries are large (wandb 62 MB, mlflow 40 MB without its own
+dependencies). If they are missing, modules with the few functions that are used replace them."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ class Context:
         self.calls.append(("close", (), {}))
 
 
-def logged(out: Path, *arguments: str) -> dict[str, Any]:
+def run_and_log(out: Path, *arguments: str) -> dict[str, Any]:
     return run.run(configuration.compose([*SMALL, *arguments]), out, loader=FakePipeline).row
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trackers") / "run"
-    logged(out)
+    run_and_log(out)
     return out
 
 
 @pytest.fixture
 def folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A finished run that no tracker has."""
-    found = RunFolder(finished)
-    monkeypatch.setattr(found, "remember", lambda **entries: None)
-    return found
+    run_folder = RunFolder(finished)
+    monkeypatch.setattr(run_folder, "remember", lambda **entries: None)
+    return run_folder
 
 
 def write(folder: RunFolder, *arguments: str) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def write(folder: RunFolder, *arguments: str) -> dict[str, Any]:
 
 def test_wandb_gets_a_run_of_the_same_id(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls()
-    one = SimpleNamespace(config=calls, log=calls.log, finish=calls.finish, url=None, dir="there")
-    stub(monkeypatch, "wandb", init=lambda **named: (calls.append(("init", (), named)), one)[1], Image=str,
+    wandb_run = SimpleNamespace(config=calls, log=calls.log, finish=calls.finish, url=None, dir="there")
+    stub(monkeypatch, "wandb", init=lambda **named: (calls.append(("init", (), named)), wandb_run)[1], Image=str,
          Settings=lambda **named: named)  # fmt: skip
     monkeypatch.delenv("WANDB_DIR", raising=False)
     row = write(folder, "log=wandb", "log_project=mine")
@@ -96,15 +96,15 @@ def test_wandb_gets_a_run_of_the_same_id(folder: RunFolder, monkeypatch: pytest.
     assert numbers["step_compression"] == row["step_compression"]
     assert numbers["contact_sheet"] == str(folder.sheet)
     assert "delta" not in numbers
-    assert "speedup_latency" not in numbers  # of two pairs, which no table prints either
+    assert "speedup_latency" not in numbers  # from two pairs, which no table prints either
     assert calls.of("finish")
 
 
 def test_mlflow_gets_parameters_numbers_and_files(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls()
-    one = Context(calls, info=SimpleNamespace(run_id="7"))
+    mlflow_run = Context(calls, info=SimpleNamespace(run_id="7"))
     names = ("set_experiment", "log_params", "log_metrics", "log_artifact")
-    stub(monkeypatch, "mlflow", start_run=lambda **named: (calls.append(("start_run", (), named)), one)[1],
+    stub(monkeypatch, "mlflow", start_run=lambda **named: (calls.append(("start_run", (), named)), mlflow_run)[1],
          get_tracking_uri=lambda: "here", **{name: getattr(calls, name) for name in names})  # fmt: skip
     row = write(folder, "log=mlflow")
     assert calls.of("set_experiment") == [(("specbench",), {})]
@@ -142,31 +142,33 @@ def test_a_run_is_logged_once_and_again_when_it_grows(tmp_path: Path, monkeypatc
     stub(monkeypatch, "wandb")
     monkeypatch.setitem(trackers._WRITERS, "wandb", lambda cfg, row, folder: (rows.append(row), "x")[1])
     for n in (2, 2, 3, 2):  # the last one only shows the first two
-        logged(tmp_path / "run", "log=wandb", f"n={n}")
+        run_and_log(tmp_path / "run", "log=wandb", f"n={n}")
     assert [row["n"] for row in rows] == [2, 3, 2]
     assert set(json.loads((tmp_path / "run/run.json").read_text())["logged"]) == {"wandb"}
-    assert logged(tmp_path / "run", "n=3") == rows[1]  # a tracker may change within a folder
+    assert run_and_log(tmp_path / "run", "n=3") == rows[1]  # a tracker may change within a folder
     assert stored(tmp_path / "run")["log"] == "none"
 
 
-def test_a_tracker_that_fails_costs_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_fails_loses_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> str:
         raise ConnectionError("no route\nto host")
 
     stub(monkeypatch, "mlflow")
     monkeypatch.setitem(trackers._WRITERS, "mlflow", fail)
     with pytest.raises(RunError, match=r"not written to log=mlflow \(no route to host\); the row is in .*row.csv"):
-        logged(tmp_path / "run", "log=mlflow")
+        run_and_log(tmp_path / "run", "log=mlflow")
     assert row_of(tmp_path / "run")["n"] == 2
 
 
-def test_an_absent_library_is_told_before_anything_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_before_anything_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"log=wandb needs wandb: uv pip install -e '.\[wandb\]'"):
-        logged(tmp_path / "run", "log=wandb")
+        run_and_log(tmp_path / "run", "log=wandb")
     assert not (tmp_path / "run").exists()
     hashes = {config_hash(configuration.compose([f"log={name}"])) for name in ("none", "wandb", "mlflow")}
-    assert len(hashes) == 1  # the tracker is not part of what was measured
+    assert len(hashes) == 1  # the tracker is not part of the measurement
 
 
 # --- with the libraries
@@ -192,9 +194,9 @@ def test_an_offline_run_of_wandb(folder: RunFolder, tmp_path: Path, monkeypatch:
 def test_a_run_of_mlflow_on_this_machine(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which newer versions want to hear
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions require it
     mlflow.set_tracking_uri(f"file:{tmp_path}/mlruns")
     row = write(folder, "log=mlflow")
-    [found] = mlflow.MlflowClient().search_runs([mlflow.get_experiment_by_name("specbench").experiment_id])
-    assert found.data.metrics["steps"] == row["steps"]
-    assert found.data.tags["specbench.run_id"] == row["run_id"]
+    [mlflow_run] = mlflow.MlflowClient().search_runs([mlflow.get_experiment_by_name("specbench").experiment_id])
+    assert mlflow_run.data.metrics["steps"] == row["steps"]
+    assert mlflow_run.data.tags["specbench.run_id"] == row["run_id"]

@@ -34,14 +34,14 @@ SMALL += ["validate_every=30", "precision=float32", "muon=false"]
 
 
 def trained(out: Path, *words: str) -> command.Trained:
-    given = {word.split("=")[0] for word in words}
-    chosen = recipes.plan([*(w for w in SMALL if w.split("=")[0] not in given), *words, f"out={out}"])
+    named = {word.split("=")[0] for word in words}
+    chosen = recipes.plan([*(w for w in SMALL if w.split("=")[0] not in named), *words, f"out={out}"])
     return command.train(chosen, Pipeline.load(chosen.cfg))
 
 
 @pytest.mark.usefixtures("tiny")
 def test_a_drafter_is_trained_saved_and_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the command; its card has the divergence before and after."""
+    """With the command. Its card has the divergence before and after."""
     out = tmp_path / "out"
     assert cli.main(["train", *SMALL, "objective=path_kl", f"out={out}"]) == 0
     use = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("use them: "))
@@ -62,14 +62,14 @@ def test_a_drafter_is_trained_saved_and_drafts(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.usefixtures("tiny")
 def test_the_objective_decides_what_is_learned(tmp_path: Path) -> None:
-    """From the same start on the same examples: the paths of a target that is not the data's distribution are learned
-    from the target alone."""
+    """From the same start on the same examples: only the path objective learns a target whose distribution differs from
+    the data's."""
     examples = f"examples={tmp_path / 'examples'}"
     of_paths = trained(tmp_path / "path_kl", examples)
     of_data = trained(tmp_path / "denoising", examples, "objective=denoising")
     assert of_paths.statistics["path_kl_before"] == of_data.statistics["path_kl_before"]
     assert of_paths.statistics["path_kl"] < 0.7 * of_data.statistics["path_kl"]
-    # What is drawn by the target itself is an example, too, and a training starts from given weights.
+    # The target's own samples can be examples, too, and a training can start from given weights.
     still = ["source=self", "n=4", "held_out=0.5", "batch=2", "steps=1", "lr=1e-12", "weight_decay=0"]
     again = trained(tmp_path / "again", *still, f"start={tmp_path / 'path_kl'}")
     same(load_file(again.file), load_file(of_paths.file))
@@ -82,7 +82,7 @@ def test_a_stopped_training_ends_with_the_same_weights(tmp_path: Path, monkeypat
     whole, calls, real = trained(tmp_path / "whole", *words), itertools.count(1), MAR.moments
 
     def stopped(*arguments: Any, **more: Any) -> Any:
-        if torch.is_grad_enabled() and next(calls) == 10:  # of target and drafter in turn: within the fifth step
+        if torch.is_grad_enabled() and next(calls) == 10:  # target and drafter in turn: within the fifth step
             raise KeyboardInterrupt
         return real(*arguments, **more)
 
@@ -101,27 +101,27 @@ def test_a_stopped_training_ends_with_the_same_weights(tmp_path: Path, monkeypat
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_is_measured_of_paths(tmp_path: Path) -> None:
-    """Nothing for the target itself; for other variances the divergence by its formula, and a total variation within
-    the bounds of Pinsker and of Bretagnolle and Huber."""
+def test_measurements_of_paths(tmp_path: Path) -> None:
+    """No divergence for the target itself. For other variances the divergence follows its formula, and the total
+    variation is within the bounds of Pinsker and of Bretagnolle and Huber."""
     chosen = recipes.plan([*SMALL, f"out={tmp_path}"])
     task = continuous.ContinuousTask(chosen, Pipeline.load(chosen.cfg), None, trainer.Alone())
-    rule, held = ContinuousRule(gamma=1, criterion="path"), task.held
+    rule, held_out = ContinuousRule(gamma=1, criterion="path"), task.held
 
     def measured(draft: Guided, rows: Any = slice(None)) -> dict[str, float]:
         return continuous.evaluate(task.pipeline, draft, rule, task.distributions[:, rows], task.labels[rows])
 
-    assert {f"{name}_before": value for name, value in measured(task.draft, held).items()} == task.before
+    assert {f"{name}_before": value for name, value in measured(task.draft, held_out).items()} == task.before
     itself = measured(task.target)
     assert (itself["path_kl"], itself["acceptance"]) == (pytest.approx(0, abs=1e-5), pytest.approx(1, abs=1e-5))
     near, schedule = copy.deepcopy(task.target.model), diffusion.schedule(4)
-    with torch.no_grad():  # the log variance of step t moves by `more` of t, whatever the state
+    with torch.no_grad():  # the log variance of step t changes by `more` of t, whatever the state
         near.diffloss.net.final_layer.linear.bias[3:] += 1
     more = (schedule.log_betas - schedule.posterior_log_variance_clipped) / 2
-    found = measured(replace(task.target, model=near))
+    columns = measured(replace(task.target, model=near))
     wanted = 3 * 0.5 * float(((-more).exp() - 1 + more).sum())
     assert wanted > 0.1
-    assert found["path_kl"] == pytest.approx(wanted, abs=4 * found["path_kl_stderr"])
-    slack, distance = 4 * found["acceptance_stderr"], 1 - found["acceptance"]  # the total variation
+    assert columns["path_kl"] == pytest.approx(wanted, abs=4 * columns["path_kl_stderr"])
+    slack, distance = 4 * columns["acceptance_stderr"], 1 - columns["acceptance"]  # the total variation
     assert slack < distance < min((wanted / 2) ** 0.5, (1 - math.exp(-wanted)) ** 0.5) + slack
-    assert found["tokens_per_pass"] == pytest.approx(1 / distance)
+    assert columns["tokens_per_pass"] == pytest.approx(1 / distance)

@@ -1,4 +1,5 @@
-"""`specbench train drafter=...`: what is taught is what is drafted, and a training can be stopped, shared and used."""
+"""`specbench train drafter=...`: training uses the distributions that are drafted, and can be stopped, shared and
+used."""
 
 from __future__ import annotations
 
@@ -39,18 +40,18 @@ from tools.scenes import __main__ as train_scenes
 @pytest.mark.parametrize(
     ("family", "aux_hidden_layers", "layers"), [("classes", (), 2), ("lumina", (0, 1), 1), ("emu3", (), 1)]
 )
-def test_what_is_taught_is_what_is_drafted(family, aux_hidden_layers, layers):
-    """The laws of a drafted chain, from caches, are those that teaching gives for the same tokens: depth j + 1 in its
-    turn j, which knows the target's hidden states up to the root and own outputs behind it."""
+def test_training_uses_the_drafted_distributions(family, aux_hidden_layers, layers):
+    """The distributions of a drafted chain, computed with caches, equal training's for the same tokens: depth j
+    + 1 in unroll step j, which has the target's hidden states up to the root and the drafter's own outputs after it."""
     model = families.target(family, 3)
     torch.manual_seed(5)
     cfg = replace(eagle.like_shape(model, aux_hidden_layers), n_layer=layers)
     head = families.sharpened(eagle.EagleNetwork(cfg), 2.0)
     drafter = EagleDrafter(head, trees.chain_paths(3))
     aux = model.with_aux_hidden_layers(aux_hidden_layers)
-    rng, sampling, given = RandomStreams([(0, 0), (0, 1)]), Sampling(), families.prompts(family, [0, 2])
-    session = aux.open(given, 2, False, drafter.tree.nodes)
-    state = drafter.open(session, given, sampling, rng)
+    rng, sampling, conditioning = RandomStreams([(0, 0), (0, 1)]), Sampling(), families.prompts(family, [0, 2])
+    session = aux.open(conditioning, 2, False, drafter.tree.nodes)
+    state = drafter.open(session, conditioning, sampling, rng)
     history, count = torch.zeros(2, 60, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     reader, compared = TargetHead(aux), 0
     for _ in range(4):
@@ -61,8 +62,10 @@ def test_what_is_taught_is_what_is_drafted(family, aux_hidden_layers, layers):
                 continue
             sequence = torch.cat([history[row, :c], draft.tokens[row, 1:], torch.zeros(1, dtype=torch.int64)])
             sequence = torch.nn.functional.pad(sequence, (0, model.length - len(sequence)))[None].repeat(2, 1)
-            batch = LiveDataset(aux, sequence.numpy(), lambda rows: given).batch(np.arange(2), np.zeros(2, dtype=bool))
-            root = batch.valid.shape[1] - 1 + c  # its place; entry root - 1 holds it
+            batch = LiveDataset(aux, sequence.numpy(), lambda rows: conditioning).batch(
+                np.arange(2), np.zeros(2, dtype=bool)
+            )
+            root = batch.valid.shape[1] - 1 + c  # its position; entry root - 1 contains it
             unroll_steps = head.unroll(batch.hidden, batch.ids, batch.valid, 3)
             for j, out in enumerate(unroll_steps):
                 place = torch.tensor([[c + j]])
@@ -81,16 +84,16 @@ def test_what_is_taught_is_what_is_drafted(family, aux_hidden_layers, layers):
 
 
 @torch.inference_mode()
-def test_padding_is_taught_as_it_is_decoded():
-    """LlamaGen's hidden states of padding, which its drafters read, are those of a session (LANTERN's mask)."""
+def test_training_and_decoding_treat_padding_equally():
+    """LlamaGen's drafters read hidden states of padding. They equal a session's (LANTERN's mask)."""
     cfg = recipes.plan(["drafter=eagle", "model=llamagen_xl", "weights=random", "reduced=true"]).cfg
     bundle = Pipeline.load(cfg).model
-    given = bundle.encode(["a", "a much longer caption of many words indeed"])
-    assert not given.valid[:, 0].all()
-    prefix = bundle.target.condition(given, False)
+    conditioning = bundle.encode(["a", "a much longer caption of many words indeed"])
+    assert not conditioning.valid[:, 0].all()
+    prefix = bundle.target.condition(conditioning, False)
     tokens = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(0))
     alone = bundle.target.uncached(prefix, tokens)
-    session = bundle.target.open(given, 2, False, 4)
+    session = bundle.target.open(conditioning, 2, False, 4)
     torch.testing.assert_close(alone[:, : len(prefix) - 1], session.prefix_hidden, atol=1e-5, rtol=1e-5)
     logits = session.feed_chain(torch.cat([tokens[:, :1], tokens], 1), torch.arange(8).expand(2, -1) + len(prefix) - 1)
     torch.testing.assert_close(bundle.target.head(alone[:, len(prefix) - 1 :]), logits, atol=1e-4, rtol=1e-4)
@@ -107,27 +110,27 @@ def captions(tmp_path, count=12):
 
 
 def real(model, tmp_path):
-    """Words for a reduced model with random weights."""
+    """Arguments for a reduced model with random weights."""
     return [f"model={model}", "weights=random", "reduced=true", "data=prompts", f"prompts={captions(tmp_path)}"]
 
 
 def numbered(tmp_path, side, classes=False):
-    """A folder of pictures with captions, or with a sub-folder a class."""
+    """A folder of pictures with captions, or with a sub-folder per class."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
     folder = tmp_path / "pictures"
     for i in range(12):
-        here = folder / (f"n{i % 3:08d}" if classes else "all")
-        here.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (side + 7, side, 3), dtype=np.uint8)).save(here / f"{i}.png")
+        subfolder = folder / (f"n{i % 3:08d}" if classes else "all")
+        subfolder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (side + 7, side, 3), dtype=np.uint8)).save(subfolder / f"{i}.png")
         if not classes:
-            (here / f"{i}.txt").write_text(f"noise number {i}")
+            (subfolder / f"{i}.txt").write_text(f"noise number {i}")
     return folder
 
 
 def small(*words):
-    """`SMALL` without what the words say themselves."""
+    """`SMALL` without the parameters that the words give."""
     return [word for word in SMALL if word.split("=")[0] not in {w.split("=")[0] for w in words}]
 
 
@@ -184,13 +187,13 @@ def same(a, b, tolerance=0):
     torch.testing.assert_close(dict(a), dict(b), atol=tolerance, rtol=tolerance, check_dtype=False)
 
 
-#: Ten steps that move weights by up to 0.1, fifty times the tolerance below. Weights are kept in half precision, whose
-#: last digit is 5e-4 at 1, and Adam divides what sums differ by.
+#: Ten steps that move weights by up to 0.1, fifty times the tolerance below. Weights are stored in half precision,
+#: whose last digit is 5e-4 at 1, and Adam divides the differences between sums.
 FAST = ["lr=1e-2", "precision=float32"]
 
 
-def test_stored_features_teach_what_live_ones_do(tmp_path):
-    """Without dropped prompts and in float32 the two give the same drafter, up to the order of sums."""
+def test_stored_and_live_features_train_the_same_drafter(tmp_path):
+    """Without dropped prompts and in float32, both give the same drafter, up to the order of sums."""
     words = [*real("lumina_mgpt", tmp_path), *SMALL, "drafter=eagle3", "dropout=0", *FAST]
     live, stored = (trained([*words, f"features={f}", f"out={tmp_path / f}"]) for f in ("live", "stored"))
     same(live, stored, 2e-3)
@@ -207,8 +210,8 @@ def test_passes_that_share_a_step_make_the_same_step(tmp_path):
 
 
 def test_a_stopped_training_ends_with_the_same_weights(tmp_path, monkeypatch):
-    """Stopped while it learns, between two saves; the same command goes on, and nobody can tell from the weights or
-    the curve."""
+    """Stopped while it learns, between two saves. The same command continues, and the weights and the curve do not show
+    it."""
     longer = ["steps=60", "save_every=40", "drafter=eagle", "source=self"]
     words = [*real("llamagen_xl", tmp_path), *small(*longer), *longer]
     whole = trained([*words, f"out={tmp_path / 'whole'}"])
@@ -231,7 +234,7 @@ def test_a_stopped_training_ends_with_the_same_weights(tmp_path, monkeypatch):
         assert (broken / "state" / name).read_text() == (tmp_path / "whole" / "state" / name).read_text()
 
 
-def test_a_curve_forgets_what_the_saved_state_does_not_know(tmp_path):
+def test_a_curve_drops_steps_after_the_saved_state(tmp_path):
     """Killed after steps were logged and before they were saved, or within a line."""
     curve = tmp_path / "eagle.csv"
     curve.write_text("step,loss\r\n50,1.5\r\n100,1.25\r\n150,1.0\r\n200")
@@ -242,53 +245,55 @@ def test_a_curve_forgets_what_the_saved_state_does_not_know(tmp_path):
 
 
 def test_two_processes_make_the_steps_of_one(tmp_path):
-    """On the CPU: they share examples, batches and gradients. (`accelerate launch --cpu` starts one process only.)"""
+    """On the CPU: they share examples, batches and gradients. (`accelerate launch --cpu` starts only one process.)"""
     pytest.importorskip("accelerate")
     words = [*real("llamagen_xl", tmp_path), *SMALL, "drafter=eagle", "source=self", "noise=0", *FAST]
-    one = trained([*words, f"out={tmp_path / 'one'}"])
+    single = trained([*words, f"out={tmp_path / 'one'}"])
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     argv = [*launch, "--module", "specbench.cli", "train", *words, f"out={tmp_path / 'two'}"]
-    here = str(Path(cli.__file__).resolve().parents[2])
-    environment = os.environ | {"PYTHONPATH": here, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    root = str(Path(cli.__file__).resolve().parents[2])
+    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     subprocess.run(argv, env=environment, check=True, timeout=240, capture_output=True)
-    same(one, load_file(tmp_path / "two" / registry.DRAFTER_FILE), 2e-3)
+    same(single, load_file(tmp_path / "two" / registry.DRAFTER_FILE), 2e-3)
     curves = [pd.read_csv(tmp_path / out / "state" / "eagle.csv") for out in ("one", "two")]
     pd.testing.assert_frame_equal(*curves, rtol=1e-2)  # of the whole batch, though each process saw half of it
 
 
-def test_mistakes_cost_one_sentence(tmp_path):
+def test_mistakes_are_short_errors(tmp_path):
     out = tmp_path / "out"
     words = [*real("llamagen_xl", tmp_path), "drafter=eagle", "source=self"]
     train(*words, out=out)
 
-    def said(*more, folder=out):
+    def message(*more, folder=out):
         line = [*words, *SMALL, f"out={folder}"]
-        given = {w.split("=")[0] for w in more}
+        named = {w.split("=")[0] for w in more}
         with pytest.raises(UsageError) as e:
-            command.main([*(w for w in line if w.split("=")[0] not in given), *more])
+            command.main([*(w for w in line if w.split("=")[0] not in named), *more])
         return str(e.value)
 
-    assert "has a training with lr=0.0001" in said("lr=1e-3")
-    assert "holds other examples (examples:" in said("n=11", f"examples={out / 'examples'}", folder=tmp_path / "other")
-    assert "data=prompts has none" in said("source=pairs", folder=tmp_path / "other")
-    assert "batch=20 is more than the 9 examples" in said("batch=20", folder=tmp_path / "third")
+    assert "has a training with lr=0.0001" in message("lr=1e-3")
+    assert "holds other examples (examples:" in message(
+        "n=11", f"examples={out / 'examples'}", folder=tmp_path / "other"
+    )
+    assert "data=prompts has none" in message("source=pairs", folder=tmp_path / "other")
+    assert "batch=20 is more than the 9 examples" in message("batch=20", folder=tmp_path / "third")
     (tmp_path / "empty").mkdir()
     pairs = "source=pairs", f"images={tmp_path / 'empty'}"
-    assert f"{tmp_path / 'empty'} holds no" in said(*pairs, folder=tmp_path / "other")
+    assert f"{tmp_path / 'empty'} holds no" in message(*pairs, folder=tmp_path / "other")
     shard = out / "examples" / "examples-00000.safetensors"
-    before = {name: t.clone() for name, t in load_file(shard).items()}  # the file itself is mapped
-    shard.write_bytes(shard.read_bytes()[:1000])  # cut off: made anew, the same
+    before = {name: t.clone() for name, t in load_file(shard).items()}  # the file itself is memory-mapped
+    shard.write_bytes(shard.read_bytes()[:1000])  # cut off: it is made again and is the same
     train(*words, out=out)
     same(before, load_file(shard))
     (out / "state" / "plan.json").write_text("{")
-    assert "plan.json: cannot read it as JSON" in said()
-    theirs = {"drafter": "eagle", "window": 3, "drafter_weights": str(out)}
+    assert "plan.json: cannot read it as JSON" in message()
+    drafter_cfg = {"drafter": "eagle", "window": 3, "drafter_weights": str(out)}
     with pytest.raises(UsageError, match="was trained for another target"):
-        Pipeline.load({**recipes.plan(["drafter=eagle"]).cfg, **theirs})
+        Pipeline.load({**recipes.plan(["drafter=eagle"]).cfg, **drafter_cfg})
 
 
-def test_the_embedded_drafters_come_from_this_very_command(tmp_path):
-    """`make train-scenes`, in seconds: tokenizer, text encoder and target, then every drafter on the same examples."""
+def test_the_embedded_drafters_come_from_this_command(tmp_path):
+    """`make train-scenes` in seconds: tokenizer, text encoder and target, then every drafter on the same examples."""
     folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
     first, drafters = ["tokenizer", "text", "target"], ["draft", "eagle", "eagle3", "medusa", "spatial", "dflash"]
     stages = ",".join([*first, *drafters, "eagle_steps", "eagle_guided", "drafters"])
@@ -315,7 +320,7 @@ def test_a_drafter_goes_to_lanterns_layout_and_back(tmp_path, model):
 
 def test_every_recipe_is_complete():
     chosen = {(r, k): recipes.settings(r, k) for r in ("lantern", "coolsd", "scenes") for k in DISCRETE}
-    assert all(found["drafter"] == kind for (_, kind), found in chosen.items())
+    assert all(settings["drafter"] == kind for (_, kind), settings in chosen.items())
     facts = {"n": 100_000, "batch": 16, "lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "schedule": "linear", "epochs": 20}
     facts |= {"warmup": 2000, "dropout": 0.1, "held_out": 0.05, "keep": "top3", "source": "pairs"}
     lantern = chosen["lantern", "eagle"]  # LANTERN, appendix C
@@ -349,7 +354,7 @@ WRONG = [
 ]
 
 
-def test_a_wrong_plan_costs_one_sentence(capsys):
+def test_a_wrong_plan_is_a_short_error(capsys):
     for words, sentence in WRONG:
         assert cli.main(["train", *words]) == 2, words
         assert sentence in capsys.readouterr().err, words

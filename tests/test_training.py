@@ -38,7 +38,7 @@ class Small(nn.Module):
 
 
 def test_a_killed_training_ends_with_the_same_weights(tmp_path):
-    """Of AdamW and Muon: biases and matrices."""
+    """With AdamW and Muon: biases and matrices."""
     recipe = Recipe(steps=60, batch=32, lr=5e-2, warmup=5, save_every=10, ema=0.9, muon=True)
     complete = Small()
     fit("small", complete, complete.loss, recipe, tmp_path / "complete")
@@ -55,14 +55,14 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
         fit("small", broken, broken.loss, recipe, tmp_path / "parts", kill)
     resumed = Small()
     with torch.no_grad():
-        resumed.layers[0].weight.zero_()  # what is resumed comes from the checkpoint
+        resumed.layers[0].weight.zero_()  # the resumed weights come from the checkpoint
     statistics = fit("small", resumed, resumed.loss, recipe, tmp_path / "parts")
     for a, b in zip(complete.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
     assert statistics["loss"] < 4.5  # from 6, the variance of a sum of six unit normals
 
 
-def test_a_diverging_training_says_so(tmp_path):
+def test_a_diverging_training_is_reported(tmp_path):
     model = Small()
 
     def loss(micro_step):
@@ -93,7 +93,8 @@ def test_the_tokenizer_learns_and_keeps_its_codes_alive(tmp_path):
 
 
 def test_target_and_drafter_learn_a_small_grammar(tmp_path):
-    """Tokens that count upwards from one the caption gives: the target learns them, the drafter learns the target."""
+    """Tokens that count upwards from one that the caption gives: the target learns them, and the drafter learns the
+    target."""
     torch.manual_seed(0)
     model = tiny.llamagen(side=4, vocab=8).train().requires_grad_(True)
     starts = np.random.default_rng(0).integers(0, 8, 256)
@@ -105,34 +106,34 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
     after = target.evaluate_target(model, tokens, features)
     assert after["loss"] < 0.25 * before
     assert after["top1_probability"] > 0.7
-    given, rows = target.dataset(model, tokens, features), np.arange(len(tokens))
+    dataset, rows = target.dataset(model, tokens, features), np.arange(len(tokens))
 
     def learn(name, network, steps, lr, **terms):
         training = resolve_name(registry.drafter_networks()[name].training)(network, TargetHead(model))
-        before = drafter.evaluate(training, given, rows)["tv"]
-        loss = drafter.loss_of(training, given, rows, recipe.batch, drafter.LossTerms(**terms))
+        before = drafter.evaluate(training, dataset, rows)["tv"]
+        loss = drafter.loss_of(training, dataset, rows, recipe.batch, drafter.LossTerms(**terms))
         fit(name, network, loss, replace(recipe, steps=steps, lr=lr), tmp_path)
-        after = drafter.evaluate(training, given, rows, 2)
-        assert after["tv"] < 0.5 * before  # of Medusa: from the law of the token before
+        after = drafter.evaluate(training, dataset, rows, 2)
+        assert after["tv"] < 0.5 * before  # Medusa starts from the distribution of the token before
         assert after["top3"] >= after["top1_agreement"] > 0.8
         return after
 
     learn("eagle", like_target(model), 60, 5e-3, dropout=0.3)
     learn("medusa", medusa.like_target(model, heads=2), 100, 2e-2, dropout=0.3)
     reached = learn("spatial", spatial.like_target(model, right=1), 60, 2e-2, regression=0.1, noise=0.0, decay=1.0)
-    assert reached["tv_2"] < 0.2  # of the head below
+    assert reached["tv_2"] < 0.2  # the head below
     torch.manual_seed(1)
     learn("draft_model", tiny.llamagen(side=4, vocab=8, seed=5).train().requires_grad_(True), 80, 5e-3)
-    given = target.dataset(model.with_aux_hidden_layers((0, 1)), tokens, features)
+    dataset = target.dataset(model.with_aux_hidden_layers((0, 1)), tokens, features)
     reached = learn("eagle3", like_target(model, (0, 1)), 60, 5e-3, unroll_steps=2, regression=0.0, noise=0.0)
     assert reached["tv_2"] < 0.5  # on its own outputs, too
     network = dflash.like_target(model, block_size=4)
-    given = target.dataset(model.with_aux_hidden_layers(network.cfg.aux_hidden_layers), tokens, features)
+    dataset = target.dataset(model.with_aux_hidden_layers(network.cfg.aux_hidden_layers), tokens, features)
     reached = learn("dflash", network, 60, 1e-2, regression=0.0, noise=0.0)
-    assert reached["tv_2"] < 0.5  # of the next slot of its block
+    assert reached["tv_2"] < 0.5  # the next slot of its block
 
 
-def test_the_text_encoder_learns_to_state_what_a_caption_says(tmp_path):
+def test_the_text_encoder_learns_the_content_of_captions(tmp_path):
     samples = [scenes.sample("train", i) for i in range(128)]
     labels = np.array([s.scene.labels() for s in samples])
     torch.manual_seed(0)

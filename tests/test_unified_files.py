@@ -1,5 +1,5 @@
-"""Janus-Pro, SimpleAR and Lumina-mGPT 2.0: official files, tokenizers and prompts. Their goldens: test_models; their
-other manifests: test_official and test_pixels."""
+"""Janus-Pro, SimpleAR and Lumina-mGPT 2.0: official files, tokenizers and prompts. Their goldens are in test_models,
+their other manifests in test_official and test_pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specbench.models.unified import Unified
 
 
 def sizes_of(c):
-    """A language model's config.json."""
+    """The sizes in a language model's config.json."""
     sizes = {"hidden_size": c.dim, "num_hidden_layers": c.n_layer, "num_attention_heads": c.n_head}
     sizes |= {"num_key_value_heads": c.n_kv_head, "intermediate_size": c.ffn_hidden, "vocab_size": c.vocab_size}
     return sizes | {"rms_norm_eps": c.norm_eps, "rope_theta": c.rope_base}
@@ -76,7 +76,7 @@ def test_every_official_tensor_of_janus_has_one_destination():
 
 
 def save_janus(folder, bundle, layout):
-    """Official files of a bundle with random weights, whose table of image inputs becomes that of the files."""
+    """Official files of a bundle with random weights. The bundle gets the files' table of image inputs."""
     target = bundle.target
     text = target.cfg.vocab_size - janus.REDUCED_CODES
     torch.manual_seed(0)
@@ -84,9 +84,9 @@ def save_janus(folder, bundle, layout):
     with torch.no_grad():
         target.tok_embeddings.weight[text:] = inputs.table()
     head = {"official": "gen_embed.weight", "transformers": "model.generation_embeddings.weight"}[layout]
-    (table, _), (own, _) = janus.layouts([head], target.cfg.n_layer, target.cfg.block)
+    (table, _), (input_table, _) = janus.layouts([head], target.cfg.n_layer, target.cfg.block)
     state = target.state_dict() | {"tok_embeddings.weight": target.tok_embeddings.weight[:text]}
-    tensors = official.exported(_Named(state), table) | official.exported(inputs, own)
+    tensors = official.exported(_Named(state), table) | official.exported(inputs, input_table)
     marks = {"official": (), "transformers": ("model.vqmodel.quantize.embedding.weight",)}[layout]
     tensors |= official.exported(bundle.tokenizer, image_tokenizers.janus_layout(marks, bundle.tokenizer.cfg)[0])
     tensors["vision_model.x" if layout == "official" else "model.aligner.fc1.bias"] = torch.zeros(2)
@@ -112,25 +112,25 @@ def test_janus_s_official_files_are_read(tmp_path, layout):
     _, bundle = loaded("janus_pro_1b", *TINY)
     save_janus(tmp_path / "target", bundle, layout)
     _, again = loaded("janus_pro_1b", f"weights={tmp_path}", "reduced=true", "dtype=float32")
-    given = again.encode(["a cat", "  cat\n"])
-    kept = given.valid[0]
-    # the roles are text here; the prompt's unknown words are one id
-    assert given.ids[0, kept].tolist() == [0, 7, 4, 5, 8, 2]
-    assert given.no_ids[0, kept].tolist() == [0, 1, 1, 1, 1, 2]
-    assert given.ids[1, given.valid[1]].tolist() == [0, 7, 5, 8, 2]
+    prompts = again.encode(["a cat", "  cat\n"])
+    valid = prompts.valid[0]
+    # the roles are plain text here; the prompt's unknown words are one id
+    assert prompts.ids[0, valid].tolist() == [0, 7, 4, 5, 8, 2]
+    assert prompts.no_ids[0, valid].tolist() == [0, 1, 1, 1, 1, 2]
+    assert prompts.ids[1, prompts.valid[1]].tolist() == [0, 7, 5, 8, 2]
     tokens = torch.arange(16).view(2, 8) * 3
-    found = []
-    for one in (bundle, again):
-        prefix = one.target.condition(given, True)
-        found.append(one.target.head(one.target.uncached(prefix, torch.cat([tokens, tokens]))))
-    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+    logits = []
+    for loaded_bundle in (bundle, again):
+        prefix = loaded_bundle.target.condition(prompts, True)
+        logits.append(loaded_bundle.target.head(loaded_bundle.target.uncached(prefix, torch.cat([tokens, tokens]))))
+    torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
     assert again.image.ids[0] == again.target.cfg.vocab_size - janus.REDUCED_CODES
     codes = torch.arange(16).view(1, 16)
     torch.testing.assert_close(again.tokenizer.decode(codes), bundle.tokenizer.decode(codes))
 
 
 def test_the_table_of_text_and_codes_is_made_once(tmp_path, monkeypatch):
-    """It was a copy of the text's table and the codes': both were in memory, of the 7B model 2 GB."""
+    """It used to be a copy of the text's table and the codes'. Both were in memory: 2 GB for the 7B model."""
     _, bundle = loaded("janus_pro_1b", *TINY)
     save_janus(tmp_path / "target", bundle, "official")
     tables = []
@@ -148,7 +148,7 @@ def test_the_table_of_text_and_codes_is_made_once(tmp_path, monkeypatch):
     assert len(target.tok_embeddings.weight) == target.cfg.vocab_size == bundle.target.cfg.vocab_size
 
 
-def test_a_role_that_is_a_token_is_one(tmp_path):
+def test_a_role_that_is_a_token_is_encoded_as_one(tmp_path):
     save_words(tmp_path / "tokenizer.json", [*JANUS_NAMES, "<|User|>", "<|Assistant|>"])
     text = janus.JanusText(tmp_path)
     assert text.template("a cat") == [9, 6, 4, 5, 10, 6]
@@ -158,7 +158,7 @@ def test_a_role_that_is_a_token_is_one(tmp_path):
         janus.JanusText(tmp_path).ids()
 
 
-def test_another_model_s_file_is_not_janus_s(tmp_path):
+def test_a_file_of_another_model_is_refused(tmp_path):
     folder = tmp_path / "target"
     folder.mkdir()
     save_file({"model.embed_tokens.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
@@ -207,7 +207,8 @@ def archive(tensors, file):
 
 
 def save_simplear(folder, bundle):
-    """Official files: the head is the embedding, and the archives hold what a still image does not need, too."""
+    """Official files: the head is the embedding, and the archives also contain parts that a still image does not
+    need."""
     target = bundle.target
     c = target.cfg
     tensors = exported(target, naming.hugging_face(c.n_layer, c.block))
@@ -215,9 +216,9 @@ def save_simplear(folder, bundle):
     save_language(folder / "target", tensors, {**sizes_of(c), "tie_word_embeddings": True}, SIMPLEAR_NAMES)
     (folder / "tokenizer").mkdir()
     for name, half in (("encoder", bundle.tokenizer.encoding), ("decoder", bundle.tokenizer.decoding)):
-        found = exported(half, image_tokenizers.cosmos_table(half.state_dict()))
-        found[f"{name}.mid.attn_1.1.q.conv3d.weight"] = torch.zeros(2)
-        archive({n: t.bfloat16() for n, t in found.items()}, folder / f"tokenizer/{name}.jit")
+        weights = exported(half, image_tokenizers.cosmos_table(half.state_dict()))
+        weights[f"{name}.mid.attn_1.1.q.conv3d.weight"] = torch.zeros(2)
+        archive({n: t.bfloat16() for n, t in weights.items()}, folder / f"tokenizer/{name}.jit")
 
 
 @torch.no_grad()
@@ -225,14 +226,14 @@ def test_simplear_s_official_files_are_read(tmp_path):
     _, bundle = loaded("simplear_05b", *TINY)
     for layer in bundle.target.layers:  # random models have none
         layer.attention.wqkv.bias.normal_()
-    for tensor in bundle.tokenizer.parameters():  # which the files hold exactly
+    for tensor in bundle.tokenizer.parameters():  # the files store these values exactly
         tensor.copy_(tensor.bfloat16())
     save_simplear(tmp_path, bundle)
     words = ["negative=An aerial view", "reduced=true", "dtype=float32"]
     _, again = loaded("simplear_05b", f"weights={tmp_path}", *words)
-    given = again.encode(["a cat"])
-    assert given.ids[0, given.valid[0]].tolist() == [33, 1, 2, 3, 4, 5, 6, 7, 35]
-    assert given.no_ids[0, given.no_valid[0]].tolist() == [33, 8, 9, 10, 35]
+    prompts = again.encode(["a cat"])
+    assert prompts.ids[0, prompts.valid[0]].tolist() == [33, 1, 2, 3, 4, 5, 6, 7, 35]
+    assert prompts.no_ids[0, prompts.no_valid[0]].tolist() == [33, 8, 9, 10, 35]
     ids = again.image.ids
     assert ids[:2].tolist() == [40, 41]
     assert ids[64:].tolist() == list(range(40))
@@ -241,8 +242,8 @@ def test_simplear_s_official_files_are_read(tmp_path):
     torch.testing.assert_close(dict(again.target.state_dict()), dict(wanted), rtol=0, atol=0)
     smaller = again.read_smaller(tmp_path / "target")  # a drafter of the family
     torch.testing.assert_close(dict(smaller.state_dict()), dict(wanted), rtol=0, atol=0)
-    ours, theirs = (dict(one.tokenizer.state_dict()) for one in (again, bundle))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    read, original = (dict(loaded_bundle.tokenizer.state_dict()) for loaded_bundle in (again, bundle))
+    torch.testing.assert_close(read, original, rtol=0, atol=0)
 
 
 def test_ids_of_text_are_drawn_and_decode_as_code_0():
@@ -266,18 +267,18 @@ def test_the_embedding_is_the_head_where_both_are_tied():
     assert [name for name, _ in source.read(["lm_head.weight"])] == ["lm_head.weight"]
     assert [name for name, _ in source.read(["other", EMBEDDING])] == [EMBEDDING, "other"]
     assert "lm_head.weight" not in tied(from_tensors(tensors), {}).tensors
-    own = from_tensors(tensors | {"lm_head.weight": torch.zeros(2, 3)})
-    assert tied(own, {"tie_word_embeddings": True}) is own  # what the file holds wins
+    with_head = from_tensors(tensors | {"lm_head.weight": torch.zeros(2, 3)})
+    assert tied(with_head, {"tie_word_embeddings": True}) is with_head  # the head in the file takes precedence
 
 
 class Call:
-    """What a hostile pickle would run."""
+    """The call in a hostile pickle."""
 
     def __reduce__(self):
         return print, ("run",)
 
 
-def rewritten(source, file, change):
+def rewrite(source, file, change):
     """The archive with another data.pkl, or with shorter records."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(file, "w") as new:
         for name in old.namelist():
@@ -289,14 +290,14 @@ def test_an_archive_runs_nothing_and_is_checked(tmp_path, capsys):
     values = torch.arange(12.0).view(3, 4)
     archive({"encoder.0.weight": values, "bias": values[0].bfloat16()}, file)
     source = image_tokenizers.open_archive(file)
-    found = dict(source.read(source.tensors))
-    assert torch.equal(found["encoder.0.weight"], values)
-    assert torch.equal(found["bias"], values[0].bfloat16())
-    assert torch.equal(found["codes"], torch.arange(6).view(2, 3).T)
-    rewritten(file, bad, lambda name, x: pickle.dumps(Call()) if name.endswith("data.pkl") else x)
+    tensors = dict(source.read(source.tensors))
+    assert torch.equal(tensors["encoder.0.weight"], values)
+    assert torch.equal(tensors["bias"], values[0].bfloat16())
+    assert torch.equal(tensors["codes"], torch.arange(6).view(2, 3).T)
+    rewrite(file, bad, lambda name, x: pickle.dumps(Call()) if name.endswith("data.pkl") else x)
     with pytest.raises(UsageError, match="print"):
         image_tokenizers.open_archive(bad)
-    rewritten(file, bad, lambda name, x: x[:8] if "/data/" in name else x)
+    rewrite(file, bad, lambda name, x: x[:8] if "/data/" in name else x)
     with pytest.raises(UsageError, match="out of bounds"):
         image_tokenizers.open_archive(bad)
     bad.write_bytes(file.read_bytes()[:200])
@@ -308,7 +309,7 @@ def test_an_archive_runs_nothing_and_is_checked(tmp_path, capsys):
 
 
 def test_older_files_of_a_tokenizer(tmp_path):
-    """The bytes of a text, of which two are merged; the others' ids come by name."""
+    """The bytes of a text, two of them merged; the other ids come by name."""
     vocabulary = [*pre_tokenizers.ByteLevel.alphabet(), "ca"]
     (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(vocabulary)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\nc a\n")
@@ -352,23 +353,23 @@ def test_lumina2_s_official_files_are_read(tmp_path):
     _, bundle = loaded("lumina_mgpt2", *TINY)
     save_lumina2(tmp_path, bundle)
     _, again = loaded("lumina_mgpt2", f"weights={tmp_path}", "reduced=true", "dtype=float32")
-    given = again.encode(["a cat"])
-    # the name of the beginning is that of the end; height and width are one unit each
+    prompts = again.encode(["a cat"])
+    # the name of the beginning equals the name of the end; height and width are one unit each
     words = list(range(1, 3)) + list(range(4, 14))
-    assert given.ids[0, given.valid[0]].tolist() == [0, *words, 90, 91, 95, 95]
-    assert given.no_ids[0, given.no_valid[0]].tolist() == [91, 95, 95]
+    assert prompts.ids[0, prompts.valid[0]].tolist() == [0, *words, 90, 91, 95, 95]
+    assert prompts.no_ids[0, prompts.no_valid[0]].tolist() == [91, 95, 95]
     assert again.image.ids[-2:].tolist() == [93, 92]
     tokens = torch.arange(4)[None]
-    found = []
-    for one in (bundle, again):
-        prefix = one.target.condition(given, False)
-        found.append(one.target.head(one.target.uncached(prefix, tokens)))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+    logits = []
+    for loaded_bundle in (bundle, again):
+        prefix = loaded_bundle.target.condition(prompts, False)
+        logits.append(loaded_bundle.target.head(loaded_bundle.target.uncached(prefix, tokens)))
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-6)
     codes = torch.arange(16)[None]
     torch.testing.assert_close(again.tokenizer.decode(codes), bundle.tokenizer.decode(codes), rtol=0, atol=1e-6)
 
 
-def test_another_tokenizer_is_not_lumina2_s(tmp_path):
+def test_lumina2_refuses_another_tokenizer(tmp_path):
     save_words(tmp_path / "tokenizer.json", LUMINA2_WORDS)
     for name, content in (("config.json", "{}"), ("tokenizer_config.json", '{"eos_token": {"content": "<|end|>"}}')):
         (tmp_path / name).write_text(content)

@@ -1,5 +1,5 @@
 """Verification beyond token-wise rejection: against enumerations, plain sequential forms and reference values, against
-token-wise where both agree, and refused where it would not be exact."""
+token-wise verification where both agree, and refused where it would not be exact."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from specbench.decoding.verify.traversal import Traversal
 from specbench.errors import UsageError
 from specbench.harness import run
 
-#: One test in ten thousand would fail by chance; the seeds are fixed, so none does by accident.
+#: By chance, one test in ten thousand would fail; the seeds are fixed, so no test fails at random.
 ALPHA = 1e-4
 P = random_tables(3, 5, seed=1, sharpness=1.5)
 Q = random_tables(3, 5, seed=2, sharpness=1.5, near=P, distance=0.6)
 
 
 def drafted(rows: int, length: int, vocab: int = 6, seed: int = 0, apart: float = 1.0) -> tuple[Tensor, Draft]:
-    """The target's distributions and a chain sampled from others, `apart` from them in logits."""
+    """The target's distributions, and a chain sampled from other distributions, `apart` from them in logits."""
     g = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(rows, length + 1, vocab, generator=g)
     other = logits[:, :-1] + apart * torch.randn(rows, length, vocab, generator=g)
@@ -50,55 +50,57 @@ def drafted(rows: int, length: int, vocab: int = 6, seed: int = 0, apart: float 
     return logits.softmax(-1), Draft(build(chain_paths(length)), torch.cat([root, tokens], 1), q, valid)
 
 
-def verified(way: Verification, p: Tensor, draft: Draft, seed: int = 0) -> VerificationResult:
-    return way.verify(p, draft, rules.exact(), tiny.rng(len(p), seed), torch.zeros(len(p), dtype=torch.int64))
+def verify(verification: Verification, p: Tensor, draft: Draft, seed: int = 0) -> VerificationResult:
+    return verification.verify(p, draft, rules.exact(), tiny.rng(len(p), seed), torch.zeros(len(p), dtype=torch.int64))
 
 
 def equal(a: VerificationResult, b: VerificationResult) -> bool:
     return tiny.equal(vars(a), vars(b))
 
 
-def run_on_tables(way: Verification, drafter: Any, p: list[Tensor], images: int, seed: int = 0) -> Decoded[Any]:
-    config = DecoderConfig(TabularTarget(p), drafter, rules.exact(), Sampling(), verification=way)
+def run_on_tables(
+    verification: Verification, drafter: Any, p: list[Tensor], images: int, seed: int = 0
+) -> Decoded[Any]:
+    config = DecoderConfig(TabularTarget(p), drafter, rules.exact(), Sampling(), verification=verification)
     return decode(config, None, tiny.rng(images, seed))
 
 
 def test_a_chain_of_one_is_verified_token_by_token() -> None:
-    """The same division, the same comparison and the same residual, of sampled and of deterministic tokens."""
+    """The same division, comparison and residual, for sampled and for deterministic tokens."""
     p, draft = drafted(500, 1)
     for sampled in (None, torch.zeros_like(draft.valid)):
         draft = replace(draft, sampled=sampled)
-        block, token = verified(BlockVerification(), p, draft), verified(TokenWise(), p, draft)
+        block, token = verify(BlockVerification(), p, draft), verify(TokenWise(), p, draft)
         assert equal(block, token)
         assert 0 < block.length.float().mean() < 1
 
 
 def test_greedy_point_masses_are_verified_token_by_token() -> None:
-    """Every ratio is 0 or 1, so that no random number matters."""
+    """Every ratio is 0 or 1, so random numbers do not matter."""
     p, draft = drafted(300, 4, vocab=3)
     best = p.argmax(-1)
     p, tokens = one_hot(best, 3), torch.cat([draft.tokens[:, :1], best[:, :-1]], 1)
     tokens[::3] = draft.tokens[::3]
     draft = replace(draft, tokens=tokens, sampled=torch.zeros_like(draft.valid))
-    token = verified(TokenWise(), p, draft)
-    for way in (BlockVerification(), Traversal(), Selected()):
-        assert equal(replace(verified(way, p, draft), share=None), token), way.name
+    token = verify(TokenWise(), p, draft)
+    for verification in (BlockVerification(), Traversal(), Selected()):
+        assert equal(replace(verify(verification, p, draft), share=None), token), verification.name
     assert set(token.length.tolist()) == {0, 1, 2, 3, 4}
 
 
 def expected_lengths(p: list[Tensor], q: list[Tensor], length: int) -> Tensor:
-    """E[P_0] .. E[P_L]: the probability that block verification accepts so many drafts or more, by enumeration."""
+    """E[P_0] .. E[P_L]: the probability that block verification accepts this many drafts or more, by enumeration."""
     size = p[0].shape[1]
-    weight, mass, found = torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), [1.0]
+    weight, mass, expected = torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), [1.0]
     for t in range(length):
         weight = (weight[:, None] * q[t].double()).flatten()
         mass = (mass[:, None] * p[t].double() / q[t].double()).clamp_max(1).flatten()
         assert len(mass) == size ** (t + 1)
-        found.append(float((weight * mass).sum()))
-    return torch.tensor(found, dtype=torch.float64)
+        expected.append(float((weight * mass).sum()))
+    return torch.tensor(expected, dtype=torch.float64)
 
 
-def test_block_verification_is_lossless_and_accepts_what_the_formula_says() -> None:
+def test_block_verification_is_lossless_and_accepts_as_the_formula_says() -> None:
     length = 4
     out = run_on_tables(BlockVerification(), TabularDrafter(Q, chain_paths(length)), P, 30_000)
     assert tiny.fit(coded(out.tokens, 3), sequence_probs(P)) > ALPHA
@@ -116,7 +118,7 @@ MODES = ("without", "with", "chosen")
 
 
 def drafted_tree(paths: Any, mode: str = "without", rows: int = 100, vocab: int = 8) -> tuple[Tensor, Draft]:
-    """The target's distributions and a tree whose tokens are sampled from others, or chosen."""
+    """The target's distributions, and a tree whose tokens are sampled from other distributions, or chosen."""
     tree, g = build(paths), torch.Generator().manual_seed(5)
     p = (1.5 * torch.randn(rows, tree.nodes, vocab, generator=g)).softmax(-1)
     near = p[:, tree.inner[0]].log() + torch.randn(rows, tree.inner.shape[1], vocab, generator=g)
@@ -127,8 +129,8 @@ def drafted_tree(paths: Any, mode: str = "without", rows: int = 100, vocab: int 
     if mode == "chosen":
         drawn = q.topk(width, dim=-1).indices
     tokens = torch.zeros(rows, tree.nodes, dtype=torch.int64)
-    there = tree.children[0] >= 0
-    tokens[:, tree.children[0][there]] = drawn[:, there]
+    exists = tree.children[0] >= 0
+    tokens[:, tree.children[0][exists]] = drawn[:, exists]
     valid = torch.ones(rows, tree.nodes, dtype=torch.bool)
     return p, Draft(
         tree, tokens, q, valid, torch.zeros_like(valid) if mode == "chosen" else None, replacement=mode == "with"
@@ -136,8 +138,8 @@ def drafted_tree(paths: Any, mode: str = "without", rows: int = 100, vocab: int 
 
 
 def sequential(p: Tensor, draft: Draft, row: int, u: Tensor) -> tuple[int, Tensor]:
-    """The last accepted node and the distribution of the next token: a child is tried once the subtrees of its elder
-    siblings are rejected as a whole, in float64."""
+    """The last accepted node and the distribution of the next token. A child is tried after all subtrees of its elder
+    siblings are rejected. In float64."""
     tree = draft.tree
 
     def visit(node: int, mass: float) -> tuple[int, Tensor] | None:
@@ -147,48 +149,48 @@ def sequential(p: Tensor, draft: Draft, row: int, u: Tensor) -> tuple[int, Tenso
             if child < 0 or not draft.valid[row, child]:
                 continue
             x = int(draft.tokens[row, child])
-            of = q if draft.sampled is None else torch.eye(len(q), dtype=torch.float64)[x]
-            if of[x] <= 0:
+            proposal = q if draft.sampled is None else torch.eye(len(q), dtype=torch.float64)[x]
+            if proposal[x] <= 0:
                 continue
-            if (found := visit(child, min(1.0, mass * float(left[x] / of[x])))) is not None:
-                return found
-            rest = (mass * left - of).clamp_min(0)
-            kept = float(rest.sum())
-            mass = kept / (kept + 1 - mass) if kept + 1 - mass > 0 else 1.0
-            left = rest / kept if kept > 0 else left
+            if (result := visit(child, min(1.0, mass * float(left[x] / proposal[x])))) is not None:
+                return result
+            rest = (mass * left - proposal).clamp_min(0)
+            residual_mass = float(rest.sum())
+            mass = residual_mass / (residual_mass + 1 - mass) if residual_mass + 1 - mass > 0 else 1.0
+            left = rest / residual_mass if residual_mass > 0 else left
             if not draft.replacement:
                 q = q.index_fill(0, torch.tensor(x), 0) / (1 - q[x])
         return (node, left) if node == 0 or u[row, node] < mass else None
 
-    found = visit(0, 1.0)
-    assert found is not None
-    return found
+    result = visit(0, 1.0)
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize(
     ("name", "mode"), [*zip(TREES, MODES), ("bush", "with"), ("mc_sim", "chosen"), ("balanced", "without")]
 )
 def test_traversal_decides_as_its_sequential_form(name: str, mode: str) -> None:
-    """Some nodes do not exist. Near misses of the numbers by float32 have a probability below 1e-3 in all."""
+    """Some nodes do not exist. float32 changes a decision with a probability below 1e-3 in all."""
     p, draft = drafted_tree(TREES[name], mode)
-    gone = torch.rand(draft.valid.shape, generator=torch.Generator().manual_seed(1)) < 0.1
-    draft.valid &= ~(gone.unsqueeze(1) & draft.tree.ancestors).any(-1) | draft.tree.ancestors[:, :, 0].logical_not()
+    missing = torch.rand(draft.valid.shape, generator=torch.Generator().manual_seed(1)) < 0.1
+    draft.valid &= ~(missing.unsqueeze(1) & draft.tree.ancestors).any(-1) | draft.tree.ancestors[:, :, 0].logical_not()
     draft.valid[:, 0] = True
     u = tiny.rng(len(p)).uniform(torch.zeros(len(p), dtype=torch.int64), VERIFY, draft.tree.nodes)
-    found = verified(Traversal(), p, draft)
-    assert found.length.float().mean() > 0.5
+    result = verify(Traversal(), p, draft)
+    assert result.length.float().mean() > 0.5
     for row in range(len(p)):
         node, left = sequential(p, draft, row, u)
-        assert int(found.path_with_root[row, -1]) == node
-        torch.testing.assert_close(found.next_probs[row], left.float(), atol=1e-4, rtol=1e-3)
-        assert int(found.length[row]) == int(draft.tree.depth[0, node])
+        assert int(result.path_with_root[row, -1]) == node
+        torch.testing.assert_close(result.next_probs[row], left.float(), atol=1e-4, rtol=1e-3)
+        assert int(result.length[row]) == int(draft.tree.depth[0, node])
 
 
-def test_at_one_depth_it_is_token_wise_verification() -> None:
-    """The root's mass stays 1, so that every operation is the same."""
+def test_traversal_at_one_depth_equals_token_wise_verification() -> None:
+    """The root's mass stays 1, so every operation is the same."""
     for mode in MODES:
         p, draft = drafted_tree([(c,) for c in range(4)], mode, rows=400)
-        assert equal(verified(Traversal(), p, draft), verified(TokenWise(), p, draft)), mode
+        assert equal(verify(Traversal(), p, draft), verify(TokenWise(), p, draft)), mode
 
 
 def per_row(tree: Tree) -> Tree:
@@ -199,125 +201,128 @@ def per_row(tree: Tree) -> Tree:
     return from_parents(tree.parent, rank, tree.width, tree.height)
 
 
-def test_a_tree_of_a_row_is_verified_as_a_shared_one() -> None:
-    """As EAGLE-2's are, whose inner nodes have another order."""
+def test_a_tree_per_row_is_verified_like_a_shared_one() -> None:
+    """Like the trees of EAGLE-2, whose inner nodes have another order."""
     p, draft = drafted_tree(TREES["mc_sim"], rows=200)
     tree = per_row(draft.tree)
-    inner, own = draft.tree.slot[0], tree.inner[0]
-    probs = draft.probs[:, inner[own].clamp_min(0)]
-    assert equal(verified(Traversal(), p, draft), verified(Traversal(), p, replace(draft, tree=tree, probs=probs)))
+    inner, order = draft.tree.slot[0], tree.inner[0]
+    probs = draft.probs[:, inner[order].clamp_min(0)]
+    assert equal(verify(Traversal(), p, draft), verify(Traversal(), p, replace(draft, tree=tree, probs=probs)))
 
 
 @pytest.mark.parametrize(
-    ("way", "mode"),
+    ("verification", "mode"),
     [
         (Traversal(), "without"),
         (Selected(), "with"),
         (Selected(1.0), "without"),
     ],
 )
-def test_sequences_have_the_targets_distribution(way: Any, mode: str) -> None:
-    pairs = way.name == "selected" and mode == "without"
+def test_sequences_have_the_targets_distribution(verification: Any, mode: str) -> None:
+    pairs = verification.name == "selected" and mode == "without"
     paths = [path for path in BUSH if max(path) < 2] if pairs else BUSH
     drafter = TabularDrafter(Q, paths, mode == "chosen", replacement=mode == "with")
-    out = run_on_tables(way, drafter, P, 12_000)
+    out = run_on_tables(verification, drafter, P, 12_000)
     assert tiny.fit(coded(out.tokens, 3), sequence_probs(P)) > ALPHA
 
 
 def test_the_share_of_selections_is_reported() -> None:
-    """Of nodes with several children: a chain has none."""
-    fixed = verified(Selected(0.25), *drafted_tree(BUSH, "with"))
+    """Only nodes with several children count: a chain has none."""
+    fixed = verify(Selected(0.25), *drafted_tree(BUSH, "with"))
     assert fixed.share is not None
     assert fixed.share.eq(0.25).all()
-    auto = verified(Selected(), *drafted_tree(BUSH, "with"))
+    auto = verify(Selected(), *drafted_tree(BUSH, "with"))
     assert auto.share is not None
     assert 0 < auto.share.mean() < 1
-    chain = verified(Selected(), *drafted(10, 3))
+    chain = verify(Selected(), *drafted(10, 3))
     assert chain.share is not None
     assert chain.share.isnan().all()
     out = run_on_tables(Selected(0.25), TabularDrafter(Q, BUSH, replacement=True), P, 10)
-    [found, *_] = of_images(out.trace, out.steps.tolist(), 0)
-    assert found["select_share"] == 0.25
+    [fields, *_] = of_images(out.trace, out.steps.tolist(), 0)
+    assert fields["select_share"] == 0.25
 
 
 def test_the_distribution_of_the_best_of_several_draws() -> None:
-    """Against all tuples of draws; tokens of equal rank come in one order."""
+    """Against all tuples of draws; tokens of equal rank have a fixed order."""
     q, order = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]), torch.tensor([[3, 0, 4, 1, 2]])
     for count in (1, 2, 3):
         wanted = torch.zeros(5, dtype=torch.float64)
         for drawn in itertools.product(range(5), repeat=count):
             best = max(drawn, key=order[0].tolist().index)
             wanted[best] += q[0, list(drawn)].double().prod()
-        found = best_of(q, order, torch.tensor([[count]]), 3)[0]
-        torch.testing.assert_close(found.double(), wanted, atol=1e-7, rtol=1e-6)
+        actual = best_of(q, order, torch.tensor([[count]]), 3)[0]
+        torch.testing.assert_close(actual.double(), wanted, atol=1e-7, rtol=1e-6)
 
 
 def test_the_distribution_of_the_best_of_a_pair() -> None:
     """Against all pairs of different tokens."""
     q, order = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]), torch.tensor([[3, 0, 4, 1, 2]])
     wanted = torch.zeros(5, dtype=torch.float64)
-    for one, other in itertools.permutations([0, 1, 3, 4], 2):
-        best = max(one, other, key=order[0].tolist().index)
-        wanted[best] += float(q[0, one]) * float(q[0, other]) / (1 - float(q[0, one]))
+    for first, second in itertools.permutations([0, 1, 3, 4], 2):
+        best = max(first, second, key=order[0].tolist().index)
+        wanted[best] += float(q[0, first]) * float(q[0, second]) / (1 - float(q[0, first]))
     torch.testing.assert_close(best_of_pair(q, order)[0].double(), wanted, atol=1e-7, rtol=1e-6)
     sure = torch.tensor([[0.0, 1.0, 0.0]])
-    assert best_of_pair(sure, torch.tensor([[0, 1, 2]])).isfinite().all()  # there is no second token
+    assert best_of_pair(sure, torch.tensor([[0, 1, 2]])).isfinite().all()  # no second token exists
 
 
-def test_the_share_of_selections_maximises_what_is_accepted() -> None:
-    """At p = q following the first sibling is best; far from it the best sibling; and a row does not matter to
-    another."""
-    way, q = Selected(), torch.full((1, 6), 1 / 6)
+def test_the_share_of_selections_maximises_the_accepted_length() -> None:
+    """At p = q it is best to follow the first sibling; far from it, the best sibling. Rows do not affect each other."""
+    verification, q = Selected(), torch.full((1, 6), 1 / 6)
     best = best_of(q, torch.arange(6)[None], torch.tensor([[2]]), 2)
     far = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.5, 0.5]])
     p = torch.cat([q, far])
-    share = way._share(p, q.expand(2, -1), best.expand(2, -1), torch.ones(2, 1))
+    share = verification._share(p, q.expand(2, -1), best.expand(2, -1), torch.ones(2, 1))
     assert share.tolist() == [[0], [1]]
 
 
-def test_on_a_chain_they_are_block_verification() -> None:
-    """Of sampled and of deterministic tokens, complete and shortened: the tokens and distributions of nodes that do not
-    exist do not count. Selection has nothing to choose there."""
+def test_on_a_chain_traversal_and_selection_equal_block_verification() -> None:
+    """For sampled and for deterministic tokens, complete and shortened. The tokens and distributions of missing nodes
+    do not count. Selection has nothing to choose there."""
     p, draft = drafted(2000, 5)
     valid = torch.arange(6) <= torch.arange(2000)[:, None] % 7
     valid[:, 0] = True
     chosen = replace(draft, valid=valid, sampled=torch.zeros_like(valid))
-    for case, way in ((replace(draft, valid=valid), Traversal()), (chosen, Traversal()), (draft, Selected())):
-        block, found = verified(BlockVerification(), p, case), verified(way, p, case)
-        assert torch.equal(block.path, found.path)
-        assert torch.equal(block.tokens, found.tokens)
-        torch.testing.assert_close(block.next_probs, found.next_probs, atol=1e-4, rtol=1e-3)
+    for case, verification in ((replace(draft, valid=valid), Traversal()), (chosen, Traversal()), (draft, Selected())):
+        block, other = verify(BlockVerification(), p, case), verify(verification, p, case)
+        assert torch.equal(block.path, other.path)
+        assert torch.equal(block.tokens, other.tokens)
+        torch.testing.assert_close(block.next_probs, other.next_probs, atol=1e-4, rtol=1e-3)
         assert set(block.length.tolist()) == {0, 1, 2, 3, 4, 5}
 
 
 def test_drafts_of_the_target_itself_are_accepted_and_foreign_ones_rejected() -> None:
-    for way, (p, draft) in (
+    for verification, (p, draft) in (
         (BlockVerification(), drafted(100, 3, vocab=8)),
         (Traversal(), drafted_tree(BUSH, "with")),
         (Selected(), drafted_tree(BUSH, "with")),
     ):
-        same = verified(way, p, replace(draft, probs=p[:, draft.tree.inner[0]]))
-        assert same.length.eq(3).all() or way.name == "selected"
+        accepted = verify(verification, p, replace(draft, probs=p[:, draft.tree.inner[0]]))
+        assert accepted.length.eq(3).all() or verification.name == "selected"
         p[..., :4], q = 0, draft.probs.clone()
         q[..., 4:] = 0
         p, q = (x / x.sum(-1, keepdim=True) for x in (p, q))
-        found = verified(way, p, replace(draft, probs=q, tokens=draft.tokens % 4))
-        assert found.length.eq(0).all()
-        torch.testing.assert_close(found.next_probs, p[:, 0])
+        rejected = verify(verification, p, replace(draft, probs=q, tokens=draft.tokens % 4))
+        assert rejected.length.eq(0).all()
+        torch.testing.assert_close(rejected.next_probs, p[:, 0])
 
 
-def test_a_verdict_depends_on_its_row_alone() -> None:
+def test_a_result_depends_only_on_its_row() -> None:
     tree = drafted_tree(BUSH, "with", rows=30, vocab=50)
-    for way, (p, draft) in (
+    for verification, (p, draft) in (
         (Traversal(), tree), (Selected(), tree), (BlockVerification(), drafted(30, 5, vocab=50))
     ):  # fmt: skip
-        together = verified(way, p, draft)
+        together = verify(verification, p, draft)
         for row in range(0, 30, 7):
-            own = slice(row, row + 1)
-            one = replace(draft, tokens=draft.tokens[own], probs=draft.probs[own], valid=draft.valid[own])
-            alone = way.verify(p[own], one, rules.exact(), tiny.rng([row]), torch.zeros(1, dtype=torch.int64))
+            row_slice = slice(row, row + 1)
+            row_draft = replace(
+                draft, tokens=draft.tokens[row_slice], probs=draft.probs[row_slice], valid=draft.valid[row_slice]
+            )
+            alone = verification.verify(
+                p[row_slice], row_draft, rules.exact(), tiny.rng([row]), torch.zeros(1, dtype=torch.int64)
+            )
             assert equal(
-                alone, VerificationResult(**{k: x if x is None else x[own] for k, x in vars(together).items()})
+                alone, VerificationResult(**{k: x if x is None else x[row_slice] for k, x in vars(together).items()})
             )
 
 
@@ -358,11 +363,11 @@ def test_masses_of_ratios_whose_product_overflows() -> None:
         ("sd verification=block", None),
         ("vanilla verification=block", None),
         ("sjd refine=false window=4 verification=block", None),
-        # a tree that is ranked by the values of its tokens is exact where these are point masses
+        # a tree that is ranked by the values of its tokens is exact if these are point masses
         *((f"{w} verification=traversal", None) for w in ("eagle2", "medusa rule=exact", "eagle_chain", "eagle3")),
     ],
 )  # fmt: skip
-def test_what_would_not_be_exact_or_has_no_meaning_is_refused(words: str, sentence: str | None) -> None:
+def test_inexact_or_meaningless_verification_is_refused(words: str, sentence: str | None) -> None:
     with pytest.raises(UsageError, match=sentence) if sentence else nullcontext():
         run.check(configuration.compose(f"method={words}".split()))
 
@@ -377,15 +382,15 @@ FULL = [path for d in range(1, 4) for path in itertools.product(range(2), repeat
 
 
 def reference(case: str, *keys: str) -> tuple[models.TabularModel, dict[str, Any]]:
-    found = json.loads((FOLDER / "expected_block.json").read_text())[case]
+    content = json.loads((FOLDER / "expected_block.json").read_text())[case]
     for key in keys:
-        found = found[key]
-    return models.load(str(FOLDER / f"{case}.npz")), found
+        content = content[key]
+    return models.load(str(FOLDER / f"{case}.npz")), content
 
 
 @needs_values
 @pytest.mark.parametrize(
-    ("case", "way", "paths", "mode", "keys"),
+    ("case", "verification", "paths", "mode", "keys"),
     [
         *((case, BlockVerification(), chain_paths(n), "without", ("chains", f"window={n}", "block"))
           for case, n in (("block_a", 1), ("block_b", 2), ("block_e", 3), ("block_a", 4))),
@@ -397,12 +402,14 @@ def reference(case: str, *keys: str) -> tuple[models.TabularModel, dict[str, Any
                                     ("block_b", None, "without"), ("block_e", None, "with"))),
     ],
 )  # fmt: skip
-def test_drafts_reach_the_reference_lengths(case: str, way: Any, paths: Any, mode: str, keys: tuple[str, ...]) -> None:
-    """The distribution of the tokens accepted in the first round, and the mean of T / rounds within four standard
-    errors, of which a true value is outside in one of 16,000 cases."""
+def test_drafts_reach_the_reference_lengths(
+    case: str, verification: Any, paths: Any, mode: str, keys: tuple[str, ...]
+) -> None:
+    """The distribution of the number of tokens accepted in the first round, and the mean of T / rounds within four
+    standard errors; a true value is outside in one of 16,000 cases."""
     tables, wanted = reference(case, *keys)
     drafter = TabularDrafter(tables.q, paths, mode == "chosen", replacement=mode == "with")
-    out = run_on_tables(way, drafter, tables.p, IMAGES)
+    out = run_on_tables(verification, drafter, tables.p, IMAGES)
     accepted = torch.tensor(wanted["accepted_law"], dtype=torch.float64)
     assert tiny.fit(out.trace.accepted[:, 0], accepted) > ALPHA
     ratio = out.tokens.shape[1] / out.steps.double()
@@ -420,7 +427,7 @@ def test_drafts_reach_the_reference_lengths(case: str, way: Any, paths: Any, mod
 )
 def test_the_audit_reports_the_reference_lengths(words: str, keys: tuple[str, ...]) -> None:
     """`tokens_per_step` is the mean of T / rounds, which for L = 3 is 0.35 above T / mean rounds. A number in [1, most]
-    of mean m has a variance of at most (most - m) (m - 1); four standard errors of it are below 0.1."""
+    with mean m has a variance of at most (most - m) (m - 1); four standard errors of it are below 0.1."""
     tables, wanted = reference("block_b", *keys)
     method = audit.assemble(configuration.compose(f"method={words}".split()), tables)
     row = audit.measure(method, tables, IMAGES, margin=1)

@@ -1,4 +1,4 @@
-"""The tables of lossless verification: what they compare, and what they say of it."""
+"""The tables of lossless verification: their comparisons, and the notes about them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_shapes_have_6_to_30_tokens_and_the_best_are_among_them() -> None:
     assert len(searched) == len(SHAPES.lines)
 
 
-def test_a_row_keeps_a_word_in_the_place_of_a_number() -> None:
-    """Every run with select=auto ended without its row."""
+def test_a_row_keeps_a_word_instead_of_a_number() -> None:
+    """Every run with select=auto used to end without its row."""
     row = dict.fromkeys(COLUMNS) | {"run_id": "a", "select": "auto"}
     assert as_read(row) == row
     assert as_read({**row, "select": 0.5})["select"] == 0.5
@@ -38,7 +38,7 @@ def test_a_row_keeps_a_word_in_the_place_of_a_number() -> None:
         as_read({**row, "select": "best"})
 
 
-def test_the_search_has_other_samples_than_the_comparison() -> None:
+def test_the_search_uses_other_samples_than_the_comparison() -> None:
     seeds = [next(p for p in table.protocol if p.startswith("seed=")) for table in (SHAPES, GAIN)]
     assert seeds == ["seed=1", "seed=0"]
 
@@ -49,7 +49,7 @@ def test_the_lines_are_runs() -> None:
         assert not run.timed, run.key
 
 
-def test_the_figure_has_a_curve_for_each_way(tmp_path: Path) -> None:
+def test_the_figure_has_a_curve_for_each_verification(tmp_path: Path) -> None:
     bench = FakeBench(steps=120.0, step_compression=2.1, step_compression_stderr=0.02, draft_tokens=14.0, draft_tv=0.5)
     assert cli.main([GAIN.id], bench, tmp_path / "results", tmp_path / "runs") == 0
     text = (tmp_path / f"results/tables/{GAIN.id}.md").read_text()
@@ -62,6 +62,6 @@ def test_the_figure_has_a_curve_for_each_way(tmp_path: Path) -> None:
 
 def test_the_lines_of_continuous_tokens_are_runs() -> None:
     table = TABLES["verification_gain_mar"]
-    found = plan(table, table.model, None, Path("absent")).runs
-    assert len({run.config_hash for run in found}) == len(table.lines) == 4
+    runs = plan(table, table.model, None, Path("absent")).runs
+    assert len({run.config_hash for run in runs}) == len(table.lines) == 4
     assert {name for test in table.tests for name in (test.line, test.other)} == {line.key for line in table.lines}

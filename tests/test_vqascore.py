@@ -30,7 +30,7 @@ ENTRIES = 300
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of weights with a small CLIP-FlanT5 in two shards, in float32, and a tokenizer of letters. Its tables
-    have 28 rows more than the tokenizer entries, as Flan-T5's."""
+    have 28 more rows than the tokenizer has entries, as in Flan-T5."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(vqascore_network, "SIZES", dict.fromkeys(("xxl", "xl"), SIZE))
     monkeypatch.setattr(vqascore_network, "VOCABULARY", ENTRIES)
@@ -38,8 +38,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module, name in ((vqascore_network, "load"), (clip, "load_image_tower")):
         monkeypatch.setattr(module, name, _in_float32(getattr(module, name)))
     network = vqascore_network.CLIPFlanT5(SIZE, TOWER["hidden_size"])
-    own = randomise(network.state_dict())
-    file = {theirs: own[ours.name] for theirs, ours in vqascore_network.table(own).items()}
+    weights = randomise(network.state_dict())
+    file = {official: weights[ours.name] for official, ours in vqascore_network.table(weights).items()}
     for name in ("shared.weight", "lm_head.weight"):
         file[name] = torch.cat([3 * file[name], torch.full((28, SIZE["d_model"]), 9.0)])
     file["embed_tokens.weight"] = torch.zeros(2)
@@ -73,9 +73,9 @@ def _any_tower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vqascore.weights, "published", lambda context, part, path: path)
 
 
-def test_the_score_is_that_of_the_authors_code(folder: Path) -> None:
-    """transformers' T5 with the embeddings put together by hand, its own loss over the answer, CLIP's layers but the
-    last run one by one, and torchvision's preparation of the padded image."""
+def test_the_score_equals_the_authors_code(folder: Path) -> None:
+    """The reference is transformers' T5 with hand-made embeddings and its own loss over the answer, CLIP's layers
+    except the last, run one by one, and torchvision's preparation of the padded image."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     context = ScoringContext(folder, folder)
@@ -85,9 +85,9 @@ def test_the_score_is_that_of_the_authors_code(folder: Path) -> None:
         **SIZE, d_kv=64, vocab_size=ENTRIES, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
         decoder_start_token_id=0,
     )  # fmt: skip
-    theirs = T5ForConditionalGeneration(config).eval()
-    theirs.lm_head = torch.nn.Linear(SIZE["d_model"], ENTRIES, bias=False)  # tied before, in some releases
-    theirs.load_state_dict(network.language.state_dict() | {"lm_head.weight": network.lm_head.weight})
+    reference = T5ForConditionalGeneration(config).eval()
+    reference.lm_head = torch.nn.Linear(SIZE["d_model"], ENTRIES, bias=False)  # tied before, in some releases
+    reference.load_state_dict(network.language.state_dict() | {"lm_head.weight": network.lm_head.weight})
     tower: Any = eyes.vision_model
     tokens = Tokenizer.from_file(str(folder / vqascore.TEXT / vqascore.TOKENIZER))
 
@@ -103,16 +103,16 @@ def test_the_score_is_that_of_the_authors_code(folder: Path) -> None:
     for image, prompt in zip(pictures(), PROMPTS):
         question = f'Does this figure show "{prompt}"? Please answer yes or no.'
         chat = f"{vqascore_network._SYSTEM}<image>\n{question} ASSISTANT: "
-        before, behind = (torch.tensor(tokens.encode(part).ids) for part in chat.split("<image>"))
+        before, after = (torch.tensor(tokens.encode(part).ids) for part in chat.split("<image>"))
         with torch.no_grad():
             states = tower.pre_layrnorm(tower.embeddings(prepared(image)))
             for layer in tower.encoder.layers[:-1]:
-                found = layer(states, None)
-                states = found[0] if isinstance(found, tuple) else found
+                output = layer(states, None)
+                states = output[0] if isinstance(output, tuple) else output
             patches = network.mm_projector(states[:, 1:])
-            embeddings = torch.cat([theirs.shared(before)[None], patches, theirs.shared(behind)[None]], 1)
+            embeddings = torch.cat([reference.shared(before)[None], patches, reference.shared(after)[None]], 1)
             answer = torch.tensor([tokens.encode("Yes").ids])
-            loss = theirs(inputs_embeds=embeddings, labels=answer).loss
+            loss = reference(inputs_embeds=embeddings, labels=answer).loss
         expected.append(float((-loss).exp()))
     assert max(expected) > 1.1 * min(expected)
     np.testing.assert_allclose(outputs("vqascore", folder)[:, 0], expected, rtol=1e-4)
@@ -130,19 +130,19 @@ def test_the_tables_are_cut_to_the_tokenizer_s_entries(folder: Path) -> None:
 
 @pytest.mark.parametrize(("size", "billions"), [("xxl", 11.1), ("xl", 2.8)])
 def test_a_network_has_the_size_of_flan_t5(size: str, billions: float) -> None:
-    """google's cards give 11 and 3 billions; the layers before it add 4,096 x 1,024 + 4,096^2."""
+    """Google's cards state 11 and 3 billion parameters; the layers before T5 add 4,096 x 1,024 + 4,096^2."""
     with torch.device("meta"):
         network = vqascore_network.CLIPFlanT5(vqascore_network.SIZES[size], 1024)
     assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(billions, abs=0.1)
 
 
-def test_what_is_absent_or_wrong_is_named(folder: Path) -> None:
-    one = partial(metrics.metric, context=ScoringContext(folder, folder))
+def test_missing_or_wrong_parts_are_named(folder: Path) -> None:
+    metric = partial(metrics.metric, context=ScoringContext(folder, folder))
     missing = metrics.missing("vqascore_xl", ScoringContext(folder, folder))
     assert missing.startswith("no model.safetensors.index.json: run `specbench fetch metrics=vqascore_xl")
     (folder / vqascore.TEXT / vqascore.TOKENIZER).write_text("{")
     with pytest.raises(UsageError, match="is not a readable tokenizer"):
-        one("vqascore").scorer()
+        metric("vqascore").scorer()
     with pytest.raises(UsageError, match="pads an image to a square, of 8192 pixels a side at most, not 9000x10"):
         vqascore.padded(np.zeros((10, 9000, 3), np.uint8))
     with pytest.raises(UsageError, match=r"unknown model of vqascore 'base' \(choose from: xl, xxl"):

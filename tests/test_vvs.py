@@ -1,4 +1,4 @@
-"""VVS: which rounds commit a path without verification, which path it is, and what is drafted behind it."""
+"""VVS: which rounds commit a path without verification, which path that is, and what is drafted after it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def grown(rows: int, missing: int = 0) -> Draft:
     tree = build(PATHS)
     parent, rank = tree.parent.expand(rows, -1), torch.tensor([0, 0, 1, 0, 1, 0]).expand(rows, -1)
     valid = (torch.arange(6) < 6 - missing).expand(rows, -1)
-    probs = torch.arange(3.0).view(1, 3, 1).expand(rows, -1, 20)  # of the nodes 0, 1 and 3
+    probs = torch.arange(3.0).view(1, 3, 1).expand(rows, -1, 20)  # for the nodes 0, 1 and 3
     return Draft(from_parents(parent, rank, 2, 3, 3, 2), torch.arange(10, 16).expand(rows, -1), probs, valid)
 
 
@@ -39,7 +39,7 @@ def skips(interval: int = 2) -> Skips:
 
 
 def test_the_path_by_hand() -> None:
-    """The paths have 2, 3 and 4 nodes with the root, 3 in the mean: at most two tokens are committed."""
+    """The paths have 2, 3 and 4 nodes with the root, 3 on average: at most two tokens are committed."""
     u, due = torch.tensor([0.1, 0.4, 0.7, 0.99, 0.1]), torch.tensor([True, True, True, True, False])
     nodes, length = skips().path(grown(5), due, u)
     assert length.tolist() == [1, 2, 2, 2, 0]
@@ -56,13 +56,14 @@ def test_the_path_by_hand() -> None:
 
 
 def test_the_rounds_by_hand() -> None:
-    """Round 1, 1 + i, .. commit a path, in one step with the next round; round 1 not of an image with few tokens."""
+    """Rounds 1, 1 + i, ... commit a path, in one step with the next round; round 1 does not for an image with few
+    tokens."""
     for interval, wanted in ((2, [0, 1, 1, 1, 1, 1]), (3, [0, 1, 0, 1, 0, 1]), (5, [0, 1, 0, 0, 0, 1])):
         rounds, count = torch.zeros(1, dtype=torch.int64), torch.tensor([6])
         assert [int(skips(interval).due(rounds, count, 50)) for _ in range(6)] == wanted
     rounds = torch.zeros(3, dtype=torch.int64)
-    found = [skips(3).due(rounds, torch.tensor([5, 6, 50]), 50).tolist() for _ in range(2)]
-    assert found == [[False] * 3, [False, True, False]]
+    due_rounds = [skips(3).due(rounds, torch.tensor([5, 6, 50]), 50).tolist() for _ in range(2)]
+    assert due_rounds == [[False] * 3, [False, True, False]]
     assert rounds.tolist() == [2, 3, 2]
 
 
@@ -86,7 +87,7 @@ def test_the_draft_by_hand() -> None:
         assert (kids[4][:2], kids[6][:2]) == ([6, 7], [8, -1])
         assert all(kids[n][0] == n + 1 for n in chain)
         level = {n: float(draft.probs[row, int(tree.slot[row, n]), 0]) for n in kids}
-        assert (level[end], level[4], level[6]) == (0, 1, 2)  # of the second tree's nodes 0, 1 and 3
+        assert (level[end], level[4], level[6]) == (0, 1, 2)  # the second tree's nodes 0, 1 and 3
     assert float(draft.probs[0, 0, 0]) == 0
     assert not (draft.sampled if draft.sampled is not None else torch.ones(1)).any()
 
@@ -100,74 +101,74 @@ class Never(Typical):
 
 @torch.inference_mode()
 def test_a_committed_path_is_not_verified() -> None:
-    """By a rule that accepts nothing, steps commit their path and one token more."""
+    """With a rule that accepts nothing, steps commit their path and one more token."""
     tables = random_tables(3, 30, 1, order=1)
     drafter = TabularVVS(tables, 6, 3, 2, "full", 2)
     steps = Decoding(DecoderConfig(TabularTarget(tables), drafter, Never(), Sampling()), None, tiny.rng(40))
     seen = 0
     for _ in range(12):
-        before = steps.count.clone()
+        before = steps.num_committed.clone()
         steps.step()
-        draft = steps.taken.draft if steps.taken else None
+        draft = steps.step_stats.draft if steps.step_stats else None
         assert draft is not None
         assert draft.unverified is not None
         path = draft.unverified.sum(1)
         active = before < 30
-        assert torch.equal((steps.count - before)[active], (path + 1)[active])
+        assert torch.equal((steps.num_committed - before)[active], (path + 1)[active])
         assert not path[before <= 5].any()
         for row in range(40):
-            kept = steps.history[row, before[row] : before[row] + path[row]]
-            assert torch.equal(kept, draft.tokens[row, 1 : 1 + path[row]])
+            committed = steps.history[row, before[row] : before[row] + path[row]]
+            assert torch.equal(committed, draft.tokens[row, 1 : 1 + path[row]])
         seen += int((path > 0).sum())
         steps.record_stats()
     assert seen > 40
 
 
 def test_without_skips_it_is_eagle2() -> None:
-    """Of greedy images every token and every step (in others the nodes have other random numbers). Two trees are grown
-    in a step, and the second one overwrites what the first one left in the cache."""
+    """For greedy images, every token and every step are equal (in other images the nodes have other random numbers).
+    Two trees are grown in a step, and the second one overwrites the first one's entries in the cache."""
     target = tiny.llamagen(side=4)
     head, out = tiny.eagle(target), []
     for drafter in (VVS(head, 6, 3, 2, "full", 10_000), Eagle2(head, 6, 3, 2)):
-        found = decode(
+        images = decode(
             DecoderConfig(target, drafter, exact(), Sampling(0.0, cfg_scale=2.0)), tiny.prompts(3), tiny.rng(3)
         )
-        out.append([found.tokens, found.steps, found.drafted, found.accepted])
+        out.append([images.tokens, images.steps, images.drafted, images.accepted])
     assert tiny.equal(*out)
     assert (out[0][1] < 16).all()
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("rule", "fewer"), [(Never(), True), (exact(), False)])
-def test_the_head_reads_the_last_hidden_states_there_are(rule: Any, fewer: bool) -> None:
-    """fewer: whether a round without accepted tokens comes before each path, so that one hidden state is known."""
+def test_the_head_reads_the_last_existing_hidden_states(rule: Any, fewer: bool) -> None:
+    """fewer: whether a round without accepted tokens comes before each path, so that only one hidden state is known."""
     target = tiny.llamagen(side=4)
     drafter = VVS(tiny.eagle(target), 6, 3, 2, "full", 3 if fewer else 2)
     grow, seen = drafter.grow, []
 
-    def recorded(state: Any, history: Tensor, count: Tensor) -> Draft:
+    def record_state(state: Any, history: Tensor, count: Tensor) -> Draft:
         seen.append((state.pending.clone(), state.fresh.clone(), count.clone(), history.clone()))
         return grow(state, history, count)
 
-    drafter.grow = recorded  # type: ignore[method-assign]
+    drafter.grow = record_state  # type: ignore[method-assign]
     steps = Decoding(DecoderConfig(target, drafter, rule, Sampling(cfg_scale=2.0)), tiny.prompts(4), tiny.rng(4))
     compared: set[bool] = set()
     for _ in range(8):
         steps.step()
         (pending, fresh, count, _), (reused, entries, longer, history) = seen[-2:]
-        draft = steps.taken.draft if steps.taken else None
+        draft = steps.step_stats.draft if steps.step_stats else None
         steps.record_stats()
         assert draft is not None
         for row, path in enumerate((longer - count).tolist()):
-            known, halves = int(fresh[row]) + 1, [row, row + 4]
+            num_known, halves = int(fresh[row]) + 1, [row, row + 4]
             if path == 0:
                 assert torch.equal(reused[halves], pending[halves])
                 continue
-            which = [min(max(known - path, 0) + i, known - 1) for i in range(path)]
-            assert torch.equal(reused[halves, :path], pending[halves][:, which])
+            indices = [min(max(num_known - path, 0) + i, num_known - 1) for i in range(path)]
+            assert torch.equal(reused[halves, :path], pending[halves][:, indices])
             assert int(entries[row]) == path - 1
             assert torch.equal(history[row, count[row] : longer[row]], draft.tokens[row, 1 : 1 + path])
-            compared.add(known < path)
+            compared.add(num_known < path)
     assert fewer in compared
 
 

@@ -20,7 +20,7 @@ from specbench.models.loading.naming import ParameterSlice
 
 M = TypeVar("M", bound=nn.Module)
 Config = dict[str, Any]
-#: (name of the output, ours), and what it is compared with where that is not the golden's output of this name.
+#: (name of the output, ours), and the expected tensor if it is not the golden's output of this name.
 Pair = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
 Compared = Iterator[Pair]
 
@@ -78,7 +78,7 @@ def load(
     ignored: Sequence[str] = (),
 ) -> M:
     """A module with these parameters, by the naming table that official files use; a UsageError names one that the
-    module has not and that is none of the `ignored`, or one that it lacks."""
+    module does not have and that is not `ignored`, or one that is missing."""
     return official.load(build, official.from_tensors(dict(params), "golden"), table, "cpu", torch.float32, ignored)
 
 
@@ -88,14 +88,14 @@ def guided(logits: Tensor, scale: float) -> Tensor:
 
 
 def fixed(c: Config, **values: Any) -> None:
-    """A UsageError where a golden states another value of what the models here have as a constant."""
+    """UsageError if a golden states another value for a constant of the models here."""
     for name, value in values.items():
         if c.get(name, value) != value:
             raise UsageError(f"the golden states {name}={c[name]}, and the models here have {value}")
 
 
 def paths(tree: Tree, row: int = 0) -> Tensor:
-    """The nodes (leaves, height + 1) of the paths from the root to a leaf of one row's tree, -1 behind the leaf; in the
+    """The nodes (leaves, height + 1) of the paths from the root to a leaf of one row's tree, -1 after the leaf; in the
     order of their numbers."""
     ancestors = tree.ancestors[row]
     leaves = (ancestors.sum(0) == 1).nonzero().flatten()  # nobody else's ancestor

@@ -39,8 +39,8 @@ def drafter(t: Tensors, c: Config) -> EagleNetwork:
         n_layer=c["num_hidden_layers"],
         fc_bias=c["fc_bias"],
     )
-    own = {name: value for name, value in weights(t).items() if name != "lm_head.weight"}  # the target's
-    return load(lambda: EagleNetwork(cfg), own, naming.eagle(cfg.block, cfg.input_norm, cfg.n_layer, cfg.fc_bias))
+    params = {name: value for name, value in weights(t).items() if name != "lm_head.weight"}  # the target's
+    return load(lambda: EagleNetwork(cfg), params, naming.eagle(cfg.block, cfg.input_norm, cfg.n_layer, cfg.fc_bias))
 
 
 class Chain:
@@ -54,8 +54,8 @@ class Chain:
 
     def feed(self, ids: Tensor, hidden: Tensor, first: int) -> Tensor:
         entries = (first + torch.arange(ids.shape[1])).expand(len(ids), -1)
-        own = entries.unsqueeze(-1)
-        mask = ((self.keys <= own) & self.usable.unsqueeze(1)) | (self.keys == own)
+        slots = entries.unsqueeze(-1)
+        mask = ((self.keys <= slots) & self.usable.unsqueeze(1)) | (self.keys == slots)
         rope = self.eagle.rope_at(entries, self.padding)
         return self.eagle.hidden(ids, hidden, rope, mask.unsqueeze(1), self.cache, entries)
 
@@ -63,21 +63,21 @@ class Chain:
 def prefix_and_chain(t: Tensors, c: Config) -> Compared:
     """The prefix pass and a chain of draft steps: rows are B guided images, then their unconditional streams."""
     eagle, head = drafter(t, c), weights(t)["lm_head.weight"]
-    rows, known = t["in/hidden"].shape[:2]
+    rows, length = t["in/hidden"].shape[:2]
     drawn = t["out/chain_tokens"]  # (B, steps + 1)
-    usable = torch.ones(rows, known + drawn.shape[1] - 1, dtype=torch.bool)
+    usable = torch.ones(rows, length + drawn.shape[1] - 1, dtype=torch.bool)
     padding = torch.zeros(rows, 1, dtype=torch.int64)
     if "in/attention_mask" in t:
-        given = t["in/attention_mask"].bool()
-        usable[:, : given.shape[1]] = given
-        padding = (~given).sum(1, keepdim=True)
+        attended = t["in/attention_mask"].bool()
+        usable[:, : attended.shape[1]] = attended
+        padding = (~attended).sum(1, keepdim=True)
         if not bool((padding[rows // 2 :] == c["unconditional_position_shift"]).all()):
             raise UsageError("the golden's padding and its unconditional_position_shift differ")
     chain = Chain(eagle, usable, padding)
     out = chain.feed(t["in/ids"][:, 1:], t["in/hidden"], 0)
-    usable_hidden = usable[:, :known].unsqueeze(-1)
+    usable_hidden = usable[:, :length].unsqueeze(-1)
     if "in/attention_mask" in t:  # the row with padding is known from the successor of the last padded entry
-        usable_hidden = torch.arange(known)[None, :, None] >= padding.unsqueeze(-1)
+        usable_hidden = torch.arange(length)[None, :, None] >= padding.unsqueeze(-1)
     yield "prefix_hidden", out * usable_hidden, t["out/prefix_hidden"] * usable_hidden
     hidden = out[:, -1:]
     for i in range(drawn.shape[1]):
@@ -85,17 +85,17 @@ def prefix_and_chain(t: Tensors, c: Config) -> Compared:
         yield f"chain_logits_{i}", logits
         yield f"chain_tokens of step {i}", logits.argmax(-1), drawn[:, i]
         if i + 1 < drawn.shape[1]:
-            hidden = chain.feed(drawn[:, i : i + 1].repeat(2, 1), hidden, known + i)
+            hidden = chain.feed(drawn[:, i : i + 1].repeat(2, 1), hidden, length + i)
             yield f"chain_hidden_{i + 1}", hidden
 
 
 class Recorded(LanguageSession):
-    """A session with recorded hidden states of the target (R, L, dim) and ids (R, L + 1): one token behind a prefix."""
+    """A session with recorded hidden states of the target (R, L, dim) and ids (R, L + 1): one token after a prefix."""
 
     def __init__(self, hidden: Tensor, ids: Tensor, head: Tensor, length: int) -> None:
-        known = hidden.shape[1]
-        self.prefix = Prefix(hidden, torch.ones(hidden.shape[:2], dtype=torch.bool), ids[:, :known])
-        self.guided, self.prefix_length, self.length = True, known, length
+        known_length = hidden.shape[1]
+        self.prefix = Prefix(hidden, torch.ones(hidden.shape[:2], dtype=torch.bool), ids[:, :known_length])
+        self.guided, self.prefix_length, self.length = True, known_length, length
         self.padding = torch.zeros_like(ids[:, :1])
         self.prefix_hidden = hidden[:, :-1]
         self.model: Any = SimpleNamespace(head=lambda h: h @ head.T, ids=lambda tokens: tokens)
@@ -109,7 +109,7 @@ class Recorded(LanguageSession):
 def trees(t: Tensors, c: Config) -> Compared:
     """The dynamic tree in its rounds, and the candidates of the static one, with greedy drafting."""
     head, hidden, ids = weights(t)["lm_head.weight"], t["in/hidden"], t["in/ids"]
-    images, known = len(hidden) // 2, hidden.shape[1]
+    images, prefix_length = len(hidden) // 2, hidden.shape[1]
     sampling = Sampling(0.0, cfg_scale=c["cfg_scale"])
     rng, step = RandomStreams([(0, i) for i in range(images)]), torch.zeros(images, dtype=torch.int64)
 
@@ -119,23 +119,23 @@ def trees(t: Tensors, c: Config) -> Compared:
         state.fresh[:] = 1
         return state
 
-    def tokens(of: Tensor) -> tuple[Tensor, Tensor]:
-        new = of[:images, known:]
+    def tokens(all_ids: Tensor) -> tuple[Tensor, Tensor]:
+        new = all_ids[:images, prefix_length:]
         return torch.nn.functional.pad(new, (0, 64)), torch.full((images,), new.shape[1])
 
-    # the argument counts the levels behind the first
+    # the argument counts the levels after the first
     grown = Eagle2(drafter(t, c), c["nodes_kept"], c["depth"] + 1, c["top_k"])
     table, tail = grown.head.rope(), t["out/freqs_cis_tail"]
     first = c["rope_condition_rows"] - int((tail == 0).flatten(1).all(1).sum())  # it begins with some of the zero rows
     yield "freqs_cis_tail", table[first : first + len(tail)], tail
-    state, given = opened(grown), ids
+    state, fed_ids = opened(grown), ids
     rounds = [name.partition("_")[0] for name in t.named("round", "_ids_in")]
     for name in ("dyn", *rounds):
         if name != "dyn":
-            fed, given = t[f"out/{name}_hidden_in"], t[f"out/{name}_ids_in"]
+            fed, fed_ids = t[f"out/{name}_hidden_in"], t[f"out/{name}_ids_in"]
             state.pending[:, : fed.shape[1]] = fed
             state.fresh[:] = fed.shape[1] - 1
-        draft = grown.propose(state, *tokens(given), step)
+        draft = grown.propose(state, *tokens(fed_ids), step)
         yield f"{name}_draft_tokens", draft.tokens
         mask = draft.tree.ancestors.int()
         yield f"{name}_tree_mask", mask, t[f"out/{name}_tree_mask"][:, 0].int()

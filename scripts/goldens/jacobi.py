@@ -29,8 +29,8 @@ from specbench.models.unified import Unified, image_tokens
 
 class Session:
     """A model that computes whole sequences, as the target of one image and its session. prompts: ids of both streams
-    of guidance; ids (V,) of the tokens, of which the first `codes` are no grammar's; forced (T,): the grammar's token
-    of each position, or -1."""
+    of guidance; ids (V,) of the tokens, the first `codes` of them codes, the others of the grammar; forced (T,): the
+    grammar's token of each position, or -1."""
 
     padding = None
     order = None
@@ -54,8 +54,8 @@ class Session:
 
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         image = self.ids[torch.cat([history[0, : count[0]], tokens[0, 1:]])]
-        both = [uncached_logits(self.model, torch.cat([p, image])[None])[0] for p in self.prompts]
-        rows = torch.stack([x[len(x) - tokens.shape[1] :, self.ids] for x in both])
+        streams = [uncached_logits(self.model, torch.cat([p, image])[None])[0] for p in self.prompts]
+        rows = torch.stack([x[len(x) - tokens.shape[1] :, self.ids] for x in streams])
         return rows, rows
 
 
@@ -70,8 +70,8 @@ class Recorded(RandomStreams):
     def uniforms(self, step: Tensor, tag: int, tags: int, count: int) -> Tensor:
         out = torch.zeros(1, tags, count)
         if tag == VERIFY:
-            known = self.verifying[int(step)][: count - 1]
-            out[0, 0, 1 : 1 + len(known)] = known
+            recorded = self.verifying[int(step)][: count - 1]
+            out[0, 0, 1 : 1 + len(recorded)] = recorded
         return out
 
     def uniform_at(self, step: Tensor, tag: int, index: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Recorded(RandomStreams):
 
 
 class Late(BuiltIn):
-    """Lumina-mGPT 2's window, which feeds new drafts once more behind its last position, since the released code
+    """Lumina-mGPT 2's window, which feeds new drafts once more after its last position, since the released code
     decides by the length before the last step. late: those drafts (n,) by the number of tokens before them."""
 
     def __init__(self, window: int, plain_from: int, late: dict[int, Tensor]) -> None:
@@ -100,15 +100,15 @@ def replayed(session: Any, drafter: BuiltIn, rule: Rule, sampling: Sampling, rng
     """Per step how many tokens there were, and the ids of the drafts that exist; at the end the image itself."""
     config: Any = DecoderConfig(session, drafter, rule, sampling)
 
-    def likeliest(probs: Tensor, u: Tensor, kernels: Any = None) -> Tensor:
+    def most_likely(probs: Tensor, u: Tensor, kernels: Any = None) -> Tensor:
         return probs.argmax(-1)
 
-    with patch.object(windows, "draw", likeliest), patch.object(verify.base, "draw", likeliest):
+    with patch.object(windows, "draw", most_likely), patch.object(verify.base, "draw", most_likely):
         steps, fed = Decoding(config, None, rng), []
-        while steps.count < session.length:
-            before = int(steps.count)
+        while steps.num_committed < session.length:
+            before = int(steps.num_committed)
             steps.step()
-            draft = steps.taken.draft if steps.taken else None
+            draft = steps.step_stats.draft if steps.step_stats else None
             assert draft is not None
             fed.append((before, session.ids[draft.tokens[0, 1:][draft.valid[0, 1:]]]))
             steps.record_stats()
@@ -116,7 +116,7 @@ def replayed(session: Any, drafter: BuiltIn, rule: Rule, sampling: Sampling, rng
 
 
 def table(rows: list[tuple[int, Tensor]]) -> Tensor:
-    """(steps, 1 + n): a number of tokens, then ids, -1 behind the last."""
+    """(steps, 1 + n): a number of tokens, then ids, -1 after the last."""
     width = max(len(row) for _, row in rows)
     return torch.stack([F.pad(F.pad(row, (1, 0), value=n), (0, width - len(row)), value=-1) for n, row in rows])
 

@@ -21,14 +21,14 @@ def target(t: Tensors, c: Config, side: int) -> tuple[Unified, official.Checkpoi
 
 
 def prompts(t: Tensors, c: Config) -> Prompts:
-    """Of a golden, the unconditional ones by this project's own format."""
+    """The prompts of a golden; the unconditional ones have this project's format."""
     ids = t["in/prompt_ids"].view(-1, t["in/prompt_ids"].shape[-1])
     valid = t["in/attention_mask"].bool() if "in/attention_mask" in t else torch.ones_like(ids, dtype=torch.bool)
-    own = janus.JanusIds(c["bos"], c["pad"], c["begin_of_image"])
-    no_ids = torch.full_like(ids, own.pad)
+    ids_of_model = janus.JanusIds(c["bos"], c["pad"], c["begin_of_image"])
+    no_ids = torch.full_like(ids, ids_of_model.pad)
     for i, row in enumerate(ids):
         text = row[valid[i]].tolist()
-        no_ids[i, -len(text) :] = torch.tensor(janus.janus_prompt(text[1:-1], own).unconditional)
+        no_ids[i, -len(text) :] = torch.tensor(janus.janus_prompt(text[1:-1], ids_of_model).unconditional)
     return Prompts(ids, valid, no_ids, valid)
 
 
@@ -37,12 +37,12 @@ def interleaved(x: Tensor) -> Tensor:
     return torch.stack(x.chunk(2), 1).flatten(0, 1)
 
 
-def greedy(model: Unified, given: Prompts, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens (B, T), logits (2B, T, V), hidden states and guided logits of the image that always takes the likeliest
+def greedy(model: Unified, conditioning: Prompts, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens (B, T), logits (2B, T, V), hidden states and guided logits of the image that always takes the most likely
     code."""
-    tokens = torch.zeros(len(given), model.length, dtype=torch.int64)
+    tokens = torch.zeros(len(conditioning), model.length, dtype=torch.int64)
     for i in range(model.length):
-        logits, hidden = cached(model, given, tokens[:, : max(1, i)])
+        logits, hidden = cached(model, conditioning, tokens[:, : max(1, i)])
         tokens[:, i] = guided(logits, scale)[:, i].argmax(-1)
     return tokens, logits, hidden, guided(logits, scale)
 
@@ -50,24 +50,24 @@ def greedy(model: Unified, given: Prompts, scale: float) -> tuple[Tensor, Tensor
 def janus_lm(t: Tensors, c: Config) -> Compared:
     """DeepSeek's layout: rows are pairs, and the whole prompt is compared."""
     model, _ = target(t, c, c["grid"])
-    given, tokens = prompts(t, c), t["in/step_tokens"]
-    yield "prompt_rows", interleaved(torch.cat([given.ids, given.no_ids]))
-    prefix = model.condition(given, True)
-    both = torch.cat([tokens, tokens])
-    found = every_layer(model, prefix, both)
-    for i, one in enumerate(found):
-        yield f"hidden_{i}", interleaved(one)
-    embedded, hidden, before = found[0], found[-1], given.ids.shape[1]
+    conditioning, tokens = prompts(t, c), t["in/step_tokens"]
+    yield "prompt_rows", interleaved(torch.cat([conditioning.ids, conditioning.no_ids]))
+    prefix = model.condition(conditioning, True)
+    stream_tokens = torch.cat([tokens, tokens])
+    states = every_layer(model, prefix, stream_tokens)
+    for i, state in enumerate(states):
+        yield f"hidden_{i}", interleaved(state)
+    embedded, hidden, before = states[0], states[-1], conditioning.ids.shape[1]
     yield "prefill_hidden", interleaved(hidden[:, :before])
     yield "image_embeds_0", interleaved(embedded[:, before])
     yield "uncached_logits", interleaved(model.head(hidden[:, before - 1 :]))
-    logits, hidden = cached(model, given, tokens)
+    logits, hidden = cached(model, conditioning, tokens)
     yield "cached_logits", interleaved(logits)
     yield "cached_hidden", interleaved(hidden)
     mixed = guided(logits, c["cfg_weight"])
     yield "cfg_logits", mixed
     yield "cfg_probs_0", (mixed[:, 0] / c["temperature"]).softmax(-1)
-    image, _, _, mixed = greedy(model, given, c["cfg_weight"])
+    image, _, _, mixed = greedy(model, conditioning, c["cfg_weight"])
     yield "greedy_tokens", image
     yield "greedy_margin", margin(mixed)
 
@@ -75,15 +75,15 @@ def janus_lm(t: Tensors, c: Config) -> Compared:
 def janus_hf(t: Tensors, c: Config) -> Compared:
     """transformers' layout: its greedy image, the logits on the way, and the image's pixels."""
     model, source = target(t, c, c["grid"])
-    given = prompts(t, c)
-    keep = given.valid
-    yield "uncond_ids", torch.where(keep, given.no_ids, t["out/uncond_ids"])
-    prefix = model.condition(given, True)
-    both = torch.cat([keep, keep])
-    yield "prefill_embeds", prefix.inputs[both], t["out/prefill_embeds"][both]
-    hidden = model.uncached(prefix, torch.zeros(len(both), 0, dtype=torch.int64))
-    yield "prefill_hidden", hidden[both], t["out/prefill_hidden"][both]
-    image, logits, hidden, mixed = greedy(model, given, c["guidance_scale"])
+    conditioning = prompts(t, c)
+    keep = conditioning.valid
+    yield "uncond_ids", torch.where(keep, conditioning.no_ids, t["out/uncond_ids"])
+    prefix = model.condition(conditioning, True)
+    stream_valid = torch.cat([keep, keep])
+    yield "prefill_embeds", prefix.inputs[stream_valid], t["out/prefill_embeds"][stream_valid]
+    hidden = model.uncached(prefix, torch.zeros(len(stream_valid), 0, dtype=torch.int64))
+    yield "prefill_hidden", hidden[stream_valid], t["out/prefill_hidden"][stream_valid]
+    image, logits, hidden, mixed = greedy(model, conditioning, c["guidance_scale"])
     yield "greedy_tokens", image
     yield "cached_logits", logits
     yield "cached_hidden", hidden

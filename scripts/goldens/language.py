@@ -66,9 +66,9 @@ def alone(model: Unified, ids: Tensor, valid: Tensor, tokens: Tensor) -> tuple[l
     logits, states = [], []
     for i in range(len(ids)):
         row = torch.cat([ids[i, valid[i]], tokens[i]])[None]
-        found = every_layer(model, known(model, row[:, :1]), row[:, 1:])
-        logits.append(model.head(found[-1])[0])
-        states.append([x[0] for x in found])
+        layers = every_layer(model, known(model, row[:, :1]), row[:, 1:])
+        logits.append(model.head(layers[-1])[0])
+        states.append([x[0] for x in layers])
     return logits, states
 
 
@@ -110,7 +110,7 @@ def language_model(t: Tensors, c: Config) -> Compared:
 
 
 def kinds(forced: Tensor, codes: int, classes: list[int]) -> Tensor:
-    """Grammar classes as the goldens number them: 0 for codes, else that of the forced token."""
+    """Grammar classes as the goldens number them: 0 for codes, else the class of the forced token."""
     return torch.tensor([0, *classes], dtype=torch.uint8)[(forced - codes + 1).clamp_min(0)]
 
 
@@ -120,26 +120,26 @@ def sizes(t: Tensors) -> list[tuple[str, int, int]]:
     return [(name, *map(int, re.findall(r"(\d+)x(\d+)$", name)[0])) for name in names]
 
 
-def image_grammar(t: Tensors, c: Config, made: Callable[[int, int], ImageTokens]) -> Compared:
+def image_grammar(t: Tensors, c: Config, build_image: Callable[[int, int], ImageTokens]) -> Compared:
     """Which ids are allowed at each position of an image of a width and a height, how many follow the image start, and
     the ids of the first and last code and of the grammar's tokens."""
     for name, width, height in sizes(t):
-        image = made(width, height)
+        image = build_image(width, height)
         ours, codes = kinds(image.grammar.forced, image.grammar.codes, [1, 2]), image.grammar.codes
         yield f"{name}/position_class", ours
-        own = torch.tensor([*c["image_ids"], c["new_line"], c["image_end"]])
-        yield f"{name}/ids", torch.cat([image.ids[[0, codes - 1]], image.ids[codes:][:2]]), own
+        expected = torch.tensor([*c["image_ids"], c["new_line"], c["image_end"]])
+        yield f"{name}/ids", torch.cat([image.ids[[0, codes - 1]], image.ids[codes:][:2]]), expected
         for key in (k for k in t if k.startswith(f"out/{name}/window_")):
             start, wanted = int(key.rsplit("_", 1)[1]), t[key]
-            every = torch.cat([ours, torch.full((len(wanted),), 3, dtype=ours.dtype)])  # behind the end: anything
+            every = torch.cat([ours, torch.full((len(wanted),), 3, dtype=ours.dtype)])  # after the end: anything
             yield key.removeprefix("out/"), every[start : start + len(wanted)], wanted
     for name, count in c["generated_after_start"].items():
-        image = made(*map(int, name.split("x")))
+        image = build_image(*map(int, name.split("x")))
         yield f"{name}/generated", torch.tensor(len(image.grammar) + 2), torch.tensor(count)
 
 
 def lumina_image_grammar(t: Tensors, c: Config) -> Compared:
-    """The size tokens stand before the grammar."""
+    """The size tokens come before the grammar."""
     first, final = c["image_ids"]
     yield from image_grammar(t, c, partial(chameleon.lumina_image, torch.arange(first, final + 1)))
     for name in c["generated_after_start"]:
@@ -167,9 +167,9 @@ def emu3_image_grammar(t: Tensors, c: Config) -> Compared:
         image = emu3.image(codes, rows, columns)
         ours = kinds(image.grammar.forced, image.grammar.codes, [1, 2, 3, 4])
         wanted = t[key]
-        yield name, ours, wanted[wanted != 5]  # padding behind the end is not generated
-        own = torch.tensor([c["eol_token"], c["eof_token"], c["eoi_token"], c["eos_token"]])
-        yield f"{name}/ids", image.ids[image.grammar.codes :][: len(own)], own
+        yield name, ours, wanted[wanted != 5]  # padding after the end is not generated
+        expected = torch.tensor([c["eol_token"], c["eof_token"], c["eoi_token"], c["eos_token"]])
+        yield f"{name}/ids", image.ids[image.grammar.codes :][: len(expected)], expected
 
 
 def of_streams(logits: Tensor, hidden: Tensor) -> Compared:
@@ -186,16 +186,16 @@ def lumina2_lm(t: Tensors, c: Config) -> Compared:
     model, sequence = unified(t, c, c["generated"]), torch.cat([whole, tokens], 1)
     wanted, prefix = t["out/uncached_logits"], known(model, whole)
     yield "uncached_logits", uncached_logits(model, sequence)[:, -wanted.shape[1] :], wanted
-    for i, one in enumerate(every_layer(model, prefix, tokens)):
-        yield f"hidden_{i}", one
+    for i, state in enumerate(every_layer(model, prefix, tokens)):
+        yield f"hidden_{i}", state
     seen = (torch.arange(whole.shape[1]) >= whole.shape[1] - 3).expand_as(whole)
-    both = Prompts(whole, prefix.valid, torch.where(seen, whole, ids["pad"]), seen)
-    logits, hidden = cached(model, both, tokens)
+    conditioning = Prompts(whole, prefix.valid, torch.where(seen, whole, ids["pad"]), seen)
+    logits, hidden = cached(model, conditioning, tokens)
     yield from of_streams(logits, hidden)
     yield "cfg_logits", guided(logits, c["cfg_scale"])
     codes = torch.arange(ids["img0"], ids["img1"] + 1)
     image, drawn = image_tokens(codes, *c["latent_grid"], ids["newline"], [ids["end"]]), t["out/greedy_tokens"]
-    cond, uncond = cached(model, both, drawn[:, :-1])[0].chunk(2)
+    cond, uncond = cached(model, conditioning, drawn[:, :-1])[0].chunk(2)
     yield "greedy_cond_logits", cond
     scales, scale = [], float(c["cfg_scale"])
     for n in range(2, 2 + drawn.shape[1]):  # ids after the image start
@@ -207,11 +207,11 @@ def lumina2_lm(t: Tensors, c: Config) -> Compared:
     allowed = torch.zeros_like(mixed, dtype=torch.bool)
     for i, forced in enumerate(image.grammar.forced.tolist()):
         allowed[:, i, image.ids[forced] if forced >= 0 else codes] = True
-    found = Sampling(top_k=c["image_top_k"]).probs(mixed.masked_fill(~allowed, -1e30)) > 0
-    yield "greedy_allowed", found & allowed, t["out/greedy_allowed"].bool()
-    left = mixed.masked_fill(~found | ~allowed, -torch.inf)
-    yield "greedy_tokens", left.argmax(-1), drawn
-    yield "greedy_margin", margin(left).clamp_max(99)
+    in_top_k = Sampling(top_k=c["image_top_k"]).probs(mixed.masked_fill(~allowed, -1e30)) > 0
+    yield "greedy_allowed", in_top_k & allowed, t["out/greedy_allowed"].bool()
+    remaining = mixed.masked_fill(~in_top_k | ~allowed, -torch.inf)
+    yield "greedy_tokens", remaining.argmax(-1), drawn
+    yield "greedy_margin", margin(remaining).clamp_max(99)
 
 
 def simplear_lm(t: Tensors, c: Config) -> Compared:
@@ -222,28 +222,28 @@ def simplear_lm(t: Tensors, c: Config) -> Compared:
     sequence = torch.cat([t["in/prompt"], tokens], 1)
     states = every_layer(model, known(model, sequence[:, :1]), sequence[:, 1:])
     yield "uncached_logits", model.head(states[-1])
-    for i, one in enumerate(states):
-        yield f"hidden_{i}", one
+    for i, state in enumerate(states):
+        yield f"hidden_{i}", state
     rows = len(tokens)
     both_rows = [*t["in/prompt"].tolist(), *t["in/negative"].expand(rows, -1).tolist()]
     ids, valid = left_pad_ids(both_rows, max(map(len, both_rows)), 0)
-    both = Prompts(ids[:rows], valid[:rows], ids[rows:], valid[rows:])
+    conditioning = Prompts(ids[:rows], valid[:rows], ids[rows:], valid[rows:])
     mixed = partial(guided, scale=c["cfg_scale"])
-    logits, hidden = cached(model, both, tokens)
+    logits, hidden = cached(model, conditioning, tokens)
     yield from of_streams(logits, hidden)
     yield "cfg_logits", mixed(logits)
     yield "cfg_logits_of_log_softmax", mixed(logits.log_softmax(-1))
-    ours, theirs = (x.log_softmax(-1) for x in (mixed(logits), t["out/cfg_logits_of_log_softmax"]))
-    yield "distribution", ours, theirs
+    ours, golden = (x.log_softmax(-1) for x in (mixed(logits), t["out/cfg_logits_of_log_softmax"]))
+    yield "distribution", ours, golden
     drawn = t["out/greedy_tokens"]
-    logits = cached(model, both, drawn[:, :-1])[0]
+    logits = cached(model, conditioning, drawn[:, :-1])[0]
     yield "greedy_cond_logits", logits.chunk(2)[0]
     yield "greedy_mixed", mixed(logits.log_softmax(-1))
     image = mixed(logits).argmax(-1)
     yield "greedy_tokens", image, drawn
     yield "greedy_margin", margin(mixed(logits))
-    found = simplear.image(c["tokenizer_length"], codes, c["grid"]).ids.argsort()[image]
-    yield "greedy_codes", simplear.known(found, codes).view_as(t["out/greedy_codes"])
+    drawn_ids = simplear.image(c["tokenizer_length"], codes, c["grid"]).ids.argsort()[image]
+    yield "greedy_codes", simplear.known(drawn_ids, codes).view_as(t["out/greedy_codes"])
 
 
 CHECKS = {

@@ -33,10 +33,10 @@ def steps(session: LanguageSession, rows: int, history: Tensor) -> list[tuple[Te
     return out
 
 
-def cached(model: Language, given: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def cached(model: Language, conditioning: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Logits and hidden states (2B, 1 + n, *) of both streams of guidance, through the cache."""
-    rows = len(given)
-    logits, hidden = zip(*steps(model.open(given, rows, True, 1), rows, tokens), strict=True)
+    rows = len(conditioning)
+    logits, hidden = zip(*steps(model.open(conditioning, rows, True, 1), rows, tokens), strict=True)
     return torch.cat(logits, 1), torch.cat(hidden, 1)
 
 
@@ -51,21 +51,21 @@ def layers(model: Language, prefix: Prefix, tokens: Tensor) -> tuple[list[Tensor
 
 
 def margin(logits: Tensor) -> Tensor:
-    """By how much the likeliest token leads."""
+    """The difference between the largest and the second largest logit."""
     best = logits.topk(2, -1).values
     return best[..., 0] - best[..., 1]
 
 
-def greedy(model: LlamaGen, given: Conditioning | ClassConditioning, c: Config) -> Tensor:
-    """Tokens (B, T) of the images that always take the likeliest token; those behind a golden's interval of guidance,
-    where it has one, without guidance."""
-    rows = len(given)
-    session, history = model.open(given, rows, True, 1), torch.zeros(rows, c["block_size"], dtype=torch.int64)
+def greedy(model: LlamaGen, conditioning: Conditioning | ClassConditioning, c: Config) -> Tensor:
+    """Tokens (B, T) of the images that always take the most likely token; tokens after a golden's interval of guidance,
+    if it has one, without guidance."""
+    rows = len(conditioning)
+    session, history = model.open(conditioning, rows, True, 1), torch.zeros(rows, c["block_size"], dtype=torch.int64)
     for i in range(history.shape[1]):
         root = history[:, max(0, i - 1) : max(1, i)]
         logits, _ = session.forward(root, trees.build([]), history, torch.full((rows,), i))
-        behind = 0 <= c.get("cfg_interval", -1) < i - 1
-        history[:, i] = guided(logits, 1.0 if behind else c["cfg_scale"])[:, 0].argmax(-1)
+        after_interval = 0 <= c.get("cfg_interval", -1) < i - 1
+        history[:, i] = guided(logits, 1.0 if after_interval else c["cfg_scale"])[:, 0].argmax(-1)
     return history
 
 
@@ -75,9 +75,9 @@ def llamagen_t2i(t: Tensors, c: Config) -> Compared:
     features, valid = text_official.left_pad(t["in/t5_features"], t["in/t5_mask"])
     yield "left_features", features
     yield "left_mask", valid.long()
-    given, tokens = Conditioning(features, valid), t["in/step_tokens"]
+    conditioning, tokens = Conditioning(features, valid), t["in/step_tokens"]
     rows, before = len(tokens), c["cls_token_num"]
-    prefix = model.condition(given, True)
+    prefix = model.condition(conditioning, True)
     none = model.cls_embedding.uncond_embedding.expand_as(features)
     yield "cond_combined", torch.cat([features, none])
     states, hidden = layers(model, prefix, torch.cat([tokens, tokens]))
@@ -85,7 +85,7 @@ def llamagen_t2i(t: Tensors, c: Config) -> Compared:
         yield f"prefill_hidden_layer{i}", state[:, :before]
     yield "prefill_logits", model.head(hidden[:, :before])
     yield "uncached_logits", model.head(hidden[:, before - 1 :])
-    session = model.open(given, rows, True, 1)
+    session = model.open(conditioning, rows, True, 1)
     sampling = Sampling(c["temperature"], c["top_k"], c.get("top_p", 1.0), c["cfg_scale"])
     yield "freqs_cis", model.rope(0, 0)[: len(t["out/freqs_cis"])]
     yield "prefill_hidden_final_norm", session.prefix_hidden, t["out/prefill_hidden_final_norm"][:, :-1]
@@ -95,27 +95,27 @@ def llamagen_t2i(t: Tensors, c: Config) -> Compared:
             yield "probs_0", sampling.probs(guided(logits, c["cfg_scale"]))[:, 0], t["out/probs_0"].reshape(rows, -1)
         else:
             yield f"step_logits_{i}", logits[:, 0]
-    known = session.cache.k[0][:, :, : before + tokens.shape[1]]
-    yield "kcache_layer0", known, t["out/kcache_layer0"][:, : known.shape[1], : known.shape[2]]
-    yield "greedy_tokens", greedy(model, given, c)
+    cached_keys = session.cache.k[0][:, :, : before + tokens.shape[1]]
+    yield "kcache_layer0", cached_keys, t["out/kcache_layer0"][:, : cached_keys.shape[1], : cached_keys.shape[2]]
+    yield "greedy_tokens", greedy(model, conditioning, c)
 
 
 def llamagen_c2i(t: Tensors, c: Config) -> Compared:
     """One pass without a cache, and where the golden has them the cached steps and greedy images."""
     model = load(lambda: LlamaGen(config(c)), weights(t), naming.llamagen(c["n_layer"], text=False))
     labels, tokens = t["in/labels"], t["in/step_tokens"]
-    given = ClassConditioning(labels)
+    conditioning = ClassConditioning(labels)
     if "out/freqs_cis" in t:  # a session's prefix has one zero row more
         yield "freqs_cis", model.rope(0, 0)[1 : 1 + len(t["out/freqs_cis"])]
-    hidden = model.uncached(model.condition(given, True), torch.cat([tokens, tokens]))
+    hidden = model.uncached(model.condition(conditioning, True), torch.cat([tokens, tokens]))
     logits = model.head(hidden[:, 1:])
     yield "uncached_logits", logits
     yield "uncached_cfg_logits", guided(logits, c["cfg_scale"])
     if "out/cached_logits" in t:
-        known = t["out/cached_logits"].shape[1] - 1
-        yield "cached_logits", cached(model, given, tokens[:, :known])[0]
+        cached_length = t["out/cached_logits"].shape[1] - 1
+        yield "cached_logits", cached(model, conditioning, tokens[:, :cached_length])[0]
     if "out/greedy_tokens" in t:
-        yield "greedy_tokens", greedy(model, given, c)
+        yield "greedy_tokens", greedy(model, conditioning, c)
 
 
 def llamagen_hf_lantern(t: Tensors, c: Config) -> Compared:

@@ -23,7 +23,7 @@ LOOSER = {"p_pred_xstart": 50.0}
 
 def config(c: Config) -> MARConfig:
     """From the official names of hyper-parameters."""
-    parts = {f"{part}_{ours}": c[f"{part}_{theirs}"] for part in ("encoder", "decoder") for ours, theirs in _SAME}
+    parts = {f"{part}_{ours}": c[f"{part}_{official}"] for part in ("encoder", "decoder") for ours, official in _SAME}
     return MARConfig(
         **parts,
         mlp_ratio=c["mlp_ratio"],
@@ -42,8 +42,8 @@ _SAME = (("dim", "embed_dim"), ("depth", "depth"), ("heads", "num_heads"))
 
 
 def chain(model: MAR, z: Tensor, init: Tensor, noise: Tensor, scale: Tensor | None, temperature: float) -> Tensor:
-    """Tokens (n, D) that the decode loop draws with a golden's noises: z as official, the unconditional rows behind the
-    others where there is a scale (1,); init (n, D); noise (T, n, D), the highest step first."""
+    """Tokens (n, D) that the decode loop draws with a golden's noises: z as official, the unconditional rows after the
+    others if there is a scale (1,); init (n, D); noise (T, n, D), the highest step first."""
     guided = Guided(model) if scale is None else Guided(model, float(scale))
     if scale is not None:
         z = torch.cat([*z.chunk(2), scale.expand(len(init), 1)], -1)
@@ -65,11 +65,11 @@ def check(t: Tensors, c: Config) -> Compared:
 def networks(model: MAR, t: Tensors, c: Config) -> Compared:
     tokens, known, labels = t["in/tokens"], ~t["in/mask"].bool(), t["in/labels"]
     none = torch.full_like(labels, c["class_num"])
-    for name, given in (("cond", labels), ("uncond", none)):
-        encoded, order, seen = model.encode(tokens, known, given, int(known.sum(1).max()))
+    for name, classes in (("cond", labels), ("uncond", none)):
+        encoded, order, seen = model.encode(tokens, known, classes, int(known.sum(1).max()))
         yield f"encoder_{name}", encoded
         yield f"z_{name} of known tokens", model.decode(encoded, order, seen), t[f"out/z_{name}"]
-        yield f"z_{name}", model.conditions(tokens, known, given)
+        yield f"z_{name}", model.conditions(tokens, known, classes)
     yield "z_all_masked", model.conditions(tokens, torch.zeros_like(known), labels)
 
 
@@ -100,10 +100,10 @@ def head(model: MAR, t: Tensors, c: Config) -> Compared:
             yield f"p_mean_{at}", mean, t[name]
             yield f"p_log_variance_{at}", log_variance
             yield f"p_pred_xstart_{at}", steps.x0(x, eps, index) / by, t[f"out/p_pred_xstart_{at}"] / by
-    given = (t["out/chain_nocfg_init"], t["out/chain_nocfg_noise"])
-    yield "chain_nocfg", chain(model, z, *given, None, c["temperature"])
-    given = (t["out/chain_cfg_init"], t["out/chain_cfg_noise"])
-    yield "chain_cfg", chain(model, z, *given, torch.tensor([c["cfg"]]), c["temperature"])
+    noises = (t["out/chain_nocfg_init"], t["out/chain_nocfg_noise"])
+    yield "chain_nocfg", chain(model, z, *noises, None, c["temperature"])
+    noises = (t["out/chain_cfg_init"], t["out/chain_cfg_noise"])
+    yield "chain_cfg", chain(model, z, *noises, torch.tensor([c["cfg"]]), c["temperature"])
 
 
 def sampling(model: MAR, t: Tensors, c: Config) -> Compared:
@@ -111,14 +111,14 @@ def sampling(model: MAR, t: Tensors, c: Config) -> Compared:
     labels, orders = t["in/labels"], t["in/orders"]
     rows, length = orders.shape
     tokens = torch.zeros(rows, length, model.cfg.token_dim)
-    left = length
+    masked_after = length
     for i, count in enumerate(tokens_per_iteration(length, c["num_iter"])):
         rank = orders.argsort(1)  # the first of an order stay masked longest
-        masked, left = rank < left, left - count
-        new = masked & (rank >= left)
+        masked, masked_after = rank < masked_after, masked_after - count
+        new = masked & (rank >= masked_after)
         yield f"iter{i}_mask", masked.float(), t[f"out/iter{i}_mask"].float()
         yield f"iter{i}_tokens", tokens
-        scale = mar_sampling.guidance(c["cfg"], c["cfg_schedule"], torch.tensor([length - left]), length)
+        scale = mar_sampling.guidance(c["cfg"], c["cfg_schedule"], torch.tensor([length - masked_after]), length)
         yield f"iter{i}_cfg", scale
         z = model.conditions(tokens, ~masked, labels)[new]
         if c["cfg"] != 1:

@@ -95,8 +95,8 @@ def taming(t: Tensors, c: Config, spatial: bool) -> Generator[Pair, None, VQMode
 def mar_kl16(t: Tensors, c: Config) -> Compared:
     def attending(levels: str) -> tuple[int, ...]:
         """The levels with attention, by the names of the tensors."""
-        found = (re.match(rf"param/{levels}\.(\d+)\.attn\.", name) for name in t)
-        return tuple(sorted({int(m[1]) for m in found if m}))
+        matches = (re.match(rf"param/{levels}\.(\d+)\.attn\.", name) for name in t)
+        return tuple(sorted({int(m[1]) for m in matches if m}))
 
     cfg = VQConfig(
         codebook_size=0,
@@ -164,9 +164,9 @@ def simplear_cosmos_dv(t: Tensors, c: Config) -> Compared:
     z = model.pre_quant(image)
     yield "pre_quant", z.unsqueeze(2)
     encoded = model.encode(image)
-    known = t["out/encoder_indices"]
-    yield "encoder_indices", encoded.view_as(known), known
-    h, w = known.shape[-2:]
+    golden = t["out/encoder_indices"]
+    yield "encoder_indices", encoded.view_as(golden), golden
+    h, w = golden.shape[-2:]
     yield "quant", model.look_up(encoded, (h, w)).unsqueeze(2)
     yield "roundtrip", model.decode(encoded, (h, w)).unsqueeze(2)
     edge = cosmos.bounded(z.permute(0, 2, 3, 1), cfg.levels)

@@ -84,11 +84,11 @@ class Specialisation:
     @property
     def types(self) -> dict[str, str]:
         """By argument, and by number within a tuple; "constexpr" of a constant, which a size of 1 is, too."""
-        found: dict[str, str] = {}
+        types: dict[str, str] = {}
         for name, kind in json.loads(self.start)["signature"].items():
             parts = enumerate(kind) if isinstance(kind, list) else [("", kind)]
-            found |= {f"{name}{number}": one for number, one in parts}
-        return found
+            types |= {f"{name}{number}": type_ for number, type_ in parts}
+        return types
 
     def _by_argument(self, what: str) -> dict[str, Any]:
         start = json.loads(self.start)
@@ -126,7 +126,7 @@ STEPS = (
     *(("7b", name, 0, 1, torch.float32) for name in ("none", "sjd")),
     *(("emu3", name, 0, 1, torch.bfloat16) for name in ("none", "sjd")),
 )
-#: Those of which a quick look consists: every kernel, both formats, heads of 64 and 128, grouped heads.
+#: The steps of a quick look: every kernel, both formats, heads of 64 and 128, grouped heads.
 FEW = (
     ("xl", "tree", 0, 1, torch.bfloat16),
     ("7b", "sjd_pac", 64, 1, torch.bfloat16),
@@ -139,7 +139,7 @@ FEW = (
 
 
 def started(work: Iterable[Callable[[], object]], capability: int = 90) -> list[Specialisation]:
-    """The kernels that functions start on a device of this compute capability, none of which is compiled."""
+    """The kernels that functions start on a device of this compute capability, without compiling them."""
     seen: dict[Specialisation, None] = {}
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002
@@ -154,15 +154,15 @@ def started(work: Iterable[Callable[[], object]], capability: int = 90) -> list[
     return list(seen)
 
 
-def steps(some: Any = STEPS) -> list[Callable[[], None]]:
+def steps(cases: Any = STEPS) -> list[Callable[[], None]]:
     """Steps of the real sizes, and other ways of verification."""
-    ways = (
+    verifications = (
         partial(verify_on_shapes, BlockVerification(), chain_paths(5), 16384),
         partial(verify_on_shapes, Selected(), parse("mc_sim_7b_63"), 16384, True),
         partial(verify_on_shapes, Selected(), parse("2-2-2"), 16384, False),
         *(partial(verify_on_shapes, TokenWise(), parse("mc_sim_7b_63"), 16384, rule=x) for x in rules_on_shapes(16384)),
     )
-    return [*(partial(step_on_shapes, *case) for case in some), *ways]
+    return [*(partial(step_on_shapes, *case) for case in cases), *verifications]
 
 
 def later_stages() -> list[Callable[[], None]]:
@@ -217,7 +217,7 @@ def rules_on_shapes(vocabulary: int) -> list[Rule]:
 
 
 def verify_on_shapes(
-    way: Verification, paths: list[Path], vocabulary: int, replacement: bool = False, rule: Rule | None = None
+    verification: Verification, paths: list[Path], vocabulary: int, replacement: bool = False, rule: Rule | None = None
 ) -> None:
     """The verification of a draft, on the meta device; rule: the exact one where it is None."""
     tree, rule = build(paths).to("meta"), rule or exact()
@@ -227,7 +227,7 @@ def verify_on_shapes(
     step, rng = tokens[:, 0], RandomStreams([(0, 0)], "meta")
     rng.kernels = FusedKernels()
     rule.open(step.device)
-    way.verify(p, draft, rule, rng, step, kernels=rng.kernels)
+    verification.verify(p, draft, rule, rng, step, kernels=rng.kernels)
 
 
 def step_on_shapes(
@@ -237,28 +237,28 @@ def step_on_shapes(
     traversal."""
     network = models.target(name, "meta", dtype, 2)
     drafting = models.drafter(drafter, network, "meta", dtype, window=window)
-    given = models.conditioning(name, images, "meta", dtype)
-    ways: list[Verification] = [TokenWise()]
+    conditioning = models.conditioning(name, images, "meta", dtype)
+    verifications: list[Verification] = [TokenWise()]
     shape = drafting.shape
     if not (rule or shape.tree.is_chain or shape.carries_over or shape.skips):
-        ways.append(Traversal())
-    for way in ways:
+        verifications.append(Traversal())
+    for verification in verifications:
         chosen = recording.RULES[rule](network.vocab_size) if rule else exact()
-        config = DecoderConfig(network, drafting, chosen, models.SAMPLING[name], verification=way)
-        recording.step_on_shapes(config, given)
+        config = DecoderConfig(network, drafting, chosen, models.SAMPLING[name], verification=verification)
+        recording.step_on_shapes(config, conditioning)
 
 
-def compiled(one: Specialisation) -> dict[str, Any]:
+def compiled(spec: Specialisation) -> dict[str, Any]:
     """What ptxas reports: {"kernel", "label", "capability", "registers", "spills" and "shared" in bytes, "copies":
     asynchronous copies, "scalars": loads of one number of 16 or 32 bits, "seconds"}, or "error", or "unknown" where
     this ptxas does not know the capability. The binary is in Triton's cache afterwards, where the start that it was
     noted of finds it."""
-    row: dict[str, Any] = {"kernel": one.kernel, "label": one.label, "capability": one.capability}
+    row: dict[str, Any] = {"kernel": spec.kernel, "label": spec.label, "capability": spec.capability}
     began, log = time.perf_counter(), io.StringIO()
-    driver.set_active(NoDevice(one.capability))
+    driver.set_active(NoDevice(spec.capability))
     try:
         with contextlib.redirect_stdout(log):
-            done = one.function.preload(one.start)
+            done = spec.function.preload(spec.start)
     except Exception as e:
         message = f"{type(e).__name__}: {e} {log.getvalue()}"
         return {**row, ("unknown" if "is not defined for option 'gpu-name'" in message else "error"): message[:500]}
@@ -301,22 +301,22 @@ def faults(row: dict[str, Any]) -> list[str]:
 def jobs() -> list[Specialisation]:
     """A quick look: some steps for Hopper, and one specialisation of each of their kernels for one of two others."""
     few = steps(FEW)
-    of_each = [{one.kernel: one for one in started(few, capability)} for capability in (89, 100)]
+    of_each = [{spec.kernel: spec for spec in started(few, capability)} for capability in (89, 100)]
     other = [of_each[number % 2][kernel] for number, kernel in enumerate(of_each[0])]
     return [*_extremes(started(few)), *other]
 
 
-def _extremes(some: list[Specialisation]) -> list[Specialisation]:
-    """Of specialisations of a kernel that differ only in what is known of sizes, the one of which least is known, which
-    needs most registers, and the one of which most is: there a size of 1 is a constant."""
+def _extremes(specs: list[Specialisation]) -> list[Specialisation]:
+    """Of specialisations of a kernel that differ only in the known facts about sizes, the one with the fewest, which
+    needs most registers, and the one with the most: there a size of 1 is a constant."""
     alike: dict[Any, list[Specialisation]] = {}
-    for one in some:
-        constant = {parameter.name for parameter in one.function.params if parameter.is_constexpr}
-        pointers = [kind for kind in one.types.values() if kind.startswith("*")]
-        key = one.kernel, pointers, {name: x for name, x in one.constants.items() if name in constant}, one.options
-        alike.setdefault(repr(key), []).append(one)
-    known = [sorted(group, key=lambda one: len(one.constants) + len(one.divisible)) for group in alike.values()]
-    return list(dict.fromkeys(group[end] for group in known for end in (0, -1)))
+    for spec in specs:
+        constant = {parameter.name for parameter in spec.function.params if parameter.is_constexpr}
+        pointers = [kind for kind in spec.types.values() if kind.startswith("*")]
+        key = spec.kernel, pointers, {name: x for name, x in spec.constants.items() if name in constant}, spec.options
+        alike.setdefault(repr(key), []).append(spec)
+    ordered = [sorted(group, key=lambda spec: len(spec.constants) + len(spec.divisible)) for group in alike.values()]
+    return list(dict.fromkeys(group[end] for group in ordered for end in (0, -1)))
 
 
 def checks(fast: bool) -> Iterator[results.Check]:
@@ -326,14 +326,14 @@ def checks(fast: bool) -> Iterator[results.Check]:
     cuda = torch.cuda.is_available()
     if cuda:
         major, minor = torch.cuda.get_device_capability()
-        some = started([*steps(), *later_stages()], 10 * major + minor)
-        tried = [one for one in started(tuning_on_shapes(), 10 * major + minor) if one not in set(some)]
+        specs = started([*steps(), *later_stages()], 10 * major + minor)
+        tried = [spec for spec in started(tuning_on_shapes(), 10 * major + minor) if spec not in set(specs)]
     else:
-        some = list({one.kernel: one for one in started(steps(FEW[:1]))}.values())
-    # A process that has used a device cannot be copied; where there is none, copies need no imports.
+        specs = list({spec.kernel: spec for spec in started(steps(FEW[:1]))}.values())
+    # A process that has used a device cannot be forked; without a device, forked processes need no imports.
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn" if cuda else "fork")) as pool:
-        futures = [(one.label, pool.submit(compiled, one)) for one in some[: 3 if fast else None]]
-        more = [pool.submit(compiled, one) for one in tried]
+        futures = [(spec.label, pool.submit(compiled, spec)) for spec in specs[: 3 if fast else None]]
+        more = [pool.submit(compiled, spec) for spec in tried]
         for label, future in futures:
             yield label, lambda future=future: _checked(future.result())
         if more:
@@ -343,13 +343,13 @@ def checks(fast: bool) -> Iterator[results.Check]:
 def _tried(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """A tile that spills, or does not compile, is only not chosen."""
     broken = sum(bool(faults(row)) for row in rows)
-    return {"note": f"{len(rows)} compiled, of which {broken} spill or need too much shared memory"}
+    return {"note": f"{len(rows)} compiled; {broken} spill or need too much shared memory"}
 
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:
-    found = faults(row)
-    return {**row, "ok": not found, "compile_seconds": row.pop("seconds", None)} | (
-        {"note": "; ".join(found)} if found else {}
+    broken = faults(row)
+    return {**row, "ok": not broken, "compile_seconds": row.pop("seconds", None)} | (
+        {"note": "; ".join(broken)} if broken else {}
     )
 
 

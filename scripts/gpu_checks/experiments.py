@@ -1,5 +1,5 @@
-"""What decides what is built next: passes of a target in two ways, by our kernels and by blocks that Inductor compiles,
-or over one node more, measured by turns.
+"""Experiments that decide the next steps of the development. Each compares two passes of a target: by our kernels and
+by blocks that Inductor compiles, or with one node more. The passes alternate.
 
 A pass is what a step takes most of. Each line has the ratio of two times and the decision that follows from it, which
 was made before anything was measured. Without a device every pass is done once at a small size, by Triton's
@@ -31,7 +31,7 @@ Decision = Callable[[float], str]
 
 
 def checks(fast: bool) -> Iterator[results.Check]:
-    """The decisive ones first, since what is stopped loses the last."""
+    """The decisive ones first, since a stage that is stopped loses the last ones."""
     for nodes in () if fast else (32, 64):
         yield f"7B: {nodes + 1} nodes instead of {nodes}", partial(_limited, partial(one_more_node, nodes))
     for target, nodes in [("xl", 1)] if fast else [("xl", 1), ("7b", 33), ("7b", 1), ("xl", 33)]:
@@ -41,7 +41,7 @@ def checks(fast: bool) -> Iterator[results.Check]:
 
 
 def _limited(experiment: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """TimeoutError after `LIMIT` seconds, so that the next experiment has its turn."""
+    """TimeoutError after `LIMIT` seconds, so that the next experiment can run."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"stopped after {LIMIT} s")
@@ -59,29 +59,29 @@ def recorded(kernels: FusedKernels | None = None) -> Graphs:
     return Graphs(gates.recorder(), kernels)
 
 
-def line(ms: Mapping[str, float], of: str, to: str, decision: Decision) -> dict[str, Any]:
-    """Of the time of one way relative to another."""
-    ratio = ms[of] / ms[to]
+def line(ms: Mapping[str, float], numerator: str, denominator: str, decision: Decision) -> dict[str, Any]:
+    """The row of the time of one pass relative to another."""
+    ratio = ms[numerator] / ms[denominator]
     times = ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
     row = {"ratio": ratio, "measured": ratio, "unit": "x", "ms": dict(ms), "device": gates.device_name()}
     return row | {"note": f"{decision(ratio)} ({times})"}
 
 
-def of_passes(ways: Mapping[str, Pass], of: str, to: str, decision: Decision) -> dict[str, Any]:
-    """A `line`, after a comparison of the logits with the logits of `to`. Every replay must give the same bits: another
-    one reads what a kernel before it has not finished."""
+def of_passes(passes: Mapping[str, Pass], numerator: str, denominator: str, decision: Decision) -> dict[str, Any]:
+    """A `line`, after a comparison of the logits with the logits of `denominator`. Every replay must give the same
+    bits: otherwise a kernel reads memory before an earlier kernel has written it."""
     first = {}
-    for name, way in ways.items():
-        way.run()
-        first[name] = way.logits[0].clone()
-    row = line(timed({name: way.run for name, way in ways.items()}), of, to, decision)
-    [want] = ways[to].logits
+    for name, timed_pass in passes.items():
+        timed_pass.run()
+        first[name] = timed_pass.logits[0].clone()
+    row = line(timed({name: timed_pass.run for name, timed_pass in passes.items()}), numerator, denominator, decision)
+    [want] = passes[denominator].logits
     differences = {
-        name: float((way.logits[0].float() - want.float()).abs().max() / want.float().abs().max())
-        for name, way in ways.items()
+        name: float((timed_pass.logits[0].float() - want.float()).abs().max() / want.float().abs().max())
+        for name, timed_pass in passes.items()
     }
     ok = all(difference <= DIFFERENCE for difference in differences.values())
-    changed = [name for name, way in ways.items() if not torch.equal(first[name], way.logits[0])]
+    changed = [name for name, timed_pass in passes.items() if not torch.equal(first[name], timed_pass.logits[0])]
     note = f"replays differ: {', '.join(changed)}" if changed else "" if ok else f"logits differ: {differences}"
     return row | {"differences": differences} | ({"ok": False, "note": note} if note else {})
 

@@ -32,8 +32,8 @@ from specbench.engine.kernels.tiles import Tiles
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
 
-#: Bytes a second that a sum over a large buffer reads, by part of the device's name: the gates are those of an H200,
-#: and elsewhere as much longer as reading the same bytes takes.
+#: Bytes a second that a sum over a large buffer reads, by part of the device's name: the gates are for an H200;
+#: on another device they are longer by the ratio of the bandwidths.
 BANDWIDTH = {"H200": 4.3e12, "H100": 3.0e12}
 #: Target, drafter, window and context of a step; milliseconds on an H200, and what would be better still.
 STEPS = {
@@ -173,11 +173,11 @@ def recorded(
     before = decoding.session.prefix_length
     context = before + decoding.total // 2 if context is None or small() else context
     decoding.history.random_(0, decoding.session.codes)
-    decoding.count.fill_(context - before)
+    decoding.num_committed.fill_(context - before)
     execution = Graphs(recorder(), decoding.kernels).begin(decoding)
 
     def step() -> None:
-        decoding.count.fill_(context - before)
+        decoding.num_committed.fill_(context - before)
         decoding.steps.zero_()
         execution.step()
 
@@ -214,18 +214,18 @@ def recorded_pass(name: str, nodes: int, engine: Graphs) -> Pass:
     return Pass(engine.repeated(forward, here), logits)
 
 
-def timed(ways: Mapping[str, Action]) -> dict[str, float]:
-    """Milliseconds, by turns, so that a change of the device's clock meets all. Without a device each is done once, and
-    its time is not a number."""
+def timed(actions: Mapping[str, Action]) -> dict[str, float]:
+    """Milliseconds. The actions alternate, so that a change of the device's clock affects all. Without a device each
+    runs once, and its time is not a number."""
     if small():
-        for run in ways.values():
+        for run in actions.values():
             run()
-        return dict.fromkeys(ways, math.nan)
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+        return dict.fromkeys(actions, math.nan)
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(5):
-        for name, run in ways.items():
-            taken[name] += floor.seconds(run, device(), least=0.02, samples=3)
-    return {name: 1e3 * statistics.median(some) for name, some in taken.items()}
+        for name, run in actions.items():
+            seconds[name] += floor.seconds(run, device(), least=0.02, samples=3)
+    return {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
 
 
 def _step(
@@ -252,9 +252,9 @@ def tuned_of(name: str) -> dict[str, Any]:
 
 def _pass(nodes: int, gate: float) -> dict[str, Any]:
     engine = Graphs(recorder(), FusedKernels(stored_tiles()))
-    one, many = timed({str(n): recorded_pass("7b", n, engine).run for n in (1, nodes)}).values()
-    row = {"measured": many / one, "gate": gate, "unit": "x", "device": device_name()}
-    return row | {"ok": not many / one > gate, "note": f"{many:.3f} ms, one node {one:.3f} ms"}
+    one_ms, ms = timed({str(n): recorded_pass("7b", n, engine).run for n in (1, nodes)}).values()
+    row = {"measured": ms / one_ms, "gate": gate, "unit": "x", "device": device_name()}
+    return row | {"ok": not ms / one_ms > gate, "note": f"{ms:.3f} ms, one node {one_ms:.3f} ms"}
 
 
 def _diffusion() -> dict[str, Any]:

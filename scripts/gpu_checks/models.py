@@ -90,7 +90,7 @@ def made(build: Callable[[], nn.Module], device: str, dtype: torch.dtype) -> Any
             network = build()
     finally:
         torch.set_default_dtype(before)
-    return network.to(device).eval().requires_grad_(False)  # what was made on the host on purpose moves, too
+    return network.to(device).eval().requires_grad_(False)  # tensors that were made on the host on purpose move, too
 
 
 def target(

@@ -24,7 +24,7 @@ from specbench.decoding.verify import Draft, TokenWise
 from specbench.engine.kernels import FusedKernels
 
 NODES = (1, 6, 26, 33, 65)
-#: How much larger the error of a fused pass may be than that of the plain pass in the same format.
+#: How much larger the error of a fused pass may be than the error of the plain pass in the same format.
 MORE = 1.5
 
 
@@ -76,8 +76,8 @@ def outputs(
     """Logits and new keys of a pass, in float64."""
     tree = build(parse("mc_sim_7b_63") if nodes == 26 else chain_paths(nodes - 1)).to(torch.device(device))
     generator = torch.Generator().manual_seed(nodes)
-    given = models.conditioning(name, images, device, network.output.weight.dtype, small)
-    session = network.open(given, images, True, nodes)
+    conditioning = models.conditioning(name, images, device, network.output.weight.dtype, small)
+    session = network.open(conditioning, images, True, nodes)
     fill = torch.randn(session.cache.k[0].shape, generator=generator)
     for cached in (session.cache.k, session.cache.v):
         for layer in cached:
@@ -87,7 +87,7 @@ def outputs(
     history = torch.zeros(images, session.length + 2 * nodes, dtype=torch.int64, device=device)
     if kernels is not None:
         session.use(kernels)
-        session.forward(tokens, tree, history, count)  # what is allocated once is not poisoned
+        session.forward(tokens, tree, history, count)  # memory that is allocated once is not poisoned
     with poisoned() if kernels else nullcontext():
         logits = session.forward(tokens, tree, history, count)[0]
     root = session.prefix_length - 1 + session.length // 2
@@ -122,15 +122,15 @@ def _logits(rows: int, n: int, size: int, device: str, seed: int = 0) -> Tensor:
 
 
 def _distributions(size: int, top_k: int | None, device: str) -> dict[str, Any]:
-    """Total variation between the kernel's distribution and that of float64."""
+    """Total variation between the kernel's distribution and the float64 distribution."""
     sampling = replace(models.SAMPLING["xl"], top_k=top_k, cfg_scale=1.0)
     logits = _logits(2, 7, size, device).bfloat16().float()
     with poisoned():
-        found = replace(sampling, kernels=FusedKernels()).probs(logits)
+        fused = replace(sampling, kernels=FusedKernels()).probs(logits)
     plain = sampling.probs(logits)
     exactly = torch.where(plain > 0, logits.double(), -torch.inf).softmax(-1)
-    worst = 0.5 * (found.double() - exactly).abs().sum(-1).max().item()
-    same = torch.equal(found > 0, plain > 0)
+    worst = 0.5 * (fused.double() - exactly).abs().sum(-1).max().item()
+    same = torch.equal(fused > 0, plain > 0)
     return {"measured": worst, "gate": 1e-5, "unit": "total variation", "ok": same and worst <= 1e-5}
 
 
@@ -159,8 +159,8 @@ def _verification(size: int, shape: str, rule: str, device: str) -> dict[str, An
     )
     plain = TokenWise().verify(p, replace(draft, probs=q.clone()), chosen, rng, step)
     with poisoned():
-        found = TokenWise().verify(
+        fused = TokenWise().verify(
             p.clone(), replace(draft, probs=q.clone()), chosen, rng, step, kernels=FusedKernels()
         )
-    same = all(torch.equal(getattr(plain, what), getattr(found, what)) for what in ("path", "length", "tokens"))
-    return {"ok": same, "note": f"lengths {plain.length.tolist()}, by the kernel {found.length.tolist()}"}
+    same = all(torch.equal(getattr(plain, what), getattr(fused, what)) for what in ("path", "length", "tokens"))
+    return {"ok": same, "note": f"lengths {plain.length.tolist()}, by the kernel {fused.length.tolist()}"}

@@ -38,8 +38,8 @@ RULES: dict[str, Callable[[int], Rule]] = {
 SIDE = 8
 IMAGES = 2
 ENGINES = ("triton", "graph")
-#: By name: target, drafter, rule and engine. The rules are first, since a stage that is stopped loses what is last; the
-#: last target has an image grammar.
+#: By name: target, drafter, rule and engine. The rules come first, since a stage that is stopped loses its last cases;
+#: the last target has an image grammar.
 CASES = {
     **{f"tree, {rule}, triton": ("xl", "tree", rule, "triton") for rule in RULES},
     **{
@@ -76,15 +76,15 @@ def configured(target: str, drafter: str, rule: str, device: str) -> tuple[Decod
     model = models.target(target, device, dtype, 1 if small else 2, small, SIDE)
     drafting = models.drafter(drafter, model, device, dtype, small)
     chosen = exact() if rule == "exact" else RULES[rule](model.vocab_size)
-    given = models.conditioning(target, 1 if small else IMAGES, device, dtype, small)
-    return DecoderConfig(model, drafting, chosen, models.SAMPLING[target]), given
+    conditioning = models.conditioning(target, 1 if small else IMAGES, device, dtype, small)
+    return DecoderConfig(model, drafting, chosen, models.SAMPLING[target]), conditioning
 
 
-def step_on_shapes(config: DecoderConfig, given: Any) -> None:
+def step_on_shapes(config: DecoderConfig, conditioning: Any) -> None:
     """The first step of a decoding with fused kernels on the meta device: tensors without values."""
     with torch.no_grad():
-        rng = RandomStreams([(0, i) for i in range(len(given))], "meta")
-        decoding = Decoding(config, given, rng, kernels=FusedKernels())
+        rng = RandomStreams([(0, i) for i in range(len(conditioning))], "meta")
+        decoding = Decoding(config, conditioning, rng, kernels=FusedKernels())
         decoding.step()
         decoding.record_stats()
 
@@ -94,16 +94,16 @@ def _same(target: str, drafter: str, rule: str, engine: str) -> dict[str, Any]:
     one image with fused kernels and without."""
     cuda = torch.cuda.is_available()
     device = "cuda" if cuda else "cpu"
-    config, given = configured(target, drafter, rule, device)
+    config, conditioning = configured(target, drafter, rule, device)
     kernels = FusedKernels() if engine == "triton" else None
     recorded, plain = Graphs(None if cuda else at_once, kernels), Eager()
     if cuda:
         plain.kernels = kernels
-        _never_waits(config, given, device, kernels)
+        _never_waits(config, conditioning, device, kernels)
     steps = []
     for seed in range(2 if cuda else 1):
-        rng = RandomStreams([(seed, i) for i in range(len(given))], device)
-        a, b = (decode(config, given, rng, executed) for executed in (recorded, plain))
+        rng = RandomStreams([(seed, i) for i in range(len(conditioning))], device)
+        a, b = (decode(config, conditioning, rng, executed) for executed in (recorded, plain))
         if not (torch.equal(a.tokens, b.tokens) and torch.equal(a.steps, b.steps)):
             first = (a.tokens != b.tokens).int().argmax(1).tolist()
             return {"ok": False, "note": f"seed {seed}: tokens differ from numbers {first} on"}
@@ -111,10 +111,10 @@ def _same(target: str, drafter: str, rule: str, engine: str) -> dict[str, Any]:
     return {"note": f"steps {steps}"}
 
 
-def _never_waits(config: Any, given: Any, device: str, kernels: Any) -> None:
+def _never_waits(config: Any, conditioning: Any, device: str, kernels: Any) -> None:
     """Three steps in which CUDA reports whatever makes the host wait as an error."""
-    rng = RandomStreams([(0, i) for i in range(len(given))], device)
-    steps = Decoding(config, given, rng, kernels=kernels)
+    rng = RandomStreams([(0, i) for i in range(len(conditioning))], device)
+    steps = Decoding(config, conditioning, rng, kernels=kernels)
     steps.step()  # kernels are compiled, workspaces allocated
     steps.record_stats()
     torch.cuda.synchronize()

@@ -15,7 +15,7 @@ TILES = "gpu_tiles.json"
 OF_LINE = "stage check result measured unit gate floor share_of_bandwidth vanilla_ms of_vanilla note seconds".split()
 OF_RUN = "device_name driver torch triton python commit time".split()
 OUTCOMES = {True: "PASS", False: "FAIL", None: "SKIP"}
-#: A check: its name, and a function that returns what it measured. "ok": False in it, or an exception, is a failure.
+#: A check: its name, and a function that returns its measurements. "ok": False in it, or an exception, is a failure.
 Check = tuple[str, Callable[[], dict[str, Any]]]
 
 
@@ -28,7 +28,7 @@ class DeviceLostError(Exception):
 
 
 def dry(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Do what is measured on a device; its time says nothing, and only a failure counts."""
+    """Run a check without a device: its times mean nothing, and only a failure counts."""
     line = check()
     if line.get("ok") is False:
         return line
@@ -36,7 +36,7 @@ def dry(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def append(file: Path, line: dict[str, Any]) -> None:
-    """One line, which a later failure cannot take back."""
+    """Append a line and flush it, so that a later failure does not lose it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as f:
         f.write(json.dumps(line) + "\n")
@@ -45,15 +45,15 @@ def append(file: Path, line: dict[str, Any]) -> None:
 
 def read(file: Path, run: str) -> list[dict[str, Any]]:
     """The lines of a run; a line that was cut off is left out."""
-    found = []
+    lines = []
     for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         try:
             line = json.loads(text)
         except json.JSONDecodeError:
             continue
         if line.get("run") == run:
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def write_rows(files: Iterable[Path], out: Path) -> None:
@@ -67,8 +67,8 @@ def write_rows(files: Iterable[Path], out: Path) -> None:
         for line in lines:
             if line["stage"] == 0 or line.get("launch_blocking"):
                 continue
-            of = {**line, "result": OUTCOMES[line["ok"]], "note": (line.get("note") or "").partition("\n")[0]}
-            rows.append({name: _cell(of.get(name)) for name in OF_LINE})
+            cells = {**line, "result": OUTCOMES[line["ok"]], "note": (line.get("note") or "").partition("\n")[0]}
+            rows.append({name: _cell(cells.get(name)) for name in OF_LINE})
             rows[-1] |= {name: environments[line["run"]].get(name) for name in OF_RUN}
     out.write_text(csv_text([*OF_LINE, *OF_RUN], rows), encoding="utf-8")
 
@@ -93,7 +93,8 @@ def describe_environment(file: Path, run: str, cuda: bool) -> None:
 
 
 def carry_out(checks: Iterable[Check], stage: int, run: str, file: Path, done: set[str], again: bool) -> None:
-    """Do the checks whose names are not in `done`; a line each. again: note that kernels were started one by one.
+    """Do the checks whose names are not in `done`, and print one line per check. again: note that kernels were started
+    one by one.
 
     Raises:
         DeviceLostError: after a check whose error no later one survives.
@@ -138,6 +139,7 @@ def summary(lines: list[dict[str, Any]]) -> str:
     skipped = [line for line in lines if line["ok"] is None]
     rows = [described(line) for line in (*failed, *gates, *skipped)]
     for stage in sorted({line["stage"] for line in lines} - {0}):
-        of = [line["ok"] for line in lines if line["stage"] == stage]
-        rows.append(f"stage {stage}: {of.count(True)} passed, {of.count(False)} failed, {of.count(None)} skipped")
+        outcomes = [line["ok"] for line in lines if line["stage"] == stage]
+        passed, failed, left_out = (outcomes.count(outcome) for outcome in (True, False, None))
+        rows.append(f"stage {stage}: {passed} passed, {failed} failed, {left_out} skipped")
     return "\n".join(rows)

@@ -1,4 +1,4 @@
-"""What a recorded step of each method takes at real sizes, next to one of vanilla AR by turns, as engine=triton and as
+"""What a recorded step of each method takes at real sizes, alternating with one of vanilla AR, as engine=triton and as
 engine=graph execute it. Random weights: a step's time hardly depends on which tokens are accepted. Without a device the
 steps are done on small shapes, and nothing is timed.
 """

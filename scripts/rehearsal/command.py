@@ -1,4 +1,5 @@
-"""A command of specbench in a rehearsal: the checksums of published files are those of the files that were made.
+"""A command of specbench in a rehearsal: the checksums of published files are replaced by the checksums of the files
+made here.
 
 python command.py REPLACED.json ARGUMENT...
 
@@ -34,7 +35,7 @@ def replaced(tables: Mapping[str, Any]) -> Iterator[None]:
         put(registry.model_sources(), {name: _model(entry, files) for name, entry in registry.model_sources().items()})
         for name, served in tables["data"].items():
             data = registry.data_sources()[name]
-            new = tuple(replace(file, **one) for file, one in zip(data.files, served, strict=True))
+            new = tuple(replace(file, **changes) for file, changes in zip(data.files, served, strict=True))
             put(registry.data_sources(), {name: replace(data, files=new)})
         stack.enter_context(mock.patch.object(downloads, "RELEASES", tables["releases"]))
         if tables["inception"]:
@@ -53,14 +54,14 @@ def _model(entry: sources.ModelSource, files: Mapping[str, Any]) -> sources.Mode
 
 def _part(part: sources.Part, files: Mapping[str, Any]) -> sources.Part:
     """The part with the checksums and sizes of the made files, where it had some."""
-    made = {Path(name).name: one for name, one in files.get(part.repository, {}).items()}
-    if not made:
+    made_files = {Path(name).name: file for name, file in files.get(part.repository, {}).items()}
+    if not made_files:
         return part
-    found = {
-        kind: {name: made[name][key] for name in getattr(part, kind) if name in made}
+    changes = {
+        kind: {name: made_files[name][key] for name in getattr(part, kind) if name in made_files}
         for kind, key in (("md5", "md5"), ("sha256", "sha256"), ("sizes", "size"))
     }
-    return replace(part, **found)
+    return replace(part, **changes)
 
 
 @contextmanager
@@ -98,8 +99,8 @@ def load(arguments: list[str]) -> int:
     before = {id(tensor) for tensor in tensors()}
     pipeline = Pipeline.load(cfg)
     storages = [t.untyped_storage() for t in tensors() if id(t) not in before and not t.is_meta]
-    held = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    print(f"loaded {sum(held.values())} bytes of {pipeline.name}")
+    bytes_by_storage = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    print(f"loaded {sum(bytes_by_storage.values())} bytes of {pipeline.name}")
     return 0
 
 

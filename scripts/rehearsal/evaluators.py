@@ -1,4 +1,4 @@
-"""The files of the evaluators behind COCO's metrics, and COCO's archives, with random numbers and noise."""
+"""The files of the evaluators of COCO's metrics, and COCO's archives, with random numbers and noise."""
 
 from __future__ import annotations
 

@@ -124,12 +124,12 @@ def _llamagen(name: str, small: bool) -> dict[str, Build]:
     entry = registry.model_sources()[name]
     [file] = entry.parts["tokenizer"].files
     table = partial(image_tokenizers.llamagen_table, pixels)
-    found = {"target": write_target, "tokenizer": network(file, partial(vq.VQModel, pixels), table, "model")}
+    builds = {"target": write_target, "tokenizer": network(file, partial(vq.VQModel, pixels), table, "model")}
     if "draft" in entry.drafters:
-        found["draft"] = _llamagen_target("llamagen_l", small)[1]
+        builds["draft"] = _llamagen_target("llamagen_l", small)[1]
     if "text" in entry.parts:
-        found |= {"text": _t5(target.cfg.caption_dim, small), "eagle": _eagle(target)}
-    return found
+        builds |= {"text": _t5(target.cfg.caption_dim, small), "eagle": _eagle(target)}
+    return builds
 
 
 def _unified(
@@ -197,11 +197,11 @@ def _janus(name: str, small: bool) -> dict[str, Build]:
     target: Unified = built(lambda: Unified(text, image))
 
     def write(folder: Path) -> None:
-        (table, _), (own, _) = janus.layouts(["gen_embed.weight"], text.n_layer, text.block)
+        (table, _), (input_table, _) = janus.layouts(["gen_embed.weight"], text.n_layer, text.block)
         kind, holes = torch.bfloat16, () if small else _HOLES
         inputs = built(lambda: janus.ImageInputs(pixels.codebook_size, 8, text.dim))
         names = image_tokenizers.janus_layout((), pixels)[0]
-        entries = of_module(target, table, kind, holes=holes) | of_module(inputs, own, kind)
+        entries = of_module(target, table, kind, holes=holes) | of_module(inputs, input_table, kind)
         entries |= of_module(built(lambda: vq.VQModel(pixels)), names, kind)
         entries["language_model.lm_head.weight"] = entry("lm_head", (text.vocab_size, text.dim), kind, True)
         entries = rest(entries, "vision_model.rest", 0 if small else SIZES[name], kind)
@@ -209,11 +209,11 @@ def _janus(name: str, small: bool) -> dict[str, Build]:
         sizes = _config(target, text.n_layer)
         write_json(folder / "config.json", {"language_config": {n: sizes[n] for n in sizes if n != "rms_norm_eps"}})
         special = ["<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"]
-        known = [*special, "<unk>", ":", "<|User|>:", "<|Assistant|>:", *words(0)]
-        vocabularies.save_words(folder / "tokenizer.json", known)
+        vocabulary = [*special, "<unk>", ":", "<|User|>:", "<|Assistant|>:", *words(0)]
+        vocabularies.save_words(folder / "tokenizer.json", vocabulary)
 
-    found = {"target": write}
-    return found | ({"draft": _janus("janus_pro_1b", small)["target"]} if name == "janus_pro_7b" else {})
+    builds = {"target": write}
+    return builds | ({"draft": _janus("janus_pro_1b", small)["target"]} if name == "janus_pro_7b" else {})
 
 
 def _emu3(name: str, small: bool) -> dict[str, Build]:
@@ -289,7 +289,7 @@ def _glm(name: str, small: bool) -> dict[str, Build]:
         kind, holes = torch.bfloat16, () if small else _HOLES
         table = naming.hugging_face(base.n_layer, base.block, "model.language_model.", keep=image.ids)
         entries = of_module(target, table, kind, glm_image.OUTPUTS, holes)
-        for gate in [one for one in entries if one.endswith("gate_proj.weight")]:
+        for gate in [name for name in entries if name.endswith("gate_proj.weight")]:
             rows, columns = entries.pop(gate.replace("gate_proj", "up_proj")).shape
             entries[gate.replace("gate_proj", "gate_up_proj")] = replace(entries.pop(gate), shape=(2 * rows, columns))
         codes = built(lambda: glm_image.Codes(glm_image.CODES, width))
@@ -303,8 +303,8 @@ def _glm(name: str, small: bool) -> dict[str, Build]:
 
     def write_processor(folder: Path) -> None:
         sides = [str(side) for grid in grids for side in grid]
-        known = ["<|dit_token_16384|>", "<sop>", "<eop>", "<unk>", *words(0), *dict.fromkeys(sides)]
-        vocabularies.save_words(folder / "tokenizer.json", known)
+        vocabulary = ["<|dit_token_16384|>", "<sop>", "<eop>", "<unk>", *words(0), *dict.fromkeys(sides)]
+        vocabularies.save_words(folder / "tokenizer.json", vocabulary)
 
     return {"target": write_target, "processor": write_processor}
 

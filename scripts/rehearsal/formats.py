@@ -77,16 +77,17 @@ def of_module(
 ) -> Entries:
     """The official tensors of a module on the meta device, by its table (None: its own names).
 
-    rows: of the official tensor of which the table picks rows. holes: parts of the names of tensors that are zeros.
+    rows: the rows of an official tensor from which the table picks some. holes: tensors with one of these parts in
+    their names are zeros.
     """
-    own, found = module.state_dict(), {}
-    for name, dest in (table or {name: ParameterSlice(name) for name in own}).items():
-        tensor = own[dest.name]
+    state, entries = module.state_dict(), {}
+    for name, dest in (table or {name: ParameterSlice(name) for name in state}).items():
+        tensor = state[dest.name]
         count = rows if dest.pick is not None and dest.rows is None else dest.rows
         shape = tuple(tensor.shape) if count is None else (count, *tensor.shape[1:])
         kind = dtype if tensor.is_floating_point() else tensor.dtype
-        found[name] = entry(name, shape, kind, len(shape) > 1 and any(part in name for part in holes))
-    return found
+        entries[name] = entry(name, shape, kind, len(shape) > 1 and any(part in name for part in holes))
+    return entries
 
 
 def rest(entries: Entries, name: str, size: int, dtype: torch.dtype) -> Entries:

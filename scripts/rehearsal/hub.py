@@ -31,7 +31,7 @@ class Hub:
     root: str = ""
 
     def add(self, repository: str, folder: Path) -> None:
-        """All files of a folder as those of a repository."""
+        """Add all files of a folder to a repository."""
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         self.repositories[repository] = {path.relative_to(folder).as_posix(): path for path in paths}
 
@@ -94,18 +94,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)", path):
-            if found[1] not in self.hub.repositories:
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)", path):
+            if match[1] not in self.hub.repositories:
                 self._refuse()
                 return
-            self._text(json.dumps(self.hub.listing(found[1], found[2])).encode(), "application/json")
-        elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            file = self.hub.repositories.get(found[1], {}).get(found[3])
+            self._text(json.dumps(self.hub.listing(match[1], match[2])).encode(), "application/json")
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            file = self.hub.repositories.get(match[1], {}).get(match[3])
             if file is None:
                 self._refuse()
                 return
             large = file.stat().st_size >= LARGE
-            headers = {"X-Repo-Commit": commit(found[2]), "ETag": f'"{self.hub.sha256(file)}"'}
+            headers = {"X-Repo-Commit": commit(match[2]), "ETag": f'"{self.hub.sha256(file)}"'}
             if not large:
                 self._file(file, headers)
                 return
@@ -113,8 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
             elsewhere = self.hub.root.replace("127.0.0.1", "localhost")  # as the hub, from a server of another name
             self._send(302, headers | {"Location": f"{elsewhere}/lfs{file}", "Content-Length": "0"})
         elif path.startswith("/lfs/"):
-            known = {str(p): p for files in self.hub.repositories.values() for p in files.values()}
-            file = known.get(path.removeprefix("/lfs"))
+            paths = {str(p): p for files in self.hub.repositories.values() for p in files.values()}
+            file = paths.get(path.removeprefix("/lfs"))
             self._refuse() if file is None else self._file(file, {"ETag": f'"{self.hub.sha256(file)}"'})
         elif path in self.hub.plain:
             self._file(self.hub.plain[path], {})

@@ -44,9 +44,9 @@ def run(
         )
         try:
             while process.poll() is None:
-                held = [_memory(pid) for pid in _tree(process.pid)]
-                anonymous = max(anonymous, sum(a for a, _ in held))
-                resident = max(resident, sum(r for _, r in held))
+                memory = [_memory(pid) for pid in _tree(process.pid)]
+                anonymous = max(anonymous, sum(a for a, _ in memory))
+                resident = max(resident, sum(r for _, r in memory))
                 if anonymous > most or time.monotonic() - start > longest:
                     stopped = True
                     os.killpg(process.pid, signal.SIGKILL)
@@ -76,6 +76,6 @@ def _memory(pid: int) -> tuple[int, int]:
     except OSError:
         return 0, 0
     fields = dict(line.split(":", 1) for line in lines if line.startswith("Rss"))
-    found = {name: int(text.split()[0]) * _KIB for name, text in fields.items()}
-    own = found.get("RssAnon", 0) + found.get("RssShmem", 0)
-    return own, own + found.get("RssFile", 0)
+    sizes = {name: int(text.split()[0]) * _KIB for name, text in fields.items()}
+    anonymous = sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
+    return anonymous, anonymous + sizes.get("RssFile", 0)

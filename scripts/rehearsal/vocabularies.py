@@ -49,7 +49,7 @@ def save_chameleon(path: Path, names: Sequence[str], words: Sequence[str] = ("at
 
 
 def save_words(path: Path, names: Sequence[str], special: int = 3) -> None:
-    """tokenizer.json with whole words, one of which is <unk>; the first `special` ones are special tokens."""
+    """tokenizer.json with whole words, <unk> among them; the first `special` ones are special tokens."""
     entries = {name: i for i, name in enumerate(names)}
     tokenizer = Tokenizer(models.WordLevel(entries, unk_token="<unk>"))  # noqa: S106 (no password)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -87,11 +87,11 @@ class _Lookup:
         self.contexts = max(map(len, tables))  # codes of what the next token may depend on
         self.memory = round(math.log(self.contexts, self.size))  # tokens that it may depend on
 
-    def root(self, history: Tensor, count: Tensor) -> Tensor:
+    def root(self, history: Tensor, num_committed: Tensor) -> Tensor:
         """Codes (B,) of the committed tokens."""
-        code = torch.zeros_like(count)
+        code = torch.zeros_like(num_committed)
         for before in range(self.memory, 0, -1):
-            index = count - before
+            index = num_committed - before
             token = history.gather(1, index.clamp_min(0)[:, None])[:, 0]
             code = torch.where(index >= 0, self.after(code, token), code)
         return code
@@ -157,24 +157,26 @@ class TabularSession:
     def both(self, x: Tensor) -> Tensor:
         return x
 
-    def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        root = self.lookup.root(history, count)
+    def forward(self, tokens: Tensor, tree: Any, history: Tensor, num_committed: Tensor) -> tuple[Tensor, Tensor]:
+        root = self.lookup.root(history, num_committed)
         code = self.lookup.nodes(root, tokens, tree.parent, tree.depth, tree.height)
-        logits = self.lookup.of(self.lookup.logits, code, count[:, None] + tree.depth)
+        logits = self.lookup.of(self.lookup.logits, code, num_committed[:, None] + tree.depth)
         return logits, tokens.unsqueeze(-1).float()
 
-    def forward_at_positions(self, tokens: Tensor, fronts: ParallelPositions, history: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_at_positions(
+        self, tokens: Tensor, positions: ParallelPositions, history: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Tables know no tokens that do not exist: each counts as token 0."""
-        positions, slots, total = fronts.positions.flatten(1), fronts.slots.flatten(1), self.length
-        held = F.pad(history[:, :total], (1, fronts.sees.shape[2] - 1 - total + fronts.keys.shape[1]))
-        held = held.scatter(1, slots + 1, tokens).unsqueeze(1)[:, :, 1 : 1 + total]
-        known = torch.where(fronts.sees[..., 1 : 1 + total], held, 0)  # (B, K * n, T): what a node sees
-        chains, first = fronts.chains(known), fronts.positions[:, :, :1].flatten(0, 1)
-        stands = ((fronts.slots[:, :, 0] >= total) & fronts.extends).flatten()
+        at_nodes, slots, total = positions.positions.flatten(1), positions.slots.flatten(1), self.length
+        stored = F.pad(history[:, :total], (1, positions.sees.shape[2] - 1 - total + positions.keys.shape[1]))
+        stored = stored.scatter(1, slots + 1, tokens).unsqueeze(1)[:, :, 1 : 1 + total]
+        visible = torch.where(positions.sees[..., 1 : 1 + total], stored, 0)  # (B, K * n, T): what a node sees
+        chains, first = positions.chains(visible), positions.positions[:, :, :1].flatten(0, 1)
+        stands = ((positions.slots[:, :, 0] >= total) & positions.extends).flatten()
         at = first.clamp_min(0).unsqueeze(1).expand(-1, chains.shape[1], -1)
-        root = tokens.view_as(fronts.positions)[:, :, :1].flatten(0, 1).unsqueeze(1).expand_as(at)
+        root = tokens.view_as(positions.positions)[:, :, :1].flatten(0, 1).unsqueeze(1).expand_as(at)
         chains = chains.scatter(2, at, torch.where(stands[:, None, None], root, chains.gather(2, at)))
-        number = (positions + 1).clamp_max(total)
+        number = (at_nodes + 1).clamp_max(total)
         code = self.lookup.root(chains.flatten(0, 1), number.flatten()).view_as(number)
         return self.lookup.of(self.lookup.logits, code, number), tokens.unsqueeze(-1).float()
 
@@ -184,7 +186,7 @@ class TabularSession:
     def use(self, kernels: Any) -> None:
         pass  # a look-up in tables has no kernels
 
-    def commit(self, verdict: VerificationResult, tree: Any, count: Tensor) -> None:
+    def commit(self, verdict: VerificationResult, tree: Any, num_committed: Tensor) -> None:
         pass
 
 
@@ -215,17 +217,17 @@ class TabularDrafter:
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
         return TabularState(sampling, rng, sampling.probs(self.lookup.logits))
 
-    def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: TabularState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         tree, lookup, size = self.tree, self.lookup, self.lookup.size
         greedy = state.sampling.temperature == 0 and not tree.is_chain and not self.replacement
-        tokens = history.new_zeros(len(count), tree.nodes)
-        tokens[:, :1] = last_token(history, count)
+        tokens = history.new_zeros(len(num_committed), tree.nodes)
+        tokens[:, :1] = last_token(history, num_committed)
         valid = torch.ones_like(tokens, dtype=torch.bool)
         draft_probs = []
         inner, depth = tree.inner[0].tolist(), tree.depth[0].tolist()
-        codes = {0: lookup.root(history, count)}  # of inner nodes
+        codes = {0: lookup.root(history, num_committed)}  # of inner nodes
         for i, node in enumerate(inner):
-            number = count + depth[node]
+            number = num_committed + depth[node]
             probs = lookup.of(state.probs, codes[node], number)
             draft_probs.append(probs)
             kids = [k for k in tree.children[0, i].tolist() if k >= 0]
@@ -267,11 +269,18 @@ class _OfTables(Entries):
         cache = KVCache(0, rows, 1, 1, 1, nothing)
         return EagleState(session, sampling, rng, cache, nothing, start, pending, torch.zeros_like(start), halves=1)
 
-    def _newest(self, state: EagleState, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        return count[:, None], self.lookup.root(history, count)[:, None]
+    def _newest(self, state: EagleState, history: Tensor, num_committed: Tensor) -> tuple[Tensor, Tensor]:
+        return num_committed[:, None], self.lookup.root(history, num_committed)[:, None]
 
     def _expand(
-        self, state: EagleState, count: Tensor, last: Tensor, outputs: Tensor, tokens: Tensor, parents: Tensor, *_: Any
+        self,
+        state: EagleState,
+        num_committed: Tensor,
+        last: Tensor,
+        outputs: Tensor,
+        tokens: Tensor,
+        parents: Tensor,
+        *_: Any,
     ) -> Tensor:
         return self.lookup.after(outputs.gather(1, parents), tokens)
 
@@ -282,8 +291,8 @@ class _OfTables(Entries):
         logits = self.lookup.of(self.lookup.logits, features, positions)
         return sampling.distributions(logits, state.session, positions)
 
-    def _after_first(self, count: Tensor, nodes: int | None = None) -> Tensor:
-        return count.new_ones(len(count), self.tree.nodes if nodes is None else nodes, dtype=torch.bool)
+    def _after_first(self, num_committed: Tensor, nodes: int | None = None) -> Tensor:
+        return num_committed.new_ones(len(num_committed), self.tree.nodes if nodes is None else nodes, dtype=torch.bool)
 
     def commit(self, state: EagleState, outcome: StepResult) -> None:
         pass
@@ -292,13 +301,13 @@ class _OfTables(Entries):
 class _GrownOnce(Grown, _OfTables):
     """A grown tree is deterministic: rows with the same prefix have the same tree, so it is grown once."""
 
-    def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
+    def grow(self, state: EagleState, history: Tensor, num_committed: Tensor) -> Draft:
         lookup = self.lookup
-        prefixes, row = lookup.row(lookup.root(history, count), count).unique(return_inverse=True)
+        prefixes, row = lookup.row(lookup.root(history, num_committed), num_committed).unique(return_inverse=True)
         numbers = torch.arange(len(row), device=row.device)
         one = torch.zeros_like(prefixes).scatter_(0, row, numbers)  # a row of each prefix
-        draft = super().grow(state, history[one], count[one])
-        tokens = torch.cat([last_token(history, count), draft.tokens[row, 1:]], 1)
+        draft = super().grow(state, history[one], num_committed[one])
+        tokens = torch.cat([last_token(history, num_committed), draft.tokens[row, 1:]], 1)
         sampled = None if draft.sampled is None else draft.sampled[row]
         return Draft(with_tensors(draft.tree, lambda x: x[row]), tokens, draft.probs[row], draft.valid[row], sampled)
 
@@ -320,12 +329,12 @@ class TabularSpatial(Spatial):
         heads = SimpleNamespace(cfg=SimpleNamespace(right=right, below=below))
         super().__init__(heads, window, right, below, rounds)
 
-    def distributions(self, state: SpatialState, history: Tensor, count: Tensor, first: Tensor) -> Tensor:
-        code, unknown = self.lookup.root(history, count), torch.zeros_like(count)
+    def distributions(self, state: SpatialState, history: Tensor, num_committed: Tensor, first: Tensor) -> Tensor:
+        code, unknown = self.lookup.root(history, num_committed), torch.zeros_like(num_committed)
         codes = [code]
         for _ in range(self.tree.height - 1):
             codes.append(code := self.lookup.after(code, unknown))
-        position = count[:, None] + self.ahead
+        position = num_committed[:, None] + self.ahead
         logits = self.lookup.of(self.lookup.logits, torch.stack(codes, 1), position)
         return state.sampling.distributions(logits, state.session, position).p
 

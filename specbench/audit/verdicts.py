@@ -39,8 +39,8 @@ class Exercised(Counter[str]):
     def __str__(self) -> str:
         return " ".join(f"{part}={count}" for part, count in self.items())
 
-    def __call__(self, taken: StepStats, total: int) -> None:
-        draft, verdict, tree, fronts = taken.draft, taken.verdict, taken.draft.tree, taken.draft.fronts
+    def __call__(self, stats: StepStats, total: int) -> None:
+        draft, verdict, tree, positions = stats.draft, stats.verdict, stats.draft.tree, stats.draft.parallel_positions
         if not tree.height:
             return
         # by depth (B, D + 1): the node before each token of the verdict, that node's valid children, and the first one
@@ -55,14 +55,14 @@ class Exercised(Counter[str]):
         valid &= (child >= 0) & (slot >= 0).unsqueeze(-1)
         tried = child.gather(-1, valid.long().argmax(-1, keepdim=True)).squeeze(-1).clamp_min(0)
         accepted = (depth < length) & (torch.cat([verdict.path, tried[:, -1:]], 1) == tried)
-        if fronts is None:
-            inside = taken.active[:, None] & (depth < (total - taken.count)[:, None])
+        if positions is None:
+            inside = stats.active[:, None] & (depth < (total - stats.num_committed)[:, None])
         else:  # a chain ends with its row of the image
-            inside = (fronts.extends & taken.active[:, None]).flatten()[:, None]
+            inside = (positions.extends & stats.active[:, None]).flatten()[:, None]
         inside = inside & (depth <= length)
         decided = inside & valid.any(-1)
         self._add_rejections((decided & ~accepted).sum(0))
-        if fronts is None:  # elsewhere no token follows an accepted draft
+        if positions is None:  # elsewhere no token follows an accepted draft
             self[_BONUS] += int((inside & ~decided & (depth == length) & (length > 0)).sum())
         for part, nodes in draft.parts.items():
             self[part] += int((nodes.gather(1, tried) & decided).sum())

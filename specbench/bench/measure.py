@@ -127,9 +127,9 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
             for name, one in (("", pipeline), ("vanilla_", vanilla))
             if isinstance(one.engine, Graphs)
         }
-        tree, fronts = drafter.shape.tree, drafter.shape.fronts(target)
-        if fronts > 1:  # as many nodes as the fronts have
-            tree = build(chain_paths(fronts * tree.nodes - 1))
+        tree, num_chains = drafter.shape.tree, drafter.shape.num_chains(target)
+        if num_chains > 1:  # as many nodes as all chains together
+            tree = build(chain_paths(num_chains * tree.nodes - 1))
         own = statistics.median(_pass(pipeline, conditioning, rows, tree, context, plan)) if recorded else None
     speed = floor.bandwidth(device)
     both = 2 * rows if guided else rows
@@ -239,7 +239,7 @@ def _tune(pipeline: Pipeline, nodes: Iterable[int], rows: int, slots: int) -> No
     shape = pipeline.config.drafter.shape
     tree = shape.tree
     levels = tree.depth[0].bincount().tolist()
-    every = shape.fronts(pipeline.config.target) * tree.nodes
+    every = shape.num_chains(pipeline.config.target) * tree.nodes
     counts = {1, every, tree.height + 1, *levels, *nodes}
     kernels.tune(pipeline.model.target.layers, sorted(counts), rows, slots)
 
@@ -274,7 +274,7 @@ def _take(decoding: Decoding, plan: BenchPlan, context: int, passes: Passes | No
     tokens = torch.randint(0, decoding.session.codes, decoding.history.shape, generator=rng)
     decoding.history.copy_(tokens)
     for _ in range(plan.warmup + plan.steps):
-        decoding.count.fill_(context - _before(decoding))
+        decoding.num_committed.fill_(context - _before(decoding))
         decoding.steps.zero_()  # the buffers hold as many steps as the image has tokens
         if passes is not None:
             passes.begin()
@@ -286,11 +286,11 @@ def _recorded(engine: Graphs, decoding: Decoding, plan: BenchPlan, context: int)
     recorded = engine.record(decoding)
 
     def step() -> None:
-        decoding.count.fill_(context - _before(decoding))
+        decoding.num_committed.fill_(context - _before(decoding))
         decoding.steps.zero_()
         recorded.step()
 
-    device = decoding.count.device
+    device = decoding.num_committed.device
     return statistics.median(floor.seconds(step, device, samples=max(3, plan.steps // 5)))
 
 
@@ -308,20 +308,20 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
     session = target.open(conditioning, rows, pipeline.config.sampling.guided, tree.nodes)
     if pipeline.engine.kernels is not None:
         session.use(pipeline.engine.kernels)
-    count = torch.full((rows,), context - session.prefix_length, device=device)
+    num_committed = torch.full((rows,), context - session.prefix_length, device=device)
     history = torch.zeros(rows, session.length + tree.nodes, dtype=torch.int64, device=device)
     tokens = history[:, : tree.nodes]
-    fronts = None
+    positions = None
     if target.order is not None:  # groups of so many tokens, as far into the image
         groups = [min(tree.nodes, session.length - i) for i in range(0, session.length, tree.nodes)]
         passes = PlannedGroups(target.order, RandomStreams([(0, i) for i in range(rows)], device), groups)
-        tokens, fronts = passes.fronts(history, count // tree.nodes)
+        tokens, positions = passes.parallel_positions(history, num_committed // tree.nodes)
 
     def forward() -> None:
-        if fronts is None:
-            session.forward(tokens, tree, history, count)
+        if positions is None:
+            session.forward(tokens, tree, history, num_committed)
         else:
-            session.forward_at_positions(tokens, fronts, history)
+            session.forward_at_positions(tokens, positions, history)
 
     repeated = pipeline.engine.repeated(forward, device)
     return floor.seconds(repeated, device, samples=max(3, plan.steps // 5))

@@ -160,7 +160,7 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
                 _pixels(made, codes)
             above["pixels"] = memory.above()
         launches = count_step(decoding, clock)
-    at, nodes = position_of(decoding, context), drafter.shape.fronts(target) * drafter.shape.tree.nodes
+    at, nodes = position_of(decoding, context), drafter.shape.num_chains(target) * drafter.shape.tree.nodes
     sizes = [2 * cache.k.numel() * cache.k.element_size() / GB for cache in caches]
     read = floor.of_target(target) + floor.of_cache(target, rows, at), floor.of_drafts(drafter, target)
     done = nodes * floor.operations(target, rows, at), 2 * rows * read[1] // target.output.weight.element_size()

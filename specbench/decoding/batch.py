@@ -58,9 +58,9 @@ def not_finite(who: str, what: str, key: tuple[int, int], step: int) -> NumberEr
 
 class BatchDecoding(ABC, Generic[T]):
     """Images in progress, one per row of `rng`. A step adds at least one and at most `reach` tokens to every image
-    that is not complete. taken: what a step leaves for its statistics."""
+    that is not complete. step_stats: what the last step leaves for its statistics, until they are recorded."""
 
-    taken: T | None = None
+    step_stats: T | None = None
     rng: RandomStreams
     reach: int
     config: Any  # the decoder configuration; see `engine.graph.Steps`
@@ -72,13 +72,13 @@ class BatchDecoding(ABC, Generic[T]):
 
     def record_stats(self) -> None:
         """Record the statistics of the step before, once. No later step reads them, and their time does not count."""
-        taken, self.taken = self.taken, None
-        if taken is None:
+        stats, self.step_stats = self.step_stats, None
+        if stats is None:
             raise RuntimeError("the statistics of a step are recorded once, after the step")
-        self.record(taken)
+        self.record(stats)
 
     @abstractmethod
-    def record(self, taken: T) -> None:
+    def record(self, stats: T) -> None:
         """Record the statistics of a step."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class BatchDecoding(ABC, Generic[T]):
         not finite, or probabilities that do not sum to 1; `keys`: (seed, index) of the image of each row."""
 
     @abstractmethod
-    def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Any]:
+    def result(self, seconds: float, rows: list[int] | None = None) -> Decoded[Any]:
         """The result of the rows (default: all of them)."""
 
 
@@ -121,7 +121,7 @@ def finished(start: Callable[[], BatchDecoding[Any]], rng: RandomStreams, engine
             progress.check(left)
             take_steps(runner, -(-remaining_tokens // images.reach), aside)
     synchronize(device)
-    return images.outcome(time.perf_counter() - before - aside.total())
+    return images.result(time.perf_counter() - before - aside.total())
 
 
 def take_steps(runner: Runner[Any], count: int, aside: Clock) -> None:
@@ -194,5 +194,5 @@ def decode_stream(
         synchronize(device)
         seconds = time.perf_counter() - before - aside.total()
         with torch.inference_mode():
-            outcome = images.outcome(seconds, done)
-        yield [owner for row in done if (owner := owners[row]) is not None], outcome
+            result = images.result(seconds, done)
+        yield [owner for row in done if (owner := owners[row]) is not None], result

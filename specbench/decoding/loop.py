@@ -31,8 +31,8 @@ from specbench.engine.state import Buffer, Buffers, DecodeState, constants, with
 class Session(Protocol):
     """A target (or draft model) with its caches, opened for B prompts.
 
-    Rows of its outputs are R = 2B with guidance (conditional, then unconditional), else R = B. `count` (B,) int64:
-    how many image tokens are committed; the root of a draft is the last committed position.
+    Rows of its outputs are R = 2B with guidance (conditional, then unconditional), else R = B. `num_committed` (B,)
+    int64: how many image tokens are committed; the root of a draft is the last committed position.
     """
 
     length: int
@@ -52,19 +52,21 @@ class Session(Protocol):
         a token."""
         ...
 
-    def forward(self, tokens: Tensor, tree: Tree, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, tree: Tree, history: Tensor, num_committed: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, M, V) and hidden states (R, M, dim) of a draft's nodes, tokens (B, M); history (B, *) int64 holds
         the committed tokens."""
         ...
 
-    def forward_at_positions(self, tokens: Tensor, fronts: ParallelPositions, history: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_at_positions(
+        self, tokens: Tensor, positions: ParallelPositions, history: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """As `forward`, of the nodes of several fronts, tokens (B, K * n): each attends to the slots that it sees. The
         logits are of the tokens at the fronts' targets, which a target with an order of its own asks for by position.
         Nothing is to be committed after it: a token that is fed later at its position replaces what a draft wrote."""
         ...
 
-    def commit(self, verdict: VerificationResult, tree: Tree, count: Tensor) -> None:
-        """Keep the accepted path in the caches; `count` is the value from before the step."""
+    def commit(self, verdict: VerificationResult, tree: Tree, num_committed: Tensor) -> None:
+        """Keep the accepted path in the caches; `num_committed` is the value from before the step."""
         ...
 
     def use(self, kernels: Kernels) -> None:
@@ -88,14 +90,14 @@ class Target(Protocol):
 @dataclass
 class StepResult:
     """Result of a step: the draft, the target's distributions p (B, M, V) and hidden states (R, M, dim) of its nodes,
-    the verdict, and how many tokens `count` (B,) were committed before the step. Of a draft with fronts p is that of
-    its chains, and `kept` (B, K) says how many of their tokens were committed."""
+    the verdict, and how many tokens `num_committed` (B,) were committed before the step. Of a draft with fronts p is
+    that of its chains, and `kept` (B, K) says how many of their tokens were committed."""
 
     draft: Draft
     p: Tensor
     hidden: Tensor
     verdict: VerificationResult
-    count: Tensor
+    num_committed: Tensor
     kept: Tensor | None = None
 
 
@@ -128,16 +130,16 @@ class Drafter(Protocol):
         """Fresh state for the rows of a target session."""
         ...
 
-    def propose(self, state: Any, history: Tensor, count: Tensor, step: Tensor) -> Draft: ...
+    def propose(self, state: Any, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft: ...
 
-    def commit(self, state: Any, outcome: StepResult) -> None:
+    def commit(self, state: Any, result: StepResult) -> None:
         """Update the state with the outcome."""
         ...
 
 
-def last_token(history: Tensor, count: Tensor) -> Tensor:
+def last_token(history: Tensor, num_committed: Tensor) -> Tensor:
     """The token (B, 1) of a draft's root; token 0 before the first."""
-    return history.gather(1, (count - 1).clamp_min(0)[:, None])
+    return history.gather(1, (num_committed - 1).clamp_min(0)[:, None])
 
 
 #: Overrides the rule's verdict, as a benchmark does, given the draft and the step (B,).
@@ -177,20 +179,22 @@ class Decoding(BatchDecoding[StepStats]):
         clock: Clock | Idle | None = None,
         kernels: Kernels | None = None,
     ) -> None:
-        rng = rng.own()
+        rng = rng.copied()
         self.config, self.rng, self.clock, self.kernels = config, rng, clock or Idle(), kernels
         self.rng.kernels = kernels
         self.sampling = replace(config.sampling, kernels=kernels)
         device, rows, shape = rng.key.device, len(rng), config.drafter.shape
         config.rule.open(device)
-        fronts = shape.fronts(config.target)
-        self.session = config.target.open(conditioning, rows, config.sampling.guided, fronts * shape.tree.nodes)
+        num_chains = shape.num_chains(config.target)
+        self.session = config.target.open(conditioning, rows, config.sampling.guided, num_chains * shape.tree.nodes)
         self.draft_state = config.drafter.open(self.session, conditioning, self.sampling, rng)
         if kernels is not None:
             self.session.use(kernels)
-        self.total, self.reach = self.session.length, fronts * (shape.height + 1)
+        self.total, self.reach = self.session.length, num_chains * (shape.height + 1)
         self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
-        self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
+        self.num_committed, self.steps, self.drafted = (
+            torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)
+        )
         draws = config.emitted_draws
         measured = draws and isinstance(config.verification, TokenWise | BlockVerification)
         raster = config.target.order is None and not shape.biased
@@ -210,7 +214,7 @@ class Decoding(BatchDecoding[StepStats]):
 
     def buffers(self) -> Buffers:
         """Everything that a step reads or writes."""
-        own = {name: Buffer(getattr(self, name)) for name in ("history", "count", "steps", "drafted")}
+        own = {name: Buffer(getattr(self, name)) for name in ("history", "num_committed", "steps", "drafted")}
         return {
             **own,
             **within("rng", self.rng.buffers()),
@@ -220,13 +224,13 @@ class Decoding(BatchDecoding[StepStats]):
         }
 
     def step(self) -> None:
-        config, session, count, clock = self.config, self.session, self.count, self.clock
+        config, session, num_committed, clock = self.config, self.session, self.num_committed, self.clock
         drafter, sampling = config.drafter, self.sampling
-        self.taken = None
+        self.step_stats = None
         clock.begin()
-        draft = drafter.propose(self.draft_state, self.history, count, self.steps)
+        draft = drafter.propose(self.draft_state, self.history, num_committed, self.steps)
         clock.lap("draft")
-        layout = draft.fronts or Raster(draft.tree, count)
+        layout = draft.parallel_positions or Raster(draft.tree, num_committed)
         logits, hidden = layout.forward(session, draft.tokens, self.history)
         clock.lap("forward")
         found = sampling.distributions(logits, session, layout.next_positions, layout.progress)
@@ -238,31 +242,33 @@ class Decoding(BatchDecoding[StepStats]):
         if config.override is not None:
             verdict = config.override(verdict, draft, keys)
         clock.lap("verify")
-        kept = layout.commit(session, verdict, count, self.total)
-        drafter.commit(self.draft_state, StepResult(draft, p, hidden, verdict, count, kept))
+        kept = layout.commit(session, verdict, num_committed, self.total)
+        drafter.commit(self.draft_state, StepResult(draft, p, hidden, verdict, num_committed, kept))
         clock.lap("commit")
-        images = self.history, count, self.steps
-        count, steps, active = layout.advance(verdict, kept, images, self.total, self.kernels)
-        self.taken = StepStats(draft, layout, verdict, found, count, steps, active, kept)
+        images = self.history, num_committed, self.steps
+        num_committed, steps, active = layout.advance(verdict, kept, images, self.total, self.kernels)
+        self.step_stats = StepStats(draft, layout, verdict, found, num_committed, steps, active, kept)
         clock.lap("rest")
 
-    def record(self, taken: StepStats) -> None:
-        self.recorder.record(taken)
+    def record(self, stats: StepStats) -> None:
+        self.recorder.record(stats)
         if self.config.observer is not None:
-            self.config.observer(taken, self.total)
-        if taken.draft.tree.height:
-            self.drafted += taken.layout.drafted(taken, self.total)
+            self.config.observer(stats, self.total)
+        if stats.draft.tree.height:
+            self.drafted += stats.layout.drafted(stats, self.total)
 
     def remaining_tokens(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        left, wrong = torch.stack([(self.total - self.count).clamp_min(0), self.recorder.wrong().long()]).tolist()
+        left, wrong = torch.stack(
+            [(self.total - self.num_committed).clamp_min(0), self.recorder.wrong().long()]
+        ).tolist()
         if any(wrong):
             row = wrong.index(1)
             step, who = self.recorder.fault(row)
             raise not_finite(who, "probabilities that are not finite or do not sum to 1,", keys[row], step)
         return left
 
-    def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
-        chosen = slice(None) if rows is None else torch.tensor(rows, device=self.count.device)
+    def result(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
+        chosen = slice(None) if rows is None else torch.tensor(rows, device=self.num_committed.device)
         kept = (self.history[:, : self.total], self.steps, self.drafted)
         tokens, steps, drafted = (x[chosen].clone() for x in kept)
         every = self.recorder.trace()

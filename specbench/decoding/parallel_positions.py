@@ -22,25 +22,25 @@ from specbench.engine.state import Buffer, Buffers
 
 
 class Raster:
-    """Where the nodes of a step's draft stand, and what follows for the loop: behind `count` (B,) committed tokens. In
-    general a draft has n nodes in each of K chains of each of B images (see `ParallelPositions`); here it is one tree,
-    K is 1. verdict: a `verify.VerificationResult`; taken: a `trace.StepStats`."""
+    """Where the nodes of a step's draft stand, and what follows for the loop: behind `num_committed` (B,) committed
+    tokens. In general a draft has n nodes in each of K chains of each of B images (see `ParallelPositions`); here it is
+    one tree, K is 1. verdict: a `verify.VerificationResult`; taken: a `trace.StepStats`."""
 
     fuses = True  # whether kernels can add the tokens of a verdict
 
-    def __init__(self, tree: Tree, count: Tensor) -> None:
-        self.tree, self.count = tree, count
+    def __init__(self, tree: Tree, num_committed: Tensor) -> None:
+        self.tree, self.num_committed = tree, num_committed
 
     progress: Tensor | None = None  # see `ParallelPositions`
 
     @property
     def next_positions(self) -> Tensor:
         """The image positions (B, K * n) of the tokens that follow the nodes."""
-        return self.count[:, None] + self.tree.depth
+        return self.num_committed[:, None] + self.tree.depth
 
     def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
         """The session's logits and hidden states of the nodes, tokens (B * K, n)."""
-        found: tuple[Tensor, Tensor] = session.forward(tokens, self.tree, history, self.count)
+        found: tuple[Tensor, Tensor] = session.forward(tokens, self.tree, history, self.num_committed)
         return found
 
     def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
@@ -55,21 +55,21 @@ class Raster:
         """Values of the chains (B * K, ...) image by image, (B, K, ...)."""
         return x.unsqueeze(1)
 
-    def commit(self, session: Any, verdict: Any, count: Tensor, total: int) -> Tensor | None:
-        """Keep the accepted path in the session's caches; `count` (B,) tokens of `total` were committed before. How
-        many tokens of each chain are committed (B, K), None in raster order: all of the verdict."""
-        session.commit(verdict, self.tree, count)
+    def commit(self, session: Any, verdict: Any, num_committed: Tensor, total: int) -> Tensor | None:
+        """Keep the accepted path in the session's caches; `num_committed` (B,) tokens of `total` were committed before.
+        How many tokens of each chain are committed (B, K), None in raster order: all of the verdict."""
+        session.commit(verdict, self.tree, num_committed)
         return None
 
     def added(
-        self, verdict: Any, kept: Tensor | None, count: Tensor, active: Tensor, total: int
+        self, verdict: Any, kept: Tensor | None, num_committed: Tensor, active: Tensor, total: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of the verdict's tokens: the positions (B, *) to which they go, the tokens, and which of them are committed
         to the `active` (B,) images. `kept`: what `commit` returned."""
-        offsets = torch.arange(verdict.tokens.shape[1], device=count.device)
+        offsets = torch.arange(verdict.tokens.shape[1], device=num_committed.device)
         some = active[:, None] & (offsets <= verdict.length[:, None])
         # what is written behind them is written again by the next step
-        return count[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0), some
+        return num_committed[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0), some
 
     def advance(
         self,
@@ -83,11 +83,11 @@ class Raster:
         and steps from before, and which images these are."""
         if kernels is not None and self.fuses:
             return kernels.advance(*images, verdict.tokens, verdict.length, total)
-        history, count, steps = images
-        before, active = (count.clone(), steps.clone()), count < total
+        history, num_committed, steps = images
+        before, active = (num_committed.clone(), steps.clone()), num_committed < total
         where, tokens, some = self.added(verdict, kept, before[0], active, total)
         history.scatter_(1, where, tokens)
-        count += some.sum(1)
+        num_committed += some.sum(1)
         steps += active
         return *before, active
 
@@ -95,15 +95,15 @@ class Raster:
         """The paths (B * K, D) of the chains as indices (B, K * D) among all nodes of an image."""
         return path
 
-    def inside(self, taken: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    def inside(self, stats: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
         """Draft tokens accepted and `offered` (B * K,) inside the image."""
-        room = (total - taken.count).clamp_min(0)
-        return torch.minimum(taken.verdict.length, room), torch.minimum(offered, room)
+        room = (total - stats.num_committed).clamp_min(0)
+        return torch.minimum(stats.verdict.length, room), torch.minimum(offered, room)
 
-    def drafted(self, taken: Any, total: int) -> Tensor:
+    def drafted(self, stats: Any, total: int) -> Tensor:
         """How many draft tokens (B,) inside the image were verified."""
-        inside = self.tree.depth[:, 1:] <= (total - taken.count)[:, None]
-        return (taken.draft.valid[:, 1:] & inside).sum(1)
+        inside = self.tree.depth[:, 1:] <= (total - stats.num_committed)[:, None]
+        return (stats.draft.valid[:, 1:] & inside).sum(1)
 
 
 @dataclass
@@ -152,13 +152,13 @@ class ParallelPositions(Raster):
     def images(self, x: Tensor) -> Tensor:
         return x.unflatten(0, self.keys.shape)
 
-    def commit(self, session: Any, verdict: Any, count: Tensor, total: int) -> Tensor:
+    def commit(self, session: Any, verdict: Any, num_committed: Tensor, total: int) -> Tensor:
         length = self.images(verdict.length)
         kept = torch.where(length > 0, length, self.recovers.long())
-        return kept * (self.extends & (count < total)[:, None])
+        return kept * (self.extends & (num_committed < total)[:, None])
 
     def added(
-        self, verdict: Any, kept: Tensor | None, count: Tensor, active: Tensor, total: int
+        self, verdict: Any, kept: Tensor | None, num_committed: Tensor, active: Tensor, total: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert kept is not None
         offsets = torch.arange(verdict.tokens.shape[1], device=kept.device)
@@ -168,19 +168,19 @@ class ParallelPositions(Raster):
         return where.flatten(1), (self.images(verdict.tokens) * some).flatten(1), some.flatten(1)
 
     def among_nodes(self, path: Tensor) -> Tensor:
-        count, nodes = self.positions.shape[1:]
-        first = torch.arange(count, device=path.device)[:, None] * nodes
+        chains, nodes = self.positions.shape[1:]
+        first = torch.arange(chains, device=path.device)[:, None] * nodes
         return (self.images(path) + first).flatten(1)
 
-    def inside(self, taken: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
-        assert taken.kept is not None
-        return torch.minimum(taken.verdict.length, taken.kept.flatten()), offered
+    def inside(self, stats: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
+        assert stats.kept is not None
+        return torch.minimum(stats.verdict.length, stats.kept.flatten()), offered
 
-    def drafted(self, taken: Any, total: int) -> Tensor:
-        return self.images(taken.draft.valid[:, 1:]).sum((1, 2))
+    def drafted(self, stats: Any, total: int) -> Tensor:
+        return self.images(stats.draft.valid[:, 1:]).sum((1, 2))
 
 
-def fronts_needed(width: int, lag: int) -> int:
+def rows_at_once(width: int, lag: int) -> int:
     """Fronts of rows of `width` tokens of which each begins when the one above has `lag`: as many as are decoded at
     once, and one that feeds the last token of a row while the next rows are decoded."""
     return 1 if lag >= width else width // lag + 1
@@ -219,7 +219,7 @@ class Lines:
         first = torch.arange(0, total, self.width, device=device)
         self.lengths = (total - first).clamp_max(self.width)
         self.needed = self.lengths.clamp_max(lag).roll(1)
-        self.number = torch.arange(fronts_needed(self.width, lag), device=device)
+        self.number = torch.arange(rows_at_once(self.width, lag), device=device)
         self.own = torch.eye(len(self.number), dtype=torch.bool, device=device)
         # slots of the tokens that replace a front's own, and slots that nothing attends to, (2, K, 1)
         self.stand_ins = (total + torch.arange(2 * len(self.number), device=device)).view(2, -1, 1)
@@ -255,7 +255,7 @@ class Lines:
             lead = ~top & (missing | (forced >= 0))
         return Roots(line, done, length, above, position, token, live, live & (done < length), top, missing, lead)
 
-    def fronts(self, at: Roots, valid: Tensor, keys: Tensor, recovers: Tensor) -> ParallelPositions:
+    def parallel_positions(self, at: Roots, valid: Tensor, keys: Tensor, recovers: Tensor) -> ParallelPositions:
         """The fronts of chains that begin at `at`; valid (B, K, n): nodes that there are; the rest as of
         `ParallelPositions`."""
         total, nodes = len(self.position), valid.shape[-1]
@@ -273,12 +273,12 @@ class Lines:
 
     def advance(self, kept: Tensor) -> None:
         """Count the tokens `kept` (B, K) that were committed, and go on to the next lines."""
-        count = len(self.lengths)
-        line = self.line.clamp_max(count - 1)
+        num_lines = len(self.lengths)
+        line = self.line.clamp_max(num_lines - 1)
         real, length = self.line == line, self.lengths[line]
         fed = real & (self.progress.gather(1, line) == length)  # this pass fed the last token of a complete line
         self.progress.scatter_add_(1, line, kept * real)
         complete = real & (self.progress.gather(1, line) == length)
-        below = self.progress.gather(1, (line + 1).clamp_max(count - 1)) > 0
-        below &= line + 1 < count
+        below = self.progress.gather(1, (line + 1).clamp_max(num_lines - 1)) > 0
+        below &= line + 1 < num_lines
         self.line += (fed | (complete & ~below)) * len(self.number)

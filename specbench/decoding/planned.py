@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.parallel_positions import ParallelPositions, fronts_needed
+from specbench.decoding.parallel_positions import ParallelPositions, rows_at_once
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.engine.state import Buffer, Buffers
 
@@ -44,7 +44,7 @@ class PlannedPasses:
     A subclass plans them for O orders of an image, of which each image of a batch has one, in S passes with K fronts:
     nodes (S, O, K, 5) int64: position, slot, the position whose token is fed, the token that is fed instead (-1: none),
     and the position that is asked for; extends (S, O, K) bool: whether it is one; when (O, T) int64: the pass in which
-    a token is sampled. which (B,) int64: the order of each image. owner: see `ParallelPositions`.
+    a token is sampled. order_index (B,) int64: the order of each image. owner: see `ParallelPositions`.
     """
 
     constants: tuple[str, ...] = ("nodes", "extends", "when", "owner")
@@ -53,23 +53,23 @@ class PlannedPasses:
     extends: Tensor
     when: Tensor
     owner: Tensor
-    which: Tensor
+    order_index: Tensor
     forces = False  # whether a token is fed instead of another one
 
     def buffers(self) -> Buffers:
         """What steps read or write (see `engine.state`)."""
-        return {"which": Buffer(self.which)}
+        return {"order_index": Buffer(self.order_index)}
 
-    def fronts(self, history: Tensor, step: Tensor) -> tuple[Tensor, ParallelPositions]:
+    def parallel_positions(self, history: Tensor, step: Tensor) -> tuple[Tensor, ParallelPositions]:
         """The tokens (B, K) and the fronts of the passes `step` (B,); history (B, *): the committed tokens at their
         positions."""
         number = step.clamp_max(len(self.nodes) - 1)
-        position, slot, source, fixed, target = self.nodes[number, self.which].unbind(-1)
+        position, slot, source, fixed, target = self.nodes[number, self.order_index].unbind(-1)
         token = history.gather(1, source)
         if self.forces:
             token = torch.where(fixed >= 0, fixed, token)
-        extends = self.extends[number, self.which]
-        fronts = ParallelPositions(
+        extends = self.extends[number, self.order_index]
+        positions = ParallelPositions(
             positions=position.unsqueeze(-1),
             slots=slot.unsqueeze(-1),
             sees=self.sees(number, position),
@@ -80,7 +80,7 @@ class PlannedPasses:
             targets=target.unsqueeze(-1),
             progress=self.progress(number),
         )
-        return token, fronts
+        return token, positions
 
     def progress(self, number: Tensor) -> Tensor | None:
         """See `ParallelPositions`; in the passes `number` (B,)."""
@@ -88,7 +88,7 @@ class PlannedPasses:
 
     def existing(self, number: Tensor) -> Tensor:
         """The positions (B, 1, T) bool whose tokens exist before the passes `number` (B,)."""
-        return (self.when[self.which] < number[:, None]).unsqueeze(1)
+        return (self.when[self.order_index] < number[:, None]).unsqueeze(1)
 
     def sees(self, number: Tensor, position: Tensor) -> Tensor:
         """See `ParallelPositions`; of nodes at `position` (B, K) in the passes `number` (B,)."""
@@ -109,21 +109,21 @@ class PlannedRows(PlannedPasses):
     constants = (*PlannedPasses.constants, "leads", "position")
 
     def __init__(self, session: Any, rows: int, device: torch.device, lag: int, alone: bool, masked: bool) -> None:
-        self.masked, count = masked, fronts_needed(session.width, lag)
+        self.masked, chains = masked, rows_at_once(session.width, lag)
         planned, when = _planned(session.length, session.width, lag, alone, masked)
         table = torch.tensor(planned, device=device)  # (S, K, 7)
         position, slot, source, extends, before, first, absent = table.unbind(-1)
         self.when = torch.tensor([when], device=device)
         self.position = torch.arange(session.length, device=device)
-        self.owner = torch.arange(rows, device=device).repeat_interleave(count)
-        self.which = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.owner = torch.arange(rows, device=device).repeat_interleave(chains)
+        self.order_index = torch.zeros(rows, dtype=torch.int64, device=device)
         fixed = torch.full_like(position, -1)
         lead = absent * first
         if session.forced_tokens is not None:
             forced = session.forced_tokens[before]
             fixed = torch.where(lead > 0, forced, fixed)
             lead = absent * torch.where(forced >= 0, 1, first)
-        own = torch.eye(count, dtype=torch.bool, device=device)
+        own = torch.eye(chains, dtype=torch.bool, device=device)
         self.leads = (lead > 0).unsqueeze(-1) & own & masked  # (S, K, K): fronts that see what stands in
         self.nodes = torch.stack([position, slot, source, fixed, position + 1], -1).unsqueeze(1)
         self.extends = (extends > 0).unsqueeze(1)
@@ -146,30 +146,30 @@ class PlannedGroups(PlannedPasses):
 
     def __init__(self, order: TokenOrder, rng: RandomStreams, sizes: Sequence[int]) -> None:
         device = rng.key.device
-        orders, count = order.orders.to(device), max(sizes)
+        orders, chains = order.orders.to(device), max(sizes)
         number, length = orders.shape
         ends = list(accumulate(sizes))
-        index = torch.full((len(sizes), count), -1, dtype=torch.int64)  # of the tokens in the order, by pass and front
+        index = torch.full((len(sizes), chains), -1, dtype=torch.int64)  # of the tokens in the order, by pass and front
         for i, (size, end) in enumerate(zip(sizes, ends, strict=True)):
             index[i, :size] = torch.arange(end - size, end)
         index = index.to(device)
-        front = torch.arange(count, device=device)
-        asked = index >= 0
+        chain = torch.arange(chains, device=device)
+        sampled = index >= 0
         fed = torch.cat([torch.full_like(index[:1], -1), index[:-1]])
-        first = (torch.arange(len(sizes), device=device)[:, None] == 0) & (front == 0)  # the end of the prefix
+        first = (torch.arange(len(sizes), device=device)[:, None] == 0) & (chain == 0)  # the end of the prefix
         position = torch.where(fed >= 0, orders[:, fed.clamp_min(0)], torch.where(first, -1, 0))  # (O, S, K)
-        slot = torch.where((fed >= 0) | first, position, length + count + front)
-        target = torch.where(asked, orders[:, index.clamp_min(0)], 0)
+        slot = torch.where((fed >= 0) | first, position, length + chains + chain)
+        target = torch.where(sampled, orders[:, index.clamp_min(0)], 0)
         nodes = (position, slot, position.clamp_min(0), torch.full_like(position, -1), target)
         self.nodes = torch.stack(nodes, -1).transpose(0, 1).contiguous()
-        self.extends = asked.unsqueeze(1).expand(-1, number, -1).contiguous()
+        self.extends = sampled.unsqueeze(1).expand(-1, number, -1).contiguous()
         passes = torch.tensor([i for i, size in enumerate(sizes) for _ in range(size)], device=device)
         self.when = torch.zeros_like(orders).scatter_(1, orders, passes.expand_as(orders))
         after = torch.tensor(ends, device=device)[:, None].expand_as(index)
         self.shares = torch.stack([index.clamp_min(0), after], -1).float() / length  # (S, K, 2)
-        self.owner = torch.arange(len(rng), device=device).repeat_interleave(count)
+        self.owner = torch.arange(len(rng), device=device).repeat_interleave(chains)
         u = rng.uniform(torch.zeros_like(rng.key), ORDER, 1)[:, 0]
-        self.which = (u * number).long()
+        self.order_index = (u * number).long()
 
     def sees(self, number: Tensor, position: Tensor) -> Tensor:
         image = self.existing(number)
@@ -187,7 +187,7 @@ def _planned(
     """Of `PlannedRows`: by pass and front the node's position and slot, the position whose token it holds, whether
     the line is extended, the position before the line, whether this is its first pass, and whether that position has
     no token yet; and the pass in which each token is sampled."""
-    count, lines = fronts_needed(width, lag), [range(i, min(i + width, total)) for i in range(0, total, width)]
+    chains, lines = rows_at_once(width, lag), [range(i, min(i + width, total)) for i in range(0, total, width)]
     starts: list[int] = []
     when: list[int] = []
     start = 0
@@ -196,10 +196,10 @@ def _planned(
         when += range(start, start + len(line))
         start += len(line) if alone and not number else min(lag, len(line))
     passes = max(when) + 1
-    idle = [(0, total + count + k, 0, 0, 0, 0, 0) for k in range(count)]
+    idle = [(0, total + chains + k, 0, 0, 0, 0, 0) for k in range(chains)]
     table: list[list[tuple[int, ...]]] = [list(idle) for _ in range(passes)]
     for number, line in enumerate(lines):
-        front, before, above = number % count, max(line[0] - 1, 0), max(number - 2, 0)
+        chain, before, above = number % chains, max(line[0] - 1, 0), max(number - 2, 0)
         for position in line:
             now, first = when[position], position == line[0]
             absent = number > 0 and when[before] >= now
@@ -207,9 +207,9 @@ def _planned(
             source = max(node, 0)
             if first and absent:
                 newest = min(now - starts[above], len(lines[above]))
-                source, slot = lines[above][newest - 1], total + front if masked else node
-            table[now][front] = (node, slot, source, 1, before, int(first), int(absent))
+                source, slot = lines[above][newest - 1], total + chain if masked else node
+            table[now][chain] = (node, slot, source, 1, before, int(first), int(absent))
         last, now = line[-1], when[line[-1]] + 1
         if number + 1 < len(lines) and starts[number + 1] < now < passes:
-            table[now][front] = (last, last, last, 0, 0, 0, 0)
+            table[now][chain] = (last, last, last, 0, 0, 0, 0)
     return table, when

@@ -53,7 +53,7 @@ class RandomStreams:
         """What steps read (see `engine.state`)."""
         return {"key": Buffer(self.key)}
 
-    def own(self) -> RandomStreams:
+    def copied(self) -> RandomStreams:
         """The same streams, whose buffers can be overwritten with those of another batch."""
         other = copy(self)
         other.key = self.key.clone()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specbench.decoding.parallel_positions import fronts_needed
+from specbench.decoding.parallel_positions import rows_at_once
 from specbench.decoding.trees import Tree
 
 
@@ -41,8 +41,8 @@ class DraftShape:
         """Draft tokens of the longest path."""
         return self.tree.height
 
-    def fronts(self, target: Any) -> int:
+    def num_chains(self, target: Any) -> int:
         """At how many positions a pass extends an image of this target; 1 in raster order."""
         if self.lag is not None:
-            return fronts_needed(target.width, self.lag)
+            return rows_at_once(target.width, self.lag)
         return 1 if target.order is None else max(target.order.sizes)

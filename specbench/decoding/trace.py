@@ -59,14 +59,14 @@ _DISTANCES = ("emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal
 
 @dataclass
 class StepStats:
-    """What a step leaves for its statistics: also the target's distributions `found`; count, steps (B,): from before
-    the step; active (B,) bool: whether the image was not complete; kept: as of `StepResult`."""
+    """What a step leaves for its statistics: also the target's distributions `found`; num_committed, steps (B,): from
+    before the step; active (B,) bool: whether the image was not complete; kept: as of `StepResult`."""
 
     draft: Draft
     layout: Raster
     verdict: VerificationResult
-    found: Distributions
-    count: Tensor
+    target: Distributions
+    num_committed: Tensor
     steps: Tensor
     active: Tensor
     kept: Tensor | None = None
@@ -98,59 +98,59 @@ class TraceRecorder:
         own = {"steps": Buffer(self.steps, 1), "log_prob": Buffer(self.log_prob)}
         return own | {"distances": Buffer(self.distances, 1)} if self.emitted else own
 
-    def record(self, taken: StepStats) -> None:
-        verdict, layout, active = taken.verdict, taken.layout, taken.active
+    def record(self, stats: StepStats) -> None:
+        verdict, layout, active = stats.verdict, stats.layout, stats.active
         # beyond the end of a path is its last node: every entry was reached
         path = layout.among_nodes(verdict.path_with_root)
-        drafts = taken.draft.tree.height > 0
+        drafts = stats.draft.tree.height > 0
         values = {"target": self._of_images(layout, sum_last(verdict.next_probs))}
         if drafts:
-            values |= self._sums(taken, path) | self._statistics(taken)
+            values |= self._sums(stats, path) | self._statistics(stats)
             values["target"] = values.pop("path") * values["target"]
             if verdict.share is not None:
                 values["share"] = verdict.share
         row = torch.stack([values[name].float() for name in self.names if name in values])
-        index = torch.where(active, taken.steps, self.total).expand(len(row), -1).unsqueeze(-1)
+        index = torch.where(active, stats.steps, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, row.unsqueeze(-1))
-        positions, tokens, some = layout.added(verdict, taken.kept, taken.count, active, self.total)
-        of_token = taken.found.log_prob(path, tokens)
+        positions, tokens, some = layout.added(verdict, stats.kept, stats.num_committed, active, self.total)
+        of_token = stats.target.log_prob(path, tokens)
         self.log_prob.scatter_(1, positions, torch.where(some, of_token, 0.0))
         if self.emitted is not None and drafts:  # vanilla emits the target's own distribution
-            found = self.emitted.step(taken.draft, verdict, taken.found, taken.steps)
+            found = self.emitted.step(stats.draft, verdict, stats.target, stats.steps)
             self.distances.scatter_(2, positions.expand(len(found), -1, -1), torch.where(some, found, 0.0))
 
-    def _statistics(self, taken: StepStats) -> dict[str, Tensor]:
+    def _statistics(self, stats: StepStats) -> dict[str, Tensor]:
         """A step's statistics for the trace, (B,) each; of several drafts of an image the sums of the first two, and
         the means of the rest."""
-        draft, layout = taken.draft, taken.layout
-        accepted, offered = layout.inside(taken, (draft.valid * draft.tree.depth).amax(1), self.total)
-        q, p = draft.probs[:, 0], layout.chains(taken.found.p)[:, 0]  # the root is the first inner node
+        draft, layout = stats.draft, stats.layout
+        accepted, offered = layout.inside(stats, (draft.valid * draft.tree.depth).amax(1), self.total)
+        q, p = draft.probs[:, 0], layout.chains(stats.target.p)[:, 0]  # the root is the first inner node
         top1 = p.argmax(-1, keepdim=True)
         hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == top1
         means = {
-            "first": taken.verdict.first,
+            "first": stats.verdict.first,
             "tv": 0.5 * sum_last((q - p).abs()),
             "top1": hits[:, 0],
             "top3": hits.any(-1),
         }
         drafts = layout.images(offered > 0)
-        count = drafts.sum(1).clamp_min(1)
+        num_drafts = drafts.sum(1).clamp_min(1)
         return {
             "accepted": layout.images(accepted).sum(1),
             "offered": layout.images(offered).sum(1),
-            **{name: (layout.images(x).float() * drafts).sum(1) / count for name, x in means.items()},
+            **{name: (layout.images(x).float() * drafts).sum(1) / num_drafts for name, x in means.items()},
         }
 
-    def _sums(self, taken: StepStats, path: Tensor) -> dict[str, Tensor]:
+    def _sums(self, stats: StepStats, path: Tensor) -> dict[str, Tensor]:
         """Products (B,) of the sums of distributions: of the target's along the accepted path, and of the drafter's
         that something was drawn from."""
-        draft, rows = taken.draft, len(taken.verdict.length)
+        draft, rows = stats.draft, len(stats.verdict.length)
         child = draft.tree.children[:, :, 0].expand(rows, -1)
         used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
         drafts = torch.where(used, sum_last(draft.probs), 1.0).prod(1)
         return {
-            "path": sum_last(taken.found.p).gather(1, path).prod(1),
-            "drafter": self._of_images(taken.layout, drafts),
+            "path": sum_last(stats.target.p).gather(1, path).prod(1),
+            "drafter": self._of_images(stats.layout, drafts),
         }
 
     @staticmethod

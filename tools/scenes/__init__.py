@@ -1,1 +1,1 @@
-"""Training of the embedded models on *scenes*: `make train-scenes`, or `python -m tools.scenes` in a clone."""
+"""Trains the embedded models on *scenes*: `make train-scenes`, or `python -m tools.scenes` in a clone."""

@@ -1,5 +1,5 @@
-"""python -m tools.scenes [--option ...]: trains the models of an embedded world from scratch; resumes where it was
-stopped."""
+"""python -m tools.scenes [--option ...]: trains the models of an embedded world from scratch. An interrupted training
+resumes."""
 
 from __future__ import annotations
 
@@ -20,36 +20,38 @@ from tools.scenes.stages import BUDGETS, CONTINUOUS, STAGES, Stages
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    stages_of, budgets = STAGES[given.world], BUDGETS[given.world]
+    stages_of, budgets = STAGES[args.world], BUDGETS[args.world]
     began = time.time()
     try:
-        if given.budget == "gpu" and device.type == "cpu":
-            raise UsageError("--budget gpu needs a CUDA device and none is visible; use --budget cpu")
-        if given.budget not in budgets:
-            raise unknown(f"budget of {given.world}", given.budget, budgets)
-        budget = budgets[given.budget]
-        chosen = _chosen(stages_of, given.only, given.until)
+        if args.budget == "gpu" and device.type == "cpu":
+            raise UsageError("--budget gpu needs a CUDA device, but no CUDA device is visible: use --budget cpu")
+        if args.budget not in budgets:
+            raise unknown(f"budget of {args.world}", args.budget, budgets)
+        budget = budgets[args.budget]
+        selected = _chosen(stages_of, args.only, args.until)
         possible = (*budget.recipes, *budget.measured)
-        if absent := [stage for stage in chosen if stage not in possible]:
-            known = ",".join(stage for stage in stages_of if stage in possible)
-            raise UsageError(f"--budget {given.budget} has no recipe for {', '.join(absent)}: add --only, of {known}")
-        stages = Stages(given.work, given.assets, budget, device, not given.no_distil, worlds.world(given.world))
-        for stage in chosen:
+        if missing := [stage for stage in selected if stage not in possible]:
+            available = ",".join(stage for stage in stages_of if stage in possible)
+            raise UsageError(
+                f"--budget {args.budget} has no recipe for {', '.join(missing)}: add --only, of {available}"
+            )
+        stages = Stages(args.work, args.assets, budget, device, not args.no_distil, worlds.world(args.world))
+        for stage in selected:
             stages.make(stage)
     except UsageError as error:
         parser.error(str(error))
-    reached = card.Card.read(given.card)
-    origin = card.origin(device, given.budget, time.strftime("%Y-%m-%d", time.gmtime()))
-    order = [card.named(world, stage) for world, every in STAGES.items() for stage in (*every, *card.DRAFTERS)]
-    named = {card.named(given.world, stage): values for stage, values in stages.statistics.items()}
-    reached.add(named, origin, order)
-    given.card.parent.mkdir(parents=True, exist_ok=True)
-    given.card.write_text(reached.render())
+    model_card = card.Card.read(args.card)
+    origin = card.origin(device, args.budget, time.strftime("%Y-%m-%d", time.gmtime()))
+    card_order = [card.named(world, stage) for world, every in STAGES.items() for stage in (*every, *card.DRAFTERS)]
+    card_statistics = {card.named(args.world, stage): values for stage, values in stages.statistics.items()}
+    model_card.add(card_statistics, origin, card_order)
+    args.card.parent.mkdir(parents=True, exist_ok=True)
+    args.card.write_text(model_card.render())
     for stage, statistics in stages.statistics.items():
         print(f"{stage:10s} " + "  ".join(f"{k} {v:.4g}" for k, v in statistics.items()))
-    print(f"weights in {given.assets}, model card in {given.card}, {time.time() - began:.0f} s")
+    print(f"weights in {args.assets}, model card in {args.card}, {time.time() - began:.0f} s")
     return 0
 
 
@@ -64,23 +66,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only",
         metavar="STAGE,STAGE",
-        help=f"these stages, and the stages they need; {','.join(CONTINUOUS)} are those of mar_scenes",
+        help=f"train these stages and the stages they need; {','.join(CONTINUOUS)} belong to mar_scenes",
     )
     parser.add_argument(
-        "--no-distil", action="store_true", help="the smaller MAR learns from the data alone, not from the target too"
+        "--no-distil", action="store_true", help="train the smaller MAR on the data only, without the target"
     )
     parser.add_argument("--card", type=Path, default="results/embedded_models.md", help="file of the model card")
     parser.add_argument(
         "--budget",
         choices=("cpu", "gpu", "smoke"),
         default="gpu" if torch.cuda.is_available() else "cpu",
-        help="recipes and amounts",
+        help="the recipes, and the amount of data",
     )
     return parser
 
 
 def _chosen(stages: Sequence[str], only: str | None, until: str | None) -> list[str]:
-    """The requested ones of a world's stages, in their order."""
+    """The requested stages, in the order of `stages`."""
     names = only.split(",") if only else [until or stages[-1]]
     for name in names:
         if name not in stages:

@@ -1,4 +1,4 @@
-"""Results of the embedded models: attributes read from vanilla samples, and the model card with every statistic."""
+"""Results of the embedded models: attributes read from vanilla samples, and the model card with all statistics."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ SAMPLES, BATCH = 256, 16
 
 
 def sample_statistics(world: World, assets: Path, device: torch.device) -> dict[str, float]:
-    """Attribute accuracy of vanilla samples (validation captions, guidance 3, temperature 1), by the reader.
+    """Attribute accuracy of vanilla samples (validation captions, guidance 3, temperature 1), measured by the reader.
 
-    `reader_accuracy_vanilla` is the share of stated attributes that are read as stated; `..._renders` the same on the
-    real images of the same captions, and `..._tokenized` on those after the tokenizer, the ceiling of any sample.
+    `reader_accuracy_vanilla` is the share of stated attributes that the reader reads as stated. `..._renders` is the
+    same share on the real images of these captions. `..._tokenized` is the share on the real images after the
+    tokenizer: no sample can exceed it.
     """
     model = f"model=llamagen_{world.name}"
     pipeline = _pipeline(assets, device, model, "method=vanilla", "cfg_scale=3", "dtype=float32")
@@ -49,18 +50,20 @@ def sample_statistics(world: World, assets: Path, device: torch.device) -> dict[
         images.append(pipeline.pixels(tokens))
     tokenizer = pipeline.model.tokenizer
     with torch.inference_mode():
-        again = to_uint8(tokenizer.decode(tokenizer.encode(to_float(real).to(device))))
+        reconstructions = to_uint8(tokenizer.decode(tokenizer.encode(to_float(real).to(device))))
     return {
         "reader_accuracy_renders": _read(reader, real, labels),
-        "reader_accuracy_tokenized": _read(reader, again, labels),
+        "reader_accuracy_tokenized": _read(reader, reconstructions, labels),
         "reader_accuracy_vanilla": _read(reader, np.concatenate(images), labels),
     }
 
 
 def neighbour_statistics(world: World, assets: Path, device: torch.device) -> dict[str, float]:
-    """How far codes can be exchanged for near ones, as LANTERN assumes: the change of pixels, of 255, and the share of
-    attributes that the reader reads right, where a tenth of the codes of validation images is replaced by their k-th
-    neighbour, or by random codes (`random`)."""
+    """Measures how well a code can be replaced by a near one, as LANTERN assumes.
+
+    A tenth of the codes of validation images is replaced by their k-th neighbour, or by random codes (`random`).
+    Returns the change of the pixels (0 to 255), and the share of attributes that the reader reads right.
+    """
     vq = checkpoints.load(assets / f"{world.name}_tokenizer.safetensors", "tokenizer", VQModel, VQConfig, device)
     reader = ev.load(assets / f"{world.name}_reader.safetensors", ev.AttributeReader, device)
     images, _, labels = world.render("validation", range(SAMPLES))
@@ -72,7 +75,7 @@ def neighbour_statistics(world: World, assets: Path, device: torch.device) -> di
     return statistics
 
 
-#: Name in the card -> network and weights of every drafter of discrete tokens, as drafter_weights= takes them.
+#: Name in the card -> network and weights (a value of drafter_weights=) of every drafter of discrete tokens.
 DRAFTERS = {
     f"tv_{network.folder}{variant and f'_{variant}'}": (name, f"embedded{variant and f':{variant}'}")
     for name, network in registry.drafter_networks().items()
@@ -82,35 +85,37 @@ DRAFTERS = {
 
 
 def drafter_statistics(world: World, assets: Path, device: torch.device, count: int) -> dict[str, dict[str, float]]:
-    """Of every drafter of a world in the folder: the model's default guidance and temperature, and the
-    drafter's distance from the target under these on `count` validation images (see `drafter.evaluate`)."""
+    """For each of the world's drafters in the folder: the model's default guidance and temperature, and the drafter's
+    distance from the target with them, on `count` validation images (see `drafter.evaluate`)."""
     pipeline = _pipeline(assets, device, f"model=llamagen_{world.name}", "method=vanilla", "dtype=float32")
     model, sampling = pipeline.model, pipeline.config.sampling
     images, captions, _ = world.render("validation", range(count))
     with torch.inference_mode():
         codes = torch.cat([model.codes(part) for part in to_float(images).split(BATCH)]).cpu().numpy()
-    conditions, found = Encoded(pipeline, captions), {}
-    for name, (kind, given) in DRAFTERS.items():
+    conditions, statistics = Encoded(pipeline, captions), {}
+    for name, (kind, drafter_weights) in DRAFTERS.items():
         network = registry.network(kind)
-        path = assets / network.path(given, world.name).name
+        path = assets / network.path(drafter_weights, world.name).name
         if not path.is_file():
             continue
         drafts = model.trained(kind, path)
         target = model.target.with_aux_hidden_layers(getattr(drafts.cfg, "aux_hidden_layers", ()))
         training = pkgutil.resolve_name(network.training)(drafts, TargetHead(target))
         data = LiveDataset(target, codes, conditions)
-        used = {"cfg_scale": sampling.cfg_scale, "temperature": sampling.temperature}
-        found[name] = used | drafter.evaluate(training, data, range(count), batch_size=BATCH, sampling=sampling)
-    return found
+        settings = {"cfg_scale": sampling.cfg_scale, "temperature": sampling.temperature}
+        statistics[name] = settings | drafter.evaluate(
+            training, data, range(count), batch_size=BATCH, sampling=sampling
+        )
+    return statistics
 
 
 def embedded_model(assets: Path, device: torch.device, name: str) -> Any:
-    """The model of this name with the weights in a folder, in float32."""
+    """The model of this name with the weights in the folder, in float32."""
     return _pipeline(assets, device, f"model={name}", "method=vanilla", "dtype=float32").model
 
 
 def weights_argument(assets: Path) -> str:
-    """The value of weights= of a run for this folder."""
+    """The value of weights= that makes a run use this folder."""
     return "embedded" if assets == registry.ASSETS else str(assets)
 
 
@@ -126,8 +131,11 @@ def _read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) ->
 
 @dataclass(frozen=True)
 class Trial:
-    """The samples of the pair for its card: `count` vanilla images at each guidance scale of `scales` (the model's own
-    among them), `drafted` with drafts of `gamma` tokens; `overrides` of the model's parameters."""
+    """The samples that the card of the pair is computed from.
+
+    `count` vanilla images at each guidance scale of `scales`, which includes the model's default, and `drafted` images
+    with drafts of `gamma` tokens. `overrides` sets parameters of the model.
+    """
 
     count: int = 120
     drafted: int = 32
@@ -137,10 +145,10 @@ class Trial:
 
 
 def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
-    """Shares of shapes and colours that the reader finds as in the class, by guidance scale; empty without a reader.
+    """Share of shapes and colours that the reader reads as in the class, by guidance scale. Empty without a reader.
 
-    `reader_accuracy_renders` is the same of real images, `..._decoded` of those after the autoencoder, and
-    `..._vanilla` that of the model's own guidance, with its shares by attribute.
+    `reader_accuracy_renders` is this share on real images, and `..._decoded` on real images after the autoencoder.
+    `..._vanilla` is the share at the model's default guidance, and is also given by attribute.
     """
     path = assets / "scenes_reader.safetensors"
     if not path.is_file():
@@ -148,10 +156,13 @@ def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
     reader = ev.load(path, ev.AttributeReader, device)
     real, numbers = scenes_classes.portraits("validation", trial.count)
     labels = np.array([scenes_classes.labels_of(int(number)) for number in numbers])
-    own = _pipeline(assets, device, "model=mar_scenes", *trial.overrides, "method=vanilla")
+    default_pipeline = _pipeline(assets, device, "model=mar_scenes", *trial.overrides, "method=vanilla")
     with torch.inference_mode():
         pixels = to_float(real).to(device)
-        decoded = [own.pixels(own.model.autoencoder.token_distribution(x)[0]) for x in pixels.split(50)]
+        decoded = [
+            default_pipeline.pixels(default_pipeline.model.autoencoder.token_distribution(x)[0])
+            for x in pixels.split(50)
+        ]
     statistics = {
         "reader_accuracy_renders": _classes_read(reader, real, labels)["shape_and_colour"],
         "reader_accuracy_decoded": _classes_read(reader, np.concatenate(decoded), labels)["shape_and_colour"],
@@ -162,17 +173,18 @@ def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
         pipeline = _pipeline(
             assets, device, "model=mar_scenes", *trial.overrides, "method=vanilla", f"cfg_scale={scale}"
         )
-        read = _classes_read(reader, _sample(pipeline, items)[0], labels)
-        statistics[f"reader_accuracy_cfg_{scale:g}"] = read["shape_and_colour"]
-        if scale == own.model.target.scale:
-            statistics["reader_accuracy_vanilla"] = read.pop("shape_and_colour")
-            statistics |= {f"vanilla_{name}": value for name, value in read.items()}
+        accuracies = _classes_read(reader, _sample(pipeline, items)[0], labels)
+        statistics[f"reader_accuracy_cfg_{scale:g}"] = accuracies["shape_and_colour"]
+        if scale == default_pipeline.model.target.scale:
+            statistics["reader_accuracy_vanilla"] = accuracies.pop("shape_and_colour")
+            statistics |= {f"vanilla_{name}": value for name, value in accuracies.items()}
     return statistics
 
 
 def order_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
-    """Shares of shapes and colours that the reader finds as in the class, of the model with an order of its own: at its
-    own passes, and token by token; empty without a reader. `..._tokenized`: of real images after the tokenizer."""
+    """Share of shapes and colours that the reader reads as in the class, for the model that decodes in random order: in
+    its default number of passes, and token by token. Empty without a reader. `..._tokenized` is the share on real
+    images after the tokenizer."""
     if not (assets / "scenes_reader.safetensors").is_file():
         return {}
     reader = ev.load(assets / "scenes_reader.safetensors", ev.AttributeReader, device)
@@ -181,21 +193,21 @@ def order_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
     pipeline = _pipeline(assets, device, "model=arpg_scenes", "method=vanilla")
     tokenizer = pipeline.model.tokenizer
     with torch.inference_mode():
-        again = [to_uint8(tokenizer.decode(tokenizer.encode(x.to(device)))) for x in to_float(real).split(50)]
+        reconstructions = [to_uint8(tokenizer.decode(tokenizer.encode(x.to(device)))) for x in to_float(real).split(50)]
     images = {
-        "tokenized": (np.concatenate(again), [scenes_classes.labels_of(int(number)) for number in numbers]),
+        "tokenized": (np.concatenate(reconstructions), [scenes_classes.labels_of(int(number)) for number in numbers]),
         "vanilla": (_sample(pipeline, items)[0], [item.labels for item in items]),
         "token_by_token": (_sample(pipeline.vanilla(), items)[0], [item.labels for item in items]),
     }
     return {
-        f"reader_accuracy_{name}": _classes_read(reader, found, np.array(labels))["shape_and_colour"]
-        for name, (found, labels) in images.items()
+        f"reader_accuracy_{name}": _classes_read(reader, samples, np.array(labels))["shape_and_colour"]
+        for name, (samples, labels) in images.items()
     }
 
 
 def draft_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
-    """Share of verified draft tokens that are accepted, and tokens per target pass, under each exact criterion; at the
-    model's own guidance, and for `path` without guidance as well."""
+    """Share of verified draft tokens that are accepted, and tokens per target pass, for each exact criterion. At the
+    model's default guidance; for `path` without guidance, too."""
     statistics = {}
     items = scenes_classes.items({"seed": 0, "n": trial.drafted})
     for name, arguments in {
@@ -222,11 +234,11 @@ def _pipeline(assets: Path, device: torch.device, *arguments: str) -> Any:
 def _sample(
     pipeline: Pipeline | ContinuousPipeline, items: Sequence[Item], batch: int = 64
 ) -> tuple[np.ndarray, int, int, int]:
-    """Images of the items, and over all of them target passes, draft tokens verified and accepted."""
+    """Images of the items, and the totals of target passes, of verified and of accepted draft tokens."""
     images, counts = [], np.zeros(3, dtype=np.int64)
     for i in tqdm(range(0, len(items), batch), desc="samples of classes"):
-        some = items[i : i + batch]
-        out = pipeline.decode(pipeline.encode([item.prompt for item in some]), [(0, item.index) for item in some])
+        part = items[i : i + batch]
+        out = pipeline.decode(pipeline.encode([item.prompt for item in part]), [(0, item.index) for item in part])
         images.append(pipeline.pixels(out.tokens))
         counts += [int(x.sum()) for x in (out.steps, out.drafted, out.accepted)]
     steps, drafted, accepted = counts.tolist()
@@ -234,13 +246,15 @@ def _sample(
 
 
 def _classes_read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Shares of the attributes of classes, labels (N, 14), that are read as stated."""
+    """Share of each class attribute that is read as stated in labels (N, 14)."""
     shares = _right(reader, images, labels).nanmean(0)
-    one, shape, colour = (float(shares[list(scenes.ATTRIBUTES).index(name)]) for name in scenes_classes.ATTRIBUTES)
-    return {"one_object": one, "shape": shape, "colour": colour, "shape_and_colour": (shape + colour) / 2}
+    one_object, shape, colour = (
+        float(shares[list(scenes.ATTRIBUTES).index(name)]) for name in scenes_classes.ATTRIBUTES
+    )
+    return {"one_object": one_object, "shape": shape, "colour": colour, "shape_and_colour": (shape + colour) / 2}
 
 
-#: (stage, name, meaning, lowest, highest): the goals of the embedded world.
+#: The goals of the embedded world: (stage, name, meaning, lowest, highest).
 GOALS: list[tuple[str, str, str, float, float]] = [
     ("tokenizer", "psnr_db", "tokenizer PSNR on validation renders, dB", 26.0, np.inf),
     ("tokenizer", "codes_used", "share of the codebook in use", 0.80, 1.0),
@@ -262,31 +276,31 @@ def named(world: str, stage: str) -> str:
 
 @dataclass
 class Card:
-    """runs: (stages, origin) of every training; statistics: stage -> name -> value."""
+    """The model card. runs: (stages, origin) of every training; statistics: stage -> name -> value."""
 
     runs: list[tuple[list[str], str]] = field(default_factory=list)
     statistics: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Card:
-        """The card in a file; an empty one where there is none."""
+        """The card in a file, or an empty card if the file does not exist."""
         text = path.read_text() if path.is_file() else ""
         runs = [(stages.split(", "), source) for stages, source in re.findall(r"^- ([a-z0-9_, ]+): (.+)$", text, re.M)]
         statistics = {
-            stage: {name: float(value) for name, value in (one.split(" ") for one in row.split(", "))}
+            stage: {name: float(value) for name, value in (pair.split(" ") for pair in row.split(", "))}
             for stage, row in re.findall(r"^\| (\w+) \| (\w+ [-+.\w]+(?:, \w+ [-+.\w]+)*) \|$", text, re.M)
         }
         return cls(runs, statistics)
 
     def add(self, statistics: Mapping[str, dict[str, float]], source: str, order: Iterable[str]) -> None:
-        """Replace the statistics of some stages."""
+        """Replace the statistics of these stages."""
         others = [([stage for stage in stages if stage not in statistics], old) for stages, old in self.runs]
         self.runs = [run for run in others if run[0]] + [(list(statistics), source)]
-        together = self.statistics | dict(statistics)
-        self.statistics = {stage: together[stage] for stage in order if stage in together}
+        merged = self.statistics | dict(statistics)
+        self.statistics = {stage: merged[stage] for stage in order if stage in merged}
 
     def render(self) -> str:
-        """The card as Markdown: the goals with the reached values, then every statistic of every stage."""
+        """The card as Markdown: the goals with the reached values, then all statistics by stage."""
         lines = [
             "# The embedded models",
             "",
@@ -307,16 +321,16 @@ class Card:
                 )
         lines += ["", "| stage | statistics |", "|---|---|"]
         lines += [
-            f"| {stage} | " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()) + " |"
-            for stage, found in self.statistics.items()
+            f"| {stage} | " + ", ".join(f"{k} {v:.4g}" for k, v in values.items()) + " |"
+            for stage, values in self.statistics.items()
         ]
         return "\n".join(lines) + "\n"
 
 
 def origin(device: torch.device, budget: str, date: str) -> str:
     """The device, versions, date and budget of a training, as text."""
-    found = environment(device)
+    facts = environment(device)
     return (
-        f"{found['device_name']}; torch {found['torch']}; specbench {found['specbench']}, commit {found['commit']};"
+        f"{facts['device_name']}; torch {facts['torch']}; specbench {facts['specbench']}, commit {facts['commit']};"
         f" {date}; budget `{budget}`"
     )

@@ -1,8 +1,8 @@
-"""Training of the evaluators of an embedded world, and their statistics.
+"""Trains and measures the evaluators of an embedded world.
 
 The networks score images that a tokenizer has decoded, so half of every training batch is blurred and noisy. The reader
-and the two-tower model learn to ignore the damage; the classifier, whose features measure fidelity too, learns to
-predict it.
+and the two-tower model learn to ignore the damage. The classifier learns to predict it, because its features also
+measure fidelity.
 """
 
 from __future__ import annotations
@@ -40,38 +40,39 @@ RETRIEVAL = 100  # captions to choose from in the two-tower model's retrieval ac
 def degrade(x: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Blur and add noise to the first half of a batch (B, 3, H, W) in [-1, 1], as a tokenizer might.
 
-    Per image: a Gaussian of 0.05 to 1.2 pixels, noise of 0 to 0.1, a colour shift of up to 0.05. Returns the batch
-    and the strengths (B, 2) of blur and noise, 0 to 1.
+    Per image: a Gaussian blur of 0.05 to 1.2 pixels, noise of 0 to 0.1, and a colour shift of at most 0.05. Returns the
+    batch, and the strengths (B, 2) of blur and noise from 0 to 1.
     """
     n, side = len(x) // 2, x.shape[-1]
     sigma = torch.as_tensor(rng.uniform(0.05, 1.2, (n, 1, 1, 1)), dtype=torch.float32, device=x.device)
-    at = torch.arange(side, device=x.device)
+    position = torch.arange(side, device=x.device)
     # (n, 1, H, H): one matrix blurs rows and columns
-    blur = torch.softmax(-0.5 * ((at[:, None] - at) / sigma) ** 2, -1)
+    blur = torch.softmax(-0.5 * ((position[:, None] - position) / sigma) ** 2, -1)
     noise = torch.as_tensor(rng.standard_normal(x[:n].shape, dtype=np.float32), device=x.device)
-    level = torch.as_tensor(rng.uniform(0, 0.1, (n, 1, 1, 1)), dtype=torch.float32, device=x.device)
+    noise_level = torch.as_tensor(rng.uniform(0, 0.1, (n, 1, 1, 1)), dtype=torch.float32, device=x.device)
     shift = torch.as_tensor(rng.uniform(-0.05, 0.05, (n, 3, 1, 1)), dtype=torch.float32, device=x.device)
-    worse = blur @ x[:n] @ blur.mT + level * noise + shift
+    worse = blur @ x[:n] @ blur.mT + noise_level * noise + shift
     strength = torch.zeros(len(x), 2, device=x.device)
-    strength[:n] = torch.cat([sigma / 1.2, level / 0.1], 1).flatten(1)
+    strength[:n] = torch.cat([sigma / 1.2, noise_level / 0.1], 1).flatten(1)
     return torch.cat([worse.to(x.dtype).clamp(-1, 1), x[n:]]), strength
 
 
 def _pick(images: np.ndarray, recipe: Recipe, rng: np.random.Generator) -> np.ndarray:
-    """Indices of a batch, in random order: its first half is degraded, so it must be random images."""
+    """Indices of a batch, in random order, because its first half is degraded."""
     return rng.choice(len(images), min(recipe.batch, len(images)), replace=False)
 
 
 def _attention(device: torch.device) -> Any:
-    """On a CPU, attention over a few dozen tokens trains five times faster with explicit math than fused."""
+    """On a CPU, training attention over a few dozen tokens is 5x faster with explicit math than fused."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
 def attribute_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Cross-entropy in nats, averaged over every present attribute of the batch; labels (N, attributes), `ABSENT`
-    left out."""
+    """Cross-entropy in nats, averaged over the attributes of the batch. labels (N, attributes); entries that are
+    `ABSENT` do not count."""
     losses = [
-        F.cross_entropy(one.float(), labels[:, i], ignore_index=ABSENT, reduction="sum") for i, one in enumerate(logits)
+        F.cross_entropy(choices.float(), labels[:, i], ignore_index=ABSENT, reduction="sum")
+        for i, choices in enumerate(logits)
     ]
     return torch.stack(losses).sum() / (labels != ABSENT).sum()
 
@@ -85,10 +86,10 @@ def train_attributes(
     work: Path,
     device: torch.device | str = "cpu",
 ) -> tuple[Any, dict[str, float]]:
-    """Train the network behind the Fréchet distance, or the attribute reader, on uint8 images (N, 64, 64, 3) and labels
+    """Train the classifier of the Fréchet distance, or the attribute reader, on uint8 images (N, 64, 64, 3) and labels
     (N, attributes) int64.
 
-    Resumes from `work`. Returns it and the last logged statistics of its training.
+    Resumes from `work`. Returns the network, and the last logged statistics of its training.
     """
     classifies = kind is ev.Classifier
     torch.manual_seed(recipe.seed + (not classifies))
@@ -114,29 +115,29 @@ def train_attributes(
 
 
 class WordEdits:
-    """Makes a caption wrong by one word: "red" for "blue", or the colours of two slots exchanged.
+    """Changes one word of a caption ("red" for "blue"), or exchanges the colours of two slots, so that it is wrong.
 
-    Random captions differ so much that no detail is needed to distinguish them; these differ in one detail only.
+    Random captions differ in many details, so they are easy to distinguish. These differ in one detail only.
     """
 
     def __init__(self, world: World, ids: dict[str, int]) -> None:
         self.group: dict[int, int] = {}  # word id -> attribute
-        self.choices: list[list[int]] = []  # attribute -> its word ids; no two of them mean the same
+        self.choices: list[list[int]] = []  # attribute -> its word ids; they all differ in meaning
         for words in (*world.slot.values(), *list(world.shared.values())[1:]):  # captions do not name the layout
-            known = [ids[word] for word in words if word in ids]
-            self.group |= {i: len(self.choices) for i in known if i not in self.group}
-            self.choices.append(known)
+            word_ids = [ids[word] for word in words if word in ids]
+            self.group |= {i: len(self.choices) for i in word_ids if i not in self.group}
+            self.choices.append(word_ids)
 
     def __call__(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Word ids (N, W) -> the same captions with one edit each; a caption without such a word stays as it is."""
+        """Word ids (N, W) -> the same captions with one edit per caption. A caption without such a word stays."""
         out = rows.copy()
         for row in out:
-            at = [p for p, word in enumerate(row.tolist()) if word in self.group]
-            if not at:
+            positions = [p for p, word in enumerate(row.tolist()) if word in self.group]
+            if not positions:
                 continue
-            p = at[rng.integers(len(at))]
+            p = positions[rng.integers(len(positions))]
             word = int(row[p])
-            partners = [q for q in at if self.group[int(row[q])] == self.group[word] and row[q] != word]
+            partners = [q for q in positions if self.group[int(row[q])] == self.group[word] and row[q] != word]
             others = [i for i in self.choices[self.group[word]] if i != word]
             if partners and rng.uniform() < 0.5:
                 q = partners[rng.integers(len(partners))]
@@ -151,8 +152,8 @@ def contrastive_loss(
 ) -> Tensor:
     """Symmetric InfoNCE, in nats, of unit vectors (B, D), with one edited caption per image as a further negative.
 
-    wrong: (B,) bool, which edited captions differ from their own; same: (B, B) bool, pairs that show the same scene and
-    so are no negatives (the diagonal is the positives and ignored).
+    wrong: (B,) bool, whether the edited caption differs from the original. same: (B, B) bool, pairs that show the same
+    scene and therefore are no negatives; its diagonal (the positives) is ignored.
     """
     to_captions = scale * images @ captions.T
     off_diagonal = same & ~torch.eye(len(same), dtype=torch.bool, device=same.device)
@@ -173,9 +174,9 @@ def train_two_tower(
     device: torch.device | str = "cpu",
     labels: np.ndarray | None = None,
 ) -> tuple[ev.TwoTower, dict[str, float]]:
-    """Train the two-tower model on uint8 images (N, 64, 64, 3) and their captions; resumes from `work`.
+    """Train the two-tower model on uint8 images (N, 64, 64, 3) and their captions. Resumes from `work`.
 
-    With `labels` (N, 14), two images of the same scene are never each other's negatives.
+    With `labels` (N, 14), two images of the same scene are never negatives of each other.
     """
     torch.manual_seed(recipe.seed + 2)
     module = ev.TwoTower(ev.TwoTowerConfig(vocabulary=tuple(world.vocabulary()), **ev.shape_of(world))).to(device)
@@ -193,16 +194,16 @@ def train_two_tower(
         words = torch.from_numpy(np.concatenate([right, edited])).to(where)
         same = torch.from_numpy(scene[picks][:, None] == scene[picks]).to(where)
         with _attention(where):
-            seen = module.embed_images(degrade(to_float(images[picks]).to(where), rng)[0])
+            embedded = module.embed_images(degrade(to_float(images[picks]).to(where), rng)[0])
             captioned, edited_captioned = module.embed_ids(words).chunk(2)
         wrong = torch.from_numpy((right != edited).any(1)).to(where)
         with torch.autocast(where.type, enabled=False):  # cosines near 1 need more than 8 bits
-            value = contrastive_loss(seen, captioned, edited_captioned, wrong, same, module.scale)
+            value = contrastive_loss(embedded, captioned, edited_captioned, wrong, same, module.scale)
         with torch.no_grad():
-            own, other = (seen * captioned).sum(-1), (seen * edited_captioned).sum(-1)
+            correct, changed = (embedded * captioned).sum(-1), (embedded * edited_captioned).sum(-1)
         statistics = {
             "loss": float(value.detach()),
-            "edits_told": float((own > other).float().mean()),
+            "edits_told": float((correct > changed).float().mean()),
             "scale": float(module.scale.detach()),
         }
         return value, statistics
@@ -218,19 +219,20 @@ def _device(module: nn.Module) -> torch.device:
 def evaluate_attributes(
     world: World, module: ev.Classifier | ev.AttributeReader, images: np.ndarray, labels: np.ndarray
 ) -> dict[str, float]:
-    """Share of present attributes read right: "mean" over all of them, and one value for each attribute.
+    """Share of present attributes that are read right: "mean" over all attributes, and one value per attribute.
 
-    images (N, 64, 64, 3) uint8; labels (N, attributes) int64. An attribute that no image has is left out.
+    images (N, 64, 64, 3) uint8; labels (N, attributes) int64. An attribute that no image has is omitted.
     """
     right = []
     for i in range(0, len(images), 256):
         x = to_float(images[i : i + 256]).to(_device(module))
-        right.append(ev.read_right([one.cpu() for one in module(x)], torch.from_numpy(labels[i : i + 256])))
+        logits = [choices.cpu() for choices in module(x)]
+        right.append(ev.read_right(logits, torch.from_numpy(labels[i : i + 256])))
     table = torch.cat(right)
-    each = {
+    by_attribute = {
         name: float(table[:, i].nanmean()) for i, name in enumerate(world.attributes) if not table[:, i].isnan().all()
     }
-    return {"mean": float(table.nanmean()), **each}
+    return {"mean": float(table.nanmean()), **by_attribute}
 
 
 @torch.no_grad()
@@ -239,13 +241,13 @@ def evaluate_two_tower(
 ) -> dict[str, float]:
     """Statistics of the two-tower model on images (N, 64, 64, 3) uint8 with captions and labels (N, attributes).
 
-    - top1: the share of images whose nearest of `RETRIEVAL` captions (disjoint groups, one of them their own)
-      describes their scene; a caption of an identical scene counts as right.
-    - edits_told: the share of captions that lie nearer to their image than the same caption with one word wrong.
-    - own_cosine, other_cosine: mean cosine of an image with its own caption and with the other captions of its group.
+    - top1: the share of images whose nearest caption, of a group of `RETRIEVAL`, describes their scene. The groups are
+      disjoint; a caption of an identical scene counts as right.
+    - edits_told: the share of captions that are nearer to their image than the same caption with one wrong word.
+    - own_cosine, other_cosine: mean cosine of an image with its own caption, and with the other captions of its group.
     """
     device = _device(module)
-    seen = torch.cat(
+    embedded = torch.cat(
         [module.embed_images(to_float(images[i : i + 256]).to(device)) for i in range(0, len(images), 256)]
     )
     ids = module.tokenize(captions)
@@ -253,18 +255,18 @@ def evaluate_two_tower(
         WordEdits(world, module.text.ids)(ids.numpy(), np.random.Generator(np.random.Philox(key=[0, 0])))
     )
     captioned, edited_captioned = (
-        torch.cat([module.embed_ids(some.to(device)) for some in table.split(256)]) for table in (ids, edited)
+        torch.cat([module.embed_ids(part.to(device)) for part in table.split(256)]) for table in (ids, edited)
     )
     group = min(RETRIEVAL, len(images))
     hits, own, other = [], [], []
     for start in range(0, len(images) - group + 1, group):
         rows = slice(start, start + group)
-        cosine = (seen[rows] @ captioned[rows].T).cpu()
+        cosine = (embedded[rows] @ captioned[rows].T).cpu()
         nearest = cosine.argmax(1).numpy()
         hits.append((labels[rows][nearest] == labels[rows]).all(1))
         own.append(cosine.diagonal())
         other.append(cosine[~torch.eye(group, dtype=torch.bool)])
-    nearer = (seen * captioned).sum(-1) > (seen * edited_captioned).sum(-1)
+    nearer = (embedded * captioned).sum(-1) > (embedded * edited_captioned).sum(-1)
     changed = (ids != edited).any(1).to(device)
     return {
         "top1": float(np.concatenate(hits).mean()),
@@ -277,10 +279,10 @@ def evaluate_two_tower(
 def train_all(
     world: World, train: Split, held: Split, work: Path, assets: Path = ASSETS, device: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """Train the evaluators whose files are missing in `assets`, write them, and measure every one as it was stored.
+    """Train the evaluators whose files are missing in `assets`, write them, and measure them from the stored files.
 
-    The reference statistics of the Fréchet distance (all of `held`) are written next to the classifier,
-    and again whenever they are not of its weights. Returns flat values such as "reader_accuracy" and "two_tower_top1".
+    The reference statistics of the Fréchet distance (all of `held`) are stored next to the classifier, and are written
+    again when they belong to other weights. Returns flat values such as "reader_accuracy" and "two_tower_top1".
     `fid_of_real` is the distance of as many training images to that reference: the score of a perfect model.
     """
     statistics: dict[str, float] = {}
@@ -321,5 +323,5 @@ def train_all(
         ev.TwoTower,
         lambda: train_two_tower(world, train.images, train.captions, TWO_TOWER_RECIPE, work, device, train.labels),
     )
-    found = evaluate_two_tower(world, towers, held.images, held.captions, held.labels)
-    return statistics | {f"two_tower_{name}": value for name, value in found.items()}
+    tower_statistics = evaluate_two_tower(world, towers, held.images, held.captions, held.labels)
+    return statistics | {f"two_tower_{name}": value for name, value in tower_statistics.items()}

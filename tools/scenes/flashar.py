@@ -1,9 +1,9 @@
-"""Training of a FlashAR target, which decodes along anti-diagonals, from a raster target (arXiv 2605.09430; its code:
+"""Trains a FlashAR target, which decodes along anti-diagonals, from a raster target (arXiv 2605.09430; code:
 lxazjk/Emu3.5-FlashAR, commit 2d4a74e).
 
-In the first phase the vertical branch and the gate learn while the trunk is frozen, and the trunk in raster order
-teaches the vertical head. In the second phase all parameters learn without a teacher. The published training has more
-phases, and slows the trunk down; steps and rates here are of the embedded world.
+In the first phase the vertical branch and the gate learn while the trunk is frozen; the trunk, in raster order, teaches
+the vertical head. In the second phase all parameters learn, without a teacher. The published training has more phases
+and a lower learning rate for the trunk. Steps and rates here are chosen for the embedded world.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from specbench.models.supervision import hidden_states, prefixed
 from specbench.training.trainer import MicroStep, Recipe, fit
 from tools.scenes import target
 
-#: Weights of the vertical head's terms beside the cross-entropy of the fused logits, and the teacher's temperature.
+#: Weights of the vertical head's two terms (the cross-entropy of the fused logits has weight 1), teacher's temperature.
 VERTICAL, TEACHER, TEMPERATURE = 0.05, 0.2, 2.0
 
 
 def loss_terms(model: FlashAR, conditioning: Any, drop: Tensor, tokens: Tensor, taught: bool) -> dict[str, Tensor]:
-    """The fused and the vertical logits' cross-entropy in nats, of tokens (N, T), and with `taught` the divergence of
-    the vertical logits from the teacher's at the teacher's temperature. Cells of the first row have no vertical logits.
-    The teacher is the trunk in raster order: it predicts a cell from the one at its left."""
+    """Cross-entropy in nats of the fused and of the vertical logits, for tokens (N, T). With `taught`, also the
+    divergence of the vertical logits from the teacher's, at the teacher's temperature. Cells of the first row have no
+    vertical logits. The teacher is the trunk in raster order, which predicts a cell from its left neighbour."""
     prefix = prefixed(model, conditioning, drop)
     states, dim = model.all_cells(prefix, tokens), model.cfg.dim
     fused, vertical = model.head(states), model.vertical(states[:, model.width :, dim : 2 * dim])
@@ -49,8 +49,8 @@ def loss_terms(model: FlashAR, conditioning: Any, drop: Tensor, tokens: Tensor, 
 def train(
     model: FlashAR, codes: np.ndarray, features: Tensor, recipe: Recipe, work: Path, dropout: float = 0.1
 ) -> dict[str, float]:
-    """On tokens (N, T) and their captions' features, without their caption for a share `dropout` of the rows. `recipe`
-    is that of the second phase; the first one takes a sixth of its steps at twice its rate."""
+    """Train on tokens (N, T) and the features of their captions; a share `dropout` of the rows has no caption. `recipe`
+    is for the second phase; the first phase takes a sixth of its steps at twice its rate."""
     data, first = target.dataset(model, codes, features), replace(recipe, steps=-(-recipe.steps // 6), lr=2 * recipe.lr)
     spent = []
     for name, phase, taught in (("flashar-branch", first, True), ("flashar", recipe, False)):
@@ -73,13 +73,12 @@ def train(
 
 @torch.no_grad()
 def evaluate(model: FlashAR, codes: np.ndarray, features: Tensor, batch_size: int = 50) -> dict[str, float]:
-    """The cross-entropy in nats a token, of the fused logits and of the vertical ones, with captions and without
-    guidance."""
+    """Cross-entropy in nats per token of the fused and of the vertical logits, with captions, without guidance."""
     data, terms = target.dataset(model, codes, features), []
     for i in range(0, len(codes), batch_size):
         picks = np.arange(i, min(i + batch_size, len(codes)))
         tokens, conditioning, drop = data.inputs(picks, np.zeros(len(picks), dtype=bool))
-        found = loss_terms(model, conditioning, drop, tokens, taught=False)
-        terms.append([float(found["fused"]), float(found["vertical"])])
+        values = loss_terms(model, conditioning, drop, tokens, taught=False)
+        terms.append([float(values["fused"]), float(values["vertical"])])
     fused, vertical = np.mean(terms, 0)
     return {"loss": float(fused), "vertical_loss": float(vertical)}

@@ -1,5 +1,5 @@
-"""Training of the embedded pair of MAR models: a KL autoencoder, the target on its latents, and a smaller model that
-learns the target's distribution, to draft for it."""
+"""Trains the embedded pair of MAR models: a KL autoencoder, the target on its latents, and a smaller model that learns
+the target's distribution and drafts for it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from specbench.training.continuous import REPEATS, conditions_of_masked, diverge
 from specbench.training.trainer import MicroStep, Recipe, fit
 
 #: Weight of the divergence from a standard normal, in nats per latent dimension, relative to the pixels' squared error.
-#: Less makes sharper images; more leaves every token more noise of its own, a floor below which two models need not
-#: agree for a draft to be accepted. At ten times as much, half of the dimensions are noise, and shapes are lost.
+#: A smaller weight makes images sharper. A larger weight adds more noise to every token; a draft model within this
+#: noise of the target is accepted. At 10x the weight, half of the dimensions are noise, and shapes are lost.
 KL_WEIGHT = 2e-4
 
 
 def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dict[str, float]:
-    """Train on uint8 images (N, H, W, 3), and set the scale of its tokens, so that they have unit variance. Returns the
-    last statistics (PSNR in dB, nats per latent dimension)."""
+    """Train on uint8 images (N, H, W, 3), and set the scale that gives the tokens unit variance. Returns the last
+    statistics (PSNR in dB, nats per latent dimension)."""
     device = next(kl.parameters()).device
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
@@ -50,17 +50,16 @@ def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dic
 
 
 def vividness(images: Tensor) -> Tensor:
-    """The weight of each pixel, (N, H, W) with a mean of 1, of images (N, 3, H, W): a third equal for all, the rest by
-    its squared distance from the image's mean colour. An object is small and vivid; without this its outline weighs
-    less than the grain of the background."""
+    """Weights of the pixels, (N, H, W) with mean 1, of images (N, 3, H, W). A third of the weight is equal for all; the
+    rest grows with the squared distance from the image's mean colour. An object is small and vivid: without this, its
+    outline weighs less than the grain of the background."""
     distance = (images - images.mean((2, 3), keepdim=True)).square().mean(1)
     return (1 + 2 * distance / distance.mean((1, 2), keepdim=True).clamp_min(1e-6)) / 3
 
 
 @torch.no_grad()
 def encode_all(kl: Latents, images: np.ndarray, batch: int = 128) -> np.ndarray:
-    """Distributions of the tokens, mean and spread (2, N, L, D) float16, of uint8 images (N, H, W, 3): computed once
-    and cached."""
+    """Distributions of the tokens of uint8 images (N, H, W, 3): mean and spread (2, N, L, D) float16."""
     device = next(kl.parameters()).device
     distributions = []
     for i in range(0, len(images), batch):
@@ -71,15 +70,15 @@ def encode_all(kl: Latents, images: np.ndarray, batch: int = 128) -> np.ndarray:
 
 
 def mirrored(images: np.ndarray) -> np.ndarray:
-    """Images (N, H, W, 3), followed by the same with left and right exchanged: for scenes with one object these have
-    the same distribution and the same labels, and are twice as many."""
+    """Images (N, H, W, 3), followed by their mirror images: (2N, H, W, 3). In scenes with one object, mirror images
+    have the same distribution and the same labels."""
     return np.concatenate([images, images[:, :, ::-1]])
 
 
 @torch.no_grad()
 def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, float]:
-    """PSNR in dB (mean over images) of images decoded from tokens drawn from their distribution, in float32; nats
-    per token; and the share of the tokens' values beyond `limit`."""
+    """PSNR in dB (mean over images) of images decoded from sampled tokens, in float32; nats per token; and the share of
+    token values beyond `limit`."""
     device = next(kl.parameters()).device
     rng = torch.Generator().manual_seed(0)
     psnr, nats, beyond = [], [], []
@@ -98,7 +97,7 @@ def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, floa
 def _seeded(
     distributions: np.ndarray, labels: np.ndarray, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
-    """As of `draw`, with the generator for further draws."""
+    """The result of `draw`, and the generator for further draws."""
     generator = torch.Generator().manual_seed(seed)
     return *draw(distributions, labels, generator, device), generator
 
@@ -113,8 +112,8 @@ def _draw_some(
 def loss_of(
     model: MAR, latents: Tensor, labels: Tensor, masked: Tensor, generator: torch.Generator, dropout: float
 ) -> Tensor:
-    """`MAR.head_loss` over masked tokens. latents (N, L, D), as they are sampled; labels (N,) int64, lost with
-    probability `dropout`; masked (N, L) bool: the tokens to predict, as of `mar.masks`."""
+    """`MAR.head_loss` over masked tokens. latents (N, L, D): sampled tokens; labels (N,) int64, dropped with
+    probability `dropout`; masked (N, L) bool: the tokens to predict (see `mar.masks`)."""
     drawn = torch.rand(len(labels), generator=generator, device=generator.device).to(latents.device)
     labels = labels.masked_fill(drawn < dropout, model.cfg.classes)
     z = model.conditions(latents, ~masked, labels)[masked]
@@ -124,8 +123,8 @@ def loss_of(
 def train_target(
     model: MAR, distributions: np.ndarray, labels: np.ndarray, recipe: Recipe, work: Path, dropout: float = 0.1
 ) -> dict[str, float]:
-    """MAR's own training on tokens drawn from `distributions` (2, N, L, D), of classes `labels` (N,) int64; a share
-    `dropout` of the rows lose theirs, so that guidance has its unconditional half."""
+    """MAR's training on tokens drawn from `distributions` (2, N, L, D), with classes `labels` (N,) int64. A share
+    `dropout` of the rows is trained without its class, which guidance needs for its unconditional half."""
     device = model.mask_token.device
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
@@ -146,13 +145,13 @@ def train_draft(
     work: Path,
     dropout: float = 0.3,
 ) -> dict[str, float]:
-    """The same for the smaller model, with distillation unless `target` is None: the two models' `divergence` along a
-    token's path.
+    """Train the smaller model in the same way and, unless `target` is None, by distillation: the loss adds the two
+    models' `divergence` along a token's path.
 
-    A draft is accepted with probability 1 - TV of the two distributions of a path (criterion=path), which the
-    divergence bounds (Pinsker). The data alone teach the data distribution, which a draft need not learn where the
-    target has not. The logarithm keeps the first training steps, where the two models are far apart, from dominating
-    the rest. `dropout`: share of unconditional rows, since a guided draft runs those too.
+    A draft is accepted with probability 1 - TV of the two distributions of a path (criterion=path), and the divergence
+    bounds this TV (Pinsker). The data teach the data distribution; a draft need not learn it where the target has not.
+    The two models are far apart in the first training steps; the logarithm keeps these from dominating the rest.
+    `dropout`: share of unconditional rows, because a guided draft runs those too.
     """
     device = draft.mask_token.device
     if target is not None:
@@ -167,10 +166,10 @@ def train_draft(
         value = draft.head_loss(x0, z, generator, REPEATS)
         statistics = {"loss": float(value.detach())}
         if target is not None:
-            teacher, wanted = conditions_of_masked(Guided(target), tokens, classes, masked)
-            apart = divergence(teacher, session, x0, wanted, z, generator)
-            value = value + draft.cfg.steps * apart.log1p().mean()
-            statistics["nats"] = draft.cfg.steps * float(apart.detach().mean())
+            teacher, teacher_z = conditions_of_masked(Guided(target), tokens, classes, masked)
+            nats = divergence(teacher, session, x0, teacher_z, z, generator)
+            value = value + draft.cfg.steps * nats.log1p().mean()
+            statistics["nats"] = draft.cfg.steps * float(nats.detach().mean())
         return value, statistics
 
     return fit("mar_draft" if target is not None else "mar_draft_alone", draft, loss, recipe, work)
@@ -179,14 +178,14 @@ def train_draft(
 def _batches(
     distributions: np.ndarray, labels: np.ndarray, device: torch.device, batch: int = 64
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, torch.Generator]]:
-    """Batches as of `_seeded`: every image once, the same at every call."""
+    """Batches of `_seeded`: every image once, the same draws in every call."""
     for i in range(0, len(labels), batch):
         yield _seeded(distributions[:, i : i + batch], labels[i : i + batch], i, device)
 
 
 @torch.no_grad()
 def evaluate_target(model: MAR, distributions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The training loss on other images, with their classes, in float32."""
+    """The training loss on these images, with their classes, in float32."""
     losses = [
         float(loss_of(model, tokens, classes, masked, generator, dropout=0.0))
         for tokens, classes, masked, generator in _batches(distributions, labels, model.mask_token.device)

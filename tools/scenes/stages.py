@@ -1,4 +1,4 @@
-"""The stages of the embedded models' training, resumable, with their statistics."""
+"""The stages of the embedded models' training, with their statistics. Every stage can be resumed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from tools.scenes import arpg, card, evaluators, flashar, mar, target, tokenizer
 
 @dataclass(frozen=True)
 class DrafterStage:
-    """The training of a drafter network: by a recipe of its own, from the weights of another stage, if given.
-    outputs: the weights that it writes, those of its checkpoints before the last ones."""
+    """The training of a drafter network. recipe: its recipe, if it is not the default one; start: the stage whose
+    weights it starts from; outputs: the weights that it writes, first its checkpoints, then the final weights."""
 
     network: str
     outputs: tuple[str, ...]
@@ -54,9 +54,9 @@ DRAFTERS = _CODES | _VECTORS
 
 @dataclass(frozen=True)
 class Budget:
-    """Recipes of the stages, the stages that need none, the arguments that override the drafters' recipe
-    (conf/recipes.yaml), and those of recipes of their own, the number of scenes of each split, how many of them measure
-    a drafter, and the samples of the continuous pair."""
+    """recipes: the stages' recipes; measured: stages without a recipe; drafters: arguments that override the drafters'
+    recipe (conf/recipes.yaml); variants: the same for drafters with another recipe; train, validation: numbers of
+    scenes; drafted: the scenes that measure a drafter; trial: the samples of the continuous pair."""
 
     recipes: dict[str, Recipe]
     measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples", "arpg_samples")
@@ -94,14 +94,14 @@ _SCENES = {
         },
         drafters=("steps=6000", "batch=128", "ema=0.999"),
     ),
-    "smoke": Budget(  # seconds: tests that everything runs, not that it learns
+    "smoke": Budget(  # seconds: checks that everything runs, not that it learns
         {
             name: Recipe(steps=2, batch=4, lr=1e-3, warmup=1, ema=0.5)
             for name in ("tokenizer", "text", "target", "flashar", "kl", "mar", "mar_draft", "arpg")
         },
         measured=(*DRAFTERS, "drafters", "mar_samples", "arpg_samples"),
         drafters=("steps=2", "batch=4", "warmup=1"),
-        # Never the default drafter's two steps, which are the same ones.
+        # Not two steps: these weights would equal the default drafter's.
         variants=("steps=4", "batch=4", "warmup=1", "checkpoints=[1,3]"),
         train=48,
         validation=12,
@@ -128,7 +128,7 @@ BUDGETS = {"scenes": _SCENES, "textures": _TEXTURES}
 DISCRETE = ("tokenizer", "text", "target", "flashar", *_CODES, "drafters", "evaluators", "samples")
 CONTINUOUS = ("kl", "mar", "mar_draft", *_VECTORS, "mar_samples")
 ORDERED = ("arpg", "arpg_samples")
-#: World -> its stages, in their order. Medusa's heads over 8,192 codes would be larger than the target.
+#: World -> its stages, in order. Textures have no Medusa: its heads over 8,192 codes would be larger than the target.
 STAGES = {
     "scenes": (*DISCRETE, *CONTINUOUS, *ORDERED),
     "textures": ("tokenizer", "text", "target", "draft", "eagle", "eagle3", "drafters", "evaluators", "samples"),
@@ -136,7 +136,7 @@ STAGES = {
 
 
 class Stages:
-    """The stages, each trained from the outputs of those before it and skipped when its asset is current."""
+    """The stages. A stage is trained from the outputs of earlier stages, and is skipped when its file is current."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Stages:
         return world.load(self.world, self.work, "validation", self.budget.validation)
 
     def make(self, stage: str) -> Any:
-        """The output of a stage; the stages it needs are made first, and none twice."""
+        """The output of a stage. The stages that it needs are made first; no stage is made twice."""
         if stage not in self._made:
             build = partial(self._drafter, stage) if stage in DRAFTERS else getattr(self, stage)
             self._made[stage] = build()
@@ -226,8 +226,8 @@ class Stages:
         text = self.make("text")
         return target.features_of(text, self.train.captions), target.features_of(text, self.validation.captions)
 
-    def _held(self) -> tuple[np.ndarray, torch.Tensor]:
-        """Codes and features of a thousand validation scenes."""
+    def _validation_features(self) -> tuple[np.ndarray, torch.Tensor]:
+        """Codes and features of 1,000 validation scenes."""
         return self.make("codes")[1][:1000], self.make("features")[1][:1000]
 
     def target(self) -> LlamaGen:
@@ -239,11 +239,12 @@ class Stages:
             model,
             lambda: target.train_target("target", model, codes, features, self.recipes["target"], self.work),
         )
-        self.statistics["target"] |= target.evaluate_target(model, *self._held())
+        self.statistics["target"] |= target.evaluate_target(model, *self._validation_features())
         return model
 
     def flashar(self) -> FlashAR:
-        """From the target in the folder, where that is trained, on as many scenes as its recipe sees."""
+        """Trained from the target in the folder (which is made first if it is missing), on as many scenes as the recipe
+        sees."""
         for needed in ("tokenizer", "text", "target"):
             if not self.path(needed).is_file():
                 self.make(needed)
@@ -251,37 +252,37 @@ class Stages:
         shipped = card.embedded_model(self.assets, self.device, f"llamagen_{self.world.name}")
 
         def scenes(split: str, n: int) -> tuple[np.ndarray, torch.Tensor]:
-            few = world.load(self.world, self.work, split, n)
-            codes = self._cached(f"codes-{split}-{n}", lambda: tokenizer.encode_all(shipped.tokenizer, few.images))
-            return codes, target.features_of(shipped.text, few.captions)
+            part = world.load(self.world, self.work, split, n)
+            codes = self._cached(f"codes-{split}-{n}", lambda: tokenizer.encode_all(shipped.tokenizer, part.images))
+            return codes, target.features_of(shipped.text, part.captions)
 
         model = FlashAR.from_target(shipped.target, self.shapes.flashar.branch_layers)
-        some = scenes("train", min(self.budget.train, recipe.steps * recipe.batch))
-        self._stage("flashar", model, lambda: flashar.train(model, *some, recipe, self.work))
+        data = scenes("train", min(self.budget.train, recipe.steps * recipe.batch))
+        self._stage("flashar", model, lambda: flashar.train(model, *data, recipe, self.work))
         self.statistics["flashar"] |= flashar.evaluate(model, *scenes("validation", min(self.budget.validation, 1000)))
         return model
 
     def _drafter(self, stage: str) -> None:
-        """By the public command, on examples that drafters share."""
-        of = DRAFTERS[stage]
+        """Trained by the public command, on examples that the drafters share."""
+        drafter = DRAFTERS[stage]
         target = ("kl", "mar") if stage in _VECTORS else ("tokenizer", "text", "target")
-        for needed in (*target, *filter(None, [of.start])):
+        for needed in (*target, *filter(None, [drafter.start])):
             self.make(needed)
-        own = recipes.settings(of.recipe, of.network)["n"] if of.recipe else self.budget.train
-        n = min(own, self.budget.train)
+        wanted_scenes = recipes.settings(drafter.recipe, drafter.network)["n"] if drafter.recipe else self.budget.train
+        n = min(wanted_scenes, self.budget.train)
         model = f"mar_{self.world.name}" if stage in _VECTORS else f"llamagen_{self.world.name}"
-        arguments = [f"drafter={of.network}", f"model={model}", f"n={n}"]
-        arguments += [f"recipe={of.recipe}", *self.budget.variants] if of.recipe else self.budget.drafters
+        arguments = [f"drafter={drafter.network}", f"model={model}", f"n={n}"]
+        arguments += [f"recipe={drafter.recipe}", *self.budget.variants] if drafter.recipe else self.budget.drafters
         arguments += [f"weights={card.weights_argument(self.assets)}", f"device={self.device}"]
-        chosen = recipes.plan(arguments).replaced(
+        plan = recipes.plan(arguments).replaced(
             out=str(self.work / stage),
             examples=str(self.work / f"examples-{n}"),
-            start=str(self.path(of.start)) if of.start else None,
+            start=str(self.path(drafter.start)) if drafter.start else None,
         )
-        done = command.train(chosen, Pipeline.load(chosen.cfg))
-        for name, file in zip(of.outputs, [*done.checkpoints, done.file], strict=False):
+        result = command.train(plan, Pipeline.load(plan.cfg))
+        for name, file in zip(drafter.outputs, [*result.checkpoints, result.file], strict=False):
             write_atomically(self.path(name), file.read_bytes())
-        self.statistics[stage] = {name: done.statistics[name] for name in ("seconds", "images")}
+        self.statistics[stage] = {name: result.statistics[name] for name in ("seconds", "images")}
 
     def drafters(self) -> None:
         self.statistics |= card.drafter_statistics(self.world, self.assets, self.device, self.budget.drafted)
@@ -294,7 +295,7 @@ class Stages:
         self.statistics["samples"] = card.sample_statistics(self.world, self.assets, self.device)
         self.statistics["samples"] |= card.neighbour_statistics(self.world, self.assets, self.device)
 
-    # --- the model with an order of its own, of scenes with one object -----------------------------------------------
+    # --- the model that decodes in random order, for scenes with one object -------------------------------------------
 
     def portrait_codes(self) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of the portraits, for training and for validation."""
@@ -307,21 +308,21 @@ class Stages:
         )
 
     def arpg(self) -> ARPG:
-        codes, held = self.make("portrait_codes")
-        classes, held_classes = self.portraits("train")[1], self.portraits("validation")[1]
+        codes, validation_codes = self.make("portrait_codes")
+        classes, validation_classes = self.portraits("train")[1], self.portraits("validation")[1]
         torch.manual_seed(8)
         model = ARPG(scenes_config.ARPG).to(self.device)
         self._stage("arpg", model, lambda: arpg.train(model, codes, classes, self.recipes["arpg"], self.work))
-        self.statistics["arpg"] |= arpg.evaluate(model, held, held_classes)
+        self.statistics["arpg"] |= arpg.evaluate(model, validation_codes, validation_classes)
         return model
 
     def arpg_samples(self) -> None:
         self.statistics["arpg_samples"] = card.order_statistics(self.assets, self.device, self.budget.trial)
 
-    # --- models of continuous tokens, of scenes with one object -------------------------------------------------------
+    # --- models of continuous tokens, for scenes with one object ------------------------------------------------------
 
     def portraits(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Images of one object, (N, 64, 64, 3) uint8, and their classes (N,) int64: as many as the world has scenes
+        """Images of one object, (N, 64, 64, 3) uint8, and their classes (N,) int64: as many as the split has scenes
         with one object."""
         n = (self.budget.train if split == "train" else self.budget.validation) // 3
         images, classes = (self.work / f"portraits-{split}-{n}.{what}.npy" for what in ("images", "classes"))
@@ -339,28 +340,29 @@ class Stages:
         return kl
 
     def latents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Distributions of the tokens and classes: of training images and their mirror images, of validation images."""
+        """Token distributions and classes: first of training images and their mirror images, then of validation
+        images."""
         kl = self.make("kl")
         images, classes = self.portraits("train")
-        held, held_classes = self.portraits("validation")
-        of = registry.digest(self.path("kl"))
-        distributions = self._cached(f"latents-train-{of}", lambda: mar.encode_all(kl, mar.mirrored(images)))
-        held_distributions = self._cached(f"latents-validation-{of}", lambda: mar.encode_all(kl, held))
-        return distributions, np.tile(classes, 2), held_distributions, held_classes
+        validation, validation_classes = self.portraits("validation")
+        digest = registry.digest(self.path("kl"))
+        distributions = self._cached(f"latents-train-{digest}", lambda: mar.encode_all(kl, mar.mirrored(images)))
+        validation_distributions = self._cached(f"latents-validation-{digest}", lambda: mar.encode_all(kl, validation))
+        return distributions, np.tile(classes, 2), validation_distributions, validation_classes
 
     def mar(self) -> MAR:
-        distributions, classes, *held = self.make("latents")
+        distributions, classes, *validation = self.make("latents")
         torch.manual_seed(6)
         model = MAR(MAR_CONFIGS["mar"]).to(self.device)
         self._stage(
             "mar", model, lambda: mar.train_target(model, distributions, classes, self.recipes["mar"], self.work)
         )
-        self.statistics["mar"] |= mar.evaluate_target(model, *held)
+        self.statistics["mar"] |= mar.evaluate_target(model, *validation)
         return model
 
     def mar_draft(self) -> MAR:
         model = self.make("mar")
-        distributions, classes, *held = self.make("latents")
+        distributions, classes, *validation = self.make("latents")
         torch.manual_seed(7)
         draft = MAR(MAR_CONFIGS["mar_draft"]).to(self.device)
         teacher = model if self.distil else None
@@ -369,7 +371,7 @@ class Stages:
             draft,
             lambda: mar.train_draft(draft, teacher, distributions, classes, self.recipes["mar_draft"], self.work),
         )
-        self.statistics["mar_draft"] |= mar.evaluate_draft(model, draft, *held)
+        self.statistics["mar_draft"] |= mar.evaluate_draft(model, draft, *validation)
         return draft
 
     def mar_samples(self) -> None:

@@ -1,4 +1,4 @@
-"""Training of the text encoder and of the autoregressive target over its features."""
+"""Trains the text encoder, and the autoregressive target on its features."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from specbench.training.trainer import MicroStep, Recipe, fit
 
 
 def reading_loss(world: World, text: TextEncoder, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy summed over attributes, of what `text` reads from features (N, tokens, dim), and the share of the
-    present ones read right. labels (N, attributes) of `World.by_position`."""
+    """Cross-entropy, summed over attributes, of the attributes that `text` reads from features (N, tokens, dim), and
+    the share of the present attributes that it reads right. labels (N, attributes) of `World.by_position`."""
     choices = [len(c) + 1 for c in world.position_attributes.values()]  # the last one is "nothing there"
     losses, right, present = [], features.new_zeros(()), labels != ABSENT
     for i, logits in enumerate(text.reader(features.mean(1)).split(choices, -1)):
@@ -48,7 +48,7 @@ def train_text(
 
 @torch.no_grad()
 def features_of(text: TextEncoder, captions: list[str], batch: int = 512) -> Tensor:
-    """Features (N, tokens, dim) bfloat16 on the CPU, computed once and cached."""
+    """Features (N, tokens, dim) of the captions, bfloat16 on the CPU."""
     ids = text.tokenize(captions)
     out = [
         text(ids[i : i + batch].to(text.positions.device)).to(torch.bfloat16).cpu() for i in range(0, len(ids), batch)
@@ -57,12 +57,12 @@ def features_of(text: TextEncoder, captions: list[str], batch: int = 512) -> Ten
 
 
 def dataset(model: LlamaGen, tokens: np.ndarray, features: Tensor) -> LiveDataset:
-    """Token rows (N, T) with their captions' features (N, P, dim), which form their prefix."""
+    """Token rows (N, T) with the features (N, P, dim) of their captions as prefix."""
     device = model.output.weight.device
 
     def conditions(rows: np.ndarray) -> Conditioning:
-        some = features[rows].float().to(device)
-        return Conditioning(some, torch.ones(some.shape[:2], dtype=torch.bool, device=device))
+        prefix = features[rows].float().to(device)
+        return Conditioning(prefix, torch.ones(prefix.shape[:2], dtype=torch.bool, device=device))
 
     return LiveDataset(model, tokens, conditions)
 
@@ -76,14 +76,14 @@ def next_token_loss(model: Language, hidden: Tensor, tokens: Tensor) -> Tensor:
 def train_target(
     name: str, model: LlamaGen, tokens: np.ndarray, features: Tensor, recipe: Recipe, work: Path, dropout: float = 0.1
 ) -> dict[str, float]:
-    """Next-token training with the caption dropped for a share of the rows, so that guidance has its unconditional
-    half."""
-    given = dataset(model, tokens, features)
+    """Next-token training. A share `dropout` of the rows is trained without its caption, which guidance needs for its
+    unconditional half."""
+    data = dataset(model, tokens, features)
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
         rng = micro_step.rng
         picks = rng.integers(0, len(tokens), recipe.batch)
-        t, conditioning, drop = given.inputs(picks, rng.uniform(size=recipe.batch) < dropout)
+        t, conditioning, drop = data.inputs(picks, rng.uniform(size=recipe.batch) < dropout)
         value = next_token_loss(model, hidden_states(model, prefixed(model, conditioning, drop), t), t)
         return value, {"loss": float(value.detach())}
 
@@ -92,11 +92,11 @@ def train_target(
 
 @torch.no_grad()
 def evaluate_target(model: LlamaGen, tokens: np.ndarray, features: Tensor, batch_size: int = 64) -> dict[str, float]:
-    """Validation loss (nats a token) and the target's mean top-1 probability at temperature 1, without guidance."""
-    losses, tops, given = [], [], dataset(model, tokens, features)
+    """Validation loss in nats per token, and the target's mean top-1 probability at temperature 1, without guidance."""
+    losses, tops, data = [], [], dataset(model, tokens, features)
     for i in range(0, len(tokens), batch_size):
-        some = np.arange(i, min(i + batch_size, len(tokens)))
-        batch = given.batch(some, np.zeros(len(some), dtype=bool))
+        rows = np.arange(i, min(i + batch_size, len(tokens)))
+        batch = data.batch(rows, np.zeros(len(rows), dtype=bool))
         losses.append(float(next_token_loss(model, batch.hidden, batch.tokens)))
         probs = model.head(batch.hidden[:, -batch.tokens.shape[1] :]).float().softmax(-1)
         tops.append(float(probs.amax(-1).mean()))

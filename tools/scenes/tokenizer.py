@@ -1,4 +1,4 @@
-"""Training of a VQ tokenizer: pixel loss, commitment, a codebook that follows the encoder, dead codes re-seeded."""
+"""Trains a VQ tokenizer: pixel loss, commitment loss, a codebook of moving averages; dead codes are seeded again."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from specbench.models.pixels import to_float, to_uint8
 from specbench.models.vq import VQModel
 from specbench.training.trainer import MicroStep, Recipe, fit
 
-#: A code that is chosen less often than this share of its expected number of times is dead.
+#: A code is dead when it is chosen less often than this share of the expected number of times.
 DEAD = 0.02
 
 
 class _Trainer(nn.Module):
-    """The model and the running statistics of its codebook (so that both are resumed)."""
+    """The model and the running statistics of its codebook, so that both are resumed."""
 
     count: Tensor
     total: Tensor
     fresh: Tensor
 
     def __init__(self, vq: VQModel, expected: float) -> None:
-        """expected: vectors of a batch for each code. A code that none of them chooses is dead after some 35 steps."""
+        """expected: vectors of a batch per code. A code that no vector chooses is dead after about 35 steps."""
         super().__init__()
         self.vq = vq
         self.young = 2 * DEAD * expected  # the count of a new code
         size, dim = vq.quantize.embedding.weight.shape
-        vq.quantize.embedding.weight.requires_grad_(False)  # moved by averages, not by gradients
+        vq.quantize.embedding.weight.requires_grad_(False)  # set to moving averages, not trained by gradients
         with torch.no_grad():
             vq.quantize.embedding.weight.copy_(F.normalize(torch.randn(size, dim), dim=-1))
         self.register_buffer("count", torch.full((size,), self.young))
@@ -86,7 +86,7 @@ def train(
 
 @torch.no_grad()
 def encode_all(vq: VQModel, images: np.ndarray, batch: int = 256) -> np.ndarray:
-    """Codes (N, h*w) int16 of uint8 images, computed once and cached."""
+    """Codes (N, h*w) int16 of uint8 images."""
     device = next(vq.parameters()).device
     out = []
     for i in range(0, len(images), batch):
@@ -97,7 +97,7 @@ def encode_all(vq: VQModel, images: np.ndarray, batch: int = 256) -> np.ndarray:
 
 @torch.no_grad()
 def evaluate(vq: VQModel, images: np.ndarray) -> dict[str, float]:
-    """PSNR in dB (mean over images), the share of codes used, and the perplexity of their use, in float32."""
+    """PSNR in dB (mean over images), the share of codes in use, and the perplexity of the codes, in float32."""
     device = next(vq.parameters()).device
     psnr, counts = [], torch.zeros(vq.cfg.codebook_size, dtype=torch.int64)
     for i in range(0, len(images), 128):
@@ -114,15 +114,15 @@ def evaluate(vq: VQModel, images: np.ndarray) -> dict[str, float]:
     }
 
 
-#: How near the code is that replaces another one: its k-th neighbour, or a random code (0).
+#: A code is replaced by its k-th nearest neighbour, or by a random code (k = 0).
 NEIGHBOURS = (1, 10, 100, 0)
 _REPLACED = 0.1  # of an image's codes
 
 
 @torch.no_grad()
 def replaced(vq: VQModel, images: np.ndarray, neighbour: int, seed: int = 0) -> tuple[np.ndarray, float]:
-    """Images (N, H, W, 3) uint8 after the tokenizer, with a tenth of each one's codes replaced, and the root mean
-    square change of their pixels, of 255, by that. neighbour: see `NEIGHBOURS`."""
+    """Images (N, H, W, 3) uint8 after the tokenizer, with a tenth of each image's codes replaced, and the root mean
+    square change of their pixels (0 to 255). neighbour: see `NEIGHBOURS`."""
     device, rng = next(vq.parameters()).device, torch.Generator().manual_seed(seed)
     table = vq.quantize.codebook
     decoded, squares = [], []
@@ -132,8 +132,8 @@ def replaced(vq: VQModel, images: np.ndarray, neighbour: int, seed: int = 0) -> 
             near = (table[codes.flatten()] @ table.T).topk(neighbour + 1).indices[:, -1].view_as(codes)
         else:
             near = torch.randint(len(table), codes.shape, generator=rng).to(device)
-        there = torch.rand(codes.shape, generator=rng).argsort(-1).argsort(-1) < _REPLACED * codes.shape[-1]
-        before, after = (to_uint8(vq.decode(x)) for x in (codes, torch.where(there.to(device), near, codes)))
+        selected = torch.rand(codes.shape, generator=rng).argsort(-1).argsort(-1) < _REPLACED * codes.shape[-1]
+        before, after = (to_uint8(vq.decode(x)) for x in (codes, torch.where(selected.to(device), near, codes)))
         decoded.append(after)
         squares.append(np.square(after.astype(np.float64) - before).mean((1, 2, 3)))
     return np.concatenate(decoded), float(np.sqrt(np.concatenate(squares)).mean())

@@ -27,7 +27,7 @@ class Split:
 
 
 def load(world: World, work: Path, split: str, n: int, seed: int = 0) -> Split:
-    """The first `n` scenes of a split; rendered on every core the first time, read from `work` afterwards."""
+    """The first `n` scenes of a split: rendered on all cores the first time, and read from `work` afterwards."""
     work.mkdir(parents=True, exist_ok=True)
     stem = work / f"{split}-{n}-{seed}"
     images, text = stem.with_suffix(".images.npy"), stem.with_suffix(".json")
@@ -43,10 +43,10 @@ def load(world: World, work: Path, split: str, n: int, seed: int = 0) -> Split:
                 labels.append(y)
         store.flush()
         write_atomically(text, json.dumps({"captions": captions, "labels": np.concatenate(labels).tolist()}).encode())
-    meta = json.loads(text.read_text())
-    return Split(np.load(images, mmap_mode="c"), meta["captions"], np.array(meta["labels"], dtype=np.int64))
+    metadata = json.loads(text.read_text())
+    return Split(np.load(images, mmap_mode="c"), metadata["captions"], np.array(metadata["labels"], dtype=np.int64))
 
 
 def _rendered(world: str, split: str, indices: range, seed: int) -> tuple[np.ndarray, list[str], np.ndarray]:
-    """By name, so that a process can be given it."""
+    """Takes the world's name, because a name can be sent to another process."""
     return worlds.world(world).render(split, indices, seed)

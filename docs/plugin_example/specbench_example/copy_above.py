@@ -34,15 +34,15 @@ class CopyAbove:
         put(self, rng.key.device)
         return Grid(session.width, session.vocab_size)
 
-    def propose(self, state, history, count, step):
-        last = (count - 1).clamp_min(0)[:, None]  # the root of the draft
-        above = (count[:, None] + self.ahead - state.width).clamp_min(0)
+    def propose(self, state, history, num_committed, step):
+        last = (num_committed - 1).clamp_min(0)[:, None]  # the root of the draft
+        above = (num_committed[:, None] + self.ahead - state.width).clamp_min(0)
         root, tokens = history.gather(1, last), history.gather(1, above.minimum(last))
-        exists = (count > 0)[:, None].expand_as(tokens)  # nothing is above the first token
+        exists = (num_committed > 0)[:, None].expand_as(tokens)  # nothing is above the first token
         valid = torch.cat([torch.ones_like(root, dtype=torch.bool), exists], 1)
         return Draft(self.tree, torch.cat([root, tokens], 1), one_hot(tokens, state.vocab_size), valid)
 
-    def commit(self, state, outcome):
+    def commit(self, state, result):
         """Nothing to remember: the committed tokens are in the history."""
 
 

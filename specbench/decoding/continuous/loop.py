@@ -90,7 +90,7 @@ _BY_STEP = ("accepted", "offered", "first", "start", "reach")
 
 
 @dataclass
-class _Taken:
+class _StepStats:
     """What a pass leaves for its statistics: which drafted tokens were accepted and which verified, (A, gamma) bool;
     the probability (A,) of accepting the first; and how many (A,) other drafted tokens had a part in that."""
 
@@ -101,7 +101,7 @@ class _Taken:
     others: Tensor
 
 
-class ContinuousDecoding(BatchDecoding[_Taken]):
+class ContinuousDecoding(BatchDecoding[_StepStats]):
     """B images in progress, one per row of `rng`: the constructor draws what the target draws alone, the rest follows
     pass by pass. Images advance at their own pace; a finished image no longer changes.
 
@@ -133,7 +133,7 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         self.length, self.dim, self.steps = like
         self.reach = rule.gamma + 1
         self.changed = self.reach if rule.on_reject == "continue" else 1  # tokens that a pass may change, but new ones
-        self.rng, self.device, rows = rng.own(), rng.key.device, len(rng)
+        self.rng, self.device, rows = rng.copied(), rng.key.device, len(rng)
         self.all_rows, self.numbers = (torch.arange(n, device=self.device) for n in (rows, self.length + self.reach))
         self.compact, self.drafting = compacts(self.device), Clock(self.device)
         zero = torch.zeros(rows, dtype=torch.int64, device=self.device)
@@ -312,7 +312,7 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
             self.fallbacks.index_add_(0, of, (new.exhausted & replaced).long())
         positions = torch.where(result.kept | result.replaced, self.order.at(row, drafts.number), self.length)
         self.tokens[row[:, None], positions] = token.view(*positions.shape, -1)
-        self.taken = _Taken(drafts, result.kept, result.verified, first, others)
+        self.step_stats = _StepStats(drafts, result.kept, result.verified, first, others)
         return compared, result.kept, result.advance + (result.advance < drafts.room)
 
     def _draw_bonus(self, compared: Compared, kept: Tensor) -> None:
@@ -330,8 +330,8 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         """Indices where `mask` (n,) is true; all of them where reading the device's values costs time."""
         return mask.nonzero().flatten() if self.compact else torch.arange(len(mask), device=self.device)
 
-    def record(self, taken: _Taken) -> None:
-        drafts, kept, verified, first = taken.drafts, taken.kept, taken.verified, taken.first
+    def record(self, stats: _StepStats) -> None:
+        drafts, kept, verified, first = stats.drafts, stats.kept, stats.verified, stats.first
         row, start = drafts.row, drafts.number[:, 0]
         step = torch.where(drafts.room > 0, self.passes[row] - 1, self.length)
         for of_step, values in zip(
@@ -339,7 +339,7 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         ):
             of_step[row, step] = values.float()
         self.accepted[row] += kept.sum(1)
-        self.drafted[row] += verified.sum(1) + taken.others
+        self.drafted[row] += verified.sum(1) + stats.others
         number = drafts.number.clamp_max(self.length)
         for of, flags in ((self.kept, kept), (self.verified, verified)):
             of[row] = of[row].scatter(1, number, flags)
@@ -362,7 +362,7 @@ class ContinuousDecoding(BatchDecoding[_Taken]):
         fault = torch.where(wanted & ~x.isfinite().all(1), 2 * self.passes[row] + by_target, _NO_FAULT)
         self.fault.scatter_reduce_(0, row, fault, "amin")
 
-    def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[ContinuousTrace]:
+    def result(self, seconds: float, rows: list[int] | None = None) -> Decoded[ContinuousTrace]:
         """The seconds of drafting are those since the last call."""
         draft_s = sum(parts["draft"] for parts in self.drafting.seconds())
         self.drafting = Clock(self.device)

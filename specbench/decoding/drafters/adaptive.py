@@ -199,28 +199,28 @@ class Acceptances:
     def buffers(self) -> Buffers:
         return {"rates": Buffer(self.rates)}
 
-    def ahead(self, count: Tensor) -> Tensor:
+    def ahead(self, num_committed: Tensor) -> Tensor:
         """The acceptance (B,) that is expected at the next position: half way between the mean of the left and the
         upper neighbour, or that of the one there is, and the mean of the image so far."""
-        index = torch.stack([count - 1, count - self.side], 1)
-        known = torch.stack([count % self.side > 0, count >= self.side], 1)
+        index = torch.stack([num_committed - 1, num_committed - self.side], 1)
+        known = torch.stack([num_committed % self.side > 0, num_committed >= self.side], 1)
         near = (self.rates.gather(1, index.clamp_min(0)) * known).sum(1) / known.sum(1).clamp_min(1)
-        so_far = torch.arange(self.rates.shape[1], device=count.device) < count[:, None]
-        mean = sum_last(self.rates * so_far) / count.clamp_min(1)
+        so_far = torch.arange(self.rates.shape[1], device=num_committed.device) < num_committed[:, None]
+        mean = sum_last(self.rates * so_far) / num_committed.clamp_min(1)
         return torch.where(known.any(1), (near + mean) / 2, PRIOR)
 
-    def learn(self, outcome: StepResult) -> None:
+    def learn(self, result: StepResult) -> None:
         """Note the rates along the accepted path. A leaf at its end had no distribution: it has that of the node before
         it."""
-        draft, path = outcome.draft, outcome.verdict.path_with_root
+        draft, path = result.draft, result.verdict.path_with_root
         slot = draft.tree.slot.gather(1, path)
-        q, p = take(draft.probs, slot.clamp_min(0)), take(outcome.p, path)
+        q, p = take(draft.probs, slot.clamp_min(0)), take(result.p, path)
         rates = sum_last(torch.minimum(p, q))
         depth = torch.arange(path.shape[1], device=path.device)
-        before = (torch.minimum(depth, outcome.verdict.length[:, None]) - 1).clamp_min(0)
+        before = (torch.minimum(depth, result.verdict.length[:, None]) - 1).clamp_min(0)
         rates = torch.where(slot < 0, rates.gather(1, before), rates)
         # what is written beyond the path is written again by the next step
-        self.rates.scatter_(1, outcome.count[:, None] + depth, rates)
+        self.rates.scatter_(1, result.num_committed[:, None] + depth, rates)
 
 
 @dataclass
@@ -245,9 +245,11 @@ class AdaptiveEagle(Entries):
         known = Acceptances.open(session, len(rng), self.tree.height + 1, rng.key.device)
         return AdaptiveState(**vars(state), acceptances=known)
 
-    def propose(self, state: AdaptiveState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        last, outputs = self._newest(state, history, count)  # of the root and, further on, of the expanded nodes
-        sampling, positions = state.sampling, count[:, None] + self.offsets
+    def propose(self, state: AdaptiveState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
+        last, outputs = self._newest(
+            state, history, num_committed
+        )  # of the root and, further on, of the expanded nodes
+        sampling, positions = state.sampling, num_committed[:, None] + self.offsets
 
         def given(features: Tensor, depth: int) -> tuple[Tensor, Tensor | None]:
             found = self._distributions(state, sampling, features, positions[:, depth])
@@ -257,20 +259,20 @@ class AdaptiveEagle(Entries):
             tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor
         ) -> tuple[Tensor, Tensor | None]:
             nonlocal outputs
-            new = self._expand(state, count, last, outputs, tokens, parents, depth, first, sees)
+            new = self._expand(state, num_committed, last, outputs, tokens, parents, depth, first, sees)
             outputs = torch.cat([outputs, new], 1)
             return given(new, depth)
 
-        root = last_token(history, count)
-        shape = self.shapes.of(state.acceptances.ahead(count))
+        root = last_token(history, num_committed)
+        shape = self.shapes.of(state.acceptances.ahead(num_committed))
         draft = self.shapes.grow(shape, root, given(outputs, 0), expand, sampling, state.rng, step)
-        draft.valid &= self._after_first(count, draft.tree.nodes)
+        draft.valid &= self._after_first(num_committed, draft.tree.nodes)
         return draft
 
-    def commit(self, state: EagleState, outcome: StepResult) -> None:
-        super().commit(state, outcome)
+    def commit(self, state: EagleState, result: StepResult) -> None:
+        super().commit(state, result)
         assert isinstance(state, AdaptiveState)
-        state.acceptances.learn(outcome)
+        state.acceptances.learn(result)
 
 
 def adaptive_shape(nodes: int, depth: int, width: int) -> DraftShape:

@@ -102,33 +102,33 @@ class DFlash:
         for layer, (k, v) in enumerate(self.network.context(features, rope)):
             cache.write(layer, positions, k, v)
 
-    def _block(self, state: DFlashState, history: Tensor, count: Tensor) -> Tensor:
+    def _block(self, state: DFlashState, history: Tensor, num_committed: Tensor) -> Tensor:
         """Outputs (R, K, dim) of the block whose anchor is the last committed token."""
         session, cache = state.session, state.cache
-        root = count[:, None] + (session.prefix_length - 1)
+        root = num_committed[:, None] + (session.prefix_length - 1)
         positions = session.both(root + self.offsets)
-        x = self.network.blocks(session.embed(last_token(history, count), root), self.slots)
+        x = self.network.blocks(session.embed(last_token(history, num_committed), root), self.slots)
         rope = session.model.rope_at(session.rope, positions, session.padding)
         mask = TreeMask(state.start, positions[:, 0].contiguous(), self.among)
         return self.network.hidden(x, rope, mask, cache, positions)
 
-    def distributions(self, state: DFlashState, history: Tensor, count: Tensor) -> Distributions:
+    def distributions(self, state: DFlashState, history: Tensor, num_committed: Tensor) -> Distributions:
         """The distributions (B, height, V) of the tokens behind the last committed one."""
         session = state.session
-        earlier = (session.prefix_length - 2) + count[:, None] - state.fresh[:, None]
+        earlier = (session.prefix_length - 2) + num_committed[:, None] - state.fresh[:, None]
         self._remember(state, state.pending, session.both(earlier + self.offsets))
-        logits = session.model.head(self._block(state, history, count)[:, 1:])
-        return state.sampling.distributions(logits, session, count[:, None] + self.depths)
+        logits = session.model.head(self._block(state, history, num_committed)[:, 1:])
+        return state.sampling.distributions(logits, session, num_committed[:, None] + self.depths)
 
-    def propose(self, state: DFlashState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: DFlashState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         tree, sampling = self.tree, state.sampling
-        found = self.distributions(state, history, count)
-        valid = (count > 0)[:, None] | self.root  # before the first token there is no anchor
-        root, probs = last_token(history, count), found.p
+        found = self.distributions(state, history, num_committed)
+        valid = (num_committed > 0)[:, None] | self.root  # before the first token there is no anchor
+        root, probs = last_token(history, num_committed), found.p
         if tree.is_chain and not self.deterministic:
             u = state.rng.uniforms(step, DRAFT, tree.height, 1)[..., 0]
             return Draft(tree, torch.cat([root, draw(probs, u, sampling.kernels)], 1), probs, valid)
-        drafted = history.new_empty(len(count), tree.nodes)  # every node is a child, or the root
+        drafted = history.new_empty(len(num_committed), tree.nodes)  # every node is a child, or the root
         drafted[:, :1] = root
         probs = probs[:, self.depth_of_inner]
         deterministic = self.deterministic or sampling.temperature == 0  # a point mass has one token
@@ -148,11 +148,11 @@ class DFlash:
             NetworkPass(net, "hidden", block),
         ]
 
-    def commit(self, state: DFlashState, outcome: StepResult) -> None:
-        hidden = outcome.hidden[..., state.session.model.block.dim :]
-        index = state.session.both(outcome.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
+    def commit(self, state: DFlashState, result: StepResult) -> None:
+        hidden = result.hidden[..., state.session.model.block.dim :]
+        index = state.session.both(result.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
         torch.gather(hidden, 1, index, out=state.pending)
-        state.fresh.copy_(outcome.verdict.length)
+        state.fresh.copy_(result.verdict.length)
 
 
 def _shape(paths: Sequence[Path]) -> DraftShape:

@@ -50,16 +50,16 @@ class DraftModel:
         valid = torch.ones(len(rng), self.tree.nodes, dtype=torch.bool, device=rng.key.device)
         return ChainState(own, sampling, rng, valid)
 
-    def propose(self, state: ChainState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: ChainState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         session, sampling = state.session, state.sampling
-        root = count[:, None] + (session.prefix_length - 1)
-        token = last_token(history, count)
+        root = num_committed[:, None] + (session.prefix_length - 1)
+        token = last_token(history, num_committed)
         # the position before the root is fed again: it is new to this cache when the last draft was fully accepted
-        earlier = history.gather(1, (count - 2).clamp_min(0)[:, None])
+        earlier = history.gather(1, (num_committed - 2).clamp_min(0)[:, None])
         logits = session.feed_chain(torch.cat([earlier, token], 1), torch.cat([root - 1, root], 1))[:, -1:]
         tokens, probs = [token], []
         for d in range(1, self.tree.nodes):
-            position = count[:, None] + (d - 1)
+            position = num_committed[:, None] + (d - 1)
             q = sampling.distributions(logits, session, position).p[:, 0]
             probs.append(q)
             tokens.append(draw(q, state.rng.uniform(step, DRAFT + d, 1)[:, 0], sampling.kernels)[:, None])
@@ -72,7 +72,7 @@ class DraftModel:
         read = [p for module in model.pass_weights for p in module.parameters()]
         return [NetworkPass(model, "hidden", read, times), NetworkPass(model, "head", [], times)]
 
-    def commit(self, state: ChainState, outcome: StepResult) -> None:
+    def commit(self, state: ChainState, result: StepResult) -> None:
         pass  # its cache is indexed by position: rejected entries are overwritten
 
 

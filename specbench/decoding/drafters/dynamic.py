@@ -59,17 +59,23 @@ class Grower:
         return self.filtered and sampling.temperature > 0
 
     def grow_fused(
-        self, kernels: Kernels, history: Tensor, count: Tensor, probs: Tensor, expand: Expand, sampling: Sampling | None
+        self,
+        kernels: Kernels,
+        history: Tensor,
+        num_committed: Tensor,
+        probs: Tensor,
+        expand: Expand,
+        sampling: Sampling | None,
     ) -> Draft:
-        """`grow` behind `count` (B,) tokens of the history (B, *) by kernels, for trees that these grow. Before the
-        first token no node is valid. `sampling` None: the distributions are the draft's already."""
-        growth = kernels.growth(self, len(count), probs.shape[-1], probs.device)
+        """`grow` behind `num_committed` (B,) tokens of the history (B, *) by kernels, for trees that these grow. Before
+        the first token no node is valid. `sampling` None: the distributions are the draft's already."""
+        growth = kernels.growth(self, len(num_committed), probs.shape[-1], probs.device)
         growth.add(probs)
         every = [probs]
         for depth in range(1, self.depth):
             every.append(expand(*growth.beam(depth)))
             growth.add(every[-1])
-        tensors, tokens, valid, of_inner = growth.draft(history, count)
+        tensors, tokens, valid, of_inner = growth.draft(history, num_committed)
         tree = topology(*tensors, height=self.depth, beam=growth.width)
         given = take(torch.cat(every, 1), of_inner)
         given = given if sampling is None else sampling.filtered_probs(given)
@@ -146,15 +152,16 @@ class Grown(Entries):
         super().__init__(head, shape, grower.expanded)
         self.grower = grower
 
-    def grow(self, state: EagleState, history: Tensor, count: Tensor) -> Draft:
-        """The tree behind `count` (B,) tokens of the history (B, *); before the first token there is none to use."""
-        last, feature = self._newest(state, history, count)
+    def grow(self, state: EagleState, history: Tensor, num_committed: Tensor) -> Draft:
+        """The tree behind `num_committed` (B,) tokens of the history (B, *); before the first token there is none to
+        use."""
+        last, feature = self._newest(state, history, num_committed)
         sampling, kernels = state.sampling, state.cache.kernels
         fused = kernels is not None and kernels.grows(self.grower)
         # the distributions of the draft itself, where they rank the nodes and depend on the logits as plain ones do
         drawn = fused and self.grower.ranks_filtered(sampling) and sampling.top_n_sigma is None
         ranking = sampling if drawn else sampling.unfiltered
-        positions = count[:, None] + self.offsets[: self.grower.depth]
+        positions = num_committed[:, None] + self.offsets[: self.grower.depth]
         outputs = feature  # of the root and the expanded nodes, in order
 
         def probs(features: Tensor, depth: int) -> Tensor:
@@ -162,16 +169,16 @@ class Grown(Entries):
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs
-            new = self._expand(state, count, last, outputs, tokens, parents, depth, first, sees)
+            new = self._expand(state, num_committed, last, outputs, tokens, parents, depth, first, sees)
             outputs = torch.cat([outputs, new], 1)
             return probs(new, depth)
 
         if fused:
             begin = probs(feature, 0)
-            return self.grower.grow_fused(kernels, history, count, begin, expand, None if drawn else sampling)
-        root = last_token(history, count)
+            return self.grower.grow_fused(kernels, history, num_committed, begin, expand, None if drawn else sampling)
+        root = last_token(history, num_committed)
         draft = self.grower.grow(root, probs(feature, 0), expand, sampling)
-        draft.valid &= self._after_first(count, draft.tree.nodes)
+        draft.valid &= self._after_first(num_committed, draft.tree.nodes)
         return draft
 
 
@@ -181,8 +188,8 @@ class Eagle2(Grown):
     def __init__(self, head: Any, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
         super().__init__(head, Grower(nodes, depth, width, ranking), dynamic_shape(nodes, depth, width))
 
-    def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        return self.grow(state, history, count)
+    def propose(self, state: EagleState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
+        return self.grow(state, history, num_committed)
 
 
 def dynamic_shape(nodes: int, depth: int, width: int) -> DraftShape:

@@ -143,14 +143,14 @@ class Entries:
         rope = self.head.rope_at(entries, state.session.padding)
         return self.head.hidden(ids, hidden, rope, mask, state.cache, entries)
 
-    def _newest(self, state: EagleState, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def _newest(self, state: EagleState, history: Tensor, num_committed: Tensor) -> tuple[Tensor, Tensor]:
         """Feed what the last verdict made known; returns the newest entry's position (B, 1) and output (R, 1, dim)."""
         session = state.session
-        last = count[:, None] + (session.prefix_length - 2)  # (B, 1): the newest entry, b - 1
+        last = num_committed[:, None] + (session.prefix_length - 2)  # (B, 1): the newest entry, b - 1
         if state.cache.kernels is not None:
             known = self.head.reduced(state.pending)
             x, rope, slots, root, among = state.cache.kernels.newest(
-                session, self.head, history, count, state.fresh, known, state.start
+                session, self.head, history, num_committed, state.fresh, known, state.start
             )
             out = self.head.hidden_of_joined(x, rope, TreeMask(state.start, root, among), state.cache, slots)
             return last, take(out, session.both(state.fresh)[:, None])
@@ -163,7 +163,7 @@ class Entries:
     def _expand(
         self,
         state: EagleState,
-        count: Tensor,
+        num_committed: Tensor,
         last: Tensor,
         outputs: Tensor,
         tokens: Tensor,
@@ -180,7 +180,7 @@ class Entries:
         session, head, cache = state.session, self.head, state.cache
         if cache.kernels is not None:
             x, rope, slots, root = cache.kernels.level(
-                session, head, count, tokens, chosen, outputs, parents, depth, first
+                session, head, num_committed, tokens, chosen, outputs, parents, depth, first
             )
             return head.hidden_of_joined(x, rope, TreeMask(state.start, root, sees), cache, slots)
         n, base = sees.shape[1], session.both(last) + 1
@@ -197,15 +197,15 @@ class Entries:
         logits = state.session.model.head(self.head.readable(features, state.cache.kernels))
         return sampling.distributions(logits, state.session, position[:, None].expand(-1, features.shape[1]))
 
-    def _after_first(self, count: Tensor, nodes: int | None = None) -> Tensor:
+    def _after_first(self, num_committed: Tensor, nodes: int | None = None) -> Tensor:
         """Validity (B, M): before the first token there is no hidden state to draft from, and nothing is drafted."""
-        return (count > 0)[:, None] | self.root[:nodes]
+        return (num_committed > 0)[:, None] | self.root[:nodes]
 
-    def commit(self, state: EagleState, outcome: StepResult) -> None:
+    def commit(self, state: EagleState, result: StepResult) -> None:
         both = state.session.both
-        index = both(outcome.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
-        torch.gather(outcome.hidden, 1, index, out=state.pending)
-        state.fresh.copy_(outcome.verdict.length)
+        index = both(result.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
+        torch.gather(result.hidden, 1, index, out=state.pending)
+        state.fresh.copy_(result.verdict.length)
 
 
 class Eagle(Entries):
@@ -222,23 +222,23 @@ class Eagle(Entries):
         nodes = tree.inner[0, 1:]  # the expanded ones
         self.sees = tree.ancestors[:, nodes][:, :, nodes]
 
-    def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: EagleState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         tree = self.tree
-        last, feature = self._newest(state, history, count)
-        drafted = history.new_empty(len(count), tree.nodes)  # every node is a child, or the root
-        drafted[:, :1] = last_token(history, count)
+        last, feature = self._newest(state, history, num_committed)
+        drafted = history.new_empty(len(num_committed), tree.nodes)  # every node is a child, or the root
+        drafted[:, :1] = last_token(history, num_committed)
         # a chain takes one number per depth, all of them at once
         u = state.rng.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
-        probs = [self._children(state, 0, feature, drafted, count, step, u)]
+        probs = [self._children(state, 0, feature, drafted, num_committed, step, u)]
         features = feature  # of the root and the expanded nodes, in order; of a chain only the last one is used
         for number, level in enumerate(self.levels[1:], start=1):
             sees = self.sees[:, level.first : level.first + len(level.nodes)]
             out = self._expand(
-                state, count, last, features, drafted, level.parents, number, level.first, sees, level.nodes
+                state, num_committed, last, features, drafted, level.parents, number, level.first, sees, level.nodes
             )
             features = out if tree.is_chain else torch.cat([features, out], 1)
-            probs.append(self._children(state, number, out, drafted, count, step, u))
-        valid = self._after_first(count)
+            probs.append(self._children(state, number, out, drafted, num_committed, step, u))
+        valid = self._after_first(num_committed)
         sampled = torch.zeros_like(valid) if self._chosen(state.sampling) else None
         return Draft(tree, drafted, torch.cat(probs, 1), valid, sampled, replacement=self.replacement)
 
@@ -253,14 +253,14 @@ class Eagle(Entries):
         number: int,
         features: Tensor,
         drafted: Tensor,
-        count: Tensor,
+        num_committed: Tensor,
         step: Tensor,
         u: Tensor | None,
     ) -> Tensor:
         """Draw the children of a level from the distributions (B, n, V) at its features (R, n, dim); writes their
         tokens to `drafted`. u: the numbers (B, height, 1) to draw a chain with."""
         sampling, level = state.sampling, self.levels[number]
-        found = self._distributions(state, sampling, features, count + number)
+        found = self._distributions(state, sampling, features, num_committed + number)
         probs = found.p
         if u is not None:
             drafted[:, number + 1 : number + 2] = draw(probs, u[:, number], sampling.kernels)

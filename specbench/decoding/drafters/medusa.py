@@ -63,22 +63,22 @@ class Medusa:
         hidden = session.prefix_hidden[:, -1].clone()
         return MedusaState(session, sampling, hidden, 2 if sampling.guided else 1, sampled)
 
-    def propose(self, state: MedusaState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        positions = count[:, None] + self.depths
+    def propose(self, state: MedusaState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
+        positions = num_committed[:, None] + self.depths
         logits = self.heads(state.hidden, self.tree.height)  # (R, D, V)
         found = state.sampling.distributions(logits, state.session, positions)
         top = found.logits.topk(self.most, dim=-1).indices
-        root = last_token(history, count)
+        root = last_token(history, num_committed)
         tokens = torch.cat([root, top[:, self.level, self.choice]], 1)
-        valid = (count > 0)[:, None] | self.root  # no hidden state before the first token
+        valid = (num_committed > 0)[:, None] | self.root  # no hidden state before the first token
         return Draft(self.tree, tokens, found.p[:, self.of_inner], valid, state.sampled)
 
     def network_passes(self, target: Any) -> list[NetworkPass]:
         used = self.heads.medusa_head[: self.tree.height]
         return [NetworkPass(self.heads, "forward", list(used.parameters()))]
 
-    def commit(self, state: MedusaState, outcome: StepResult) -> None:
-        verdict, hidden = outcome.verdict, outcome.hidden
+    def commit(self, state: MedusaState, result: StepResult) -> None:
+        verdict, hidden = result.verdict, result.hidden
         last = state.session.both(verdict.path_with_root.gather(1, verdict.length[:, None]))
         state.hidden.copy_(take(hidden, last).squeeze(1))
 

@@ -65,13 +65,13 @@ class NoDraft:
         probs = torch.zeros(chains, 0, session.vocab_size, device=device)
         return EmptyState(probs, torch.ones(chains, 1, dtype=torch.bool, device=device), plan)
 
-    def propose(self, state: EmptyState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: EmptyState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         if state.plan is None:
-            return Draft(self.tree, last_token(history, count), state.probs, state.valid)
-        token, fronts = state.plan.fronts(history, step)
-        return Draft(self.tree, token.view(-1, 1), state.probs, state.valid, fronts=fronts)
+            return Draft(self.tree, last_token(history, num_committed), state.probs, state.valid)
+        token, positions = state.plan.parallel_positions(history, step)
+        return Draft(self.tree, token.view(-1, 1), state.probs, state.valid, parallel_positions=positions)
 
-    def commit(self, state: EmptyState, outcome: StepResult) -> None:
+    def commit(self, state: EmptyState, result: StepResult) -> None:
         pass
 
 

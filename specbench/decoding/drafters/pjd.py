@@ -80,7 +80,7 @@ class ParallelJacobi:
             torch.zeros(shape[:2], dtype=torch.int64, device=device),
         )
 
-    def propose(self, state: ParallelState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: ParallelState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         lines = state.lines
         at = lines.roots(history)
         keys = step[:, None] * len(lines.number) + lines.number  # no two chains share their random numbers
@@ -92,24 +92,24 @@ class ParallelJacobi:
         valid = (state.ahead < room.unsqueeze(-1)) & at.extends.unsqueeze(-1)
         valid = torch.cat([torch.ones_like(valid[..., :1]), valid], -1)
         tokens = torch.cat([at.token.unsqueeze(-1), state.tokens], -1).flatten(0, 1)
-        fronts = lines.fronts(at, valid, keys, at.top)
+        positions = lines.parallel_positions(at, valid, keys, at.top)
         probs = state.probs.flatten(0, 1).clone()  # `commit` writes the window before the statistics are taken
-        return Draft(self.tree, tokens, probs, valid.flatten(0, 1), fronts=fronts)
+        return Draft(self.tree, tokens, probs, valid.flatten(0, 1), parallel_positions=positions)
 
-    def commit(self, state: ParallelState, outcome: StepResult) -> None:
+    def commit(self, state: ParallelState, result: StepResult) -> None:
         """Draw the positions that were not committed from the distributions of this step."""
-        draft, kept, lines = outcome.draft, outcome.kept, state.lines
+        draft, kept, lines = result.draft, result.kept, state.lines
         assert kept is not None
-        assert draft.fronts is not None
-        before, keys = lines.line.clone(), draft.fronts.keys.flatten()
+        assert draft.parallel_positions is not None
+        before, keys = lines.line.clone(), draft.parallel_positions.keys.flatten()
         lines.advance(kept)
         node = (kept.unsqueeze(-1) + state.ahead).flatten(0, 1)  # after which a position of the new window stands
         probs, node = state.probs.flatten(0, 1), node.clamp_max(self.window)
-        torch.gather(outcome.p, 1, node.unsqueeze(-1).expand_as(probs), out=probs)
+        torch.gather(result.p, 1, node.unsqueeze(-1).expand_as(probs), out=probs)
         u = state.rng.rows(lines.owner).uniform(keys, _TOKEN, self.window)
         state.tokens.copy_(draw(probs, u, state.sampling.kernels).view_as(state.tokens))
-        nodes = draft.fronts.images(draft.valid.sum(1))
-        known = (nodes - kept) * (draft.fronts.extends & (lines.line == before))
+        nodes = draft.parallel_positions.images(draft.valid.sum(1))
+        known = (nodes - kept) * (draft.parallel_positions.extends & (lines.line == before))
         torch.clamp(known, 0, self.window, out=state.known)
 
     def _initialise(self, state: ParallelState, at: Roots, keys: Tensor) -> None:

@@ -119,20 +119,20 @@ class Renewed:
 
 
 def repeated(
-    renewed: Renewed, source: Tensor, orphan: Tensor, anything: Tensor, history: Tensor, count: Tensor
+    renewed: Renewed, source: Tensor, orphan: Tensor, anything: Tensor, history: Tensor, num_committed: Tensor
 ) -> Tensor:
     """Tokens (B, H) that repeat the tokens of their sources; orphans have `anything` (B, H). history (B, *): the
-    committed tokens, `count` (B,) of them."""
-    begin = count[:, None]
+    committed tokens, `num_committed` (B,) of them."""
+    begin = num_committed[:, None]
     inside = (source - begin).clamp(0, renewed.tokens.shape[1] - 1)
     earlier = history.gather(1, source.clamp(0, history.shape[1] - 1))
     given = torch.where(source < begin, earlier, renewed.tokens.gather(1, inside))
     return torch.where(orphan, anything, given)
 
 
-def given_probs(renewed: Renewed, source: Tensor, past: Tensor, count: Tensor) -> Tensor:
+def given_probs(renewed: Renewed, source: Tensor, past: Tensor, num_committed: Tensor) -> Tensor:
     """The distributions (B, H, V) of their sources; past (B, K, V): of the positions committed last."""
-    offset, held = source - count[:, None], past.shape[1]
+    offset, held = source - num_committed[:, None], past.shape[1]
     earlier = take(past, (offset + held).clamp(0, held - 1))
     inside = take(renewed.probs, offset.clamp(0, renewed.probs.shape[1] - 1))
     return torch.where(offset.unsqueeze(-1) < 0, earlier, inside)

@@ -105,11 +105,11 @@ class Spatial:
             passed=torch.zeros(rows, dtype=torch.int64, device=device),
         )
 
-    def propose(self, state: SpatialState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        kernels, end, first = state.sampling.kernels, state.end, count < state.session.width
-        new = count >= end
-        torch.where(new, self._end(state, count, first), end, out=end)
-        probs = self.distributions(state, history, count, first[:, None])
+    def propose(self, state: SpatialState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
+        kernels, end, first = state.sampling.kernels, state.end, num_committed < state.session.width
+        new = num_committed >= end
+        torch.where(new, self._end(state, num_committed, first), end, out=end)
+        probs = self.distributions(state, history, num_committed, first[:, None])
         tokens = draw(probs, state.rng.uniform(step, INIT, self.tree.height), kernels)
         unverified = None
         if self.rounds is not None:
@@ -117,21 +117,24 @@ class Spatial:
             torch.where(new[:, None, None], probs, state.probs, out=state.probs)
             tokens, probs = state.tokens, state.probs.clone()  # read by the statistics, after `commit` wrote new ones
             unverified = (~first & (state.passed >= self.rounds))[:, None].expand(-1, self.tree.nodes)
-        inside = (count[:, None] + self.ahead < end[:, None]) & (count > 0)[:, None]
-        valid, drafted = F.pad(inside, (1, 0), value=True), torch.cat([last_token(history, count), tokens], 1)
+        inside = (num_committed[:, None] + self.ahead < end[:, None]) & (num_committed > 0)[:, None]
+        valid, drafted = F.pad(inside, (1, 0), value=True), torch.cat([last_token(history, num_committed), tokens], 1)
         return Draft(self.tree, drafted, probs, valid, unverified=unverified)
 
-    def _end(self, state: SpatialState, count: Tensor, first: Tensor) -> Tensor:
-        """The position (B,) after a draft that begins with `count` (B,) tokens; first (B,) bool: in the first row."""
+    def _end(self, state: SpatialState, num_committed: Tensor, first: Tensor) -> Tensor:
+        """The position (B,) after a draft that begins with `num_committed` (B,) tokens; first (B,) bool: in the first
+        row."""
         width = state.session.width
-        row = (count // width + self.below) * width
-        return torch.where(first, (count + self.right).clamp_max(width), row).minimum(count + self.tree.height)
+        row = (num_committed // width + self.below) * width
+        return torch.where(first, (num_committed + self.right).clamp_max(width), row).minimum(
+            num_committed + self.tree.height
+        )
 
-    def distributions(self, state: SpatialState, history: Tensor, count: Tensor, first: Tensor) -> Tensor:
-        """The distributions (B, H, V) from which the tokens at the positions from `count` (B,) on are drafted: each
-        from the nearest known cell above or, in the first row (`first` (B, 1) bool), all from the newest cell."""
-        session, position = state.session, count[:, None] + self.ahead
-        source = torch.where(first, count[:, None] - 1, position - state.rise).clamp_min(0)
+    def distributions(self, state: SpatialState, history: Tensor, num_committed: Tensor, first: Tensor) -> Tensor:
+        """The distributions (B, H, V) from which the tokens at the positions from `num_committed` (B,) on are drafted:
+        each from the nearest known cell above or, in the first row (`first` (B, 1) bool), all from the newest cell."""
+        session, position = state.session, num_committed[:, None] + self.ahead
+        source = torch.where(first, num_committed[:, None] - 1, position - state.rise).clamp_min(0)
         embedded = session.model.tok_embeddings(session.model.ids(history.gather(1, source)))
         cells = torch.cat([take(state.hidden, session.both(source)), session.both(embedded)], -1)
         predicted = self.heads(cells, state.parts, state.sampling.kernels)
@@ -144,27 +147,27 @@ class Spatial:
         used = *every[: self.right], *every[right : right + self.below], *target.head_layers
         return [NetworkPass(self.heads, "forward", [p for module in used for p in module.parameters()])]
 
-    def commit(self, state: SpatialState, outcome: StepResult) -> None:
+    def commit(self, state: SpatialState, result: StepResult) -> None:
         """Keep the hidden states and, of rows that are not complete, improve every cell after the committed ones."""
-        length, count = outcome.verdict.length, outcome.count
-        slots = state.session.both(count[:, None] + self.offsets)
-        state.hidden.scatter_(1, slots.unsqueeze(-1).expand_as(outcome.hidden), outcome.hidden)
+        length, num_committed = result.verdict.length, result.num_committed
+        slots = state.session.both(num_committed[:, None] + self.offsets)
+        state.hidden.scatter_(1, slots.unsqueeze(-1).expand_as(result.hidden), result.hidden)
         if self.rounds is None:
             state.end.zero_()  # the next draft is a new one
             return
-        self._improve(state, outcome.p, length, count)
-        incomplete = (count + length + 1 < state.end) & (count >= state.session.width)
+        self._improve(state, result.p, length, num_committed)
+        incomplete = (num_committed + length + 1 < state.end) & (num_committed >= state.session.width)
         state.passed.add_(1).mul_(incomplete)
         state.end.mul_(incomplete)
 
-    def _improve(self, state: SpatialState, p: Tensor, length: Tensor, count: Tensor) -> None:
+    def _improve(self, state: SpatialState, p: Tensor, length: Tensor, num_committed: Tensor) -> None:
         """Keep the token of every cell after the committed ones, or draw it again: as the rule would if it were the
         first of its draft. p (B, M, V): the target's distributions of the nodes."""
         node = length[:, None] + 1 + self.ahead  # after which a cell of the new draft is; in the old one, its own index
         p, cell = take(p, node.clamp_max(self.tree.height)), node.clamp_max(self.tree.height - 1)
         token, q = state.tokens.gather(1, cell), take(state.probs, cell)
-        # `count` grows with each step, and no other numbers have these tags
-        u = state.rng.uniforms(count, TOKEN, KEEP - TOKEN + 1, self.tree.height)
+        # `num_committed` grows with each step, and no other numbers have these tags
+        u = state.rng.uniforms(num_committed, TOKEN, KEEP - TOKEN + 1, self.tree.height)
         again = draw(normalise((p - q).clamp_min(0), p), u[:, 0], state.sampling.kernels)
         torch.where(u[:, 1] < ratio(at(p, token), at(q, token)), token, again, out=state.tokens)
         state.probs.copy_(p)

@@ -44,9 +44,10 @@ class Skips:
     def __init__(self, interval: int, grower: Grower) -> None:
         self.interval, self.depth, self.nodes, self.expanded = interval, grower.depth, grower.nodes, grower.expanded
 
-    def due(self, rounds: Tensor, count: Tensor, length: int) -> Tensor:
-        """Whether images (B,) with `count` tokens of `length` commit a path without verification; counts the rounds."""
-        found = (rounds % self.interval == 1) & (count > self.first) & (count < length)
+    def due(self, rounds: Tensor, num_committed: Tensor, length: int) -> Tensor:
+        """Whether images (B,) with `num_committed` tokens of `length` commit a path without verification; counts the
+        rounds."""
+        found = (rounds % self.interval == 1) & (num_committed > self.first) & (num_committed < length)
         rounds += 1 + found
         return found
 
@@ -62,10 +63,10 @@ class Skips:
         mean = ((tree.depth + 1) * leaf).sum(1) // leaves.clamp_min(1)
         return nodes, torch.where(due & (leaves > 0), torch.minimum(length[:, 0], mean - 1), 0)
 
-    def extended(self, history: Tensor, count: Tensor, tokens: Tensor, length: Tensor) -> Tensor:
+    def extended(self, history: Tensor, num_committed: Tensor, tokens: Tensor, length: Tensor) -> Tensor:
         """The history (B, *) with the first `length` (B,) of these tokens (B, D) added."""
-        index = torch.arange(self.depth, device=count.device)
-        at = count[:, None] + index
+        index = torch.arange(self.depth, device=num_committed.device)
+        at = num_committed[:, None] + index
         return history.scatter(1, at, torch.where(index < length[:, None], tokens, history.gather(1, at)))
 
     @staticmethod
@@ -124,23 +125,23 @@ class VVS(Grown):
         opened = super().open(session, conditioning, sampling, rng)
         return VVSState(**vars(opened), rounds=torch.zeros_like(opened.fresh))
 
-    def propose(self, state: VVSState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        first, kernels = self.grow(state, history, count), state.cache.kernels
+    def propose(self, state: VVSState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
+        first, kernels = self.grow(state, history, num_committed), state.cache.kernels
         if kernels is not None and kernels.grows(self.grower):
-            return self._joined(state, history, count, step, first, kernels)
-        due = self.choice.due(state.rounds, count, state.session.length)
+            return self._joined(state, history, num_committed, step, first, kernels)
+        due = self.choice.due(state.rounds, num_committed, state.session.length)
         nodes, length = self.choice.path(first, due, state.rng.uniform(step, DRAFT, 1)[:, 0])
         index, fresh = self.choice.reused(state.fresh, length, self.offsets)
         other = replace(state, pending=take(state.pending, state.session.both(index)), fresh=fresh)
-        longer = self.choice.extended(history, count, first.tokens.gather(1, nodes), length)
-        return self.choice.joined(first, nodes, length, self.grow(other, longer, count + length))
+        longer = self.choice.extended(history, num_committed, first.tokens.gather(1, nodes), length)
+        return self.choice.joined(first, nodes, length, self.grow(other, longer, num_committed + length))
 
     def _joined(
-        self, state: VVSState, history: Tensor, count: Tensor, step: Tensor, first: Draft, kernels: Kernels
+        self, state: VVSState, history: Tensor, num_committed: Tensor, step: Tensor, first: Draft, kernels: Kernels
     ) -> Draft:
         """The rest of `propose` by kernels, after the `first` tree."""
         nodes, length, longer, further, fresh, reused = kernels.skip(
-            self.choice, state, first, history, count, step, len(self.offsets), TAGS, DRAFT
+            self.choice, state, first, history, num_committed, step, len(self.offsets), TAGS, DRAFT
         )
         other = replace(state, pending=take(state.pending, reused), fresh=fresh)
         second = self.grow(other, longer, further)

@@ -166,24 +166,24 @@ class Window:
             length=torch.zeros(rows, dtype=torch.int64, device=device),
         )
 
-    def propose(self, state: WindowState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        valid = self._valid(state, count)
+    def propose(self, state: WindowState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
+        valid = self._valid(state, num_committed)
         if (kernels := state.sampling.kernels) is not None:
-            tokens, heights = kernels.window(self, state, history, count, step, TAGS, TOKEN, GUMBEL)
+            tokens, heights = kernels.window(self, state, history, num_committed, step, TAGS, TOKEN, GUMBEL)
             probs = state.probs if self.width == 1 else state.probs[:, self.of_inner]
             return Draft(self.tree, tokens, probs, valid, state.sampled, heights)
         replaced = self.replaced(state)  # by what `_initialise` writes
         noise = None
         if self.coupling == "gumbel":
-            noise = gumbel_noise(state.rng, count[:, None] + self.ahead, state.probs.shape[-1])
-        renewed = self._renew(state, count, step, noise)
-        new = self._initialise(state, renewed, history, count, step, noise)
+            noise = gumbel_noise(state.rng, num_committed[:, None] + self.ahead, state.probs.shape[-1])
+        renewed = self._renew(state, num_committed, step, noise)
+        new = self._initialise(state, renewed, history, num_committed, step, noise)
         parts = {"refill": F.pad((new & state.started[:, None])[:, self.offsets], (1, 0))}
         heights = None
         if self.coupling == "height":
             heights = F.pad(torch.where(self.choice == 0, state.heights[:, self.offsets], -1.0), (1, 0), value=-1.0)
         candidates = self._candidates(state, replaced, step)[:, self.offsets, self.choice]
-        tokens = torch.cat([last_token(history, count), candidates], 1)
+        tokens = torch.cat([last_token(history, num_committed), candidates], 1)
         return Draft(self.tree, tokens, state.probs[:, self.of_inner], valid, state.sampled, heights, parts=parts)
 
     def _candidates(self, state: WindowState, replaced: tuple[Tensor, Tensor] | None, step: Tensor) -> Tensor:
@@ -199,27 +199,29 @@ class Window:
         candidates[:, :n, 1 : 1 + others.shape[-1]] = others
         return candidates
 
-    def commit(self, state: WindowState, outcome: StepResult) -> None:
-        verdict = outcome.verdict
+    def commit(self, state: WindowState, result: StepResult) -> None:
+        verdict = result.verdict
         if state.past.shape[1]:
             kept = verdict.length[:, None] + state.behind
-            state.past.copy_(take(torch.cat([state.past, take(outcome.p, verdict.path_with_root)], 1), kept))
+            state.past.copy_(take(torch.cat([state.past, take(result.p, verdict.path_with_root)], 1), kept))
         if self.always:
             state.started.fill_(True)
         else:
-            state.started.copy_(self._drafts(state, outcome.count))
-        for own, new in ((state.p, outcome.p), (state.path, verdict.path), (state.length, verdict.length)):
+            state.started.copy_(self._drafts(state, result.num_committed))
+        for own, new in ((state.p, result.p), (state.path, verdict.path), (state.length, verdict.length)):
             own.copy_(new)
 
-    def _drafts(self, state: WindowState, count: Tensor) -> Tensor:
-        """Whether images with `count` (B,) tokens get a draft."""
-        return (count >= self.plain_until) & (count < state.until)
+    def _drafts(self, state: WindowState, num_committed: Tensor) -> Tensor:
+        """Whether images with `num_committed` (B,) tokens get a draft."""
+        return (num_committed >= self.plain_until) & (num_committed < state.until)
 
-    def _valid(self, state: WindowState, count: Tensor) -> Tensor:
+    def _valid(self, state: WindowState, num_committed: Tensor) -> Tensor:
         """Which nodes (B, M) there are."""
         valid = state.valid
         if not self.always:
-            valid = F.pad(self._drafts(state, count)[:, None].expand(-1, self.tree.nodes - 1), (1, 0), value=True)
+            valid = F.pad(
+                self._drafts(state, num_committed)[:, None].expand(-1, self.tree.nodes - 1), (1, 0), value=True
+            )
         if self.after_rejection:
             end = torch.where(state.length > 0, state.path[:, -1], 0)
             rejected = state.started & (self.first_child[end] >= 0)
@@ -244,14 +246,14 @@ class Window:
         before, had = replaced
         return torch.where(had.unsqueeze(-1), (own - before).clamp_min(0) + _REST * own, own)
 
-    def _renew(self, state: WindowState, count: Tensor, step: Tensor, noise: Tensor | None) -> Renewed:
+    def _renew(self, state: WindowState, num_committed: Tensor, step: Tensor, noise: Tensor | None) -> Renewed:
         """Shift the window past what was committed, and draft the tokens of the positions that stay again. Heights are
         written where they belong."""
         height = state.tokens.shape[1]
         # in the old window, the node before each position
         previous = (state.length[:, None] + self.ahead).clamp_max(height - 1)
         p = take(state.p, self._first_path(state.path, state.length).gather(1, previous))
-        known = (height - state.length).clamp_min(0) * state.started if self.refine else torch.zeros_like(count)
+        known = (height - state.length).clamp_min(0) * state.started if self.refine else torch.zeros_like(num_committed)
 
         def numbers(tag: int) -> Tensor:
             return state.rng.uniform(step, tag, height)
@@ -285,15 +287,21 @@ class Window:
         return nodes
 
     def _initialise(
-        self, state: WindowState, renewed: Renewed, history: Tensor, count: Tensor, step: Tensor, noise: Tensor | None
+        self,
+        state: WindowState,
+        renewed: Renewed,
+        history: Tensor,
+        num_committed: Tensor,
+        step: Tensor,
+        noise: Tensor | None,
     ) -> Tensor:
         """Fill the window: what was `renewed`, and initialised positions behind it. Returns which (B, H) bool these
         are."""
-        position = count[:, None] + self.ahead  # in the image, from 0
-        source, orphan = sources(self.init, position, (count + renewed.known - 1)[:, None], state.side)
+        position = num_committed[:, None] + self.ahead  # in the image, from 0
+        source, orphan = sources(self.init, position, (num_committed + renewed.known - 1)[:, None], state.side)
         codes, random = state.session.codes, self.fresh == "uniform"  # whether an orphan is a sample
         if self.init.endswith(("sample", "mode")):
-            probs = given_probs(renewed, source, state.past, count)
+            probs = given_probs(renewed, source, state.past, num_committed)
             probs = torch.where(orphan.unsqueeze(-1), state.uniform, probs)
             token = draw(probs, state.rng.uniform(step, TOKEN, probs.shape[1]))
             sampled = orphan & random if self.init.endswith("mode") else ~orphan | random
@@ -301,7 +309,7 @@ class Window:
                 token = torch.where(orphan, token, probs.argmax(-1))
         else:
             anything = (state.rng.uniform_at(step, INIT, source) * codes).long().clamp_max(codes - 1)
-            token = repeated(renewed, source, orphan, anything, history, count)
+            token = repeated(renewed, source, orphan, anything, history, num_committed)
             # an orphan that repeats the random token of another position is none
             sampled, probs = orphan & (source == position) & random, state.uniform.expand_as(renewed.probs)
         probs = torch.where(sampled.unsqueeze(-1), probs, one_hot(token, probs.shape[-1]))
@@ -339,10 +347,10 @@ class BuiltIn(Window):
         self.greedy = opening == "greedy"
         self.shape = opened(self.shape, opening)
 
-    def propose(self, state: WindowState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        draft = super().propose(state, history, count, step)
+    def propose(self, state: WindowState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
+        draft = super().propose(state, history, num_committed, step)
         if self.greedy:
-            first, second = (count == 0)[:, None], (count == 1)[:, None]
+            first, second = (num_committed == 0)[:, None], (num_committed == 1)[:, None]
             state.tokens.masked_fill_(first, 0)
             torch.where(second, state.probs.argmax(-1), state.tokens, out=state.tokens)
             draft.tokens[:, 1:] = state.tokens
@@ -350,9 +358,13 @@ class BuiltIn(Window):
             draft.unverified = F.pad(second, (1, state.tokens.shape[1] - 1))
         return draft
 
-    def _valid(self, state: WindowState, count: Tensor) -> Tensor:
-        behind = count[:, None] + self.tree.depth
-        drafts = self._drafts(state, count)[:, None] & (behind <= state.until) & (count[:, None] >= int(self.greedy))
+    def _valid(self, state: WindowState, num_committed: Tensor) -> Tensor:
+        behind = num_committed[:, None] + self.tree.depth
+        drafts = (
+            self._drafts(state, num_committed)[:, None]
+            & (behind <= state.until)
+            & (num_committed[:, None] >= int(self.greedy))
+        )
         return drafts | (self.tree.depth == 0)
 
 

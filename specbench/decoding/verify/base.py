@@ -40,10 +40,10 @@ class Draft:
     and independent of all that determines the target's distribution of the node. unverified (B, M) bool or None: nodes
     that are accepted in any case, each the only valid child of its parent; only token-wise verification knows them.
     greedy (B,) bool or None: images whose next token is the most probable one, not a sample.
-    fronts: where the nodes stand, if not behind the committed tokens in raster order; then every row here is one of K
-    chains of an image, (B * K, ...).
-    parts: by name, parts of the drafter that an audit must have seen at work, and the nodes (B, M) bool whose tokens
-    come from them in this step. Only the plain code reports them, the kernels do not.
+    parallel_positions: where the nodes stand, if not behind the committed tokens in raster order; then every row here
+    is one of K chains of an image, (B * K, ...). parts: by name, parts of the drafter that an audit must have seen at
+    work, and the nodes (B, M) bool whose tokens come from them in this step. Only the plain code reports them, the
+    kernels do not.
     """
 
     tree: Tree
@@ -55,7 +55,7 @@ class Draft:
     replacement: bool = False
     unverified: Tensor | None = None
     greedy: Tensor | None = None
-    fronts: ParallelPositions | None = None
+    parallel_positions: ParallelPositions | None = None
     parts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
