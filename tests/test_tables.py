@@ -235,7 +235,7 @@ def test_a_line_may_have_its_own_model() -> None:
     values = definitions.named(table.overrides(lines["arpg_32"], table.model) or ())
     assert (values["model"], values["data"], values["iterations"]) == ("arpg_scenes", "scenes_classes", "32")
     assert table.overrides(lines["arpg_32"], "llamagen_xl") is None
-    assert [lines[key].of(table.model) for key in ("arpg_32", "vanilla")] == ["arpg_scenes", table.model]
+    assert [lines[key].model_on(table.model) for key in ("arpg_32", "vanilla")] == ["arpg_scenes", table.model]
     assert "model=llamagen_xl" in (table.overrides(lines["vanilla"], "llamagen_xl") or ())
 
 

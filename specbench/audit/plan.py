@@ -54,7 +54,7 @@ def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = F
 
     Raises UsageError for bad arguments, a bad file of tables, and a path that cannot be written to.
     """
-    words = command_line.read(arguments, own=ARGUMENTS)
+    words = command_line.read(arguments, command_arguments=ARGUMENTS)
     implied = [word for word in configuration.implied(words) if _key(word) not in ("data", "metrics")]
     own, given = _sorted_out([*words, *implied])
     samples = own.get("audit.samples", SAMPLES)

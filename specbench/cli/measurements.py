@@ -129,29 +129,29 @@ def bench(line: CommandLine) -> int:
 
       specbench bench --plan model=emu3 method=sjd engine=triton bench.bandwidth=h200
     """
-    given = command_line.read(line.others, line["--multirun"])
-    for key in (argument.partition("=")[0] for argument in given):
+    overrides = command_line.read(line.others, line["--multirun"])
+    for key in (argument.partition("=")[0] for argument in overrides):
         if key in _NOT_TIMED or command_line.is_hydras(key):
             raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
     if line["bench.bandwidth"] and not line["--plan"]:
         raise UsageError("bench.bandwidth= needs --plan: without it, the benchmark measures the bandwidth")
-    rows, code = (_planned(line, given), 0) if line["--plan"] else _measured(line, given)
+    rows, code = (_planned(line, overrides), 0) if line["--plan"] else _measured(line, overrides)
     print(json.dumps(rows[0] if len(rows) == 1 else rows))
     return code
 
 
-def _jobs(line: CommandLine, given: Sequence[str], title: str) -> Iterator[RunConfig]:
+def _jobs(line: CommandLine, overrides: Sequence[str], title: str) -> Iterator[RunConfig]:
     """The configurations of the jobs. All are checked before the first one is yielded."""
     from specbench.config import configuration
     from specbench.harness.method import check
 
-    jobs = [job.cfg for job in configuration.grid(given, line["--multirun"])]
+    jobs = [job.cfg for job in configuration.grid(overrides, line["--multirun"])]
     for cfg in jobs:
         check(cfg)
     yield from tqdm(jobs, desc=title, unit="job", disable=len(jobs) == 1)
 
 
-def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+def _measured(line: CommandLine, overrides: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     """The rows of the jobs, printed and added to the file, and the exit code. A job that other processes disturbed has
     no row, and does not stop the others."""
     from specbench.bench import floor, measure
@@ -162,7 +162,7 @@ def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, A
         ROWS.read(out)  # a file with other content is refused before the measurement starts
     chosen = {name: line[f"bench.{name}"] for name in ("steps", "context", "nodes", "images")}
     plan = measure.BenchPlan(forced=line["forced_accept"], **chosen)
-    for cfg in _jobs(line, given, "bench"):
+    for cfg in _jobs(line, overrides, "bench"):
         try:
             rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
         except RunError as error:
@@ -178,12 +178,12 @@ def _measured(line: CommandLine, given: Sequence[str]) -> tuple[list[dict[str, A
     return rows, code
 
 
-def _planned(line: CommandLine, given: Sequence[str]) -> list[dict[str, Any]]:
+def _planned(line: CommandLine, overrides: Sequence[str]) -> list[dict[str, Any]]:
     """`--plan`: measures and writes nothing."""
     from specbench.bench import devices, plan
 
     chosen, plans = devices.of_bandwidth(line["bench.bandwidth"]), []
-    for cfg in _jobs(line, given, "plan"):
+    for cfg in _jobs(line, overrides, "plan"):
         planned = plan.plan(cfg, line["bench.context"])
         plans.append({**planned, "devices": plan.on_devices(planned, chosen)})
         print(plan.describe(plans[-1]))
@@ -229,13 +229,13 @@ def probe(line: CommandLine) -> int:
       specbench probe n=32 drafter=eagle window=5
       specbench probe model=llamagen_xl data=coco2017 n=100 out=results/probe/mine.csv
     """
-    given = command_line.read(line.others)
-    for name, _, value in (argument.partition("=") for argument in given):
+    overrides = command_line.read(line.others)
+    for name, _, value in (argument.partition("=") for argument in overrides):
         if name not in ACCEPTED:
             raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(ACCEPTED | set(probe.by_name)))}")
         if name == "method" and value != "vanilla":
             raise UsageError("in a probe the target draws alone: leave method= out")
-    replays = any(argument.startswith("drafter=") and argument != "drafter=none" for argument in given)
+    replays = any(argument.startswith("drafter=") and argument != "drafter=none" for argument in overrides)
     if (unused := "probe.offsets" if replays else "probe.strengths") in line.given:
         raise UsageError(f"{unused}= is for a probe {'without' if replays else 'with'} drafter=: leave it out")
     from specbench.bench import rows
@@ -244,7 +244,7 @@ def probe(line: CommandLine) -> int:
     out = line["out"]
     if out is not None:
         file.read(out)
-    others = [argument for argument in given if argument != "method=vanilla"]
+    others = [argument for argument in overrides if argument != "method=vanilla"]
     from specbench.config import configuration
 
     cfg = configuration.compose([*others, "method=vanilla"])

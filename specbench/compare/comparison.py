@@ -41,7 +41,7 @@ class Statistic:
     one of `sides`. {a}, {b}, {d} and {more} are placeholders; a name may contain braces of its own."""
 
     name: str
-    of: Callable[[Record], float | None]
+    value: Callable[[Record], float | None]
     sentence: str
     sides: tuple[str, str] = ("more", "less")
 
@@ -231,8 +231,8 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> 
         if unsteady and statistic.name in ("latency_s", "decode_s"):
             untested.append(f"{statistic.name}: {unsteady}")
             continue
-        known = [(x, y) for x, y in pairs if statistic.of(x) is not None and statistic.of(y) is not None]
-        values = np.array([[statistic.of(r) for r in two] for two in known], dtype=np.float64).reshape(-1, 2)
+        known = [(x, y) for x, y in pairs if statistic.value(x) is not None and statistic.value(y) is not None]
+        values = np.array([[statistic.value(r) for r in two] for two in known], dtype=np.float64).reshape(-1, 2)
         units = "images"
         if statistic.name == "decode_s" and known:
             # images that share a batch in A or in B are not independent
@@ -240,7 +240,8 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str], unsteady: str) -> 
         elif len(set(_prompts(known))) < len(known):
             values, units = _means(values, _prompts(known)), "prompts"
         if len(values) < FEWEST:
-            absent = [name for side, name in enumerate(names) if all(statistic.of(two[side]) is None for two in pairs)]
+            unknown = [all(statistic.value(two[side]) is None for two in pairs) for side in (0, 1)]
+            absent = [name for name, is_unknown in zip(names, unknown) if is_unknown]
             more = ", too few: decode with a larger n" if len(known) == len(pairs) else ""
             few = f"only {len(values)} pairs of {units}{more}"
             why = f"{' and '.join(absent)} without one" if absent else few

@@ -236,7 +236,7 @@ def point(run: ScoredPass, x: str, y: str) -> CurvePoint:
     if y not in _Y:
         metric = passes.of_column(run, y)
         return CurvePoint(over, under, metric.value, metric.influences, metric.scorer)
-    values = [[_Y[y].of(r) for r in group] for group in groups]
+    values = [[_Y[y].value(r) for r in group] for group in groups]
     if any(v is None for group in values for v in group):
         raise UsageError(f"{plain(run.argument)} did not measure {y}: compare runs that did")
     means = np.array([np.mean([float(v) for v in group if v is not None]) for group in values])

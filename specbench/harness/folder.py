@@ -55,7 +55,8 @@ class RunRecords:
     @property
     def wanted_records(self) -> tuple[list[Record], list[Record] | None]:
         """The records of the run's images: of the method, and of the baseline if the run wants one."""
-        return self.method.of(self.wanted), None if self.vanilla is None else self.vanilla.of(self.wanted)
+        vanilla = None if self.vanilla is None else self.vanilla.records_of(self.wanted)
+        return self.method.records_of(self.wanted), vanilla
 
     @property
     def progress(self) -> str:

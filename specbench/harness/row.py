@@ -78,7 +78,7 @@ def _newest(records: Sequence[Record], scores: Sequence[ScoreLine]) -> str:
 def against(run: Path, vanilla: Path, n: int) -> dict[str, Any]:
     """The columns that compare a run with the vanilla AR images of another run, over the first n prompts. Columns in
     seconds are not among them, since the two runs did not alternate. UsageError if the prompts differ."""
-    method, baseline = (Journal(folder / "records.jsonl").of(range(n)) for folder in (run, vanilla))
+    method, baseline = (Journal(folder / "records.jsonl").records_of(range(n)) for folder in (run, vanilla))
     if [(r.index, r.prompt, r.id) for r in method] != [(r.index, r.prompt, r.id) for r in baseline]:
         raise UsageError(f"{run} and {vanilla} have different prompts; remove one of the folders")
     columns = summary.versus(method, baseline)

@@ -104,7 +104,7 @@ class ImageFacts:
     repetition: float | None = None
 
     @classmethod
-    def of(cls, record: Record) -> Self:
+    def from_record(cls, record: Record) -> Self:
         """The properties of an image that a run decoded or requested."""
         width, height = record.size if record.size and len(record.size) == 2 else (0, 0)
         size = (width, height) if width else None
@@ -188,7 +188,7 @@ def _shared(images: Sequence[ImageFacts], among: Sequence[int]) -> list[int]:
 
 def of_records(records: Sequence[Record], requested: str | None = None) -> list[Finding]:
     """The `findings` on the images of a run."""
-    return findings([ImageFacts.of(record) for record in records], requested)
+    return findings([ImageFacts.from_record(record) for record in records], requested)
 
 
 def column(records: Sequence[Record], wrong: Sequence[Finding]) -> int | None:

@@ -207,7 +207,7 @@ class Journal:
         """The numbers (see `indices`) of the wanted images that have no record."""
         return [i for i in wanted if i not in self.records]
 
-    def of(self, wanted: Iterable[int]) -> list[Record]:
+    def records_of(self, wanted: Iterable[int]) -> list[Record]:
         """The records of the images with these numbers; all must exist."""
         return [self.records[i] for i in wanted]
 

@@ -58,10 +58,10 @@ def csv_lines(
 
 @dataclass(frozen=True)
 class RowFile:
-    """CSV files of one kind, whose cells stay text. columns: their names and meanings; of: a noun for the rows."""
+    """CSV files of one kind, whose cells stay text. columns: their names and meanings; noun: a word for the rows."""
 
     columns: Mapping[str, str]
-    of: str
+    noun: str
 
     def read(self, path: Path) -> list[dict[str, str]]:
         """The rows of a file; [] if it does not exist yet. UsageError if it has other content."""
@@ -69,7 +69,7 @@ class RowFile:
             return []
         columns, lines = csv_lines(path)
         if foreign := [name for name in columns if name not in self.columns]:
-            raise UsageError(f"{path} is not a file of {self.of} (it has a column {foreign[0]}); choose another out=")
+            raise UsageError(f"{path} is not a file of {self.noun} (it has a column {foreign[0]}); choose another out=")
         return [{name: row.get(name, "") for name in self.columns} for _, row in lines]
 
     def append(self, path: Path, row: Mapping[str, Any]) -> None:

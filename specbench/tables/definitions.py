@@ -85,7 +85,7 @@ class Line:
         overrides = self.overrides if own_model or self.elsewhere is None else self.elsewhere
         return None if overrides is None else named(overrides)
 
-    def of(self, model: str) -> str:
+    def model_on(self, model: str) -> str:
         """The model of its rows: the table's model, or one that the line names."""
         return named(self.overrides or ()).get("model", model)
 
@@ -234,7 +234,7 @@ class Table:
         values = line.on(is_own)
         if values is None or ("model" in values and not is_own):
             return None
-        model = line.of(model)
+        model = line.model_on(model)
         if not values.keys() <= parameters.possible(model):
             return None
         if seed is not None and "seed" in values:

@@ -162,7 +162,8 @@ def tokens_per_step(cfg: Mapping[str, Any], tokens: int, most: int, results: Pat
     `results`; else the bounds of the draft, with at most `most` tokens per step."""
     if cfg["method"] == "vanilla":
         return TokensPerStep(1, 1)
-    lines = [(table, row) for table, row in _published() if (row.of, row.method_key) == (cfg["model"], cfg["method"])]
+    key = cfg["model"], cfg["method"]
+    lines = [(table, row) for table, row in _published() if (row.model_name, row.method_key) == key]
     printed = [(table, row, value) for table, row in lines if (value := _of_line(row.cells, tokens))]
     same = [entry for entry in printed if _is_like(entry[1].cells, cfg)]
     if values := {value: table for table, _, value in same or printed}:

@@ -150,7 +150,7 @@ def build(
         comparisons: the rows of `specbench compare` that its tests need.
         differing: the (line key, column key) whose values get the mark `DIFFERS`.
     """
-    models = {line.key: line.of(model) for line in table.lines} if isinstance(model, str) else model
+    models = {line.key: line.model_on(model) for line in table.lines} if isinstance(model, str) else model
     sheet = _Builder(table, measured, published, command, differing)
     headers = tuple(map(sheet.header, sheet.table.columns))
     entries = tuple(entry for line in table.lines for entry in sheet.entries(line, models[line.key]))
@@ -215,7 +215,7 @@ class _Builder:
             for name in dict.fromkeys(printed.model for printed in self.published):
                 printed = self._printed(line, name)
                 yield self._published(line, name, printed)
-                if printed is not None and printed.of == model and row is not None:
+                if printed is not None and printed.model_name == model and row is not None:
                     yield self._difference(line, row, printed)
 
     def _measured(self, line: Line, model: str, row: Row | None) -> TableEntry:

@@ -30,7 +30,7 @@ class PublishedRow:
     cells: Mapping[str, str]
 
     @property
-    def of(self) -> str:
+    def model_name(self) -> str:
         """The model's name in conf/model."""
         return STAGES.get(self.model_key, self.model_key)
 

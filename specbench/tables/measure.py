@@ -66,7 +66,7 @@ class TableRun(PlannedRun):
         return f"{self.label} on {self.cell}" + (", timed" if self.timed else "")
 
     @classmethod
-    def of(cls, home: Path, line: Line, overrides: Sequence[str], free: Mapping[str, Any], **more: Any) -> Self:
+    def for_line(cls, home: Path, line: Line, overrides: Sequence[str], free: Mapping[str, Any], **more: Any) -> Self:
         """The run of a line in its folder in `home`. The folder's name does not depend on the parameters in `free`;
         their values here are placeholders. Loads no model."""
         config = configuration.compose(overrides)
@@ -161,10 +161,10 @@ def compared_row(test: TableTest, rows: Mapping[str, Row | None], comparisons: S
     return next(same, None)
 
 
-def store(table: Table, results: Path, of: str = "") -> Path:
-    """The file with the rows of a table; of: "_test" for the rows of `specbench compare` for its tests, "_pairs" for
+def store(table: Table, results: Path, kind: str = "") -> Path:
+    """The file with the rows of a table; kind: "_test" for the rows of `specbench compare` for its tests, "_pairs" for
     the pairs of its curves at equal values."""
-    return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}{of}.csv"
+    return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}{kind}.csv"
 
 
 def plan(
@@ -194,7 +194,7 @@ def plan(
         for line, seed in itertools.product(table.lines, seeds or (None,)):
             overrides = table.overrides(line, model, n, seed)
             if overrides is not None:
-                run = TableRun.of(home, line, overrides, {}, rows_of=table.rows_of, needs=tuple(needs))
+                run = TableRun.for_line(home, line, overrides, {}, rows_of=table.rows_of, needs=tuple(needs))
                 planned.append(run.with_newest(rows.get(run.config_hash, ())))
     return TablePlan(table.id, home, tuple(planned), table, model).with_tests(results)
 
@@ -210,12 +210,12 @@ def over_seeds(table: Table, seeds: int) -> Table:
 
 def _rows(table: Table, results: Path) -> Mapping[str, list[Row]]:
     """Candidates for the rows of its lines, by the hash of their configurations; the table's own rows are the last."""
-    own = store(table, results)
+    own_file = store(table, results)
     if table.rows_of != "run":
-        files: list[Sequence[Row]] = [ROW_FILES[table.rows_of].read(own)]
+        files: list[Sequence[Row]] = [ROW_FILES[table.rows_of].read(own_file)]
     else:
-        others = [path for path in sorted(results.glob("*.csv")) if path != own]
-        files = [_read(path, state(path), path == own) for path in (*others, own) if path.exists()]
+        others = [path for path in sorted(results.glob("*.csv")) if path != own_file]
+        files = [_read(path, state(path), path == own_file) for path in (*others, own_file) if path.exists()]
     by_hash: dict[str, list[Row]] = defaultdict(list)
     for row in (row for rows in files for row in rows):
         by_hash[row["config_hash"]].append(row)

@@ -162,19 +162,19 @@ def plan(suite: Suite, out: Path) -> SuitePlan:
 def _parameters(suite: Suite, line: Line, cell: Cell) -> Values | str:
     """A line's parameters on a model, or the reason why it has no run there."""
     model = suite.model(cell)
-    own = line.on(model == suite.table.model)
-    if own is None:
+    values = line.on(model == suite.table.model)
+    if values is None:
         return f"{line.label}: {line.without}"
-    if suite.source.definition.seeds and "seed" in own:
+    if suite.source.definition.seeds and "seed" in values:
         raise UsageError(f"line {line.key} has its own seed: leave seeds out")
-    if foreign := [name for name in own if name in parameters.table() and name not in parameters.possible(model)]:
+    if foreign := [name for name in values if name in parameters.table() and name not in parameters.possible(model)]:
         return f"{line.label} has no run on {cell.model}, which has no {foreign[0]}"
-    method = own.get("method", "")
+    method = values.get("method", "")
     if method in parameters.choices("method") and model in parameters.choices("model"):
         fits, kind = parameters.kind("method", method), parameters.kind("model", model)
         if fits not in ("any", kind):
             return f"{line.label} has no run on {cell.model}, whose tokens are {kind}"
-    return own
+    return values
 
 
 def _of_cell(suite: Suite, cell: Cell, lines: Sequence[tuple[Line, Values]], out: Path, timed: bool) -> list[TableRun]:
@@ -183,12 +183,12 @@ def _of_cell(suite: Suite, cell: Cell, lines: Sequence[tuple[Line, Values]], out
     runs: dict[str, tuple[TableRun, str]] = {}  # by `decodes`: the run, and the `decodes` of its vanilla AR
     vanillas: dict[str, TableRun] = {}  # by `decodes`
     called = {line.key for line in suite.table.lines}
-    for line, own in lines:
-        sampling = _without_method(own, suite.baseline)
+    for line, values in lines:
+        sampling = _without_method(values, suite.baseline)
         differs = [f"{name}={value}" for name, value in sampling.items() if suite.shared.get(name) != value]
         reference = Line("vanilla", ", ".join(["vanilla", *differs]), None)
         try:
-            run = _planned(suite, cell, line, own, out, timed)
+            run = _planned(suite, cell, line, values, out, timed)
             vanilla = _planned(suite, cell, reference, {**suite.baseline, **sampling}, out, timed)
         except UsageError as e:
             raise UsageError(f"line {line.key} on {cell.model}: {e}") from None
@@ -208,28 +208,28 @@ def _of_cell(suite: Suite, cell: Cell, lines: Sequence[tuple[Line, Values]], out
     return [run.with_newest(_rows(run.folder / "row.csv")) for run in (*first, *others)]
 
 
-def _planned(suite: Suite, cell: Cell, line: Line, own: Values, out: Path, timed: bool) -> TableRun:
+def _planned(suite: Suite, cell: Cell, line: Line, values: Values, out: Path, timed: bool) -> TableRun:
     """The run of a line in its folder. More prompts, other metrics and another baseline reuse its images."""
     parts = [cell.model, cell.prompts, "" if cell.seed is None else f"seed{cell.seed}", "seconds" if timed else ""]
     home = out.joinpath(*map(_file_name, filter(None, parts)))
     needs = (SECONDS, EMITTED, *(() if timed else suite.table.needs))
     free = {"n": 1, "metrics": [], "reference": None, "baseline": False}
-    return TableRun.of(home, line, _arguments(suite, cell, own, timed), free, needs=needs, cell=cell)
+    return TableRun.for_line(home, line, _arguments(suite, cell, values, timed), free, needs=needs, cell=cell)
 
 
-def _without_method(own: Values, baseline: Values) -> dict[str, str]:
+def _without_method(values: Values, baseline: Values) -> dict[str, str]:
     """The parameters of a line that vanilla AR has, too: sampling, prompts, sizes."""
     of_methods = {*parameters.method_parameters(), *_PARTS_OF_METHODS, *baseline}
-    return {name: value for name, value in own.items() if name not in of_methods}
+    return {name: value for name, value in values.items() if name not in of_methods}
 
 
-def _arguments(suite: Suite, cell: Cell, own: Values, timed: bool) -> list[str]:
+def _arguments(suite: Suite, cell: Cell, values: Values, timed: bool) -> list[str]:
     """The overrides of a run: the model, the line's parameters, and the remaining shared parameters."""
     model = suite.model(cell)
     shared = {**suite.models[cell.model], **of_world(model, suite.shared), **suite.prompts[cell.prompts]}
     shared |= {} if cell.seed is None else {"seed": str(cell.seed)}
     shared["n"] = str(suite.timed if timed else suite.table.n)
-    arguments = {name: value for name, value in of_world(model, own).items() if name not in _QUALITY}
+    arguments = {name: value for name, value in of_world(model, values).items() if name not in _QUALITY}
     if timed:
         arguments |= _SECONDS | {name: value for name, value in arguments.items() if name == "batch"}
         arguments.pop("n", None)

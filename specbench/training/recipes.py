@@ -132,7 +132,7 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
 
     Raises UsageError for what does not exist, does not fit or is missing.
     """
-    mine, theirs = _sorted_out(command_line.read(arguments, own=TABLE))
+    mine, theirs = _sorted_out(command_line.read(arguments, command_arguments=TABLE))
     kind = mine.get("drafter")
     if kind is None:
         raise UsageError(f"name the drafter to train: drafter={'|'.join(TABLE['drafter'].choices)}")
