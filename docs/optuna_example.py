@@ -2,9 +2,9 @@
 
     python docs/optuna_example.py [TRIALS] [PROMPTS]
 
-A trial is a run of its own in runs/optuna/. The study is in runs/optuna.db: the same command continues it, and a run
-that exists is read. A setting counts as good enough only if the whole 95 % interval of its reward against vanilla's,
-prompt by prompt, is above the bound; with few prompts none is. Steps are compared, so that trials need not be timed.
+Every trial is a run in runs/optuna/, and the study is in runs/optuna.db. The same command continues the study and reads
+the runs that exist. A setting is good enough only if the whole 95 % interval of its reward minus vanilla's, prompt by
+prompt, is above the bound. With few prompts no setting is. Trials compare steps, so they need no timing.
 Measure the winner again with other prompts before you publish it: the best of many trials is also the luckiest.
 """
 
@@ -27,14 +27,14 @@ def objective(trial: optuna.Trial) -> float:
     delta = round(trial.suggest_float("delta", 1.0, 4.0), 2)
     nu = round(trial.suggest_float("nu", 0.0, 2.0), 2)
     out = ROOT / f"delta={delta},nu={nu},n={PROMPTS}"
-    found = specbench.run("cool_sd", delta=delta, nu=nu, baseline=False, out=out, **COMMON)
-    compared = specbench.compare(vanilla, found).table.loc[METRIC]
+    result = specbench.run("cool_sd", delta=delta, nu=nu, baseline=False, out=out, **COMMON)
+    compared = specbench.compare(vanilla, result).table.loc[METRIC]
     worst = (
         compared["low"] if compared["low"] == compared["low"] else compared["difference"]
-    )  # none where all are equal
+    )  # no interval if all differences are equal
     trial.set_user_attr("excess", BOUND - float(worst))  # at most 0: good enough
-    trial.set_user_attr("folder", str(found.folder))
-    return float(found.row["step_compression"])
+    trial.set_user_attr("folder", str(result.folder))
+    return float(result.row["step_compression"])
 
 
 vanilla = specbench.run("vanilla", out=ROOT / f"vanilla,n={PROMPTS}", **COMMON)

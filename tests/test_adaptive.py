@@ -97,7 +97,7 @@ def test_a_row_drafts_what_a_static_tree_of_its_shape_drafts(monkeypatch: pytest
     head, given, sampling = tiny.eagle(target), tiny.prompts(3), Sampling(cfg_scale=2.0)
     history, count, chosen = torch.randint(5, (3, 30)), torch.tensor([3, 1, 6]), [1, 5, 8]
     known, asked = Acceptances(torch.rand(3, 40), 4), []
-    monkeypatch.setattr(TreeShapes, "of", lambda self, rate: asked.append(rate) or torch.tensor(chosen))
+    monkeypatch.setattr(TreeShapes, "select", lambda self, rate: asked.append(rate) or torch.tensor(chosen))
     monkeypatch.setattr(Acceptances, "open", lambda *given: known)
 
     def drafted(drafter: Any) -> Draft:

@@ -214,7 +214,7 @@ def test_arguments_of_all_reach_who_can_take_them(call: Call, tmp_path: Path, mo
     assert code == 0
     found = {row["method"]: row["parameters"] for row in cells_of(tmp_path / "all.csv")}
     assert list(found) == ["eagle1", "sd", "sjd_pac"]
-    assert "specbench: gsd is left out: the rule needs the nearness of codes: bare.npz lacks the array codebook" in err
+    assert "specbench: gsd is left out: the rule needs distances between codes: bare.npz has no array codebook" in err
     assert "tree=[[0],[1],[0,0]]" in found["eagle1"]
     assert "window=4 " in found["sd"]
     assert "specbench: sjd_pac keeps its own window: a full tree of width 4 and depth 3 has 20 draft tokens" in err
@@ -264,7 +264,7 @@ MISTAKES = [
         ["audit.model=v9"],
         "unknown audit.model 'v9' (choose from: chameleon_tiny, emu3_tiny, llamagen_tiny, m4t24, m64t8, v2t10,",
     ),
-    (["audit.model=v3t5", "audit.tables=a.npz"], "name two different things"),
+    (["audit.model=v3t5", "audit.tables=a.npz"], "name two different models"),
     (
         ["method=cspd", "audit.model=v9"],
         "unknown audit.model 'v9' (choose from: d1t4, d1t5, d2t3, d2t4, nextstep_tiny)",
@@ -314,10 +314,10 @@ def without(*names: str) -> dict[str, np.ndarray]:
 
 TWO = np.full((3, 3), 1 / 3)
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no target": (without("p0", "p1", "p2"), "bad.npz lacks the array p0"),
-    "no draft": (without("q0", "q1", "q2"), "bad.npz lacks the array q0"),
-    "a gap": (without("p1"), "bad.npz lacks the array p1"),
-    "far away": (changed("p1000000000", TWO), "bad.npz lacks the array p3"),
+    "no target": (without("p0", "p1", "p2"), "bad.npz has no array p0"),
+    "no draft": (without("q0", "q1", "q2"), "bad.npz has no array q0"),
+    "a gap": (without("p1"), "bad.npz has no array p1"),
+    "far away": (changed("p1000000000", TWO), "bad.npz has no array p3"),
     "too short": (without("q2"), "the tables of bad.npz differ in size (p: V=3, T=3; q: V=3, T=2)"),
     "another V": (arrays() | {k: v for k, v in arrays(2).items() if k[0] == "q"}, "(p: V=3, T=3; q: V=2, T=3)"),
     "a wrong shape": (changed("p1", TWO[:2]), "p1 of bad.npz must be of shape (3, 3), not (2, 3)"),
@@ -351,4 +351,4 @@ def test_tables_that_a_method_cannot_use(call: Call, tmp_path: Path) -> None:
     np.savez(tmp_path / "bare.npz", **without("codebook"))
     assert "bare.npz is a model of discrete tokens" in refused(call, "method=cspd", "audit.tables=bare.npz")
     err = refused(call, "method=lantern", "audit.tables=bare.npz")
-    assert "the rule needs the nearness of codes: bare.npz lacks the array codebook, (V, d)" in err
+    assert "the rule needs distances between codes: bare.npz has no array codebook, (V, d)" in err

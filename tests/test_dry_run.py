@@ -209,9 +209,9 @@ def test_a_run_on_a_gpu_is_planned_where_there_is_none(
     assert sizes["t2i_XL_stage1_256.pt"].strip() == "3.1 GB"
     assert sizes["*.safetensors|*.bin"] == "size unknown"
     # 3.112 + 0.288 + 11.402 (text) + 1.068 (coco2017) + 0.096 (fid) + 0.605 (clip)
-    assert said["download"][-1].startswith("16.6 GB in all")
+    assert said["download"][-1].startswith("16.6 GB in total")
     assert said["licence"][0].startswith("Chameleon Research License")
-    assert said["login"][0].endswith("not known of jadohu/llamagen_drafter")
+    assert said["login"][0].endswith("unknown for jadohu/llamagen_drafter")
     assert said["missing"][0].startswith("fid stays empty: n < 16 x 2048 features")
     assert said["first"] + said["then"] == [
         "specbench fetch model=llamagen_xl drafter=eagle_tree",

@@ -109,7 +109,7 @@ def test_steps_in_place_give_what_plain_steps_give(name: str, monkeypatch: pytes
     given = [(conditioning(rows, seed), tiny.rng(rows, seed)) for rows, seed in ((2, 0), (2, 1), (3, 2), (2, 3))]
     in_place = [tiny.results(decode(one, *some, engine)) for some in given]
     assert tiny.equal(in_place, [tiny.results(decode(two, *some)) for some in given])
-    assert len(engine._kept) == 2
+    assert len(engine._runners) == 2
     assert len(compared) > 2
     assert all(compared)
 
@@ -305,7 +305,7 @@ def test_a_decoding_that_no_longer_advances_stops(batch: int) -> None:
     run: Any = partial(decode, config, encode([0]), rng([0]), engine)
     if batch > 1:
         run = partial(next, decode_stream(partial(Decoding, config), encode, rng, 3, batch, engine))
-    with pytest.raises(RunError, match="row 0 still lacks 4 tokens, and the last steps added none"):
+    with pytest.raises(RunError, match="row 0 still needs 4 tokens, and the last steps added none"):
         run()
 
 
@@ -313,7 +313,7 @@ def test_only_the_newest_shapes_are_kept() -> None:
     config, engine = configured(tiny.llamagen(), "none"), Graphs(at_once)
     for rows in (1, 2, 3, 4, 5, 2):
         decode(config, tiny.prompts(rows), tiny.rng(rows), engine)
-    assert [len(one.steps.num_committed) for one in engine._kept.values()] == [3, 4, 5, 2]
+    assert [len(one.steps.num_committed) for one in engine._runners.values()] == [3, 4, 5, 2]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

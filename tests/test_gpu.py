@@ -170,7 +170,7 @@ def agree(config: DecoderConfig, engine: str, device: str, batches: int = 3) -> 
         a, b = (decode(config, conditioning, tiny.rng(2, seed, device), engine_run) for engine_run in (recorded, plain))
         assert torch.equal(a.tokens, b.tokens)
         assert torch.equal(a.steps, b.steps)
-    assert len(recorded._kept) == 1
+    assert len(recorded._runners) == 1
 
 
 @pytest.mark.parametrize(

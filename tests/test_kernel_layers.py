@@ -152,8 +152,8 @@ def test_attention(heads: int, kv: int, dim: int, nodes: int, slots: int, dtype:
     counters = attention.Counters(64)
     actual = attention.attend(q, k, v, mask, counters, Tiles())
     within(actual, plain, 2 * ROUNDING[dtype] * size + 1e-6)
-    assert bool(counters._made)
-    assert all(not bool(made.any()) for buffers in counters._made.values() for made in buffers)
+    assert bool(counters._allocated)
+    assert all(not bool(x.any()) for buffers in counters._allocated.values() for x in buffers)
 
 
 @torch.inference_mode()

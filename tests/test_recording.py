@@ -196,15 +196,15 @@ def test_seconds_exclude_the_statistics(engine: Any, monkeypatch: pytest.MonkeyP
 
 def test_a_batch_names_a_tensor_on_another_device() -> None:
     on_cpu, on_meta = torch.zeros(2), torch.zeros(2, device="meta")
-    with pytest.raises(ValueError, match="rule.omega lies on meta, but the batch is decoded on cpu"):
+    with pytest.raises(ValueError, match="rule.omega is on meta, but the batch is decoded on cpu"):
         DecodeState(2, {"count": Buffer(on_cpu)}, {"rule.omega": on_meta})
-    with pytest.raises(ValueError, match=r"pending lies on meta"):
+    with pytest.raises(ValueError, match=r"pending is on meta"):
         DecodeState(2, {"count": Buffer(on_cpu), "pending": Buffer(on_meta)}, {})
 
 
 @pytest.mark.parametrize(("buffer", "message"), [
-    (Buffer(torch.zeros(4)), r"x of shape \(4,\) does not hold 1 x 2 rows in dimension 0"),
-    (Buffer(torch.zeros(2, 3), 1, 2), r"x of shape \(2, 3\) does not hold 2 x 2 rows in dimension 1"),
+    (Buffer(torch.zeros(4)), r"x of shape \(4,\) does not have 1 x 2 rows in dimension 0"),
+    (Buffer(torch.zeros(2, 3), 1, 2), r"x of shape \(2, 3\) does not have 2 x 2 rows in dimension 1"),
     (Buffer(torch.zeros(1).expand(2)), "x is one row expanded to several"),
 ])  # fmt: skip
 def test_a_buffer_holds_every_row(buffer: Buffer, message: str) -> None:

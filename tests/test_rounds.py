@@ -135,7 +135,7 @@ def test_the_statistics_of_images() -> None:
 def test_block_verification_by_length(chains: Rounds) -> None:
     """Against many decisions of both verifications: the expectation is the same within five standard errors."""
     image = rounds._Image.of(chains, relaxed=False)
-    cells = {row["parameters"]: row for row in rounds._ways([image, image])}
+    cells = {row["parameters"]: row for row in rounds._exact([image, image])}
     tree = build(chain_paths(LENGTH))
     p = torch.cat([chains.p, chains.p[:, :1]], 1)  # the distribution after the last token decides nothing
     valid = torch.ones(len(p), LENGTH + 1, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The modules of `specbench audit`. The package is also the function `specbench.api.audit`."""
+"""The modules of `specbench audit`. The package itself is also callable: it is the function `specbench.api.audit`."""
 
 import sys
 

@@ -8,15 +8,15 @@ from specbench.config import plugins
 from specbench.config.parameter import Parameter
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
-SLOWER = 4  # of the samples, a real model's row has one in so many
-WORTHWHILE = 1_000_000  # sequences for which several processes are started
+SLOWER = 4  # a row of a real model has 1 / SLOWER of the samples
+WORTHWHILE = 1_000_000  # sequences from which on several processes are started
 MOST_WORKERS = 256
 
-#: The arguments of an audit's own.
+#: The arguments that only an audit has.
 ARGUMENTS = {
     "audit.samples": Parameter(
         "integer",
-        f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST}); of a real model one in {SLOWER},"
+        f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST}); for a real model 1/{SLOWER} of them,"
         " unless audit.model names it",
         FEWEST,
         MOST,
@@ -25,85 +25,85 @@ ARGUMENTS = {
     "audit.seed": Parameter("integer", "seed of the random streams and of the noise floor (default: 0)", 0, 2**53),
     "audit.workers": Parameter(
         "integer",
-        "processes; the rows do not depend on their number (default: one per core, or 1 for an audit of less than"
+        "processes; the rows do not depend on their number (default: one per core, or 1 for an audit of fewer than"
         f" {WORTHWHILE} sequences)",
         1,
         MOST_WORKERS,
     ),
     "audit.device": Parameter(
         "string",
-        "cpu (default), cuda or cuda:N; CUDA with the fused kernels of engine=triton",
+        "cpu (default), cuda or cuda:N; CUDA uses the fused kernels of engine=triton",
         pattern=r"cpu|cuda(:\d+)?",
     ),
     "audit.model": Parameter(
         "string",
-        f"one built-in model (default: every model that the method suits): {', '.join(recipes.TABLES)};"
+        f"one built-in model (default: every model that suits the method): {', '.join(recipes.TABLES)};"
         f" of real classes {', '.join(recipes.TINY)}; of continuous tokens {', '.join(recipes.DENSITIES)};"
-        f" by name alone, causal ones of continuous tokens: {', '.join(recipes.CAUSAL)}",
+        f" only by name, causal ones of continuous tokens: {', '.join(recipes.CAUSAL)}",
     ),
     "audit.tables": Parameter(
         "path",
-        "an .npz file of your own: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V): the"
-        " distribution of token t given the prefix coded base V, first token most significant; codebook (V, d) for"
+        "your own .npz file: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V): the"
+        " distribution of token t given the prefix, coded in base V, first token most significant; codebook (V, d) for"
         " rules that need it",
     ),
     "out": Parameter("path", "a .csv file for the rows; it is rewritten atomically after every row"),
 }
 
-#: The meaning of every column, in order: first those that DESIGN fixes, then what else identifies a row.
+#: The meaning of every column, in order: first the columns of the original design, then those that identify a row.
 COLUMNS = {
     "method": "the preset",
     "V": "tokens of the vocabulary",
     "T": "tokens of a sequence",
     "samples": "decoded sequences",
-    "tv": "total variation between the sampled sequences and the target's exact distribution; of Markov\n"
+    "tv": "total variation between the sampled sequences and the target's exact distribution; for Markov\n"
     "models (m..) the largest over n-grams at every position",
     "tv_low": "lower end of the 95 % confidence interval of the method's true total variation",
     "tv_high": "its upper end",
-    "tv_noise": "tv of as many samples of a plain sampler: the noise floor",
-    "p_value": "goodness of fit, Bonferroni; 0 is beyond float64. Discrete tokens: chi-square over the first\n"
+    "tv_noise": "the noise floor: tv of as many samples of a plain sampler",
+    "p_value": "goodness of fit, Bonferroni; 0 is below float64's range. Discrete tokens: chi-square over the first\n"
     "1, 2 .. tokens, or over n-grams; continuous tokens: two-sample Kolmogorov-Smirnov over tokens, sums,\n"
     "products, projections",
     "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains sampled from the draft tables",
     "accepted_length": "draft tokens of the first draft that were accepted inside the sequence, plus one; mean",
     "accepted_length_expected": "its expectation by Theorem 2; for chains sampled from the draft tables",
     "verdict": "not lossless: refuted by p_value; lossless: not refuted, tv_high (ks_high for continuous tokens) is\n"
-    "at most margin, p_value is not small, and every part in exercised was at work; undecided: neither",
-    "model": "tables, built-in or of a file, or a built-in model of continuous tokens",
+    "at most margin, p_value is not small, and every part in exercised occurred; undecided: neither",
+    "model": "tables, built-in or from a file, or a built-in model of continuous tokens",
     "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
     "accepted_length_high": "its upper end",
     "tokens_per_step": "T / target forward passes of a sequence, mean over sequences (not T / mean passes)",
     "tv_exact": "the method's true total variation, enumerated; for chains sampled from the draft tables",
     "tv_unbiased": "the sampled tv_exact: the share of the decoded sequences that the enumerated method gives more\n"
-    "often than the target, less the target's; tv itself is biased upwards, by up to tv_noise",
+    "often than the target, minus the target's share; tv itself is biased upwards, by up to tv_noise",
     "kl_exact": "KL(method || target) of whole sequences, in nats, enumerated; for the same chains",
-    "kl_bound": "the sum over positions of the mean of log(largest emitted probability / target's), which it cannot\n"
-    "exceed; for the same chains",
-    "drafter": "the drafter; where it needs a network, the model's own drafter replaces it",
+    "kl_bound": "an upper bound of kl_exact: the sum over positions of the mean of log(largest emitted probability /\n"
+    "target's); for the same chains",
+    "drafter": "the drafter; if it needs a network, the model's drafter replaces it",
     "rule": "the acceptance rule",
     "variant": "the version of the method (docs/methods.md)",
     "parameters": "the flat parameters of drafter, rule and sampling",
     "seed": "audit.seed: random streams are keyed by (seed, sequence)",
     "specbench": "version of specbench",
-    "commit": "git commit of the code; -dirty where specbench/ or conf/ differed from it",
+    "commit": "git commit of the code; -dirty if specbench/ or conf/ differed from it",
     "margin": "audit.margin: the largest distance that counts as lossless",
     "same_as": "the method (and variant) whose measurement this row repeats: on tables both have the same drafts",
     "plugins": plugins.MEANING,
-    "ks": "continuous tokens only, as all below: the largest Kolmogorov-Smirnov distance between the\n"
-    "decoded sequences and as many sampled by the target alone",
-    "ks_noise": "the same between two sets sampled by the target alone: the noise floor",
+    "ks": "continuous tokens only, like all columns below: the largest Kolmogorov-Smirnov distance between\n"
+    "the decoded sequences and as many sampled by the target alone",
+    "ks_noise": "the noise floor: the same between two sets sampled by the target alone",
     "ks_high": "upper end of the 95 % confidence interval of ks's true value",
     "energy": "energy distance between the decoded sequences and the target's, estimated without bias\n"
     "from the first 4,000 of each",
-    "energy_noise": "standard deviation of energy where both sets are the target's",
+    "energy_noise": "standard deviation of energy if both sets are the target's",
     "dim": "numbers of a token",
     "acceptance_rate": "accepted / verified draft tokens",
     "proposals": "proposals for a token sampled after a rejection, mean",
-    "proposals_max": "the most for one token",
+    "proposals_max": "the most proposals for one token",
     "fallbacks": "tokens sampled after a rejection for which proposals= did not suffice",
-    "exercised": "how often each part of the method was at work: draft tokens rejected at each depth, bonus tokens,\n"
-    "and what the drafter reports, such as refills of a window",
-    "p_first": f"p_value of the first sequences, where it was from {LEVEL:g} to below {DOUBT:g}: the row is of\n"
-    f"{FURTHER} times as many further ones",
-    "device": "name of the processor that decoded the sequences; a CUDA device does it with the fused kernels",
+    "exercised": "how often each part of the method was used: draft tokens rejected at each depth, bonus tokens,\n"
+    "and parts that the drafter reports, such as refills of a window",
+    "p_first": f"p_value of the first sequences, if it was from {LEVEL:g} to below {DOUBT:g}; the row then describes\n"
+    f"{FURTHER} times as many new sequences",
+    "device": "name of the processor that decoded the sequences; a CUDA device uses the fused kernels",
 }

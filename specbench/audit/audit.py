@@ -1,9 +1,9 @@
-"""Is a method lossless? Its real loop, rule and drafter decode models of known distribution; the audit counts the
+"""Is a method lossless? Its real loop, rule and drafter decode models whose distribution is known; the audit counts the
 sequences.
 
 row = measure(assemble(configuration.compose(["method=sjd", "window=3"]), model), model, 200_000)
 
-Every sequence has random numbers of its own, and a measurement has one thread, so the rows depend neither on how many
+Every sequence has its own random numbers, and a measurement has one thread. So the rows depend neither on how many
 sequences are decoded at once nor on the number of processes.
 """
 
@@ -47,29 +47,30 @@ from specbench.storage.package import __version__
 Subject = models.Subject | DensityPair
 
 CPU = torch.device("cpu")
-_AT_ONCE = 1 << 20  # entries of (rows, nodes, V): a few times that fits the cache
+_AT_ONCE = 1 << 20  # entries of a tensor (rows, nodes, V): a few of these fit in the cache
 _MOST_ROWS = 1 << 15
-_DIED = "a process of the audit died, probably for lack of memory: use audit.workers=1"
+_DIED = "a process of the audit died, probably because memory ran out: use audit.workers=1"
 
 
 def assemble(cfg: Mapping[str, Any], model: Subject, device: torch.device = CPU) -> Method | DensityMethod:
-    """The method of a checked configuration on a model, which decodes on `device`. Tables have no guidance: their
+    """The method of a checked configuration on a model, which decodes on `device`. Tables have no guidance, so their
     cfg_scale is always 1.
 
-    Raises UsageError for parameters that do not go together, and for a rule that needs a codebook the model lacks.
+    Raises UsageError for parameters that do not fit together, and for a rule that needs a codebook that the model does
+    not have.
     """
     if isinstance(model, DensityPair):
         method = densities.assemble(cfg, device)
         if model.target.causal:
             check_causal(method.rule)
         return method
-    sampling, there = Sampling.of(cfg, cfg["cfg_scale"] if model.guided else 1.0), model.on(device)
-    config = build_method({**cfg, "emitted_draws": 0}, there, there.drafter(cfg), sampling)
+    sampling, on_device_model = Sampling.of(cfg, cfg["cfg_scale"] if model.guided else 1.0), model.on(device)
+    config = build_method({**cfg, "emitted_draws": 0}, on_device_model, on_device_model.drafter(cfg), sampling)
     return Method(cfg, config, device, _fused(device))
 
 
 def _fused(device: torch.device) -> Kernels | None:
-    """The fused kernels of engine=triton on CUDA, so that they are audited; none elsewhere."""
+    """The fused kernels of engine=triton on CUDA, so that they are audited; None on other devices."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from specbench.engine.kernels import FusedKernels
@@ -85,8 +86,8 @@ def measure(
     progress: Progress | None = None,
     margin: float = MARGIN,
 ) -> dict[str, Any]:
-    """Decode `samples` sequences and return a row (`COLUMNS`); None: does not apply. Where their p-value decides
-    nothing, the row is of further ones (`verdicts.in_stages`)."""
+    """Decode `samples` sequences and return a row (`COLUMNS`); None in a column that does not apply. If their p-value
+    decides nothing, the row describes new sequences (`verdicts.in_stages`)."""
 
     def row(sequences: range) -> dict[str, Any]:
         counted = method.counted(model, sequences, seed, progress)
@@ -115,8 +116,8 @@ def measure(
 
 @dataclass(frozen=True)
 class Method:
-    """A decoding method on a model of discrete tokens; cfg: its flat parameters; kernels: what its steps are computed
-    with on `device`, one by one."""
+    """A decoding method on a model of discrete tokens. cfg: its flat parameters; kernels: compute its steps on
+    `device`, if given."""
 
     cfg: Mapping[str, Any]
     config: DecoderConfig
@@ -125,8 +126,8 @@ class Method:
 
     @property
     def chain(self) -> int | None:
-        """The length of the chain where chains are sampled from the draft tables and verified token by token: the case
-        of Theorem 2."""
+        """The length of the chain if chains are sampled from the draft tables and verified token by token (the case of
+        Theorem 2), else None."""
         d = self.config.drafter
         if self.config.verification.name != "token":
             return None
@@ -134,8 +135,8 @@ class Method:
 
     def counted(self, model: models.Subject, sequences: range, seed: int, progress: Progress | None) -> Counted:
         marginals = model.marginals(self.config.sampling)
-        # of each marginal, the counts of the sequences of even and of odd index
-        one, other = ([torch.zeros_like(m.probs) for m in marginals] for _ in range(2))
+        # for each marginal, the counts of the sequences with even and with odd index
+        even, odds = ([torch.zeros_like(m.probs) for m in marginals] for _ in range(2))
         exercised = Exercised()
         config = replace(self.config, observer=exercised)
         rows = max(1, min(_MOST_ROWS, _AT_ONCE // (config.drafter.shape.tree.nodes * model.vocab)))
@@ -145,47 +146,47 @@ class Method:
             out = self._decoded(config, model.prompts(len(numbers)), [(seed, i) for i in numbers])
             tokens, allowed = model.free(out.tokens)
             odd = torch.arange(begin, numbers.stop) % 2 == 1
-            for half, chosen in ((one, ~odd), (other, odd)):
-                some = tokens[chosen & allowed]
-                for seen, m in zip(half, marginals, strict=True):
-                    seen += m.counts(some)
+            for half, chosen in ((even, ~odd), (odds, odd)):
+                selected = tokens[chosen & allowed]
+                for count, m in zip(half, marginals, strict=True):
+                    count += m.counts(selected)
             forbidden += int((~allowed).sum())
             length = out.tokens.shape[1]
             firsts.append(of_first_draft(out.trace, length))
             steps.append(torch.bincount(out.steps, minlength=length + 1).double())
             if progress is not None:
                 progress(len(numbers))
-        samples, both = len(sequences), [a + b for a, b in zip(one, other, strict=True)]
+        samples, all_counts = len(sequences), [a + b for a, b in zip(even, odds, strict=True)]
         per_step = length / torch.arange(length + 1, dtype=torch.float64).clamp_min(1)
-        low, high = statistics.true_variation(one, other, marginals)
+        low, high = statistics.true_variation(even, odds, marginals)
         off = forbidden / samples
         columns = {
             "V": model.vocab,
-            "tv": min(1.0, off + statistics.largest_variation(both, marginals)),
+            "tv": min(1.0, off + statistics.largest_variation(all_counts, marginals)),
             "tv_low": low,
             "tv_high": min(1.0, off + high),
             "tv_noise": statistics.noise_floor(marginals, samples, seed),
-            # a sequence that the grammar forbids is of no marginal
-            "p_value": 0.0 if forbidden else statistics.goodness_of_fit(both, marginals),
+            # a sequence that the grammar forbids belongs to no marginal
+            "p_value": 0.0 if forbidden else statistics.goodness_of_fit(all_counts, marginals),
         }
         if self.chain and isinstance(model, TabularModel) and not model.grams:
-            columns |= self._theorem(model, self.chain, marginals[0].probs, both[0])
+            columns |= self._theorem(model, self.chain, marginals[0].probs, all_counts[0])
         mean = float((torch.stack(steps).sum(0) * per_step).sum() / samples)
         return Counted(torch.stack(firsts).sum(0), mean, exercised, columns)
 
     def _decoded(self, config: DecoderConfig, prompts: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
-        """A sequence for each key (seed, number), on the CPU."""
+        """One sequence for each key (seed, number), on the CPU."""
         engine = Eager()
         engine.kernels = self.kernels
-        given = None if prompts is None else on_device(prompts, self.device)
-        out = decode(config, given, RandomStreams(keys, self.device), engine)
+        conditioning = None if prompts is None else on_device(prompts, self.device)
+        out = decode(config, conditioning, RandomStreams(keys, self.device), engine)
         return replace(on_device(out, CPU), trace=on_device(out.trace, CPU))
 
     def _theorem(self, model: TabularModel, window: int, target: Tensor, counts: Tensor) -> dict[str, Any]:
         """The columns of Theorem 2, for chains sampled from the draft tables. target (V**T,): the distribution of
-        sequences; counts (V**T,): of the decoded ones."""
+        sequences; counts (V**T,): of the decoded sequences."""
         sampling, rule = self.config.sampling, self.config.rule
-        rule.open(CPU)  # it decoded elsewhere, and the tables are here
+        rule.open(CPU)  # it decoded on another device, and the tables are on the CPU
         filtered, drafts = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
         pre_argmax = None
         if rule.uses_pre_argmax_probs and sampling.temperature == 0:
@@ -204,7 +205,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of a checked configuration on a model; samples: sequences."""
+    """The measurement of a checked configuration on a model; samples: sequences."""
 
     cfg: Mapping[str, Any]
     model: Subject
@@ -215,12 +216,12 @@ class Measurement:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measured(jobs: Sequence[Measurement], workers: int, progress: Progress) -> Generator[dict[str, Any]]:
-    """The row of each measurement, in order. Raises RunError where a process dies."""
+    """The row of each measurement, in order. Raises RunError if a process dies."""
     if min(workers, len(jobs)) > 1:
         yield from _measured_by_processes(jobs, min(workers, len(jobs)), progress)
         return
@@ -229,7 +230,7 @@ def measured(jobs: Sequence[Measurement], workers: int, progress: Progress) -> G
 
 
 def _measured_by_processes(jobs: Sequence[Measurement], workers: int, progress: Progress) -> Generator[dict[str, Any]]:
-    # pickled here, models do not travel through shared memory, of which containers have little
+    # pickled here, so that models are not sent through shared memory, which is small in containers
     pickled = {id(job.model): pickle.dumps(job.model) for job in jobs}
     with processes.pool(workers, RunError(_DIED)) as pool:
         futures = [
@@ -244,12 +245,12 @@ def _measured_by_processes(jobs: Sequence[Measurement], workers: int, progress: 
 
 @cache
 def _loaded(model: bytes) -> Subject:
-    found: Subject = pickle.loads(model)  # noqa: S301 (it comes from the process that started this one)
-    return found
+    loaded: Subject = pickle.loads(model)  # noqa: S301 (it comes from the process that started this one)
+    return loaded
 
 
-def _measured_elsewhere(model: bytes, cfg: Mapping[str, Any], *rest: Any) -> dict[str, Any]:
-    return _measured(Measurement(cfg, _loaded(model), *rest))
+def _measured_elsewhere(model: bytes, cfg: Mapping[str, Any], *fields: Any) -> dict[str, Any]:
+    return _measured(Measurement(cfg, _loaded(model), *fields))
 
 
 def _measured(job: Measurement, progress: Progress | None = None) -> dict[str, Any]:

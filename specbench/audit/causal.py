@@ -1,8 +1,8 @@
 """The audit's causal model of continuous tokens: the real classes of NextStep with random weights, a padded prompt and
 guidance, and a drafter whose weights are near the target's.
 
-What the audit draws from the target alone (`densities.alone`) is conditioned by passes over all tokens, which share
-nothing with the session and its cache but the networks.
+The samples of the target alone (`densities.alone`) use conditions from passes over all tokens. These share only the
+networks with the session and its cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TINY = NextStepConfig(8, 1, 2, 1, 8, 4, side=2, token_dim=2, head_width=8, head_
 
 
 class CausalNetwork:
-    """A NextStep after one prompt: see `densities.AuditedNetwork`."""
+    """A NextStep after one prompt; see `densities.AuditedNetwork`."""
 
     causal = True
 
@@ -42,15 +42,15 @@ class CausalNetwork:
         return self.guided.open(self.prompts(rows), rows)
 
     def prompts(self, rows: int) -> Prompts:
-        """A prompt with padding, the negative one with more."""
-        ids, none = torch.tensor([[1, 0, 2, 3]]), torch.tensor([[1, 1, 2, 3]])
+        """A prompt with padding, and a negative prompt with more padding."""
+        ids, negative = torch.tensor([[1, 0, 2, 3]]), torch.tensor([[1, 1, 2, 3]])
         device = self.guided.model.norm.weight.device
-        return Prompts(*(x.repeat(rows, 1).to(device) for x in (ids, ids != 1, none, none != 1)))
+        return Prompts(*(x.repeat(rows, 1).to(device) for x in (ids, ids != 1, negative, negative != 1)))
 
     def condition(
         self, tokens: Tensor, known: Tensor, row: Tensor, position: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """See `MaskedSession`: z (R, n, ...), by a pass without a cache."""
+        """z (R, n, ...), by a pass without a cache; see `MaskedSession`."""
         guided, model = self.guided, self.guided.model
         prefix = model.condition(self.prompts(len(tokens)), guided.halves == 2)
         x = model.image_in_projector(guided.normed(torch.where(known.unsqueeze(-1), tokens, 0.0)))
@@ -65,7 +65,7 @@ class CausalNetwork:
 
 
 def network(seed: int, cfg: NextStepConfig = TINY) -> NextStep:
-    """With weights of unit gain, drawn from the seed, of which every one matters."""
+    """A network whose weights have unit gain and are drawn from the seed, so that every weight matters."""
     model, g = NextStep(cfg).eval().requires_grad_(False), torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if p.dim() == 1 and name.endswith("weight"):
@@ -76,19 +76,18 @@ def network(seed: int, cfg: NextStepConfig = TINY) -> NextStep:
 
 
 def near(model: NextStep, distance: float, seed: int) -> NextStep:
-    """A copy whose weights are moved by this share of their own spread."""
-    other, g = copy.deepcopy(model), torch.Generator().manual_seed(seed)
-    for p in other.parameters():
+    """A copy whose weights are moved by this share of their standard deviation."""
+    moved, g = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    for p in moved.parameters():
         p.add_(distance * p.std().nan_to_num(0) * torch.randn(p.shape, generator=g))
-    return other
+    return moved
 
 
 def pair(name: str, distance: float, sampler: FlowSampler, **options: Any) -> DensityPair:
-    """options: of `NextStepTarget`."""
+    """options: arguments of `NextStepTarget`."""
     target = network(0)
-    both = (CausalNetwork(NextStepTarget(m, sampler, **options)) for m in (target, near(target, distance, 9)))
-    one, other = both
-    return DensityPair(name, one, other)
+    models = (CausalNetwork(NextStepTarget(m, sampler, **options)) for m in (target, near(target, distance, 9)))
+    return DensityPair(name, *models)
 
 
 def built_in(name: str) -> DensityPair:

@@ -1,8 +1,9 @@
 """The audit of methods for continuous tokens: their real loop, rule and residual sampler decode small models, and the
 audit compares the result with samples of the target alone.
 
-The distribution of such a model has no closed form, but its samples cost little. The audit compares N decoded sequences
-with N of the target's own, sampled by a plain loop that shares no random numbers and only the networks with the method.
+The distribution of such a model has no closed form, but samples cost little. The audit compares N decoded sequences
+with N samples of the target. These come from a plain loop that shares only the networks with the method, and no random
+numbers.
 
 model = built_in("d1t4")
 row = audit.measure(assemble(configuration.compose(["method=cspd", "model=mar_b"])), model, 200_000)
@@ -30,20 +31,20 @@ from specbench.engine.ops import linear, take
 from specbench.engine.state import on_device
 
 SAMPLING = ("temperature", "final_noise")
-_CONDITION, _HIDDEN = 4, 8  # numbers of a condition, and of the head's hidden layer
+_CONDITION, _HIDDEN = 4, 8  # widths of a condition, and of the head's hidden layer
 _CPU = torch.device("cpu")
 _KEEP = 0.7  # share of a state in the next one's mean
-#: The spread of each kind of weights.
+#: The standard deviation of each kind of weights.
 _SPREAD = {"input": 0.5, "input_bias": 0.5, "step": 0.5, "inner": 0.6, "outer": 0.3, "level": 0.2}
 _ROWS = 1 << 13  # sequences decoded at once
 _PROJECTIONS = 8
-_LATER = 1 << 62  # added to the seeds of the target's sequences that later ones are compared with
+_LATER = 1 << 62  # added to the seeds of the target's samples that new sequences are compared with
 _ENERGY = 4000  # sequences of each set for the energy distance, which computes a value for every pair
 
 
 class AuditedNetwork(ContinuousModel, Protocol):
-    """What an audit asks of a model, besides what the decode loop does: samples of the target alone need conditions
-    and moments without a session."""
+    """The interface of a model for an audit, in addition to that of the decode loop: samples of the target alone need
+    conditions and moments without a session."""
 
     causal: bool
 
@@ -54,7 +55,7 @@ class AuditedNetwork(ContinuousModel, Protocol):
     def condition(
         self, tokens: Tensor, known: Tensor, row: Tensor, position: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """See `MaskedSession`; of a causal model, the known tokens are those before the position."""
+        """See `MaskedSession`. For a causal model, the known tokens are those before the position."""
         ...
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,11 +64,12 @@ class AuditedNetwork(ContinuousModel, Protocol):
 
 
 class DensityNetwork(MaskedSession):
-    """A model of continuous tokens, and its own session: one layer from the known tokens to a condition, a head of two.
+    """A model of continuous tokens, which is its own session: one layer from the known tokens to a condition, and a
+    head of two layers.
 
     input (L E, L (D + 1)) and input_bias (L E,): weights and biases from the tokens of all positions, and from which of
     them are known, to every position's condition; step (T, H), inner (H, D + E), outer (2 D, H): the head; level (T,):
-    log variance around which the learned one lies.
+    the log variance to which the learned part is added.
     """
 
     def __init__(self, recipe: DensityRecipe, weights: Mapping[str, Tensor]) -> None:
@@ -76,10 +78,10 @@ class DensityNetwork(MaskedSession):
 
     def on(self, device: torch.device) -> DensityNetwork:
         """The same network on a device."""
-        there = copy.copy(self)
+        moved = copy.copy(self)
         for name in _SPREAD:
-            setattr(there, name, getattr(self, name).to(device))
-        return there
+            setattr(moved, name, getattr(self, name).to(device))
+        return moved
 
     def open(self, conditioning: Any, rows: int) -> DensityNetwork:
         return self
@@ -87,13 +89,15 @@ class DensityNetwork(MaskedSession):
     def condition(
         self, tokens: Tensor, known: Tensor, row: Tensor, position: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """See `MaskedSession`: z (R, n, E)."""
+        """z (R, n, E); see `MaskedSession`."""
         mask = known.unsqueeze(-1)
-        seen = torch.cat([torch.where(mask, tokens, 0.0), mask.to(tokens.dtype)], -1).flatten(1)
-        return take(torch.tanh(linear(seen, self.input, self.input_bias)).view(len(tokens), self.length, -1), position)
+        inputs = torch.cat([torch.where(mask, tokens, 0.0), mask.to(tokens.dtype)], -1).flatten(1)
+        return take(
+            torch.tanh(linear(inputs, self.input, self.input_bias)).view(len(tokens), self.length, -1), position
+        )
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """See `MaskedSession`: mean and log variance (n, D)."""
+        """Mean and log variance (n, D); see `MaskedSession`."""
         hidden = torch.tanh(linear(torch.cat([self.bend * x, z], -1), self.inner) + self.step[index])
         shift, spread = linear(hidden, self.outer).chunk(2, -1)
         return _KEEP * x + shift, self.level[index, None] + 0.8 * torch.tanh(spread)
@@ -132,10 +136,12 @@ class DensityPair:
 
 def built_in(name: str) -> DensityPair:
     recipe = recipes.DENSITIES[name]
-    own, other = _weights(recipe, recipe.seed), _weights(recipe, 100 + recipe.seed)
-    own["level"] = own["level"] + torch.linspace(math.log(0.25), math.log(0.5), recipe.steps)  # the last step first
-    near = {name: own[name] + recipe.distance * other[name] for name in own}
-    return DensityPair(name, DensityNetwork(recipe, own), DensityNetwork(recipe, near))
+    weights, noise = _weights(recipe, recipe.seed), _weights(recipe, 100 + recipe.seed)
+    weights["level"] = weights["level"] + torch.linspace(
+        math.log(0.25), math.log(0.5), recipe.steps
+    )  # the last step first
+    near = {name: weights[name] + recipe.distance * noise[name] for name in weights}
+    return DensityPair(name, DensityNetwork(recipe, weights), DensityNetwork(recipe, near))
 
 
 @dataclass
@@ -148,7 +154,7 @@ class Sequences:
 
 @torch.inference_mode()
 def alone(model: AuditedNetwork, rule: ContinuousRule, samples: int, seed: int) -> Sequences:
-    """Samples of the target alone, under the rule's temperature and last step."""
+    """Samples of the target alone, with the rule's temperature and last step."""
     g = torch.Generator().manual_seed(seed)
     parts = []
     for begin in range(0, samples, _ROWS):
@@ -188,12 +194,12 @@ def numbers(sequences: Sequences) -> Iterator[Tensor]:
         yield from (values.flatten(1) @ torch.randn(length * dim, _PROJECTIONS, generator=g)).unbind(1)
 
 
-def compare(one: Sequences, other: Sequences) -> tuple[float, float]:
+def compare(a: Sequences, b: Sequences) -> tuple[float, float]:
     """The largest Kolmogorov-Smirnov distance of all `numbers` of two sets of sequences, and the p-value of the
-    hypothesis that both have one distribution: Bonferroni over the tests."""
-    pairs = zip(numbers(one), numbers(other), strict=True)
-    distances = [float(stats.ks_2samp(a.numpy(), b.numpy(), method="asymp").statistic) for a, b in pairs]
-    effective = len(one.tokens) * len(other.tokens) / (len(one.tokens) + len(other.tokens))
+    hypothesis that both have the same distribution: Bonferroni over the tests."""
+    pairs = zip(numbers(a), numbers(b), strict=True)
+    distances = [float(stats.ks_2samp(x.numpy(), y.numpy(), method="asymp").statistic) for x, y in pairs]
+    effective = len(a.tokens) * len(b.tokens) / (len(a.tokens) + len(b.tokens))
     p_value = float(stats.kstwobign.sf(max(distances) * math.sqrt(effective)))  # Smirnov's limit
     return max(distances), min(1.0, len(distances) * p_value)
 
@@ -214,13 +220,15 @@ class DensityMethod:
         pair = [network.on(self.device) for network in (model.target, model.drafter)]
         for begin in sequences[::_ROWS]:
             keys = [(seed, i) for i in range(begin, min(begin + _ROWS, sequences.stop))]
-            made = decode(pair[0], pair[1], self.rule, None, RandomStreams(keys, self.device))
-            out, trace = on_device(made, _CPU), on_device(made.trace, _CPU)
+            on_its_device = decode(pair[0], pair[1], self.rule, None, RandomStreams(keys, self.device))
+            out, trace = on_device(on_its_device, _CPU), on_device(on_its_device.trace, _CPU)
             first += of_first_draft(trace, length)
             per_step += float((length / out.steps.double()).sum()) / samples
             verified += int(out.drafted.sum())
             accepted += int(out.accepted.sum())
-            proposals += [number for image in trace.proposals for number in image]  # for a token after a rejection
+            proposals += [
+                number for image in trace.proposals for number in image
+            ]  # one number per token after a rejection
             fallbacks += int(trace.fallbacks.sum())
             exercised.add_chains(trace.accepted, trace.offered, trace.start, length, self.rule.gamma)
             tokens.append(out.tokens)
@@ -228,11 +236,11 @@ class DensityMethod:
             if progress is not None:
                 progress(len(keys))
         decoded = Sequences(torch.cat(tokens), torch.cat(orders))
-        drawn = 2 * seed if sequences.start == 0 else _LATER + 2 * seed
-        target, again = (alone(model.target, self.rule, samples, drawn + i) for i in range(2))
+        target_seed = 2 * seed if sequences.start == 0 else _LATER + 2 * seed
+        target, again = (alone(model.target, self.rule, samples, target_seed + i) for i in range(2))
         ks, p_value = compare(decoded, target)
         energy, energy_noise = statistics.energy_distance(*(s.tokens[:_ENERGY].flatten(1) for s in (decoded, target)))
-        # either set's distance from its distribution exceeds this with probability TAIL / 2 (Dvoretzky, Kiefer,
+        # the distance of either set from its distribution exceeds this with probability TAIL / 2 (Dvoretzky, Kiefer,
         # Wolfowitz)
         error = math.sqrt(math.log(4 / statistics.TAIL) / (2 * samples))
         columns = {
@@ -253,5 +261,5 @@ class DensityMethod:
 
 def assemble(cfg: Mapping[str, Any], device: torch.device = _CPU) -> DensityMethod:
     """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
-    alone, the target samples one token per pass. Raises UsageError for parameters that do not go together."""
+    alone, the target samples one token per pass. Raises UsageError for parameters that do not fit together."""
     return DensityMethod(cfg, build(cfg), device)

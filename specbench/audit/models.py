@@ -1,4 +1,4 @@
-"""The models that an audit decodes: the built-in ones, and those of a file of tables."""
+"""The models that an audit decodes: the built-in ones, and tables from a file."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from specbench.errors import UsageError
 from specbench.harness.method import build_drafter
 from specbench.storage import home
 
-#: What names the sampling of discrete tokens.
+#: The parameters that determine the sampling of discrete tokens.
 SAMPLING = ("temperature", "top_k", "top_p", "entropy_temperature", "top_n_sigma")
-#: Sequences that an audit counts one by one: 32 MiB a count.
+#: The most sequences that an audit counts one by one: 32 MiB per count.
 LARGEST = 1 << 22
-_MOST_BYTES = 1 << 28  # of an array: tables of that many sequences, with room to spare
-_ROUNDING = 1e-4  # tolerance of a row's sum around 1: float32 sums are within it, float16 sums are not
+_MOST_BYTES = 1 << 28  # the most bytes of an array: more than tables of that many sequences have
+_ROUNDING = 1e-4  # tolerance of a row's sum around 1; float32 sums are within it, float16 sums are not
 
 
 class Subject(Protocol):
@@ -49,7 +49,7 @@ class Subject(Protocol):
 
     @property
     def vocab(self) -> int:
-        """Tokens of the vocabulary, of a grammar only those that encode pixels."""
+        """Tokens of the vocabulary; with a grammar only the tokens that encode pixels."""
         ...
 
     @property
@@ -63,22 +63,22 @@ class Subject(Protocol):
         ...
 
     def on(self, device: torch.device) -> Subject:
-        """The same model, whose target, drafters and codebook are on a device."""
+        """The same model, with target, drafters and codebook on a device."""
         ...
 
     @property
     def target(self) -> Target: ...
 
     def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
-        """The real drafter of a configuration. Where that needs a network, the model's own."""
+        """The real drafter of a configuration. If it needs a network, the model's own drafter replaces it."""
         ...
 
     def prompts(self, rows: int) -> Any:
-        """The conditioning of as many rows: one prompt for all."""
+        """The conditioning of `rows` rows, which share one prompt."""
         ...
 
     def codebook(self) -> Tensor:
-        """(V, d); UsageError where there is none."""
+        """(V, d); UsageError if the model has none."""
         ...
 
     def marginals(self, sampling: Sampling) -> list[Marginal]:
@@ -86,15 +86,15 @@ class Subject(Protocol):
         ...
 
     def free(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Of decoded sequences (N, *): the tokens that are not forced (N, T), and which sequences the grammar allows
+        """For decoded sequences (N, *): the tokens that are not forced (N, T), and which sequences the grammar allows
         (N,) bool."""
         ...
 
 
 @dataclass(frozen=True)
 class TabularModel:
-    """p, q: T tables each, the target's and the drafter's, (V**t, V) float32, or those of Markov models; codes (V, d)
-    or None: the codebook; grams: of a Markov model, the n of the n-grams that are compared, else 0."""
+    """p, q: T tables each, the target's and the drafter's, (V**t, V) float32, or the tables of Markov models; codes (V,
+    d) or None: the codebook; grams: for a Markov model, the n of the n-grams that are compared, else 0."""
 
     name: str
     p: Tables
@@ -120,8 +120,8 @@ class TabularModel:
         return TabularTarget(self.p)
 
     def drafter(self, cfg: Mapping[str, Any]) -> Drafter:
-        """The draft tables, in the shape of its drafts, replace a drafter that needs a network:
-        sampled or, for Medusa, EAGLE-2 and draft_tokens=deterministic, deterministic."""
+        """The draft tables, in the shape of its drafts, replace a drafter that needs a network: sampled or, for Medusa,
+        EAGLE-2 and draft_tokens=deterministic, deterministic."""
         name = cfg["drafter"]
         chosen = name == "medusa" or cfg.get("draft_tokens") == "deterministic"
         if not registry.drafter_network(name):
@@ -143,7 +143,7 @@ class TabularModel:
 
     def codebook(self) -> Tensor:
         if self.codes is None:
-            raise UsageError(f"the rule needs the nearness of codes: {self.name} lacks the array codebook, (V, d)")
+            raise UsageError(f"the rule needs distances between codes: {self.name} has no array codebook, (V, d)")
         return self.codes
 
     def marginals(self, sampling: Sampling) -> list[Marginal]:
@@ -163,23 +163,23 @@ def built_in(name: str) -> TabularModel:
 
 
 def load(path: str) -> TabularModel:
-    """A model of an .npz file: arrays p0 .. p{T-1}, q0 .. q{T-1} and, for rules that need it, codebook (V, d); pt is
-    (V**t, V), the distribution of token t given the prefix coded base V, first token most significant.
+    """A model from an .npz file: arrays p0 .. p{T-1}, q0 .. q{T-1} and, for rules that need it, codebook (V, d). pt is
+    (V**t, V), the distribution of token t given the prefix, coded in base V, first token most significant.
 
-    Raises UsageError with the fault of the file. Pickled objects are not read.
+    UsageError names the fault of a file. Pickled objects are not read.
     """
     file = home.expanded(path)
     if not file.is_file():
         raise UsageError(f"audit.tables: there is no file '{path}'")
     try:
-        found = np.load(file, allow_pickle=False)
+        archive = np.load(file, allow_pickle=False)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError):
         raise UsageError(f"audit.tables: {path} is not an .npz file of plain arrays") from None
-    if not isinstance(found, np.lib.npyio.NpzFile):
+    if not isinstance(archive, np.lib.npyio.NpzFile):
         raise UsageError(f"audit.tables: {path} holds a single array; save p0 .., q0 .. with numpy.savez")
-    with found:
-        names = [name for name in found.files if re.fullmatch(r"[pq](0|[1-9]\d*)", name) or name == "codebook"]
-        arrays = {name: _array(found, name, path) for name in names}
+    with archive:
+        names = [name for name in archive.files if re.fullmatch(r"[pq](0|[1-9]\d*)", name) or name == "codebook"]
+        arrays = {name: _array(archive, name, path) for name in names}
     p, q = (_tables(arrays, letter, path) for letter in "pq")
     if len(p) != len(q) or p[0].shape != q[0].shape:
         sizes = [f"{letter}: V={t[0].shape[1]}, T={len(t)}" for letter, t in (("p", p), ("q", q))]
@@ -192,11 +192,11 @@ def load(path: str) -> TabularModel:
     return TabularModel(file.name, p, q, None if codebook is None else torch.from_numpy(codebook).float())
 
 
-def _array(found: np.lib.npyio.NpzFile, name: str, path: str) -> np.ndarray:
+def _array(archive: np.lib.npyio.NpzFile, name: str, path: str) -> np.ndarray:
     try:
-        if found.zip is None or found.zip.getinfo(f"{name}.npy").file_size > _MOST_BYTES:
+        if archive.zip is None or archive.zip.getinfo(f"{name}.npy").file_size > _MOST_BYTES:
             raise ValueError("it unfolds to too much")
-        array = found[name]
+        array = archive[name]
     except (OSError, ValueError, LookupError, AttributeError, MemoryError, zipfile.BadZipFile, zlib.error, EOFError):
         raise UsageError(f"audit.tables: {name} of {path} is damaged or not an array of numbers") from None
     if array.dtype.kind not in "biuf":
@@ -211,7 +211,7 @@ def _tables(arrays: Mapping[str, np.ndarray], letter: str, path: str) -> Tables:
     length = 1 + max((int(name[1:]) for name in arrays if name[0] == letter), default=-1)
     missing = [f"{letter}{t}" for t in range(max(1, min(length, len(arrays)))) if f"{letter}{t}" not in arrays]
     if missing:
-        raise UsageError(f"audit.tables: {path} lacks the array {missing[0]}")
+        raise UsageError(f"audit.tables: {path} has no array {missing[0]}")
     first = arrays[f"{letter}0"]
     vocab = first.shape[-1] if first.ndim else 0
     if first.shape != (1, vocab) or vocab < 2:

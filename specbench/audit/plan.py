@@ -1,4 +1,4 @@
-"""What an audit measures: its arguments -> the measurements, method by method and model by model, and their rows."""
+"""The plan of an audit: its arguments -> the measurements, method by method and model by model, and their rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specbench.storage.csv_text import csv_text
 from specbench.storage.files import writable, write_atomically
 from specbench.storage.progress import tqdm
 
-#: Parameters of a run -> the audit's own for the same.
+#: Parameters of a run -> the audit's parameters with the same meaning.
 _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
 
 
@@ -42,42 +42,42 @@ _CHAIN, _TREE = "eagle", "eagle_tree"
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """measurements: in order; workers: processes, None for the default; out: the file of the rows, None without one."""
+    """measurements: in order; workers: processes, None for the default; out: the file of the rows, or None."""
 
     measurements: Sequence[Measurement]
     workers: int | None
     out: Path | None
 
 
-def planned(arguments: Sequence[str], every: bool = False, of_variants: bool = False) -> AuditPlan:
-    """The plan of the arguments of `specbench audit`. every, of_variants: as --all and --variants.
+def planned(arguments: Sequence[str], all_presets: bool = False, of_variants: bool = False) -> AuditPlan:
+    """The plan for the arguments of `specbench audit`. all_presets, of_variants: the flags --all and --variants.
 
     Raises UsageError for bad arguments, a bad file of tables, and a path that cannot be written to.
     """
     words = command_line.read(arguments, command_arguments=ARGUMENTS)
     implied = [word for word in configuration.implied(words) if _key(word) not in ("data", "metrics")]
-    own, given = _sorted_out([*words, *implied])
-    samples = own.get("audit.samples", SAMPLES)
-    many = every or of_variants
-    kinds = [False, True] if many else kinds_of(given)
-    chosen = chosen_models(own, kinds)
-    out = writable(own["out"]) if "out" in own else None
-    jobs = presets(given, chosen, of_variants) if many else _jobs(given, chosen, kinds)
-    device = resolve_device(own.get("audit.device", "cpu"))
+    settings, overrides = _sorted_out([*words, *implied])
+    samples = settings.get("audit.samples", SAMPLES)
+    many = all_presets or of_variants
+    kinds = [False, True] if many else kinds_of(overrides)
+    chosen = chosen_models(settings, kinds)
+    out = writable(settings["out"]) if "out" in settings else None
+    jobs = presets(overrides, chosen, of_variants) if many else _jobs(overrides, chosen, kinds)
+    device = resolve_device(settings.get("audit.device", "cpu"))
     for cfg, model in jobs:
-        assemble(cfg, model)  # a mistake costs no decoding
-    seed, margin = own.get("audit.seed", 0), own.get("audit.margin", MARGIN)
-    fewer = samples if "audit.model" in own else max(FEWEST, samples // SLOWER)
+        assemble(cfg, model)  # find mistakes before decoding
+    seed, margin = settings.get("audit.seed", 0), settings.get("audit.margin", MARGIN)
+    fewer = samples if "audit.model" in settings else max(FEWEST, samples // SLOWER)
     measurements = [
         Measurement(cfg, model, fewer if isinstance(model, TinyModel) else samples, seed, margin, device)
         for cfg, model in jobs
     ]
-    return AuditPlan(measurements, own.get("audit.workers") if device.type == "cpu" else 1, out)
+    return AuditPlan(measurements, settings.get("audit.workers") if device.type == "cpu" else 1, out)
 
 
 def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
-    """A row of each measurement, in order, which are in the plan's file by then. On tables, presets with the same
-    drafts are measured once."""
+    """The row of each measurement, in order; each is in the plan's file before it is yielded. On tables, presets with
+    the same drafts are measured once."""
     jobs, workers = plan.measurements, plan.workers
     keys = [
         (job.model.name, sizes.same_drafts(job.cfg) if isinstance(job.model, TabularModel) else number)
@@ -101,8 +101,8 @@ def measured(plan: AuditPlan) -> Iterator[dict[str, Any]]:
                 by_key[key] = next(decoded)
             row = by_key[key]
             if (row["method"], row["variant"]) != (job.cfg["method"], job.cfg.get("variant")):
-                other = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
-                row = {**row, **described(job.cfg, job.model), "same_as": other}
+                source = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
+                row = {**row, **described(job.cfg, job.model), "same_as": source}
             rows.append(row)
             if plan.out is not None:
                 write_atomically(plan.out, csv_text(COLUMNS, rows).encode())
@@ -114,16 +114,18 @@ def _key(argument: str) -> str:
 
 
 def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The audit's own arguments by name, and the remaining overrides. Refuses what only a run has."""
+    """The audit's own arguments by name, and the remaining overrides. UsageError for parameters that only a run has."""
     keys = [_key(argument) for argument in arguments]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise UsageError(f"'{twice}' is given {keys.count(twice)} times; give it once")
-    mine = [argument for argument in arguments if _key(argument) in ARGUMENTS or argument.startswith("audit.")]
-    given = values(mine, ARGUMENTS, "parameter")
-    own = {name: ARGUMENTS[name].from_text(name, text) for name, text in given.items()}
-    rest = [argument for argument in arguments if argument not in mine]
-    for key in map(_key, rest):
-        if key == "cfg_scale" and own.get("audit.model") not in recipes.TINY:
+    audit_arguments = [
+        argument for argument in arguments if _key(argument) in ARGUMENTS or argument.startswith("audit.")
+    ]
+    texts = values(audit_arguments, ARGUMENTS, "parameter")
+    settings = {name: ARGUMENTS[name].from_text(name, text) for name, text in texts.items()}
+    overrides = [argument for argument in arguments if argument not in audit_arguments]
+    for key in map(_key, overrides):
+        if key == "cfg_scale" and settings.get("audit.model") not in recipes.TINY:
             raise UsageError(
                 "only models of real classes have guidance: leave cfg_scale= out, or use"
                 f" audit.model={next(iter(recipes.TINY))}"
@@ -132,29 +134,29 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in own_keys):
             instead = f"; give {_INSTEAD[key]}" if key in _INSTEAD else ""
             raise UsageError(f"'{key}' belongs to specbench run, an audit has no such parameter{instead}")
-    if rest and (several := configuration.swept(rest)):
+    if overrides and (several := configuration.swept(overrides)):
         raise UsageError(f"'{sorted(several)[0]}' names several values; an audit takes one at a time")
-    return own, rest
+    return settings, overrides
 
 
 def _of_a_run() -> set[str]:
-    """The parameters and groups that are neither a method's nor the sampling's."""
-    every = {*parameters.table(), *parameters.groups()}
-    return every.difference(parameters.method_parameters(), models.SAMPLING, densities.SAMPLING)
+    """The parameters and groups that belong neither to a method nor to the sampling."""
+    names = {*parameters.table(), *parameters.groups()}
+    return names.difference(parameters.method_parameters(), models.SAMPLING, densities.SAMPLING)
 
 
-def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> list[Subject]:
+def chosen_models(settings: Mapping[str, Any], kinds: Sequence[bool]) -> list[Subject]:
     """The models that the arguments name, or all built-in ones, discrete tokens first. `kinds`: see `kinds_of`."""
-    if "audit.tables" in own and "audit.model" in own:
-        raise UsageError("audit.tables and audit.model name two different things: give one of them")
-    if "audit.tables" in own:
-        return [models.load(own["audit.tables"])]
-    every = {False: _discrete(), True: tuple(recipes.DENSITIES)}
-    names = (*every[False], *every[True])
-    if name := own.get("audit.model"):
-        every[True] += tuple(recipes.CAUSAL)
-        if name not in every[False] + every[True]:
-            raise unknown("audit.model", name, [n for kind in kinds for n in every[kind]])
+    if "audit.tables" in settings and "audit.model" in settings:
+        raise UsageError("audit.tables and audit.model name two different models: give one of them")
+    if "audit.tables" in settings:
+        return [models.load(settings["audit.tables"])]
+    names_of = {False: _discrete(), True: tuple(recipes.DENSITIES)}
+    names = (*names_of[False], *names_of[True])
+    if name := settings.get("audit.model"):
+        names_of[True] += tuple(recipes.CAUSAL)
+        if name not in names_of[False] + names_of[True]:
+            raise unknown("audit.model", name, [n for kind in kinds for n in names_of[kind]])
         names = (name,)
     modules = {**dict.fromkeys(recipes.TINY, tiny), **dict.fromkeys(recipes.DENSITIES, densities)}
     modules |= dict.fromkeys(recipes.CAUSAL, causal)
@@ -162,13 +164,14 @@ def chosen_models(own: Mapping[str, Any], kinds: Sequence[bool]) -> list[Subject
 
 
 def _suited(chosen: Sequence[Subject], kinds: Sequence[bool]) -> list[Subject]:
-    """The models of the first of these kinds that has some."""
+    """The models of the first of these kinds that has any."""
     of_kinds = ([model for model in chosen if isinstance(model, DensityPair) == kind] for kind in kinds)
     return next(filter(None, of_kinds), [])
 
 
 def kinds_of(arguments: Sequence[str]) -> list[bool]:
-    """Whether the method of these arguments is for discrete (False) or continuous (True) tokens; vanilla is both."""
+    """The kinds of tokens that the method of these arguments is for: discrete (False) or continuous (True). Vanilla is
+    for both."""
     chosen = {_key(argument): argument.partition("=")[2] for argument in arguments}
     method = chosen.get("method") or str(configuration.compose()["method"])
     drafter, rule = ({**parameters.method_choices(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
@@ -200,32 +203,35 @@ def _jobs(
 
 
 def audits(arguments: Sequence[str], suited: Sequence[Subject]) -> Iterator[tuple[RunConfig, Subject]]:
-    """One method on each model, with drafts of every size. Of several models, those where its rule means something."""
-    given = {_key(argument) for argument in arguments}
+    """One method on each model, with drafts of every size. If there are several models, only those on which its rule
+    makes sense."""
+    keys = {_key(argument) for argument in arguments}
     for model in suited:
         cfg = _configuration(arguments, isinstance(model, DensityPair))
         if isinstance(model, DensityPair):
-            for further in sizes.of_densities(cfg, given, model):
-                yield _configuration([*arguments, *further], True), model
+            for more in sizes.of_densities(cfg, keys, model):
+                yield _configuration([*arguments, *more], True), model
         elif len(suited) == 1 or sizes.meaningful(cfg, model):
-            for further in sizes.variants(cfg, given, model):
-                yield _configuration([*arguments, *further], False), model
+            for more in sizes.variants(cfg, keys, model):
+                yield _configuration([*arguments, *more], False), model
 
 
 def _configuration(arguments: Sequence[str], continuous: bool) -> RunConfig:
     """The checked configuration of one method, with draft tables of the shape in the arguments."""
     if continuous:
         name = next(name for name in parameters.choices("model") if parameters.is_continuous("model", name))
-        return configuration.compose([*arguments, f"model={name}", "weights=random"])  # only for the parameters
-    given = {_key(argument) for argument in arguments}
-    if "drafter" not in given and given & {"window", "tree"}:
+        return configuration.compose(
+            [*arguments, f"model={name}", "weights=random"]
+        )  # the model only serves to check the parameters
+    keys = {_key(argument) for argument in arguments}
+    if "drafter" not in keys and keys & {"window", "tree"}:
         base = configuration.compose(
             [argument for argument in arguments if _key(argument) in ("method", "rule", "verification")]
         )
         if registry.drafter_network(base["drafter"]):
-            if "window" in given and "window" not in base:
+            if "window" in keys and "window" not in base:
                 return configuration.compose([*arguments, f"drafter={_CHAIN}"])
-            if "tree" in given and "tree" not in base:
+            if "tree" in keys and "tree" not in base:
                 return configuration.compose([*arguments, f"drafter={_TREE}"])
     return configuration.compose(arguments)
 
@@ -233,28 +239,28 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> RunConfig:
 def presets(
     arguments: Sequence[str], chosen: Sequence[Subject], of_variants: bool = False
 ) -> list[tuple[RunConfig, Subject]]:
-    """The configurations of every preset, or of every variant of those that have some, on the models that suit it, as
-    far as the arguments apply to each and the models can serve it.
+    """The configurations of every preset, or of every variant of the presets that have variants, on the models that
+    suit it. The arguments are used where they apply.
 
-    An argument applies to the presets that have its parameter; a preset that cannot take the value (a window too small
-    for its tree) keeps its own, and a preset that cannot be audited on the models is left out. Both are reported on
-    stderr.
+    An argument applies to the presets that have its parameter. A preset that cannot take the value (a window too small
+    for its tree) keeps its own value, and a preset that cannot be audited on the models is left out. Both are reported
+    on stderr.
     """
-    every = "--variants" if of_variants else "--all"
+    flag = "--variants" if of_variants else "--all"
     for key in ("method", *(["variant"] if of_variants else [])):
         if key in map(_key, arguments):
-            raise UsageError(f"{every} and {key}= contradict each other: give one of them")
+            raise UsageError(f"{flag} and {key}= contradict each other: give one of them")
     parts = [argument for argument in arguments if _key(argument) in _PARTS]
-    others = [argument for argument in arguments if argument not in parts]
-    found: list[tuple[RunConfig, Subject]] = []
+    overrides = [argument for argument in arguments if argument not in parts]
+    jobs: list[tuple[RunConfig, Subject]] = []
     notes: list[str] = []
-    elsewhere: list[str] = []  # presets of the kind for which no model was named
-    taken: set[str] = set()
+    elsewhere: list[str] = []  # presets for the kind of tokens that the named models do not have
+    used: set[str] = set()
     refused: dict[str, UsageError] = {}
     presets = [
-        [f"method={name}", *(f"variant={one}" for one in version)]
+        [f"method={name}", *(f"variant={variant}" for variant in version)]
         for name in parameters.choices("method")
-        for version in ([[one] for one in variants.names(name)] if of_variants else [[]])
+        for version in ([[variant] for variant in variants.names(name)] if of_variants else [[]])
     ]
     for preset in presets:
         accepted, name = [*preset, *parts], " ".join(preset).removeprefix("method=")
@@ -268,7 +274,7 @@ def presets(
             refused.setdefault("", e)
             notes.append(f"{name} is left out: {e}")
             continue
-        for argument in others:
+        for argument in overrides:
             if _key(argument) not in cfg:
                 continue
             try:
@@ -278,8 +284,8 @@ def presets(
                 notes.append(f"{name} keeps its own {_key(argument)}: {e}")
             else:
                 accepted.append(argument)
-                taken.add(argument)
-        found += audits(accepted, suited)
+                used.add(argument)
+        jobs += audits(accepted, suited)
     if elsewhere:
         [named] = chosen
         continuous = isinstance(named, DensityPair)
@@ -289,22 +295,22 @@ def presets(
             f" {_KIND[continuous]}",
         )
         refused.setdefault("", UsageError(notes[0]))
-    if not found:
+    if not jobs:
         raise refused[""]
-    for argument in others:
-        if argument in taken:
+    for argument in overrides:
+        if argument in used:
             continue
         if argument not in refused:
-            cfg, model = found[0]
+            cfg, model = jobs[0]
             _fitting([f"method={cfg['method']}", *parts, argument], model)  # raises: no preset has it
         raise refused[argument]
     for note in notes:
         say(f"specbench: {note}")
-    return found
+    return jobs
 
 
 def _fitting(arguments: Sequence[str], model: Subject) -> RunConfig:
-    """The configuration of these arguments, whose parts go together and can be built for the model."""
+    """The configuration of these arguments, if they fit together and can be built for the model, else UsageError."""
     cfg = _configuration(arguments, True) if isinstance(model, DensityPair) else configuration.compose(arguments)
     assemble(cfg, model)
     return cfg

@@ -14,7 +14,7 @@ from specbench.audit.thresholds import FURTHER
 from specbench.audit.verdicts import REJECTION, Exercised
 from specbench.config import parameters
 
-_AFTER = 2  # tokens that a sequence needs beyond a draft, so that the draft is refilled or has a bonus token
+_AFTER = 2  # tokens that a sequence needs after a draft, so that the draft is refilled or has a bonus token
 _PARTS = ("drafter", "rule")
 _FIRST = ("method", *_PARTS, "model")
 _PRINTED = [*_FIRST, *(name for name in COLUMNS if name not in _FIRST)]
@@ -33,61 +33,61 @@ _FORMATS = {
 
 
 def described(cfg: Mapping[str, Any], model: Subject | DensityPair) -> dict[str, Any]:
-    """The columns that name a method on a model."""
-    every = [*(densities if isinstance(model, DensityPair) else models).SAMPLING]
+    """The columns that describe a method on a model."""
+    sampling_names = [*(densities if isinstance(model, DensityPair) else models).SAMPLING]
     if not isinstance(model, DensityPair) and model.guided:
-        every.append("cfg_scale")
-    own = frozenset().union(*(parameters.declared(part, cfg[part]) for part in parameters.PARTS))
-    own -= {"drafter", "rule", "drafter_weights"}  # an audit's models have drafters of their own
-    own -= {"verification"} if cfg["verification"] == "token" else set()
-    later = ("entropy_temperature", "top_n_sigma")  # rows of earlier versions do not name them
-    sampling = [name for name in every if name not in later or cfg.get(name) is not None]
-    given = {name: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for name, v in cfg.items()}
+        sampling_names.append("cfg_scale")
+    declared = frozenset().union(*(parameters.declared(part, cfg[part]) for part in parameters.PARTS))
+    declared -= {"drafter", "rule", "drafter_weights"}  # an audit's models have their own drafters
+    declared -= {"verification"} if cfg["verification"] == "token" else set()
+    later = ("entropy_temperature", "top_n_sigma")  # rows of earlier versions do not have them
+    sampling = [name for name in sampling_names if name not in later or cfg.get(name) is not None]
+    texts = {name: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for name, v in cfg.items()}
     return {
         "method": cfg["method"],
         "drafter": cfg["drafter"],
         "rule": cfg["rule"],
         "variant": cfg.get("variant"),
         "plugins": "; ".join(parameters.plugins_of(cfg)) or None,
-        "parameters": " ".join(f"{name}={v}" for name, v in given.items() if name in own or name in sampling),
+        "parameters": " ".join(f"{name}={v}" for name, v in texts.items() if name in declared or name in sampling),
     }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The columns up to the verdict, aligned, those of continuous tokens in a table of their own; a cell that does not
-    apply is empty. The parameters of every audited method follow, what the verdicts rest on, and a summary."""
+    """The columns up to the verdict, aligned; rows of continuous tokens have their own table, and a cell that does not
+    apply is empty. Then follow the parameters of every audited method, the notes on its verdicts, and a summary."""
     kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_CONTINUOUS, [r for r in rows if r["dim"]])
     audited = dict.fromkeys(f"{name_of(row)}: {_audited(row)}" for row in rows)
-    tables = (_aligned(names, some) for names, some in kinds if some)
+    tables = (_aligned(names, selected) for names, selected in kinds if selected)
     return "\n\n".join([*tables, "\n".join(audited), *filter(None, ["\n".join(notes(rows))]), summary(rows)])
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line per row that is undecided, with the reason and the way out, or whose sequences were drawn again."""
+    """One line for each row that is undecided, with the reason and what to do, or whose sequences were drawn again."""
     lines = []
     for row in rows:
-        told = []
+        sentences = []
         if row["p_first"] is not None:
             first = row["samples"] // FURTHER
-            told.append(
-                f"p = {row['p_first']:.2g} of {first:,} sequences decides nothing, so {row['samples']:,} further ones"
-                f" were drawn, and the row is of these: p = {row['p_value']:.2g}"
+            sentences.append(
+                f"p = {row['p_first']:.2g} of the first {first:,} sequences decides nothing, so {row['samples']:,} new"
+                f" ones were drawn; the row describes these: p = {row['p_value']:.2g}"
             )
         if row["verdict"] == "undecided":
-            told += [*verdicts.doubts(row), *_unexercised(row)]
-        settings = [one for one in row["parameters"].split() if one.split("=")[0] in (*sizes.SIZES, "temperature")]
+            sentences += [*verdicts.doubts(row), *_unexercised(row)]
+        settings = [word for word in row["parameters"].split() if word.split("=")[0] in (*sizes.SIZES, "temperature")]
         where = f"{name_of(row)} on {row['model']} ({' '.join(settings)})"
-        lines += [f"{row['verdict']}: {where}: {sentence}" for sentence in told]
+        lines += [f"{row['verdict']}: {where}: {sentence}" for sentence in sentences]
     return list(dict.fromkeys(lines))
 
 
 def _unexercised(row: Mapping[str, Any]) -> Iterator[str]:
-    """The parts that the row never saw at work, and a way to see them."""
+    """The parts that the row never exercised, and what to do about it."""
     if not (parts := verdicts.missing([row])):
         return
     depth, length = Exercised.read(row["exercised"]).depth, row["T"]
-    given = {word.split("=")[0] for word in row["parameters"].split()}
-    named = ", ".join(f"{name}=" for name in sizes.SIZES if name in given)
+    names = {word.split("=")[0] for word in row["parameters"].split()}
+    named = ", ".join(f"{name}=" for name in sizes.SIZES if name in names)
     built_in: Mapping[str, Any] = recipes.DENSITIES if row["dim"] else recipes.TABLES
     longest = max(built_in, key=lambda name: built_in[name].length)
     if depth <= length - _AFTER:
@@ -97,14 +97,14 @@ def _unexercised(row: Mapping[str, Any]) -> Iterator[str]:
         if depth <= built_in[longest].length - _AFTER:
             ways.append(f"choose audit.model={longest}, whose sequences have {built_in[longest].length} tokens")
     listed = ", ".join(map(_plain, parts))
-    way = " or ".join(ways) or "audit a model of longer sequences"
-    yield f"never exercised: {listed} (drafts have {depth} tokens in depth, sequences {length}); {way}"
+    advice = " or ".join(ways) or "audit a model of longer sequences"
+    yield f"never exercised: {listed} (drafts have {depth} tokens in depth, sequences {length}); {advice}"
 
 
-def _counts(seen: Exercised) -> str:
-    """How often each part was at work, rejections by depth in one list."""
+def _counts(exercised: Exercised) -> str:
+    """How often each part was exercised; rejections by depth are in one list."""
     rejections, others = (
-        [(part, f"{count:,}") for part, count in seen.items() if part.startswith(REJECTION) == of_depth]
+        [(part, f"{count:,}") for part, count in exercised.items() if part.startswith(REJECTION) == of_depth]
         for of_depth in (True, False)
     )
     by_depth = f"rejections at depths 1 to {len(rejections)}: {', '.join(count for _, count in rejections)}"
@@ -112,36 +112,36 @@ def _counts(seen: Exercised) -> str:
 
 
 def _plain(part: str) -> str:
-    """A part by its name: rejection_2 -> rejection at depth 2."""
+    """A part in words: rejection_2 -> rejection at depth 2."""
     return part.replace(REJECTION, "rejection at depth ").replace("_", " ")
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Per method and rule the verdict over all audited models and drafts, with the largest upper limit, which holds
-    for the largest distance of all, and how often its parts were at work."""
+    """For each method and rule: the verdict over all audited models and drafts, the largest upper limit, which holds
+    for the largest of all distances, and how often its parts were exercised."""
     lines = []
     for method, rule in dict.fromkeys((name_of(row), row["rule"]) for row in rows):
-        mine = [row for row in rows if (name_of(row), row["rule"]) == (method, rule)]
-        verdict = verdicts.verdict(mine)
+        selected = [row for row in rows if (name_of(row), row["rule"]) == (method, rule)]
+        verdict = verdicts.verdict(selected)
         biased = verdict == "not lossless"
         limits = ["refuted" if biased else "not refuted"]
-        if highs := [row["tv_high"] for row in mine if row["tv_high"] is not None]:
-            above = f"{max(row['tv_low'] or 0.0 for row in mine):.4f} <= " if biased else ""
+        if highs := [row["tv_high"] for row in selected if row["tv_high"] is not None]:
+            above = f"{max(row['tv_low'] or 0.0 for row in selected):.4f} <= " if biased else ""
             limits.append(f"{above}TV <= {max(highs):.4f} at 95 %")
-        if highs := [row["ks_high"] for row in mine if row["ks_high"] is not None]:
+        if highs := [row["ks_high"] for row in selected if row["ks_high"] is not None]:
             limits.append(f"KS <= {max(highs):.4f} at 95 %")
-        chains = [row for row in mine if row["kl_bound"] is not None]
+        chains = [row for row in selected if row["kl_bound"] is not None]
         if chains and biased:
             far = max(chains, key=lambda row: row["kl_exact"])
             limits.append(f"TV {far['tv_unbiased']:.4f} sampled, {far['tv_exact']:.4f} enumerated")
             limits.append(f"KL {far['kl_exact']:.4f} <= {far['kl_bound']:.4f} nats, the sum of log(largest e / p)")
-        worst = min(row["p_value"] for row in mine)
+        worst = min(row["p_value"] for row in selected)
         lines.append(
-            f"{method} (rule {rule}): {verdict} ({', '.join(limits)}); {len(mine)} rows, smallest p {worst:.2g}"
+            f"{method} (rule {rule}): {verdict} ({', '.join(limits)}); {len(selected)} rows, smallest p {worst:.2g}"
         )
-        if seen := verdicts.exercised(mine):
+        if seen := verdicts.exercised(selected):
             lines.append(f"  exercised: {_counts(seen)}")
-        if parts := verdicts.missing(mine):
+        if parts := verdicts.missing(selected):
             lines.append(f"  never exercised: {', '.join(map(_plain, parts))}")
     if refuted := [row for row in rows if row["verdict"] == "not lossless" and row["tv_high"] is not None]:
         least = min(refuted, key=lambda row: row["tv_high"])
@@ -156,7 +156,8 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 
 def _audited(row: Mapping[str, Any]) -> str:
-    """The decoding parts as command-line arguments: not the preset alone, whose parts the arguments may override."""
+    """The decoding parts as command-line arguments. The preset's name is not enough, since arguments may override its
+    parts."""
     return " ".join([*(f"{part}={row[part]}" for part in _PARTS), row["parameters"]])
 
 

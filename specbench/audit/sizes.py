@@ -1,7 +1,7 @@
-"""Which drafts, and which sampling, the audit of a method tries on a model.
+"""The drafts, and the sampling parameters, that the audit of a method tries on a model.
 
-A draft that is longer than a sequence hides mistakes: nothing that follows the first step is verified. So drafts have
-several sizes well below the length of a sequence, and on long sequences the preset's own.
+A draft that is longer than a sequence hides mistakes, because nothing after the first step is verified. So the audit
+uses drafts of several sizes well below the length of a sequence, and on long sequences also the preset's own size.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from specbench.config import parameters, registry
 from specbench.decoding.continuous.rule import build
 from specbench.decoding.trees import parse
 
-#: Parameters that set the size of a draft: where one is given, no other size is tried.
+#: Parameters that set the size of a draft. If one is given, no other size is tried.
 SHAPE = ("window", "tree", "nodes", "depth", "width")
 SIZES = (*SHAPE, "gamma")
-#: The other parameters of a window: where one is given, only that is tried.
+#: The other parameters of a window. If one is given, only that is tried.
 _OF_WINDOW = ("init", "refine", "coupling")
 
 _FORK = "[[0],[1],[0,0]]"
@@ -26,19 +26,19 @@ _BUSH = "[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,1,0]]"
 _SHORT = 4  # tokens of the shortest sequences
 _LONG = 10  # tokens of sequences that are long enough for a preset's own draft
 
-#: Rules by nearness of codes, and typical acceptance, mean something where a neighbourhood, or the draft's candidates,
-#: are less than half of the vocabulary.
+#: Rules that use distances between codes, and typical acceptance, make sense if a neighbourhood, or the draft's
+#: candidates, are less than half of the vocabulary.
 _NEARNESS = {"lantern": "k", "lantern_pp": "k", "gsd": "group", "neighbourhood": "group"}
 _FEWEST = 8  # codes
-_APART = 8  # mean squared distance of two codes of the built-in models: about half of them are near to a code
+_APART = 8  # mean squared distance of two codes of the built-in models: about half of them are nearer to a code
 
-#: Parts that are not lossless, by their parameter; a rule other than `exact` is not, either.
+#: Parts that are not lossless, by their parameter. Rules other than `exact` are not lossless, either.
 _RELAXED = {"verification": ("segment",), "coupling": ("threshold",), "drafter": ("vvs",), "rounds": range(1 << 20)}
 
-#: How a model is sampled in addition to temperature 1, for exact rules: filters change what the drafter's and the
-#: target's distributions have in common, and greedy decoding has code of its own.
+#: How a model is sampled in addition to temperature 1, for exact rules: filters change the overlap of the drafter's and
+#: the target's distributions, and greedy decoding has separate code.
 _SAMPLED = {"v8t4": ("temperature=0.8", "top_k=6", "top_p=0.95"), "v3t5": ("temperature=0",)}
-#: Further windows of a preset on a model.
+#: Additional windows of a preset on a model.
 _WINDOWS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
     ("sjd", "v2t10"): (
         ("window=4", "init=vertical_sample"),
@@ -61,8 +61,8 @@ _WINDOWS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
 }
 
 
-#: How CSpD is audited, in addition to its own draft of 8 tokens, on models of 3 to 5: its other exact criterion, and
-#: what its drafts and densities depend on.
+#: How CSpD is audited, in addition to its own draft of 8 tokens, on models of 3 to 5 tokens: its other exact criterion,
+#: and the parameters that its drafts and densities depend on.
 _DENSITIES: dict[str, tuple[tuple[str, ...], ...]] = {
     "d1t4": (("gamma=2",), ("gamma=2", "criterion=exact")),
     "d1t5": (("gamma=2", "prefill=0.4"), ("gamma=3", "criterion=exact")),
@@ -78,89 +78,90 @@ def is_exact(cfg: Mapping[str, Any]) -> bool:
 
 
 def meaningful(cfg: Mapping[str, Any], model: Subject) -> bool:
-    """Whether an audit of all models includes this one: see `_NEARNESS`; the real models serve exact rules only, since
-    their drafters, not their rules, differ from those of tables."""
+    """Whether an audit of all models includes this one; see `_NEARNESS`. Real models are audited only with exact rules,
+    since their drafters, not their rules, differ from those of tables."""
     if not isinstance(model, TabularModel):
         return is_exact(cfg) or cfg["drafter"] == "medusa"
     return model.vocab >= _FEWEST or not (cfg["rule"] in _NEARNESS or cfg["rule"] == "typical")
 
 
-def variants(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[list[str]]:
-    """The further arguments of every audit of a method on a model. cfg: the method's configuration; given: the keys of
-    the arguments that it was composed from."""
-    fixed = [*_rule(cfg, given, model), *_real(cfg, given, model), *_interval(cfg, given, model)]
-    drafts = [list(draft) for draft in _drafts(cfg, given, model)] or [[]]
+def variants(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[list[str]]:
+    """The additional arguments of every audit of a method on a model. cfg: the method's configuration; given_keys: the
+    keys of the arguments that it was composed from."""
+    fixed = [*_rule(cfg, given_keys, model), *_real(cfg, given_keys, model), *_interval(cfg, given_keys, model)]
+    drafts = [list(draft) for draft in _drafts(cfg, given_keys, model)] or [[]]
     for draft in drafts:
         yield [*fixed, *draft]
     sampled = _SAMPLED.get(model.name, ())
-    if is_exact(cfg) and sampled and not given & {"temperature", "top_k", "top_p"}:
+    if is_exact(cfg) and sampled and not given_keys & {"temperature", "top_k", "top_p"}:
         yield [*fixed, *drafts[-1], *sampled]
 
 
-def of_densities(cfg: Mapping[str, Any], given: set[str], model: DensityPair) -> Iterator[list[str]]:
-    """As `variants`, on a model of continuous tokens. A rule that is not exact is refuted by any draft."""
+def of_densities(cfg: Mapping[str, Any], given_keys: set[str], model: DensityPair) -> Iterator[list[str]]:
+    """Like `variants`, for a model of continuous tokens. A rule that is not exact is refuted by any draft."""
     yield []
     rule = build(cfg)
-    if rule.gamma and rule.exact and "gamma" not in given:
-        for further in _DENSITIES[model.name]:
-            yield [argument for argument in further if argument.split("=")[0] not in given]
+    if rule.gamma and rule.exact and "gamma" not in given_keys:
+        for arguments in _DENSITIES[model.name]:
+            yield [argument for argument in arguments if argument.split("=")[0] not in given_keys]
 
 
-def _rule(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[str]:
-    """The neighbourhood of a rule by nearness: at most what is below half of the vocabulary."""
+def _rule(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[str]:
+    """The neighbourhood of a rule that uses distances between codes: less than half of the vocabulary."""
     name = _NEARNESS.get(cfg["rule"])
-    if name and name not in given:
+    if name and name not in given_keys:
         most = max(2 if name == "group" else 1, (model.vocab - 1) // 2)
         if cfg[name] > most:
             yield f"{name}={most}"
-    if cfg["rule"] == "gsd" and "distance" not in given:
+    if cfg["rule"] == "gsd" and "distance" not in given_keys:
         yield f"distance={_APART}"
 
 
-def _real(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[str]:
-    """Real models: the rule under which the heads of Medusa are lossless, and guidance."""
+def _real(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[str]:
+    """For real models: the rule under which the heads of Medusa are lossless, and guidance."""
     if not isinstance(model, TabularModel):
-        if cfg["rule"] == "typical" and "rule" not in given:
+        if cfg["rule"] == "typical" and "rule" not in given_keys:
             yield "rule=exact"
-        if model.guided and "cfg_scale" not in given:
+        if model.guided and "cfg_scale" not in given_keys:
             yield "cfg_scale=2.0"
 
 
-def _interval(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[str]:
-    """The positions without drafts at the end of an image: a fifth of a sequence, where they would be most of it."""
+def _interval(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[str]:
+    """The positions without drafts at the end of an image: at most a fifth of a sequence, if the preset's value would
+    be most of it."""
     end = cfg.get("plain_from")
-    if end is not None and "plain_from" not in given and -end > model.length // 2:
+    if end is not None and "plain_from" not in given_keys and -end > model.length // 2:
         yield f"plain_from=-{max(1, model.length // 5)}"
 
 
-def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
-    if given & {*SHAPE, *_OF_WINDOW}:
+def _drafts(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
+    if given_keys & {*SHAPE, *_OF_WINDOW}:
         return
-    own = parameters.declared("drafter", cfg["drafter"])
+    declared = parameters.declared("drafter", cfg["drafter"])
     length = model.length
     short, long = 2, length // 2
     lengths = sorted({short, long, *([3] if length == 5 else [])})
-    if "window" in own and "width" in own and cfg["width"] > 1:
+    if "window" in declared and "width" in declared and cfg["width"] > 1:
         yield ("window=3", "width=2", "depth=2")
         if long > 3:
             yield (f"window={max(long, 6)}", "width=2", "depth=3")
-    elif "first_row" in own:  # rows in parallel; the last is raster order
+    elif "first_row" in declared:  # rows in parallel; the last one is raster order
         yield from (("window=1", "first_row=overlap"), ("window=2",), (f"window={length}",))
         return
-    elif "t_ctx" in own:  # rows in parallel, and one at a time
+    elif "t_ctx" in declared:  # rows in parallel, and one at a time
         yield from (("window=2", "t_ctx=1"), ("window=2", f"t_ctx={length}"))
         return
-    elif "k_v" in own:  # a draft is of one row
+    elif "k_v" in declared:  # a draft is within one row
         yield from ((f"window={window}",) for window in sorted({short, min(long, model.target.width)}))
         return
-    elif "window" in own:
+    elif "window" in declared:
         yield from ((f"window={window}",) for window in lengths)
-    elif "nodes" in own:
+    elif "nodes" in declared:
         yield ("nodes=3", "depth=2", "width=2")
         if long > 3:
             yield ("nodes=8", "depth=3", "width=3")
-    elif "tree" in own:
-        yield from _trees(cfg, given, model)
+    elif "tree" in declared:
+        yield from _trees(cfg, given_keys, model)
     else:
         return
     # a relaxed rule is refuted by any draft
@@ -169,22 +170,22 @@ def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator
     yield from _WINDOWS.get((cfg["method"], model.name), ())
 
 
-def _trees(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
+def _trees(cfg: Mapping[str, Any], given_keys: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
     yield (f"tree={_FORK}",)
     if model.length >= 2 * _SHORT and cfg["rule"] in ("exact", "typical"):
         yield (f"tree={_BUSH}",)
     # relaxed rules on chains: the case of Theorem 2
-    if cfg["rule"] not in ("exact", "typical") and "drafter" not in given and isinstance(model, TabularModel):
+    if cfg["rule"] not in ("exact", "typical") and "drafter" not in given_keys and isinstance(model, TabularModel):
         yield ("drafter=eagle", f"window={max(2, model.length // 2)}")
 
 
 def same_drafts(cfg: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides the sequences that draft tables give: presets that agree in it are one audit."""
+    """A key of the sequences that a method gives on draft tables: presets with equal keys are audited once."""
     named = ("method", "variant", "drafter", "drafter_weights")
-    drafter, rest = cfg["drafter"], {name: value for name, value in cfg.items() if name not in named}
+    drafter, parameters_left = cfg["drafter"], {name: value for name, value in cfg.items() if name not in named}
     if registry.drafter_network(drafter):
         kind = next(name for name in ("nodes", "tree", "window") if name in cfg)
         drafter = (kind, "medusa" if drafter == "medusa" else "")
-        if "tree" in rest:
-            rest["tree"] = tuple(parse(rest["tree"]))
-    return (drafter, tuple(sorted((name, str(value)) for name, value in rest.items())))
+        if "tree" in parameters_left:
+            parameters_left["tree"] = tuple(parse(parameters_left["tree"]))
+    return (drafter, tuple(sorted((name, str(value)) for name, value in parameters_left.items())))

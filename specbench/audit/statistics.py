@@ -1,7 +1,7 @@
-"""Exact distributions of parts of a sequence, and the statistics of sampled sequences against them.
+"""Exact distributions of parts of a sequence, and statistics that compare sampled sequences with them.
 
-A short sequence is one part. A longer one of a Markov model has too many values to be counted; its n-grams at every
-position have few.
+A short sequence is one part. A longer sequence of a Markov model has too many values to be counted, but its n-grams at
+every position have few.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from specbench.audit.tabular import Tables, codes, sequence_probs
 from specbench.decoding.sampling import Sampling
 
-#: The probability that two-sided intervals of 95 % leave out at each end.
+#: The probability that a two-sided 95 % interval leaves out at each end.
 TAIL = 0.025
 _NORMAL = special.ndtri(1 - TAIL)
 _SMALLEST = 5.0  # expected counts below it are pooled
-_RARE = 0.01  # of a cell's mean probability: rarer cells weigh no less in `quadratic_limit`
+_RARE = 0.01  # share of a cell's mean probability; rarer cells have the same weight in `quadratic_limit`
 
 
 @dataclass(frozen=True)
 class Marginal:
-    """The distribution probs (V**length,) float64 of the tokens from position `start` on, coded base V, first token
+    """The distribution probs (V**length,) float64 of the tokens from position `start` on, coded in base V, first token
     most significant."""
 
     vocab: int
@@ -46,31 +46,33 @@ class Marginal:
 
 
 def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The probabilities (n, V) float64 that `sampling` shall give guided logits (n, V): the definition once more, so
-    that a mistake in `Sampling` does not move what it is compared with."""
+    """The probabilities (n, V) float64 that `sampling` should give for guided logits (n, V). This is a second
+    implementation of the definition, so that a mistake in `Sampling` does not change its reference."""
     size = logits.shape[-1]
     if sampling.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), size).double()
     curve = sampling.entropy
     probs = (logits.double() / (sampling.temperature if curve is None else 1)).softmax(-1)
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
-    if sampling.top_k is not None:  # what ties with the last one stays
+    if sampling.top_k is not None:  # tokens that tie with the last one stay
         ordered = torch.where(ordered >= ordered[:, [min(sampling.top_k, size) - 1]], ordered, 0.0)
         ordered = ordered / ordered.sum(-1, keepdim=True)
     if sampling.top_p < 1:  # the token that reaches the share stays
         ordered = torch.where(ordered.cumsum(-1) - ordered <= sampling.top_p, ordered, 0.0)
-    kept = torch.zeros_like(probs).scatter(-1, index, ordered)
+    probabilities = torch.zeros_like(probs).scatter(-1, index, ordered)
     if sampling.top_n_sigma is not None:
-        left = torch.where(kept > 0, logits.double(), torch.nan)
-        sigma = left.square().nanmean(-1, keepdim=True).sqrt()
-        kept = torch.where(left >= logits.amax(-1, keepdim=True) - sampling.top_n_sigma * sigma, kept, 0.0)
-    kept = kept / kept.sum(-1, keepdim=True)
+        remaining = torch.where(probabilities > 0, logits.double(), torch.nan)
+        sigma = remaining.square().nanmean(-1, keepdim=True).sqrt()
+        probabilities = torch.where(
+            remaining >= logits.amax(-1, keepdim=True) - sampling.top_n_sigma * sigma, probabilities, 0.0
+        )
+    probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     if curve is None:
-        return kept
+        return probabilities
     a, b, c = curve
-    entropy = -torch.xlogy(kept, kept).sum(-1, keepdim=True)
-    kept = kept ** (1 / (sampling.temperature * (a * (-entropy / b).exp() + c)))
-    return kept / kept.sum(-1, keepdim=True)
+    entropy = -torch.xlogy(probabilities, probabilities).sum(-1, keepdim=True)
+    probabilities = probabilities ** (1 / (sampling.temperature * (a * (-entropy / b).exp() + c)))
+    return probabilities / probabilities.sum(-1, keepdim=True)
 
 
 def of_sequence(tables: Tables) -> list[Marginal]:
@@ -79,10 +81,10 @@ def of_sequence(tables: Tables) -> list[Marginal]:
 
 
 def of_grams(tables: Tables, n: int) -> list[Marginal]:
-    """Of a Markov model: n tokens from every position on, and the shorter parts at the end."""
+    """For a Markov model: the n tokens from every position on, and the shorter parts at the end."""
     vocab, contexts = tables[0].shape[1], max(map(len, tables))
-    before = torch.ones(1, dtype=torch.float64)  # of what the token at `start` may depend on
-    found = []
+    before = torch.ones(1, dtype=torch.float64)  # the distribution of the context of the token at `start`
+    grams = []
     for start in range(len(tables)):
         length = min(n, len(tables) - start)
         # (context, tokens so far, context of the next token)
@@ -91,57 +93,58 @@ def of_grams(tables: Tables, n: int) -> list[Marginal]:
             following = tables[t].double()[context]  # (context of the next token, V)
             probs = (probs.unsqueeze(-1) * following.view(*probs.shape, vocab)).flatten(1)
             context = ((context[:, None] * vocab + torch.arange(vocab)) % contexts).flatten()
-        found.append(Marginal(vocab, start, length, probs.sum(0)))
+        grams.append(Marginal(vocab, start, length, probs.sum(0)))
         joint = before[:, None] * tables[start].double()
         after = ((torch.arange(len(before))[:, None] * vocab + torch.arange(vocab)) % contexts).flatten()
         before = torch.zeros(min(contexts, len(before) * vocab), dtype=torch.float64)
         before.scatter_add_(0, after, joint.flatten())
-    return found
+    return grams
 
 
 def total_variation(counts: Tensor, probs: Tensor) -> float:
-    """Between the empirical distribution of the counts and a distribution."""
+    """Of the empirical distribution of the counts from a distribution."""
     return 0.5 * float((counts / counts.sum().clamp_min(1) - probs).abs().sum())
 
 
 def excess(counts: Tensor, probs: Tensor, event: Tensor) -> float:
-    """How much more often than under `probs` the counted samples are in `event` (bool): without bias, and with a
-    standard error of at most 1 / (2 sqrt(N)). The total variation is the largest one of all events."""
+    """How much more often the counted samples are in `event` (bool) than under `probs`. Unbiased, with a standard error
+    of at most 1 / (2 sqrt(N)). The total variation is the largest excess of all events."""
     return float(counts[event].sum() / counts.sum() - probs[event].sum())
 
 
 def largest_variation(counts: Sequence[Tensor], marginals: Sequence[Marginal]) -> float:
     """The largest total variation of all marginals."""
-    return max(total_variation(seen, m.probs) for seen, m in zip(counts, marginals, strict=True))
+    return max(total_variation(part, m.probs) for part, m in zip(counts, marginals, strict=True))
 
 
 def noise_floor(marginals: Sequence[Marginal], samples: int, seed: int) -> float:
     """The largest total variation of as many samples drawn directly from the distribution of each marginal."""
     rng = np.random.default_rng(seed)
-    drawn = [rng.multinomial(samples, m.probs.numpy() / m.probs.sum().item()) for m in marginals]
-    return largest_variation([torch.from_numpy(x).double() for x in drawn], marginals)
+    samples_of = [rng.multinomial(samples, m.probs.numpy() / m.probs.sum().item()) for m in marginals]
+    return largest_variation([torch.from_numpy(x).double() for x in samples_of], marginals)
 
 
 def true_variation(
-    one: Sequence[Tensor], other: Sequence[Tensor], marginals: Sequence[Marginal]
+    first_half: Sequence[Tensor], second_half: Sequence[Tensor], marginals: Sequence[Marginal]
 ) -> tuple[float, float]:
     """A 95 % confidence interval of the largest true total variation of all marginals, from the counts of two
     independent halves.
 
     Lower end: the total variation is the supremum over events A of P(A) - p(A). One half chooses, among the first t
-    tokens of a marginal, A_t = {x : it occurred more often than p predicts}; the other half, independent of the choice,
+    tokens of a marginal, A_t = {x : it occurred more often than p predicts}. The other half, independent of the choice,
     bounds its probability from below at level TAIL / tests (`lower_bound`; Bonferroni over t and marginals, since the
-    best counts).
-    Upper end: the largest `upper_limit` of the marginals. Only that of the largest true variation must hold, so none
-    needs a correction for their number; nor does the largest over several audits.
+    best of them counts).
+
+    Upper end: the largest `upper_limit` of the marginals. Only the limit of the largest true variation must hold, so no
+    correction for their number is needed; nor is it for the largest over several audits.
     """
     low, tests = 0.0, sum(m.length for m in marginals)
-    for first, second, m in zip(one, other, marginals, strict=True):
+    for first, second, m in zip(first_half, second_half, marginals, strict=True):
         n = max(1.0, float(second.sum()))
         for a, b, p in zip(m.prefixes(first), m.prefixes(second), m.prefixes(m.probs), strict=True):
             event = a / a.sum().clamp_min(1) > p
             low = max(low, lower_bound(float(b[event].sum()), n, TAIL / tests) - float(p[event].sum()))
-    limits = [upper_limit(a + b, m.probs) for a, b, m in zip(one, other, marginals, strict=True)]
+    limits = [upper_limit(a + b, m.probs) for a, b, m in zip(first_half, second_half, marginals, strict=True)]
     return low, max(limits)
 
 
@@ -153,21 +156,21 @@ def upper_limit(counts: Tensor, probs: Tensor) -> float:
 
 
 def plug_in_limit(counts: Tensor, probs: Tensor, tail: float) -> float:
-    """Valid for any number of samples and cells, and wide where there are many cells: the plug-in estimate lies above
-    the truth on average (Jensen), and one sample moves it by at most 1 / N, so it falls short of the truth by more than
-    sqrt(ln(1 / tail) / 2N) with probability `tail` at most (McDiarmid)."""
+    """Valid for any number of samples and cells, but wide if there are many cells. The plug-in estimate is above the
+    truth on average (Jensen), and one sample moves it by at most 1 / N. So it is below the truth by more than sqrt(ln(1
+    / tail) / 2N) with probability at most `tail` (McDiarmid)."""
     return total_variation(counts, probs) + math.sqrt(math.log(1 / tail) / (2 * max(1.0, float(counts.sum()))))
 
 
 def quadratic_limit(counts: Tensor, probs: Tensor, tail: float) -> float:
-    """A limit from a quadratic distance, which the noise of many cells does not raise.
+    """A limit from a quadratic distance, which does not grow with the noise of many cells.
 
-    With d = P - p, P the true distribution, and weights w that sum to 1, TV = 1/2 sum |d| <= 1/2 sqrt(S) with
-    S = sum d^2 / w (Cauchy and Schwarz). A U-statistic over pairs of samples estimates S without bias. Its variance is
-    2 / N^2 sum P^2 / w^2, less terms that are left out, plus at most 4 S / N max(P / w) (Hoeffding's decomposition).
-    The limit is the S of which the estimate is z standard deviations below; the degenerate part has a shorter lower
-    tail than the normal distribution. An estimate below 0 counts as 0, so that the limit is never smaller than what
-    the samples resolve. w ~ p^(2/3) gives the smallest limit for P = p (Valiant and Valiant 2017).
+    With d = P - p, P the true distribution, and weights w that sum to 1, TV = 1/2 sum |d| <= 1/2 sqrt(S) with S = sum
+    d^2 / w (Cauchy and Schwarz). A U-statistic over pairs of samples estimates S without bias. Its variance is 2 / N^2
+    sum P^2 / w^2, minus terms that are left out, plus at most 4 S / N max(P / w) (Hoeffding's decomposition). The limit
+    is the S for which the estimate is z standard deviations too small; the degenerate part has a shorter lower tail
+    than the normal distribution. An estimate below 0 counts as 0, so that the limit is never smaller than the
+    resolution of the samples. w ~ p^(2/3) gives the smallest limit for P = p (Valiant and Valiant 2017).
     """
     n, z = max(2.0, float(counts.sum())), float(special.ndtri(1 - tail))
     weights = (probs + _RARE / len(probs)) ** (2 / 3)
@@ -184,8 +187,8 @@ def quadratic_limit(counts: Tensor, probs: Tensor, tail: float) -> float:
 
 
 def lower_bound(hits: float, n: float, tail: float) -> float:
-    """The least probability x under which `hits` of n or more are not rarer than `tail`, by Chernoff's bound: n KL(hits
-    / n || x) <= ln(1 / tail)."""
+    """The smallest probability x for which `hits` or more of n are not rarer than `tail`, by Chernoff's bound: n
+    KL(hits / n || x) <= ln(1 / tail)."""
     rate = hits / n
     if rate == 0:
         return 0.0
@@ -197,40 +200,41 @@ def lower_bound(hits: float, n: float, tail: float) -> float:
 
 
 def goodness_of_fit(counts: Sequence[Tensor], marginals: Sequence[Marginal]) -> float:
-    """p-value of the hypothesis that the counts are of independent samples of the marginals' distributions.
+    """p-value of the hypothesis that the counts come from independent samples of the marginals' distributions.
 
     A long part has more possible values than an audit has samples: most are pooled, and the noise of the whole hides a
-    clear drift in its first tokens. So the first t tokens of every marginal are tested, too, for every t: chi-square
-    tests, combined by Bonferroni: their number times the smallest p-value, at most 1.
+    clear drift in its first tokens. So the first t tokens of every marginal are tested too, for every t. The chi-square
+    tests are combined by Bonferroni: their number times the smallest p-value, at most 1.
     """
     values = [
-        chi_square(seen, p)
+        chi_square(prefix_counts, p)
         for part, m in zip(counts, marginals, strict=True)
-        for seen, p in zip(m.prefixes(part), m.prefixes(m.probs), strict=True)
+        for prefix_counts, p in zip(m.prefixes(part), m.prefixes(m.probs), strict=True)
     ]
     return min(1.0, len(values) * min(values))
 
 
 def chi_square(counts: Tensor, probs: Tensor) -> float:
-    """p-value of Pearson's test. The cells of the smallest expectations are pooled: all below 5, and more until the
+    """p-value of Pearson's test. The cells with the smallest expectations are pooled: all below 5, and more until the
     pool, too, expects 5. A count in a cell of probability zero gives 0; a single cell gives 1."""
     if counts[probs == 0].any():
         return 0.0
     expected, order = (probs * (counts.sum() / probs.sum())).sort()
-    seen = counts[order]
+    observed = counts[order]
     pooled = int((expected < _SMALLEST).sum())
     if pooled:
         enough = torch.searchsorted(expected.cumsum(0), torch.tensor(_SMALLEST, dtype=expected.dtype))
         pooled = max(pooled, min(int(enough) + 1, len(expected)))
-        seen, expected = (torch.cat([x[:pooled].sum()[None], x[pooled:]]) for x in (seen, expected))
+        observed, expected = (torch.cat([x[:pooled].sum()[None], x[pooled:]]) for x in (observed, expected))
     if len(expected) == 1:
         return 1.0
-    statistic = ((seen - expected) ** 2 / expected).sum()
+    statistic = ((observed - expected) ** 2 / expected).sum()
     return float(stats.chi2.sf(float(statistic), len(expected) - 1))
 
 
 def mean(histogram: Tensor) -> tuple[float, float, float]:
-    """Mean of the values 0, 1, 2 .. seen so many times, and its 95 % confidence interval (normal)."""
+    """The mean of values 0, 1, 2 .., given the number of times that each occurred, and its 95 % confidence interval
+    (normal)."""
     n = histogram.sum()
     values = torch.arange(len(histogram), dtype=torch.float64)
     middle = (values * histogram).sum() / n
@@ -238,26 +242,26 @@ def mean(histogram: Tensor) -> tuple[float, float, float]:
     return float(middle), float(middle - _NORMAL * spread), float(middle + _NORMAL * spread)
 
 
-def energy_distance(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """2 E|X - Y| - E|X - X'| - E|Y - Y'| (Szekely and Rizzo 2013), which is 0 for equal distributions and else
-    positive, from samples (n, d) each; the estimate is unbiased, so it can be below 0. Returns it with its standard
-    deviation if both had the distribution of `other`, to leading order.
+def energy_distance(x: Tensor, y: Tensor) -> tuple[float, float]:
+    """2 E|X - Y| - E|X - X'| - E|Y - Y'| (Szekely and Rizzo 2013), which is 0 for equal distributions and positive
+    otherwise, from samples x, y (n, d). The estimate is unbiased, so it can be below 0. Also returns its standard
+    deviation, to leading order, if both had the distribution of y.
 
-    The latter is sqrt(8 E k(Y, Y')^2 / n (n - 1)). k is the distance less its means over either end and plus its mean:
-    the estimate is then the sum of two U-statistics of -k, each of variance 2 E k^2 / n (n - 1), and of a cross term
-    twice the mean of k, of variance 4 E k^2 / n^2; all are uncorrelated.
+    This is sqrt(8 E k(Y, Y')^2 / n (n - 1)). k is the distance minus its means over either end, plus its mean. Then the
+    estimate is the sum of two U-statistics of -k, each of variance 2 E k^2 / n (n - 1), and of a cross term, twice the
+    mean of k, of variance 4 E k^2 / n^2; all are uncorrelated.
     """
-    n = len(one)
+    n = len(x)
     pairs = n * (n - 1)
-    within, across = _distances(other, other), _distances(one, other)
-    estimate = 2 * _sum(across) / n**2 - (_sum(_distances(one, one)) + _sum(within)) / pairs
+    within, across = _distances(y, y), _distances(x, y)
+    estimate = 2 * _sum(across) / n**2 - (_sum(_distances(x, x)) + _sum(within)) / pairs
     means = within.sum(1, dtype=torch.float64).float() / (n - 1)
     centred = (within - means[:, None]).sub_(means).add_(means.mean()).fill_diagonal_(0)
     return estimate, math.sqrt(8 * _sum(centred.square_()) / pairs) / math.sqrt(pairs)
 
 
-def _distances(one: Tensor, other: Tensor) -> Tensor:
-    return torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist")
+def _distances(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _sum(x: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Tabular models: explicit distributions, against which the output of the loop can be checked."""
+"""Tabular models: explicit distributions, with which the output of the loop can be compared."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from specbench.decoding.verify import DRAFT, Draft, VerificationResult
 from specbench.engine.ops import KVCache
 from specbench.engine.state import Buffers, put, with_tensors
 
-#: tables[t] (V**t, V): the distribution of token t given the prefix coded base V, first token most significant. Of a
-#: Markov model of order m, (V**min(t, m), V): given the last m tokens.
+#: tables[t] (V**t, V): the distribution of token t given the prefix, coded in base V, first token most significant. For
+#: a Markov model of order m, (V**min(t, m), V): given the last m tokens.
 Tables = list[Tensor]
 
 
@@ -42,8 +42,8 @@ def random_tables(
     distance: float = 0.5,
     order: int | None = None,
 ) -> Tables:
-    """Softmax-normal distributions; `near` mixes in another model's logits, so that `distance` in [0, 1] sets how far
-    apart they are. order: of a Markov model, whose distributions differ from position to position."""
+    """Softmax-normal distributions. `near` mixes in another model's logits, so that `distance` in [0, 1] sets how far
+    apart the two are. order: of a Markov model, whose distributions differ from position to position."""
     g = torch.Generator().manual_seed(seed)
     out = []
     for t in range(length):
@@ -55,7 +55,7 @@ def random_tables(
 
 
 def codes(tokens: Tensor, vocab: int) -> Tensor:
-    """Tokens (N, T) -> one number a sequence, first token most significant."""
+    """Tokens (N, T) -> one number per sequence, first token most significant."""
     out = torch.zeros(len(tokens), dtype=torch.int64)
     for t in range(tokens.shape[1]):
         out = out * vocab + tokens[:, t]
@@ -76,7 +76,7 @@ class _Lookup:
     def __init__(self, tables: Tables) -> None:
         self.length, self.size = len(tables), tables[0].shape[1]
         device = tables[0].device
-        # beyond the end, where results are cut anyway
+        # after the end, where results are cut off anyway
         uniform = torch.full((1, self.size), 1.0 / self.size, device=device)
         self.table = torch.cat([*tables, uniform])
         self.logits = self.table.log()
@@ -84,28 +84,29 @@ class _Lookup:
         for table in tables:
             starts.append(starts[-1] + len(table))
         self.starts = torch.tensor(starts, device=device)
-        self.contexts = max(map(len, tables))  # codes of what the next token may depend on
-        self.memory = round(math.log(self.contexts, self.size))  # tokens that it may depend on
+        self.contexts = max(map(len, tables))  # number of contexts of the next token
+        self.context_length = round(math.log(self.contexts, self.size))  # tokens of a context
 
     def root(self, history: Tensor, num_committed: Tensor) -> Tensor:
         """Codes (B,) of the committed tokens."""
         code = torch.zeros_like(num_committed)
-        for before in range(self.memory, 0, -1):
+        for before in range(self.context_length, 0, -1):
             index = num_committed - before
             token = history.gather(1, index.clamp_min(0)[:, None])[:, 0]
             code = torch.where(index >= 0, self.after(code, token), code)
         return code
 
     def after(self, code: Tensor, token: Tensor) -> Tensor:
-        """The codes of prefixes of these codes, each followed by a token. A Markov model forgets the earlier ones."""
-        below = code * self.size + token
-        if self.contexts & (self.contexts - 1) == 0:  # a power of two: as below, but fast
-            return below & (self.contexts - 1)
-        return below % self.contexts
+        """The codes of prefixes with these codes, each followed by a token. A Markov model drops the earliest
+        tokens."""
+        longer = code * self.size + token
+        if self.contexts & (self.contexts - 1) == 0:  # a power of two: the same as the last line, but faster
+            return longer & (self.contexts - 1)
+        return longer % self.contexts
 
     def nodes(self, root: Tensor, tokens: Tensor, parent: Tensor, depth: Tensor, height: int) -> Tensor:
-        """Codes (B, M) of draft nodes: the committed tokens, then the path from the root down to the node itself. The
-        codes of nodes beyond the model's length are arbitrary. parent, depth (B or 1, M): of the tree."""
+        """Codes (B, M) of draft nodes: the committed tokens, then the path from the root to the node itself. The codes
+        of nodes after the model's length are arbitrary. parent, depth (B or 1, M): of the tree."""
         code, levels = root[:, None].expand_as(tokens).clone(), range(1, min(height, self.length) + 1)
         if len(depth) == 1:  # all rows have one tree
             for level in ((depth[0] == d).nonzero().flatten() for d in levels):
@@ -117,22 +118,23 @@ class _Lookup:
         return code
 
     def row(self, code: Tensor, number: Tensor) -> Tensor:
-        """The row of the distribution of the tokens of this index (from 0), after prefixes of these codes."""
+        """The table row of the distribution of the token with index `number` (from 0), after prefixes with these
+        codes."""
         return self.starts[number.clamp_max(self.length)] + torch.where(number < self.length, code, 0)
 
-    def of(self, values: Tensor, code: Tensor, number: Tensor) -> Tensor:
-        """The rows (..., V) of `table`, `logits`, or what was computed from them, after such prefixes."""
+    def rows(self, values: Tensor, code: Tensor, number: Tensor) -> Tensor:
+        """The rows (..., V) of `table`, `logits` or values computed from them, after these prefixes."""
         return embedding(self.row(code, number), values)
 
 
 class TabularTarget:
-    """A target for the loop. Its logits are log probabilities, so temperature and the filters apply as to any model."""
+    """A target for the loop. Its logits are log probabilities, so temperature and filters apply as for any model."""
 
     order: TokenOrder | None = None
 
     def __init__(self, tables: Tables) -> None:
         self.lookup = _Lookup(tables)
-        self.width = math.isqrt(self.lookup.length - 1) + 1  # as if it were an image
+        self.width = math.isqrt(self.lookup.length - 1) + 1  # as if the sequence were an image
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> TabularSession:
         return TabularSession(self.lookup, self.width, rows)
@@ -160,25 +162,27 @@ class TabularSession:
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, num_committed: Tensor) -> tuple[Tensor, Tensor]:
         root = self.lookup.root(history, num_committed)
         code = self.lookup.nodes(root, tokens, tree.parent, tree.depth, tree.height)
-        logits = self.lookup.of(self.lookup.logits, code, num_committed[:, None] + tree.depth)
+        logits = self.lookup.rows(self.lookup.logits, code, num_committed[:, None] + tree.depth)
         return logits, tokens.unsqueeze(-1).float()
 
     def forward_at_positions(
         self, tokens: Tensor, positions: ParallelPositions, history: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Tables know no tokens that do not exist: each counts as token 0."""
+        """Tables have no entries for missing tokens: each counts as token 0."""
         at_nodes, slots, total = positions.positions.flatten(1), positions.slots.flatten(1), self.length
         stored = F.pad(history[:, :total], (1, positions.sees.shape[2] - 1 - total + positions.keys.shape[1]))
         stored = stored.scatter(1, slots + 1, tokens).unsqueeze(1)[:, :, 1 : 1 + total]
-        visible = torch.where(positions.sees[..., 1 : 1 + total], stored, 0)  # (B, K * n, T): what a node sees
+        visible = torch.where(
+            positions.sees[..., 1 : 1 + total], stored, 0
+        )  # (B, K * n, T): the tokens that a node sees
         chains, first = positions.chains(visible), positions.positions[:, :, :1].flatten(0, 1)
-        stands = ((positions.slots[:, :, 0] >= total) & positions.extends).flatten()
+        replaced = ((positions.slots[:, :, 0] >= total) & positions.extends).flatten()
         at = first.clamp_min(0).unsqueeze(1).expand(-1, chains.shape[1], -1)
         root = tokens.view_as(positions.positions)[:, :, :1].flatten(0, 1).unsqueeze(1).expand_as(at)
-        chains = chains.scatter(2, at, torch.where(stands[:, None, None], root, chains.gather(2, at)))
+        chains = chains.scatter(2, at, torch.where(replaced[:, None, None], root, chains.gather(2, at)))
         number = (at_nodes + 1).clamp_max(total)
         code = self.lookup.root(chains.flatten(0, 1), number.flatten()).view_as(number)
-        return self.lookup.of(self.lookup.logits, code, number), tokens.unsqueeze(-1).float()
+        return self.lookup.rows(self.lookup.logits, code, number), tokens.unsqueeze(-1).float()
 
     def buffers(self) -> Buffers:
         return {}
@@ -192,7 +196,7 @@ class TabularSession:
 
 @dataclass
 class TabularState:
-    """probs: of all rows of the draft tables, as they are sampled."""
+    """probs: all rows of the draft tables, as they are sampled."""
 
     sampling: Sampling
     rng: RandomStreams
@@ -203,11 +207,12 @@ class TabularState:
 
 
 class TabularDrafter:
-    """Drafts a chain or static tree from its own tables: children sampled without replacement, with `replacement`, or,
-    with `chosen`, the most probable tokens.
+    """Drafts a chain or static tree from its own tables. The children are sampled without replacement, with
+    `replacement`, or, with `chosen`, they are the most probable tokens.
 
     It is not `drafters.eagle.Eagle` or `Medusa` with tables: a vocabulary may have fewer tokens than a node has
-    children, random numbers are drawn per node, not per depth, and Medusa's heads do not know the path."""
+    children, random numbers are drawn per node, not per depth, and Medusa's heads do not know the path.
+    """
 
     def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False, replacement: bool = False) -> None:
         self.lookup, self.tree = _Lookup(tables), build(paths).to(tables[0].device)
@@ -228,23 +233,23 @@ class TabularDrafter:
         codes = {0: lookup.root(history, num_committed)}  # of inner nodes
         for i, node in enumerate(inner):
             number = num_committed + depth[node]
-            probs = lookup.of(state.probs, codes[node], number)
+            probs = lookup.rows(state.probs, codes[node], number)
             draft_probs.append(probs)
             kids = [k for k in tree.children[0, i].tolist() if k >= 0]
-            wanted = len(kids) if self.replacement else min(len(kids), size)
+            picked = len(kids) if self.replacement else min(len(kids), size)
             if self.replacement:
-                picks = draw_several(probs, state.rng.uniform(step, DRAFT + i, wanted))
+                picks = draw_several(probs, state.rng.uniform(step, DRAFT + i, picked))
             elif self.chosen or greedy:
-                picks = lookup.of(lookup.table, codes[node], number).topk(wanted, dim=-1).indices
+                picks = lookup.rows(lookup.table, codes[node], number).topk(picked, dim=-1).indices
             elif len(kids) == 1:
                 picks = draw(probs, state.rng.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
             else:
-                picks = draw_distinct(probs, state.rng.uniform(step, DRAFT + i, size), wanted)
-            tokens[:, kids[:wanted]] = picks
-            valid[:, kids[wanted:]] = False  # a vocabulary has no more candidates than tokens
+                picks = draw_distinct(probs, state.rng.uniform(step, DRAFT + i, size), picked)
+            tokens[:, kids[:picked]] = picks
+            valid[:, kids[picked:]] = False  # there are no more candidates than tokens in the vocabulary
             for k, kid in enumerate(kids):
                 if kid in inner:
-                    codes[kid] = lookup.after(codes[node], picks[:, min(k, wanted - 1)])
+                    codes[kid] = lookup.after(codes[node], picks[:, min(k, picked - 1)])
         sampled = torch.zeros_like(valid) if self.chosen or greedy else None
         return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, sampled, replacement=self.replacement)
 
@@ -252,9 +257,9 @@ class TabularDrafter:
         pass
 
 
-class _OfTables(Entries):
-    """What an EAGLE drafter computes with its network, of draft tables: its outputs (B, n) are the codes of prefixes.
-    Unlike a network, tables have a draft before the first token."""
+class _TableEntries(Entries):
+    """Draft tables instead of an EAGLE drafter's network: its outputs (B, n) are the codes of prefixes. Unlike a
+    network, tables give a draft before the first token."""
 
     def __init__(self, head: Tables, shape: DraftShape, expanded: int) -> None:
         self.lookup = _Lookup(head)
@@ -288,7 +293,7 @@ class _OfTables(Entries):
         self, state: EagleState, sampling: Sampling, features: Tensor, position: Tensor
     ) -> Distributions:
         positions = position[:, None].expand_as(features)
-        logits = self.lookup.of(self.lookup.logits, features, positions)
+        logits = self.lookup.rows(self.lookup.logits, features, positions)
         return sampling.distributions(logits, state.session, positions)
 
     def _after_first(self, num_committed: Tensor, nodes: int | None = None) -> Tensor:
@@ -298,15 +303,15 @@ class _OfTables(Entries):
         pass
 
 
-class _GrownOnce(Grown, _OfTables):
-    """A grown tree is deterministic: rows with the same prefix have the same tree, so it is grown once."""
+class _GrownOnce(Grown, _TableEntries):
+    """A grown tree is deterministic: rows with the same prefix have the same tree, so it is grown once per prefix."""
 
     def grow(self, state: EagleState, history: Tensor, num_committed: Tensor) -> Draft:
         lookup = self.lookup
         prefixes, row = lookup.row(lookup.root(history, num_committed), num_committed).unique(return_inverse=True)
         numbers = torch.arange(len(row), device=row.device)
-        one = torch.zeros_like(prefixes).scatter_(0, row, numbers)  # a row of each prefix
-        draft = super().grow(state, history[one], num_committed[one])
+        example = torch.zeros_like(prefixes).scatter_(0, row, numbers)  # one row for each prefix
+        draft = super().grow(state, history[example], num_committed[example])
         tokens = torch.cat([last_token(history, num_committed), draft.tokens[row, 1:]], 1)
         sampled = None if draft.sampled is None else draft.sampled[row]
         return Draft(with_tensors(draft.tree, lambda x: x[row]), tokens, draft.probs[row], draft.valid[row], sampled)
@@ -316,13 +321,13 @@ class TabularGrower(_GrownOnce, Eagle2):
     """EAGLE-2 with draft tables instead of the network."""
 
 
-class TabularAdaptive(AdaptiveEagle, _OfTables):
+class TabularAdaptive(AdaptiveEagle, _TableEntries):
     """The drafter eagle_adaptive with draft tables instead of the network."""
 
 
 class TabularSpatial(Spatial):
     """Spatially speculative decoding with draft tables instead of the network. A cell is drafted without its left
-    neighbours of the same draft: for the tables they are token 0."""
+    neighbours in the same draft: for the tables they are token 0."""
 
     def __init__(self, tables: Tables, window: int, right: int, below: int, rounds: int | None) -> None:
         self.lookup = _Lookup(tables)
@@ -335,7 +340,7 @@ class TabularSpatial(Spatial):
         for _ in range(self.tree.height - 1):
             codes.append(code := self.lookup.after(code, unknown))
         position = num_committed[:, None] + self.ahead
-        logits = self.lookup.of(self.lookup.logits, torch.stack(codes, 1), position)
+        logits = self.lookup.rows(self.lookup.logits, torch.stack(codes, 1), position)
         return state.sampling.distributions(logits, state.session, position).p
 
 

@@ -1,21 +1,21 @@
-"""Cool-SD's Theorem 2 on tabular models, by enumeration: expected accepted length (Eq. 7) and the bound on the total
-variation (Eq. 8), of one round and of a whole sequence, for any rule on a chain sampled from the draft tables.
+"""Cool-SD's Theorem 2 on tabular models, by enumeration: the expected accepted length (Eq. 7) and the bound on the
+total variation (Eq. 8), for one round and for a whole sequence, for any rule on a chain sampled from the draft tables.
 
-The theorem lets the residual G depend on the prefix only. A rule whose residual depends on the rejected token, too, has
-the same output distribution as one that draws from the mean of its residuals over the rejected tokens, and that is a G
-of the theorem's form.
+In the theorem the residual G depends only on the prefix. A rule whose residual also depends on the rejected token has
+the same output distribution as one that draws from the mean of its residuals over the rejected tokens, and that mean is
+a G of the theorem's form.
 
 From one round to a sequence of many: let P_t be the distribution of T tokens of which the first t come from the method
-and the others from the target. P_0 is the target's distribution, P_T the method's. P_t and P_{t-1} differ in token t
-alone, so
+and the others from the target. P_0 is the target's distribution, P_T the method's. P_t and P_{t-1} differ only in token
+t, so
 
     TV(P_t, P_{t-1}) <= sum over prefixes and depths d of  Pr(prefix, token t is verified at depth d)
                         * 1/2 sum_x |Q(x) f_d(x) - P(x) + G_d(x) Pr(rejection)|,
 
-by the triangle inequality over d; the bonus token after a fully accepted chain comes from the target and adds nothing.
+by the triangle inequality over d. The bonus token after a fully accepted chain comes from the target and adds nothing.
 The sum over t bounds TV(P_T, P_0). Sorted by the round in which a token is verified, it is the sum over rounds of Eq.
-8's right-hand side, each from the prefix where its round began; with a single round it is Eq. 8 itself. Tokens beyond
-the end of the sequence are cut and do not count.
+8's right-hand side, each from the prefix where its round began; for a single round it is Eq. 8 itself. Tokens after the
+end of the sequence are cut off and do not count.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ _AT_ONCE = 1 << 22  # entries of (prefixes, rejected token, V)
 
 @dataclass(frozen=True)
 class ChainStatistics:
-    """expected: E[min(tau, T) + 1] of the first round (Eq. 7 where the draft is not longer than the sequence); first:
-    Eq. 8 of the first round; bound: its sum over all rounds; probs (V**T,) float64: the distribution of the sequences
-    themselves; kl_bound: by convexity and the chain rule KL(method || target) is at most the sum over positions of the
-    mean of log(largest e / p), e being what is emitted after a prefix at the depth at which the token is verified."""
+    """expected: E[min(tau, T) + 1] of the first round (Eq. 7 if the draft is not longer than the sequence).
+    first: Eq. 8 of the first round.
+    bound: its sum over all rounds.
+    probs (V**T,) float64: the distribution of the sequences themselves.
+    kl_bound: by convexity and the chain rule KL(method || target) is at most the sum over positions of the mean of
+        log(largest e / p), where e is the distribution emitted after a prefix, at the depth at which the token is
+        verified.
+    """
 
     expected: float
     first: float
@@ -48,11 +52,11 @@ class ChainStatistics:
 def chain_statistics(
     p: Tables, q: Tables, rule: Rule, window: int, pre_argmax: Tables | None = None
 ) -> ChainStatistics:
-    """The statistics of decoding with chains of `window` drafts. p, q: the distributions, filters applied;
-    pre_argmax: those by which the rule decides, where they are not p (`verify.verify`)."""
+    """The statistics of decoding with chains of `window` drafts. p, q: the distributions after the filters; pre_argmax:
+    the distributions by which the rule decides, if not p (`Verification.verify`)."""
     expected, first, bound, kl_bound = 1.0, 0.0, 0.0, 0.0
-    # per depth at which the next token will be verified: the probability of every prefix; window + 1 is the bonus token
-    # after a fully accepted chain
+    # by the depth at which the next token will be verified: the probability of every prefix; window + 1 is the bonus
+    # token after a fully accepted chain
     reach = {1: torch.ones(1, dtype=torch.float64)}
     for t, target in enumerate(p):
         p_t, q_t, pre_argmax_t = (precise(x) for x in (target, q[t], target if pre_argmax is None else pre_argmax[t]))
@@ -82,7 +86,7 @@ def chain_statistics(
 
 
 def precise(table: Tensor) -> Tensor:
-    """In float64, with rows that sum to 1 in float64, so that float32 rounding does not count as a bias."""
+    """The table in float64, with rows that sum to 1 in float64, so that float32 rounding does not count as a bias."""
     return table.double() / table.double().sum(-1, keepdim=True)
 
 

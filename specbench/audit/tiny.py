@@ -1,6 +1,6 @@
 """Real models that are small enough to enumerate: the classes of `specbench.models` with random weights.
 
-An audit decodes them through everything that tables leave out: prefill and padding, caches and their compaction, rotary
+An audit of them covers everything that tables leave out: prefill and padding, caches and their compaction, rotary
 positions, guidance, the image grammar, and drafters that read the target's hidden states. The exact distribution comes
 from passes over complete sequences, without a cache.
 """
@@ -30,31 +30,31 @@ from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading import emu3
 from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
 
-_IDS = torch.tensor([7, 5, 9, 6])  # of the codes in the vocabulary: in no order
+_IDS = torch.tensor([7, 5, 9, 6])  # ids of the codes in the vocabulary, unordered
 _NEW_LINE, _END = 3, 4
-_WORDS = 16  # ids of text, above those of the codes
+_WORDS = 16  # the first text id, above the codes' ids
 
 
 def _llamagen(layers: int) -> LlamaGen:
-    """3x3 of three codes."""
+    """3 x 3 positions, three codes."""
     return LlamaGen(LlamaGenConfig(16, layers, 2, None, 24, 3, cls_token_num=3, caption_dim=8, block_size=9))
 
 
 def _chameleon(layers: int) -> Unified:
-    """Lumina's grammar: 2 rows of 3 codes, of four, each with its new line, then the image's end."""
+    """Lumina's grammar: 2 rows of 3 positions, four codes, each row with its new line, then the image's end."""
     cfg = UnifiedConfig(16, layers, 2, 2, 24, 32, qk_norm=1)
     return Unified(cfg, image_tokens(_IDS, 2, 3, _NEW_LINE, [_END]))
 
 
 def _emu3(layers: int) -> Unified:
-    """2 rows of 3 codes, of four, with Emu3's grammar and grouped heads."""
+    """2 rows of 3 positions, four codes, with Emu3's grammar and grouped heads."""
     cfg = UnifiedConfig(16, layers, 2, 1, 24, emu3.FIRST_CODE, rope_base=1e6)
     return Unified(cfg, emu3.image(_IDS, 2, 3))
 
 
-#: Factors of the random weights of drafters' networks, which move their distributions away from the target's.
+#: Factors for the random weights of drafters' networks, which move their distributions away from the target's.
 _FACTORS = {"eagle": 2.0, "eagle3": 2.0, "dflash": 2.0}
-#: The target of so many layers.
+#: Functions that build the target with a number of layers.
 _TARGETS: dict[str, Callable[[int], Language]] = {
     "llamagen_tiny": _llamagen,
     "chameleon_tiny": _chameleon,
@@ -63,7 +63,7 @@ _TARGETS: dict[str, Callable[[int], Language]] = {
 
 
 def _random(build: Callable[[], nn.Module], seed: int, factor: float) -> Any:
-    """A module with weights drawn from the seed alone, not from torch's global state."""
+    """A module with weights drawn only from the seed, not from torch's global state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build()
@@ -102,7 +102,7 @@ class TinyModel:
         return grammar.free if grammar else torch.arange(self.target.length)
 
     def drafter_network(self, name: str | Mapping[str, Any]) -> Any:
-        """As a loaded model's: the random network that a drafter declares."""
+        """The random network that a drafter declares; a loaded model has the same method."""
         network = registry.network(name)
         loader = pkgutil.resolve_name(network.loader)(self, network.folder)
         factor = _FACTORS.get(network.folder, recipes.TINY[self.name] if network.folder == "draft" else 1.0)
@@ -116,50 +116,50 @@ class TinyModel:
         return build_drafter(cfg, self)
 
     def prompts(self, rows: int) -> Conditioning | Prompts:
-        """A prompt with padding, the unconditional one with more."""
+        """A prompt with padding, and an unconditional one with more padding."""
         if isinstance(self.target, LlamaGen):
             features = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(3)).expand(rows, -1, -1)
             return Conditioning(features, torch.tensor([[False, True, True]]).expand(rows, -1))
-        ids, none = torch.tensor([[1, 0, _WORDS, _WORDS + 1, 2]]), torch.tensor([[1, 1, 1, 0, 2]])
-        given = (ids, ids != 1, none, none != 1)
-        return Prompts(*(x.expand(rows, -1) for x in given))
+        ids, unconditional = torch.tensor([[1, 0, _WORDS, _WORDS + 1, 2]]), torch.tensor([[1, 1, 1, 0, 2]])
+        fields = (ids, ids != 1, unconditional, unconditional != 1)
+        return Prompts(*(x.expand(rows, -1) for x in fields))
 
     def codebook(self) -> Tensor:
-        raise UsageError(f"the rule needs the nearness of codes, which {self.name} does not have")
+        raise UsageError(f"the rule needs distances between codes, which {self.name} does not have")
 
     def free(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         grammar = self.target.grammar
         if grammar is None:
             return tokens, torch.ones(len(tokens), dtype=torch.bool)
         code = tokens < grammar.codes
-        kept = torch.where(grammar.forced < 0, code, tokens == grammar.forced).all(1)
-        return tokens[:, grammar.free].clamp_max(grammar.codes - 1), kept
+        allowed = torch.where(grammar.forced < 0, code, tokens == grammar.forced).all(1)
+        return tokens[:, grammar.free].clamp_max(grammar.codes - 1), allowed
 
     def marginals(self, sampling: Sampling) -> list[Marginal]:
         return of_sequence([filtered(logits, sampling) for logits in self._logits(sampling.cfg_scale)])
 
     @torch.inference_mode()
     def _logits(self, scale: float) -> Tables:
-        """Guided logits of the codes after every prefix, by the number of codes in it; from passes without a cache."""
+        """Guided logits of the codes after every prefix, by the number of codes in it, from passes without a cache."""
         model, grammar, vocab = self.target, self.target.grammar, self.vocab
-        count = vocab ** (self.length - 1)  # every sequence without its last code
-        sequence = torch.zeros(count, model.length, dtype=torch.int64)
+        num_sequences = vocab ** (self.length - 1)  # every sequence without its last code
+        sequence = torch.zeros(num_sequences, model.length, dtype=torch.int64)
         if grammar is not None:
             sequence[:] = grammar.forced.clamp_min(0)
-        prefix = torch.arange(count)
+        prefix = torch.arange(num_sequences)
         for t, position in enumerate(self._free[:-1].tolist()):
             sequence[:, position] = prefix // vocab ** (self.length - 2 - t) % vocab
         guided = scale != 1.0
         tables: list[list[Tensor]] = [[] for _ in range(self.length)]
         chosen = self._free.tolist()
         for part in sequence.split(1 << 10):
-            given = model.condition(self.prompts(len(part)), guided)
-            before = len(given)
-            hidden = model.uncached(given, (part.repeat(2, 1) if guided else part)[:, :-1])
+            prefix_inputs = model.condition(self.prompts(len(part)), guided)
+            before = len(prefix_inputs)
+            hidden = model.uncached(prefix_inputs, (part.repeat(2, 1) if guided else part)[:, :-1])
             logits = model.head(hidden[:, before - 1 :])
             if guided:
-                given_prompt, without = logits.chunk(2)
-                logits = without + scale * (given_prompt - without)
+                conditional, unconditional = logits.chunk(2)
+                logits = unconditional + scale * (conditional - unconditional)
             for table, position in zip(tables, chosen, strict=True):
                 table.append(logits[:, position, :vocab])
         # sequences that share their first t codes share the distribution of the next one

@@ -1,7 +1,7 @@
-"""What an audit counts of the sequences that it decodes, and the verdict that follows.
+"""What an audit counts in the sequences that it decodes, and the verdict that follows.
 
 A verification rejects draft tokens, at every depth, and adds a bonus token to a draft that it accepted as a whole. A
-drafter reports its own parts (`Draft.parts`). Only what happens inside a sequence counts.
+drafter reports its own parts (`Draft.parts`). Only events inside a sequence count.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ REJECTION, _BONUS = "rejection_", "bonus_token"
 
 
 class Exercised(Counter[str]):
-    """Parts -> how often they were at work; 0: never. It observes the steps of discrete tokens
+    """Parts -> how often they were exercised; 0: never. It observes the steps of discrete tokens
     (`DecoderConfig.observer`)."""
 
     @classmethod
     def read(cls, text: str) -> Exercised:
-        """From its text."""
+        """From its text, which `str` returns."""
         pairs = (pair.rsplit("=", 1) for pair in text.split())
         return cls({part: int(count) for part, count in pairs})
 
@@ -62,14 +62,15 @@ class Exercised(Counter[str]):
         inside = inside & (depth <= length)
         decided = inside & valid.any(-1)
         self._add_rejections((decided & ~accepted).sum(0))
-        if positions is None:  # elsewhere no token follows an accepted draft
+        if positions is None:  # at parallel positions no token follows an accepted draft
             self[_BONUS] += int((inside & ~decided & (depth == length) & (length > 0)).sum())
         for part, nodes in draft.parts.items():
             self[part] += int((nodes.gather(1, tried) & decided).sum())
 
     def add_chains(self, accepted: Tensor, offered: Tensor, start: Tensor, total: int, longest: int) -> None:
-        """Of chains of at most `longest` tokens in sequences of `total`: how many tokens of each were accepted and
-        could be verified, and how many tokens there were before it, all of one shape."""
+        """Add chains of at most `longest` tokens in sequences of `total` tokens. accepted, offered, start, all of one
+        shape: for each chain, how many tokens were accepted, how many could be verified, and how many tokens came
+        before it."""
         if not longest:
             return
         drafted = offered > 0
@@ -78,26 +79,26 @@ class Exercised(Counter[str]):
         self[_BONUS] += int((drafted & (accepted == offered) & (start + accepted < total)).sum())
 
     def _add_rejections(self, after: Tensor) -> None:
-        """after (D + 1,): rejected draft tokens by the number of tokens before them; none follows D tokens."""
+        """after (D + 1,): rejected draft tokens by the number of tokens before them; none comes after D tokens."""
         for number, count in enumerate(after[:-1].tolist(), 1):
             self[f"{REJECTION}{number}"] += count
 
     @property
     def depth(self) -> int:
-        """Of the deepest draft token."""
+        """The depth of the deepest draft token."""
         return max((int(part.removeprefix(REJECTION)) for part in self if part.startswith(REJECTION)), default=0)
 
     def missing(self, length: int) -> list[str]:
-        """The parts that were never at work. Depths that a sequence of `length` tokens cannot have are left out: where
-        a draft has some, no bonus token can follow it."""
+        """The parts that were never exercised. Depths that a sequence of `length` tokens cannot have are left out; if a
+        draft has such depths, no bonus token can follow it."""
         beyond = {f"{REJECTION}{depth}" for depth in range(length + 1, self.depth + 1)}
         return [part for part, count in self.items() if not count and part not in beyond]
 
 
 @dataclass
 class Counted:
-    """What is counted of decoded sequences of either kind. first (T + 1,) float64: histogram of the tokens accepted in
-    the first step with a draft; per_step: mean of T / steps; columns: what only rows of this kind have."""
+    """Counts of decoded sequences of either kind. first (T + 1,) float64: histogram of the tokens accepted in the first
+    step with a draft; per_step: mean of T / steps; columns: those that only rows of this kind have."""
 
     first: Tensor
     per_step: float
@@ -106,14 +107,14 @@ class Counted:
 
 
 def of_first_draft(trace: Any, length: int) -> Tensor:
-    """As `Counted.first`. A network has no draft before the first token."""
+    """`Counted.first` of a trace. A network has no draft before the first token."""
     step = (trace.offered > 0).long().argmax(1, keepdim=True)
     return torch.bincount(trace.accepted.gather(1, step)[:, 0], minlength=length + 1).double()
 
 
 def in_stages(measure: Callable[[range], dict[str, Any]], samples: int) -> dict[str, Any]:
-    """The row of sequences 0 .. samples - 1, or, where its p-value decides nothing, of FURTHER times as many after
-    these; measure: the row of some sequences, without a verdict."""
+    """The row of sequences 0 .. samples - 1 or, if its p-value decides nothing, of FURTHER times as many sequences
+    after these. measure: returns the row of some sequences, without a verdict."""
     row, first = measure(range(samples)), None
     if LEVEL <= row["p_value"] < DOUBT:
         first, row = row["p_value"], measure(range(samples, (1 + FURTHER) * samples))
@@ -121,7 +122,7 @@ def in_stages(measure: Callable[[range], dict[str, Any]], samples: int) -> dict[
 
 
 def verdict(rows: Iterable[_Row]) -> str:
-    """Of all rows together: a part of the method need be at work in one of them only."""
+    """The verdict over all rows together: a part of the method must be exercised in only one of them."""
     rows = list(rows)
     if any(row["p_value"] < LEVEL for row in rows):
         return "not lossless"
@@ -129,7 +130,7 @@ def verdict(rows: Iterable[_Row]) -> str:
 
 
 def doubts(row: _Row) -> Iterator[str]:
-    """Why the sequences of a row that is not refuted leave open whether the method is lossless."""
+    """Why the sequences of a row that is not refuted do not decide whether the method is lossless."""
     if row["p_value"] < DOUBT:
         yield f"p = {row['p_value']:.2g} is below {DOUBT:g} again; draw more sequences (audit.samples=)"
     limit = row["ks_high"] if row["tv_high"] is None else row["tv_high"]
@@ -141,16 +142,16 @@ def doubts(row: _Row) -> Iterator[str]:
 
 
 def missing(rows: Iterable[_Row]) -> list[str]:
-    """The parts of the method that were at work in none of the rows."""
-    lacking: dict[str, None] = {}
+    """The parts of the method that were exercised in none of the rows."""
+    parts: dict[str, None] = {}
     total = exercised(rows := list(rows))
     for row in rows:
-        lacking |= dict.fromkeys(Exercised.read(row["exercised"] or "").missing(row["T"]))
-    return [part for part in lacking if not total[part]]
+        parts |= dict.fromkeys(Exercised.read(row["exercised"] or "").missing(row["T"]))
+    return [part for part in parts if not total[part]]
 
 
 def exercised(rows: Iterable[_Row]) -> Exercised:
-    """How often each part was at work in all rows."""
+    """How often each part was exercised in all rows."""
     total = Exercised()
     for row in rows:
         for part, count in Exercised.read(row["exercised"] or "").items():

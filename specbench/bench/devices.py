@@ -1,4 +1,4 @@
-"""Named GPUs, as their maker's data sheets give them: an addition is one line of `DEVICES`."""
+"""Named GPUs, with the figures of their maker's data sheets. To add one, add a line to `DEVICES`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from specbench.errors import UsageError, decimal, unknown
 
 @dataclass(frozen=True)
 class Device:
-    """bandwidth: GB/s of its memory; memory: GB, 0 where it is not known; operations: 1e12 a second of products of
-    dense matrices by the number format, None where they are not known."""
+    """bandwidth: GB/s of its memory; memory: GB, 0 if unknown; operations: 1e12 per second in products of dense
+    matrices, by number format, None if unknown."""
 
     bandwidth: float
     memory: float
@@ -23,8 +23,8 @@ def _nvidia(bandwidth: float, memory: float, half: float, single: float) -> Devi
     return Device(bandwidth, memory, {"bfloat16": half, "float16": half, "float32": single})
 
 
-#: NVIDIA's data sheets, of the SXM form where there are several: A100 (June 2021), H100, H200, L40S, and for the
-#: RTX 4090 the Ada white paper (appendix A); B200 is an eighth of a DGX or HGX B200 (1,440 GB, 64 TB/s).
+#: From NVIDIA's data sheets (the SXM form if there are several): A100 (June 2021), H100, H200, L40S, and for the RTX
+#: 4090 the Ada white paper (appendix A). B200 is an eighth of a DGX or HGX B200 (1,440 GB, 64 TB/s).
 DEVICES = {
     "rtx4090": _nvidia(1008, 24, 165, 82.6),
     "l40s": _nvidia(864, 48, 362, 91.6),
@@ -37,8 +37,8 @@ DEVICES = {
 
 
 def of_bandwidth(text: str | None) -> Mapping[str, Device]:
-    """The devices of `bench.bandwidth=`: a known name, or GB/s of one whose memory is not known; default: all known
-    ones. Raises UsageError for anything else."""
+    """The devices of `bench.bandwidth=`: a known name, or the GB/s of a device whose memory is unknown; default: all
+    known devices. Raises UsageError for anything else."""
     if text is None:
         return DEVICES
     if text in DEVICES:
@@ -55,7 +55,7 @@ def of_bandwidth(text: str | None) -> Mapping[str, Device]:
 
 
 def named(name: str) -> dict[str, Device]:
-    """The device of a name; a number is the RTX card's. UsageError for an unknown one."""
+    """The device with a name; a bare number means the RTX card. UsageError for an unknown name."""
     name = name.lower()
     full = f"rtx{name}" if f"rtx{name}" in DEVICES else name
     if full not in DEVICES:
@@ -64,6 +64,6 @@ def named(name: str) -> dict[str, Device]:
 
 
 def only_dry(device_for: object, dry_run: bool) -> None:
-    """UsageError for the device of a dry run without one."""
+    """UsageError if a dry run's device is given without --dry-run."""
     if device_for and not dry_run:
-        raise UsageError("device_for= goes with --dry-run; where a run decodes is said by device=")
+        raise UsageError("device_for= goes with --dry-run; use device= to choose where a run decodes")

@@ -1,8 +1,8 @@
-"""The distributions of every token of images that the target drew alone.
+"""The distributions of all tokens of images that the target drew alone.
 
-Concentration: the mean mass of the k most probable tokens (LANTERN, Fig 2c). Dependence on earlier tokens: how far a
-distribution moves, in total variation, where the position that gives it cannot attend to the keys and values of the
-position at some distance before it (SJD-PAC, Fig 4).
+Concentration: the mean mass of the k most probable tokens (LANTERN, Fig 2c). Dependence on earlier tokens: how much a
+distribution changes, in total variation, if its position cannot attend to the keys and values of the position at some
+distance before it (SJD-PAC, Fig 4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
 from specbench.rows.summary import mean
 
-#: How many of the most probable tokens are measured one by one.
+#: The number of most probable tokens that are measured one by one.
 TOP = 100
 
 
@@ -40,14 +40,14 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
             conditioning = pipeline.encode([item.prompt])
             tokens = pipeline.decode(conditioning, [(cfg["seed"], item.index)]).tokens
             free = _free(target, tokens.device)
-            found = TokenDistributions(target, sampling, conditioning, tokens)
-            probs = found.probs[0, free]
+            distributions = TokenDistributions(target, sampling, conditioning, tokens)
+            probs = distributions.probs[0, free]
             top.append(probs.topk(min(TOP, probs.shape[-1]), dim=-1).values.cumsum(-1).mean(0))
             entropy.append(-torch.xlogy(probs, probs).sum(-1).mean())
             for i, sums in enumerate(moved):
-                other = found.hidden_at(i + 1)[0, free]
-                inside = free > i + 1  # where the hidden token is one of the image
-                sums.append(0.5 * (other - probs)[inside].abs().sum(-1).mean())
+                hidden = distributions.hidden_at(i + 1)[0, free]
+                inside = free > i + 1  # the hidden token belongs to the image
+                sums.append(0.5 * (hidden - probs)[inside].abs().sum(-1).mean())
     mean_entropy, *by_distance = (mean([float(value) for value in values]) for values in (entropy, *moved))
     return {
         "images": len(top),
@@ -62,7 +62,7 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
 
 
 def load(cfg: Mapping[str, Any]) -> Pipeline:
-    """What decodes exactly, in eager steps. UsageError for a model of continuous tokens."""
+    """A pipeline that decodes exactly, in eager steps. UsageError for a model of continuous tokens."""
     pipeline = Pipeline.load({**cfg, "rule": "exact", "verification": "token", "engine": "eager"})
     if not isinstance(pipeline, Pipeline):
         raise UsageError(
@@ -72,34 +72,34 @@ def load(cfg: Mapping[str, Any]) -> Pipeline:
 
 
 def _free(target: Language, device: torch.device) -> Tensor:
-    """The positions of an image (n,) whose tokens the grammar leaves free."""
+    """The positions of an image (n,) whose tokens the grammar does not force."""
     if target.grammar is None:
         return torch.arange(target.length, device=device)
     return target.grammar.free.to(device)
 
 
 class TokenDistributions:
-    """The guided distributions of the tokens of one image, tokens (1, T): with temperature (1 where it is 0), before
-    top-k and top-p."""
+    """The guided distributions of the tokens of one image, tokens (1, T): with temperature (1 if it is 0), before top-k
+    and top-p."""
 
     def __init__(self, target: Language, sampling: Sampling, conditioning: Any, tokens: Tensor) -> None:
-        self.sampling, count = sampling, tokens.shape[1]
-        session = self.session = target.open(conditioning, 1, sampling.guided, count)
+        self.sampling, length = sampling, tokens.shape[1]
+        session = self.session = target.open(conditioning, 1, sampling.guided, length)
         self.first = session.prefix_length
         # the input at position i gives the distribution of the token at position i + 1
-        self.positions = torch.arange(self.first - 1, self.first - 1 + count, device=tokens.device)[None]
+        self.positions = torch.arange(self.first - 1, self.first - 1 + length, device=tokens.device)[None]
         self.x = session.embed(torch.cat([tokens[:, :1], tokens[:, :-1]], 1), self.positions)
         at = session.both(self.positions)
         self.probs = self._probs(session.feed(self.x, at, at, session.up_to(at)))
 
     def hidden_at(self, distance: int) -> Tensor:
-        """The distributions (1, T, V) where a position does not attend to the one at `distance` before it, in any
-        layer. The others are unchanged: their keys and values are in the cache already."""
+        """The distributions (1, T, V) if a position does not attend to the position at `distance` before it, in any
+        layer. The other positions are unchanged: their keys and values are already in the cache."""
         session, at = self.session, self.session.both(self.positions)
         slots = at + len(session.keys) - int(self.positions[0, -1]) - 1  # after all others
-        own = at.unsqueeze(-1)
-        seen = (session.keys < own) & session.usable.unsqueeze(1) & (session.keys != own - distance)
-        mask = seen | (session.keys == slots.unsqueeze(-1))
+        queries = at.unsqueeze(-1)
+        visible = (session.keys < queries) & session.usable.unsqueeze(1) & (session.keys != queries - distance)
+        mask = visible | (session.keys == slots.unsqueeze(-1))
         return self._probs(session.feed(self.x, at, slots, mask.unsqueeze(1)))
 
     def _probs(self, hidden: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""What a step is held against: the bytes that must be read, the measured bandwidth of this device, and a second
+"""The references for a step's time: the bytes that must be read, the measured bandwidth of this device, and a second
 measurement of the same pass.
 
-Every weight of a network is read once for each of its passes, whatever the number of rows and nodes, and every cached
-key and value up to the step's position once for the target's pass. Embedding tables do not count: only rows are read.
+Every weight of a network is read once per pass, whatever the number of rows and nodes. Every cached key and value up to
+the step's position is read once for the target's pass. Embedding tables do not count, because only some of their rows
+are read.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from specbench.decoding.loop import NetworkPass
 from specbench.errors import RunError
 from specbench.models.language import Language
 
-#: Measurements until the two agree.
+#: The most attempts until the two measurements agree.
 ATTEMPTS = 3
-#: Steps from which on the spread of their times is known.
+#: The fewest steps from which the spread of their times is estimated.
 _FEWEST = 5
-#: Relative difference that is no noise: a step's other parts leave the caches in another state.
+#: Relative difference that is not noise: a step's other parts change the state of the caches.
 _SYSTEMATIC = 0.05
-#: Relative difference above which two measurements never agree, however noisy they are.
+#: Two measurements with a larger relative difference never agree, however noisy they are.
 _MOST = 0.15
 #: Okabe and Ito's colours, distinguishable for colour-blind readers, each with its own marker for print.
 _STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "v"), ("#E69F00", "D"), ("#56B4E9", "P"))
@@ -49,25 +50,25 @@ def _of_drafter(drafter: Any, target: Any) -> list[NetworkPass]:
 
 
 def of_drafts(drafter: Any, target: Language) -> int:
-    """Bytes of weights that drafting for one step reads, in all of its passes."""
-    made = _of_drafter(drafter, target)
-    return sum(one.times * sum(p.numel() * p.element_size() for p in one.read) for one in made)
+    """Bytes of weights that drafting reads in one step, in all of its passes."""
+    network_passes = _of_drafter(drafter, target)
+    return sum(each.times * sum(p.numel() * p.element_size() for p in each.read) for each in network_passes)
 
 
 def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
-    """The methods that are a step's passes of networks, the drafter's included, and their owners."""
-    drafting = [(one.owner, one.method) for one in _of_drafter(drafter, target) if one.method]
+    """The methods, with their owners, that are the network passes of a step, including the drafter's."""
+    drafting = [(each.owner, each.method) for each in _of_drafter(drafter, target) if each.method]
     return [(target, "hidden" if target.order is None else "at_fronts"), (target, "head"), *drafting]
 
 
 def of_cache(model: Language, rows: int, context: int) -> int:
-    """Bytes of keys and values that a pass reads: of `rows` sequences of `context` positions."""
+    """Bytes of keys and values that a pass reads, for `rows` sequences of `context` positions."""
     b = model.block
     return 2 * model.cache_layers * rows * b.n_kv_heads * b.head_dim * context * model.output.weight.element_size()
 
 
 def operations(model: Language, rows: int, context: int) -> int:
-    """Floating-point operations of a pass for each node: two per weight, and attention over the positions before."""
+    """Floating-point operations of a pass per node: two per weight, and attention over the positions before."""
     weights = of_target(model) // model.output.weight.element_size()
     return rows * (2 * weights + 4 * len(model.layers) * model.block.n_heads * model.block.head_dim * context)
 
@@ -83,10 +84,10 @@ def of_pass(target: Any) -> int:
 
 
 def seconds(call: Callable[[], object], device: torch.device, least: float = 0.05, samples: int = 7) -> list[float]:
-    """Seconds of a call, sampled: each sample repeats it until `least` seconds are spent. On CUDA the host waits at a
-    sample's end only."""
+    """Seconds of a call, sampled: each sample repeats the call until `least` seconds have passed. On CUDA the host
+    waits only at the end of a sample."""
 
-    def once(times: int) -> float:
+    def repeated(times: int) -> float:
         began = time.perf_counter()
         for _ in range(times):
             call()
@@ -94,13 +95,13 @@ def seconds(call: Callable[[], object], device: torch.device, least: float = 0.0
             torch.cuda.synchronize(device)
         return time.perf_counter() - began
 
-    once(2)
-    times = max(1, round(least / max(once(1), 1e-7)))
-    return [once(times) / times for _ in range(samples)]
+    repeated(2)
+    times = max(1, round(least / max(repeated(1), 1e-7)))
+    return [repeated(times) / times for _ in range(samples)]
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second read from memory: of the best of several sums over a buffer far larger than any cache."""
+    """Bytes per second read from memory: the best of several sums over a buffer far larger than any cache."""
     size = (4 << 30 if device.type == "cuda" else 1 << 29) // 4
     buffer = torch.ones(size, device=device)
     into = torch.empty((), device=device)
@@ -108,7 +109,7 @@ def bandwidth(device: torch.device) -> float:
 
 
 def arithmetic(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second, of the best of several products of square matrices."""
+    """Floating-point operations per second: the best of several products of square matrices."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.ones(n, n, device=device, dtype=dtype) for _ in "ab")
     c: Tensor = torch.empty_like(a)
@@ -117,22 +118,22 @@ def arithmetic(device: torch.device, dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Bases:
-    """Whether other work disturbed a benchmark. Seconds of the target's pass over one node, on which every relative
-    cost rests, several each: `steps` in the steps of vanilla AR, and `alone`."""
+    """Checks whether other work disturbed a benchmark. Both fields are seconds, several each, of the target's pass over
+    one node, the reference of every relative cost: in the `steps` of vanilla AR, and `alone`."""
 
     steps: Sequence[float]
     alone: Sequence[float]
 
     @property
     def difference(self) -> float:
-        """Of their medians, relative to the smaller one."""
+        """The difference of their medians, relative to the smaller one."""
         low, high = sorted((statistics.median(self.steps), statistics.median(self.alone)))
         return high / low - 1
 
     @property
     def noise(self) -> float | None:
-        """The largest difference of measurements that nothing disturbed: three standard errors of both medians, and
-        what is systematic. None: too few steps for their spread."""
+        """The largest difference of undisturbed measurements: three standard errors of both medians, plus the
+        systematic part. None: too few steps to estimate their spread."""
         if len(self.steps) < _FEWEST:
             return None
         return min(_MOST, _SYSTEMATIC + 3 * math.hypot(_relative_error(self.steps), _relative_error(self.alone)))
@@ -142,8 +143,8 @@ class Bases:
         return self.noise is None or self.difference <= self.noise
 
     def refusal(self) -> RunError:
-        """Why there is no row."""
-        steps, alone = (1e3 * statistics.median(some) for some in (self.steps, self.alone))
+        """The error that explains why there is no row."""
+        steps, alone = (1e3 * statistics.median(times) for times in (self.steps, self.alone))
         return RunError(
             f"the target's pass over one token took {steps:.3g} ms in a step of vanilla decoding and {alone:.3g} ms"
             f" alone; they differ by {self.difference:.0%}, and their noise allows {self.noise or 0:.0%}. {ATTEMPTS}"
@@ -152,14 +153,15 @@ class Bases:
 
 
 def _relative_error(samples: Sequence[float]) -> float:
-    """The standard error of the median relative to it, from the interquartile range (of normal noise)."""
+    """The standard error of the median, relative to it, from the interquartile range (for normal noise)."""
     low, _, high = statistics.quantiles(samples, n=4)
     return 1.253 * (high - low) / 1.349 / math.sqrt(len(samples)) / statistics.median(samples)
 
 
 def draw_roofline(rows: Sequence[Mapping[str, str]], stem: Path) -> list[Path]:
-    """Draws the roofline of a device with the passes timed by number of nodes in rows (as read from their file), as SVG
-    and PNG; nothing where no row has any. Returns the files written. The newest row gives the ceilings."""
+    """Draws the roofline of a device, with the passes timed by number of nodes, from rows as read from their file, as
+    SVG and PNG. Draws nothing if no row has such passes. Returns the files written. The newest row gives the
+    ceilings."""
     shown = [row for row in rows if row["by_nodes"] and row["node_gflop"]]
     if not shown:
         return []
@@ -169,7 +171,7 @@ def draw_roofline(rows: Sequence[Mapping[str, str]], stem: Path) -> list[Path]:
     mpl.rcParams |= {"svg.hashsalt": "specbench", "svg.fonttype": "none"}
     import matplotlib.pyplot as plt
 
-    drawn, axis = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
+    figure, axis = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
     latest: dict[str, Mapping[str, str]] = {_name(row): row for row in shown}
     intensities = []
     for number, (name, row) in enumerate(latest.items()):
@@ -191,16 +193,16 @@ def draw_roofline(rows: Sequence[Mapping[str, str]], stem: Path) -> list[Path]:
     axis.set(
         xscale="log",
         yscale="log",
-        xlabel="operations a byte that must be read (FLOP/B); numbers at the points: nodes",
-        ylabel="operations a second (GFLOP/s)",
+        xlabel="operations per byte that must be read (FLOP/B); numbers at the points: nodes",
+        ylabel="operations per second (GFLOP/s)",
         title=f"The target's pass on {newest['device_name']}",
     )
     axis.grid(True, which="both", linewidth=0.3, alpha=0.6)
     axis.legend(fontsize=8, frameon=False, loc="upper left")
     files = [stem.with_name(f"{stem.name}_roofline.{kind}") for kind in ("svg", "png")]
     for file in files:
-        drawn.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
-    plt.close(drawn)
+        figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+    plt.close(figure)
     return files
 
 

@@ -33,9 +33,9 @@ PARTS = ("draft", "forward", "head", "verify", "commit", "rest")
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """steps: timed, after `warmup` more; context: positions before a step's root, including the prefix (None: half of
-    the image); nodes: numbers of nodes for which the target's pass is timed alone; images: full images to decode, by
-    the method and by vanilla AR (0: none); forced: mean accepted length to which the drafts are forced."""
+    """steps: timed steps, after `warmup` more; context: positions before a step's root, including the prefix (None:
+    half of the image); nodes: numbers of nodes for which the target's pass is timed alone; images: full images to
+    decode, by the method and by vanilla AR (0: none); forced: the mean accepted length to which drafts are forced."""
 
     steps: int = 30
     warmup: int = 5
@@ -46,19 +46,19 @@ class BenchPlan:
 
 
 class ForcedLength:
-    """Overrides a verdict with a fixed pattern of accepted tokens: step s accepts floor((s + 1) x) - floor(s x) tokens
-    of the draft's deepest path, x = length - 1, so that the mean over steps is `length` tokens per step. The rule still
-    runs and is timed."""
+    """Replaces a verdict by a fixed pattern of accepted tokens. Step s accepts floor((s + 1) x) - floor(s x) tokens of
+    the draft's deepest path, x = length - 1, so the mean over steps is `length` tokens per step. The rule still runs
+    and is timed."""
 
     def __init__(self, length: float) -> None:
         self.extra = length - 1
 
     def __call__(self, verdict: VerificationResult, draft: Draft, step: Tensor) -> VerificationResult:
         tree, most = draft.tree, verdict.path.shape[1]
-        wanted = torch.floor((step + 1) * self.extra) - torch.floor(step * self.extra)
+        accepted = torch.floor((step + 1) * self.extra) - torch.floor(step * self.extra)
         depth = torch.where(draft.valid, tree.depth, 0)
         deepest = depth.argmax(1, keepdim=True)
-        length = torch.minimum(wanted.long(), depth.gather(1, deepest)[:, 0]).clamp_max(most)
+        length = torch.minimum(accepted.long(), depth.gather(1, deepest)[:, 0]).clamp_max(most)
         above = tree.ancestors.expand(len(length), -1, -1)
         above = above.gather(1, deepest.unsqueeze(-1).expand(-1, -1, above.shape[-1]))  # (B, 1, M): nodes on the path
         level = torch.arange(most + 1, device=length.device)
@@ -70,31 +70,31 @@ class ForcedLength:
 
 
 def _prompts(cfg: Mapping[str, Any], rows: int) -> list[str]:
-    """The first prompts of a run; where their files were never fetched, prompts that are shipped: a bench scores no
-    image."""
+    """The first prompts of a run. If their files were never fetched, prompts that come with specbench: a benchmark
+    scores no image."""
     try:
-        found = data.load({**cfg, "n": rows})
+        items = data.load({**cfg, "n": rows})
     except UsageError:
         if cfg["data"] not in registry.data_sources():
             raise
-        found = data.load({**cfg, "data": "geneval", "n": min(rows, 553)})
-    return [found[i % len(found)].prompt for i in range(rows)]
+        items = data.load({**cfg, "data": "geneval", "n": min(rows, 553)})
+    return [items[i % len(items)].prompt for i in range(rows)]
 
 
 def measure(cfg: Mapping[str, Any], plan: BenchPlan) -> dict[str, Any]:
-    """Values of a checked configuration, by the names of `rows.COLUMNS`; times are medians over steps, in
-    milliseconds. RunError: other work disturbed every attempt."""
-    pipeline = Pipeline.load({**cfg, "emitted_draws": 0})  # a bench looks at no image
+    """Values of a checked configuration, by the names of `rows.COLUMNS`; times are medians over steps, in milliseconds.
+    RunError if other work disturbed every attempt."""
+    pipeline = Pipeline.load({**cfg, "emitted_draws": 0})  # a benchmark uses no statistics of images
     rows = int(cfg["batch"])
     conditioning = pipeline.encode(_prompts(cfg, rows))
     reset_peak_memory(pipeline.device)
     if isinstance(pipeline, ContinuousPipeline):
-        found = _continuous(pipeline, conditioning, plan, rows)
+        values = _continuous(pipeline, conditioning, plan, rows)
     else:
-        found = _discrete(pipeline, conditioning, plan, rows)
-    found["weights"] = pipeline.weights
-    found["peak_memory_mib"] = peak_memory_mib(pipeline.device)
-    return found
+        values = _discrete(pipeline, conditioning, plan, rows)
+    values["weights"] = pipeline.weights
+    values["peak_memory_mib"] = peak_memory_mib(pipeline.device)
+    return values
 
 
 def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int) -> dict[str, Any]:
@@ -123,35 +123,37 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         single = _single_nodes(pipeline, vanilla, conditioning, rng, rows, context, plan)
         plain, by_nodes = single.plain, single.by_nodes
         recorded = {
-            name: _recorded(one.engine, one.images(conditioning, rng), plan, context)
-            for name, one in (("", pipeline), ("vanilla_", vanilla))
-            if isinstance(one.engine, Graphs)
+            name: _recorded(each.engine, each.images(conditioning, rng), plan, context)
+            for name, each in (("", pipeline), ("vanilla_", vanilla))
+            if isinstance(each.engine, Graphs)
         }
         tree, num_chains = drafter.shape.tree, drafter.shape.num_chains(target)
         if num_chains > 1:  # as many nodes as all chains together
             tree = build(chain_paths(num_chains * tree.nodes - 1))
-        own = statistics.median(_pass(pipeline, conditioning, rows, tree, context, plan)) if recorded else None
+        recorded_pass = (
+            statistics.median(_pass(pipeline, conditioning, rows, tree, context, plan)) if recorded else None
+        )
     speed = floor.bandwidth(device)
-    both = 2 * rows if guided else rows
+    sequences = 2 * rows if guided else rows
     weights, drafts, cache = (
         floor.of_target(target),
         floor.of_drafts(drafter, target),
-        floor.of_cache(target, both, context),
+        floor.of_cache(target, sequences, context),
     )
-    found: dict[str, Any] = {
-        "rows": both,
+    values: dict[str, Any] = {
+        "rows": sequences,
         "context": context,
         "nodes": tree.nodes,
         "steps": plan.steps,
         **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
         **{f"{name}recorded_step_ms": 1e3 * value for name, value in recorded.items()},
-        "recorded_forward_ms": None if own is None else 1e3 * own,
+        "recorded_forward_ms": None if recorded_pass is None else 1e3 * recorded_pass,
         "passes_ms": 1e3 * statistics.median(passes.seconds()[plan.warmup :]),
         "vanilla_step_ms": 1e3 * sum(plain.values()),
         "vanilla_forward_ms": 1e3 * plain["forward"],
         "bandwidth_gb_s": speed / 1e9,
         "arithmetic_gflop_s": floor.arithmetic(device, target.output.weight.dtype) / 1e9,
-        "node_gflop": floor.operations(target, both, context) / 1e9,
+        "node_gflop": floor.operations(target, sequences, context) / 1e9,
         "weights_gb": weights / 1e9,
         "draft_weights_gb": drafts / 1e9,
         "cache_gb": cache / 1e9,
@@ -162,24 +164,24 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         "attempts": single.attempts,
     }
     if single.bases is not None:
-        found |= {"bases_difference": single.bases.difference, "bases_noise": single.bases.noise}
-    found["step_ms"] = sum(found[f"{name}_ms"] for name in parts)
-    found["step_floor_ms"] = found["forward_floor_ms"] + found["draft_floor_ms"]
-    found["passes_share"] = found["passes_ms"] / found["step_ms"]
-    found |= _against_floors(found)
+        values |= {"bases_difference": single.bases.difference, "bases_noise": single.bases.noise}
+    values["step_ms"] = sum(values[f"{name}_ms"] for name in parts)
+    values["step_floor_ms"] = values["forward_floor_ms"] + values["draft_floor_ms"]
+    values["passes_share"] = values["passes_ms"] / values["step_ms"]
+    values |= _against_floors(values)
     if plan.images:
-        ways = [partial(one.decode, conditioning) for one in (pipeline, vanilla)]
-        _interleaved(ways, rows, range(1))  # warms up
-        found |= _compared(pipeline.tokens_per_image, _interleaved(ways, rows, range(1, plan.images + 1)))
-        found["token_floor_ms"] = found["step_floor_ms"] / found["accepted_length"]
-        found["vanilla_token_floor_ms"] = found["forward_floor_ms"]
-    return found
+        decoders = [partial(each.decode, conditioning) for each in (pipeline, vanilla)]
+        _interleaved(decoders, rows, range(1))  # warms up
+        values |= _compared(pipeline.tokens_per_image, _interleaved(decoders, rows, range(1, plan.images + 1)))
+        values["token_floor_ms"] = values["step_floor_ms"] / values["accepted_length"]
+        values["vanilla_token_floor_ms"] = values["forward_floor_ms"]
+    return values
 
 
 @dataclass(frozen=True)
 class _SingleNodes:
-    """What costs relative to one node rest on: the median seconds of the parts of vanilla AR's steps, and of the
-    target's pass alone by number of nodes; how often it was measured, and the two measurements of one node where they
+    """The measurements to which costs are relative: the median seconds of the parts of vanilla AR's steps, and of the
+    target's pass alone by number of nodes; how often they were measured; and the two measurements of one node, if they
     can be compared."""
 
     plain: dict[str, float]
@@ -197,8 +199,8 @@ def _single_nodes(
     context: int,
     plan: BenchPlan,
 ) -> _SingleNodes:
-    """Measures until both agree on a single node; RunError where they never do. (A recorded pass is no measurement of
-    the same thing as that of a step, which is timed kernel by kernel.)"""
+    """Measures until both agree on a single node; RunError if they never do. (A recorded pass cannot be compared with
+    the pass in a step, which is timed kernel by kernel.)"""
     recorded = isinstance(pipeline.engine, Graphs)
     chains = {n: build(chain_paths(n - 1)) for n in plan.nodes}
     for attempt in range(1, ATTEMPTS + 1):
@@ -214,44 +216,45 @@ def _single_nodes(
     raise bases.refusal()
 
 
-def _against_floors(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Times relative to the bytes that must be read: of recorded steps and passes where there are some."""
-    step, vanilla, forward = (found.get(f"{name}_ms") for name in _RECORDED)
+def _against_floors(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Times relative to the bytes that must be read; those of recorded steps and passes if they exist."""
+    step, vanilla, forward = (values.get(f"{name}_ms") for name in _RECORDED)
     shares = {
-        "recorded_floor_share": found["step_floor_ms"] / step if step else None,
-        "vanilla_recorded_floor_share": found["forward_floor_ms"] / vanilla if vanilla else None,
+        "recorded_floor_share": values["step_floor_ms"] / step if step else None,
+        "vanilla_recorded_floor_share": values["forward_floor_ms"] / vanilla if vanilla else None,
     }
-    step, forward = step or found["step_ms"], forward or found["forward_ms"]
+    step, forward = step or values["step_ms"], forward or values["forward_ms"]
     return {
         **shares,
-        "bandwidth_share": found["forward_floor_ms"] / forward,
+        "bandwidth_share": values["forward_floor_ms"] / forward,
         "overhead": (step - forward) / forward,
     }
 
 
 def _tune(pipeline: Pipeline, nodes: Iterable[int], rows: int, slots: int) -> None:
-    """Before the first measurement, lets fused kernels choose their tiles for passes over so many sequences of `slots`
-    positions: of the given numbers of nodes, and of those that the method has. A device does this once; later runs use
-    the tiles, too."""
+    """Before the first measurement, lets fused kernels choose their tiles for passes over `rows` sequences of `slots`
+    positions: for the given numbers of nodes, and for those of the method. A device does this once; later runs use the
+    tiles, too."""
     kernels: Any = pipeline.engine.kernels
     if kernels is None:
         return
     shape = pipeline.config.drafter.shape
     tree = shape.tree
     levels = tree.depth[0].bincount().tolist()
-    every = shape.num_chains(pipeline.config.target) * tree.nodes
-    counts = {1, every, tree.height + 1, *levels, *nodes}
+    all_nodes = shape.num_chains(pipeline.config.target) * tree.nodes
+    counts = {1, all_nodes, tree.height + 1, *levels, *nodes}
     kernels.tune(pipeline.model.target.layers, sorted(counts), rows, slots)
 
 
 def _before(decoding: Decoding) -> int:
-    """Positions before the image."""
+    """The number of positions before the image."""
     session: Any = decoding.session
     return int(session.prefix_length)
 
 
 def position_of(decoding: Decoding, context: int | None) -> int:
-    """The number of positions before the root of the timed steps; default: the middle of the image."""
+    """The number of positions before the root of the timed steps; default: the middle of the image. UsageError outside
+    the image."""
     prefix = _before(decoding)
     context = prefix + decoding.total // 2 if context is None else context
     if not prefix < context < prefix + decoding.total:
@@ -263,7 +266,7 @@ def position_of(decoding: Decoding, context: int | None) -> int:
 
 
 def _steps(decoding: Decoding, clock: Clock, plan: BenchPlan, context: int) -> dict[str, float]:
-    """Median seconds of each part of steps, see `_take`."""
+    """Median seconds of each part of the steps of `_take`."""
     _take(decoding, plan, context)
     return _medians(clock.seconds()[plan.warmup :])
 
@@ -275,7 +278,7 @@ def _take(decoding: Decoding, plan: BenchPlan, context: int, passes: Passes | No
     decoding.history.copy_(tokens)
     for _ in range(plan.warmup + plan.steps):
         decoding.num_committed.fill_(context - _before(decoding))
-        decoding.steps.zero_()  # the buffers hold as many steps as the image has tokens
+        decoding.steps.zero_()  # the buffers have room for as many steps as the image has tokens
         if passes is not None:
             passes.begin()
         decoding.step()
@@ -295,14 +298,14 @@ def _recorded(engine: Graphs, decoding: Decoding, plan: BenchPlan, context: int)
 
 
 def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each part, the median over the steps that have it."""
+    """For each part, the median over the steps that have it."""
     parts = {part: [step[part] for step in steps if part in step] for part in PARTS}
     return {part: statistics.median(times) for part, times in parts.items() if times}
 
 
 def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context: int, plan: BenchPlan) -> list[float]:
-    """Seconds, several times, of the target's pass over a draft's nodes, including the root: recorded where the engine
-    records the steps, since the host takes longer to start a pass than the device to execute it."""
+    """Seconds, several samples, of the target's pass over a draft's nodes, including the root. The pass is recorded if
+    the engine records the steps, since the host takes longer to start a pass than the device to execute it."""
     device, tree = pipeline.device, tree.to(pipeline.device)
     target: Any = pipeline.config.target
     session = target.open(conditioning, rows, pipeline.config.sampling.guided, tree.nodes)
@@ -312,7 +315,7 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
     history = torch.zeros(rows, session.length + tree.nodes, dtype=torch.int64, device=device)
     tokens = history[:, : tree.nodes]
     positions = None
-    if target.order is not None:  # groups of so many tokens, as far into the image
+    if target.order is not None:  # groups of as many tokens, at the same position of the image
         groups = [min(tree.nodes, session.length - i) for i in range(0, session.length, tree.nodes)]
         passes = PlannedGroups(target.order, RandomStreams([(0, i) for i in range(rows)], device), groups)
         tokens, positions = passes.parallel_positions(history, num_committed // tree.nodes)
@@ -332,48 +335,48 @@ def _continuous(pipeline: ContinuousPipeline, conditioning: Any, plan: BenchPlan
     if plan.forced is not None:
         raise UsageError("forced_accept= needs discrete tokens; with continuous tokens, gamma= sets a draft's length")
     device, target, vanilla = pipeline.device, pipeline.model.target, pipeline.vanilla()
-    both = (pipeline, Clock(device)), (vanilla, Clock(device))
-    ways = [partial(one.decode, conditioning, clock=clock) for one, clock in both]
-    _interleaved([partial(one.decode, conditioning) for one, _ in both], rows, range(1))  # warms up
-    outputs = _interleaved(ways, rows, range(1, max(1, plan.images) + 1))
-    spent = [clock.seconds() for _, clock in both]
-    parts, plain = map(_medians, spent)
-    speed, once = floor.bandwidth(device), floor.of_pass(target)
-    found = {
+    timed = (pipeline, Clock(device)), (vanilla, Clock(device))
+    decoders = [partial(each.decode, conditioning, clock=clock) for each, clock in timed]
+    _interleaved([partial(each.decode, conditioning) for each, _ in timed], rows, range(1))  # warms up
+    outputs = _interleaved(decoders, rows, range(1, max(1, plan.images) + 1))
+    seconds = [clock.seconds() for _, clock in timed]
+    parts, plain = map(_medians, seconds)
+    speed, weights = floor.bandwidth(device), floor.of_pass(target)
+    values = {
         "rows": rows * target.halves,
         "nodes": pipeline.rule.gamma + 1,
-        "steps": len(spent[0]),
+        "steps": len(seconds[0]),
         **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
         "vanilla_step_ms": 1e3 * sum(plain.values()),
         "vanilla_forward_ms": 1e3 * plain["forward"],
         "diffusion_step_ms": 1e3 * plain["head"] / target.steps,
         "bandwidth_gb_s": speed / 1e9,
-        "weights_gb": once / 1e9,
-        "forward_floor_ms": 1e3 * once / speed,
+        "weights_gb": weights / 1e9,
+        "forward_floor_ms": 1e3 * weights / speed,
         "diffusion_floor_ms": 1e3 * floor.of_diffusion_step(target) / speed,
         "by_nodes": {},
     }
-    found["step_ms"] = 1e3 * sum(parts.values())
-    return found | _compared(pipeline.tokens_per_image, outputs)
+    values["step_ms"] = 1e3 * sum(parts.values())
+    return values | _compared(pipeline.tokens_per_image, outputs)
 
 
 #: Decodes one image per (seed, prompt index).
-Way = Callable[[list[tuple[int, int]]], Decoded[Any]]
+Decode = Callable[[list[tuple[int, int]]], Decoded[Any]]
 
 
-def _interleaved(ways: Sequence[Way], rows: int, seeds: Iterable[int]) -> list[list[Decoded[Any]]]:
-    """Decodes full images, from prefill to the last token, alternating the ways; returns the output of every seed for
-    each way."""
-    outputs = [[way([(seed, i) for i in range(rows)]) for way in ways] for seed in seeds]
-    return [list(some) for some in zip(*outputs, strict=True)]
+def _interleaved(decoders: Sequence[Decode], rows: int, seeds: Iterable[int]) -> list[list[Decoded[Any]]]:
+    """Decodes full images, from prefill to the last token, alternating the decoders. Returns the outputs of all seeds
+    for each decoder."""
+    outputs = [[decode([(seed, i) for i in range(rows)]) for decode in decoders] for seed in seeds]
+    return [list(by_seed) for by_seed in zip(*outputs, strict=True)]
 
 
 def _compared(tokens: int, outputs: Sequence[Sequence[Decoded[Any]]]) -> dict[str, Any]:
-    """Statistics of full images; outputs: of the method and of vanilla AR."""
+    """Statistics of full images. outputs: of the method and of vanilla AR."""
     method, vanilla = outputs
     rows = len(method[0].tokens)
-    seconds, plain = (statistics.fmean(out.seconds for out in some) for some in (method, vanilla))
-    steps, most = (statistics.fmean(float(out.steps.double().mean()) for out in some) for some in (method, vanilla))
+    seconds, plain = (statistics.fmean(out.seconds for out in outs) for outs in (method, vanilla))
+    steps, most = (statistics.fmean(float(out.steps.double().mean()) for out in outs) for outs in (method, vanilla))
     return {
         "tokens": tokens,
         "accepted_length": tokens / steps,

@@ -1,5 +1,5 @@
-"""What a configuration will need of a GPU, from shapes alone: weights, cache, peak memory, launches and the memory
-floor of a step. Nothing is fetched, and no weights are made: the real loop runs on fake tensors (`bench.shapes`)."""
+"""What a configuration needs of a GPU, from shapes alone: weights, cache, peak memory, launches and the memory floor of
+a step. Nothing is fetched and no weights are created: the real loop runs on fake tensors (`bench.shapes`)."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from specbench.harness.pipeline import check_engine
 from specbench.models.transformer import FeedForward
 
 GB, TERA = 1e9, 1e12
-#: Estimate of what every process takes on the device besides its tensors: the CUDA context, loaded kernels and the
+#: Estimate of the memory of every process on the device besides its tensors: the CUDA context, loaded kernels and the
 #: workspaces of libraries.
 RUNTIME_GB = 1.0
 
 
 class Memory(TorchDispatchMode):
-    """Bytes of the device's tensors that are made within, now and at the most. Memory that kernels take for themselves,
-    and what an allocator loses by rounding, is not seen."""
+    """Bytes of the device's tensors that are created inside this context, at present and at most. It does not see
+    memory that kernels allocate themselves, or that an allocator loses by rounding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,12 +53,12 @@ class Memory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if _on_device(t)}
+        inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if _on_device(t)}
         out = func(*args, **(kwargs or {}))
         for tensor in filter(_on_device, tree_leaves(out)):
             storage = tensor.untyped_storage()
             key = storage._cdata
-            if key not in given and key not in self._known:
+            if key not in inputs and key not in self._known:
                 self._known.add(key)
                 self._add(storage.nbytes())
                 weakref.finalize(storage, self._drop, key, storage.nbytes())
@@ -73,9 +73,9 @@ class Memory(TorchDispatchMode):
         self.live -= size
 
     def above(self) -> int:
-        """How far the peak since the last call was above what is held now."""
-        found, self.peak = self.peak - self.live, self.live
-        return found
+        """How far the peak since the last call was above the present bytes."""
+        excess, self.peak = self.peak - self.live, self.live
+        return excess
 
 
 def _on_device(x: Any) -> bool:
@@ -84,35 +84,37 @@ def _on_device(x: Any) -> bool:
 
 @contextmanager
 def _caches() -> Iterator[list[KVCache]]:
-    """The caches that are made within, the target's first."""
-    made: list[KVCache] = []
+    """The caches that are created inside this context, the target's first."""
+    caches: list[KVCache] = []
     make = KVCache.__init__
 
     def noted(cache: KVCache, *args: Any, **kwargs: Any) -> None:
         make(cache, *args, **kwargs)
-        made.append(cache)
+        caches.append(cache)
 
     with mock.patch.object(KVCache, "__init__", noted):
-        yield made
+        yield caches
 
 
 def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
-    """Of a checked configuration; context: positions before the step (default: the middle of the image). Bytes are in
-    GB, 1e9 of them. The parts of the peak that only a run can tell are estimates, and named so."""
+    """The plan of a checked configuration. context: positions before the step (default: the middle of the image). Bytes
+    are in GB, 1e9 of them. Parts of the peak that only a run can measure are estimates, and named so."""
     check_engine(cfg)
     recorded = cfg["engine"] != "eager"
     fused = cfg["engine"] == "triton" and has_triton()
-    made = shapes(cfg, engine_on_shapes("triton" if fused else "graph"))
+    on_shapes = shapes(cfg, engine_on_shapes("triton" if fused else "graph"))
     if parameters.is_continuous("model", cfg["model"]):
-        found = _continuous(cfg, made)
+        values = _continuous(cfg, on_shapes)
     else:
-        found = _discrete(cfg, made, context)
-    weights = {name: floor.nbytes(network) / GB for name, network in made.networks.items()}
-    bytes_each = torch.empty((), dtype=made.pipeline.model.dtype).element_size()
-    weights |= {name: count * bytes_each / GB for name, count in made.pipeline.model.absent().items()}
-    above = found.pop("above")
-    state = found.pop("resident") / GB
-    held = state * (2 if recorded else 1)  # a later batch is prefilled, then copied into the recorded one's memory
+        values = _discrete(cfg, on_shapes, context)
+    weights = {name: floor.nbytes(network) / GB for name, network in on_shapes.networks.items()}
+    bytes_each = torch.empty((), dtype=on_shapes.pipeline.model.dtype).element_size()
+    weights |= {name: count * bytes_each / GB for name, count in on_shapes.pipeline.model.absent().items()}
+    above = values.pop("above")
+    state = values.pop("resident") / GB
+    states = state * (
+        2 if recorded else 1
+    )  # a later batch is prefilled, then copied into the memory of the recorded one
     extra = {name: size / GB for name, size in above.items()}
     if recorded:
         step, transient = extra["step"], max(extra["prefill"], extra["pixels"])  # a graph keeps its memory
@@ -121,49 +123,49 @@ def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
     total = sum(weights.values())
     return {
         **{name: cfg[name] for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
-        "resolution": made.pipeline.resolution,
-        **found,
+        "resolution": on_shapes.pipeline.resolution,
+        **values,
         "weights_gb": weights,
         "all_weights_gb": total,
         "state_gb": state,
         **{f"{name}_estimate_gb": size for name, size in extra.items()},
         "runtime_estimate_gb": RUNTIME_GB,
-        "peak_estimate_gb": total + held + step + transient + RUNTIME_GB,
+        "peak_estimate_gb": total + states + step + transient + RUNTIME_GB,
     }
 
 
 def uncounted(engine: str) -> str | None:
-    """Why the launches of an engine cannot be counted here, or None."""
+    """Why the launches of an engine cannot be counted here, or None if they can."""
     if engine == "compiled":
         return "Inductor chooses the kernels on the device"
     return "engine=triton needs Triton" if engine == "triton" and not has_triton() else None
 
 
-def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict[str, Any]:
-    memory, pipeline = Memory(), made.pipeline
+def _discrete(cfg: Mapping[str, Any], on_shapes: Shapes, context: int | None) -> dict[str, Any]:
+    memory, pipeline = Memory(), on_shapes.pipeline
     target, drafter, above = pipeline.model.target, pipeline.config.drafter, {}
     rows = int(cfg["batch"]) * (2 if pipeline.config.sampling.guided else 1)
     codes = target.length if target.grammar is None else len(target.grammar.free)
-    with made.entered(), _caches() as caches:
+    with on_shapes.entered(), _caches() as caches:
         clock = PartLaunches()
-        for part in (one for network in made.networks.values() for one in network.modules()):
+        for part in (module for network in on_shapes.networks.values() for module in network.modules()):
             if isinstance(part, FeedForward):
-                part.joined()  # as fused kernels do: in the memory that the weights have, so no state of a step
+                part.joined()  # like fused kernels: in the memory of the weights, so it is no state of a step
         with memory:
-            decoding = pipeline.images(made.conditioning, made.rng, clock)
+            decoding = pipeline.images(on_shapes.conditioning, on_shapes.rng, clock)
             above["prefill"] = memory.above()
             for _ in range(WARMUP):
                 decoding.step()
             above["step"] = memory.above()
             resident = memory.live
             if not parameters.no_pixels(cfg):
-                _pixels(made, codes)
+                _pixels(on_shapes, codes)
             above["pixels"] = memory.above()
         launches = count_step(decoding, clock)
     at, nodes = position_of(decoding, context), drafter.shape.num_chains(target) * drafter.shape.tree.nodes
     sizes = [2 * cache.k.numel() * cache.k.element_size() / GB for cache in caches]
     read = floor.of_target(target) + floor.of_cache(target, rows, at), floor.of_drafts(drafter, target)
-    done = nodes * floor.operations(target, rows, at), 2 * rows * read[1] // target.output.weight.element_size()
+    work = nodes * floor.operations(target, rows, at), 2 * rows * read[1] // target.output.weight.element_size()
     return {
         "rows": rows,
         "tokens": pipeline.tokens_per_image,
@@ -175,77 +177,80 @@ def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict
         "logits_gb": rows * nodes * target.vocab_size * target.output.weight.element_size() / GB,
         "launches": None if uncounted(cfg["engine"]) else launches,
         "reads_gb": {"forward": read[0] / GB, "draft": read[1] / GB, "step": sum(read) / GB},
-        "tera_operations": {"forward": done[0] / TERA, "draft": done[1] / TERA, "step": sum(done) / TERA},
+        "tera_operations": {"forward": work[0] / TERA, "draft": work[1] / TERA, "step": sum(work) / TERA},
         "resident": resident,
         "above": above,
     }
 
 
-def _continuous(cfg: Mapping[str, Any], made: Shapes) -> dict[str, Any]:
+def _continuous(cfg: Mapping[str, Any], on_shapes: Shapes) -> dict[str, Any]:
     """The target's pass over all images with their drafts, and steps of the diffusion head."""
-    memory, pipeline, above = Memory(), made.pipeline, {}
+    memory, pipeline, above = Memory(), on_shapes.pipeline, {}
     model, gamma, rows = pipeline.model.target, pipeline.rule.gamma, int(cfg["batch"])
     length = model.length
-    found = Launches()
-    with made.entered(), memory, _caches() as caches:
+    launches = Launches()
+    with on_shapes.entered(), memory, _caches() as caches:
         conditions = conditions_of(
-            session := model.open(made.conditioning, rows), GenerationOrder.raster(rows, length, DEVICE)
+            session := model.open(on_shapes.conditioning, rows), GenerationOrder.raster(rows, length, DEVICE)
         )
         tokens = torch.zeros(rows, length + 1, model.dim, device=DEVICE)
         row = torch.arange(rows, device=DEVICE)
         memory.above()
-        with found.watching():
-            found.counting = True
+        with launches.watching():
+            launches.counting = True
             z = conditions.following(tokens, row, torch.zeros_like(row), gamma + 1, length)
-            found.counting = False
+            launches.counting = False
         above["prefill"] = memory.above()
         states = torch.zeros(min(8192, max(1, gamma * model.steps) * rows), model.dim, device=DEVICE)
         index = states[:, 0].long()
         session.moments(states, index, z.flatten(0, 1)[:1].expand(len(states), -1))
         above["step"] = memory.above()
         del states, index, z
-        _pixels(made, length)
+        _pixels(on_shapes, length)
         above["pixels"] = memory.above()
-    kept = [2 * cache.k.numel() * cache.k.element_size() for cache in caches]
-    read = {"forward": floor.of_pass(model) + sum(kept) // 2, "diffusion_step": floor.of_diffusion_step(model)}
+    cache_bytes = [2 * cache.k.numel() * cache.k.element_size() for cache in caches]
+    read = {"forward": floor.of_pass(model) + sum(cache_bytes) // 2, "diffusion_step": floor.of_diffusion_step(model)}
     guided = rows * model.halves
     positions = {"forward": model.pass_positions(gamma + 1), "diffusion_step": 1}
-    each = torch.empty((), dtype=pipeline.model.dtype).element_size()
+    element_bytes = torch.empty((), dtype=pipeline.model.dtype).element_size()
     return {
         "rows": guided,
         "tokens": length,
         "nodes": gamma + 1,
         "launches": {
-            "forward": {"layers": found.layers.total(), "outside": found.outside.total()},
+            "forward": {"layers": launches.layers.total(), "outside": launches.outside.total()},
             "diffusion_step": count_trajectory(cfg),
         },
         "reads_gb": {name: size / GB for name, size in read.items()},
-        "tera_operations": {name: 2 * guided * positions[name] * size / each / TERA for name, size in read.items()},
+        "tera_operations": {
+            name: 2 * guided * positions[name] * size / element_bytes / TERA for name, size in read.items()
+        },
         "resident": memory.live,
         "above": above,
     }
 
 
-def _pixels(made: Shapes, codes: int) -> None:
-    """Decodes the pixels of one image of so many codes; only the copy to the host is left out."""
-    model = made.pipeline.model
-    shape, dtype = ((1, codes, model.target.dim), torch.float32) if made.continuous else ((1, codes), torch.int64)
+def _pixels(on_shapes: Shapes, codes: int) -> None:
+    """Decodes the pixels of one image of this number of codes; only the copy to the host is left out."""
+    model = on_shapes.pipeline.model
+    shape, dtype = ((1, codes, model.target.dim), torch.float32) if on_shapes.continuous else ((1, codes), torch.int64)
     with mock.patch.object(Tensor, "numpy", lambda x: x):
         model.decode_image(torch.zeros(shape, dtype=dtype, device=DEVICE))
 
 
 def on_devices(planned: Mapping[str, Any], chosen: Mapping[str, Device]) -> dict[str, dict[str, Any]]:
-    """By device: the floor in ms of what is read, and whether the peak fits (None: its memory is not known)."""
-    found: dict[str, dict[str, Any]] = {}
+    """For each device: the floor in ms of the bytes that are read, and whether the peak fits (None: its memory is
+    unknown)."""
+    by_device: dict[str, dict[str, Any]] = {}
     for name, device in chosen.items():
         floors = {f"{part}_floor_ms": 1e3 * size / device.bandwidth for part, size in planned["reads_gb"].items()}
         fits = None if device.memory == 0 else planned["peak_estimate_gb"] <= device.memory
-        found[name] = {"bandwidth_gb_s": device.bandwidth, **floors, "fits": fits}
-    return found
+        by_device[name] = {"bandwidth_gb_s": device.bandwidth, **floors, "fits": fits}
+    return by_device
 
 
 def describe(planned: Mapping[str, Any]) -> str:
-    """A plan as text, with its `devices`."""
+    """A plan as text, including its `devices`."""
     p = planned
     head = f"{p['model']}, {p['method']}, batch {p['batch']}, {p['dtype']}, engine={p['engine']}"
     parts = ", ".join(f"{name} {size:.3f}" for name, size in p["weights_gb"].items())
@@ -255,17 +260,19 @@ def describe(planned: Mapping[str, Any]) -> str:
         lines.append(_line("drafter's cache", p["draft_cache_gb"], ""))
         lines.append(_line("logits", p["logits_gb"], "of a step"))
     estimates = ", ".join(f"{name} {p[f'{name}_estimate_gb']:.3f}" for name in ("prefill", "step", "pixels", "runtime"))
-    lines.append(_line("peak, estimate", p["peak_estimate_gb"], f"beyond what is held: {estimates}"))
-    found = p["launches"]
-    if found is None:
+    lines.append(_line("peak, estimate", p["peak_estimate_gb"], f"in addition to weights and state: {estimates}"))
+    launches = p["launches"]
+    if launches is None:
         lines.append(f"  launches cannot be counted: {uncounted(p['engine'])}")
-    elif "diffusion_step" in found:
-        layers, outside = found["forward"].values()
-        lines.append(f"  launches: {layers + outside} of a pass of the target ({layers} in the layers),")
-        lines.append(f"            {found['diffusion_step']} of a diffusion step")
+    elif "diffusion_step" in launches:
+        layers, outside = launches["forward"].values()
+        lines.append(f"  launches: {layers + outside} per pass of the target ({layers} in the layers),")
+        lines.append(f"            {launches['diffusion_step']} per diffusion step")
     else:
-        both = found["layers"] + found["outside"]
-        lines.append(f"  launches of a step: {both} ({found['layers']} in the layers, {found['outside']} outside)")
+        total = launches["layers"] + launches["outside"]
+        lines.append(
+            f"  launches of a step: {total} ({launches['layers']} in the layers, {launches['outside']} outside)"
+        )
     where = f" at position {p['context']}" if "context" in p else ""
     reads = ", ".join(f"{name.replace('_', ' ')} {size:.3f}" for name, size in p["reads_gb"].items())
     lines.append(f"  reads{where}, GB: {reads}")

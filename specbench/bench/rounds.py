@@ -1,12 +1,12 @@
-"""Drafted chains of one exact run, replayed under relaxed rules: tokens a round and divergence of every rule on the
+"""Drafted chains of one exact run, replayed under relaxed rules: tokens per round and divergence of every rule on the
 same nodes, and the strengths by depth of a band that the full dynamic programme gives.
 
-An exact run draws its prefixes from the target. At each of its rounds the drafted chain x_1 .. x_L has distributions
-p_i and q_i at every depth i. A rule reaches depth i with probability f_1 .. f_{i-1}, f_j its acceptance of x_j; there
-it accepts a token drawn from q_i with probability a_i and emits e_i. Given the chain, the round has in expectation
-1 + sum_i f_1 .. f_{i-1} a_i tokens and a divergence of sum_i f_1 .. f_{i-1} KL(e_i || p_i): chains are sampled,
-decisions are not. What is left out is that a relaxed rule would reach other prefixes; and an image's last round counts
-with all its tokens, also those beyond the image's end.
+An exact run draws its prefixes from the target. In each of its rounds the drafted chain x_1 .. x_L has distributions
+p_i and q_i at every depth i. A rule reaches depth i with probability f_1 .. f_{i-1}, where f_j is its acceptance of
+x_j. There it accepts a token drawn from q_i with probability a_i and emits e_i. Given the chain, the round has in
+expectation 1 + sum_i f_1 .. f_{i-1} a_i tokens and a divergence of sum_i f_1 .. f_{i-1} KL(e_i || p_i): chains are
+sampled, decisions are not. This ignores that a relaxed rule would reach other prefixes. An image's last round counts
+with all its tokens, including those after the image's end.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from specbench.decoding.verify.block import masses, ratios
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 
-#: log(high / low) of bands, and log(omega) of UniformRSD, between which curves are interpolated.
+#: Grid of log(high / low) of bands, and of log(omega) of UniformRSD; curves are interpolated between its values.
 _GRID = (0.0, *np.geomspace(0.03, 8, 60).tolist())
 _UNIFORM = (1.1, 1.3, 1.7, 2.6, 4.0)  # factors
 _COOL = (0.8, 1.1, 1.5, 2.0, 3.0)  # mean factors
-#: Passes in which a schedule and the chains that reach a depth under it settle.
+#: Passes in which a schedule, and the chains that reach a depth under it, converge.
 _PASSES = 20
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """R chains of L drafted tokens: p, q (R, L, V); tokens, live (R, L): the drafted tokens, and which exist."""
+    """R chains of L drafted tokens. p, q (R, L, V); tokens, live (R, L): the drafted tokens, and which exist."""
 
     p: Tensor
     q: Tensor
@@ -54,8 +54,8 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a rule does at the nodes of R chains (R, L), once it is there: keeps: accepts the drafted token; accepts: a
-    token drawn from q; divergence: KL(e || p) in nats."""
+    """What a rule does at the nodes of R chains (R, L), once it reaches them. keeps: probability of accepting the
+    drafted token; accepts: of accepting a token drawn from q; divergence: KL(e || p) in nats."""
 
     keeps: Tensor
     accepts: Tensor
@@ -63,7 +63,7 @@ class Replayed:
 
     @property
     def reach(self) -> Tensor:
-        """The probability (R, L) of getting to a node."""
+        """The probability (R, L) of reaching a node."""
         return torch.cat([torch.ones_like(self.keeps[:, :1]), self.keeps[:, :-1].cumprod(1)], 1)
 
     def totals(self) -> Tensor:
@@ -72,22 +72,23 @@ class Replayed:
 
 
 def joined(parts: Sequence[Replayed]) -> Replayed:
-    """The chains of several images."""
+    """The chains of several images, as one."""
     return Replayed(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Replayed)))
 
 
 def replayed(rule: Rule, rounds: Rounds) -> Replayed:
-    """For rules whose residual does not depend on the rejected token."""
+    """Only for rules whose residual does not depend on the rejected token."""
     rule.open(rounds.p.device)
     depth = torch.arange(1, rounds.tokens.shape[1] + 1, device=rounds.p.device).expand_as(rounds.tokens)
     acceptance = rule.acceptance(rounds.p, rounds.q, depth)
     emitted = rule.output_distribution(rounds.p, rounds.q, depth)
-    found = (at(acceptance, rounds.tokens), (rounds.q * acceptance).sum(-1), distances(rounds.p, emitted)[1])
-    return Replayed(*(torch.where(rounds.live, x, 0).double() for x in found))
+    values = (at(acceptance, rounds.tokens), (rounds.q * acceptance).sum(-1), distances(rounds.p, emitted)[1])
+    return Replayed(*(torch.where(rounds.live, x, 0).double() for x in values))
 
 
 class Curves:
-    """A rule at the parameters `_GRID`, the same one at every depth; in between, linearly interpolated."""
+    """A rule at the parameters `_GRID`, with the same parameter at every depth. In between it is linearly
+    interpolated."""
 
     def __init__(self, parts: Sequence[Replayed]) -> None:
         self.parts = list(parts)
@@ -98,10 +99,10 @@ class Curves:
 
     @classmethod
     def joined(cls, several: Sequence[Curves]) -> Curves:
-        return cls([joined(parts) for parts in zip(*(one.parts for one in several), strict=True)])
+        return cls([joined(parts) for parts in zip(*(curves.parts for curves in several), strict=True)])
 
     def at(self, values: Sequence[float]) -> Replayed:
-        """With a value for each depth; beyond the grid its last one."""
+        """With one value per depth; values beyond the grid count as its last one."""
         columns = []
         for depth, value in enumerate(values):
             below = int(np.clip(np.searchsorted(_GRID, value, side="right") - 1, 0, len(_GRID) - 2))
@@ -112,71 +113,73 @@ class Curves:
         return Replayed(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
 
     def schedule(self, strength: float) -> list[float]:
-        """log s_1 .. log s_L of the full dynamic programme, log s_L = strength.
+        """log s_1 .. log s_L of the full dynamic programme, with log s_L = strength.
 
-        The cost of an image is rounds + beta x divergence, and c its optimum per token. Accepting a token at depth i
-        saves D_i: D_L = c, and D_i = c + a D_{i+1} - beta KL with the acceptance a and the divergence of depth i + 1,
-        both under relaxation and in the mean over the chains that get there. The node's problem gives log s_i = D_i /
+        The cost of an image is rounds + beta x divergence, and c is its optimum per token. Accepting a token at depth i
+        saves D_i: D_L = c, and D_i = c + a D_{i+1} - beta KL, with the acceptance a and the divergence of depth i + 1,
+        both under relaxation and averaged over the chains that get there. The node's problem gives log s_i = D_i /
         beta, so log s_i = strength + a log s_{i+1} - KL.
         """
         length = self.parts[0].keeps.shape[1]
         values = [strength] * length
         for _ in range(_PASSES):
-            found = self.at(values)
-            reach = found.reach
-            means = [(reach * x).sum(0) / reach.sum(0).clamp_min(1e-30) for x in (found.accepts, found.divergence)]
+            replay = self.at(values)
+            reach = replay.reach
+            means = [(reach * x).sum(0) / reach.sum(0).clamp_min(1e-30) for x in (replay.accepts, replay.divergence)]
             for i in range(length - 2, -1, -1):
                 values[i] = strength + float(means[0][i + 1]) * values[i + 1] - float(means[1][i + 1])
         return values
 
 
 class _Watched(TokenWise):
-    """Token-wise verification that notes the drafts it decides on."""
+    """Token-wise verification that records the drafts it decides on."""
 
     def __init__(self) -> None:
-        self.seen: list[Rounds] = []
+        self.recorded: list[Rounds] = []
 
     def decide(self, case: Case) -> VerificationResult:
         draft = case.draft
-        noted = case.p[:, :-1], draft.probs, draft.tokens[:, 1:], draft.valid[:, 1:]
-        self.seen.append(Rounds(*(x.clone() for x in noted)))
+        values = case.p[:, :-1], draft.probs, draft.tokens[:, 1:], draft.valid[:, 1:]
+        self.recorded.append(Rounds(*(x.clone() for x in values)))
         return super().decide(case)
 
     def rounds(self) -> Rounds:
-        """All since the last call."""
-        found = Rounds(*(torch.cat([getattr(one, f.name) for one in self.seen]) for f in fields(Rounds)))
-        self.seen = []
-        return found
+        """All rounds since the last call."""
+        rounds = Rounds(*(torch.cat([getattr(each, f.name) for each in self.recorded]) for f in fields(Rounds)))
+        self.recorded = []
+        return rounds
 
 
 def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str, Any]]:
     """The rows of a checked configuration with a drafter of chains (`rows.ROUNDS`): exact decoding of its `n` images,
-    verified token by token and by block at every length up to the draft's; and, with `strengths`, replayed under
-    UniformRSD, Cool-SD and bands of these strengths."""
+    verified token by token and by block at every length up to the draft's; and, if `strengths` are given, replayed
+    under UniformRSD, Cool-SD and bands of these strengths."""
     pipeline = load({**cfg, "emitted_draws": 0})
     shape = pipeline.config.drafter.shape
     if not shape.tree.is_chain or shape.carries_over or cfg["temperature"] == 0:
         raise UsageError(
-            f"rounds can be replayed of chains that are sampled again in every step, and drafter={cfg['drafter']} at"
+            f"rounds can be replayed for chains that are sampled again in every step, and drafter={cfg['drafter']} at"
             f" temperature={cfg['temperature']:g} has none: choose draft_model, eagle or eagle3"
         )
     watched = _Watched()
     watching = replace(pipeline.config, verification=watched)
-    own = Pipeline(pipeline.model, watching, pipeline.device, pipeline.name, pipeline.weights, pipeline.engine)
+    watched_pipeline = Pipeline(
+        pipeline.model, watching, pipeline.device, pipeline.name, pipeline.weights, pipeline.engine
+    )
     images = []
     with torch.inference_mode():
         for item in tqdm(data.load(cfg), desc="probe", unit="image"):
-            own.decode(own.encode([item.prompt]), [(cfg["seed"], item.index)])
+            watched_pipeline.decode(watched_pipeline.encode([item.prompt]), [(cfg["seed"], item.index)])
             images.append(_Image.of(watched.rounds(), relaxed=bool(strengths)))
-    found = [*_ways(images), *(_relaxed(images, strengths) if strengths else ())]
-    own_columns = {"images": len(images), "weights": pipeline.weights, "window": shape.height}
-    return [{**own_columns, **one} for one in found]
+    rows = [*_exact(images), *(_relaxed(images, strengths) if strengths else ())]
+    common = {"images": len(images), "weights": pipeline.weights, "window": shape.height}
+    return [{**common, **row} for row in rows]
 
 
 @dataclass(frozen=True)
 class _Image:
-    """What is kept of the rounds of an image. exact: the exact rule; by_block (R, L): the probability that block
-    verification accepts the first 1 .. L tokens, and so many at least; bands, factors: with relaxed rules."""
+    """The stored results of the rounds of an image. exact: under the exact rule; by_block (R, L): the probability that
+    block verification accepts at least the first 1 .. L tokens; rules, bands, factors: under relaxed rules."""
 
     exact: Replayed
     by_block: Tensor
@@ -198,84 +201,87 @@ class _Image:
         return cls(*base, {label: replayed(rule, rounds) for label, rule in rules.items()}, bands, factors)
 
 
-def _ways(images: Sequence[_Image]) -> list[dict[str, Any]]:
+def _exact(images: Sequence[_Image]) -> list[dict[str, Any]]:
     """Exact decoding, token by token and by block, with the first 1 .. L tokens of the chains."""
-    rounds = np.array([len(one.by_block) for one in images])
-    token = np.stack([one.exact.keeps.cumprod(1).sum(0).cpu().numpy() for one in images]).cumsum(1)
-    block = np.stack([one.by_block.sum(0).cpu().numpy() for one in images]).cumsum(1)
-    found = []
+    rounds = np.array([len(image.by_block) for image in images])
+    token = np.stack([image.exact.keeps.cumprod(1).sum(0).cpu().numpy() for image in images]).cumsum(1)
+    block = np.stack([image.by_block.sum(0).cpu().numpy() for image in images]).cumsum(1)
+    rows = []
     for i in range(token.shape[1]):
-        for way, more in (("token", token[:, i]), ("block", block[:, i])):
+        for verification, more in (("token", token[:, i]), ("block", block[:, i])):
             sums = np.stack([rounds, rounds + more, rounds + token[:, i]])
             names = ("tokens_per_round", "tokens_over_token")
             cells = _jackknifed(names, len(images), partial(_over, sums))
-            found.append({"rule": "exact", "parameters": f"verification={way} window={i + 1}", "kl": 0.0, **cells})
-    return found
+            rows.append(
+                {"rule": "exact", "parameters": f"verification={verification} window={i + 1}", "kl": 0.0, **cells}
+            )
+    return rows
 
 
 def _over(sums: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Of rounds, tokens and token-wise tokens by image: tokens per round, and over token-wise ones."""
-    rounds, tokens, others = sums[:, kept].sum(1)
-    return np.array([tokens / rounds, tokens / others])
+    """Tokens per round, and tokens relative to token-wise verification, for the images `kept`. sums: rounds, tokens and
+    token-wise tokens by image."""
+    rounds, tokens, token_wise = sums[:, kept].sum(1)
+    return np.array([tokens / rounds, tokens / token_wise])
 
 
 def _relaxed(images: Sequence[_Image], strengths: Sequence[float]) -> list[dict[str, Any]]:
-    """Relaxed rules against UniformRSD."""
-    image = np.repeat(np.arange(len(images)), [len(one.by_block) for one in images])
-    band = Curves.joined([one.bands for one in images if one.bands is not None])
-    factor = Curves.joined([one.factors for one in images if one.factors is not None])
-    base = joined([one.exact for one in images])
+    """Relaxed rules, compared with UniformRSD."""
+    image = np.repeat(np.arange(len(images)), [len(each.by_block) for each in images])
+    band = Curves.joined([each.bands for each in images if each.bands is not None])
+    factor = Curves.joined([each.factors for each in images if each.factors is not None])
+    base = joined([each.exact for each in images])
     length, first = base.accepts.shape[1], round(float(base.accepts[:, 0].mean()), 3)
-    level = np.stack([_per_image(factor.at([x] * length), image) for x in _GRID])
-    found: list[tuple[str, str, list[float] | None, Replayed]] = [
-        (*label, None, joined([one.rules[label] for one in images])) for label in images[0].rules
+    reference = np.stack([_per_image(factor.at([x] * length), image) for x in _GRID])
+    replays: list[tuple[str, str, list[float] | None, Replayed]] = [
+        (*label, None, joined([each.rules[label] for each in images])) for label in images[0].rules
     ]
     for strength, decay in itertools.product(strengths, (0.0, first, None)):
         values = band.schedule(strength) if decay is None else log_ratios(strength, decay, length)
-        found.append(("band", f"strength={strength:g}", decays(values), band.at(values)))
+        replays.append(("band", f"strength={strength:g}", decays(values), band.at(values)))
     return [
-        {"rule": rule, "parameters": parameters, "decay": decay, **_statistics(_per_image(replay, image), level)}
-        for rule, parameters, decay, replay in found
+        {"rule": rule, "parameters": parameters, "decay": decay, **_statistics(_per_image(replay, image), reference)}
+        for rule, parameters, decay, replay in replays
     ]
 
 
 def decays(values: Sequence[float]) -> list[float]:
-    """`decay` by depth, from 1 to L - 1, that gives a band the log s_1 .. log s_L of a schedule: log s_i = strength +
-    decay_i log s_{i+1}, with strength = log s_L."""
+    """`decay` by depth, from 1 to L - 1, with which a band has the log s_1 .. log s_L of a schedule: log s_i = strength
+    + decay_i log s_{i+1}, with strength = log s_L."""
     return [(x - values[-1]) / y if y else 0.0 for x, y in itertools.pairwise(values)]
 
 
-def _per_image(found: Replayed, image: np.ndarray) -> np.ndarray:
+def _per_image(replay: Replayed, image: np.ndarray) -> np.ndarray:
     """Sums over the rounds of each image (N, 3): rounds, tokens, divergence."""
-    tokens, divergence = found.totals().cpu().numpy()
+    tokens, divergence = replay.totals().cpu().numpy()
     return np.stack([np.bincount(image, x) for x in (np.ones_like(tokens), tokens, divergence)], 1)
 
 
-def _statistics(sums: np.ndarray, level: np.ndarray) -> dict[str, float | None]:
-    """Tokens per round, divergence per token, and the latter over UniformRSD's at as many tokens per round, with their
-    standard errors by the jackknife over images. sums (N, 3); level (G, N, 3): of UniformRSD."""
+def _statistics(sums: np.ndarray, reference: np.ndarray) -> dict[str, float | None]:
+    """Tokens per round, divergence per token, and this divergence relative to UniformRSD's at as many tokens per round,
+    with their standard errors by the jackknife over images. sums (N, 3); reference (G, N, 3): of UniformRSD."""
 
     def values(kept: np.ndarray) -> np.ndarray:
         rounds, tokens, divergence = sums[kept].sum(0)
-        others = level[:, kept].sum(1)
-        per_round, root = others[:, 1] / others[:, 0], np.sqrt((others[:, 2] / others[:, 1]).clip(0))
-        found = tokens / rounds
-        inside = per_round[0] < found <= per_round[-1]
-        same = float(np.interp(found, per_round, root)) ** 2 if inside else np.nan
-        return np.array([found, divergence / tokens, divergence / tokens / same if same else np.nan])
+        totals = reference[:, kept].sum(1)
+        per_round, root = totals[:, 1] / totals[:, 0], np.sqrt((totals[:, 2] / totals[:, 1]).clip(0))
+        mean_tokens = tokens / rounds
+        inside = per_round[0] < mean_tokens <= per_round[-1]
+        same = float(np.interp(mean_tokens, per_round, root)) ** 2 if inside else np.nan
+        return np.array([mean_tokens, divergence / tokens, divergence / tokens / same if same else np.nan])
 
     return _jackknifed(("tokens_per_round", "kl", "kl_over_uniform"), len(sums), values)
 
 
 def _jackknifed(
-    names: Sequence[str], count: int, values: Callable[[np.ndarray], np.ndarray]
+    names: Sequence[str], num_images: int, values: Callable[[np.ndarray], np.ndarray]
 ) -> dict[str, float | None]:
-    """The statistics `values` of all images (a mask of which is given), and their standard errors by the jackknife;
+    """The statistics `values` over all images (it takes a mask of images), and their standard errors by the jackknife;
     None for NaN."""
-    middle = values(np.ones(count, dtype=bool))
+    middle = values(np.ones(num_images, dtype=bool))
     errors = np.full(len(names), np.nan)
-    if count > 1:
-        without = np.stack([values(np.arange(count) != i) for i in range(count)])
-        errors = np.sqrt((count - 1) / count * np.square(without - without.mean(0)).sum(0))
+    if num_images > 1:
+        without = np.stack([values(np.arange(num_images) != i) for i in range(num_images)])
+        errors = np.sqrt((num_images - 1) / num_images * np.square(without - without.mean(0)).sum(0))
     cells = [*zip(names, middle), *zip((f"{name}_stderr" for name in names), errors)]
     return {name: None if np.isnan(x) else float(x) for name, x in cells}

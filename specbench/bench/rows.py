@@ -19,67 +19,67 @@ OFFSETS = 16
 COLUMNS = {
     "time": "when it was measured, UTC",
     "specbench": "version",
-    "commit": "of the code; -dirty where specbench/ or conf/ differed from it",
-    "config_hash": "hash of the configuration, as a run's",
+    "commit": "commit of the code; -dirty if specbench/ or conf/ differed from it",
+    "config_hash": "hash of the configuration, computed as for a run",
     "model": "target model",
     "weights": "origin of its weights",
     "method": "preset",
     "drafter": "drafter",
     "rule": "rule",
-    "parameters": "the drafter's and the rule's, and the sampling",
+    "parameters": "parameters of the drafter, the rule and the sampling",
     "batch": "images at once",
     "rows": "sequences at once: twice the batch with guidance",
     "forced_accept": "accepted length to which drafts were forced",
     "context": "positions before the timed steps",
     "nodes": "nodes of the target's pass, including the root",
     "steps": "steps timed; every _ms is the median over them",
-    "step_ms": "a step: the sum of its parts",
+    "step_ms": "a whole step: the sum of its parts",
     "draft_ms": "drafting",
     "forward_ms": "the target's pass (continuous tokens: without its head)",
-    "head_ms": "the target's own samples by its diffusion head (continuous tokens)",
+    "head_ms": "the target's samples, drawn by its diffusion head (continuous tokens)",
     "verify_ms": "guidance, distributions and the rule",
     "commit_ms": "update of caches and drafter",
     "rest_ms": "bookkeeping",
-    "passes_ms": "of it inside the networks' passes, the target's and the drafter's",
-    "passes_share": "share of the step inside them; the rest is the method's own work",
-    "overhead": "(step - target's pass) / target's pass, both recorded where the engine records",
+    "passes_ms": "the part of the step inside the passes of the target's and the drafter's networks",
+    "passes_share": "share of the step inside these passes; the rest is the method's own work",
+    "overhead": "(step - target's pass) / target's pass, both recorded if the engine records",
     "recorded_step_ms": "a step replayed as one recorded graph (engine=graph); its parts are timed kernel by kernel",
-    "vanilla_recorded_step_ms": "the same of vanilla AR",
+    "vanilla_recorded_step_ms": "the same for vanilla AR",
     "recorded_forward_ms": "the target's pass over the step's nodes, recorded and replayed alone",
     "recorded_floor_share": "floor of a step / recorded step",
     "vanilla_recorded_floor_share": "floor of the target's pass / recorded step of vanilla AR",
     "vanilla_step_ms": "a step of vanilla AR at the same position",
-    "vanilla_forward_ms": "the target's pass in it",
+    "vanilla_forward_ms": "the target's pass in this step",
     "bandwidth_gb_s": "measured memory bandwidth of this device",
     "arithmetic_gflop_s": "its measured floating-point operations per second in matrix products",
-    "node_gflop": "operations of the target's pass for each node, all rows",
+    "node_gflop": "operations of the target's pass per node, all rows",
     "weights_gb": "weights that a pass of the target reads",
-    "cache_gb": "keys and values that it reads",
+    "cache_gb": "keys and values that this pass reads",
     "draft_weights_gb": "weights that drafting reads",
     "forward_floor_ms": "time to read the target's weights and cache at that bandwidth",
     "draft_floor_ms": "time to read the drafter's weights",
-    "step_floor_ms": "both",
-    "token_floor_ms": "floor of a step / accepted length: the least time of a token",
-    "vanilla_token_floor_ms": "the same of vanilla AR: floor of the target's pass",
-    "bandwidth_share": "floor of the target's pass / its time, recorded where the engine records",
+    "step_floor_ms": "the sum of both",
+    "token_floor_ms": "floor of a step / accepted length: the least time per token",
+    "vanilla_token_floor_ms": "the same for vanilla AR: floor of the target's pass",
+    "bandwidth_share": "floor of the target's pass / its time, recorded if the engine records",
     "diffusion_step_ms": "one step of the diffusion head in vanilla AR",
     "diffusion_floor_ms": "its floor",
     "by_nodes": "JSON: the target's pass in ms by number of nodes, alone",
-    "by_nodes_executed": "how: recorded (replayed as a graph) or eager (kernel by kernel)",
+    "by_nodes_executed": "how it was executed: recorded (replayed as a graph) or eager (kernel by kernel)",
     "node_cost": "JSON: the same relative to one node",
     "bases_difference": "relative difference of the two measurements of one node: by_nodes, vanilla_forward_ms (eager)",
-    "bases_noise": "the largest one that their noise allows; empty below 5 steps, and nothing is refused",
+    "bases_noise": "the largest difference that their noise allows; empty below 5 steps, when nothing is refused",
     "attempts": "measurements of vanilla AR and of the passes by number of nodes, until both agreed on one node",
     "tokens": "tokens of an image",
     "accepted_length": "tokens of an image / target passes",
-    "latency_s": "whole images at once, from prefill to the last token, seconds, mean",
-    "vanilla_latency_s": "the same by vanilla AR",
+    "latency_s": "mean seconds of whole images at once, from prefill to the last token",
+    "vanilla_latency_s": "the same for vanilla AR",
     "tokens_per_s": "tokens of all images at once / latency",
     "images_per_s": "images at once / latency",
-    "step_compression": "target passes of vanilla AR / those of the method",
+    "step_compression": "target passes of vanilla AR / target passes of the method",
     "speedup": "latency of vanilla AR / latency",
     "speedup_share": "speed-up / step compression",
-    "peak_memory_mib": "peak: device memory on CUDA, resident memory of the process elsewhere",
+    "peak_memory_mib": "peak: device memory on CUDA, resident memory of the process on the CPU",
     "device": "device",
     "device_name": "its name",
     "dtype": "number format of the models",
@@ -91,18 +91,18 @@ COLUMNS = {
 }
 
 _OF_PROBE = {
-    "config_hash": "hash of the configuration, as a run's",
+    "config_hash": "hash of the configuration, computed as for a run",
     "time": "when it was measured, UTC",
     "specbench": "version",
-    "commit": "of the code; -dirty where specbench/ or conf/ differed from it",
+    "commit": "commit of the code; -dirty if specbench/ or conf/ differed from it",
     "model": "target model",
-    "weights": "what was loaded",
+    "weights": "origin of its weights",
     "data": "data set of the prompts",
     "split": "its split",
-    "seed": "of the images",
-    "temperature": "softmax temperature of the distributions, 1 where it is 0",
-    "top_k": "of the decoding; the distributions are before it",
-    "top_p": "likewise",
+    "seed": "seed of the images",
+    "temperature": "softmax temperature of the distributions, 1 if it is 0",
+    "top_k": "top-k of the decoding; the distributions are from before it",
+    "top_p": "top-p of the decoding; the distributions are from before it",
     "cfg_scale": "guidance scale",
     "images": "images",
 }
@@ -127,24 +127,25 @@ PROBE_COLUMNS = {
     "width": "tokens in a row of the image",
     **_WHERE,
 }
-#: Of rules replayed on the chains of one exact run (`rounds`). Standard errors are jackknifed over images.
+#: Columns for rules replayed on the chains of one exact run (`rounds`). Standard errors are jackknifed over images.
 ROUND_COLUMNS = {
     **_OF_PROBE,
-    "top_k": "of the decoding and of the distributions",
-    "top_p": "likewise",
+    "top_k": "top-k of the decoding and of the distributions",
+    "top_p": "top-p of the decoding and of the distributions",
     "drafter": "drafter of the chains",
-    "drafter_weights": "its weights, as given",
-    "window": "their length",
+    "drafter_weights": "the parameter drafter_weights",
+    "window": "length of the chains",
     "rule": "the rule, here by name: exact, uniform, cool or band",
-    "parameters": "its parameter; of exact, the verification and how many tokens of the chains it is given",
-    "decay": "JSON list: a band's decay by depth; the last row of a strength has that of the full dynamic programme",
-    "tokens_per_round": "expected tokens of a round",
+    "parameters": "its parameter; for exact, the verification and the number of tokens of the chains that it gets",
+    "decay": "JSON list: a band's decay by depth; the last row of a strength has the full dynamic programme's",
+    "tokens_per_round": "expected tokens per round",
     "tokens_per_round_stderr": "its standard error",
-    "tokens_over_token": "of exact decoding: tokens_per_round over that of token-wise verification at the same length",
+    "tokens_over_token": "for exact decoding: tokens_per_round / tokens_per_round of token-wise verification at the"
+    " same length",
     "tokens_over_token_stderr": "its standard error; the chains are the same",
-    "kl": "KL(emitted || target) of a token, nats",
+    "kl": "KL(emitted || target) per token, nats",
     "kl_stderr": "its standard error",
-    "kl_over_uniform": "kl over that of UniformRSD at as many tokens per round; empty outside of its range",
+    "kl_over_uniform": "kl / kl of UniformRSD at as many tokens per round; empty outside of its range",
     "kl_over_uniform_stderr": "its standard error; the chains are the same",
     **_WHERE,
 }
@@ -162,20 +163,20 @@ PROBES = RowFile(PROBE_COLUMNS, "probes")
 ROUNDS = RowFile(ROUND_COLUMNS, "replayed rounds")
 
 
-def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
+def row(cfg: Mapping[str, Any], values: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
     """The row of a benchmarked configuration, from the values of `measure.measure`."""
     parts = [p for p in parameters.table() if p in cfg and p in _described()]
     parts = [p for p in parts if p != "drafter_weights" or cfg[p]]
     parts = [p for p in parts if p != "verification" or cfg[p] != "token"]
-    by_nodes = {str(n): round(ms, 5) for n, ms in found["by_nodes"].items()}
+    by_nodes = {str(n): round(ms, 5) for n, ms in values["by_nodes"].items()}
     least = by_nodes.get("1")
-    own = {
+    derived = {
         "parameters": " ".join(f"{p}={cfg[p]}" for p in parts),
         "forced_accept": forced,
         "by_nodes": json.dumps(by_nodes) if by_nodes else None,
         "node_cost": json.dumps({n: round(ms / least, 4) for n, ms in by_nodes.items()}) if least else None,
     }
-    return _row(cfg, {**found, **own}, COLUMNS)
+    return _row(cfg, {**values, **derived}, COLUMNS)
 
 
 def probe(cfg: Mapping[str, Any], offsets: int = OFFSETS) -> dict[str, Any]:
@@ -189,10 +190,10 @@ def rounds(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str,
     """The rows of replayed rounds of a checked configuration with a drafter."""
     from specbench.bench import rounds as replay
 
-    return [_row(cfg, found, ROUND_COLUMNS) for found in replay.measure(cfg, strengths)]
+    return [_row(cfg, values, ROUND_COLUMNS) for values in replay.measure(cfg, strengths)]
 
 
-def _row(cfg: Mapping[str, Any], found: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def _row(cfg: Mapping[str, Any], measured: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     from specbench.harness.pipeline import resolve_device
 
     values = {
@@ -201,7 +202,7 @@ def _row(cfg: Mapping[str, Any], found: Mapping[str, Any], columns: Mapping[str,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **{name: cfg[name] for name in columns if name in cfg},
         **origin.environment(resolve_device(cfg["device"])),
-        **{name: _cell(value) for name, value in found.items()},
+        **{name: _cell(value) for name, value in measured.items()},
     }
     return {name: values.get(name) for name in columns}
 
@@ -213,7 +214,7 @@ def _cell(value: Any) -> Any:
 
 
 def _costs(row: Mapping[str, Any]) -> dict[str, str]:
-    """The target's pass by number of nodes, relative to one: from both measurements of one node where there are two."""
+    """The target's pass by number of nodes, relative to one node: a range if one node was measured twice."""
     by_nodes = json.loads(row["by_nodes"])
     bases = [by_nodes["1"], *([row["vanilla_forward_ms"]] if row["by_nodes_executed"] == "eager" else [])]
     ends = {n: [f"{ms / base:.2f}" for base in (max(bases), min(bases))] for n, ms in by_nodes.items() if n != "1"}
@@ -263,7 +264,7 @@ def describe(row: Mapping[str, Any]) -> str:
         lines.append(
             f"  whole images: {row['latency_s']:.3f} s, vanilla {row['vanilla_latency_s']:.3f} s;"
             f" {row['speedup']:.2f} x as fast with {row['step_compression']:.2f} x fewer passes"
-            f" ({row['accepted_length']:.2f} tokens a pass)"
+            f" ({row['accepted_length']:.2f} tokens per pass)"
         )
     if row["token_floor_ms"]:
         plain = row["vanilla_token_floor_ms"]
@@ -285,7 +286,7 @@ def describe_probe(row: Mapping[str, Any]) -> str:
 
 
 def describe_rounds(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Replayed rounds as text, a line for each rule."""
+    """Replayed rounds as text, one line per rule."""
     first = rows[0]
     lines = [f"{first['model']}, {first['drafter']}, chains of {first['window']}, {first['images']} images"]
     for row in rows:

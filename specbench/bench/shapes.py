@@ -1,11 +1,11 @@
-"""A configuration at its full size without weights, without memory and without a device: the networks hold fake CUDA
-tensors (PyTorch's FakeTensorMode), of which only shape, type and device exist. The real decode loop runs on them, and
-the kernel launches of a step are counted.
+"""Runs a configuration at its full size without weights, memory or a device. The networks hold fake CUDA tensors
+(PyTorch's FakeTensorMode), which have only a shape, a type and a device. The real decode loop runs on them, and the
+kernel launches of a step are counted.
 
-An operation of PyTorch counts as one launch, unless it is a view or only allocates; `addmm` of a matrix counts as two,
-since it copies the summand first; attention by PyTorch counts as one, and as three more where it makes what it adds to
-the scores of a bool mask. Some operations (sort, topk, cumsum) launch more: the count is a lower bound. Fused kernels
-are counted where they are started, `engine.kernels.launch.start`.
+An operation of PyTorch counts as one launch, unless it is a view or only allocates. `addmm` of a matrix counts as two,
+since it copies the summand first. Attention by PyTorch counts as one, and as three more if it converts a bool mask into
+values that it adds to the scores. Some operations (sort, topk, cumsum) launch more, so the count is a lower bound.
+Fused kernels are counted where they are started, in `engine.kernels.launch.start`.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _NONE = frozenset(
     "empty empty_like empty_strided new_empty new_empty_strided _unsafe_view detach alias lift lift_fresh resize_ set_"
     " is_same_size sym_size sym_stride sym_numel sym_storage_offset _local_scalar_dense".split()
 )
-#: Eager steps before the one that is counted, as before a recording.
+#: Eager steps before the step that is counted, as many as before a recording.
 WARMUP = 2
 
 
 @dataclass
 class Shapes:
-    """A pipeline on fake tensors. networks: by name, those that a run holds, the drafter's included; conditioning: of
-    as many prompts as were asked for; continuous: whether its tokens are. Use the pipeline within `entered`."""
+    """A pipeline on fake tensors. networks: the networks of a run by name, including the drafter's; conditioning: for
+    as many prompts as requested; continuous: whether its tokens are. Use the pipeline within `entered`."""
 
     pipeline: Any
     networks: dict[str, nn.Module]
@@ -64,9 +64,9 @@ class Shapes:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Tensors that are made within are fake, no fused kernel is started, and attention takes no memory but its
-        output's, as on the device; no gradients. (Inference mode would hide which operations a composite one consists
-        of.)"""
+        """A context in which new tensors are fake, no fused kernel is started, attention allocates only its output, as
+        on the device, and gradients are off. (Inference mode would hide the operations that a composite operation
+        consists of.)"""
         try:
             with self.mode, torch.no_grad(), starting(lambda *_, **__: None), attending(attended):
                 yield
@@ -103,33 +103,33 @@ def starting(start: Callable[..., None]) -> Iterator[None]:
 
 
 def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None, rows: int | None = None) -> Shapes:
-    """Of a checked configuration, with random weights at the official sizes; rows: images at once (default: the
-    batch); engine: its kernels are used (default: kernel by kernel, the plain functions)."""
+    """A checked configuration with random weights at the official sizes. rows: images at once (default: the batch);
+    engine: its kernels are used (default: the plain functions, kernel by kernel)."""
     cfg, engine = {**cfg, "weights": "random", "drafter_weights": None}, engine or Eager()
     continuous = parameters.is_continuous("model", cfg["model"])
     rows = int(cfg["batch"]) if rows is None else rows
     model = registry.find("model", cfg["model"])(cfg, torch.device("meta"), DTYPES[cfg["dtype"]])
-    given = model.encode([_PROMPT] * rows)
+    encoded = model.encode([_PROMPT] * rows)
     parts: tuple[Any, Any] = build_continuous(cfg, model) if continuous else (build_drafter(cfg, model), None)
     drafter, rule = parts
     model.device = DEVICE
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    found = dict(_networks(model)) | {f"drafter {name}": network for name, network in _networks(drafter)}
+    networks = dict(_networks(model)) | {f"drafter {name}": network for name, network in _networks(drafter)}
     with mode, torch.no_grad():
-        for network in found.values():
+        for network in networks.values():
             _to_fake(network)
-        conditioning, rng = _fake(given), RandomStreams([(0, i) for i in range(rows)], DEVICE)
+        conditioning, rng = _fake(encoded), RandomStreams([(0, i) for i in range(rows)], DEVICE)
         pipeline: Pipeline | ContinuousPipeline
         if continuous:
             pipeline = ContinuousPipeline(model, drafter, rule, DEVICE, cfg["model"], "random", engine)
         else:
             method = build_method(cfg, model, drafter, near=_no_neighbours)
             pipeline = Pipeline(model, method, DEVICE, cfg["model"], "random", engine)
-    return Shapes(pipeline, found, conditioning, rng, mode, continuous)
+    return Shapes(pipeline, networks, conditioning, rng, mode, continuous)
 
 
 def _networks(holder: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The networks that an object holds itself, and those within a target with its guidance."""
+    """The networks that an object stores itself, and those within a target with its guidance."""
     for name, value in vars(holder).items() if holder is not None else ():
         if isinstance(value, nn.Module):
             yield name, value
@@ -139,17 +139,17 @@ def _networks(holder: Any) -> Iterator[tuple[str, nn.Module]]:
 
 def _to_fake(network: nn.Module) -> None:
     """Replaces parameters and buffers by fake ones; tied ones stay tied."""
-    made: dict[int, Tensor] = {}
+    fakes: dict[int, Tensor] = {}
     for part in network.modules():
         for tensors in (part._parameters, part._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    made.setdefault(id(tensor), _fake(tensor))
-                    tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+                    fakes.setdefault(id(tensor), _fake(tensor))
+                    tensors[name] = fakes[id(tensor)]  # type: ignore[assignment]
 
 
 def _fake(x: Any) -> Any:
-    """A fake tensor like a tensor, on `DEVICE`; of a dataclass, the same of its fields."""
+    """A fake tensor like a tensor, on `DEVICE`; for a dataclass, one with fake fields."""
     if isinstance(x, nn.Parameter):
         return nn.Parameter(torch.empty(x.shape, dtype=x.dtype, device=DEVICE), requires_grad=False)
     if isinstance(x, Tensor):
@@ -160,13 +160,13 @@ def _fake(x: Any) -> Any:
 
 
 def _no_neighbours(codebook: Tensor, k: int, proximity: str) -> Tensor:
-    """A table of neighbours (V, k) by shape alone."""
+    """A table of neighbours (V, k) with the right shape."""
     return torch.zeros(len(codebook), min(k, len(codebook) - 1), dtype=torch.int64, device=codebook.device)
 
 
 class Launches(TorchDispatchMode):
-    """Counts launches while `counting`, by the name of the kernel or operation; inside of Transformer blocks apart from
-    the rest. Enter it within `Shapes.entered`."""
+    """Counts launches while `counting`, by the name of the kernel or operation, and separately inside and outside of
+    Transformer blocks. Enter it within `Shapes.entered`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,12 +194,12 @@ class Launches(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Knows of the blocks that run within, and counts fused kernels instead of starting them."""
+        """Tracks the blocks that run inside this context, and counts fused kernels instead of starting them."""
 
-        def enter(module: Any, given: Any) -> None:
+        def enter(module: Any, args: Any) -> None:
             self._depth += isinstance(module, Block | MarBlock)
 
-        def leave(module: Any, given: Any, out: Any) -> None:
+        def leave(module: Any, args: Any, out: Any) -> None:
             self._depth -= isinstance(module, Block | MarBlock)
 
         def attend(*args: Any, **kwargs: Any) -> Tensor:
@@ -234,12 +234,12 @@ def _on_device(x: Any) -> bool:
 
 
 def kernel_name(kernel: Any) -> str:
-    """Of a Triton function, compiled, interpreted or tuned."""
+    """The name of a Triton function, compiled, interpreted or tuned."""
     return str(getattr(getattr(kernel, "fn", kernel), "__name__", kernel))
 
 
 def engine_on_shapes(name: str) -> Eager | Graphs:
-    """The engine of a name, for counting: it is not asked to record."""
+    """The engine of a name, for counting; it does not record."""
     if name != "triton":
         return Eager()
     from specbench.engine.kernels import FusedKernels
@@ -253,60 +253,60 @@ def launches(cfg: Mapping[str, Any], engine: str = "triton") -> dict[str, Any]:
     return counted(shapes(cfg, engine_on_shapes(engine)))
 
 
-def counted(made: Shapes) -> dict[str, Any]:
-    """See `launches`: the counts of a step after two others."""
+def counted(on_shapes: Shapes) -> dict[str, Any]:
+    """The counts of a step after two others; see `launches`."""
     clock = PartLaunches()
-    with made.entered():
-        decoding = made.pipeline.images(made.conditioning, made.rng, clock)
+    with on_shapes.entered():
+        decoding = on_shapes.pipeline.images(on_shapes.conditioning, on_shapes.rng, clock)
         for _ in range(WARMUP):
             decoding.step()
         return count_step(decoding, clock)
 
 
 def count_step(decoding: Any, clock: PartLaunches) -> dict[str, Any]:
-    """See `launches`: the counts of the next step of a decoding on fake tensors, whose clock is `clock`."""
-    found = clock.of = Launches()
-    with found.watching():
-        found.counting = True
+    """The counts of the next step of a decoding on fake tensors, whose clock is `clock`; see `launches`."""
+    launches = clock.launches = Launches()
+    with launches.watching():
+        launches.counting = True
         decoding.step()
-        found.counting = False
+        launches.counting = False
     return {
-        "layers": found.layers.total(),
-        "outside": found.outside.total(),
-        "by_kernel": dict((found.layers + found.outside).most_common()),
+        "layers": launches.layers.total(),
+        "outside": launches.outside.total(),
+        "by_kernel": dict((launches.layers + launches.outside).most_common()),
         "parts": dict(clock.counts),
     }
 
 
 def count_trajectory(cfg: Mapping[str, Any]) -> int:
     """Launches of one step of the diffusion head of a configuration of continuous tokens: the difference between
-    trajectories of five steps and of four, as one image's token is drawn."""
+    trajectories of five steps and of four, for one token of one image."""
     few, more = (_of_trajectory({**cfg, "diffusion_steps": steps, "drafter": "none"}) for steps in (4, 5))
     return more - few
 
 
 def _of_trajectory(cfg: Mapping[str, Any]) -> int:
-    made, found = shapes(cfg), Launches()
-    model = made.pipeline.model.target
-    with made.entered(), found.watching():
-        session = model.open(made.conditioning, len(made.rng))
+    on_shapes, launches = shapes(cfg), Launches()
+    model = on_shapes.pipeline.model.target
+    with on_shapes.entered(), launches.watching():
+        session = model.open(on_shapes.conditioning, len(on_shapes.rng))
         row = torch.zeros(1, dtype=torch.int64, device=DEVICE)
         tokens = torch.zeros(1, model.length + 1, model.dim, device=DEVICE)
         order = GenerationOrder.raster(1, model.length, DEVICE)
         z = conditions_of(session, order).following(tokens, row, row, 1, model.length)[:, 0]
         noise = torch.zeros(1, model.steps + 1, model.dim, device=DEVICE)
-        found.counting = True
-        draw_trajectory(session, z, noise, made.pipeline.rule, made.pipeline.engine)
-    return found.total
+        launches.counting = True
+        draw_trajectory(session, z, noise, on_shapes.pipeline.rule, on_shapes.pipeline.engine)
+    return launches.total
 
 
 class PartLaunches(Idle):
-    """A clock whose time is launches."""
+    """A clock that counts launches instead of time."""
 
     def __init__(self) -> None:
-        self.of: Launches | None = None
+        self.launches: Launches | None = None
         self.counts: Counter[str] = Counter()
 
     def lap(self, part: str) -> None:
-        if self.of is not None:
-            self.counts[part] = self.of.total - sum(n for name, n in self.counts.items() if name != part)
+        if self.launches is not None:
+            self.counts[part] = self.launches.total - sum(n for name, n in self.counts.items() if name != part)

@@ -1,5 +1,5 @@
-"""What runs must fetch before they start: files with their sizes, logins, licences, and the commands in order. Asks no
-server."""
+"""What runs must fetch before they start: files with their sizes, logins, licences, and the commands in order. It
+contacts no server."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from specbench.storage.sources import Part
 
 @dataclass(frozen=True)
 class Fetch:
-    """One folder's missing files. command: what fetches them; login: False where its pages were read without one, None
-    where that is not known."""
+    """The missing files of one folder. command: fetches them; login: False if its pages were read without a login, None
+    if that is unknown."""
 
     what: str
     sizes: Mapping[str, float]
@@ -40,43 +40,43 @@ class Fetch:
 
 
 def missing(runs: Sequence[PlannedRun]) -> list[Fetch]:
-    """What runs lack, each folder once."""
-    found: dict[str, Fetch] = {}
+    """The files that runs still need, each folder once."""
+    fetches: dict[str, Fetch] = {}
     for run in runs:
-        for one in (*_of_model(run.config), *_of_data(run.config), *_of_metrics(run.config)):
-            found.setdefault(one.what, one)
-    return list(found.values())
+        for fetch in (*_of_model(run.config), *_of_data(run.config), *_of_metrics(run.config)):
+            fetches.setdefault(fetch.what, fetch)
+    return list(fetches.values())
 
 
 def report(runs: Sequence[PlannedRun], command: str) -> tuple[float, list[str]]:
-    """Bytes to fetch as far as known, and the text."""
-    wanted = missing(runs)
-    total, unknown = sum(sum(one.sizes.values()) for one in wanted), sum(len(one.unknown) for one in wanted)
-    lines = [f"download  {text}" for one in wanted for text in one.lines()]
+    """Bytes to fetch, as far as known, and the text."""
+    fetches = missing(runs)
+    total, unknown = sum(sum(each.sizes.values()) for each in fetches), sum(len(each.unknown) for each in fetches)
+    lines = [f"download  {text}" for each in fetches for text in each.lines()]
     more = f"; files whose size is not known here: {unknown}" if unknown else ""
-    lines.append(f"download  {format_size(total)} in all{more}" if wanted else "download  nothing")
-    for one in dict.fromkeys(one.licence for one in wanted):
-        if one in sources.NON_COMMERCIAL:
-            lines.append(f"licence   {one}: {sources.NON_COMMERCIAL[one]}")
-    if wanted:
-        unclear = ", ".join(dict.fromkeys(one.what.rpartition(" ")[2] for one in wanted if one.login is None))
-        lines.append(f"login     {_LOGIN}{f'; not known of {unclear}' if unclear else ''}")
-    steps = [*_commands(wanted), *_references(runs), command]
+    lines.append(f"download  {format_size(total)} in total{more}" if fetches else "download  nothing")
+    for licence in dict.fromkeys(each.licence for each in fetches):
+        if licence in sources.NON_COMMERCIAL:
+            lines.append(f"licence   {licence}: {sources.NON_COMMERCIAL[licence]}")
+    if fetches:
+        unclear = ", ".join(dict.fromkeys(each.what.rpartition(" ")[2] for each in fetches if each.login is None))
+        lines.append(f"login     {_LOGIN}{f'; unknown for {unclear}' if unclear else ''}")
+    steps = [*_commands(fetches), *_references(runs), command]
     return total, [*lines, *(f"{'then' if i else 'first':9} {text}" for i, text in enumerate(dict.fromkeys(steps)))]
 
 
-_LOGIN = "none was asked for where sizes are listed; if a fetch asks, accept the terms on its page and `hf auth login`"
+_LOGIN = "not needed for files whose size is listed; if a fetch asks, accept the terms on its page and `hf auth login`"
 
 
-def _commands(wanted: Sequence[Fetch]) -> list[str]:
-    """One command fetches a model's target and a drafter; metrics go together."""
-    commands = dict.fromkeys(one.command for one in wanted)
+def _commands(fetches: Sequence[Fetch]) -> list[str]:
+    """One command fetches a model's target and a drafter; one command fetches all metrics."""
+    commands = dict.fromkeys(each.command for each in fetches)
     scores = [text.partition(" metrics=")[2] for text in commands if " metrics=" in text]
     others = [text for text in commands if " metrics=" not in text]
-    kept = [one for one in others if not any(other.startswith(f"{one} ") for other in others)]
+    longest = [text for text in others if not any(other.startswith(f"{text} ") for other in others)]
     order = (" model=", " data=", "specbench train ")  # a drafter is trained on the target and on prompts
-    kept.sort(key=lambda text: [i for i, one in enumerate(order) if one in text][-1:])
-    return kept + ([f"specbench fetch metrics={','.join(scores)}"] if scores else [])
+    longest.sort(key=lambda text: [i for i, mark in enumerate(order) if mark in text][-1:])
+    return longest + ([f"specbench fetch metrics={','.join(scores)}"] if scores else [])
 
 
 def _part(what: str, part: Part, command: str) -> Fetch:
@@ -97,8 +97,9 @@ def _of_model(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
         if (folder / name).is_dir():
             continue
         if part is None:
-            made = registry.training(cfg["model"], name)
-            yield Fetch(f"{name}/ of {cfg['model']}", {}, (), "none is published", False, made or f"put {name}/ there")
+            training = registry.training(cfg["model"], name)
+            command = training or f"put {name}/ there"
+            yield Fetch(f"{name}/ of {cfg['model']}", {}, (), "not published", False, command)
             continue
         drafters = [] if name in source.parts else [cfg["drafter"]]
         command = fetching(cfg["model"], size if size in source.sizes else None, cfg["weights"], drafters)
@@ -130,31 +131,31 @@ def _of_metrics(cfg: Mapping[str, Any]) -> Iterator[Fetch]:
 
 
 def unmeasured(configs: Iterable[RunConfig]) -> list[str]:
-    """Which metrics would stay empty, and why, apart from weights and statistics that are not here."""
-    found: dict[str, None] = {}
+    """The metrics that would stay empty, and why, apart from weights and statistics that are not here."""
+    reasons: dict[str, None] = {}
     for cfg in configs:
         context = metrics.scoring_context(cfg)
         for name in cfg["metrics"]:
             if few := too_few_for(name, cfg.images):
-                found[f"{name} stays empty: {few}, a run has {cfg.images:,}"] = None
+                reasons[f"{name} stays empty: {few}, a run has {cfg.images:,}"] = None
             if all((context.weights / folder).is_dir() for folder in registry.evaluator_folders(name)):
-                found |= {f"{name}: {text}": None for text in [metrics.missing(name, context)] if text}
-    return list(found)
+                reasons |= {f"{name}: {text}": None for text in [metrics.missing(name, context)] if text}
+    return list(reasons)
 
 
 def _references(runs: Sequence[PlannedRun]) -> list[str]:
-    """The commands that make missing statistics of real images, one a data set and network."""
+    """The commands that compute missing statistics of real images, one per data set and network."""
     needed: dict[str, dict[str, None]] = {}
     for cfg in (run.config for run in runs):
         if cfg["reference"] is None:
             for name in cfg["metrics"]:
-                if issubclass(registry.find("metrics", name), ComparedMetric) and _lacks_reference(name, cfg):
+                if issubclass(registry.find("metrics", name), ComparedMetric) and _needs_reference(name, cfg):
                     needed.setdefault(cfg["data"], {})[name] = None
     makes = "specbench reference data={} images={} metrics={}".format
     return [makes(data, _images(data), ",".join(names)) for data, names in needed.items()]
 
 
-def _lacks_reference(name: str, cfg: Mapping[str, Any]) -> bool:
+def _needs_reference(name: str, cfg: Mapping[str, Any]) -> bool:
     try:
         metrics.metric(name, metrics.scoring_context(cfg)).reference  # type: ignore[attr-defined]  # noqa: B018 (raises)
     except Unavailable:
@@ -163,16 +164,18 @@ def _lacks_reference(name: str, cfg: Mapping[str, Any]) -> bool:
 
 
 def _images(data: str) -> str:
-    """The folder of a data set's images, as `specbench fetch` leaves it."""
+    """The folder of a data set's images, where `specbench fetch` puts it."""
     source = registry.data_sources().get(data)
     patterns = [pattern for file in source.files for pattern in file.unpack] if source else []
-    folders = [str(PurePosixPath(one).parent) for one in patterns if one.endswith((".jpg", ".png"))]
+    folders = [str(PurePosixPath(pattern).parent) for pattern in patterns if pattern.endswith((".jpg", ".png"))]
     return _quoted(home.data_folder(data) / folders[0]) if folders else "DIR"
 
 
 def _quoted(path: Path) -> str:
-    """For a shell; a path below the user's own folder starts with ~, which the commands expand."""
-    mine = Path.home()
+    """For a shell; a path below the user's home folder starts with ~, which the commands expand."""
+    user_home = Path.home()
     return (
-        f"~/{shlex.quote(path.relative_to(mine).as_posix())}" if path.is_relative_to(mine) else shlex.quote(str(path))
+        f"~/{shlex.quote(path.relative_to(user_home).as_posix())}"
+        if path.is_relative_to(user_home)
+        else shlex.quote(str(path))
     )

@@ -1,5 +1,5 @@
-"""Batches of images that are decoded step by step, timed, until all are complete: one batch, or a stream of images
-through its rows."""
+"""Decodes batches of images step by step, and times them: one batch, or a stream of images through the rows of a
+batch."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 @dataclass
 class Decoded(Generic[T]):
-    """tokens (B, T) int64 or, continuous ones, (B, T, D) float32; steps (B,): target forward passes of the decode
-    phase; drafted, accepted (B,): draft tokens verified and accepted inside the image; seconds: wall time from the
-    first target forward to the last token; trace: per-step statistics."""
+    """The images of a batch. tokens (B, T) int64, or (B, T, D) float32 for continuous tokens; steps (B,): target
+    forward passes of the decode phase; drafted, accepted (B,): draft tokens verified and accepted inside the image;
+    seconds: wall time from the first target forward pass to the last token; trace: statistics of every step."""
 
     tokens: Tensor
     steps: Tensor
@@ -44,12 +44,12 @@ def synchronize(device: torch.device) -> None:
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a CUDA device the current one, on which fused kernels start."""
+    """A context in which a CUDA device is the current one; fused kernels start on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" and device.index is not None else nullcontext()
 
 
 def not_finite(who: str, what: str, key: tuple[int, int], step: int) -> NumberError:
-    """The error of a model that produced `what` at a step of the image `key`, (seed, index)."""
+    """The error for a model, `who`, that produced `what` at a step of the image `key`, (seed, index)."""
     return NumberError(
         f"the {who} produced {what} for the image (seed, index) {key}, step {step}: lower cfg_scale or raise the"
         " precision (dtype=float32)"
@@ -57,8 +57,8 @@ def not_finite(who: str, what: str, key: tuple[int, int], step: int) -> NumberEr
 
 
 class BatchDecoding(ABC, Generic[T]):
-    """Images in progress, one per row of `rng`. A step adds at least one and at most `reach` tokens to every image
-    that is not complete. step_stats: what the last step leaves for its statistics, until they are recorded."""
+    """Images in progress, one per row of `rng`. A step adds at least one and at most `reach` tokens to every image that
+    is not complete. step_stats: what the last step computed for its statistics; None once they are recorded."""
 
     step_stats: T | None = None
     rng: RandomStreams
@@ -68,10 +68,11 @@ class BatchDecoding(ABC, Generic[T]):
 
     @abstractmethod
     def step(self) -> None:
-        """Draft, verify, commit: what is timed."""
+        """Draft, verify and commit. The timed part."""
 
     def record_stats(self) -> None:
-        """Record the statistics of the step before, once. No later step reads them, and their time does not count."""
+        """Record the statistics of the last step, once. No later step reads them, and their time is not counted.
+        RuntimeError without a step since the last call."""
         stats, self.step_stats = self.step_stats, None
         if stats is None:
             raise RuntimeError("the statistics of a step are recorded once, after the step")
@@ -83,8 +84,9 @@ class BatchDecoding(ABC, Generic[T]):
 
     @abstractmethod
     def remaining_tokens(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        """Tokens that each row lacks; synchronizes with the device. NumberError where a model produced values that are
-        not finite, or probabilities that do not sum to 1; `keys`: (seed, index) of the image of each row."""
+        """The number of tokens that each row still needs. Synchronizes with the device. NumberError if a model produced
+        values that are not finite, or probabilities that do not sum to 1. keys: (seed, index) of the image of each
+        row."""
 
     @abstractmethod
     def result(self, seconds: float, rows: list[int] | None = None) -> Decoded[Any]:
@@ -92,40 +94,42 @@ class BatchDecoding(ABC, Generic[T]):
 
 
 class Progress:
-    """Stops a decoding whose steps no longer add tokens, such as a recorded step that lacks its kernels."""
+    """Stops a decoding whose steps no longer add tokens, for example a recorded step without its kernels."""
 
     def __init__(self) -> None:
-        self._left: Sequence[int] = ()
+        self._remaining: Sequence[int] = ()
 
-    def check(self, left: Sequence[int]) -> None:
-        """left: tokens that each row lacks, after at least one step since the last call."""
-        if any(now and now >= before for now, before in zip(left, self._left, strict=False)):
-            row = next(i for i, now in enumerate(left) if now and now >= self._left[i])
+    def check(self, remaining: Sequence[int]) -> None:
+        """remaining: tokens that each row still needs, after at least one step since the last call. RunError if a row
+        has as many as before."""
+        if any(now and now >= before for now, before in zip(remaining, self._remaining, strict=False)):
+            row = next(i for i, now in enumerate(remaining) if now and now >= self._remaining[i])
             raise RunError(
-                f"decoding stopped: row {row} still lacks {left[row]} tokens, and the last steps added none; this is a"
-                " fault of the engine (try engine=eager)"
+                f"decoding stopped: row {row} still needs {remaining[row]} tokens, and the last steps added none;"
+                " this is a fault of the engine (try engine=eager)"
             )
-        self._left = left
+        self._remaining = remaining
 
 
 def finished(start: Callable[[], BatchDecoding[Any]], rng: RandomStreams, engine: Eager | Graphs) -> Decoded[Any]:
-    """The result of the images that `start` returns, one per row of `rng`, with the seconds from its call on. The host
-    reads the rows only when the slowest could be done, at most once per `reach` tokens that it still lacks."""
+    """The result of the images that `start` returns, one per row of `rng`. Its seconds begin with the call of `start`.
+    The host reads the rows only when the slowest row could be complete: at most once per `reach` tokens that it still
+    needs."""
     device = rng.key.device
     synchronize(device)
     before = time.perf_counter()
     with current(device):
         runner, aside = engine.begin(start()), Clock(device)
         images, progress = runner.steps, Progress()
-        while remaining_tokens := max(left := images.remaining_tokens(rng.keys)):
-            progress.check(left)
+        while remaining_tokens := max(per_row := images.remaining_tokens(rng.keys)):
+            progress.check(per_row)
             take_steps(runner, -(-remaining_tokens // images.reach), aside)
     synchronize(device)
     return images.result(time.perf_counter() - before - aside.total())
 
 
 def take_steps(runner: Runner[Any], count: int, aside: Clock) -> None:
-    """Do steps and record their statistics; `aside` measures the seconds of the latter."""
+    """Do `count` steps and record their statistics. `aside` measures the seconds of the recording."""
     for _ in range(count):
         runner.step()
         aside.begin()
@@ -142,31 +146,33 @@ def decode_stream(
     engine: Eager | Graphs | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[list[int], Decoded[Any]]]:
-    """Decode images 0 .. count - 1, `batch` (two or more) at a time: a row that is done takes the next image, so that
-    no row waits for the slowest. Yields which images are done, and their result; their seconds are those since the
-    previous ones, without `encode`. encode, rng_for: conditioning and random streams of some images.
+    """Decode images 0 .. count - 1, `batch` (two or more) at a time. A row whose image is complete takes the next
+    image, so no row waits for the slowest. Yields the numbers of the complete images and their result. Its seconds are
+    the time since the previous result, without `encode`.
 
-    Rows are refilled together when a quarter of them are done, since a prefill of several costs as much as one of them.
-    After `stop` returns true none is refilled, and the images in progress are finished.
-    start: returns the images of a conditioning and of random streams.
+    Rows are refilled together, once a quarter of them are complete, because a prefill of several rows costs as much as
+    a prefill of one. After `stop` returns true no row is refilled, and the images in progress are finished.
+
+    start: returns the images for a conditioning and random streams.
+    encode, rng_for: return the conditioning and the random streams for a list of image numbers.
     """
     if batch < 2:
         raise ValueError("a stream needs two rows or more; use decode() for one image after the other")
     engine, rows = engine or Eager(), min(batch, count)
     queue, few = deque(range(count)), max(1, rows // 4)
-    owners: list[int | None] = [None] * rows  # by row; None where nothing is left to decode
-    keys, done = [(0, 0)] * rows, list(range(rows))
+    owners: list[int | None] = [None] * rows  # the image of each row; None: no image left
+    keys, complete = [(0, 0)] * rows, list(range(rows))
     while True:
         if stop():
             queue.clear()
-        following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
-        for row, owner in zip_longest(done, following):
+        following = [queue.popleft() for _ in range(min(len(complete), len(queue)))]
+        for row, owner in zip_longest(complete, following):
             owners[row] = owner
         if not any(owner is not None for owner in owners):
             return
         if following:
             conditioning, rng = encode(following), rng_for(following)
-            for row, key in zip(done, rng.keys):
+            for row, key in zip(complete, rng.keys):
                 keys[row] = key
             device = rng.key.device
         synchronize(device)
@@ -178,21 +184,21 @@ def decode_stream(
                     runner = engine.begin(fresh)
                     images = runner.steps
                 else:
-                    images.state.load_rows(fresh.state, done[: len(following)])
+                    images.state.load_rows(fresh.state, complete[: len(following)])
                 del fresh  # its values are in `images`
         progress = Progress()
-        while True:  # until enough rows are done to be refilled; without a queue, until all are
+        while True:  # until enough rows are complete for a refill, or all rows once the queue is empty
             with torch.inference_mode(), current(device):
-                left = images.remaining_tokens(keys)
-                progress.check(left)
-                under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
-                behind = under_way[: few if queue else None][-1]  # of the row that determines the next look
-                take_steps(runner, -(-behind // images.reach), aside)
-            if not behind:
+                remaining = images.remaining_tokens(keys)
+                progress.check(remaining)
+                under_way = sorted(remaining[row] for row, owner in enumerate(owners) if owner is not None)
+                longest = under_way[: few if queue else None][-1]  # of the row after which to look again
+                take_steps(runner, -(-longest // images.reach), aside)
+            if not longest:
                 break
-        done = [row for row, owner in enumerate(owners) if owner is not None and not left[row]]
+        complete = [row for row, owner in enumerate(owners) if owner is not None and not remaining[row]]
         synchronize(device)
         seconds = time.perf_counter() - before - aside.total()
         with torch.inference_mode():
-            result = images.result(seconds, done)
-        yield [owner for row in done if (owner := owners[row]) is not None], result
+            result = images.result(seconds, complete)
+        yield [owner for row in complete if (owner := owners[row]) is not None], result

@@ -1,4 +1,4 @@
-"""A batch's trace -> the statistics of its images, by the names that their records have."""
+"""Turns the trace of a batch into the statistics of its images, under the names that records use."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 def of_images(trace: Trace | ContinuousTrace, steps: Sequence[int], passes: int) -> list[dict[str, Any]]:
     """The fields of `Record` from a batch's trace, one dict per image.
 
-    steps: target forward passes of each image; passes: drafter network forward passes per step. Copies to the host: do
-    not call it while something is timed.
+    steps: target forward passes of each image; passes: drafter network forward passes per step. Copies to the host, so
+    do not call it while something is timed.
     """
-    given = vars(trace)
-    on_host = {name: value.cpu().numpy() for name, value in given.items() if hasattr(value, "cpu")}
+    fields = vars(trace)
+    on_host = {name: value.cpu().numpy() for name, value in fields.items() if hasattr(value, "cpu")}
     rows = range(len(steps))
     if "log_prob" in on_host:
         return [_of_image({k: v[b] for k, v in on_host.items()}, steps[b], passes) for b in rows]
     return [
         _of_continuous({k: v[b] for k, v in on_host.items()}, steps[b], passes)
-        | {"tries": given["proposals"][b], "draft_s": given["draft_s"] / len(steps)}
+        | {"tries": fields["proposals"][b], "draft_s": fields["draft_s"] / len(steps)}
         for b in rows
     ]
 
@@ -73,14 +73,14 @@ def _of_image(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str
 
 
 def _select(share: np.ndarray) -> float | None:
-    """The mean of what `select` chose, over the steps with a choice; None without any."""
+    """The mean share of `select` over the steps with a choice; None without any."""
     chosen = share[~np.isnan(share)]
     return _rounded(chosen.mean(dtype=np.float64)) if len(chosen) else None
 
 
 def _emitted(trace: dict[str, np.ndarray], accepted: np.ndarray, offered: np.ndarray) -> dict[str, Any]:
-    """What an image's tokens were emitted from: None where it was not computed, and an infinite divergence. accepted,
-    offered: of each step."""
+    """The measures of an image's emitted distributions: None if they were not computed, and for an infinite divergence.
+    accepted, offered: the values of each step."""
     names = ("emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal")
     tv, kl, outside, least = (
         float(trace[name].mean(dtype=np.float64)) if trace[name].size else np.nan for name in names
@@ -101,5 +101,5 @@ def _emitted(trace: dict[str, np.ndarray], accepted: np.ndarray, offered: np.nda
 
 
 def _rounded(value: float) -> float:
-    """Six significant digits: more than a mean over tokens has, and a short line."""
+    """Six significant digits: more precise than a mean over tokens is, and short."""
     return float(f"{value:.6g}")

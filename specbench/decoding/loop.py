@@ -1,4 +1,4 @@
-"""The decode loop. There is one; vanilla autoregression is the same loop with an empty draft."""
+"""The decode loop, one for all methods. Vanilla autoregression is the same loop with an empty draft."""
 
 from __future__ import annotations
 
@@ -32,66 +32,66 @@ class Session(Protocol):
     """A target (or draft model) with its caches, opened for B prompts.
 
     Rows of its outputs are R = 2B with guidance (conditional, then unconditional), else R = B. `num_committed` (B,)
-    int64: how many image tokens are committed; the root of a draft is the last committed position.
+    int64 is the number of committed image tokens. The root of a draft is the last committed position.
     """
 
     length: int
     width: int  # positions in a row of the image, raster order
     vocab_size: int
-    codes: int  # tokens 0 .. codes - 1 are indices into the codebook; the image grammar's own follow
-    forced_tokens: Tensor | None  # as of `forced`, of all positions (T,)
-    order: TokenOrder | None  # in which the target fills an image; None: raster order
+    codes: int  # tokens 0 .. codes - 1 are indices into the codebook; the image grammar's tokens follow
+    forced_tokens: Tensor | None  # (T,): `forced` for all positions
+    order: TokenOrder | None  # the order in which the target fills an image; None: raster order
 
     def forced(self, positions: Tensor) -> Tensor | None:
-        """The only token that the image grammar allows at image positions (B, n), -1 where it allows every code; None
-        where there is no grammar."""
+        """The only token that the image grammar allows at image positions (B, n), or -1 where it allows every code.
+        None without a grammar."""
         ...
 
     def constrain(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Guided logits (B, n, V) of the tokens at image positions (B, n), minus infinity where the grammar forbids
-        a token."""
+        """Guided logits (B, n, V) of the tokens at image positions (B, n), minus infinity where the grammar forbids a
+        token."""
         ...
 
     def forward(self, tokens: Tensor, tree: Tree, history: Tensor, num_committed: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (R, M, V) and hidden states (R, M, dim) of a draft's nodes, tokens (B, M); history (B, *) int64 holds
+        """Logits (R, M, V) and hidden states (R, M, dim) of a draft's nodes, tokens (B, M). history (B, *) int64 holds
         the committed tokens."""
         ...
 
     def forward_at_positions(
         self, tokens: Tensor, positions: ParallelPositions, history: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As `forward`, of the nodes of several fronts, tokens (B, K * n): each attends to the slots that it sees. The
-        logits are of the tokens at the fronts' targets, which a target with an order of its own asks for by position.
-        Nothing is to be committed after it: a token that is fed later at its position replaces what a draft wrote."""
+        """`forward` for several chains of an image, tokens (B, K * n). Each node attends to the slots that it sees. The
+        logits belong to the tokens at the chains' targets; a target with its own order asks for them by position. Do
+        not commit after it: a token that is fed later at its position replaces what a draft wrote."""
         ...
 
     def commit(self, verdict: VerificationResult, tree: Tree, num_committed: Tensor) -> None:
-        """Keep the accepted path in the caches; `num_committed` is the value from before the step."""
+        """Keep the accepted path in the caches; `num_committed` is the number before the step."""
         ...
 
     def use(self, kernels: Kernels) -> None:
-        """Compute later passes with these kernels; only called where an engine has some."""
+        """Compute later passes with these kernels; only called if the engine has kernels."""
         ...
 
     def buffers(self) -> Buffers:
-        """What steps read or write (see `engine.state`)."""
+        """The tensors that steps read or write (see `engine.state`)."""
         ...
 
 
 class Target(Protocol):
-    width: int  # as of its sessions
+    width: int  # see `Session`
     order: TokenOrder | None
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> Session:
-        """Prefill; leave room for `nodes` draft nodes beyond the image's end."""
+        """Prefill. Leaves room for `nodes` draft nodes after the image's end."""
         ...
 
 
 @dataclass
 class StepResult:
     """Result of a step: the draft, the target's distributions p (B, M, V) and hidden states (R, M, dim) of its nodes,
-    the verdict, and how many tokens `num_committed` (B,) were committed before the step. Of a draft with fronts p is
-    that of its chains, and `kept` (B, K) says how many of their tokens were committed."""
+    the verdict, and the number of committed tokens (B,) before the step. For a draft at parallel positions, p is by
+    chain, and `kept` (B, K) is how many tokens of each chain were committed."""
 
     draft: Draft
     p: Tensor
@@ -102,17 +102,17 @@ class StepResult:
 
 
 class DraftState(Protocol):
-    """What a drafter remembers of a batch. `propose` and `commit` write its buffers in place."""
+    """What a drafter stores for a batch. `propose` and `commit` write its buffers in place."""
 
     def buffers(self) -> Buffers:
-        """What steps read or write (see `engine.state`)."""
+        """The tensors that steps read or write (see `engine.state`)."""
         ...
 
 
 @dataclass(frozen=True)
 class NetworkPass:
     """Passes of a drafter's network in a step: `times` calls of `method` of `owner`, each of which reads the weights
-    `read`. method: empty where another pass contains this one."""
+    `read`. method: empty if another pass contains this one."""
 
     owner: nn.Module
     method: str
@@ -121,36 +121,38 @@ class NetworkPass:
 
 
 class Drafter(Protocol):
-    """Proposes drafts of a shape. `open` puts what a step reads on the device. A drafter with a network also has a
-    method `network_passes(target)`, which returns its `NetworkPass`es by a model `target`."""
+    """Proposes drafts of a shape. `open` moves the tensors that a step reads to the device. A drafter with a network
+    also has a method `network_passes(target)`, which returns its `NetworkPass`es for a model `target`."""
 
     shape: DraftShape
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> DraftState:
-        """Fresh state for the rows of a target session."""
+        """A new state for the rows of a target session."""
         ...
 
     def propose(self, state: Any, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft: ...
 
     def commit(self, state: Any, result: StepResult) -> None:
-        """Update the state with the outcome."""
+        """Update the state with the result of the step."""
         ...
 
 
 def last_token(history: Tensor, num_committed: Tensor) -> Tensor:
-    """The token (B, 1) of a draft's root; token 0 before the first."""
+    """The token (B, 1) of a draft's root; token 0 before the first token."""
     return history.gather(1, (num_committed - 1).clamp_min(0)[:, None])
 
 
-#: Overrides the rule's verdict, as a benchmark does, given the draft and the step (B,).
+#: Replaces the rule's verdict, given the draft and the step (B,); benchmarks use it.
 Override = Callable[[VerificationResult, Draft, Tensor], VerificationResult]
 
 
 @dataclass(frozen=True, eq=False)
 class DecoderConfig:
-    """Decoder configuration: the target, its drafter, the rule and the way by which drafts are verified, and how the
-    target is sampled; emitted_draws: see `Emitted`, which measures what is emitted; 0: it is not measured. observer
-    is called after every step, with what the step leaves for its statistics and the tokens of an image."""
+    """The target, its drafter, the rule, the verification of drafts, and how the target is sampled.
+
+    emitted_draws: see `Emitted`, which measures the emitted distributions; 0 turns the measurement off. observer is
+    called after every step, with the step's statistics and the number of tokens of an image.
+    """
 
     target: Target
     drafter: Drafter
@@ -163,12 +165,12 @@ class DecoderConfig:
 
 
 class Decoding(BatchDecoding[StepStats]):
-    """B images in progress, one per row of `rng`: prefilled on construction, then step by step.
+    """B images in progress, one per row of `rng`: prefilled on construction, then decoded step by step.
 
     A step does not synchronize with the device, and writes its buffers in place. Rows advance at their own pace; a
-    finished row no longer changes. `clock` records a step's parts: draft, forward (of the target), verify (including
-    guidance and the distributions), commit and rest. `kernels`: those of the engine that executes the steps; the
-    prefill does without.
+    finished row no longer changes. `clock` records the parts of a step: draft, forward (of the target), verify
+    (including guidance and the distributions), commit and rest. `kernels` belong to the engine that executes the steps;
+    the prefill does not use them.
     """
 
     def __init__(
@@ -214,9 +216,9 @@ class Decoding(BatchDecoding[StepStats]):
 
     def buffers(self) -> Buffers:
         """Everything that a step reads or writes."""
-        own = {name: Buffer(getattr(self, name)) for name in ("history", "num_committed", "steps", "drafted")}
+        buffers = {name: Buffer(getattr(self, name)) for name in ("history", "num_committed", "steps", "drafted")}
         return {
-            **own,
+            **buffers,
             **within("rng", self.rng.buffers()),
             **within("session", self.session.buffers()),
             **within("draft", self.draft_state.buffers()),
@@ -233,10 +235,10 @@ class Decoding(BatchDecoding[StepStats]):
         layout = draft.parallel_positions or Raster(draft.tree, num_committed)
         logits, hidden = layout.forward(session, draft.tokens, self.history)
         clock.lap("forward")
-        found = sampling.distributions(logits, session, layout.next_positions, layout.progress)
-        p, pre_argmax_probs = layout.chains(found.p), None
+        target = sampling.distributions(logits, session, layout.next_positions, layout.progress)
+        p, pre_argmax_probs = layout.chains(target.p), None
         if config.rule.uses_pre_argmax_probs and sampling.temperature == 0:
-            pre_argmax_probs = layout.chains(found.unfiltered())
+            pre_argmax_probs = layout.chains(target.unfiltered())
         rng, keys = layout.streams(self.rng, self.steps)
         verdict = config.verification.verify(p, draft, config.rule, rng, keys, pre_argmax_probs, self.kernels)
         if config.override is not None:
@@ -247,7 +249,7 @@ class Decoding(BatchDecoding[StepStats]):
         clock.lap("commit")
         images = self.history, num_committed, self.steps
         num_committed, steps, active = layout.advance(verdict, kept, images, self.total, self.kernels)
-        self.step_stats = StepStats(draft, layout, verdict, found, num_committed, steps, active, kept)
+        self.step_stats = StepStats(draft, layout, verdict, target, num_committed, steps, active, kept)
         clock.lap("rest")
 
     def record(self, stats: StepStats) -> None:
@@ -258,21 +260,21 @@ class Decoding(BatchDecoding[StepStats]):
             self.drafted += stats.layout.drafted(stats, self.total)
 
     def remaining_tokens(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        left, wrong = torch.stack(
+        remaining, wrong = torch.stack(
             [(self.total - self.num_committed).clamp_min(0), self.recorder.wrong().long()]
         ).tolist()
         if any(wrong):
             row = wrong.index(1)
             step, who = self.recorder.fault(row)
             raise not_finite(who, "probabilities that are not finite or do not sum to 1,", keys[row], step)
-        return left
+        return remaining
 
     def result(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.num_committed.device)
-        kept = (self.history[:, : self.total], self.steps, self.drafted)
-        tokens, steps, drafted = (x[chosen].clone() for x in kept)
-        every = self.recorder.trace()
-        trace = Trace(*(getattr(every, f.name)[chosen] for f in fields(Trace)))
+        tensors = (self.history[:, : self.total], self.steps, self.drafted)
+        tokens, steps, drafted = (x[chosen].clone() for x in tensors)
+        recorded = self.recorder.trace()
+        trace = Trace(*(getattr(recorded, f.name)[chosen] for f in fields(Trace)))
         return Decoded(tokens, steps, drafted, trace.accepted.sum(1), seconds, trace)
 
 
@@ -280,6 +282,6 @@ class Decoding(BatchDecoding[StepStats]):
 def decode(
     config: DecoderConfig, conditioning: Any, rng: RandomStreams, engine: Eager | Graphs | None = None
 ) -> Decoded[Trace]:
-    """Decode one image per row of `rng`; `engine` executes the steps."""
+    """Decode one image per row of `rng`. `engine` executes the steps."""
     engine = engine or Eager()
     return finished(lambda: Decoding(config, conditioning, rng, kernels=engine.kernels), rng, engine)

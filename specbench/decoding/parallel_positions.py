@@ -1,10 +1,10 @@
-"""Where the nodes of a draft stand: behind the committed tokens, or out of raster order. There a pass extends an image
-at several fronts, one in each of the image's rows that are decoded at once (`lines` here, since a row is an image of
-the batch).
+"""The positions of a draft's nodes: after the committed tokens in raster order, or in K chains at several positions of
+the image at once, for example one in each of several rows of the image. (A row of the image is called a "line" here,
+because a row is an image of the batch.)
 
-What a method decides is which positions the next pass visits. Positions, cache slots and masks follow: a token has the
-position of raster order and the slot of its position, and a node attends to what exists among the positions before its
-own. So a cache holds a grid with gaps, not a prefix.
+A method decides only which positions the next pass visits. Positions, cache slots and masks follow from that. A token
+has its position in raster order and the cache slot of that position. A node attends to the existing tokens at positions
+before its own. So a cache holds a grid with gaps, not a prefix.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from specbench.engine.state import Buffer, Buffers
 
 
 class Raster:
-    """Where the nodes of a step's draft stand, and what follows for the loop: behind `num_committed` (B,) committed
-    tokens. In general a draft has n nodes in each of K chains of each of B images (see `ParallelPositions`); here it is
-    one tree, K is 1. verdict: a `verify.VerificationResult`; taken: a `trace.StepStats`."""
+    """The layout of a step's draft in raster order: one tree after `num_committed` (B,) tokens. In general a draft has
+    n nodes in each of K chains of each of B images (see `ParallelPositions`); here K is 1. verdict: a
+    `verify.VerificationResult`; stats: a `trace.StepStats`."""
 
-    fuses = True  # whether kernels can add the tokens of a verdict
+    fuses = True  # kernels can add the tokens of a verdict
 
     def __init__(self, tree: Tree, num_committed: Tensor) -> None:
         self.tree, self.num_committed = tree, num_committed
@@ -39,37 +39,38 @@ class Raster:
         return self.num_committed[:, None] + self.tree.depth
 
     def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        """The session's logits and hidden states of the nodes, tokens (B * K, n)."""
-        found: tuple[Tensor, Tensor] = session.forward(tokens, self.tree, history, self.num_committed)
-        return found
+        """The session's logits and hidden states for the nodes, tokens (B * K, n)."""
+        outputs: tuple[Tensor, Tensor] = session.forward(tokens, self.tree, history, self.num_committed)
+        return outputs
 
     def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
-        """The random streams of the chains, and what keys their numbers (B * K,)."""
+        """The random streams of the chains, and the keys of their numbers (B * K,)."""
         return rng, step
 
     def chains(self, x: Tensor) -> Tensor:
-        """Values of the nodes (B, K * n, ...) chain by chain, (B * K, n, ...)."""
+        """Values of the nodes (B, K * n, ...), rearranged by chain, (B * K, n, ...)."""
         return x
 
     def images(self, x: Tensor) -> Tensor:
-        """Values of the chains (B * K, ...) image by image, (B, K, ...)."""
+        """Values of the chains (B * K, ...), rearranged by image, (B, K, ...)."""
         return x.unsqueeze(1)
 
     def commit(self, session: Any, verdict: Any, num_committed: Tensor, total: int) -> Tensor | None:
         """Keep the accepted path in the session's caches; `num_committed` (B,) tokens of `total` were committed before.
-        How many tokens of each chain are committed (B, K), None in raster order: all of the verdict."""
+        Returns how many tokens of each chain are committed (B, K); None in raster order, where all tokens of the
+        verdict are."""
         session.commit(verdict, self.tree, num_committed)
         return None
 
     def added(
         self, verdict: Any, kept: Tensor | None, num_committed: Tensor, active: Tensor, total: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the verdict's tokens: the positions (B, *) to which they go, the tokens, and which of them are committed
-        to the `active` (B,) images. `kept`: what `commit` returned."""
+        """The positions (B, *) of the verdict's tokens, the tokens, and which of them are committed to the `active`
+        (B,) images. `kept`: what `commit` returned."""
         offsets = torch.arange(verdict.tokens.shape[1], device=num_committed.device)
-        some = active[:, None] & (offsets <= verdict.length[:, None])
-        # what is written behind them is written again by the next step
-        return num_committed[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0), some
+        committed = active[:, None] & (offsets <= verdict.length[:, None])
+        # the next step overwrites what is written after them
+        return num_committed[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0), committed
 
     def advance(
         self,
@@ -79,20 +80,20 @@ class Raster:
         total: int,
         kernels: Kernels | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Add the verdict's tokens to those images that are not complete: their history, count and steps. Returns count
-        and steps from before, and which images these are."""
+        """Add the verdict's tokens to the images that are not complete: to their history, number of committed tokens
+        and steps. Returns the last two from before the step, and which images these are."""
         if kernels is not None and self.fuses:
             return kernels.advance(*images, verdict.tokens, verdict.length, total)
         history, num_committed, steps = images
         before, active = (num_committed.clone(), steps.clone()), num_committed < total
-        where, tokens, some = self.added(verdict, kept, before[0], active, total)
+        where, tokens, committed = self.added(verdict, kept, before[0], active, total)
         history.scatter_(1, where, tokens)
-        num_committed += some.sum(1)
+        num_committed += committed.sum(1)
         steps += active
         return *before, active
 
     def among_nodes(self, path: Tensor) -> Tensor:
-        """The paths (B * K, D) of the chains as indices (B, K * D) among all nodes of an image."""
+        """The paths (B * K, D) of the chains, as indices (B, K * D) into all nodes of an image."""
         return path
 
     def inside(self, stats: Any, offered: Tensor, total: int) -> tuple[Tensor, Tensor]:
@@ -110,17 +111,18 @@ class Raster:
 class ParallelPositions(Raster):
     """K chains of n nodes in each of B images.
 
-    positions (B, K, n) int64: the image positions of their tokens, -1 for the end of the prefix; slots (B, K, n)
-    int64: where their keys go, counted alike: slot T + k holds what stands in for a token of front k that does not
-    exist yet, and nobody attends to slots T + K + k. sees (B, K * n, 1 + T + K) bool: the slots, from -1 on, that a
-    node attends to. keys (B, K) int64: what keys the random numbers of a chain, instead of the step. extends (B, K)
-    bool: whether the tokens of a verdict count; recovers (B, K) bool: whether its next token counts where no draft
-    token was accepted. owner (B * K,) int64: the image of each chain.
-
-    targets (B, K, n) int64: the image positions of the tokens that the pass asks for; None: each follows its node. A
-    model with an order of its own fills them in that order, and the nodes are the tokens that it got last. progress
-    (B, K * n, 2) float32, with such a model: the share of the image's tokens that come before the token in the order,
-    and the share that exists after the pass.
+    positions (B, K, n) int64: the image positions of their tokens, -1 for the end of the prefix.
+    slots (B, K, n) int64: the cache slots of their keys, counted in the same way. Slot T + k holds a substitute for a
+        token of chain k that does not exist yet. No node attends to slots T + K + k.
+    sees (B, K * n, 1 + T + K) bool: the slots, from -1 on, that a node attends to.
+    keys (B, K) int64: keys of the random numbers of a chain, used instead of the step.
+    extends (B, K) bool: whether the tokens of a verdict count.
+    recovers (B, K) bool: whether its next token counts if no draft token was accepted.
+    owner (B * K,) int64: the image of each chain.
+    targets (B, K, n) int64: the image positions of the tokens that the pass asks for. None: each follows its node. A
+        model with its own order fills an image in that order, and the nodes are its newest tokens.
+    progress (B, K * n, 2) float32, for such a model: the share of the image's tokens that come before the token in the
+        order, and the share that exists after the pass.
     """
 
     positions: Tensor
@@ -140,8 +142,8 @@ class ParallelPositions(Raster):
         return (self.positions + 1 if self.targets is None else self.targets).flatten(1)
 
     def forward(self, session: Any, tokens: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = session.forward_at_positions(tokens.view(len(self.keys), -1), self, history)
-        return found
+        outputs: tuple[Tensor, Tensor] = session.forward_at_positions(tokens.view(len(self.keys), -1), self, history)
+        return outputs
 
     def streams(self, rng: RandomStreams, step: Tensor) -> tuple[RandomStreams, Tensor]:
         return rng.rows(self.owner), self.keys.flatten().contiguous()  # fused kernels read them as an array
@@ -162,10 +164,10 @@ class ParallelPositions(Raster):
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert kept is not None
         offsets = torch.arange(verdict.tokens.shape[1], device=kept.device)
-        some = offsets < kept.unsqueeze(-1)
+        committed = offsets < kept.unsqueeze(-1)
         first = self.next_positions.view_as(self.positions)[:, :, :1]
-        where = torch.where(some, first + offsets, total)
-        return where.flatten(1), (self.images(verdict.tokens) * some).flatten(1), some.flatten(1)
+        where = torch.where(committed, first + offsets, total)
+        return where.flatten(1), (self.images(verdict.tokens) * committed).flatten(1), committed.flatten(1)
 
     def among_nodes(self, path: Tensor) -> Tensor:
         chains, nodes = self.positions.shape[1:]
@@ -181,17 +183,18 @@ class ParallelPositions(Raster):
 
 
 def rows_at_once(width: int, lag: int) -> int:
-    """Fronts of rows of `width` tokens of which each begins when the one above has `lag`: as many as are decoded at
-    once, and one that feeds the last token of a row while the next rows are decoded."""
+    """The number of rows of `width` tokens that are decoded at once if each begins when the row above has `lag` tokens.
+    One chain more feeds the last token of a row while the next rows are decoded."""
     return 1 if lag >= width else width // lag + 1
 
 
 @dataclass
 class Roots:
-    """Where fronts stand before a pass, all (B, K): line, and done, its tokens; length, above: the tokens that it will
-    have, and those of the line above (of the first one: as if it were complete); position, token: of the node after
-    which it goes on; live: there is such a node; extends: the line is not complete; top: all lines above are;
-    stand_in: the node's token does not exist, `token` stands in for it; lead: the front sees what stands in."""
+    """The chains' first nodes before a pass, all (B, K). line: the chain's line; done: tokens that the line has;
+    length: tokens that it will have; above: tokens of the line above (a full line for the first one); position, token:
+    of the node from which the line continues; live: this node exists; extends: the line is not complete; top: all lines
+    above are complete; stand_in: the node's token does not exist, and `token` replaces it; lead: the chain sees the
+    replacement."""
 
     line: Tensor
     done: Tensor
@@ -207,10 +210,10 @@ class Roots:
 
 
 class Lines:
-    """The rows of B images, of which up to K are decoded at once, as in `planned.PlannedRows`. How many tokens a line
-    gains in a pass depends on what is sampled here."""
+    """The rows of B images, of which up to K are decoded at once, as in `planned.PlannedRows`. Here the number of
+    tokens that a line gains in a pass depends on what is sampled."""
 
-    constants = ("position", "column", "lengths", "needed", "number", "own", "owner", "stand_ins", "forced")
+    constants = ("position", "column", "lengths", "needed", "number", "same_chain", "owner", "stand_ins", "forced")
 
     def __init__(self, session: Any, rows: int, device: torch.device, lag: int) -> None:
         total, self.width = session.length, session.width
@@ -220,20 +223,20 @@ class Lines:
         self.lengths = (total - first).clamp_max(self.width)
         self.needed = self.lengths.clamp_max(lag).roll(1)
         self.number = torch.arange(rows_at_once(self.width, lag), device=device)
-        self.own = torch.eye(len(self.number), dtype=torch.bool, device=device)
-        # slots of the tokens that replace a front's own, and slots that nothing attends to, (2, K, 1)
+        self.same_chain = torch.eye(len(self.number), dtype=torch.bool, device=device)
+        # slots of the tokens that replace missing ones, and slots that nothing attends to, (2, K, 1)
         self.stand_ins = (total + torch.arange(2 * len(self.number), device=device)).view(2, -1, 1)
         self.owner = torch.arange(rows, device=device).repeat_interleave(len(self.number))
         self.forced = session.forced_tokens
-        self.line = self.number.repeat(rows, 1)  # (B, K): of each front
+        self.line = self.number.repeat(rows, 1)  # (B, K): of each chain
         self.progress = torch.zeros(rows, len(first), dtype=torch.int64, device=device)  # tokens of each line
 
     def buffers(self) -> Buffers:
-        """What steps read or write (see `engine.state`)."""
+        """The tensors that steps read or write (see `engine.state`)."""
         return {"line": Buffer(self.line), "progress": Buffer(self.progress)}
 
     def roots(self, history: Tensor) -> Roots:
-        """Where the fronts stand; history (B, *): the committed tokens at their positions."""
+        """The chains' first nodes; history (B, *): the committed tokens at their positions."""
         line = self.line.clamp_max(len(self.lengths) - 1)
         length, before = self.lengths[line], (line - 1).clamp_min(0)
         done, above = self.progress.gather(1, line), self.progress.gather(1, before)
@@ -256,23 +259,23 @@ class Lines:
         return Roots(line, done, length, above, position, token, live, live & (done < length), top, missing, lead)
 
     def parallel_positions(self, at: Roots, valid: Tensor, keys: Tensor, recovers: Tensor) -> ParallelPositions:
-        """The fronts of chains that begin at `at`; valid (B, K, n): nodes that there are; the rest as of
+        """The positions of chains that begin at `at`. valid (B, K, n): the nodes that exist; the rest: see
         `ParallelPositions`."""
         total, nodes = len(self.position), valid.shape[-1]
         exists = self.progress.repeat_interleave(self.width, 1)[:, :total] > self.column
         offsets = torch.arange(nodes, device=valid.device)
         positions = at.position.unsqueeze(-1) + offsets
-        own, begin = positions.unsqueeze(-1), at.position + at.stand_in
+        ahead, begin = positions.unsqueeze(-1), at.position + at.stand_in
         stands = at.stand_in.unsqueeze(-1) & (offsets == 0)
         slots = torch.where(stands, self.stand_ins[0], positions)
         slots = torch.where(valid & at.live.unsqueeze(-1), slots, self.stand_ins[1])
-        image = (self.position <= own) & (exists[:, None, None] | (self.position >= begin[:, :, None, None]))
-        leads = (at.lead.unsqueeze(-1) & self.own).unsqueeze(2).expand(-1, -1, nodes, -1)
+        image = (self.position <= ahead) & (exists[:, None, None] | (self.position >= begin[:, :, None, None]))
+        leads = (at.lead.unsqueeze(-1) & self.same_chain).unsqueeze(2).expand(-1, -1, nodes, -1)
         sees = torch.cat([torch.ones_like(leads[..., :1]), image, leads], -1).flatten(1, 2)
         return ParallelPositions(positions, slots, sees, keys, at.extends, recovers, self.owner)
 
     def advance(self, kept: Tensor) -> None:
-        """Count the tokens `kept` (B, K) that were committed, and go on to the next lines."""
+        """Add the number of tokens `kept` (B, K) that were committed, and move complete lines on to the next ones."""
         num_lines = len(self.lengths)
         line = self.line.clamp_max(num_lines - 1)
         real, length = self.line == line, self.lengths[line]

@@ -1,8 +1,8 @@
-"""Passes over an image that do not depend on what is sampled: which tokens a pass feeds, and for which it asks.
+"""Passes over an image that do not depend on what is sampled: which tokens a pass feeds, and which tokens it asks for.
 
-ZipAR decodes rows in parallel. A model that decodes in an order of its own (ARPG, LPD) fills an image group by group:
-a pass feeds the tokens of the last group and asks for the next group. Both are plans of the same kind, and the loop,
-caches and verification know only their `ParallelPositions`.
+ZipAR decodes rows in parallel. A model with its own order (ARPG, LPD) fills an image group by group: a pass feeds the
+tokens of the last group and asks for the next group. Both are plans of the same kind. The loop, the caches and the
+verification use only their `ParallelPositions`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from specbench.decoding.parallel_positions import ParallelPositions, rows_at_onc
 from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.engine.state import Buffer, Buffers
 
-#: The tag, at step 0, of the random number by which an image takes one of its model's orders.
+#: The tag, at step 0, of the random number that selects one of the model's orders for an image.
 ORDER = TAGS - 3
 
 
 class TokenOrder(Protocol):
-    """The order of a model that leaves raster order: orders (O, T) int64 on the CPU, each a permutation of the image's
-    positions, of which every image takes one; sizes: tokens of the groups that a pass samples, one after the other;
-    whole: the model knows no other groups, and so no decoding token by token."""
+    """The order of a model that does not use raster order. orders (O, T) int64 on the CPU: permutations of the image's
+    positions, one of which is selected per image; sizes: of the groups that are sampled pass by pass; whole:
+    the model knows no other groups, so it cannot decode token by token."""
 
     @property
     def orders(self) -> Tensor: ...
@@ -41,10 +41,10 @@ class TokenOrder(Protocol):
 class PlannedPasses:
     """Passes that do not depend on what is sampled: which tokens are fed, and which are sampled next to each other.
 
-    A subclass plans them for O orders of an image, of which each image of a batch has one, in S passes with K fronts:
+    A subclass plans them for O orders of an image in S passes with K chains; each image of a batch uses one order.
     nodes (S, O, K, 5) int64: position, slot, the position whose token is fed, the token that is fed instead (-1: none),
-    and the position that is asked for; extends (S, O, K) bool: whether it is one; when (O, T) int64: the pass in which
-    a token is sampled. order_index (B,) int64: the order of each image. owner: see `ParallelPositions`.
+    and the position that is asked for; extends (S, O, K) bool: whether one is asked for; when (O, T) int64: the pass in
+    which a token is sampled. order_index (B,) int64: the order of each image. owner: see `ParallelPositions`.
     """
 
     constants: tuple[str, ...] = ("nodes", "extends", "when", "owner")
@@ -54,14 +54,14 @@ class PlannedPasses:
     when: Tensor
     owner: Tensor
     order_index: Tensor
-    forces = False  # whether a token is fed instead of another one
+    forces = False  # some tokens are fed instead of others
 
     def buffers(self) -> Buffers:
-        """What steps read or write (see `engine.state`)."""
+        """The tensors that steps read or write (see `engine.state`)."""
         return {"order_index": Buffer(self.order_index)}
 
     def parallel_positions(self, history: Tensor, step: Tensor) -> tuple[Tensor, ParallelPositions]:
-        """The tokens (B, K) and the fronts of the passes `step` (B,); history (B, *): the committed tokens at their
+        """The tokens (B, K) and the positions of the passes `step` (B,). history (B, *): the committed tokens at their
         positions."""
         number = step.clamp_max(len(self.nodes) - 1)
         position, slot, source, fixed, target = self.nodes[number, self.order_index].unbind(-1)
@@ -83,7 +83,7 @@ class PlannedPasses:
         return token, positions
 
     def progress(self, number: Tensor) -> Tensor | None:
-        """See `ParallelPositions`; in the passes `number` (B,)."""
+        """`ParallelPositions.progress` of the passes `number` (B,)."""
         return None
 
     def existing(self, number: Tensor) -> Tensor:
@@ -91,19 +91,22 @@ class PlannedPasses:
         return (self.when[self.order_index] < number[:, None]).unsqueeze(1)
 
     def sees(self, number: Tensor, position: Tensor) -> Tensor:
-        """See `ParallelPositions`; of nodes at `position` (B, K) in the passes `number` (B,)."""
+        """`ParallelPositions.sees` of nodes at `position` (B, K) in the passes `number` (B,)."""
         raise NotImplementedError
 
 
 class PlannedRows(PlannedPasses):
-    """Rows of an image in parallel: every row that has begun gains a token in a pass. Front k decodes the rows
+    """Rows of an image in parallel: every row that has begun gains a token in a pass. Chain k decodes the rows
     ("lines") k, k + K, ...
 
-    A line begins when the one above has `lag` tokens, or is complete (`alone`: the second line always waits for that).
-    The token before its first one does not exist then, unless the image grammar forces it. The newest token of the
-    line above that stands in for it, at its position (ZipAR's released code; for the second line: of the first). When
-    a line is complete, its last token is fed once more for the lines below. masked: tokens that do not exist are not
-    attended to; else their slots are, which hold zeros or what stood in.
+    A line begins when the line above has `lag` tokens, or is complete. With `alone` the second line always waits until
+    the first is complete. When a line begins, the token before its first one does not exist yet, unless the image
+    grammar forces it. The newest token of the second line above replaces it, at its position (ZipAR's released code;
+    for the second line: the newest token of the first). When a line is complete, its last token is fed once more for
+    the lines below.
+
+    masked: nodes do not attend to tokens that do not exist. Otherwise they attend to the slots of these tokens, which
+    hold zeros or the replacement.
     """
 
     constants = (*PlannedPasses.constants, "leads", "position")
@@ -123,8 +126,8 @@ class PlannedRows(PlannedPasses):
             forced = session.forced_tokens[before]
             fixed = torch.where(lead > 0, forced, fixed)
             lead = absent * torch.where(forced >= 0, 1, first)
-        own = torch.eye(chains, dtype=torch.bool, device=device)
-        self.leads = (lead > 0).unsqueeze(-1) & own & masked  # (S, K, K): fronts that see what stands in
+        same_chain = torch.eye(chains, dtype=torch.bool, device=device)
+        self.leads = (lead > 0).unsqueeze(-1) & same_chain & masked  # (S, K, K): chains that see the replacement
         self.nodes = torch.stack([position, slot, source, fixed, position + 1], -1).unsqueeze(1)
         self.extends = (extends > 0).unsqueeze(1)
         self.forces = session.forced_tokens is not None
@@ -138,9 +141,9 @@ class PlannedRows(PlannedPasses):
 
 
 class PlannedGroups(PlannedPasses):
-    """The groups of a model with an order of its own. A pass feeds the last group (the first pass: the end of the
-    prefix), asks for the next one, and attends to everything that exists by then. Group sizes differ: a front beyond a
-    group's last one does nothing. sizes: of the groups; all one is the same order token by token."""
+    """The groups of a model with its own order. A pass feeds the last group (the first pass: the end of the prefix),
+    asks for the next one, and attends to everything that exists by then. Group sizes differ: a chain beyond the size of
+    a group does nothing. sizes: of the groups; sizes of 1 give the same order token by token."""
 
     constants = (*PlannedPasses.constants, "shares")
 
@@ -149,7 +152,7 @@ class PlannedGroups(PlannedPasses):
         orders, chains = order.orders.to(device), max(sizes)
         number, length = orders.shape
         ends = list(accumulate(sizes))
-        index = torch.full((len(sizes), chains), -1, dtype=torch.int64)  # of the tokens in the order, by pass and front
+        index = torch.full((len(sizes), chains), -1, dtype=torch.int64)  # of the tokens in the order, by pass and chain
         for i, (size, end) in enumerate(zip(sizes, ends, strict=True)):
             index[i, :size] = torch.arange(end - size, end)
         index = index.to(device)
@@ -184,9 +187,9 @@ class PlannedGroups(PlannedPasses):
 def _planned(
     total: int, width: int, lag: int, alone: bool, masked: bool
 ) -> tuple[list[list[tuple[int, ...]]], list[int]]:
-    """Of `PlannedRows`: by pass and front the node's position and slot, the position whose token it holds, whether
-    the line is extended, the position before the line, whether this is its first pass, and whether that position has
-    no token yet; and the pass in which each token is sampled."""
+    """The table of `PlannedRows` and the pass in which each token is sampled. The table has, by pass and chain: the
+    node's position and slot, the position whose token it holds, whether the line is extended, the position before the
+    line, whether this is the line's first pass, and whether that position has no token yet."""
     chains, lines = rows_at_once(width, lag), [range(i, min(i + width, total)) for i in range(0, total, width)]
     starts: list[int] = []
     when: list[int] = []

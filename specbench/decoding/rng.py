@@ -15,7 +15,7 @@ _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
 #: Numbers are multiples of 2**-BITS.
 BITS = 23
-#: How many tags a step's random numbers can have; a drafter uses one or two per depth.
+#: The number of tags of a step's random numbers. A drafter uses one or two per depth.
 TAGS = 4096
 
 
@@ -34,11 +34,11 @@ def _mix(x: Tensor) -> Tensor:
 class RandomStreams:
     """One counter-based random stream per row, keyed by (seed, prompt index).
 
-    A number is a pure function of (seed, prompt index, step, tag, index), `index` counting the numbers of one tag. It
-    depends neither on the batch, nor on the order of the prompts, nor on the device. It needs no state and no host.
+    A number is a pure function of (seed, prompt index, step, tag, index), where `index` counts the numbers of one tag.
+    It does not depend on the batch, the order of the prompts or the device. It needs no state and no host.
     """
 
-    kernels: Kernels | None = None  #: that compute the numbers
+    kernels: Kernels | None = None  #: compute the numbers if given
 
     def __init__(self, keys: list[tuple[int, int]], device: torch.device | str = "cpu") -> None:
         """keys: (seed, prompt index) per row."""
@@ -50,27 +50,27 @@ class RandomStreams:
         return len(self.key)
 
     def buffers(self) -> Buffers:
-        """What steps read (see `engine.state`)."""
+        """The tensors that steps read (see `engine.state`)."""
         return {"key": Buffer(self.key)}
 
     def copied(self) -> RandomStreams:
-        """The same streams, whose buffers can be overwritten with those of another batch."""
-        other = copy(self)
-        other.key = self.key.clone()
-        return other
+        """The same streams, in buffers of their own, which another batch's can overwrite."""
+        streams = copy(self)
+        streams.key = self.key.clone()
+        return streams
 
     def rows(self, index: Tensor) -> RandomStreams:
-        """The streams of rows `index` (n,) int64, in that order and as often. (`keys` stays that of all.)"""
-        some = copy(self)
-        some.key = self.key[index]
-        return some
+        """The streams of the rows `index` (n,) int64; a row may occur several times. (`keys` still has all rows.)"""
+        streams = copy(self)
+        streams.key = self.key[index]
+        return streams
 
     def uniform(self, step: Tensor, tag: int, *shape: int) -> Tensor:
-        """Float32 numbers in [0, 1) of shape (rows, *shape). `step` (rows,) int64; `tag` keeps the uses of a step
-        apart.
+        """Float32 numbers in [0, 1) of shape (rows, *shape). `step` (rows,) int64; `tag` separates the uses within a
+        step.
 
-        Multiples of 2**-BITS, so that `u * total < total` holds in float32 and no index exceeds a distribution's last
-        token.
+        They are multiples of 2**-BITS. So `u * total < total` holds in float32, and no index exceeds a distribution's
+        last token.
         """
         count = 1
         for n in shape:
@@ -78,12 +78,12 @@ class RandomStreams:
         return self.uniforms(step, tag, 1, count).view(-1, *shape)
 
     def uniforms(self, step: Tensor, tag: int, tags: int, count: int) -> Tensor:
-        """The first `count` numbers of several consecutive tags at once, (rows, tags, count)."""
+        """The first `count` numbers of `tags` consecutive tags, (rows, tags, count)."""
         if self.kernels is not None:
             return self.kernels.uniforms(self.key, step, TAGS, tag, tags, count)
         device = self.key.device
-        which = step[:, None] * TAGS + (tag + 1) + torch.arange(tags, device=device)
-        return self._numbers(self.key[:, None] + _GOLDEN * which, torch.arange(count, device=device))
+        counter = step[:, None] * TAGS + (tag + 1) + torch.arange(tags, device=device)
+        return self._numbers(self.key[:, None] + _GOLDEN * counter, torch.arange(count, device=device))
 
     def uniform_at(self, step: Tensor, tag: int, index: Tensor) -> Tensor:
         """The numbers (rows, n) at `index` (n,) or (rows, n) int64 >= 0 of a tag."""
@@ -99,6 +99,6 @@ class RandomStreams:
 
 
 def exponential(u: Tensor) -> Tensor:
-    """Positive exponential noise by inversion of uniforms u, of which 1 - u is exact; the logarithm, unlike log1p, has
+    """Positive exponential noise from uniforms u by inversion; 1 - u must be exact. The logarithm, unlike log1p, has
     the same bits at any index of a tensor."""
     return 2.0**-30 - torch.log(1 - u)

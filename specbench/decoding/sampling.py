@@ -1,4 +1,4 @@
-"""From logits to distributions, and from distributions to tokens."""
+"""Logits -> distributions -> tokens."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from torch import Tensor
 from specbench.decoding.rng import BITS, TAGS, RandomStreams, exponential
 from specbench.engine.ops import Kernels, sum_last
 
-#: Of a probability as an integer: 2**38 times the sum of a distribution times 2**BITS fits in an int64.
+#: Bits of a probability as an integer: 2**38 times the sum of a distribution times 2**BITS fits in an int64.
 PROBABILITY_BITS = 38
 
 
 def draw(probs: Tensor, u: Tensor, kernels: Kernels | None = None) -> Tensor:
-    """Tokens (...) int64 from distributions (..., V) float32 by inversion with uniforms u (...). Tokens of probability
-    zero are never drawn.
+    """Tokens (...) int64 drawn from distributions (..., V) float32 by inversion, with uniforms u (...). Tokens of
+    probability zero are never drawn.
 
-    On the CPU a sequential sum gives the cumulative distribution. Elsewhere floating-point sums depend on how they
-    are split among threads, are not monotone, and end at tokens of probability zero; there it is `draw_exactly`, as
-    it is with `kernels`.
+    On the CPU a sequential sum gives the cumulative distribution. Elsewhere floating-point sums depend on how they are
+    split among threads, are not monotone, and end at tokens of probability zero. So `draw_exactly` is used there, and
+    with `kernels`.
     """
     if kernels is not None:
         return kernels.draw(probs, u)
     if probs.device.type != "cpu":
         return draw_exactly(probs, u)
     cdf = probs.cumsum(-1)
-    wanted = u.unsqueeze(-1) * cdf[..., -1:]
-    return _drawn(cdf, wanted)
+    level = u.unsqueeze(-1) * cdf[..., -1:]
+    return _first_above(cdf, level)
 
 
 def draw_exactly(probs: Tensor, u: Tensor) -> Tensor:
-    """As `draw`, by sums of integers, whose result depends on no order: bit-reproducible in any batch and engine. u are
-    multiples of 2**-BITS; the sum of a distribution is below 4.
+    """`draw` by sums of integers. The result does not depend on the order of summation: it is bit-reproducible in any
+    batch and engine. u are multiples of 2**-BITS; the sum of a distribution is below 4.
 
-    A probability is rounded down to a multiple of 2**-38. That moves the distribution by a total variation of at most
-    V 2**-38 (1e-6 at 200,000 tokens), less than the grid of the uniforms does, here and on the CPU: V 2**-24, since
-    a token is given by p 2**23 of their 2**23 values, rounded up or down.
+    A probability is rounded down to a multiple of 2**-38. That moves the distribution by a total variation of at most V
+    2**-38 (1e-6 at 200,000 tokens). The grid of the uniforms moves it by more, here and on the CPU: by V 2**-24, since
+    a token gets p 2**23 of their 2**23 values, rounded up or down.
     """
     # scaling by a power of two is exact; NaN counts as zero
     parts = torch.where(probs > 0, probs * 2.0**PROBABILITY_BITS, 0.0).long()
     cdf = parts.cumsum(-1)
-    wanted = ((u * 2.0**BITS).long().unsqueeze(-1) * cdf[..., -1:]) >> BITS  # rounded down: below the sum
-    return _drawn(cdf, wanted)
+    level = ((u * 2.0**BITS).long().unsqueeze(-1) * cdf[..., -1:]) >> BITS  # rounded down: below the sum
+    return _first_above(cdf, level)
 
 
-def _drawn(cdf: Tensor, wanted: Tensor) -> Tensor:
-    """The first token (...) whose cumulative sum, of cdf (..., V), exceeds what is `wanted` (..., 1)."""
-    return torch.searchsorted(cdf, wanted, right=True).squeeze(-1).clamp_max(cdf.shape[-1] - 1)
+def _first_above(cdf: Tensor, level: Tensor) -> Tensor:
+    """The first token (...) whose cumulative sum, of cdf (..., V), exceeds `level` (..., 1)."""
+    return torch.searchsorted(cdf, level, right=True).squeeze(-1).clamp_max(cdf.shape[-1] - 1)
 
 
 def draw_several(probs: Tensor, u: Tensor, kernels: Kernels | None = None) -> Tensor:
-    """Tokens (..., K) drawn from distributions (..., V) with replacement, as `draw` does, with uniforms u (..., K)."""
+    """Tokens (..., K) drawn from distributions (..., V) with replacement, like `draw`, with uniforms u (..., K)."""
     if kernels is None and probs.device.type == "cpu":
         cdf = probs.cumsum(-1)
         return torch.searchsorted(cdf, u * cdf[..., -1:], right=True).clamp_max(cdf.shape[-1] - 1)
@@ -64,32 +64,32 @@ def draw_several(probs: Tensor, u: Tensor, kernels: Kernels | None = None) -> Te
 
 def draw_distinct(probs: Tensor, u: Tensor, count: int) -> Tensor:
     """`count` tokens (..., count) drawn without replacement from distributions (..., V), in the order drawn (Gumbel
-    top-k with exponentials: the smallest of e_i / p_i come first). u (..., V) uniforms.
+    top-k with exponentials: the smallest e_i / p_i come first). u (..., V): uniforms.
 
-    Where a distribution has fewer than `count` tokens of positive probability, the rest have probability zero: a
-    verifier must treat them as absent (`probs.gather(...) > 0`).
+    If a distribution has fewer than `count` tokens of positive probability, the remaining tokens have probability zero.
+    A verifier must treat them as absent (`probs.gather(...) > 0`).
     """
     score = probs / exponential(u.clamp(max=1 - 2.0**-23))
     return score.topk(count, dim=-1).indices if score.device.type == "cpu" else top_exactly(score, count)
 
 
 def top_exactly(score: Tensor, count: int) -> Tensor:
-    """The indices (..., count) of the largest of score (..., n) float32, from the largest on. Of equal ones the first
-    come first, where `topk` promises no order off the CPU. NaN and what is below zero count as zero."""
+    """The indices (..., count) of the largest of score (..., n) float32, largest first. Equal scores keep their order,
+    which `topk` guarantees only on the CPU. NaN and negative scores count as zero."""
     ordered = torch.where(score > 0, score, 0.0).view(torch.int32).long() << 32
     return (ordered - torch.arange(score.shape[-1], device=score.device)).topk(count, dim=-1).indices
 
 
 def sample_distinct(probs: Tensor, rng: RandomStreams, step: Tensor, tag: int, count: int) -> Tensor:
-    """`draw_distinct` (B, n, count) from probs (B, n, V) with the first numbers of a tag at `step` (B,)."""
+    """`draw_distinct` (B, n, count) from probs (B, n, V), with the first numbers of a tag at `step` (B,)."""
     if rng.kernels is not None:
         return rng.kernels.draw_distinct(probs, rng.key, step, TAGS, tag, count)
     return draw_distinct(probs, rng.uniform(step, tag, *probs.shape[1:]), count)
 
 
 def within_sigma(logits: Tensor, sigmas: float) -> Tensor:
-    """Logits (..., V), minus infinity where they are more than `sigmas` root mean squares below the largest one; the
-    mean is over the finite ones."""
+    """Logits (..., V), minus infinity where they are more than `sigmas` root mean squares below the largest one. The
+    mean is over the finite logits."""
     finite = logits > -torch.inf
     mean = sum_last(torch.where(finite, logits, 0.0).square()) / finite.sum(-1)
     floor = logits.amax(-1) - sigmas * mean.sqrt()
@@ -100,15 +100,18 @@ def within_sigma(logits: Tensor, sigmas: float) -> Tensor:
 class Sampling:
     """From logits to probabilities, in LlamaGen's order: guidance, temperature, top-k (ties kept), top-p, softmax.
 
-    temperature 0 is greedy: a point mass on the largest logit. top_k None and top_p 1 are off. entropy: (a, b, c) of
-    the entropy-dependent temperature (arXiv 2510.09012), `temperature` * (a exp(-e / b) + c), e the entropy in nats of
-    the guided distribution at temperature 1 after the filters, which then come before the temperature. top_n_sigma: a
-    third filter, after top-k and top-p: a token stays if its logit is at least the largest less so many sigma, sigma
-    the root mean square of the logits that are left, as in the Jacobi mode of Lumina-mGPT 2 (not their standard
-    deviation). cfg_schedule: whether the guidance is the same everywhere, or grows from 1 to cfg_scale over an image
-    whose target has an order of its own: with the share of tokens before the token ("linear", LPD), or that exist after
-    its pass ("linear_by_pass", ARPG); see `ParallelPositions.progress`. kernels: those of the engine, which replace the
-    plain code where they can.
+    temperature: 0 is greedy, a point mass on the largest logit.
+    top_k, top_p: None and 1 turn the filters off.
+    entropy: (a, b, c) of the entropy-dependent temperature (arXiv 2510.09012), `temperature` * (a exp(-e / b) + c). e
+        is the entropy in nats of the guided distribution at temperature 1 after the filters, which then come before the
+        temperature.
+    top_n_sigma: a third filter, after top-k and top-p. A token stays if its logit is at least the largest minus this
+        many sigma. Sigma is the root mean square of the remaining logits (not their standard deviation), as in the
+        Jacobi mode of Lumina-mGPT 2.
+    cfg_schedule: "constant" guidance, or guidance that grows from 1 to cfg_scale over an image whose target has its own
+        order: with the share of tokens before the token ("linear", LPD), or with the share that exists after its pass
+        ("linear_by_pass", ARPG); see `ParallelPositions.progress`.
+    kernels: the engine's, which replace the plain code where they can.
     """
 
     temperature: float = 1.0
@@ -122,7 +125,7 @@ class Sampling:
 
     @classmethod
     def of(cls, cfg: Mapping[str, Any], cfg_scale: float | None = None) -> Sampling:
-        """From flat parameters; cfg_scale: instead of theirs."""
+        """From flat parameters. cfg_scale: replaces their scale."""
         curve = cfg.get("entropy_temperature")
         scale = cfg["cfg_scale"] if cfg_scale is None else cfg_scale
         return cls(
@@ -141,16 +144,16 @@ class Sampling:
 
     @cached_property
     def unfiltered(self) -> Sampling:
-        """The same without top-k and top-p, at temperature 1 where decoding is greedy or the temperature depends on the
-        entropy."""
+        """The same without top-k and top-p. The temperature is 1 if decoding is greedy or the temperature depends on
+        the entropy."""
         temperature = self.temperature if self.entropy is None else 1.0
         return replace(self, temperature=temperature or 1.0, top_k=None, top_p=1.0, entropy=None, top_n_sigma=None)
 
     def distributions(
         self, logits: Tensor, session: Any, positions: Tensor, progress: Tensor | None = None
     ) -> Distributions:
-        """The distributions of the tokens at image positions (B, n), from a head's logits (R, n, V) as they are;
-        `session` knows the image grammar. progress: see `ParallelPositions`."""
+        """The distributions of the tokens at image positions (B, n), from the raw logits (R, n, V) of a head. `session`
+        provides the image grammar. progress: see `ParallelPositions`."""
         if self._fused is not None:
             scale = self.cfg_scale if self.guided else None
             p = self._fused.probs(
@@ -162,14 +165,14 @@ class Sampling:
 
     @property
     def _fused(self) -> Kernels | None:
-        """Kernels that replace the plain code of these parameters."""
+        """The kernels, if they can replace the plain code for these parameters."""
         plain = self.temperature == 0 or self.top_p < 1 or self.entropy is not None or self.top_n_sigma is not None
         return None if plain or self.cfg_schedule != "constant" else self.kernels
 
     def apply_guidance(self, logits: Tensor, progress: Tensor | None = None) -> Tensor:
-        """Guided logits (B, ...) float32 of rows (2B, ...): conditional first, then unconditional; u + s (c - u). (In
+        """Guided logits (B, ...) float32 of rows (2B, ...), conditional first, then unconditional: u + s (c - u). (In
         bfloat16 the mixture would be rounded to 8 bits, which moves a distribution by 0.003 to 0.012.) progress: see
-        `ParallelPositions`, for a schedule."""
+        `ParallelPositions`; a schedule needs it."""
         logits = logits.float()
         if not self.guided:
             return logits
@@ -177,7 +180,7 @@ class Sampling:
         return uncond + self._strength(progress) * (cond - uncond)
 
     def _strength(self, progress: Tensor | None) -> float | Tensor:
-        """The guidance scale of each token, (B, n, 1) where it is scheduled."""
+        """The guidance scale of each token, (B, n, 1) if it follows a schedule."""
         if self.cfg_schedule == "constant" or progress is None:
             return self.cfg_scale
         share = progress[..., 0 if self.cfg_schedule == "linear" else 1]
@@ -210,8 +213,8 @@ class Sampling:
         return logits.softmax(-1)
 
     def filtered_probs(self, full: Tensor) -> Tensor:
-        """The probabilities (..., V) that `probs` returns, from those that `unfiltered.probs` returns; top_n_sigma,
-        which depends on more than these, takes their logarithms as logits."""
+        """The probabilities (..., V) that `probs` returns, computed from those that `unfiltered.probs` returns.
+        top_n_sigma depends on more than these; here it takes their logarithms as logits."""
         if self == self.unfiltered:
             return full
         if self.entropy is not None:  # `full` has temperature 1
@@ -221,8 +224,8 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Distributions:
-    """Distributions of the tokens that follow n nodes of B images: p (B, n, V) float32 after all that `sampling` does.
-    The rest is what they were computed from; `guided` (B, n, V) float32 was not formed where a kernel did that."""
+    """Distributions of the tokens that follow n nodes of B images: p (B, n, V) float32 after all steps of `sampling`.
+    The rest is what they were computed from; `guided` (B, n, V) float32 is None if a kernel computed p."""
 
     p: Tensor
     raw: Tensor
@@ -251,7 +254,7 @@ class Distributions:
         """Natural-log probabilities (B, k) float32, at least log 1e-38, of tokens (B, k) after nodes (B, k), under the
         distributions of `unfiltered`."""
         if self.sampling == self.sampling.unfiltered:
-            found = self.p.flatten(1).gather(1, nodes * self.p.shape[-1] + tokens)
+            probs = self.p.flatten(1).gather(1, nodes * self.p.shape[-1] + tokens)
         else:
             row = torch.arange(len(nodes), device=nodes.device)[:, None]
             if self.guided is not None:
@@ -259,5 +262,5 @@ class Distributions:
             else:
                 raw = self.raw.unflatten(0, (-1, len(nodes)))[:, row, nodes].flatten(0, 1)
                 rows = self.sampling.unfiltered.distributions(raw, self.session, self.positions.gather(1, nodes)).p
-            found = rows.gather(2, tokens.unsqueeze(-1)).squeeze(-1)
-        return found.clamp_min(1e-38).log()
+            probs = rows.gather(2, tokens.unsqueeze(-1)).squeeze(-1)
+        return probs.clamp_min(1e-38).log()

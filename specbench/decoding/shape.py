@@ -1,4 +1,4 @@
-"""What is known of a drafter before any network is loaded: the shape of its drafts."""
+"""What is known about a drafter before any network is loaded: the shape of its drafts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from specbench.decoding.trees import Tree
 
 @dataclass(frozen=True, eq=False)
 class DraftShape:
-    """What a drafter's parameters alone determine. Rules, verifications and checks read it, and nothing else of a
+    """What a drafter's parameters alone determine. Rules, verifications and checks read this and nothing else of a
     drafter.
 
-    tree: the topology of the drafts; of trees that change from step to step one with as many nodes and as high.
+    tree: the topology of the drafts. For trees that change from step to step, a tree with as many nodes and the same
+        height.
     passes: forward passes of a drafter network in a step.
     samples_siblings: siblings are sampled as the parameter `select_from` says, with replacement or in pairs.
-    carries_over: drafts depend on more than the committed tokens and the step's own random numbers; token-wise
-        verification alone is exact then.
-    biased: tokens are not drawn from the distributions that the drafter gives, or the target's distributions are not
+    carries_over: drafts depend on more than the committed tokens and the step's random numbers. Then only token-wise
+        verification is exact.
+    biased: tokens are not drawn from the distributions that the drafter reports, or the target's distributions are not
         those of raster order.
     skips: some tokens are committed without verification.
-    by_rows: a draft follows from the row of the image above it, so that an image must be one grid.
-    lag: tokens that a row of the image has when the next one begins, of a drafter that leaves raster order; `tree` is
-        the draft of each row then. None: raster order.
+    by_rows: a draft follows from the row of the image above it, so the image must be one grid.
+    lag: for a drafter that decodes rows in parallel, the tokens that a row of the image has when the next one begins;
+        `tree` is then the draft of each row. None: raster order.
     """
 
     tree: Tree
@@ -42,7 +43,7 @@ class DraftShape:
         return self.tree.height
 
     def num_chains(self, target: Any) -> int:
-        """At how many positions a pass extends an image of this target; 1 in raster order."""
+        """The number of positions at which a pass extends an image of this target; 1 in raster order."""
         if self.lag is not None:
             return rows_at_once(target.width, self.lag)
         return 1 if target.order is None else max(target.order.sizes)

@@ -1,4 +1,4 @@
-"""The statistics of a decoding, recorded after each step and apart from it."""
+"""The statistics of a decoding. They are recorded after each step, outside the timed part."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from specbench.engine.state import Buffer, Buffers
 
 @dataclass
 class Trace:
-    """Per-step statistics; column s of a (B, T) tensor belongs to step s, beyond `steps` it is zero.
+    """Statistics of every step. Column s of a (B, T) tensor belongs to step s; columns from `steps` on are zero.
 
     accepted: draft tokens accepted inside the image; offered: depth of the deepest draft token that was verified inside
     the image; first: probability with which the rule accepts the first candidate; tv: total variation between the
-    distribution it was drawn from and the target's; top1, top3: whether the target's most probable token is the
-    drafter's most probable token, or among its three most probable. The last four are of the steps with a draft
-    (offered > 0).
-    log_prob (B, T): of every emitted token, its natural-log probability under the target, with guidance and temperature
-    but before top-k and top-p (at temperature 0: at temperature 1).
-    emitted_tv, emitted_kl, emitted_outside, emitted_kl_optimal, emitted_ratio (B, T): of every emitted token, how far
-    the distribution that it was emitted from is from the target's, see `emitted.Emitted.step`; (B, 0) without it.
-    share: as of `VerificationResult`, NaN in steps without a choice; (B, 0) where nothing is selected.
+    distribution it was drawn from and the target's; top1, top3: the target's most probable token is the drafter's most
+    probable token, or among its three most probable ones. The last four hold only for steps with a draft (offered > 0).
+
+    log_prob (B, T): natural-log probability of every emitted token under the target, with guidance and temperature but
+    before top-k and top-p (at temperature 0: at temperature 1).
+
+    emitted_tv, emitted_kl, emitted_outside, emitted_kl_optimal, emitted_ratio (B, T): for every emitted token, the
+    distance of the distribution that it was emitted from to the target's, see `emitted.Emitted.step`; (B, 0) if not
+    measured.
+
+    share: see `VerificationResult`; NaN in steps without a choice, (B, 0) if nothing is selected.
     """
 
     accepted: Tensor
@@ -50,8 +53,8 @@ class Trace:
 _TOLERANCE = 1e-3
 
 
-#: What is recorded of a step, by row: the sums of the target's and the drafter's distributions, then fields of a trace.
-#: Vanilla decoding needs the first row alone.
+#: The rows that are recorded for a step: the sums of the target's and the drafter's distributions, then fields of a
+#: trace. Vanilla decoding needs only the first row.
 _SUMS, _STATISTICS = ("target", "drafter"), ("accepted", "offered", "first", "tv", "top1", "top3")
 #: The fields of a trace that `emitted.Emitted.step` computes, in its order.
 _DISTANCES = ("emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio")
@@ -59,8 +62,8 @@ _DISTANCES = ("emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal
 
 @dataclass
 class StepStats:
-    """What a step leaves for its statistics: also the target's distributions `found`; num_committed, steps (B,): from
-    before the step; active (B,) bool: whether the image was not complete; kept: as of `StepResult`."""
+    """What a step computed for its statistics. target: the target's distributions; num_committed, steps (B,): from
+    before the step; active (B,) bool: the image was not complete; kept: see `StepResult`."""
 
     draft: Draft
     layout: Raster
@@ -73,8 +76,8 @@ class StepStats:
 
 
 class TraceRecorder:
-    """Fills a trace without a host round trip, and checks the distributions: for every step it records the product of
-    the sums of those that were used, which is 1 where each sums to 1, and NaN where one is not finite."""
+    """Fills a trace without a host round trip, and checks the distributions. For every step it records the product of
+    the sums of the distributions that were used: 1 if each sums to 1, and NaN if one is not finite."""
 
     def __init__(
         self,
@@ -92,15 +95,15 @@ class TraceRecorder:
         self.steps[:2] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.distances = torch.zeros(len(_DISTANCES), rows, total + 2 * reach if emitted else 0, device=device)
-        self.distances[_DISTANCES.index("emitted_ratio")] = 1  # of vanilla
+        self.distances[_DISTANCES.index("emitted_ratio")] = 1  # the value of vanilla decoding
 
     def buffers(self) -> Buffers:
-        own = {"steps": Buffer(self.steps, 1), "log_prob": Buffer(self.log_prob)}
-        return own | {"distances": Buffer(self.distances, 1)} if self.emitted else own
+        buffers = {"steps": Buffer(self.steps, 1), "log_prob": Buffer(self.log_prob)}
+        return buffers | {"distances": Buffer(self.distances, 1)} if self.emitted else buffers
 
     def record(self, stats: StepStats) -> None:
         verdict, layout, active = stats.verdict, stats.layout, stats.active
-        # beyond the end of a path is its last node: every entry was reached
+        # entries after the end of a path repeat its last node, so every entry was visited
         path = layout.among_nodes(verdict.path_with_root)
         drafts = stats.draft.tree.height > 0
         values = {"target": self._of_images(layout, sum_last(verdict.next_probs))}
@@ -112,16 +115,16 @@ class TraceRecorder:
         row = torch.stack([values[name].float() for name in self.names if name in values])
         index = torch.where(active, stats.steps, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, row.unsqueeze(-1))
-        positions, tokens, some = layout.added(verdict, stats.kept, stats.num_committed, active, self.total)
+        positions, tokens, committed = layout.added(verdict, stats.kept, stats.num_committed, active, self.total)
         of_token = stats.target.log_prob(path, tokens)
-        self.log_prob.scatter_(1, positions, torch.where(some, of_token, 0.0))
+        self.log_prob.scatter_(1, positions, torch.where(committed, of_token, 0.0))
         if self.emitted is not None and drafts:  # vanilla emits the target's own distribution
-            found = self.emitted.step(stats.draft, verdict, stats.target, stats.steps)
-            self.distances.scatter_(2, positions.expand(len(found), -1, -1), torch.where(some, found, 0.0))
+            measures = self.emitted.step(stats.draft, verdict, stats.target, stats.steps)
+            self.distances.scatter_(2, positions.expand(len(measures), -1, -1), torch.where(committed, measures, 0.0))
 
     def _statistics(self, stats: StepStats) -> dict[str, Tensor]:
-        """A step's statistics for the trace, (B,) each; of several drafts of an image the sums of the first two, and
-        the means of the rest."""
+        """A step's statistics for the trace, (B,) tensors. With several drafts per image: the sums of the first two,
+        and the means of the others."""
         draft, layout = stats.draft, stats.layout
         accepted, offered = layout.inside(stats, (draft.valid * draft.tree.depth).amax(1), self.total)
         q, p = draft.probs[:, 0], layout.chains(stats.target.p)[:, 0]  # the root is the first inner node
@@ -143,7 +146,7 @@ class TraceRecorder:
 
     def _sums(self, stats: StepStats, path: Tensor) -> dict[str, Tensor]:
         """Products (B,) of the sums of distributions: of the target's along the accepted path, and of the drafter's
-        that something was drawn from."""
+        that were sampled."""
         draft, rows = stats.draft, len(stats.verdict.length)
         child = draft.tree.children[:, :, 0].expand(rows, -1)
         used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
@@ -160,15 +163,17 @@ class TraceRecorder:
 
     def _valid(self) -> Tensor:
         """(2, B, T) bool: whether the target's and the drafter's distributions of a step sum to 1. At temperature 0 the
-        arg max of NaN sums to 1 as well; the token's own probability is NaN then, by position, not by step."""
+        arg max of NaN sums to 1 as well; in that case the token's log-probability is NaN, which is stored by position,
+        not by step."""
         return (self.steps[:2, :, : self.total] - 1).abs() <= _TOLERANCE
 
     def wrong(self) -> Tensor:
-        """Per row (B,), whether a distribution was not finite or did not sum to 1."""
+        """(B,) bool: whether a distribution was not finite or did not sum to 1."""
         return ~self._valid().all(-1).all(0) | self.log_prob[:, : self.total].isnan().any(-1)
 
     def fault(self, row: int) -> tuple[int, str]:
-        """The first step, from 1 on, in which a distribution of a row was invalid, and which model produced it."""
+        """The first step, counted from 1, in which a distribution of a row was invalid, and the model that produced
+        it."""
         valid = self._valid()[:, row].cpu()
         accepted = self.steps[self.names.index("accepted"), row, : self.total]
         ends = (accepted.cpu().long() + 1).cumsum(0)  # the position after a step's last token
@@ -179,9 +184,9 @@ class TraceRecorder:
 
     def trace(self) -> Trace:
         inside = slice(self.total)
-        found = dict(zip(self.names[len(_SUMS) :], self.steps[len(_SUMS) :, :, inside].clone(), strict=True))
-        found |= {name: found[name].long() for name in ("accepted", "offered")}
-        found |= {name: found[name] > 0 for name in ("top1", "top3")}
-        found.setdefault("share", self.steps.new_empty(self.steps.shape[1], 0))
+        columns = dict(zip(self.names[len(_SUMS) :], self.steps[len(_SUMS) :, :, inside].clone(), strict=True))
+        columns |= {name: columns[name].long() for name in ("accepted", "offered")}
+        columns |= {name: columns[name] > 0 for name in ("top1", "top3")}
+        columns.setdefault("share", self.steps.new_empty(self.steps.shape[1], 0))
         distances = dict(zip(_DISTANCES, self.distances[:, :, inside].clone(), strict=True))
-        return Trace(**found, **distances, log_prob=self.log_prob[:, inside].clone())
+        return Trace(**columns, **distances, log_prob=self.log_prob[:, inside].clone())

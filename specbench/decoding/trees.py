@@ -1,8 +1,7 @@
 """Draft topologies. A chain is a tree of width one; an empty draft is the root alone.
 
 Node 0 is the root: the last committed position, after which the target already determines the distribution. Every other
-node is one draft token. Tensors carry a leading row dimension of 1 (one topology for all rows) or B (a topology per
-row).
+node is one draft token. The first dimension of tensors is 1 (one topology for all rows) or B (a topology per row).
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from specbench.errors import UsageError, unknown
 
 Path = tuple[int, ...]
 
-#: Draft tokens of a step, and levels of a tree, at most.
+#: The most draft tokens of a step, and the most levels of a tree.
 DRAFT, DEEP = 2000, 1000
-_COUNTED = 10**6  # nodes of a tree that is too large, after which counting stops
+_COUNTED = 10**6  # stop counting the nodes of a tree that is too large
 
 #: Static trees by name: the child number at each depth, one string of digits per node. `mc_sim_7b_63` (25 nodes, depth
 #: 5) is the default of EAGLE-1 on Lumina-mGPT, `naive_extend_57` on LlamaGen (names and node lists: LANTERN's released
@@ -56,8 +55,8 @@ def named(name: str) -> list[Path]:
 
 
 def parse(tree: str | Sequence[Sequence[int]]) -> list[Path]:
-    """A tree's paths from its name, from the number of children of every node by depth, as in 4-2-1, or from a list
-    such as [[0], [1], [0, 0]] (also as text)."""
+    """The paths of a tree from its name, from the number of children of every node by depth (such as 4-2-1), or from a
+    list such as [[0], [1], [0, 0]], also as text. UsageError for anything else, and for a tree that is too large."""
     if isinstance(tree, str):
         if re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})+", tree):
             return _by_widths([int(width) for width in tree.split("-")])
@@ -100,7 +99,7 @@ def chain_paths(length: int) -> list[Path]:
 
 
 def sized(nodes: int, height: int) -> Tree:
-    """A tree of so many draft tokens and so high: memory for it holds every tree that is not larger."""
+    """A tree with this many draft tokens and this height. Memory for it is enough for every tree that is not larger."""
     return build([*chain_paths(height), *((i,) for i in range(1, nodes - height + 1))])
 
 
@@ -108,12 +107,12 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
     """SJD-PAC's proactive draft of `window` tokens: a small tree, whose first path continues as a chain until the
     window is full (ERRATA, SJD 3).
 
-    "full": `depth` levels, the root counted, every node with `width` children; "comb": `width` candidates at each of
-    `depth` depths, only the first extended. Width 1 is SJD's chain.
+    "full": `depth` levels, including the root, every node with `width` children; "comb": `width` candidates at each of
+    `depth` depths, only the first extended. Width 1 is SJD's chain. UsageError if the tree does not fit the window.
     """
     if width == 1:
         return chain_paths(window)
-    # counted before it is built: width ** depth soon is more than any memory holds
+    # counted before it is built, because width ** depth can exceed any memory
     steps = (width**d for d in range(1, depth)) if shape == "full" else itertools.repeat(width, depth)
     total = 0
     for total in itertools.accumulate(steps):
@@ -135,12 +134,14 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
 
 @dataclass
 class Tree:
-    """parent, depth (R, M); ancestors (R, M, M) bool, node i attends to node j (itself and the root included); inner
-    (R, I): the nodes with children, the root first; slot (R, M): a node's index in `inner`, -1 for leaves; children
-    (R, I, W), -1 where none; parents_per_rank (W): how many of the first inner nodes can have a child of that rank;
-    levels: per depth, how many inner nodes it has and how many children one of them, at most. A tree that all rows
-    share has exactly so many inner nodes, in the order of their depths; then post_order (1, M) is a node's number in
-    post-order, else None."""
+    """parent, depth (R, M); ancestors (R, M, M) bool: node i attends to node j (itself and the root included); inner
+    (R, I): the nodes with children, the root first; slot (R, M): a node's index in `inner`, -1 for leaves; children (R,
+    I, W), -1 for none; parents_per_rank (W): how many of the first inner nodes can have a child of that rank; levels:
+    per depth, the number of inner nodes and the most children of one of them.
+
+    A tree that all rows share has exactly that many inner nodes, in the order of their depths. Then post_order (1, M)
+    is a node's number in post-order, else None.
+    """
 
     parent: Tensor
     depth: Tensor
@@ -156,7 +157,7 @@ class Tree:
 
     @property
     def nodes(self) -> int:
-        """Nodes with the root."""
+        """The number of nodes, including the root."""
         return self.parent.shape[1]
 
     @property
@@ -168,13 +169,13 @@ class Tree:
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
-    """Distinct paths in the order in which `build` numbers their nodes, from 1: by depth, then by child numbers."""
+    """The distinct paths in the order in which `build` numbers their nodes, from 1: by depth, then by child numbers."""
     return sorted(set(paths), key=lambda p: (len(p), p))
 
 
 def build(paths: Iterable[Path]) -> Tree:
-    """The tree of the given paths. Every path's parent must be given too; siblings are tried in the order of their
-    numbers."""
+    """The tree of the given paths. Every path needs its parent, else UsageError. Siblings are tried in the order of
+    their numbers."""
     ordered = in_order(paths)
     index: dict[Path, int] = {(): 0} | {p: i + 1 for i, p in enumerate(ordered)}
     parent = [0]
@@ -204,19 +205,19 @@ def build(paths: Iterable[Path]) -> Tree:
         height=max(depth),
         is_chain=width <= 1,
         levels=tuple(
-            (len(some), max(len(kids[n]) for n in some))
+            (len(level), max(len(kids[n]) for n in level))
             for d in range(max(depth))
-            for some in [[n for n in inner if depth[n] == d]]
+            for level in [[n for n in inner if depth[n] == d]]
         ),
         post_order=torch.tensor([_post_order(kids)]),
     )
 
 
 def _post_order(kids: list[list[int]]) -> list[int]:
-    """The number of every node in post-order: its children first, in their order."""
+    """The number of every node in post-order: first its children, in their order."""
     order: list[int] = []
     waiting = [0]
-    while waiting:  # the reverse: a node, then its children from the last on
+    while waiting:  # in reverse: a node, then its children, last child first
         order.append(waiting.pop())
         waiting += kids[order[-1]]
     number = [0] * len(kids)
@@ -228,9 +229,9 @@ def _post_order(kids: list[list[int]]) -> list[int]:
 def from_parents(
     parent: Tensor, rank: Tensor, width: int, height: int, inner: int | None = None, beam: int | None = None
 ) -> Tree:
-    """A topology per row, on the device. parent (B, M) int64, M > 1, with parents before children and 0 for the root
-    itself; rank (B, M): a node's number among its siblings, from 0 on, below `width`; height: the largest depth there
-    may be; inner, beam: the most nodes with children, in all and of one depth, if that is known."""
+    """A topology per row, on the device. parent (B, M) int64, M > 1: parents come before children, 0 for the root
+    itself; rank (B, M): a node's number among its siblings, from 0, below `width`; height: the largest possible depth;
+    inner, beam: the most nodes with children, in total and at one depth, if known."""
     rows, count = parent.shape
     nodes = torch.arange(count, device=parent.device)
     edge = torch.zeros(rows, count, count, device=parent.device).scatter_(2, parent.unsqueeze(-1), 1.0)
@@ -241,7 +242,7 @@ def from_parents(
         reached = edge @ reached
         sees = sees + reached
     kids = torch.zeros_like(parent).scatter_add_(1, parent[:, 1:], torch.ones_like(parent[:, 1:]))
-    kids[:, 0] += count  # the root, then those with most children
+    kids[:, 0] += count  # the root, then the nodes with most children
     inner = count - 1 if inner is None else min(inner, count - 1)
     order = kids.sort(dim=1, descending=True, stable=True).indices
     slot = torch.empty_like(order).scatter_(1, order, nodes.expand(rows, -1))
@@ -264,7 +265,7 @@ def topology(
     height: int,
     beam: int | None = None,
 ) -> Tree:
-    """A topology per row from its tensors (see `Tree`), where `inner` are the root, then the nodes with most children;
+    """A topology per row from its tensors (see `Tree`), where `inner` is the root, then the nodes with most children.
     height, beam: see `from_parents`."""
     count, (most, width) = parent.shape[1], children.shape[1:]
     return Tree(

@@ -1,4 +1,4 @@
-"""How long the parts of a step take, measured without blocking the device."""
+"""Measures how long the parts of a step take, without blocking the device."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Passes:
     """A context that times every call of the given methods: the passes of networks, without the work between them."""
 
     def __init__(self, device: torch.device, methods: Iterable[tuple[Any, str]]) -> None:
-        """methods: objects and the names of their methods; none of them calls another one."""
+        """methods: objects and the names of their methods; no method may call another one of them."""
         self._clock, self._methods = Clock(device), list(methods)
 
     def begin(self) -> None:

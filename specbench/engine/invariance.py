@@ -2,13 +2,13 @@
 
 An image must not depend on the images that are decoded in the same batch. A matrix library may add up a row's products
 in another order when the number of rows, the row's position among them, the alignment in memory or the number of
-threads changes. Whether it does so differs between processors, libraries and shapes, so it is measured: at the first
-use of a shape, products of random rows are compared in many arrangements, and the fastest of three ways that passes is
-used from then on. Random float32 sums reveal every change of order at once; shorter formats would often round to the
-same bits, so that a comparison proves nothing: invariance is not guaranteed for them.
+threads changes. Whether it does so differs between processors, libraries and shapes, so it is measured. At the first
+use of a shape, products of random rows are compared in many arrangements. The fastest of three methods that passes is
+used from then on. Random float32 sums reveal every change of order at once. Shorter formats would often round to the
+same bits, so that a comparison proves nothing: for them invariance is not guaranteed.
 
 - all rows at once;
-- blocks of exactly `BLOCK` rows, zeros behind the last one: the library is only ever called with that number of rows;
+- blocks of exactly `BLOCK` rows, padded with zeros: the library is only ever called with that number of rows;
 - row by row: always the same call on the same memory layout, which nothing in the batch can change.
 """
 
@@ -23,26 +23,26 @@ from torch import Tensor
 BLOCK = 16
 #: Numbers of rows that are compared. Libraries change their code path at small numbers and at multiples of their tiles.
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 128, 200)
-#: Sums that are compared for each number of rows, at least. Another order was seen to change the bits of half the sums
-#: of eight products, and of fewer where there are fewer products.
+#: The fewest sums that are compared for each number of rows. In measurements, another order changed the bits of half
+#: the sums of eight products, and of fewer sums with fewer products.
 _ENOUGH = 512
-#: Rows that the others are compared with, where the weight has at most `_SMALL` elements, so that it costs little.
+#: Rows in the comparison if the weight has at most `_SMALL` elements, so that the comparison costs little.
 _MANY, _SMALL = 1000, 1 << 18
-_LARGE = 1 << 22  # elements from which the weight itself is used in the comparison: a random one would take much memory
+_LARGE = 1 << 22  # above this number of elements the weight itself is compared: a random one would take much memory
 
-Way = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
-_chosen: dict[tuple[object, ...], Way] = {}
+_chosen: dict[tuple[object, ...], Product] = {}
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`rows @ weight.T + bias` (n, out) of contiguous rows (n, in), float32 on the CPU. On one machine and with one
-    number of threads, a row's result depends on that row alone, bit for bit."""
+    number of threads, a row's result depends only on that row, bit for bit."""
     key = (weight.shape, bias is None, torch.get_num_threads())
-    way = _chosen.get(key)
-    if way is None:
-        way = _chosen[key] = choose(weight, bias is not None)
-    return way(rows, weight, bias)
+    method = _chosen.get(key)
+    if method is None:
+        method = _chosen[key] = choose(weight, bias is not None)
+    return method(rows, weight, bias)
 
 
 def together(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -53,49 +53,49 @@ def together(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def in_blocks(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Products of exactly `BLOCK` rows each."""
     padded = F.pad(rows, (0, 0, 0, -len(rows) % BLOCK))
-    return _each(padded.split(BLOCK), weight, bias)[: len(rows)]
+    return _joined(padded.split(BLOCK), weight, bias)[: len(rows)]
 
 
 def one_by_one(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Products of one row each."""
-    return _each(rows.split(1), weight, bias)
+    return _joined(rows.split(1), weight, bias)
 
 
-def _each(parts: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None) -> Tensor:
-    """(A copy has the alignment of every new tensor, wherever its part starts.)"""
+def _joined(parts: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Copies every part: a copy has the alignment of every new tensor, wherever its part starts."""
     return torch.cat([F.linear(part.clone(), weight, bias) for part in parts])
 
 
-def choose(weight: Tensor, biased: bool) -> Way:
-    """The fastest way whose products of this weight's shape pass `holds`; the last one needs no test."""
+def choose(weight: Tensor, biased: bool) -> Product:
+    """The fastest method whose products with this weight's shape pass `holds`; the last method needs no test."""
     rng = torch.Generator().manual_seed(0)
 
-    def drawn(*shape: int) -> Tensor:
+    def random(*shape: int) -> Tensor:
         return torch.empty(shape).uniform_(-1, 1, generator=rng)
 
-    like = weight.detach() if weight.numel() > _LARGE else drawn(*weight.shape)
-    bias = drawn(len(weight)) if biased else None
-    rows = drawn(_MANY if weight.numel() <= _SMALL else max(COUNTS), weight.shape[1])
+    like = weight.detach() if weight.numel() > _LARGE else random(*weight.shape)
+    bias = random(len(weight)) if biased else None
+    rows = random(_MANY if weight.numel() <= _SMALL else max(COUNTS), weight.shape[1])
     order = torch.randperm(len(rows), generator=rng)
-    return next((way for way in (together, in_blocks) if holds(way, rows, order, like, bias)), one_by_one)
+    return next((method for method in (together, in_blocks) if holds(method, rows, order, like, bias)), one_by_one)
 
 
-def holds(way: Way, rows: Tensor, order: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether a way gives each row the same bits for every number of rows in `COUNTS`, in another `order` (a
+def holds(method: Product, rows: Tensor, order: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a method gives each row the same bits for every number of rows in `COUNTS`, in another `order` (a
     permutation of them) and at another alignment."""
-    expected = way(rows, weight, bias)
+    expected = method(rows, weight, bias)
     shifted = torch.cat([rows.new_zeros(1), rows.flatten()])[1:].view_as(rows)
     return (
-        torch.equal(way(rows[order], weight, bias), expected[order])
-        and torch.equal(way(shifted, weight, bias), expected)
-        and all(torch.equal(*_alone(way, rows, n, expected, weight, bias)) for n in COUNTS)
+        torch.equal(method(rows[order], weight, bias), expected[order])
+        and torch.equal(method(shifted, weight, bias), expected)
+        and all(torch.equal(*_alone(method, rows, n, expected, weight, bias)) for n in COUNTS)
     )
 
 
 def _alone(
-    way: Way, rows: Tensor, n: int, expected: Tensor, weight: Tensor, bias: Tensor | None
+    method: Product, rows: Tensor, n: int, expected: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Products of n rows at a time, until there are `_ENOUGH` numbers, and the same rows of `expected`."""
     groups = rows.split(n)[: -(-_ENOUGH // (n * len(weight)))]
-    found = torch.cat([way(group, weight, bias) for group in groups])
-    return found, expected[: len(found)]
+    products = torch.cat([method(group, weight, bias) for group in groups])
+    return products, expected[: len(products)]

@@ -1,4 +1,4 @@
-"""Which keys of a cache the positions of a decode pass attend to."""
+"""The keys of a cache that the positions of a decode pass attend to."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: What CUDA's attention wants the strides of a mask to be a multiple of.
+#: For CUDA's attention the strides of a mask should be a multiple of this.
 _ALIGNED = 8
 
 
 @dataclass(frozen=True)
 class TreeMask:
-    """The mask of R rows of n positions, of the root and the draft nodes that a pass computes.
+    """The mask of R rows of n positions: the root and the draft nodes that a pass computes.
 
     start (R,) int64: a row's first valid slot, after the padding at the left; root (R,) int64: the slot of node 0;
-    among (1, B or R, n, E) bool, where R is a multiple of B. Position i of row r attends to the slots start .. root - 1
-    and to those slots root + j for which among[r % B, i, j] is true.
+    among (1, B or R, n, E) bool, where R is a multiple of B. Position i of row r attends to the slots start .. root -
+    1, and to the slots root + j for which among[r % B, i, j] is true.
     """
 
     start: Tensor
@@ -26,17 +26,18 @@ class TreeMask:
 
     @classmethod
     def chain(cls, start: Tensor, positions: Tensor) -> TreeMask:
-        """Of consecutive `positions` (R, n) int64, which are their own slots: each attends to itself and to all valid
-        ones before it."""
+        """The mask of consecutive `positions` (R, n) int64, which are their own slots: each attends to itself and to
+        all valid positions before it."""
         order, root = torch.arange(positions.shape[1], device=positions.device), positions[:, 0].contiguous()
-        own = order[:, None]
+        query = order[:, None]
         valid = (positions >= start[:, None]).unsqueeze(1)  # (R, 1, n)
-        return cls(start, root, ((order <= own) & valid) | (order == own))
+        return cls(start, root, ((order <= query) & valid) | (order == query))
 
     def bias(self, keys: int, dtype: torch.dtype) -> Tensor:
-        """What attention adds to the scores of the first `keys` slots of a cache, (R, 1, n, keys) of `dtype`: 0 where a
-        position attends, else minus infinity. PyTorch would make it of a bool mask in every layer. Rows of the memory
-        are a multiple of `_ALIGNED` numbers, without which CUDA's kernels copy it in every layer."""
+        """The values that attention adds to the scores of the first `keys` slots of a cache, (R, 1, n, keys) of
+        `dtype`: 0 where a position attends, else minus infinity. PyTorch would compute them from a bool mask in every
+        layer. Rows in memory are a multiple of `_ALIGNED` numbers; otherwise CUDA's kernels would copy them in every
+        layer."""
         wide = -(-keys // _ALIGNED) * _ALIGNED
         mask = self.dense(torch.arange(wide, device=self.root.device))
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)[..., :keys]

@@ -17,8 +17,8 @@ from specbench.engine.invariance import product
 from specbench.engine.masks import TreeMask
 from specbench.engine.state import Buffer, Buffers
 
-#: The fused kernels of a step: an engine chooses them and a decoding passes them on, to its sampling, its verification
-#: and the caches of its networks. None: the plain functions. (Where Triton is not installed, nothing imports them.)
+#: The fused kernels of a step. An engine chooses them, and a decoding passes them on to its sampling, its verification
+#: and the caches of its networks. None: the plain functions. (Nothing imports them if Triton is not installed.)
 if TYPE_CHECKING:
     from specbench.engine.kernels import FusedKernels
 
@@ -28,7 +28,7 @@ else:
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Entries `index` (rows, n) int64 of x (rows, m, d): (rows, n, d)."""
+    """The entries `index` (rows, n) int64 of x (rows, m, d): (rows, n, d)."""
     return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
@@ -41,41 +41,42 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product(flat, weight, bias).view(*x.shape[:-1], len(weight))
 
 
-#: From this length on ATen splits one sum among threads, but not several: the result would depend on the row count.
+#: From this length on ATen splits a single sum among threads, but not several sums: the result would depend on the
+#: number of rows.
 _SHARED_SUM, _PIECE = 1 << 15, 1 << 10
 
 
 def sum_last(x: Tensor) -> Tensor:
-    """Sum of x (..., n) over its last dimension, (...). On the CPU a long sum is made of short ones."""
+    """Sum of x (..., n) over its last dimension, (...). On the CPU a long sum consists of short ones."""
     if x.device.type != "cpu" or x.shape[-1] < _SHARED_SUM:
         return x.sum(-1)
     return F.pad(x, (0, -x.shape[-1] % _PIECE)).unflatten(-1, (-1, _PIECE)).sum(-1).sum(-1)
 
 
 def silu(x: Tensor) -> Tensor:
-    """SiLU. On the CPU without gradients a value is independent of its index: ATen's fused kernels compute the ends of
-    each thread's share in another way, and exp does not."""
+    """SiLU. On the CPU without gradients a value does not depend on its index. (ATen's fused kernels compute the ends
+    of each thread's share in another way; exp does not.)"""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.silu(x)
     return torch.exp(-x).add_(1).reciprocal_().mul_(x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """The logistic function; independent of the index as `silu` is."""
+    """The logistic function; like `silu` independent of the index."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return torch.sigmoid(x)
     return torch.exp(-x).add_(1).reciprocal_()
 
 
 def gelu(x: Tensor) -> Tensor:
-    """The exact GELU; independent of the index as `silu` is."""
+    """The exact GELU; like `silu` independent of the index."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.gelu(x)
     return torch.erf(x * 0.5**0.5).add_(1).mul_(x).mul_(0.5)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by its tanh approximation; independent of the index as `silu` is."""
+    """GELU by its tanh approximation; like `silu` independent of the index."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.gelu(x, approximate="tanh")
     inner = (x * x).mul_(0.044715).add_(1).mul_(x).mul_((2 / torch.pi) ** 0.5)
@@ -83,7 +84,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def multiply_add(x: Tensor, factor: Tensor, summand: Tensor) -> Tensor:
-    """x * factor + summand; off the CPU one kernel, which rounds once."""
+    """x * factor + summand. On other devices than the CPU it is one kernel, which rounds once."""
     if x.device.type == "cpu" or torch.is_grad_enabled():
         return x * factor + summand
     return torch.addcmul(summand, x, factor)
@@ -91,15 +92,15 @@ def multiply_add(x: Tensor, factor: Tensor, summand: Tensor) -> Tensor:
 
 def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention by plain matrix products: forward and backward, several times as fast as the fused CPU kernel."""
-    with torch.autocast(q.device.type, enabled=False):  # it would move the softmax to float32
+    with torch.autocast(q.device.type, enabled=False):  # autocast would move the softmax to float32
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
         scores = scores.masked_fill(~mask, -1e4) if mask.dtype == torch.bool else scores + mask
         return scores.softmax(-1) @ v.to(q.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = True) -> Tensor:
-    """Scaled dot-product attention; q (rows, heads, n, d), k and v (rows, kv heads, keys, d); mask bool, or what
-    is added to the scores, or None: causal, or of everything."""
+    """Scaled dot-product attention. q (rows, heads, n, d); k and v (rows, kv heads, keys, d); mask: bool, or values
+    that are added to the scores, or None: causal, or all keys."""
     causal = causal and mask is None
     if q.device.type == "cpu" and torch.is_grad_enabled() and q.shape[1] == k.shape[1]:
         if mask is None:
@@ -117,9 +118,9 @@ _SLOTS = 64
 
 @cache
 def _beginning_suffices(nodes: int, heads: int, kv_heads: int, dim: int, keys: int, slots: int, threads: int) -> bool:
-    """Whether attention over the first `keys` slots of a cache, float32 on the CPU, has the bits of attention over all
-    `slots` where the others are masked. A matrix library may add up in another order when the number of keys changes.
-    It is measured, once for each shape, as in `specbench.engine.invariance`."""
+    """Whether attention over the first `keys` slots of a cache, float32 on the CPU, has the same bits as attention over
+    all `slots` with the others masked. A matrix library may add up in another order when the number of keys changes. It
+    is measured once for each shape, as in `specbench.engine.invariance`."""
     rng = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.empty(4, n, h, dim).uniform_(-1, 1, generator=rng).transpose(1, 2)
@@ -129,12 +130,12 @@ def _beginning_suffices(nodes: int, heads: int, kv_heads: int, dim: int, keys: i
     return torch.equal(attention(q, k[:, :, :keys], v[:, :, :keys], mask[..., :keys]), attention(q, k, v, mask))
 
 
-#: Pages that a forked process does not share. Windows has no others, and no such argument.
+#: Pages that a forked process does not share. On Windows all pages are like that, and the argument does not exist.
 _OWN_PAGES = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros. On the CPU only what is written takes memory: the room for a whole image may take gigabytes."""
+    """Zeros. On the CPU only written parts take memory, because the space for a whole image may be gigabytes."""
     if like.device.type != "cpu" or isinstance(like, FakeTensor) or 0 in shape:
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
     pages = mmap.mmap(-1, math.prod(shape) * like.element_size(), **_OWN_PAGES)
@@ -142,15 +143,16 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The same memory, of 16-bit floats on the CPU as integers: of the former torch's scatter reads and writes the
-    whole tensor, which takes a thousand times as long as what is stored."""
+    """The same memory, with 16-bit floats on the CPU viewed as integers. For such floats torch's scatter reads and
+    writes the whole tensor, which takes a thousand times as long as the entries that are stored."""
     return x.view(torch.int16) if x.element_size() == 2 and x.device.type == "cpu" else x
 
 
 class KVCache:
     """Static keys and values of every layer: (rows, kv heads, slots, head dim) each, written by slot index.
 
-    kernels: what the blocks that use this cache compute with."""
+    kernels: used by the blocks that use this cache.
+    """
 
     kernels: Kernels | None = None
 
@@ -163,18 +165,18 @@ class KVCache:
         return self.k.shape[3]
 
     def buffers(self, halves: int) -> Buffers:
-        """What steps read or write (see `engine.state`)."""
+        """The tensors that steps read or write (see `engine.state`)."""
         return {"k": Buffer(self.k, 1, halves), "v": Buffer(self.v, 1, halves)}
 
     def after(self, layers: int) -> Self:
         """The layers after the first `layers`, in the same memory."""
-        rest = copy(self)
-        rest.k, rest.v = self.k[layers:], self.v[layers:]
-        return rest
+        cache = copy(self)
+        cache.k, cache.v = self.k[layers:], self.v[layers:]
+        return cache
 
     def read(self, mask: TreeMask, heads: int) -> int:
-        """How many slots, from the first on, attention of a pass with `mask` and so many query heads reads: all, or on
-        the CPU as few as give the same bits."""
+        """How many slots, from the first on, attention reads in a pass with `mask` and this number of query heads: all,
+        or on the CPU as few as give the same bits."""
         k, (kv_heads, slots, dim) = self.k, self.k.shape[2:]
         plain = k.device.type == "cpu" and k.dtype == torch.float32 and not isinstance(k, FakeTensor)
         if not plain or torch.is_grad_enabled():
@@ -188,32 +190,32 @@ class KVCache:
         return self.k[layer], self.v[layer]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v (rows, heads, n, head dim) at `slots` (rows, n) int64; returns the layer's entire cache."""
+        """Store k, v (rows, heads, n, head dim) at `slots` (rows, n) int64. Returns the layer's entire cache."""
         index = slots[:, None, :, None].expand_as(k)
-        held_k, held_v = self.layer(layer)
-        _bits(held_k).scatter_(2, index, _bits(k))
-        _bits(held_v).scatter_(2, index, _bits(v))
-        return held_k, held_v
+        layer_k, layer_v = self.layer(layer)
+        _bits(layer_k).scatter_(2, index, _bits(k))
+        _bits(layer_v).scatter_(2, index, _bits(v))
+        return layer_k, layer_v
 
     def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of q (rows, heads, n, head dim) over the slots that the mask has, after k and v are written; see
-        `write` and `attention`."""
-        held_k, held_v = self.write(layer, slots, k, v)
+        """Attention of q (rows, heads, n, head dim) over the slots of the mask, after k and v are written; see `write`
+        and `attention`."""
+        layer_k, layer_v = self.write(layer, slots, k, v)
         keys = None if mask is None else mask.shape[-1]
-        return attention(q, held_k[:, :, :keys], held_v[:, :, :keys], mask)
+        return attention(q, layer_k[:, :, :keys], layer_v[:, :, :keys], mask)
 
-    def keep(self, path: Tensor, length: Tensor, count: Tensor, first: int) -> None:
-        """Keep what the nodes of an accepted path wrote. Node m of a draft is stored in slot `first` + count + m; those
-        of path (B, D), of which `length` (B,) are accepted, move to the slots after the root's, all layers at once.
-        Rows are B, or 2B in two halves."""
+    def keep(self, path: Tensor, length: Tensor, num_committed: Tensor, first: int) -> None:
+        """Keep what the nodes of an accepted path wrote. Node m of a draft is stored in slot `first` + num_committed +
+        m. The first `length` (B,) nodes of path (B, D), which are accepted, move to the slots after the root's,
+        in all layers at once. Rows are B, or 2B in two halves."""
         if self.kernels is not None:
-            self.kernels.keep(self.k, self.v, path, length, count, first)
+            self.kernels.keep(self.k, self.v, path, length, num_committed, first)
             return
         layers, rows, heads, _, dim = self.k.shape
-        root, offsets = count[:, None] + first, torch.arange(1, path.shape[1] + 1, device=path.device)
+        root, offsets = num_committed[:, None] + first, torch.arange(1, path.shape[1] + 1, device=path.device)
         source = root + torch.where(offsets <= length[:, None], path, offsets)
         halves = rows // len(path)
         src = source.repeat(halves, 1)[None, :, None, :, None].expand(layers, rows, heads, -1, dim)
         dst = (root + offsets).repeat(halves, 1)[None, :, None, :, None].expand_as(src)
-        for held in (_bits(self.k), _bits(self.v)):
-            held.scatter_(3, dst, held.gather(3, src))
+        for stored in (_bits(self.k), _bits(self.v)):
+            stored.scatter_(3, dst, stored.gather(3, src))

@@ -1,7 +1,7 @@
 """The tensors of a batch that is being decoded: declared by name, on one device, and written in place by every step.
 
-So a recorded step, which reads and writes the memory it was recorded with, and an eager one run the same code, and
-another batch is a matter of copying.
+So a recorded step, which reads and writes the memory it was recorded with, runs the same code as an eager step. To
+decode another batch, its tensors are copied in.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ D = TypeVar("D")
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor that steps read or write. Its dimension `dim` has an entry per row of the batch or, with halves = 2, the
-    conditional rows, then as many unconditional ones."""
+    """A tensor that steps read or write. Its dimension `dim` has one entry per row of the batch or, with halves = 2,
+    the conditional rows followed by as many unconditional ones."""
 
     tensor: Tensor
     dim: int = 0
@@ -30,67 +30,67 @@ Buffers = dict[str, Buffer]
 
 
 def within(name: str, buffers: Mapping[str, Buffer]) -> Buffers:
-    """The buffers of a part of something, under the part's name."""
+    """The buffers of a part, with the part's name in front of their names."""
     return {f"{name}.{key}": buffer for key, buffer in buffers.items()}
 
 
 class DecodeState:
     """The buffers of `rows` images. `constants`: the tensors that steps read and that do not depend on the batch. They
-    are held here, since a recorded step reads their memory. ValueError where a tensor lies on another device than the
-    rest, or a buffer has no memory of its own for each row."""
+    are referenced here, because a recorded step reads their memory. ValueError if a tensor is on another device than
+    the others, or if a buffer has no separate memory for each row."""
 
     def __init__(self, rows: int, buffers: Mapping[str, Buffer], constants: Mapping[str, Tensor]) -> None:
         self.rows, self.buffers, self.constants = rows, dict(buffers), dict(constants)
         self.device = next(iter(self.buffers.values())).tensor.device
         for name, tensor in [*((name, b.tensor) for name, b in self.buffers.items()), *self.constants.items()]:
             if tensor.device != self.device:
-                raise ValueError(f"{name} lies on {tensor.device}, but the batch is decoded on {self.device}")
+                raise ValueError(f"{name} is on {tensor.device}, but the batch is decoded on {self.device}")
         for name, buffer in self.buffers.items():
             shape = buffer.tensor.shape
             if shape[buffer.dim] != buffer.halves * rows:
                 raise ValueError(
-                    f"{name} of shape {tuple(shape)} does not hold {buffer.halves} x {rows} rows in dimension"
+                    f"{name} of shape {tuple(shape)} does not have {buffer.halves} x {rows} rows in dimension"
                     f" {buffer.dim}"
                 )
             strides = buffer.tensor.stride() if buffer.tensor.numel() else ()
             if any(size > 1 and not stride for size, stride in zip(shape, strides, strict=False)):
-                raise ValueError(f"{name} is one row expanded to several, which cannot be written row by row")
+                raise ValueError(f"{name} is one row expanded to several, so it cannot be written row by row")
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """What two states must have in common for one to be loaded into the other."""
+        """Two states with equal layouts can be loaded into each other."""
         return tuple((name, tuple(b.tensor.shape), b.tensor.dtype, b.dim, b.halves) for name, b in self.buffers.items())
 
     def load(self, other: DecodeState) -> None:
         """Copy the values of another batch of the same layout."""
-        for own, new in self._pairs(other):
-            own.tensor.copy_(new.tensor)
+        for buffer, new in self._pairs(other):
+            buffer.tensor.copy_(new.tensor)
 
     def load_rows(self, other: DecodeState, rows: Sequence[int]) -> None:
-        """Copy another batch, one of len(rows) images, into `rows` of this one."""
+        """Copy another batch, of len(rows) images, into the `rows` of this one."""
         index = {
             halves: torch.tensor([half * self.rows + row for half in range(halves) for row in rows], device=self.device)
             for halves in {b.halves for b in self.buffers.values()}
         }
-        for own, new in self._pairs(other):
-            own.tensor.index_copy_(own.dim, index[own.halves], new.tensor)
+        for buffer, new in self._pairs(other):
+            buffer.tensor.index_copy_(buffer.dim, index[buffer.halves], new.tensor)
 
     def _pairs(self, other: DecodeState) -> Iterator[tuple[Buffer, Buffer]]:
         if self.buffers.keys() != other.buffers.keys():
             odd = sorted(self.buffers.keys() ^ other.buffers.keys())
             raise ValueError(f"two batches of one configuration differ in their buffers: {', '.join(odd[:3])}")
-        return ((own, other.buffers[name]) for name, own in self.buffers.items())
+        return ((buffer, other.buffers[name]) for name, buffer in self.buffers.items())
 
 
 def put(owner: Any, device: torch.device) -> None:
-    """Move the tensors in the attributes that `owner.constants` names to a device, once: those of dataclasses and lists
-    of them, too."""
+    """Move the tensors in the attributes that `owner.constants` names to a device, once, including those in dataclasses
+    and in lists of them."""
     for name in owner.constants:
         setattr(owner, name, _moved(getattr(owner, name), device))
 
 
 def with_tensors(x: D, change: Callable[[Tensor], Tensor]) -> D:
-    """A dataclass with each of its tensors changed, such as moved or picked by row."""
+    """A dataclass with each of its tensors changed, for example moved or selected by row."""
     changed: dict[str, Any] = {name: change(value) for name, value in vars(x).items() if isinstance(value, Tensor)}
     return replace(x, **changed)  # type: ignore[type-var]
 
@@ -101,25 +101,25 @@ def on_device(x: D, device: torch.device) -> D:
 
 
 def constants(name: str, owner: Any) -> dict[str, Tensor]:
-    """The tensors that `put` moves, by their names after that of their owner."""
-    found: dict[str, Tensor] = {}
+    """The tensors that `put` moves, by their names after the owner's."""
+    tensors: dict[str, Tensor] = {}
     for key in getattr(owner, "constants", ()):
-        _collect(getattr(owner, key), f"{name}.{key}", found)
-    return found
+        _collect(getattr(owner, key), f"{name}.{key}", tensors)
+    return tensors
 
 
 def _moved(x: Any, device: torch.device) -> Any:
-    return [_moved(one, device) for one in x] if isinstance(x, list) else None if x is None else x.to(device)
+    return [_moved(item, device) for item in x] if isinstance(x, list) else None if x is None else x.to(device)
 
 
-def _collect(x: Any, name: str, found: dict[str, Tensor]) -> None:
+def _collect(x: Any, name: str, tensors: dict[str, Tensor]) -> None:
     if isinstance(x, Tensor):
-        found[name] = x
+        tensors[name] = x
     elif isinstance(x, list):
-        for i, one in enumerate(x):
-            _collect(one, f"{name}.{i}", found)
+        for i, item in enumerate(x):
+            _collect(item, f"{name}.{i}", tensors)
     elif hasattr(x, "constants"):
-        found |= constants(name, x)
+        tensors |= constants(name, x)
     elif is_dataclass(x):
         for field in fields(x):
-            _collect(getattr(x, field.name), f"{name}.{field.name}", found)
+            _collect(getattr(x, field.name), f"{name}.{field.name}", tensors)

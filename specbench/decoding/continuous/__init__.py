@@ -1,14 +1,15 @@
-"""Continuous speculative decoding (Wang et al. 2024, arXiv 2411.11925): continuous tokens, distributions as densities.
+"""Continuous speculative decoding (Wang et al. 2024, arXiv 2411.11925): the tokens are continuous, and distributions
+are densities.
 
-A target fills an image token by token in its own order of generation (MAR a random one, NextStep raster order), and a
+A target fills an image token by token in its own order of generation (MAR a random order, NextStep raster order), and a
 diffusion head draws each token: from x_T, normal, through x_{t-1} ~ N(mean_t(x_t), var_t(x_t)), to x_0. A smaller model
-drafts `gamma` tokens, and the target verifies them in one pass; vanilla decoding is the same loop with gamma = 0.
+drafts `gamma` tokens, and the target verifies them in one pass. Vanilla decoding is the same loop with gamma = 0.
 
-- sessions.py: what is asked of a model, masked or causal, and the order of generation.
+- sessions.py: the interface of models, masked or causal, and the order of generation.
 - rule.py: how drafts are made and verified.
 - trajectory.py: trajectories of the diffusion head, their noise and their densities.
-- verify.py: the two models' densities of a drafted token compared, and the residual distribution.
-- decide.py: drafts and which of their tokens are accepted: one by one, as a block, or the first of several drafts.
+- verify.py: compares the two models' densities of a drafted token; the residual distribution.
+- decide.py: drafts, and which of their tokens are accepted: one by one, as a block, or the first of several drafts.
 - loop.py: the decoding of images, pass by pass, and its trace.
 """
 

@@ -1,9 +1,9 @@
-"""Decoding images of continuous tokens, pass by pass.
+"""Decodes images of continuous tokens, pass by pass.
 
-On the CPU a pass computes what it needs. Elsewhere the host does not synchronize to find out what that is: a pass
-computes what every image could need, and writes the surplus to an index that is never read. The images are the same.
-(What is proposed after a rejection by `criterion="path"`, several drafts or a block synchronizes on every device: each
-proposal is a trajectory.)
+On the CPU a pass computes only what it needs. On other devices the host does not synchronize to find out what that is:
+a pass computes everything that any image could need, and writes the surplus to an index that is never read. The images
+are the same. (Proposals after a rejection with `criterion="path"`, several drafts or a block synchronize on every
+device, because each proposal is a trajectory.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NO_FAULT = 2**62
 
 
 def compacts(device: torch.device) -> bool:
-    """Whether a pass computes the rows that it needs only, since reading a device's values costs nothing."""
+    """Whether a pass computes only the rows that it needs: on devices whose values the host can read at no cost."""
     return device.type == "cpu"
 
 
@@ -53,7 +53,7 @@ def decode(
     rng: RandomStreams,
     **options: Any,
 ) -> Decoded[ContinuousTrace]:
-    """Decode one image per row of `rng`; tokens (B, L, D) float32, by position. Arguments, options and errors as of
+    """Decode one image per row of `rng`. Tokens (B, L, D) float32, by position. Arguments, options and errors: see
     `ContinuousDecoding`."""
     start = partial(ContinuousDecoding, model, drafter, rule, conditioning, rng, **options)
     return finished(start, rng, Eager())  # the engine executes trajectories, not steps
@@ -61,13 +61,13 @@ def decode(
 
 @dataclass
 class ContinuousTrace:
-    """Per-step statistics. accepted, offered, first, start, reach (B, L), by step, zero beyond `steps`: draft tokens
-    accepted, draft tokens that could be verified, the probability of accepting the first, its index in the order of
-    generation, and how many were verified. Of several drafts they are those of the one that was followed.
+    """Statistics of every step. accepted, offered, first, start, reach (B, L), by step, zero from `steps` on: draft
+    tokens accepted, draft tokens that could be verified, the probability of accepting the first, its index in the order
+    of generation, and how many were verified. With several drafts they describe the one that was followed.
 
     order (B, L): the positions of the tokens in the order of generation. kept, verified (B, L) bool, in that order:
-    whether a token was an accepted draft, and whether a draft was verified for it. proposals: of every token after a
-    rejection, the number of the target's proposals, by image; fallbacks (B,): those for which they did not suffice.
+    whether a token was an accepted draft, and whether a draft was verified for it. proposals: by image, the number of
+    the target's proposals for every token after a rejection; fallbacks (B,): tokens for which they did not suffice.
     draft_s: seconds spent on drafting; made (B,): tokens drafted, including those that were never verified.
     """
 
@@ -85,14 +85,14 @@ class ContinuousTrace:
     made: Tensor
 
 
-#: The fields of a trace by step, as a decoding holds them.
+#: The fields of a trace that have one value per step, in a decoding's order.
 _BY_STEP = ("accepted", "offered", "first", "start", "reach")
 
 
 @dataclass
 class _StepStats:
-    """What a pass leaves for its statistics: which drafted tokens were accepted and which verified, (A, gamma) bool;
-    the probability (A,) of accepting the first; and how many (A,) other drafted tokens had a part in that."""
+    """What a pass computed for its statistics: which drafted tokens were accepted and which verified, (A, gamma) bool;
+    the probability (A,) of accepting the first; and how many (A,) other drafted tokens influenced that."""
 
     drafts: Drafts
     kept: Tensor
@@ -102,15 +102,15 @@ class _StepStats:
 
 
 class ContinuousDecoding(BatchDecoding[_StepStats]):
-    """B images in progress, one per row of `rng`: the constructor draws what the target draws alone, the rest follows
-    pass by pass. Images advance at their own pace; a finished image no longer changes.
+    """B images in progress, one per row of `rng`. The constructor draws the tokens that the target draws alone; the
+    rest follows pass by pass. Images advance at their own pace; a finished image no longer changes.
 
     `clock` records the parts of every pass: draft, forward (of the target's positions), verify, and head, the tokens
-    that the target draws itself. `engine` executes the trajectories of the heads. Raises UsageError where the models do
-    not match.
+    that the target draws itself. `engine` executes the trajectories of the heads. UsageError if the models do not
+    match.
 
-    tokens (B, L + 1, D) by position; count (B,): how many are committed. A token's number is its index in `order`
-    (B, L + 1). Tensors by position, number or pass have one more entry, which is never read.
+    tokens (B, L + 1, D) by position; num_committed (B,): committed tokens. A token's number is its index in `order` (B,
+    L + 1). Tensors by position, number or pass have one more entry, which is never read.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         self.rule, self.clock, self.engine = rule, clock or Idle(), engine or Eager()
         self.length, self.dim, self.steps = like
         self.reach = rule.gamma + 1
-        self.changed = self.reach if rule.on_reject == "continue" else 1  # tokens that a pass may change, but new ones
+        self.changed = self.reach if rule.on_reject == "continue" else 1  # committed tokens that a pass may change
         self.rng, self.device, rows = rng.copied(), rng.key.device, len(rng)
         self.all_rows, self.numbers = (torch.arange(n, device=self.device) for n in (rows, self.length + self.reach))
         self.compact, self.drafting = compacts(self.device), Clock(self.device)
@@ -149,7 +149,7 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         self.tokens = torch.zeros(rows, self.length + 1, self.dim, device=self.device)
         self.conditions = conditions_of(self.target, self.order)
         self.most = 0  # no image has more tokens
-        self.count, self.passes, self.drafted, self.accepted, self.fallbacks, self.made = (
+        self.num_committed, self.passes, self.drafted, self.accepted, self.fallbacks, self.made = (
             torch.zeros_like(zero) for _ in range(6)
         )
         self.fault = torch.full_like(zero, _NO_FAULT)
@@ -172,7 +172,7 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
 
     def buffers(self) -> Buffers:
         """Everything that a pass reads or writes."""
-        names = ("tokens", "count", "passes", "drafted", "accepted", "fallbacks", "made", "fault")
+        names = ("tokens", "num_committed", "passes", "drafted", "accepted", "fallbacks", "made", "fault")
         drafter = self.verifier.drafter.buffers() if self.verifier is not None else {}
         return {
             **{name: Buffer(getattr(self, name)) for name in (*names, "kept", "verified", "proposals")},
@@ -185,17 +185,17 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         }
 
     def remaining_tokens(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        faults, count = torch.stack([self.fault, self.count]).tolist()
+        faults, counts = torch.stack([self.fault, self.num_committed]).tolist()
         if (first := min(faults)) < _NO_FAULT:
             passes, by_target = divmod(first, 2)
             who, key = "target" if by_target else "drafter", keys[faults.index(first)]
             raise not_finite(who, "a value that is not finite", key, passes)
-        self.most = max(count)
-        return [self.length - n for n in count]
+        self.most = max(counts)
+        return [self.length - n for n in counts]
 
     def series(self, row: Tensor) -> Tensor | int:
-        """The series (n,) of the first drafts of images `row` (n,) in this pass, and of what the target draws: see
-        `keyed`."""
+        """The series (n,) of the first drafts of images `row` (n,) in this pass, and of the tokens that the target
+        draws: see `keyed`."""
         return self.passes[row] if self.rule.verification == "block" else 0
 
     def noise(self, row: Tensor, key: Tensor, tag: int) -> Tensor:
@@ -205,23 +205,23 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
     def draw_directly(self, count: int) -> None:
         """The target draws the next `count` tokens of all images in one pass."""
         self.clock.begin()
-        number = self.count[:, None] + self.numbers[:count]
+        number = self.num_committed[:, None] + self.numbers[:count]
         if count == 1:
-            z = self.conditions.following(self.tokens, self.all_rows, self.count, 1, self.most)
+            z = self.conditions.following(self.tokens, self.all_rows, self.num_committed, 1, self.most)
         else:
-            done = (self.count[:, None] + (count - 1)).expand(-1, count)
-            z = self._from_prefix(self.tokens, self.all_rows, self.count, number, done)
+            before = (self.num_committed[:, None] + (count - 1)).expand(-1, count)
+            z = self._from_prefix(self.tokens, self.all_rows, self.num_committed, number, before)
         self.clock.lap("forward")
         self.passes += 1
         self._draw(z.flatten(0, 1), self.all_rows.repeat_interleave(count), number.flatten())
-        self.count += count
+        self.num_committed += count
         self.most += count
         self.clock.lap("head")
 
     def step(self) -> None:
         """Draft tokens of the images, verify them, and commit the result."""
         assert self.verifier is not None, "without a drafter there is nothing left to do"
-        active = self.count < self.length
+        active = self.num_committed < self.length
         row = active.nonzero().flatten() if self.compact else self.all_rows
         self.clock.begin()
         self.passes += active
@@ -231,7 +231,7 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         self.clock.lap("forward")
         compared = self._compare(self.verifier, drafts, z, z_after)
         compared, kept, advance = self._verify(self.verifier, compared)
-        self.count[row] += advance
+        self.num_committed[row] += advance
         self.clock.lap("verify")
         if compared.z_after is not None:
             self._draw_bonus(compared, kept)
@@ -239,14 +239,14 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         self.most = min(self.length, self.most + self.reach)
 
     def _draft(self, drafter: ContinuousSession, row: Tensor) -> Drafts:
-        """Draft tokens of images `row` (A,) one after the other, each conditioned on the ones before; of several drafts
-        of an image all first tokens have the same condition."""
+        """Draft tokens of images `row` (A,) one after the other, each conditioned on the ones before. With several
+        drafts of an image, all first tokens have the same condition."""
         self.drafting.begin()
         tries = self.rule.tries
-        each = torch.arange(len(row), device=self.device).repeat_interleave(tries)
-        series = self.series(row[each]) + torch.arange(tries, device=self.device).repeat(len(row))
-        row = row[each]
-        first = self.count[row]
+        copies = torch.arange(len(row), device=self.device).repeat_interleave(tries)
+        series = self.series(row[copies]) + torch.arange(tries, device=self.device).repeat(len(row))
+        row = row[copies]
+        first = self.num_committed[row]
         room = (self.length - first).clamp_max(self.rule.gamma)
         offsets = self.numbers[: int(room.max()) if self.compact else self.rule.gamma]
         number, valid = first[:, None] + offsets, offsets < room[:, None]
@@ -254,10 +254,12 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         paths, z_all = [], []
         for i in range(len(offsets)):
             at = number[:, i : i + 1]
-            one = slice(None, None, tries if i == 0 else 1)
-            changed = self.changed + 1 if i == 0 else 1  # of an accepted draft, the drafter never read the last token
-            z = self.draft_conditions.following(values[one], row[one], at[one, 0], 1, self.most + i, changed)[:, 0]
-            z = z[each] if len(z) < len(row) else z
+            firsts = slice(None, None, tries if i == 0 else 1)
+            changed = self.changed + 1 if i == 0 else 1  # the drafter never read the last token of an accepted draft
+            z = self.draft_conditions.following(values[firsts], row[firsts], at[firsts, 0], 1, self.most + i, changed)[
+                :, 0
+            ]
+            z = z[copies] if len(z) < len(row) else z
             noise = self.noise(row, keyed(at[:, 0], series, self.length), NOISE)
             path = draw_trajectory(drafter, z, noise, self.rule, self.engine)
             self._record_faults(path.token, row, valid[:, i], by_target=False)
@@ -270,46 +272,46 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         return Drafts(row, number, valid, room, series, values, Trajectory.stacked(paths), z)
 
     def _target_conditioning(self, drafts: Drafts) -> tuple[Tensor, Tensor | None]:
-        """The target's z (A * gamma, E) of drafted tokens; and, where each is conditioned on the ones before it,
-        (A, gamma + 1, E) with that of the bonus token."""
+        """The target's z (A * gamma, E) for drafted tokens. If each is conditioned on the ones before it, also (A,
+        gamma + 1, E), which includes the bonus token."""
         row, tries, gamma = drafts.row, self.rule.tries, drafts.number.shape[1]
         first = drafts.number[:, 0]
         if self.rule.verify == "parallel":
             z = self._from_prefix(self.tokens[row], row, first, drafts.number, drafts.number)
             return z.flatten(0, 1), None
         following = partial(self.conditions.following, most=self.most, changed=self.changed)
-        if tries == 1:  # as many tokens as ever, so that an image's bits do not depend on the others' ends
+        if tries == 1:  # always the same number of tokens, so that an image's bits do not depend on when others end
             z = following(drafts.values, row, first=first, count=(self.rule.gamma if self.target.causal else gamma) + 1)
         else:  # several first tokens share a condition
-            one = slice(None, None, tries)
-            z = following(drafts.values[one], row[one], first=first[one], count=1).repeat_interleave(tries, 0)
+            firsts = slice(None, None, tries)
+            z = following(drafts.values[firsts], row[firsts], first=first[firsts], count=1).repeat_interleave(tries, 0)
             z = torch.cat([z, following(drafts.values, row, first=first + 1, count=gamma, most=self.most + 1)], 1)
         return z[:, :gamma].flatten(0, 1), z[:, : gamma + 1] if self.rule.on_reject == "stop" else None
 
     def _compare(self, verifier: Verifier, drafts: Drafts, z: Tensor, z_after: Tensor | None) -> Compared:
-        """Drafts with the target's side of them."""
+        """Compare drafts with the target."""
         shape = drafts.valid.shape
         image = drafts.row.repeat_interleave(shape[1])
         key = keyed(drafts.number.clamp_max(self.length - 1), drafts.series[:, None], self.length).flatten()
-        log_ratio, own, sigma = verifier.log_ratios(drafts.paths, z, partial(self.noise, image, key))
+        log_ratio, target_paths, sigma = verifier.log_ratios(drafts.paths, z, partial(self.noise, image, key))
         self._record_faults(log_ratio[:, None], image, drafts.valid.flatten(), by_target=True)
         u = self.rng.rows(image).uniform(key, ACCEPT, 1).view(shape).double()
-        return Compared(drafts, z, z_after, log_ratio.view(shape), own, sigma, u)
+        return Compared(drafts, z, z_after, log_ratio.view(shape), target_paths, sigma, u)
 
     def _verify(self, verifier: Verifier, compared: Compared) -> tuple[Compared, Tensor, Tensor]:
-        """Verify drafts and commit the resulting tokens; returns the drafts that were followed, one per image, which of
-        their tokens were accepted (A, gamma), and how far every image advances."""
+        """Verify drafts and commit the resulting tokens. Returns the drafts that were followed, one per image; which of
+        their tokens were accepted (A, gamma); and how far every image advances."""
         first = compared.log_ratio[:: self.rule.tries, 0].clamp_max(0).exp()
         compared, others, result = decide(verifier, compared, self.rng, self.length)
         drafts = compared.drafts
         row, token = drafts.row, drafts.paths.token.clone()
         if (new := result.new) is not None:
-            replaced, of = result.replaced.flatten()[new.at], row[new.at // drafts.valid.shape[1]]
-            self._record_faults(new.token, of, replaced, by_target=True)
+            replaced, images = result.replaced.flatten()[new.at], row[new.at // drafts.valid.shape[1]]
+            self._record_faults(new.token, images, replaced, by_target=True)
             token[new.at] = torch.where(replaced[:, None], new.token, token[new.at])
             number = drafts.number.flatten()[new.at].clamp_max(self.length - 1)
-            self.proposals[of, torch.where(replaced, number, self.length)] = new.proposals
-            self.fallbacks.index_add_(0, of, (new.exhausted & replaced).long())
+            self.proposals[images, torch.where(replaced, number, self.length)] = new.proposals
+            self.fallbacks.index_add_(0, images, (new.exhausted & replaced).long())
         positions = torch.where(result.kept | result.replaced, self.order.at(row, drafts.number), self.length)
         self.tokens[row[:, None], positions] = token.view(*positions.shape, -1)
         self.step_stats = _StepStats(drafts, result.kept, result.verified, first, others)
@@ -318,16 +320,16 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
     def _draw_bonus(self, compared: Compared, kept: Tensor) -> None:
         """Draw the bonus token after a fully accepted draft."""
         drafts, z = compared.drafts, compared.z_after
-        complete = (kept.sum(1) == drafts.room) & (self.count[drafts.row] < self.length)
-        some = self._needed(complete)
-        if z is not None and len(some):
-            row, wanted = drafts.row[some], complete[some]
-            z = take(z[some], drafts.room[some][:, None])[:, 0]
-            self._draw(z, row, torch.where(wanted, self.count[row], self.length))
-            self.count[row] += wanted
+        complete = (kept.sum(1) == drafts.room) & (self.num_committed[drafts.row] < self.length)
+        index = self._needed(complete)
+        if z is not None and len(index):
+            row, needed = drafts.row[index], complete[index]
+            z = take(z[index], drafts.room[index][:, None])[:, 0]
+            self._draw(z, row, torch.where(needed, self.num_committed[row], self.length))
+            self.num_committed[row] += needed
 
     def _needed(self, mask: Tensor) -> Tensor:
-        """Indices where `mask` (n,) is true; all of them where reading the device's values costs time."""
+        """Indices where `mask` (n,) is true; all indices where reading the device's values costs time."""
         return mask.nonzero().flatten() if self.compact else torch.arange(len(mask), device=self.device)
 
     def record(self, stats: _StepStats) -> None:
@@ -341,46 +343,46 @@ class ContinuousDecoding(BatchDecoding[_StepStats]):
         self.accepted[row] += kept.sum(1)
         self.drafted[row] += verified.sum(1) + stats.others
         number = drafts.number.clamp_max(self.length)
-        for of, flags in ((self.kept, kept), (self.verified, verified)):
-            of[row] = of[row].scatter(1, number, flags)
+        for recorded, flags in ((self.kept, kept), (self.verified, verified)):
+            recorded[row] = recorded[row].scatter(1, number, flags)
 
     def _from_prefix(self, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor) -> Tensor:
         """The target's z (n, k, E) of the tokens `number` (n, k) of images `row` (n,), all given the first `known` (n,)
-        tokens; done (n, k): see `Masked.from_prefix`."""
+        tokens. done (n, k): see `Masked.from_prefix`."""
         assert isinstance(self.conditions, Masked), "check_causal refuses the others"
         return self.conditions.from_prefix(values, row, known, number, done, self.most)
 
     def _draw(self, z: Tensor, row: Tensor, number: Tensor) -> None:
-        """Draw the target's own tokens `number` (n,)."""
+        """The target draws the tokens `number` (n,) itself."""
         noise = self.noise(row, keyed(number, self.series(row), self.length), NOISE)
         path = draw_trajectory(self.target, z, noise, self.rule, self.engine)
         self._record_faults(path.token, row, number < self.length, by_target=True)
         self.tokens[row, self.order.position[row, number]] = path.token
 
-    def _record_faults(self, x: Tensor, row: Tensor, wanted: Tensor, by_target: bool) -> None:
-        """Record the images `row` (n,) whose values x (n, *) are not finite, where they are `wanted` (n,) bool."""
-        fault = torch.where(wanted & ~x.isfinite().all(1), 2 * self.passes[row] + by_target, _NO_FAULT)
+    def _record_faults(self, x: Tensor, row: Tensor, needed: Tensor, by_target: bool) -> None:
+        """Record the images `row` (n,) whose values x (n, *) are not finite, where they are `needed` (n,) bool."""
+        fault = torch.where(needed & ~x.isfinite().all(1), 2 * self.passes[row] + by_target, _NO_FAULT)
         self.fault.scatter_reduce_(0, row, fault, "amin")
 
     def result(self, seconds: float, rows: list[int] | None = None) -> Decoded[ContinuousTrace]:
-        """The seconds of drafting are those since the last call."""
+        """The drafting time covers the steps since the last call."""
         draft_s = sum(parts["draft"] for parts in self.drafting.seconds())
         self.drafting = Clock(self.device)
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.device)
 
-        def of(x: Tensor) -> Tensor:
+        def select(x: Tensor) -> Tensor:
             return x[chosen][:, : self.length].clone() if x.dim() > 1 else x[chosen].clone()
 
-        by_step = {name: of(x) for name, x in zip(_BY_STEP, self.by_step, strict=True)}
+        by_step = {name: select(x) for name, x in zip(_BY_STEP, self.by_step, strict=True)}
         trace = ContinuousTrace(
             **{name: x if name == "first" else x.long() for name, x in by_step.items()},
-            order=of(self.order.position),
-            kept=of(self.kept),
-            verified=of(self.verified),
-            proposals=[[count for count in row if count] for row in of(self.proposals).tolist()],
-            fallbacks=of(self.fallbacks),
+            order=select(self.order.position),
+            kept=select(self.kept),
+            verified=select(self.verified),
+            proposals=[[count for count in row if count] for row in select(self.proposals).tolist()],
+            fallbacks=select(self.fallbacks),
             draft_s=draft_s,
-            made=of(self.made),
+            made=select(self.made),
         )
-        tokens, passes, drafted, accepted = map(of, (self.tokens, self.passes, self.drafted, self.accepted))
+        tokens, passes, drafted, accepted = map(select, (self.tokens, self.passes, self.drafted, self.accepted))
         return Decoded(tokens, passes, drafted, accepted, seconds, trace)

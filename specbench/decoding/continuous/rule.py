@@ -1,10 +1,10 @@
 """How drafts of continuous tokens are made and verified.
 
-Acceptance criteria (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noise down to x_1, so that a
-token is verified by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of Eqs. 4
-and 5, which biases the distribution. `criterion="path"`: Eq. 1 read literally, the ratio of the trajectories'
-densities under the two models; it is exact as well, and the target needs no trajectory of its own to verify one, only
-the moments along the draft's, all of them in one call. All arithmetic is in log densities.
+Acceptance criteria (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noise down to x_1, so a token
+is verified by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of Eqs. 4 and 5,
+which biases the distribution. `criterion="path"`: Eq. 1 read literally, the ratio of the trajectories' densities under
+the two models. It is exact as well, and the target needs no trajectory of its own to verify one: only the moments along
+the draft's, all in one call. All arithmetic is in log densities.
 
 Only `verify="causal"` (the target's distribution of a token is conditioned on the drafted ones before it) with
 `on_reject="stop"` is exact.
@@ -27,14 +27,19 @@ from specbench.errors import UsageError
 @dataclass(frozen=True)
 class ContinuousRule:
     """tokens_per_pass: how many tokens the target draws in each pass when it draws alone; empty is one (MAR draws
-    several at once, independently of each other, which is another distribution). gamma: tokens per draft; prefill:
-    share of the image that the target draws alone beforehand; align: the two models share their noise (of `exact` and
-    `paper`); inner_temperature: divides the distance from a mean before densities are compared (the released code's 42;
-    1 is off); verification: of drafts token by token, or as a block; tries: how many drafts have a first token of their
-    own, each tried after the ones before were rejected (see decide.py for both); proposals: the most proposals for the
-    token after a rejection, after which the last one, a sample of the target, is used; temperature: of every step's
-    noise, but not of x_T; final_noise: the last step is drawn too, since a density needs it. MAR's own
-    sampler ends with a mean.
+        several at once, independently of each other, which is another distribution).
+    gamma: tokens per draft.
+    prefill: share of the image that the target draws alone before drafting begins.
+    align: the two models share their noise (criteria `exact` and `paper`).
+    inner_temperature: divides the distance from a mean before densities are compared (the released code uses 42; 1 is
+        off).
+    verification: of drafts token by token, or as a block (see decide.py).
+    tries: how many drafts have a first token of their own, each tried after the ones before were rejected (see
+        decide.py).
+    proposals: the most proposals for the token after a rejection. After them the last one, a sample of the target, is
+        used.
+    temperature: of the noise of every step, but not of x_T.
+    final_noise: the last step is drawn too, since a density needs it. MAR's own sampler ends with a mean.
     """
 
     tokens_per_pass: tuple[int, ...] = ()
@@ -79,7 +84,7 @@ class ContinuousRule:
 
 
 def check_causal(rule: ContinuousRule) -> None:
-    """Raises UsageError for what only a masked target can do."""
+    """Raises UsageError for parameters that need a masked target."""
     if rule.tokens_per_pass:
         raise UsageError("iterations= is for masked models such as MAR; this one draws token by token: leave it out")
     if rule.verify == "parallel" and rule.gamma:
@@ -99,8 +104,8 @@ def build_drafter(cfg: Mapping[str, Any], model: Any) -> ContinuousModel:
 
 
 def build(cfg: Mapping[str, Any], tokens_per_pass: Sequence[int] = ()) -> ContinuousRule:
-    """From flat parameters; tokens_per_pass: of a target that draws alone. Raises UsageError for parameters that do not
-    go together."""
+    """From flat parameters. tokens_per_pass: for a target that draws alone. UsageError for parameters that do not fit
+    together."""
     common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
     if cfg["drafter"] == "none":
         return ContinuousRule(tokens_per_pass=tuple(tokens_per_pass), **common)
@@ -111,13 +116,13 @@ def build(cfg: Mapping[str, Any], tokens_per_pass: Sequence[int] = ()) -> Contin
 
 
 def tokens_per_iteration(length: int, iterations: int) -> list[int]:
-    """The number of tokens that each iteration of MAR's cosine schedule draws (reference README (32)); they add up to
+    """The number of tokens that each iteration of MAR's cosine schedule draws (reference README (32)); their sum is
     `length`."""
     if not 1 <= iterations <= length:
         raise UsageError(f"an image of {length} tokens takes 1 to {length} iterations (got {iterations})")
-    left, counts = length, []
+    remaining, counts = length, []
     for step in range(1, iterations):
-        after = max(1, min(left - 1, math.floor(length * math.cos(math.pi / 2 * step / iterations))))
-        counts.append(left - after)
-        left = after
-    return [*counts, left]
+        after = max(1, min(remaining - 1, math.floor(length * math.cos(math.pi / 2 * step / iterations))))
+        counts.append(remaining - after)
+        remaining = after
+    return [*counts, remaining]

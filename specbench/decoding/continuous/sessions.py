@@ -1,9 +1,9 @@
-"""What the decode loop asks of a model of continuous tokens, and the order in which tokens are generated.
+"""The interface of continuous-token models for the decode loop, and the order in which tokens are generated.
 
-A model gives the conditions of its head, and the head gives each step's mean and variance. Two kinds of models compute
-conditions in different ways. A masked one (MAR) conditions any position on any known ones, and draws in a random order.
-A causal one (NextStep) conditions a token on those before it in raster order, and keeps keys and values of them. The
-loop uses either by `conditions_of`.
+A model gives the conditions of its head, and the head gives each step's mean and variance. There are two kinds of
+models. A masked model (MAR) conditions any position on any known positions, and draws in a random order. A causal model
+(NextStep) conditions a token on those before it in raster order, and caches their keys and values. The loop uses both
+through `conditions_of`.
 """
 
 from __future__ import annotations
@@ -26,50 +26,51 @@ CHUNK = 512
 class ContinuousSession(Protocol):
     """A model, opened for B images."""
 
-    #: Whether it is a `CausalSession`, else a `MaskedSession`.
+    #: True for a `CausalSession`, False for a `MaskedSession`.
     causal: bool = False
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean (n, D) and log variance (n, D) of the next state, from states x (n, D) at step index (n,) int64, the
-        last one 0, under z (n, E)."""
+        """Mean (n, D) and log variance (n, D) of the next state, from states x (n, D) at step `index` (n,) int64 (the
+        last step is 0), under z (n, E)."""
         ...
 
     def sampler(self, z: Tensor) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
-        """`moments` of states that are all at one step, called from the first step down to 0, under constant z; a
+        """`moments` for states that are all at one step, called from the first step down to 0, under constant z. A
         model that can compute something once for all steps overrides it."""
         return lambda x, t: self.moments(x, torch.full((len(x),), t, device=x.device), z)
 
     def buffers(self) -> Buffers:
-        """What passes read and what depends on the batch (see `engine.state`)."""
+        """The tensors that passes read and that depend on the batch (see `engine.state`)."""
         return {}
 
     @property
     def head(self) -> Any:
-        """What `sampler` computes with, apart from z: sessions with the same head share recorded trajectories."""
+        """The object that `sampler` computes with, apart from z. Sessions with the same head share recorded
+        trajectories."""
         return self
 
 
 class MaskedSession(ContinuousSession, Protocol):
-    """Of a masked autoregressive model."""
+    """A session of a masked autoregressive model."""
 
     def condition(
         self, tokens: Tensor, known: Tensor, row: Tensor, positions: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """The conditions of the head, z (R, n, E), for `positions` (R, n) of R copies of images `row` (R,), whose
-        tokens (R, L, D) are known where `known` (R, L) bool is true, `most` of a copy or fewer; done (R, n): how many
+        """The conditions of the head, z (R, n, E), for `positions` (R, n) of R copies of images `row` (R,). Their
+        tokens (R, L, D) are known where `known` (R, L) bool is true, at most `most` per copy. done (R, n): how many
         tokens come before."""
         ...
 
 
 class CausalSession(ContinuousSession, Protocol):
-    """Of a causal model over tokens in raster order, which keeps what it computes of them."""
+    """A session of a causal model over tokens in raster order, which caches what it computes for them."""
 
     def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, changed: int) -> Tensor:
         """The conditions of the head, z (A, count, E), of the tokens first .. first + count - 1 of images `row` (A,),
-        each given all tokens before it; first (A,) int64; beyond an image's end the values do not matter. Every image
-        occurs once in `row`, and those left out are finished. tokens (A, L + 1, D): the last one is never read.
-        `changed` tokens before `first` may differ from those of an earlier call, and are read; the ones before do
-        not. A batch's first call has `changed` above `first`: it reads the end of the prompt, too."""
+        each given all tokens before it. first (A,) int64; after an image's end the values do not matter. Every image
+        occurs once in `row`; the images left out are finished. tokens (A, L + 1, D): the last one is never read.
+        `changed` tokens before `first` may differ from an earlier call, and are read again; the ones before do not
+        differ. The first call of a batch has `changed` above `first`: it reads the end of the prompt, too."""
         ...
 
 
@@ -87,9 +88,9 @@ class ContinuousModel(Protocol):
 
 @dataclass(frozen=True)
 class GenerationOrder:
-    """The order of generation of B images. position (B, L + 1) int64: that of a token by its number, which is its index
-    in this order; the last entry, L, is a position that is never read. rank (B, L) int64: the number of the token at a
-    position."""
+    """The order of generation of B images. position (B, L + 1) int64: the position of a token by its number, which is
+    its index in this order; the last entry, L, is a position that is never read. rank (B, L) int64: the number of the
+    token at a position."""
 
     position: Tensor
     rank: Tensor
@@ -97,28 +98,28 @@ class GenerationOrder:
     @classmethod
     def random(cls, rng: RandomStreams, tag: int, length: int) -> GenerationOrder:
         step = torch.zeros(len(rng), dtype=torch.int64, device=rng.key.device)
-        return cls._of(rng.uniform(step, tag, length).argsort(dim=-1, stable=True))
+        return cls._from_order(rng.uniform(step, tag, length).argsort(dim=-1, stable=True))
 
     @classmethod
     def raster(cls, rows: int, length: int, device: torch.device) -> GenerationOrder:
-        return cls._of(torch.arange(length, device=device).repeat(rows, 1))
+        return cls._from_order(torch.arange(length, device=device).repeat(rows, 1))
 
     @classmethod
-    def _of(cls, order: Tensor) -> GenerationOrder:
+    def _from_order(cls, order: Tensor) -> GenerationOrder:
         return cls(F.pad(order, (0, 1), value=order.shape[1]), order.argsort(-1))
 
     def at(self, row: Tensor, number: Tensor) -> Tensor:
-        """Positions of the tokens `number` (n, k) of images `row` (n,); L beyond the end."""
+        """Positions of the tokens `number` (n, k) of images `row` (n,); L after the end."""
         return self.position[row].gather(1, number.clamp_max(self.rank.shape[1]))
 
 
 class Conditions(Protocol):
-    """Conditions of the head, z, of tokens (R, L + 1, D) by position, whose last entry is never read, of R copies of
-    images `row` (R,)."""
+    """Conditions of the head, z. They are computed for tokens (R, L + 1, D) by position, whose last entry is never
+    read, of R copies of images `row` (R,)."""
 
     def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1) -> Tensor:
-        """z (R, count, E) of the tokens number `first` (R,), at most `most`, to first + count - 1, each given all
-        tokens before it. Beyond an image's end the values do not matter. changed: see `CausalSession`."""
+        """z (R, count, E) of the tokens `first` (R,), at most `most`, to first + count - 1, each given all tokens
+        before it. After an image's end the values do not matter. changed: see `CausalSession`."""
         ...
 
     def see(self, tokens: Tensor, count: int) -> None:
@@ -132,7 +133,7 @@ class Masked(Conditions):
     order: GenerationOrder
 
     def following(self, tokens: Tensor, row: Tensor, first: Tensor, count: int, most: int, changed: int = 1) -> Tensor:
-        """A copy of the image for each token."""
+        """Uses one copy of the image per token."""
         known = first[:, None] + torch.arange(count, device=first.device)
         values, copies = (x.repeat_interleave(count, 0) if count > 1 else x for x in (tokens, row))
         number = known.flatten()[:, None]
@@ -142,8 +143,8 @@ class Masked(Conditions):
     def from_prefix(
         self, tokens: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """z (R, k, E) of the tokens `number` (R, k), beyond the end the last one's, given the first `known` (R,)
-        tokens, at most `most`; done (R, k): how far the image is, for guidance."""
+        """z (R, k, E) of the tokens `number` (R, k), given the first `known` (R,) tokens, at most `most`. After the end
+        of an image it is the z of the last token. done (R, k): how far the image is, for guidance."""
         parts, length = [], self.order.rank.shape[1]
         for start in range(0, len(row), CHUNK):
             part = slice(start, start + CHUNK)
@@ -168,5 +169,5 @@ class Causal(Conditions):
 
 
 def conditions_of(session: Any, order: GenerationOrder) -> Conditions:
-    """Of an opened model whose images have this order."""
+    """The conditions of an opened model whose images have this order."""
     return Causal(session) if session.causal else Masked(session, order)

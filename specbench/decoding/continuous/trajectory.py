@@ -30,8 +30,8 @@ def normal_quantile(u: Tensor) -> Tensor:
 
 
 def log_normal(x: Tensor, mean: Tensor, log_variance: Tensor, temperature: float, inner: float = 1.0) -> Tensor:
-    """Log density (...) float64 of x (..., D) under independent normals whose spread is `temperature` times as wide;
-    `inner` divides the distance from the mean."""
+    """Log density (...) float64 of x (..., D) under independent normals whose standard deviations are multiplied by
+    `temperature`; `inner` divides the distance from the mean."""
     log_spread = 0.5 * log_variance.double() + math.log(temperature)
     distance = (x.double() - mean.double()) * torch.exp(-log_spread) / inner
     return (-0.5 * distance**2 - log_spread - 0.5 * math.log(2 * math.pi)).sum(-1)
@@ -39,8 +39,8 @@ def log_normal(x: Tensor, mean: Tensor, log_variance: Tensor, temperature: float
 
 @dataclass
 class Trajectory:
-    """Trajectories of n tokens: states (n, T + 1, D), x_0 first; mean and log_variance (n, T, D) of every step, the
-    last step first: those that states[:, t] was drawn from."""
+    """Trajectories of n tokens. states (n, T + 1, D): x_0 first; mean, log_variance (n, T, D): of every step, the last
+    step first, so that index t gives the distribution of states[:, t]."""
 
     states: Tensor
     mean: Tensor
@@ -52,7 +52,7 @@ class Trajectory:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of a token's noise, (T + 1, D)."""
+        """The shape of a token's noise, (T + 1, D)."""
         after, dim = self.states.shape[1:]
         return after, dim
 
@@ -61,7 +61,7 @@ class Trajectory:
 
     @classmethod
     def stacked(cls, drafts: Sequence[Trajectory]) -> Trajectory:
-        """The trajectories of gamma drafted tokens of A images, those of one image next to each other."""
+        """The trajectories of gamma drafted tokens of A images; those of one image are next to each other."""
         columns = zip(*((d.states, d.mean, d.log_variance) for d in drafts), strict=True)
         return cls(*(torch.stack(column, 1).flatten(0, 1) for column in columns))
 
@@ -69,11 +69,11 @@ class Trajectory:
 def draw_trajectory(
     session: ContinuousSession, z: Tensor, noise: Tensor, rule: ContinuousRule, engine: Eager | Graphs
 ) -> Trajectory:
-    """Draw tokens under z (n, E); noise (n, T + 1, D): of x_T last, of the last step first."""
+    """Draw tokens under z (n, E). noise (n, T + 1, D): of the last step first, of x_T last."""
     draw = partial(_draw, session, rule.temperature, rule.final_noise)
-    of = (session.head, rule.temperature, rule.final_noise)
-    parts = [engine.call(of, draw, *part) for part in zip(z.split(HEAD_ROWS), noise.split(HEAD_ROWS), strict=True)]
-    return Trajectory(*(one[0] if len(one) == 1 else torch.cat(one) for one in zip(*parts, strict=True)))
+    key = (session.head, rule.temperature, rule.final_noise)
+    parts = [engine.call(key, draw, *part) for part in zip(z.split(HEAD_ROWS), noise.split(HEAD_ROWS), strict=True)]
+    return Trajectory(*(chunks[0] if len(chunks) == 1 else torch.cat(chunks) for chunks in zip(*parts, strict=True)))
 
 
 def _draw(session: ContinuousSession, temperature: float, final_noise: bool, z: Tensor, noise: Tensor) -> list[Tensor]:

@@ -1,8 +1,8 @@
-"""An EAGLE head that drafts sampled trees, whose shape follows the acceptance at the neighbouring positions of the
-image: our own, since the published idea (ADT-Tree, arXiv 2512.21857) has no code.
+"""An EAGLE head that drafts sampled trees. Their shape follows the acceptance at the neighbouring positions of the
+image. The design is our own, since the published idea (ADT-Tree, arXiv 2512.21857) has no code.
 
-The shape of a step's tree is chosen before anything is drafted, from distributions at committed positions. So it drops
-no sampled token because of its value, and an exact rule stays exact.
+The shape of a step's tree is chosen before anything is drafted, from distributions at committed positions. So no
+sampled token is dropped because of its value, and an exact rule stays exact.
 """
 
 from __future__ import annotations
@@ -27,38 +27,39 @@ from specbench.engine.ops import sum_last, take
 from specbench.engine.state import Buffer, Buffers, put, within
 from specbench.errors import UsageError
 
-#: Shapes to choose from: a tenth of the range of acceptances each.
+#: Number of shapes; each covers a tenth of the range of acceptances.
 SHAPES = 10
-#: Draft tokens at most: the attention of every shape is in memory.
+#: The most draft tokens; the attention masks of all shapes are in memory.
 MOST = 256
-#: Acceptance where no neighbour is known.
+#: Acceptance without a known neighbour.
 PRIOR = 0.5
 
-#: As `dynamic.Expand`, but returns the distributions (B, n, V) of the children and, for greedy decoding, what ranks
-#: their tokens (B, n, V).
+#: Like `dynamic.Expand`, but returns the distributions (B, n, V) of the children and, for greedy decoding, the logits
+#: (B, n, V) that rank their tokens.
 Expand = Callable[[Tensor, Tensor, int, int, Tensor], tuple[Tensor, Tensor | None]]
 
 
 def best_paths(acceptance: float, nodes: int, depth: int, width: int) -> list[Path]:
-    """The tree of `nodes` draft tokens, `depth` levels and `width` siblings at most, that has the most tokens accepted
-    if the candidates of a node, tried one after the other, are accepted with a, a / 2, a / 3, ...: the tokens whose
-    path is accepted most often. A likely acceptance gives a chain, an unlikely one many siblings.
-    """
-    found: list[Path] = []
-    heap: list[tuple[float, Path, float]] = [(-acceptance, (0,), -1.0)]  # how often its path is, its parent's is
-    while heap and len(found) < nodes:
+    """The tree of `nodes` draft tokens, at most `depth` levels and `width` siblings, with the most accepted tokens if
+    the candidates of a node, tried one after the other, are accepted with a, a / 2, a / 3, ... It consists of the
+    tokens whose path is accepted most often. A high acceptance gives a chain, a low one many siblings."""
+    paths: list[Path] = []
+    heap: list[tuple[float, Path, float]] = [
+        (-acceptance, (0,), -1.0)
+    ]  # -acceptance of the path, path, -acceptance of the parent's path
+    while heap and len(paths) < nodes:
         value, path, above = heapq.heappop(heap)
-        found.append(path)
+        paths.append(path)
         if (rank := path[-1] + 1) < width:
             tried = above * math.prod(1 - acceptance / (m + 1) for m in range(rank))
             heapq.heappush(heap, (tried * acceptance / (rank + 1), (*path[:-1], rank), above))
         if len(path) < depth:
             heapq.heappush(heap, (value * acceptance, (*path, 0), value))
-    return found
+    return paths
 
 
 def largest_tree(nodes: int, depth: int, width: int) -> Tree:
-    """A tree as large as all of `TreeShapes`."""
+    """A tree that is as large as every tree of `TreeShapes`. UsageError for parameters that do not fit together."""
     if nodes > MOST:
         raise UsageError(f"nodes={nodes} is too large: adaptive trees have at most {MOST} draft tokens")
     if nodes < depth:
@@ -70,32 +71,33 @@ def largest_tree(nodes: int, depth: int, width: int) -> Tree:
 
 
 class _Packed:
-    """Tensors (K, ...) of one type in one piece of memory, so that some rows of all are picked at once."""
+    """Tensors (K, ...) of one type in one piece of memory, so that rows of all of them are selected at once."""
 
-    constants = ("memory",)
+    constants = ("packed",)
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         self.sizes = [x.shape[1:] for x in parts]
-        self.memory = torch.cat([x.flatten(1) for x in parts], 1)
+        self.packed = torch.cat([x.flatten(1) for x in parts], 1)
 
     def to(self, device: torch.device) -> _Packed:
         put(self, device)
         return self
 
     def rows(self, index: Tensor) -> list[Tensor]:
-        """Rows `index` (B,) of all, (B, ...) each."""
-        parts = self.memory[index].split([size.numel() for size in self.sizes], 1)
+        """The rows `index` (B,) of every tensor, (B, ...) each."""
+        parts = self.packed[index].split([size.numel() for size in self.sizes], 1)
         return [x.unflatten(1, size) for x, size in zip(parts, self.sizes, strict=True)]
 
 
 class TreeShapes:
-    """The trees of `best_paths` at `SHAPES` acceptances, and their growth, each row by its own.
+    """The trees of `best_paths` at `SHAPES` acceptances, and their growth; each row has its own shape.
 
-    Of the inner nodes of one depth in each of the K shapes, n at most: nodes (K, n): their numbers, 0 where a shape has
-    fewer; parents (K, n): 0 for the root, else one more than the parent's index among the expanded nodes; kids
-    (K, n, W): their children's numbers, one more than the last node's where no child exists; sees (K, n, E) bool: which
-    expanded nodes each attends to, itself included. home (K, M): of an inner node, one more than its index among the
-    expanded ones; rank (K, M): a node's number among its siblings."""
+    For the inner nodes of one depth in each of the K shapes, at most n: nodes (K, n): their numbers, 0 where a shape
+    has fewer; parents (K, n): 0 for the root, else one more than the parent's index among the expanded nodes; kids (K,
+    n, W): their children's numbers, or one more than the last node's where no child exists; sees (K, n, E) bool: the
+    expanded nodes that each attends to, including itself. home (K, M): for an inner node, one more than its index among
+    the expanded ones; rank (K, M): a node's number among its siblings.
+    """
 
     constants = ("numbers", "flags")
 
@@ -107,7 +109,7 @@ class TreeShapes:
         inner = [sorted({path[:-1] for path in paths}, key=lambda p: (len(p), p)) for paths in trees]
         per_depth = [max(sum(len(p) == d for p in some) for some in inner) for d in range(depth)]
         self.expanded, self.beam = sum(per_depth[1:]), max(per_depth)
-        self.first = [sum(per_depth[1:d]) for d in range(depth)]  # of every depth: its first among the expanded nodes
+        self.first = [sum(per_depth[1:d]) for d in range(depth)]  # of every depth: the index of its first expanded node
         home = torch.zeros(SHAPES, self.nodes + 1, dtype=torch.int64)
         levels: list[Tensor] = []
         flags: list[Tensor] = []
@@ -142,7 +144,7 @@ class TreeShapes:
         put(self, device)
         return self
 
-    def of(self, acceptance: Tensor) -> Tensor:
+    def select(self, acceptance: Tensor) -> Tensor:
         """The numbers (B,) of the shapes for acceptances (B,) in [0, 1]."""
         return (acceptance * SHAPES).long().clamp(0, SHAPES - 1)
 
@@ -150,29 +152,29 @@ class TreeShapes:
         self,
         shape: Tensor,
         root: Tensor,
-        given: tuple[Tensor, Tensor | None],
+        candidates: tuple[Tensor, Tensor | None],
         expand: Expand,
         sampling: Sampling,
         rng: RandomStreams,
         step: Tensor,
     ) -> Draft:
-        """The draft of rows with these shapes (B,). root (B, 1): the last committed token; given: of its children, as
-        of `Expand`. Siblings are sampled without replacement or, in greedy decoding, the most probable ones."""
-        rows, size = len(root), given[0].shape[-1]
+        """The draft of rows with these shapes (B,). root (B, 1): the last committed token; candidates: the output of
+        `Expand` for it. Siblings are sampled without replacement or, in greedy decoding, the most probable ones."""
+        rows, size = len(root), candidates[0].shape[-1]
         width = min(self.width, size)
         *levels, home, rank, parent, depth, inner, slot, children = self.numbers.rows(shape)
         *sees, ancestors = self.flags.rows(shape)
-        tokens = torch.cat([root, root.new_zeros(rows, self.nodes + 1)], 1)  # the last is no node
+        tokens = torch.cat([root, root.new_zeros(rows, self.nodes + 1)], 1)  # the last entry is no node
         probs = []
         for d, first in enumerate(self.first):
             nodes, parents, kids = levels[3 * d : 3 * d + 3]
             if d:
-                given = expand(tokens.gather(1, nodes), parents, d, first, sees[d])
-            probs.append(given[0])
-            if given[1] is None:
-                picks = sample_distinct(given[0], rng, step, DRAFT + d, width)
+                candidates = expand(tokens.gather(1, nodes), parents, d, first, sees[d])
+            probs.append(candidates[0])
+            if candidates[1] is None:
+                picks = sample_distinct(candidates[0], rng, step, DRAFT + d, width)
             else:
-                picks = given[1].topk(width, dim=-1).indices
+                picks = candidates[1].topk(width, dim=-1).indices
             tokens.scatter_(1, kids[..., :width].flatten(1), picks.flatten(1))
         tree = topology(parent, depth, ancestors, inner, slot, children, height=self.height, beam=self.beam)
         valid = torch.ones(rows, self.nodes + 1, dtype=torch.bool, device=root.device)
@@ -185,23 +187,23 @@ class TreeShapes:
 
 @dataclass
 class Acceptances:
-    """What is known of the acceptance at the positions of B images: rates (B, *) float32, the probability that a token
-    sampled from the drafter's distribution is accepted, sum min(p, q), by position; side: positions in a row."""
+    """The known acceptances at the positions of B images. rates (B, *) float32: by position, the probability that a
+    token sampled from the drafter's distribution is accepted, sum min(p, q); side: positions in a row of the image."""
 
     rates: Tensor
     side: int
 
     @classmethod
     def open(cls, session: Any, rows: int, reach: int, device: torch.device) -> Acceptances:
-        """Of images of a session, whose steps commit at most `reach` tokens."""
+        """For the images of a session, whose steps commit at most `reach` tokens."""
         return cls(torch.full((rows, session.length + 2 * reach), PRIOR, device=device), session.width)
 
     def buffers(self) -> Buffers:
         return {"rates": Buffer(self.rates)}
 
     def ahead(self, num_committed: Tensor) -> Tensor:
-        """The acceptance (B,) that is expected at the next position: half way between the mean of the left and the
-        upper neighbour, or that of the one there is, and the mean of the image so far."""
+        """The expected acceptance (B,) at the next position: the average of two means, over the left and upper
+        neighbours (over one of them if only one exists) and over the image so far."""
         index = torch.stack([num_committed - 1, num_committed - self.side], 1)
         known = torch.stack([num_committed % self.side > 0, num_committed >= self.side], 1)
         near = (self.rates.gather(1, index.clamp_min(0)) * known).sum(1) / known.sum(1).clamp_min(1)
@@ -210,8 +212,8 @@ class Acceptances:
         return torch.where(known.any(1), (near + mean) / 2, PRIOR)
 
     def learn(self, result: StepResult) -> None:
-        """Note the rates along the accepted path. A leaf at its end had no distribution: it has that of the node before
-        it."""
+        """Store the rates along the accepted path. A leaf at its end has no draft distribution, so it gets the rate of
+        the node before it."""
         draft, path = result.draft, result.verdict.path_with_root
         slot = draft.tree.slot.gather(1, path)
         q, p = take(draft.probs, slot.clamp_min(0)), take(result.p, path)
@@ -219,7 +221,7 @@ class Acceptances:
         depth = torch.arange(path.shape[1], device=path.device)
         before = (torch.minimum(depth, result.verdict.length[:, None]) - 1).clamp_min(0)
         rates = torch.where(slot < 0, rates.gather(1, before), rates)
-        # what is written beyond the path is written again by the next step
+        # the next step overwrites what is written after the path
         self.rates.scatter_(1, result.num_committed[:, None] + depth, rates)
 
 
@@ -242,18 +244,16 @@ class AdaptiveEagle(Entries):
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> AdaptiveState:
         state = super().open(session, conditioning, sampling, rng)
-        known = Acceptances.open(session, len(rng), self.tree.height + 1, rng.key.device)
-        return AdaptiveState(**vars(state), acceptances=known)
+        acceptances = Acceptances.open(session, len(rng), self.tree.height + 1, rng.key.device)
+        return AdaptiveState(**vars(state), acceptances=acceptances)
 
     def propose(self, state: AdaptiveState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
-        last, outputs = self._newest(
-            state, history, num_committed
-        )  # of the root and, further on, of the expanded nodes
+        last, outputs = self._newest(state, history, num_committed)  # of the root, later also of the expanded nodes
         sampling, positions = state.sampling, num_committed[:, None] + self.offsets
 
-        def given(features: Tensor, depth: int) -> tuple[Tensor, Tensor | None]:
-            found = self._distributions(state, sampling, features, positions[:, depth])
-            return found.p, found.logits if sampling.temperature == 0 else None
+        def children_of(features: Tensor, depth: int) -> tuple[Tensor, Tensor | None]:
+            children = self._distributions(state, sampling, features, positions[:, depth])
+            return children.p, children.logits if sampling.temperature == 0 else None
 
         def expand(
             tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor
@@ -261,11 +261,11 @@ class AdaptiveEagle(Entries):
             nonlocal outputs
             new = self._expand(state, num_committed, last, outputs, tokens, parents, depth, first, sees)
             outputs = torch.cat([outputs, new], 1)
-            return given(new, depth)
+            return children_of(new, depth)
 
         root = last_token(history, num_committed)
-        shape = self.shapes.of(state.acceptances.ahead(num_committed))
-        draft = self.shapes.grow(shape, root, given(outputs, 0), expand, sampling, state.rng, step)
+        shape = self.shapes.select(state.acceptances.ahead(num_committed))
+        draft = self.shapes.grow(shape, root, children_of(outputs, 0), expand, sampling, state.rng, step)
         draft.valid &= self._after_first(num_committed, draft.tree.nodes)
         return draft
 

@@ -1,7 +1,7 @@
 """DFlash: one pass of a small network over masks drafts a block of tokens (arXiv 2602.06036).
 
-The tokens of a step are independent given what is committed: slot k of the block has one distribution, whatever the
-tokens before it are. So a chain draws one token from each, and in a tree the children of all nodes of a depth are drawn
+The tokens of a step are independent given the committed ones: slot k of the block has one distribution, whatever the
+tokens before it are. So a chain draws one token per slot, and in a tree the children of all nodes of a depth are drawn
 from the same distribution.
 """
 
@@ -31,7 +31,7 @@ class DFlashState:
     session: Any  # the target's
     sampling: Sampling
     rng: RandomStreams
-    cache: Any  # of the context's keys and values; a block is written behind them, and overwritten
+    cache: Any  # keys and values of the context; a block is written after them, and overwritten
     start: Tensor  # (R,): the first position that may be attended to
     pending: Tensor  # (R, K, width): the target's hidden states of the positions committed last, oldest first
     fresh: Tensor  # (B,): how many of them are valid, less one
@@ -50,9 +50,9 @@ class DFlash:
     """A chain or a static tree. deterministic: child c of a node is the c-th most probable token of its depth, not a
     sample.
 
-    A slot of the cache is a position. With the root at position b, a step writes the context of the positions up to
-    b - 1 that the last verdict made known, and the block to b and on. So what an earlier block left at positions of
-    rejected tokens is overwritten before anything attends to it.
+    A slot of the cache is a position. With the root at position b, a step writes the context of the newly committed
+    positions up to b - 1, and the block from b on. So entries that an earlier block left at positions of rejected
+    tokens are overwritten before anything attends to them.
     """
 
     constants = ("tree", "offsets", "among", "depths", "kids", "picks", "depth_of_inner", "root")
@@ -69,7 +69,9 @@ class DFlash:
         self.aux_hidden_layers: tuple[int, ...] = network.cfg.aux_hidden_layers
         self.offsets = torch.arange(self.slots)
         self.depths = self.offsets[:-1]
-        self.among = torch.ones(1, self.slots, self.slots, dtype=torch.bool)  # a block attends to all of itself
+        self.among = torch.ones(
+            1, self.slots, self.slots, dtype=torch.bool
+        )  # all slots of a block attend to each other
         self.depth_of_inner = tree.depth[0, tree.inner[0]]
         candidates = tree.children[0].flatten()
         self.picks = (candidates >= 0).nonzero().flatten()
@@ -81,21 +83,21 @@ class DFlash:
         put(self, device)
         dim = session.model.block.dim  # the hidden states after it belong to `aux_hidden_layers`
         hidden = session.prefix_hidden[..., dim:]  # (R, P - 1, width)
-        rows, known, width = hidden.shape
-        cache = self.network.new_cache(rows, known + 1 + session.length + 2 * self.slots)
+        rows, prefix, width = hidden.shape
+        cache = self.network.new_cache(rows, prefix + 1 + session.length + 2 * self.slots)
         pending = hidden.new_zeros(rows, self.slots, width)
         pending[:, 0] = hidden[:, -1]  # the last prefilled position is fed with the first step
         halves, fresh = 2 if sampling.guided else 1, torch.zeros(len(rng), dtype=torch.int64, device=device)
         start = session.padding[:, 0].clone()
         state = DFlashState(session, sampling, rng, cache, start, pending, fresh, halves)
-        if known > 1:
-            positions = torch.arange(known - 1, device=device).expand(rows, -1)
-            self._remember(state, hidden[:, :-1], positions)
+        if prefix > 1:
+            positions = torch.arange(prefix - 1, device=device).expand(rows, -1)
+            self._write_context(state, hidden[:, :-1], positions)
         cache.kernels = sampling.kernels
         return state
 
-    def _remember(self, state: DFlashState, hidden: Tensor, positions: Tensor) -> None:
-        """Write the context's keys and values of hidden states (R, n, width) at `positions` (R, n)."""
+    def _write_context(self, state: DFlashState, hidden: Tensor, positions: Tensor) -> None:
+        """Write the context's keys and values for hidden states (R, n, width) at `positions` (R, n)."""
         session, cache = state.session, state.cache
         features = self.network.features(hidden, cache.kernels)
         rope = session.model.rope_at(session.rope, positions, session.padding)
@@ -103,7 +105,7 @@ class DFlash:
             cache.write(layer, positions, k, v)
 
     def _block(self, state: DFlashState, history: Tensor, num_committed: Tensor) -> Tensor:
-        """Outputs (R, K, dim) of the block whose anchor is the last committed token."""
+        """Outputs (R, K, dim) of the block whose first token is the last committed one."""
         session, cache = state.session, state.cache
         root = num_committed[:, None] + (session.prefix_length - 1)
         positions = session.both(root + self.offsets)
@@ -113,18 +115,18 @@ class DFlash:
         return self.network.hidden(x, rope, mask, cache, positions)
 
     def distributions(self, state: DFlashState, history: Tensor, num_committed: Tensor) -> Distributions:
-        """The distributions (B, height, V) of the tokens behind the last committed one."""
+        """The distributions (B, height, V) of the tokens after the last committed one."""
         session = state.session
         earlier = (session.prefix_length - 2) + num_committed[:, None] - state.fresh[:, None]
-        self._remember(state, state.pending, session.both(earlier + self.offsets))
+        self._write_context(state, state.pending, session.both(earlier + self.offsets))
         logits = session.model.head(self._block(state, history, num_committed)[:, 1:])
         return state.sampling.distributions(logits, session, num_committed[:, None] + self.depths)
 
     def propose(self, state: DFlashState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         tree, sampling = self.tree, state.sampling
-        found = self.distributions(state, history, num_committed)
+        slots = self.distributions(state, history, num_committed)
         valid = (num_committed > 0)[:, None] | self.root  # before the first token there is no anchor
-        root, probs = last_token(history, num_committed), found.p
+        root, probs = last_token(history, num_committed), slots.p
         if tree.is_chain and not self.deterministic:
             u = state.rng.uniforms(step, DRAFT, tree.height, 1)[..., 0]
             return Draft(tree, torch.cat([root, draw(probs, u, sampling.kernels)], 1), probs, valid)
@@ -133,7 +135,7 @@ class DFlash:
         probs = probs[:, self.depth_of_inner]
         deterministic = self.deterministic or sampling.temperature == 0  # a point mass has one token
         if deterministic:
-            tokens = found.logits.topk(tree.width, dim=-1).indices[:, self.depth_of_inner]
+            tokens = slots.logits.topk(tree.width, dim=-1).indices[:, self.depth_of_inner]
         else:
             tokens = sample_distinct(probs, state.rng, step, DRAFT, tree.width)
         drafted[:, self.kids] = tokens.flatten(1)[:, self.picks]
@@ -164,7 +166,7 @@ def _paths(cfg: Mapping[str, Any]) -> list[Path]:
 
 
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    """Of a static `tree` or of a chain of `window` tokens: each choice has one of these parameters."""
+    """Of a static `tree` or of a chain of `window` tokens: each drafter's configuration has one of these parameters."""
     return _shape(_paths(cfg))
 
 

@@ -25,7 +25,7 @@ class ChainState:
     session: Any
     sampling: Sampling
     rng: RandomStreams
-    valid: Tensor  # (B, M) bool: all nodes are
+    valid: Tensor  # (B, M) bool: true for all nodes
 
     constants = ("session", "valid")
 
@@ -34,7 +34,7 @@ class ChainState:
 
 
 class DraftModel:
-    """`model` opens sessions like a target; it must share the target's prefix length and vocabulary."""
+    """`model` opens sessions like a target. It must share the target's prefix length and vocabulary."""
 
     constants = ("tree",)
 
@@ -44,11 +44,11 @@ class DraftModel:
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ChainState:
         put(self, rng.key.device)
-        own = self.model.open(conditioning, len(rng), sampling.guided, self.tree.nodes)
+        draft_session = self.model.open(conditioning, len(rng), sampling.guided, self.tree.nodes)
         if sampling.kernels is not None:
-            own.use(sampling.kernels)
+            draft_session.use(sampling.kernels)
         valid = torch.ones(len(rng), self.tree.nodes, dtype=torch.bool, device=rng.key.device)
-        return ChainState(own, sampling, rng, valid)
+        return ChainState(draft_session, sampling, rng, valid)
 
     def propose(self, state: ChainState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         session, sampling = state.session, state.sampling

@@ -1,5 +1,5 @@
-"""EAGLE-2 (Li et al. 2024a): a new tree each step, grown along its most probable paths, then cut to its most probable
-nodes."""
+"""EAGLE-2 (Li et al. 2024a): a new tree at each step, grown along its most probable paths, then cut to its most
+probable nodes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from specbench.engine.ops import Kernels, take
 from specbench.errors import UsageError
 
 #: expand(tokens (B, n), parents (B, n), depth, first, sees (B, n, E)) -> distributions (B, n, V) of the children of n
-#: nodes. Expanded nodes are numbered in order; `first` is the number of the first of these, `parents` holds one more
-#: than the parent's number (0 for the root), `sees` which expanded nodes each attends to, itself included.
+#: nodes. Expanded nodes are numbered in order. `first` is the number of the first of the n nodes, `parents` is one more
+#: than the parent's number (0 for the root), and `sees` marks the expanded nodes that each attends to, including
+#: itself.
 Expand = Callable[[Tensor, Tensor, int, int, Tensor], Tensor]
 
 
-#: Candidates of a step, from which a tree's nodes are selected: their scores and their ancestor matrix are in memory.
+#: The most candidates of a step, from which a tree's nodes are selected; their scores and ancestor matrix are in
+#: memory.
 MOST = 100_000
 
 
@@ -42,7 +44,7 @@ def largest_tree(nodes: int, depth: int, width: int) -> Tree:
 
 class Grower:
     """Grows `depth` levels: the `width` most probable children of each of the `width` most probable nodes of the level
-    before. Of all candidates the `nodes` most probable stay. A node's score is the drafter's probability of the path to
+    before. The `nodes` most probable of all candidates stay. A node's score is the drafter's probability of the path to
     it, before top-k and top-p (ranking "full") or after them ("filtered", as in LANTERN's code; the same at temperature
     0).
 
@@ -55,7 +57,7 @@ class Grower:
         self.expanded = width * (depth - 1)
 
     def ranks_filtered(self, sampling: Sampling) -> bool:
-        """Whether the distributions that rank the nodes are those after top-k and top-p."""
+        """Whether the nodes are ranked by the distributions after top-k and top-p."""
         return self.filtered and sampling.temperature > 0
 
     def grow_fused(
@@ -67,23 +69,24 @@ class Grower:
         expand: Expand,
         sampling: Sampling | None,
     ) -> Draft:
-        """`grow` behind `num_committed` (B,) tokens of the history (B, *) by kernels, for trees that these grow. Before
-        the first token no node is valid. `sampling` None: the distributions are the draft's already."""
+        """`grow` with kernels, for the trees that they support, after `num_committed` (B,) tokens of the history (B,
+        *). Before the first token no node is valid. `sampling` None: the distributions are already the draft's."""
         growth = kernels.growth(self, len(num_committed), probs.shape[-1], probs.device)
         growth.add(probs)
-        every = [probs]
+        all_probs = [probs]
         for depth in range(1, self.depth):
-            every.append(expand(*growth.beam(depth)))
-            growth.add(every[-1])
+            all_probs.append(expand(*growth.beam(depth)))
+            growth.add(all_probs[-1])
         tensors, tokens, valid, of_inner = growth.draft(history, num_committed)
         tree = topology(*tensors, height=self.depth, beam=growth.width)
-        given = take(torch.cat(every, 1), of_inner)
-        given = given if sampling is None else sampling.filtered_probs(given)
-        return Draft(tree, tokens, given, valid, torch.zeros_like(valid))
+        draft_probs = take(torch.cat(all_probs, 1), of_inner)
+        draft_probs = draft_probs if sampling is None else sampling.filtered_probs(draft_probs)
+        return Draft(tree, tokens, draft_probs, valid, torch.zeros_like(valid))
 
     def grow(self, root: Tensor, probs: Tensor, expand: Expand, sampling: Sampling) -> Draft:
         """root (B, 1): the last committed token; probs (B, 1, V): the distribution of its children. Distributions are
-        those before top-k, top-p and arg max: they rank the nodes. `sampling` computes the draft's from them."""
+        those before top-k, top-p and arg max, which rank the nodes. `sampling` computes the draft's distributions from
+        them."""
         filtered = self.ranks_filtered(sampling)
         rows, _, size = probs.shape
         probs = sampling.filtered_probs(probs) if filtered else probs
@@ -91,8 +94,8 @@ class Grower:
         device = probs.device
         beam = torch.arange(width, device=device).expand(rows, -1)
 
-        def candidates(of: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-            top = of.topk(width, dim=-1)
+        def candidates(probs: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+            top = probs.topk(width, dim=-1)
             return (score.unsqueeze(-1) + top.values.log().clamp_max(0)).flatten(1), top.indices.flatten(1)
 
         score, token = candidates(probs, probs.new_zeros(rows, 1))
@@ -106,9 +109,9 @@ class Grower:
         lineage = torch.zeros(rows, width, self.expanded, dtype=torch.bool, device=device)
         for d in range(1, self.depth):
             first = (d - 1) * width
-            own = torch.arange(first, first + width, device=device)
-            lineage = lineage | (torch.arange(self.expanded, device=device) == own[:, None])
-            homes[-1].scatter_(1, chosen - begin, (own + 1).expand(rows, -1))
+            numbers = torch.arange(first, first + width, device=device)
+            lineage = lineage | (torch.arange(self.expanded, device=device) == numbers[:, None])
+            homes[-1].scatter_(1, chosen - begin, (numbers + 1).expand(rows, -1))
             probs = expand(pick, parents, d, first, lineage)
             probs = sampling.filtered_probs(probs) if filtered else probs
             score, token = candidates(probs, best)
@@ -120,7 +123,7 @@ class Grower:
             begin = width + (d - 1) * width * width
             best, index = score.topk(width, dim=-1)
             pick, from_beam = token.gather(1, index), index // width
-            parents = own[0] + 1 + from_beam
+            parents = numbers[0] + 1 + from_beam
             lineage = lineage.gather(1, from_beam.unsqueeze(-1).expand_as(lineage))
             chosen = begin + index
         score, token = torch.cat(scores, 1), torch.cat(tokens, 1)
@@ -137,30 +140,30 @@ class Grower:
             torch.cat([zero, parent], 1), torch.cat([zero, rank], 1), width, self.depth, 1 + self.expanded, width
         )
         of_node = torch.cat([zero, torch.cat(homes, 1).gather(1, kept)], 1)
-        given = take(torch.cat(all_probs, 1), of_node.gather(1, tree.inner))
+        draft_probs = take(torch.cat(all_probs, 1), of_node.gather(1, tree.inner))
         valid = score.gather(1, kept) > -torch.inf
         valid = torch.cat([torch.ones_like(root, dtype=torch.bool), valid], 1)
         drafted = torch.cat([root, token.gather(1, kept)], 1)
-        given = given if filtered else sampling.filtered_probs(given)
-        return Draft(tree, drafted, given, valid, torch.zeros_like(valid))
+        draft_probs = draft_probs if filtered else sampling.filtered_probs(draft_probs)
+        return Draft(tree, drafted, draft_probs, valid, torch.zeros_like(valid))
 
 
 class Grown(Entries):
-    """What drafters of dynamic trees share."""
+    """Base class of the drafters of dynamic trees."""
 
     def __init__(self, head: Any, grower: Grower, shape: DraftShape) -> None:
         super().__init__(head, shape, grower.expanded)
         self.grower = grower
 
     def grow(self, state: EagleState, history: Tensor, num_committed: Tensor) -> Draft:
-        """The tree behind `num_committed` (B,) tokens of the history (B, *); before the first token there is none to
-        use."""
+        """The tree after `num_committed` (B,) tokens of the history (B, *). Before the first token its nodes are not
+        valid."""
         last, feature = self._newest(state, history, num_committed)
         sampling, kernels = state.sampling, state.cache.kernels
         fused = kernels is not None and kernels.grows(self.grower)
-        # the distributions of the draft itself, where they rank the nodes and depend on the logits as plain ones do
-        drawn = fused and self.grower.ranks_filtered(sampling) and sampling.top_n_sigma is None
-        ranking = sampling if drawn else sampling.unfiltered
+        # the draft's distributions rank the nodes, and depend on the logits only as plain sampling does
+        ranked_by_draft = fused and self.grower.ranks_filtered(sampling) and sampling.top_n_sigma is None
+        ranking = sampling if ranked_by_draft else sampling.unfiltered
         positions = num_committed[:, None] + self.offsets[: self.grower.depth]
         outputs = feature  # of the root and the expanded nodes, in order
 
@@ -175,7 +178,9 @@ class Grown(Entries):
 
         if fused:
             begin = probs(feature, 0)
-            return self.grower.grow_fused(kernels, history, num_committed, begin, expand, None if drawn else sampling)
+            return self.grower.grow_fused(
+                kernels, history, num_committed, begin, expand, None if ranked_by_draft else sampling
+            )
         root = last_token(history, num_committed)
         draft = self.grower.grow(root, probs(feature, 0), expand, sampling)
         draft.valid &= self._after_first(num_committed, draft.tree.nodes)
@@ -183,7 +188,7 @@ class Grown(Entries):
 
 
 class Eagle2(Grown):
-    """EAGLE-2: a new tree of the `nodes` most probable draft tokens each step (see `Grower`)."""
+    """EAGLE-2: a new tree of the `nodes` most probable draft tokens at each step (see `Grower`)."""
 
     def __init__(self, head: Any, nodes: int, depth: int, width: int, ranking: str = "full") -> None:
         super().__init__(head, Grower(nodes, depth, width, ranking), dynamic_shape(nodes, depth, width))

@@ -1,4 +1,4 @@
-"""EAGLE: a drafter over the target's hidden states. EAGLE-1 drafts a chain or a static tree (Li et al. 2024b)."""
+"""EAGLE: a drafter on the target's hidden states. EAGLE-1 drafts a chain or a static tree (Li et al. 2024b)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EagleState:
     sampling: Sampling
     rng: RandomStreams
     cache: Any
-    rope: Tensor  # the table that steps read, even where the network has a longer one by now
+    rope: Tensor  # the table that steps read, even if the network has a longer one by now
     start: Tensor  # (R,): the first entry that may be attended to
     pending: Tensor  # (R, D + 1, dim): target hidden states of the positions committed last, oldest first
     fresh: Tensor  # (B,): how many of them are valid, less one
@@ -47,9 +47,9 @@ class EagleState:
 @dataclass(frozen=True)
 class _Level:
     """The inner nodes of one depth. nodes (n,): their numbers; parents (n,): 0 for the root, else one more than the
-    parent's index among the expanded nodes (of a chain 0, since only its last outputs are kept); first: the index of
-    the first among the expanded; kids (K,): their children's numbers, and picks (K,) the index of each child's token in
-    the flattened (n, W) candidates."""
+    parent's index among the expanded nodes (always 0 in a chain, since only its last outputs are stored); first: the
+    index of the first node among the expanded ones; kids (K,): their children's numbers; picks (K,): the index of each
+    child's token in the flattened (n, W) candidates."""
 
     nodes: Tensor
     parents: Tensor
@@ -64,7 +64,7 @@ class _Level:
 def _levels(tree: Tree) -> list[_Level]:
     """The root, then the expanded nodes depth by depth."""
     inner = tree.inner[0].tolist()
-    expanded = inner[1:]  # the root's own distribution needs no expansion
+    expanded = inner[1:]  # the root needs no expansion
     number = {0: 0} | {n: i + 1 for i, n in enumerate(expanded)}
     levels = []
     for d in range(tree.height):
@@ -84,13 +84,13 @@ def _levels(tree: Tree) -> list[_Level]:
 
 
 class Entries:
-    """What every EAGLE drafter shares: `head` is the network; entry e of its cache pairs the target's hidden
+    """The part that all EAGLE drafters share. `head` is the network; entry e of its cache pairs the target's hidden
     state at position e with the token at e + 1.
 
     With c committed tokens and the root at position b = P - 1 + c, entries up to b - 1 are known. A step feeds the
-    entries that the last verdict made known, takes the distribution of the root's children from the last of them, and
-    expands the draft depth by depth; the nodes of a depth share one position. The draft's entries are dropped after the
-    step.
+    entries that became known with the last verdict, takes the distribution of the root's children from the last of
+    them, and expands the draft depth by depth. The nodes of a depth share one position. The draft's entries are dropped
+    after the step.
     """
 
     constants: tuple[str, ...] = ("tree", "offsets", "numbers", "root")
@@ -106,8 +106,8 @@ class Entries:
         device = rng.key.device
         put(self, device)
         hidden = session.prefix_hidden  # (R, P - 1, dim)
-        rows, known, dim = hidden.shape
-        slots = known + session.length + 2 * (self.tree.height + 1) + self.expanded
+        rows, prefix, dim = hidden.shape
+        slots = prefix + session.length + 2 * (self.tree.height + 1) + self.expanded
         rope = self.head.rope(slots)
         cache = self.head.new_cache(rows, slots)
         start = session.padding[:, 0].clone() if self.head.cfg.line else session.padding.new_zeros(rows)
@@ -124,19 +124,19 @@ class Entries:
             torch.zeros(len(rng), dtype=torch.int64, device=device),
             2 if sampling.guided else 1,
         )
-        if known > 1:
-            entries = torch.arange(known - 1, device=device).expand(rows, -1)
-            keys, own = torch.arange(slots, device=device), entries.unsqueeze(-1)
-            mask = ((keys <= own) & (keys >= start[:, None, None])) | (keys == own)
-            self._feed(state, session.prefix.ids[:, 1:known], hidden[:, :-1], entries, mask.unsqueeze(1))
+        if prefix > 1:
+            entries = torch.arange(prefix - 1, device=device).expand(rows, -1)
+            keys, queries = torch.arange(slots, device=device), entries.unsqueeze(-1)
+            mask = ((keys <= queries) & (keys >= start[:, None, None])) | (keys == queries)
+            self._feed(state, session.prefix.ids[:, 1:prefix], hidden[:, :-1], entries, mask.unsqueeze(1))
         cache.kernels = sampling.kernels
         return state
 
     def network_passes(self, target: Any) -> list[NetworkPass]:
         head, fused = self.head, [self.head.fuse, self.head.norm] if self.aux_hidden_layers else []
         read = [p for module in (head.fc, head.layers, *fused[1:], *target.head_layers) for p in module.parameters()]
-        once = [NetworkPass(head, "", list(fused[0].parameters()))] if fused else []
-        return [NetworkPass(head, "hidden", read, self.shape.passes), *once]
+        fuse_pass = [NetworkPass(head, "", list(fused[0].parameters()))] if fused else []
+        return [NetworkPass(head, "hidden", read, self.shape.passes), *fuse_pass]
 
     def _feed(self, state: EagleState, ids: Tensor, hidden: Tensor, entries: Tensor, mask: Tensor | TreeMask) -> Tensor:
         """Outputs (R, n, dim) of `entries` (R, n)."""
@@ -144,13 +144,14 @@ class Entries:
         return self.head.hidden(ids, hidden, rope, mask, state.cache, entries)
 
     def _newest(self, state: EagleState, history: Tensor, num_committed: Tensor) -> tuple[Tensor, Tensor]:
-        """Feed what the last verdict made known; returns the newest entry's position (B, 1) and output (R, 1, dim)."""
+        """Feed the entries that became known with the last verdict. Returns the newest entry's position (B, 1) and
+        output (R, 1, dim)."""
         session = state.session
         last = num_committed[:, None] + (session.prefix_length - 2)  # (B, 1): the newest entry, b - 1
         if state.cache.kernels is not None:
-            known = self.head.reduced(state.pending)
+            reduced = self.head.reduced(state.pending)
             x, rope, slots, root, among = state.cache.kernels.newest(
-                session, self.head, history, num_committed, state.fresh, known, state.start
+                session, self.head, history, num_committed, state.fresh, reduced, state.start
             )
             out = self.head.hidden_of_joined(x, rope, TreeMask(state.start, root, among), state.cache, slots)
             return last, take(out, session.both(state.fresh)[:, None])
@@ -173,10 +174,10 @@ class Entries:
         sees: Tensor,
         chosen: Tensor | None = None,
     ) -> Tensor:
-        """Outputs (R, n, dim) of draft nodes of one depth: of all tokens (B, n), or of those `chosen` (n,) among tokens
-        (B, *). parents (n,) or (B, n): where their parents' outputs are in outputs (R, *, dim); first: the number of
-        the first among the expanded nodes; sees (1 or B, n, expanded) bool: which expanded nodes each attends to,
-        itself included."""
+        """Outputs (R, n, dim) of draft nodes of one depth: of all tokens (B, n), or of those at `chosen` (n,) among
+        tokens (B, *). parents (n,) or (B, n): the indices of their parents' outputs in outputs (R, *, dim); first: the
+        number of the first node among the expanded ones; sees (1 or B, n, expanded) bool: the expanded nodes that each
+        attends to, including itself."""
         session, head, cache = state.session, self.head, state.cache
         if cache.kernels is not None:
             x, rope, slots, root = cache.kernels.level(
@@ -193,23 +194,22 @@ class Entries:
     def _distributions(
         self, state: EagleState, sampling: Sampling, features: Tensor, position: Tensor
     ) -> Distributions:
-        """The distributions at features (R, n, dim) of the tokens at one image position (B,) per row."""
+        """The distributions at features (R, n, dim), for tokens at one image position (B,) per row."""
         logits = state.session.model.head(self.head.readable(features, state.cache.kernels))
         return sampling.distributions(logits, state.session, position[:, None].expand(-1, features.shape[1]))
 
     def _after_first(self, num_committed: Tensor, nodes: int | None = None) -> Tensor:
-        """Validity (B, M): before the first token there is no hidden state to draft from, and nothing is drafted."""
+        """Validity (B, M): before the first token no hidden state exists to draft from, so nothing is drafted."""
         return (num_committed > 0)[:, None] | self.root[:nodes]
 
     def commit(self, state: EagleState, result: StepResult) -> None:
-        both = state.session.both
-        index = both(result.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
+        index = state.session.both(result.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
         torch.gather(result.hidden, 1, index, out=state.pending)
         state.fresh.copy_(result.verdict.length)
 
 
 class Eagle(Entries):
-    """EAGLE-1 over a chain or a static tree. replacement: siblings are sampled with replacement."""
+    """EAGLE-1 with a chain or a static tree. replacement: siblings are sampled with replacement."""
 
     constants = (*Entries.constants, "levels", "sees")
 
@@ -230,7 +230,7 @@ class Eagle(Entries):
         # a chain takes one number per depth, all of them at once
         u = state.rng.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
         probs = [self._children(state, 0, feature, drafted, num_committed, step, u)]
-        features = feature  # of the root and the expanded nodes, in order; of a chain only the last one is used
+        features = feature  # of the root and the expanded nodes, in order; a chain uses only the last one
         for number, level in enumerate(self.levels[1:], start=1):
             sees = self.sees[:, level.first : level.first + len(level.nodes)]
             out = self._expand(
@@ -243,8 +243,8 @@ class Eagle(Entries):
         return Draft(tree, drafted, torch.cat(probs, 1), valid, sampled, replacement=self.replacement)
 
     def _chosen(self, sampling: Sampling) -> bool:
-        """Whether the tokens are deterministic: a point mass has one token, so that siblings of it are the next most
-        probable."""
+        """Whether the tokens are deterministic. At temperature 0 the distribution is a point mass, so the siblings are
+        the next most probable tokens."""
         return sampling.temperature == 0 and not self.tree.is_chain and not self.replacement
 
     def _children(
@@ -257,11 +257,11 @@ class Eagle(Entries):
         step: Tensor,
         u: Tensor | None,
     ) -> Tensor:
-        """Draw the children of a level from the distributions (B, n, V) at its features (R, n, dim); writes their
-        tokens to `drafted`. u: the numbers (B, height, 1) to draw a chain with."""
+        """Draw the children of a level from the distributions (B, n, V) at its features (R, n, dim), and write their
+        tokens to `drafted`. u: the numbers (B, height, 1) for the tokens of a chain."""
         sampling, level = state.sampling, self.levels[number]
-        found = self._distributions(state, sampling, features, num_committed + number)
-        probs = found.p
+        children = self._distributions(state, sampling, features, num_committed + number)
+        probs = children.p
         if u is not None:
             drafted[:, number + 1 : number + 2] = draw(probs, u[:, number], sampling.kernels)
             return probs
@@ -270,7 +270,7 @@ class Eagle(Entries):
             u = state.rng.uniform(step, DRAFT + number, probs.shape[1], width)
             tokens = draw_several(probs, u, sampling.kernels)
         elif self._chosen(sampling):
-            tokens = found.logits.topk(width, dim=-1).indices
+            tokens = children.logits.topk(width, dim=-1).indices
         else:
             tokens = sample_distinct(probs, state.rng, step, DRAFT + number, width)
         drafted[:, level.kids] = tokens.flatten(1)[:, level.picks]
@@ -287,7 +287,7 @@ def _paths(cfg: Mapping[str, Any]) -> list[Path]:
 
 
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    """Of a static `tree` or of a chain of `window` tokens: each choice has one of these parameters."""
+    """Of a static `tree` or of a chain of `window` tokens: each drafter's configuration has one of these parameters."""
     return static_shape(_paths(cfg))
 
 

@@ -28,7 +28,7 @@ class MedusaState:
     sampling: Sampling
     hidden: Tensor  # (R, dim): the target's hidden state from which the root's token was drawn
     halves: int
-    sampled: Tensor  # (B, M) bool: no token is
+    sampled: Tensor  # (B, M) bool: false for all tokens
 
     constants = ("sampled",)
 
@@ -66,12 +66,12 @@ class Medusa:
     def propose(self, state: MedusaState, history: Tensor, num_committed: Tensor, step: Tensor) -> Draft:
         positions = num_committed[:, None] + self.depths
         logits = self.heads(state.hidden, self.tree.height)  # (R, D, V)
-        found = state.sampling.distributions(logits, state.session, positions)
-        top = found.logits.topk(self.most, dim=-1).indices
+        heads = state.sampling.distributions(logits, state.session, positions)
+        top = heads.logits.topk(self.most, dim=-1).indices
         root = last_token(history, num_committed)
         tokens = torch.cat([root, top[:, self.level, self.choice]], 1)
         valid = (num_committed > 0)[:, None] | self.root  # no hidden state before the first token
-        return Draft(self.tree, tokens, found.p[:, self.of_inner], valid, state.sampled)
+        return Draft(self.tree, tokens, heads.p[:, self.of_inner], valid, state.sampled)
 
     def network_passes(self, target: Any) -> list[NetworkPass]:
         used = self.heads.medusa_head[: self.tree.height]

@@ -1,9 +1,9 @@
-"""Drafts without tokens: vanilla autoregression, the groups of a model with an order of its own, and ZipAR (He et al.
-2024, arXiv 2412.04062).
+"""Drafts without tokens: vanilla autoregression, the groups of a model with its own order, and ZipAR (He et al. 2024,
+arXiv 2412.04062).
 
-ZipAR decodes rows of an image in parallel, one token of each in a pass, without any verification. Every token is
-sampled once, from the target's distribution given the tokens that exist; that is the distribution of raster order only
-where a row begins after the end of the one above.
+ZipAR decodes rows of an image in parallel, one token of each row per pass, without any verification. Every token is
+sampled once, from the target's distribution given the tokens that exist. That is the distribution of raster order only
+if a row begins after the end of the row above.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from specbench.engine.state import Buffers, put, within
 
 @dataclass
 class EmptyState:
-    """probs (n, 0, V) and valid (n, 1) bool of n chains; plan: what the passes visit, None in raster order."""
+    """probs (n, 0, V) and valid (n, 1) bool of n chains; plan: the positions that the passes visit, None in raster
+    order."""
 
     probs: Tensor
     valid: Tensor
@@ -40,8 +41,8 @@ class EmptyState:
 
 
 class NoDraft:
-    """The target alone: in raster order token by token, or in the target's own order group by group; singly: token by
-    token in its own order, too, where the target has such distributions."""
+    """The target alone: token by token in raster order, or group by group in the target's own order. singly: token by
+    token also in the target's own order, if the target has such distributions."""
 
     constants = ("tree",)
 
@@ -50,7 +51,7 @@ class NoDraft:
         self.tree = self.shape.tree
 
     def plan(self, session: Any, rng: RandomStreams) -> PlannedPasses | None:
-        """What the passes over the rows of `rng` visit; None in raster order."""
+        """The positions that the passes over the rows of `rng` visit; None in raster order."""
         order = session.order
         if order is None:
             return None
@@ -76,12 +77,12 @@ class NoDraft:
 
 
 class ZipAR(NoDraft):
-    """window: tokens that a row of the image has when the next one begins; from the width of a row on it is raster
-    order. first_row: whether the second row waits for the whole first one ("alone", as on LlamaGen) or not ("overlap").
-    missing: whether tokens that do not exist are "masked", or slots that hold "zero" count in their place, as in the
-    released code for LlamaGen.
+    """window: tokens that a row of the image has when the next one begins; a window of at least the width of a row is
+    raster order. first_row: whether the second row waits for the whole first one ("alone", as on LlamaGen) or not
+    ("overlap"). missing: whether tokens that do not exist are "masked", or slots that hold "zero" replace them, as in
+    the released code for LlamaGen.
 
-    A token's random number depends on its position alone, so that with window=row it is that of vanilla decoding.
+    A token's random number depends only on its position, so with window=row it is the same as in vanilla decoding.
     """
 
     def __init__(self, window: int, first_row: str = "alone", missing: str = "masked") -> None:

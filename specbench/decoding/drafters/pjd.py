@@ -1,14 +1,14 @@
 """Parallel Jacobi decoding of the rows of an image (PJD, arXiv 2606.05703): an interpretation of its abstract and of
-accounts by others, since neither its text nor its code was at hand.
+second-hand accounts, since neither its text nor its code was available.
 
-Rows of the image are decoded at once, each with a Jacobi window of its own. A draft attends to all committed tokens and
-to the earlier positions of its own row. A row keeps its drafts up to the first that is rejected. Only in the topmost
-row, and only where the first draft is rejected, the residual distribution gives a token. All other positions are drawn
-again from the distributions of this step. So what is sampled is not the target's distribution, whatever the window.
+Rows of the image are decoded at once, each with its own Jacobi window. A draft attends to all committed tokens and to
+the earlier positions of its own row. A row keeps its drafts up to the first that is rejected. The residual distribution
+gives a token only in the topmost row, and only if the first draft is rejected. All other positions are drawn again from
+the distributions of this step. So the samples do not have the target's distribution, whatever the window.
 
-Our own choices: the length of a window, the number of rows at once (as many as are in progress where each is `t_ctx`
-tokens behind the one above), positions that are new (uniform), what stands in at the beginning of a row (as ZipAR's),
-and new lines (tokens like others, which the image grammar forces).
+Our own choices: the length of a window; the number of rows at once (as many as are in progress if each is `t_ctx`
+tokens behind the row above); new positions (uniform); the token that replaces a missing one at the beginning of a row
+(ZipAR's choice); and new lines (ordinary tokens, which the image grammar forces).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class ParallelState:
     rng: RandomStreams
     uniform: Tensor  # (V,): the uniform distribution over the codes
     ahead: Tensor  # (H,): 0 .. H - 1
-    tokens: Tensor  # (B, K, H): the window of each front's line, from its first position that is not committed
+    tokens: Tensor  # (B, K, H): the window of each chain's line, from its first position that is not committed
     probs: Tensor  # (B, K, H, V): the distribution each was drawn from
-    known: Tensor  # (B, K): how many positions of a window were drawn by the last step
+    known: Tensor  # (B, K): how many positions of a window the last step drew
 
     constants = ("lines", "uniform", "ahead")
 
@@ -52,8 +52,8 @@ class ParallelState:
 
 
 class ParallelJacobi:
-    """window: draft tokens of a row, at most; t_ctx: tokens that a row has when the next one begins. A row never
-    overtakes the one above."""
+    """window: the most draft tokens of a row; t_ctx: tokens that a row has when the next one begins. A row never
+    overtakes the row above."""
 
     constants = ("tree",)
 
@@ -93,7 +93,7 @@ class ParallelJacobi:
         valid = torch.cat([torch.ones_like(valid[..., :1]), valid], -1)
         tokens = torch.cat([at.token.unsqueeze(-1), state.tokens], -1).flatten(0, 1)
         positions = lines.parallel_positions(at, valid, keys, at.top)
-        probs = state.probs.flatten(0, 1).clone()  # `commit` writes the window before the statistics are taken
+        probs = state.probs.flatten(0, 1).clone()  # `commit` overwrites the window before the statistics are recorded
         return Draft(self.tree, tokens, probs, valid.flatten(0, 1), parallel_positions=positions)
 
     def commit(self, state: ParallelState, result: StepResult) -> None:
@@ -103,17 +103,18 @@ class ParallelJacobi:
         assert draft.parallel_positions is not None
         before, keys = lines.line.clone(), draft.parallel_positions.keys.flatten()
         lines.advance(kept)
-        node = (kept.unsqueeze(-1) + state.ahead).flatten(0, 1)  # after which a position of the new window stands
+        node = (kept.unsqueeze(-1) + state.ahead).flatten(0, 1)  # the node before each position of the new window
         probs, node = state.probs.flatten(0, 1), node.clamp_max(self.window)
         torch.gather(result.p, 1, node.unsqueeze(-1).expand_as(probs), out=probs)
         u = state.rng.rows(lines.owner).uniform(keys, _TOKEN, self.window)
         state.tokens.copy_(draw(probs, u, state.sampling.kernels).view_as(state.tokens))
         nodes = draft.parallel_positions.images(draft.valid.sum(1))
-        known = (nodes - kept) * (draft.parallel_positions.extends & (lines.line == before))
-        torch.clamp(known, 0, self.window, out=state.known)
+        drawn = (nodes - kept) * (draft.parallel_positions.extends & (lines.line == before))
+        torch.clamp(drawn, 0, self.window, out=state.known)
 
     def _initialise(self, state: ParallelState, at: Roots, keys: Tensor) -> None:
-        """Positions of the windows that the last step did not draw: uniform over the codes, or what is forced."""
+        """Fill the positions of the windows that the last step did not draw: uniformly over the codes, or with the
+        forced token."""
         position = at.position.unsqueeze(-1) + 1 + state.ahead
         u = state.rng.rows(state.lines.owner).uniform(keys, _INIT, self.window).view_as(state.tokens)
         token = (u * state.session.codes).long().clamp_max(state.session.codes - 1)

@@ -1,17 +1,17 @@
 """Spatially speculative decoding (arXiv 2606.20543): heads on the target draft a row of the image from the row above.
 
-After accounts by others: no official code and not the whole text was at hand. Heads to the right draft the first row
-under the ordinary rule. Each later row is drafted whole from the row above, then improved in `rounds` passes of the
-target. Such a pass keeps every cell with min(1, p / q), whatever becomes of the cells before it, and draws it again
-from Norm([p - q]_+) otherwise. A last pass commits the row as it is. The cells on which p depends may be replaced in
-the same pass, so what is sampled is not the target's distribution. Under the strict rule (`rounds` null) a row ends at
-its first rejection, as any chain does. That is exact.
+This follows second-hand accounts: no official code and not the whole text was available. Heads to the right draft the
+first row under the ordinary rule. Each later row is drafted whole from the row above, then improved in `rounds` passes
+of the target. Such a pass keeps every cell with min(1, p / q), whatever happens to the cells before it, and otherwise
+draws it again from Norm([p - q]_+). A last pass commits the row as it is. The cells on which p depends may be replaced
+in the same pass, so the samples do not have the target's distribution. Under the strict rule (`rounds` null) a row ends
+at its first rejection, like any chain. That is exact.
 
 Our reading: in a later round q is the p of the round before, the distribution that each cell has by then. So the cells
 up to the first rejection are the ordinary rule's, and never change again. Here they are committed at once, and a
-row that is accepted as a whole takes no further pass. With as many rounds as a row has cells the method is exact. After
-the last pass the target gives the first cell of the next row, as after every draft that is accepted as a whole. With
-several heads below, as many rows are drafted at once.
+row that is fully accepted needs no further pass. With as many rounds as a row has cells the method is exact. After the
+last pass the target gives the first cell of the next row, as after every fully accepted draft. With several heads
+below, as many rows are drafted at once.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ from specbench.errors import UsageError
 
 @dataclass
 class SpatialState:
-    """hidden (R, S, dim): the target's hidden states, at index t that from which token t was drawn. Of the rows that
-    are being improved: tokens (B, H) and the distributions probs (B, H, V) that they have, from the first cell that is
-    not committed; end (B,): the position after their last one; passed (B,): the rounds that they had.
+    """hidden (R, S, dim): the target's hidden states; index t is the one from which token t was drawn. For the rows
+    that are being improved: tokens (B, H) and their current distributions probs (B, H, V), from the first cell that is
+    not committed; end (B,): the position after their last cell; passed (B,): their rounds so far.
 
-    parts: which head drafts which positions of a draft, to the right, then below; `outputs` (2, H): which of all their
-    outputs a position of the draft takes, in the first row and later; rise (H,): how far back the cell above is."""
+    parts: which head drafts which positions of a draft, first to the right, then below; `outputs` (2, H): the index,
+    among all outputs of the heads, that each position of the draft takes, in the first row and later; rise (H,): the
+    distance to the cell above.
+    """
 
     session: Any
     sampling: Sampling
@@ -63,21 +65,22 @@ class SpatialState:
 
     def buffers(self) -> Buffers:
         halves = 2 if self.sampling.guided else 1
-        own = {name: Buffer(getattr(self, name)) for name in ("tokens", "probs", "end", "passed")}
-        return own | {"hidden": Buffer(self.hidden, 0, halves)}
+        buffers = {name: Buffer(getattr(self, name)) for name in ("tokens", "probs", "end", "passed")}
+        return buffers | {"hidden": Buffer(self.hidden, 0, halves)}
 
 
 class Spatial:
     """heads: the network, of which `right` heads draft the first row and `below` heads as many rows at once; window:
-    the most drafted tokens of a step; rounds: see above. A row that is longer than the window is drafted in parts."""
+    the most drafted tokens of a step; rounds: see the module. A row that is longer than the window is drafted in parts.
+    UsageError if the network has fewer heads."""
 
     constants = ("tree", "ahead", "offsets")
 
     def __init__(self, heads: Any, window: int, right: int, below: int, rounds: int | None) -> None:
         self.heads, self.right, self.below, self.rounds = heads, right, below, rounds
-        for name, wanted, most in (("k_h", right, heads.cfg.right), ("k_v", below, heads.cfg.below)):
-            if wanted > most:
-                raise UsageError(f"{name}={wanted}, and the network has {most} such heads: give {most} at most")
+        for name, requested, most in (("k_h", right, heads.cfg.right), ("k_v", below, heads.cfg.below)):
+            if requested > most:
+                raise UsageError(f"{name}={requested}, and the network has {most} such heads: give {most} at most")
         self.shape = _shape(window, rounds)
         self.tree = self.shape.tree
         self.ahead, self.offsets = torch.arange(window), torch.arange(window + 1)
@@ -90,7 +93,7 @@ class Spatial:
         for j, start in enumerate(range(0, drafted, width)):
             parts.append((self.heads.cfg.right + j, slice(start, min(start + width, drafted))))
         outputs = torch.stack([self.ahead.clamp_max(right - 1), right + self.ahead.clamp_max(drafted - 1)])
-        before, kept = session.prefix_hidden, 0 if self.rounds is None else height
+        before, stored = session.prefix_hidden, 0 if self.rounds is None else height
         return SpatialState(
             session,
             sampling,
@@ -99,8 +102,8 @@ class Spatial:
             outputs,
             rise=(self.ahead // width + 1) * width,
             hidden=before.new_zeros(len(before), session.length + 2 * (height + 1), before.shape[-1]),
-            tokens=torch.zeros(rows, kept, dtype=torch.int64, device=device),
-            probs=torch.zeros(rows, kept, session.vocab_size, device=device),
+            tokens=torch.zeros(rows, stored, dtype=torch.int64, device=device),
+            probs=torch.zeros(rows, stored, session.vocab_size, device=device),
             end=torch.zeros(rows, dtype=torch.int64, device=device),
             passed=torch.zeros(rows, dtype=torch.int64, device=device),
         )
@@ -115,14 +118,14 @@ class Spatial:
         if self.rounds is not None:
             torch.where(new[:, None], tokens, state.tokens, out=state.tokens)
             torch.where(new[:, None, None], probs, state.probs, out=state.probs)
-            tokens, probs = state.tokens, state.probs.clone()  # read by the statistics, after `commit` wrote new ones
+            tokens, probs = state.tokens, state.probs.clone()  # the statistics read them after `commit` wrote new ones
             unverified = (~first & (state.passed >= self.rounds))[:, None].expand(-1, self.tree.nodes)
         inside = (num_committed[:, None] + self.ahead < end[:, None]) & (num_committed > 0)[:, None]
         valid, drafted = F.pad(inside, (1, 0), value=True), torch.cat([last_token(history, num_committed), tokens], 1)
         return Draft(self.tree, drafted, probs, valid, unverified=unverified)
 
     def _end(self, state: SpatialState, num_committed: Tensor, first: Tensor) -> Tensor:
-        """The position (B,) after a draft that begins with `num_committed` (B,) tokens; first (B,) bool: in the first
+        """The position (B,) after a draft that begins with `num_committed` (B,) tokens. first (B,) bool: in the first
         row."""
         width = state.session.width
         row = (num_committed // width + self.below) * width
@@ -131,8 +134,8 @@ class Spatial:
         )
 
     def distributions(self, state: SpatialState, history: Tensor, num_committed: Tensor, first: Tensor) -> Tensor:
-        """The distributions (B, H, V) from which the tokens at the positions from `num_committed` (B,) on are drafted:
-        each from the nearest known cell above or, in the first row (`first` (B, 1) bool), all from the newest cell."""
+        """The distributions (B, H, V) from which the tokens from position `num_committed` (B,) on are drafted: each
+        from the nearest known cell above or, in the first row (`first` (B, 1) bool), all from the newest cell."""
         session, position = state.session, num_committed[:, None] + self.ahead
         source = torch.where(first, num_committed[:, None] - 1, position - state.rise).clamp_min(0)
         embedded = session.model.tok_embeddings(session.model.ids(history.gather(1, source)))
@@ -143,12 +146,12 @@ class Spatial:
         return state.sampling.distributions(logits, session, position).p
 
     def network_passes(self, target: Any) -> list[NetworkPass]:
-        every, right = self.heads.heads, self.heads.cfg.right
-        used = *every[: self.right], *every[right : right + self.below], *target.head_layers
+        heads, right = self.heads.heads, self.heads.cfg.right
+        used = *heads[: self.right], *heads[right : right + self.below], *target.head_layers
         return [NetworkPass(self.heads, "forward", [p for module in used for p in module.parameters()])]
 
     def commit(self, state: SpatialState, result: StepResult) -> None:
-        """Keep the hidden states and, of rows that are not complete, improve every cell after the committed ones."""
+        """Store the hidden states and, in rows that are not complete, improve every cell after the committed ones."""
         length, num_committed = result.verdict.length, result.num_committed
         slots = state.session.both(num_committed[:, None] + self.offsets)
         state.hidden.scatter_(1, slots.unsqueeze(-1).expand_as(result.hidden), result.hidden)
@@ -161,12 +164,14 @@ class Spatial:
         state.end.mul_(incomplete)
 
     def _improve(self, state: SpatialState, p: Tensor, length: Tensor, num_committed: Tensor) -> None:
-        """Keep the token of every cell after the committed ones, or draw it again: as the rule would if it were the
+        """Keep the token of every cell after the committed ones, or draw it again, as the rule would if it were the
         first of its draft. p (B, M, V): the target's distributions of the nodes."""
-        node = length[:, None] + 1 + self.ahead  # after which a cell of the new draft is; in the old one, its own index
+        node = (
+            length[:, None] + 1 + self.ahead
+        )  # the node before each cell of the new draft; in the old draft, the cell's index
         p, cell = take(p, node.clamp_max(self.tree.height)), node.clamp_max(self.tree.height - 1)
         token, q = state.tokens.gather(1, cell), take(state.probs, cell)
-        # `num_committed` grows with each step, and no other numbers have these tags
+        # `num_committed` grows with each step, and nothing else uses these tags
         u = state.rng.uniforms(num_committed, TOKEN, KEEP - TOKEN + 1, self.tree.height)
         again = draw(normalise((p - q).clamp_min(0), p), u[:, 0], state.sampling.kernels)
         torch.where(u[:, 1] < ratio(at(p, token), at(q, token)), token, again, out=state.tokens)

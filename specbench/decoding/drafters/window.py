@@ -1,12 +1,12 @@
 """Jacobi decoding and its speculative variants: the target drafts for itself, a window of positions ahead.
 
-One drafter, after Jacobi decoding (Song et al. 2021), SJD (Teng et al. 2024, arXiv 2410.01699), SCD (arXiv 2510.24211)
+One drafter covers Jacobi decoding (Song et al. 2021), SJD (Teng et al. 2024, arXiv 2410.01699), SCD (arXiv 2510.24211)
 and SJD-PAC (arXiv 2603.18599). Every position of the window holds a token and the distribution it was drawn from: the
-target's own under the prefix of the last step. After a step the positions that were not committed are renewed from the
-distributions that this step computed for them, and the positions that are new are initialised.
+target's, under the prefix of the last step. After a step the positions that were not committed are renewed from the
+distributions that this step computed for them, and the new positions are initialised.
 
 Why this is lossless (ERRATA, SJD 2): given the past, a position's token is independent of everything that determines
-the distribution it is verified against, since that depends on earlier positions alone.
+the distribution it is verified against, since that distribution depends only on earlier positions.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from specbench.decoding.drafters.positions import (
     KEEP,
     SIBLING,
     TOKEN,
-    Held,
     Renewed,
+    WindowTokens,
     coupled,
-    given_probs,
     gumbel_noise,
     next_heights,
     repeated,
+    source_probs,
     sources,
 )
 from specbench.decoding.loop import Drafter, StepResult, last_token
@@ -45,7 +45,7 @@ from specbench.decoding.verify import Draft, one_hot
 from specbench.engine.ops import take
 from specbench.engine.state import Buffer, Buffers, put
 
-_REST = 1e-12  # share of the other tokens next to the residual distribution that siblings are drawn from
+_REST = 1e-12  # weight of the stored distribution, added to the residual distribution that siblings are drawn from
 
 
 @dataclass
@@ -55,21 +55,21 @@ class WindowState:
     rng: RandomStreams
     side: int  # positions in a row of the image
     uniform: Tensor  # (V,): the uniform distribution over the codes
-    valid: Tensor  # (B, M) bool: all nodes are
-    sampled: Tensor | None  # (B, M) bool: no token is; None: all are
-    behind: Tensor  # (K,): 1 .. K
-    until: int  # tokens of an image from which on it is plain again
+    valid: Tensor  # (B, M) bool: true for all nodes
+    sampled: Tensor | None  # (B, M) bool: false for all tokens; None: all are sampled
+    following: Tensor  # (K,): 1 .. K
+    until: int  # from this number of tokens on an image is decoded plainly again
     tokens: Tensor  # (B, H): the window along the draft's first path
     probs: Tensor  # (B, H, V): the distribution each was drawn from
     heights: Tensor  # (B, H) in [0, 1): the token's height, as a share of its probability; (B, 0) without them
-    past: Tensor  # (B, K, V): distributions of the K positions committed last, oldest first; K = 0 unless drawn from
-    # of the last step, where a row had one (`started` (B,) bool): the distributions (B, M, V) and the accepted path
+    past: Tensor  # (B, K, V): distributions of the last K committed positions, oldest first; K = 0 if not used
+    # of the last step, for rows that had one (`started` (B,) bool): the distributions (B, M, V) and the accepted path
     started: Tensor
     p: Tensor
     path: Tensor
     length: Tensor
 
-    constants = ("uniform", "valid", "sampled", "behind")
+    constants = ("uniform", "valid", "sampled", "following")
 
     def buffers(self) -> Buffers:
         names = ("tokens", "probs", "heights", "past", "started", "p", "path", "length")
@@ -80,21 +80,24 @@ class Window:
     """`window` draft tokens per step. init, coupling, tau: how positions begin and how their tokens are drafted again,
     see `positions`.
 
-    fresh: the distribution of a token that starts at random, "uniform" or a "point" mass. refine: renew the positions
-    that were not committed; without it they are initialised again (SJD, appendix H). width, depth, tree: see
-    `trees.window_paths`. plain_until, plain_from: images with fewer than the first, or at least the second number of
-    tokens (negative: counted from the end; None: never) have no draft, and the window begins again after it.
-
-    Two settings are those of released codes, and not exact. stored: which distribution a token has that maximal
-    coupling keeps, that of this step ("new") or the one that it was drawn from ("old", SCD). siblings: what a
-    position's further candidates are drawn from, its distribution ("stored") or, where it had a token before, the
-    residual distribution [p - q]_+ of this step ("residual", SJD-PAC); verification takes them as drawn from the
-    distribution in both cases.
-
+    fresh: the distribution of a token that starts at random, "uniform" or a "point" mass.
+    refine: renew the positions that were not committed; without it they are initialised again (SJD, appendix H).
+    width, depth, tree: see `trees.window_paths`.
+    plain_until, plain_from: images with fewer tokens than the first number, or at least the second one (negative:
+        counted from the end; None: never), have no draft; after that the window begins again.
     branch: when the first positions have further candidates (width > 1): at every step ("always"), or only in a step
-    after a rejection ("rejected", SJD-PAC's Algorithm 1), which is a step whose accepted path does not end at a leaf.
-    A step without them has the tree's first path as its chain. match: a token is a deterministic proposal, kept with
-    p(x), as if the target's draw had to match it (Jacobi's prefix match).
+        after a rejection ("rejected", SJD-PAC's Algorithm 1), which is a step whose accepted path does not end at a
+        leaf. A step without them has the tree's first path as its chain.
+    match: a token is a deterministic proposal, kept with p(x), as if the target's draw had to match it (Jacobi's prefix
+        match).
+
+    Two parameters come from released codes, and are not exact:
+
+    stored: the distribution of a token that maximal coupling keeps: this step's ("new") or the one that it was drawn
+        from ("old", SCD).
+    siblings: what a position's further candidates are drawn from: its distribution ("stored") or, if it had a token
+        before, the residual distribution [p - q]_+ of this step ("residual", SJD-PAC). In both cases verification
+        treats them as drawn from the distribution.
     """
 
     constants = ("tree", "main", "on_main", "offsets", "choice", "of_inner", "first_child", "ahead")
@@ -128,10 +131,10 @@ class Window:
         paths = window_paths(window, width, depth, tree)
         ordered = in_order(paths)
         number = {p: i + 1 for i, p in enumerate(ordered)}
-        self.ahead = torch.arange(self.tree.height)  # of every position of the window: its offset
+        self.ahead = torch.arange(self.tree.height)  # the offset of every position of the window
         self.main = torch.tensor([number[(0,) * d] for d in range(1, self.tree.height + 1)])
         self.on_main = torch.tensor([True, *(not any(p) for p in ordered)])  # whether a node is on the first path
-        self.offsets = torch.tensor([len(p) - 1 for p in ordered])  # of every draft node: its offset in the window,
+        self.offsets = torch.tensor([len(p) - 1 for p in ordered])  # the offset of every draft node in the window,
         self.choice = torch.tensor([p[-1] for p in ordered])  # and which of that offset's candidates it holds
         self.of_inner = self.tree.depth[0, self.tree.inner[0]]  # the offset of an inner node's children
         self.first_child = torch.tensor([number.get((*p, 0), -1) for p in ((), *ordered)])  # a node's first child
@@ -154,7 +157,7 @@ class Window:
             uniform=uniform,
             valid=valid,
             sampled=torch.zeros_like(valid) if self.match else None,
-            behind=torch.arange(1, past + 1, device=device),
+            following=torch.arange(1, past + 1, device=device),
             until=until if until >= 0 else session.length + until,
             tokens=tokens,
             probs=uniform.expand(rows, height, -1).clone(),
@@ -187,14 +190,15 @@ class Window:
         return Draft(self.tree, tokens, state.probs[:, self.of_inner], valid, state.sampled, heights, parts=parts)
 
     def _candidates(self, state: WindowState, replaced: tuple[Tensor, Tensor] | None, step: Tensor) -> Tensor:
-        """The candidates (B, H, W) of the window's positions, its own token first; `replaced` as of `pool`."""
+        """The candidates (B, H, W) of the window's positions, the position's own token first. `replaced`: see
+        `pool`."""
         first, n = state.tokens.unsqueeze(-1), self.branching
         candidates = first.expand(-1, -1, self.width)
         if self.width == 1:
             return candidates
-        rest = self.pool(state, replaced).scatter(-1, first[:, :n], 0.0)
-        u = state.rng.uniform(step, SIBLING, n, rest.shape[-1])
-        others = draw_distinct(rest, u, min(self.width - 1, rest.shape[-1]))
+        pool = self.pool(state, replaced).scatter(-1, first[:, :n], 0.0)
+        u = state.rng.uniform(step, SIBLING, n, pool.shape[-1])
+        others = draw_distinct(pool, u, min(self.width - 1, pool.shape[-1]))
         candidates = candidates.clone()
         candidates[:, :n, 1 : 1 + others.shape[-1]] = others
         return candidates
@@ -202,21 +206,21 @@ class Window:
     def commit(self, state: WindowState, result: StepResult) -> None:
         verdict = result.verdict
         if state.past.shape[1]:
-            kept = verdict.length[:, None] + state.behind
-            state.past.copy_(take(torch.cat([state.past, take(result.p, verdict.path_with_root)], 1), kept))
+            last_positions = verdict.length[:, None] + state.following
+            state.past.copy_(take(torch.cat([state.past, take(result.p, verdict.path_with_root)], 1), last_positions))
         if self.always:
             state.started.fill_(True)
         else:
             state.started.copy_(self._drafts(state, result.num_committed))
-        for own, new in ((state.p, result.p), (state.path, verdict.path), (state.length, verdict.length)):
-            own.copy_(new)
+        for stored, new in ((state.p, result.p), (state.path, verdict.path), (state.length, verdict.length)):
+            stored.copy_(new)
 
     def _drafts(self, state: WindowState, num_committed: Tensor) -> Tensor:
         """Whether images with `num_committed` (B,) tokens get a draft."""
         return (num_committed >= self.plain_until) & (num_committed < state.until)
 
     def _valid(self, state: WindowState, num_committed: Tensor) -> Tensor:
-        """Which nodes (B, M) there are."""
+        """Which nodes (B, M) exist."""
         valid = state.valid
         if not self.always:
             valid = F.pad(
@@ -229,8 +233,8 @@ class Window:
         return valid
 
     def replaced(self, state: WindowState) -> tuple[Tensor, Tensor] | None:
-        """Where siblings are drawn from a residual distribution: of the first positions, the distributions (B, n, V)
-        that those of this step replace, and whether (B, n) there was one."""
+        """If siblings are drawn from a residual distribution: for the first positions, the distributions (B, n, V) that
+        this step's replace, and whether (B, n) there was one."""
         if self.siblings == "stored" or self.width == 1:
             return None
         height, offsets = state.tokens.shape[1], self.ahead[: self.branching]
@@ -239,16 +243,17 @@ class Window:
         return take(state.probs, before), offsets < (known - 1)[:, None]
 
     def pool(self, state: WindowState, replaced: tuple[Tensor, Tensor] | None) -> Tensor:
-        """What the further candidates of the first positions are drawn from (B, n, V), not normalised."""
-        own = state.probs[:, : self.branching]
+        """The distribution (B, n, V), not normalised, that the further candidates of the first positions are drawn
+        from."""
+        stored = state.probs[:, : self.branching]
         if replaced is None:
-            return own
-        before, had = replaced
-        return torch.where(had.unsqueeze(-1), (own - before).clamp_min(0) + _REST * own, own)
+            return stored
+        before, existed = replaced
+        return torch.where(existed.unsqueeze(-1), (stored - before).clamp_min(0) + _REST * stored, stored)
 
     def _renew(self, state: WindowState, num_committed: Tensor, step: Tensor, noise: Tensor | None) -> Renewed:
-        """Shift the window past what was committed, and draft the tokens of the positions that stay again. Heights are
-        written where they belong."""
+        """Shift the window past the committed tokens, and draft the tokens of the remaining positions again. Heights
+        are written to the state."""
         height = state.tokens.shape[1]
         # in the old window, the node before each position
         previous = (state.length[:, None] + self.ahead).clamp_max(height - 1)
@@ -263,19 +268,19 @@ class Window:
         if self.coupling == "none":
             return Renewed(known, draw(p, numbers(TOKEN)), p)
         before = (previous + 1).clamp_max(height - 1)
-        held = Held(
+        previous_tokens = WindowTokens(
             token=state.tokens.gather(1, before),
             q=take(state.probs, before),
             height=state.heights.gather(1, before) if self.coupling == "height" else state.heights,
-            had=self.ahead < (known - 1)[:, None],  # the last known position has a distribution, but no token yet
+            exists=self.ahead < (known - 1)[:, None],  # the last known position has a distribution, but no token yet
         )
-        token, keep = coupled(self.coupling, p, held, self.tau, numbers)
+        token, keep = coupled(self.coupling, p, previous_tokens, self.tau, numbers)
         if self.coupling == "height":
-            state.heights.copy_(next_heights(token, p, held, keep, numbers(KEEP)))
-        return Renewed(known, token, torch.where(keep.unsqueeze(-1), held.q, p) if self.keeps_old else p)
+            state.heights.copy_(next_heights(token, p, previous_tokens, keep, numbers(KEEP)))
+        return Renewed(known, token, torch.where(keep.unsqueeze(-1), previous_tokens.q, p) if self.keeps_old else p)
 
     def _first_path(self, path: Tensor, length: Tensor) -> Tensor:
-        """Per depth, (B, H), the node whose distribution is used for the position after it: beyond the accepted path
+        """For each depth (B, H), the node whose distribution is used for the position after it: after the accepted path
         its first descendants, then the draft's first path."""
         nodes = self.main.expand(len(path), -1).clone()
         node = torch.where(length > 0, path[:, -1], 0)
@@ -295,13 +300,13 @@ class Window:
         step: Tensor,
         noise: Tensor | None,
     ) -> Tensor:
-        """Fill the window: what was `renewed`, and initialised positions behind it. Returns which (B, H) bool these
-        are."""
+        """Fill the window with the `renewed` positions, followed by initialised ones. Returns which (B, H) bool are
+        initialised."""
         position = num_committed[:, None] + self.ahead  # in the image, from 0
         source, orphan = sources(self.init, position, (num_committed + renewed.known - 1)[:, None], state.side)
-        codes, random = state.session.codes, self.fresh == "uniform"  # whether an orphan is a sample
+        codes, random = state.session.codes, self.fresh == "uniform"  # whether a token without a source is a sample
         if self.init.endswith(("sample", "mode")):
-            probs = given_probs(renewed, source, state.past, num_committed)
+            probs = source_probs(renewed, source, state.past, num_committed)
             probs = torch.where(orphan.unsqueeze(-1), state.uniform, probs)
             token = draw(probs, state.rng.uniform(step, TOKEN, probs.shape[1]))
             sampled = orphan & random if self.init.endswith("mode") else ~orphan | random
@@ -310,7 +315,7 @@ class Window:
         else:
             anything = (state.rng.uniform_at(step, INIT, source) * codes).long().clamp_max(codes - 1)
             token = repeated(renewed, source, orphan, anything, history, num_committed)
-            # an orphan that repeats the random token of another position is none
+            # a token without a source that repeats the random token of another position is not a sample
             sampled, probs = orphan & (source == position) & random, state.uniform.expand_as(renewed.probs)
         probs = torch.where(sampled.unsqueeze(-1), probs, one_hot(token, probs.shape[-1]))
         forced = state.session.forced(position)
@@ -327,17 +332,17 @@ class Window:
 
 
 class BuiltIn(Window):
-    """The Jacobi windows that models bring along: the sampling codes of Lumina-mGPT 2 and SimpleAR. Neither keeps the
-    target's distribution: Lumina-mGPT 2 samples from the target's own after a rejection (`rules.relaxed.Redraw`), and
-    SimpleAR begins with tokens that were not sampled. Recorded runs of both are goldens.
+    """The Jacobi windows that come with models: the sampling code of Lumina-mGPT 2 and SimpleAR. Neither keeps the
+    target's distribution. Lumina-mGPT 2 samples from the target's own distribution after a rejection
+    (`rules.relaxed.Redraw`), and SimpleAR begins with tokens that were not sampled. Recorded runs of both are goldens.
 
-    Drafts are drawn again each step, and new positions hold random point masses. The window ends before token
-    `plain_from` of an image, where it has one.
+    Drafts are drawn again at each step, and new positions hold random point masses. The window ends before token
+    `plain_from` of an image, if given.
 
-    opening: "random" begins with new positions, as Lumina-mGPT 2 does. "greedy" is SimpleAR's beginning. The first step
+    opening: "random" begins with new positions, as Lumina-mGPT 2 does. "greedy" is SimpleAR's beginning: the first step
     passes token 0 at every position (SimpleAR: the padding token), verifies nothing, and takes the most probable first
-    token. The second step drafts the most probable token of every position, as if it had been sampled, and accepts the
-    first of them in any case.
+    token. The second step drafts the most probable token of every position, as if it had been sampled, and always
+    accepts the first of them.
     """
 
     def __init__(
@@ -359,10 +364,10 @@ class BuiltIn(Window):
         return draft
 
     def _valid(self, state: WindowState, num_committed: Tensor) -> Tensor:
-        behind = num_committed[:, None] + self.tree.depth
+        ends = num_committed[:, None] + self.tree.depth
         drafts = (
             self._drafts(state, num_committed)[:, None]
-            & (behind <= state.until)
+            & (ends <= state.until)
             & (num_committed[:, None] >= int(self.greedy))
         )
         return drafts | (self.tree.depth == 0)
@@ -378,7 +383,7 @@ def window_shape(
     stored: str = "new",
     siblings: str = "stored",
 ) -> DraftShape:
-    """The shape of a `Window`, whose parameters these are."""
+    """The shape of a `Window` with these parameters."""
     keeps_old, residual = stored == "old" and coupling == "maximal", siblings == "residual" and width > 1
     return DraftShape(
         build_tree(window_paths(window, width, depth, tree)),
@@ -396,8 +401,8 @@ _ALL = (*_SHAPE, "init", "tau", "fresh", "plain_until", "plain_from", "branch")
 
 
 def shape(cfg: Mapping[str, Any]) -> DraftShape:
-    found = window_shape(**{name: cfg[name] for name in _SHAPE if name in cfg})
-    return opened(found, cfg["opening"]) if "opening" in cfg else found
+    window = window_shape(**{name: cfg[name] for name in _SHAPE if name in cfg})
+    return opened(window, cfg["opening"]) if "opening" in cfg else window
 
 
 def build_jacobi(cfg: Mapping[str, Any], model: Any) -> Drafter:

@@ -1,8 +1,8 @@
-"""The draft's distribution, clipped to a band around the target's: at a given acceptance no other emitted distribution
+"""The draft's distribution, clipped to a band around the target's. At a given acceptance no other emitted distribution
 is nearer to the target's, whatever f-divergence measures it (docs/band.md).
 
 The emitted distribution is e = clip(q, low p, high p), low <= 1 <= high, with sum e = 1. A token drawn from q is
-accepted with min(1, high p / q), and after a rejection Norm[low p - q]_+ is sampled: together that emits e.
+accepted with min(1, high p / q), and after a rejection a token is drawn from Norm[low p - q]_+. Together these emit e.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from specbench.decoding.shape import DraftShape
 from specbench.engine.ops import sum_last
 from specbench.errors import UsageError
 
-#: The largest log(high / low). At this ratio nearly all that is rejected are tokens that the target cannot give.
+#: The largest log(high / low). At this ratio nearly all rejected tokens are tokens that the target cannot give.
 _MOST = 40.0
-#: The relative precision of `low`: float32's.
+#: The relative precision of `low`, that of float32.
 _PRECISION = 6e-8
-#: q / p of a token that the target cannot give: no `high` reaches it.
+#: q / p of a token that the target cannot give; no `high` is as large.
 _NEVER = 1e30
 
 
@@ -64,9 +64,9 @@ def _residual(r: Tensor, q: Tensor, low: Tensor) -> Tensor:
 
 
 class Band(_Clipped):
-    """Depth i has its own s_i = high / low = exp(strength (1 + decay + .. + decay^(L - i))): keeping an early token
-    saves more, because those behind it can then be kept, too. strength 0 is exact speculative sampling. A list of
-    decays has one for each depth but the last: log s_i = strength + decay_i log s_{i+1}."""
+    """Depth i has its own s_i = high / low = exp(strength (1 + decay + .. + decay^(L - i))). Keeping an early token
+    saves more, because the tokens after it can then be kept, too. strength 0 is exact speculative sampling. A list of
+    decays has one for each depth except the last: log s_i = strength + decay_i log s_{i+1}."""
 
     name = "band"
     constants = ("spread",)
@@ -87,23 +87,23 @@ class Band(_Clipped):
 
 
 def log_ratios(strength: float, decay: float | Sequence[float], length: int) -> list[float]:
-    """log s_1 .. log s_L of a `Band`. Raises UsageError for a list of decays of another length than L - 1."""
+    """log s_1 .. log s_L of a `Band`. UsageError for a list of decays whose length is not L - 1."""
     if isinstance(decay, float | int):
         return [strength * sum(decay**j for j in range(length - i + 1)) for i in range(1, length + 1)]
     if len(decay) != length - 1:
         raise UsageError(
-            f"a list of decays has one for each depth of a draft but the last, and a draft has {length} depths: give"
+            f"a list of decays has one for each depth of a draft except the last, and a draft has {length} depths: give"
             f" {length - 1} numbers instead of {len(decay)}, or one number for all depths"
         )
     values = [strength]
-    for one in reversed(decay):
-        values.insert(0, strength + one * values[0])
+    for factor in reversed(decay):
+        values.insert(0, strength + factor * values[0])
     return values
 
 
 def lower_limit(p: Tensor, q: Tensor, spread: Tensor, halvings: int) -> Tensor:
-    """The root (...) of sum clip(q, low p, spread low p) = 1, which grows in low, by bisection from [1 / spread, 1];
-    spread (...)."""
+    """The root (...) of sum clip(q, low p, spread low p) = 1 in low, by bisection from [1 / spread, 1]; the sum grows
+    with low. spread (...)."""
     spread = spread.unsqueeze(-1)
     least, most = 1 / spread, torch.ones_like(spread)
     for _ in range(halvings):
@@ -117,9 +117,9 @@ def lower_limit(p: Tensor, q: Tensor, spread: Tensor, halvings: int) -> Tensor:
 class Mentored(_Clipped):
     """Mentored decoding (V. Tran-Thien 2023): at every node the widest band with KL(e | p) <= budget, in nats.
 
-    With the tokens in the order of q / p, a band raises the first ones to low p and lowers the last ones to high p; it
-    rejects as much as it raises. So sums over the sorted tokens give `high` and the divergence of any `low`, and both
-    grow as it falls from 1.
+    If the tokens are sorted by q / p, a band raises the first ones to low p and lowers the last ones to high p; it
+    rejects as much mass as it raises. So sums over the sorted tokens give `high` and the divergence for any `low`, and
+    both grow as `low` falls from 1.
     """
 
     name = "mentored"
@@ -144,18 +144,21 @@ class Mentored(_Clipped):
 
 
 def least_divergence(p: Tensor, q: Tensor, accepted: Tensor) -> Tensor:
-    """The least KL(e | p) (...) with which a node can accept a token drawn from q with probability `accepted` (...):
-    that of the band which accepts as much, 0 where the exact rule does; at most that of the band which accepts all
-    that the target can give."""
+    """The least KL(e | p) (...) with which a node can accept a token drawn from q with probability `accepted` (...). It
+    is the divergence of the band that accepts as much: 0 for the acceptance of the exact rule, and at most that of the
+    band which accepts everything that the target can give."""
     return SortedNodes(p, q).divergence((1 - accepted).unsqueeze(-1)).squeeze(-1).clamp_min(0)
 
 
 class SortedNodes:
-    """Nodes with their tokens in the order of q / p.
+    """Nodes with their tokens sorted by q / p.
 
-    ratios (..., V): q / p; p_below, q_below, logs (..., V + 1): sums of p, q and q log(q / p) over the first tokens;
-    p_above, q_above: of p and q over those from an index on; rejected (..., V): what is rejected where `high` is a
-    token's own ratio, in the reverse order, so that it ascends; never (..., 1): mass of q where the target has none."""
+    ratios (..., V): q / p.
+    p_below, q_below, logs (..., V + 1): sums of p, q and q log(q / p) over the first tokens.
+    p_above, q_above: sums of p and q over the tokens from an index on.
+    rejected (..., V): the rejected mass if `high` is a token's ratio, in reverse order, so that it ascends.
+    never (..., 1): mass of q where the target has none.
+    """
 
     def __init__(self, p: Tensor, q: Tensor) -> None:
         ratios, order = torch.where(p > 0, (q / p).clamp_max(_NEVER), _NEVER).sort(-1)
@@ -168,30 +171,30 @@ class SortedNodes:
         self.rejected = torch.where(ratios < _NEVER, lowered, -1.0).flip(-1)
 
     def band(self, low: Tensor) -> tuple[Tensor, Tensor]:
-        """`high` and KL(e | p) of the bands with this low, (..., 1) each. The divergence is infinite where a band would
-        accept what the target cannot give."""
+        """`high` and KL(e | p), (..., 1) each, of the bands with this `low`. The divergence is infinite if a band would
+        accept a token that the target cannot give."""
         first = torch.searchsorted(self.ratios, low)
         return self._band(first, low, low * self.p_below.gather(-1, first) - self.q_below.gather(-1, first))
 
     def divergence(self, mass: Tensor) -> Tensor:
-        """KL(e | p) (..., 1) of the bands that reject this mass (..., 1), as far as bands reach."""
-        one = torch.ones_like(mass)
-        last = torch.searchsorted(self.ratios, one)
-        most = self.p_below.gather(-1, last) - self.q_below.gather(-1, last)  # what the exact rule rejects
+        """KL(e | p) (..., 1) of the bands that reject this mass (..., 1), limited to what bands can reject."""
+        unit = torch.ones_like(mass)
+        last = torch.searchsorted(self.ratios, unit)
+        most = self.p_below.gather(-1, last) - self.q_below.gather(-1, last)  # the exact rule's rejected mass
         mass = torch.maximum(torch.minimum(mass, most), self.never)
-        raised = self.ratios * self.p_below[..., :-1] - self.q_below[..., :-1]  # where `low` is a token's own ratio
+        raised = self.ratios * self.p_below[..., :-1] - self.q_below[..., :-1]  # if `low` is the token's ratio
         first = torch.searchsorted(raised, mass)
         low = (mass + self.q_below.gather(-1, first)) / self.p_below.gather(-1, first).clamp_min(1e-30)
-        return self._band(first, torch.minimum(low, one), mass)[1]
+        return self._band(first, torch.minimum(low, unit), mass)[1]
 
     def _band(self, first: Tensor, low: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
-        """As `band`, of bands that raise the first tokens to low p and so reject `mass`."""
+        """`band`, for bands that raise the first tokens to low p and so reject `mass`."""
         p_raised = self.p_below.gather(-1, first)
         last = self.ratios.shape[-1] - torch.searchsorted(self.rejected, mass, right=True)
         lowered = self.q_above.gather(-1, last) - mass
         high = (lowered / self.p_above.gather(-1, last).clamp_min(1e-30)).clamp(1, _NEVER)
-        kept = self.logs.gather(-1, last) - self.logs.gather(-1, first)
-        divergence = torch.xlogy(low * p_raised, low) + kept + lowered * high.log()
+        unchanged = self.logs.gather(-1, last) - self.logs.gather(-1, first)
+        divergence = torch.xlogy(low * p_raised, low) + unchanged + lowered * high.log()
         return high, torch.where(mass >= self.never, divergence, torch.inf)
 
 
@@ -206,10 +209,10 @@ def check(cfg: Mapping[str, Any], shape: DraftShape) -> None:
         log_ratios(cfg["strength"], cfg["decay"], max(1, shape.height))
 
 
-def build_band(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
+def build_band(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
     """The height of the drafts is the schedule's L."""
-    return Band(cfg["strength"], cfg["decay"], max(1, setting.height))
+    return Band(cfg["strength"], cfg["decay"], max(1, context.height))
 
 
-def build_mentored(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
+def build_mentored(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
     return Mentored(cfg["budget"])

@@ -1,7 +1,7 @@
-"""The interface of acceptance rules, and the arithmetic of distributions that all of them share.
+"""The interface of acceptance rules, and the operations on distributions that they share.
 
-Distributions are (..., V) float32, tokens and depths (...) int64; depth counts drafted positions from 1. A candidate
-that is deterministic, not sampled, has a point mass as q.
+Distributions are (..., V) float32, tokens and depths (...) int64. Depth counts drafted positions from 1. The q of a
+deterministic candidate, which was not sampled, is a point mass.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MEASURES = ("l2", "cosine", "random")
 
 
 class Rule(Protocol):
-    """A rule defines two things for a candidate x that was drawn from q, at a node whose distribution (so far) is r:
-    the probability of accepting x, and the distribution that replaces r when x is rejected.
+    """A rule defines two things for a candidate x that was drawn from q, at a node whose current distribution is r: the
+    probability of accepting x, and the distribution that replaces r when x is rejected.
 
-    `deterministic` rules leave the distribution as it is; of the paths that they accept, the longest counts. At
+    `deterministic` rules do not change the distribution; the longest of the paths that they accept counts. At
     temperature 0 a rule with `uses_pre_argmax_probs` decides by the distribution before the arg max. `constants` names
     the attributes that hold tensors. `residual_by_token`: whether the residual depends on the token that was rejected.
     """
@@ -42,8 +42,8 @@ class Rule(Protocol):
         ...
 
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """Probability (..., V) of accepting each token of the vocabulary: `accept`, token by token. For statistics of a
-        step, not for the step itself."""
+        """Probability (..., V) of accepting each token of the vocabulary: `accept`, token by token. For the statistics
+        of a step, not for the step itself."""
         shape, size = r.shape, r.shape[-1]
         token = torch.arange(size, device=r.device).expand(shape)
         r, q = (x.unsqueeze(-2).expand(*shape, size) for x in (r, q))
@@ -58,29 +58,30 @@ class Rule(Protocol):
         return self.accept(r, q, token, depth), self.residual(r, q, token, depth)
 
     def output_distribution(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """The distribution (..., V) of the token that follows a node whose one candidate is drawn from q, of a rule
+        """The distribution (..., V) of the token that follows a node with one candidate, drawn from q. Only for rules
         whose residual does not depend on the rejected token."""
-        kept = q * self.acceptance(p, q, depth)
+        accepted = q * self.acceptance(p, q, depth)
         token = torch.zeros_like(depth)  # any
-        return kept + (1 - sum_last(kept)).unsqueeze(-1) * self.residual(p, q, token, depth)
+        return accepted + (1 - sum_last(accepted)).unsqueeze(-1) * self.residual(p, q, token, depth)
 
     def open(self, device: torch.device) -> None:
-        """Put the rule's tensors on the device of a decoding that starts: a recorded step cannot move them."""
+        """Move the rule's tensors to the device of a decoding that starts; a recorded step cannot move them."""
         put(self, device)
 
     def relaxation(self) -> Relaxation | Threshold | None:
-        """What the fused kernels need in order to compute the rule; None: they cannot, and tensor code does."""
+        """What the fused kernels need in order to compute the rule. None: they cannot compute it, and tensor code
+        does."""
         return None
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The tokens whose mass counts towards that of a token x.
+    """The tokens whose mass is added to the mass of a token x.
 
-    near (V, n) int64: the neighbours of every token, nearest first, of which the first k may count. A token that is its
+    near (V, n) int64: the neighbours of every token, nearest first; the first k may count. A token that is its
     own first neighbour has none. A neighbour counts while s, the mass of it and of all nearer ones, is inside a bound.
-    measure: what is bounded, "mass" s, "share" s / r(x), or "divergence" the Jensen-Shannon divergence (nats) of the
-    distributions before and after s moves onto x. closed: whether `limit` itself is inside.
+    measure: the bounded quantity: "mass" s, "share" s / r(x), or "divergence" the Jensen-Shannon divergence (nats) of
+    the distributions before and after s moves to x. closed: whether `limit` itself is inside.
     """
 
     near: Tensor
@@ -94,12 +95,12 @@ class Neighbours:
 class Relaxation:
     """What the fused kernels compute for a rule that accepts x with min(1, (f r(x) + g) / q(x)).
 
-    residual: the distribution after a rejection, and what f is:
+    residual: names the distribution after a rejection, and f:
 
     - "vanilla" Norm[r - q]_+ (Cool-SD's Eq. 11), "optimal" Cool-SD's Eq. 10, "target" r; f is the value of the depth.
     - "band" Norm[low r - q]_+, with low and f = high of `rules.band`, whose ratio is the value of the depth.
     - "budget" the same, with the widest band whose KL(e | p) is at most the value of the depth, in nats.
-    - "paper", "released", "released_p" as in `rules.lantern.Lantern`; f is 1.
+    - "paper", "released", "released_p": see `rules.lantern.Lantern`; f is 1.
 
     values (n,) float32: by depth, from 0 on, the last one for deeper positions; None: 1 at every depth. g is the mass
     of the `neighbours`, 0 without them.
@@ -112,8 +113,8 @@ class Relaxation:
 
 @dataclass(frozen=True)
 class Threshold:
-    """What the fused kernels compute for a deterministic rule: x is accepted where r(x) is 1 or more than
-    min(epsilon, alpha exp(-H(r))); with `neighbours` instead where r(x) and their mass are at least every token's r."""
+    """What the fused kernels compute for a deterministic rule: x is accepted if r(x) is 1 or more than min(epsilon,
+    alpha exp(-H(r))). With `neighbours`, x is accepted instead if r(x) plus their mass is at least every token's r."""
 
     epsilon: float = 0.0
     alpha: float = 0.0
@@ -123,8 +124,9 @@ class Threshold:
 def neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
     """The k nearest other codes of every code, (V, min(k, C - 1)) int64, nearest first, ties by code number.
 
-    codebook (V, d), of which C rows hold codes; a token without a code (a row of NaN) is near to nothing but itself.
+    codebook (V, d) with C codes; a token without a code (a row of NaN) has no neighbour except itself.
     "l2" and "cosine" are distances in the codebook; "random" is LANTERN's control (Table 4), a fixed shuffle.
+    UsageError for another proximity and for k < 1.
     """
     check_choice("proximity", proximity, MEASURES)
     if k < 1:
@@ -135,9 +137,9 @@ def neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
 
 
 def _compute(codebook: Tensor, k: int, proximity: str, chunk: int = 1024) -> Tensor:
-    which = (~codebook.isnan().any(-1)).nonzero().flatten()
+    rows_with_code = (~codebook.isnan().any(-1)).nonzero().flatten()
     table = torch.arange(len(codebook))[:, None].repeat(1, k)
-    codes, size = codebook[which], len(which)
+    codes, size = codebook[rows_with_code], len(rows_with_code)
     if proximity == "cosine":
         codes = F.normalize(codes, dim=-1)
     rng = torch.Generator().manual_seed(0)
@@ -150,18 +152,18 @@ def _compute(codebook: Tensor, k: int, proximity: str, chunk: int = 1024) -> Ten
             far = 1 - block @ codes.double().T
         else:
             far = torch.cdist(block, codes.double(), compute_mode="donot_use_mm_for_euclid_dist")
-        own = torch.arange(start, start + len(block))
-        far[torch.arange(len(block)), own] = torch.inf  # last
+        index = torch.arange(start, start + len(block))
+        far[torch.arange(len(block)), index] = torch.inf  # last
         rows.append(far.sort(dim=-1, stable=True).indices[:, :k])
-    table[which] = which[torch.cat(rows)]
+    table[rows_with_code] = rows_with_code[torch.cat(rows)]
     return table
 
 
 @dataclass(frozen=True)
 class RuleContext:
     """What a rule may need from the rest of the method: the height of the drafts, the target's codebook (V, d), whether
-    decoding is greedy, the function that computes a codebook's neighbour tables (see `neighbours`), and the
-    target's input embeddings of its tokens (V, d), without which the codebook replaces them."""
+    decoding is greedy, the function that computes a codebook's neighbour tables (see `neighbours`), and the target's
+    input embeddings of its tokens (V, d); without embeddings the codebook replaces them."""
 
     height: int
     codebook: Callable[[], Tensor]
@@ -179,9 +181,9 @@ def at(probs: Tensor, token: Tensor) -> Tensor:
 
 
 def normalise(mass: Tensor, fallback: Tensor) -> Tensor:
-    """Norm(mass); where the mass is zero (a rejection that has probability zero), `fallback`."""
-    left = sum_last(mass).unsqueeze(-1)
-    return torch.where(left > 1e-30, mass / left.clamp_min(1e-30), fallback)
+    """Norm(mass), or `fallback` where the mass is zero (after a rejection of probability zero)."""
+    total = sum_last(mass).unsqueeze(-1)
+    return torch.where(total > 1e-30, mass / total.clamp_min(1e-30), fallback)
 
 
 def ratio(p: Tensor, q: Tensor) -> Tensor:

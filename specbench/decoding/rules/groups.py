@@ -1,5 +1,5 @@
 """The ratio test on groups of similar tokens: grouped speculative decoding (So et al. 2025, arXiv 2508.07747), and the
-static grouping that it compares itself with."""
+static grouping that its paper compares it with."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from specbench.decoding.rules.base import Rule, RuleContext, normalise, ratio
 from specbench.engine.ops import sum_last
 
-#: Numbers of gathered embeddings that are held at once. On the CPU as many as its cache holds, always in the same
-#: memory: the C library returns large blocks to the system, and page faults would take three quarters of the time.
+#: Numbers of gathered embeddings in memory at once. On the CPU as many as fit in its cache, always in the same memory:
+#: the C library returns large blocks to the system, and page faults would take three quarters of the time.
 _CHUNK, _CHUNK_ON_CPU = 1 << 25, 1 << 18
 
 
@@ -33,14 +33,14 @@ class GroupRule(Rule):
 
 
 class Grouped(GroupRule):
-    """Accept x with min(1, r(G) / q(G)), where G is x and those of its neighbours in the ranking of r whose probability
+    """Accept x with min(1, r(G) / q(G)). G is x and those of its neighbours in the ranking of r whose probability
     differs by less than `delta` and whose embedding is nearer than `distance` (squared Euclidean).
 
-    The ranking is by rising r, ties by token number. Neighbours are the group // 2 tokens before x in it and the
-    (group - 1) // 2 after x. `edge` is for a token with fewer before it: "clip" takes those that exist, "alone" tests x
-    by itself, as the released code does (an empty slice there), which resamples as "vanilla". A token without an
-    embedding (a row of NaN) is near to nothing but itself. The released code drops the test of distances for groups
-    with a text token; here a distribution has image tokens alone.
+    The ranking is by rising r, ties by token number. Neighbours are the group // 2 tokens before x in it and the (group
+    - 1) // 2 after x. `edge` says what happens if fewer tokens are before x: "clip" takes those that exist; "alone"
+    tests x by itself, as the released code does (its slice is empty), which resamples like "vanilla". A token without
+    an embedding (a row of NaN) has no neighbour except itself. The released code skips the test of distances for groups
+    with a text token; here a distribution has only image tokens.
     """
 
     name = "gsd"
@@ -67,28 +67,28 @@ class Grouped(GroupRule):
         rank = torch.empty_like(order).scatter_(-1, order, torch.arange(size, device=r.device).expand_as(order))
         offset = torch.arange(-self.before, self.after + 1, device=r.device)
         rank = rank.gather(-1, token).unsqueeze(-1)
-        found = rank + offset
-        member = (found >= 0) & (found < size)
+        ranks = rank + offset
+        member = (ranks >= 0) & (ranks < size)
         if self.alone:
             member &= rank >= self.before
-        near = order.gather(-1, found.clamp(0, size - 1).flatten(1)).view_as(found)
+        near = order.gather(-1, ranks.clamp(0, size - 1).flatten(1)).view_as(ranks)
         mass = r.gather(-1, near.flatten(1)).view_as(near)
         member &= (mass - mass[..., self.before : self.before + 1]).abs() < self.delta
-        member &= self._far(token, near) < self.distance
+        member &= self._distances(token, near) < self.distance
         return near, member | (offset == 0)
 
-    def _far(self, token: Tensor, near: Tensor) -> Tensor:
+    def _distances(self, token: Tensor, near: Tensor) -> Tensor:
         """Squared distances (N, k, G) between tokens (N, k) and others (N, k, G)."""
         most, group = _CHUNK_ON_CPU if near.device.type == "cpu" else _CHUNK, near.shape[-1]
-        count = min(max(1, most // (group * self.table.shape[1])), token.numel())
-        memory, found = self.table.new_empty(count * group, self.table.shape[1]), []
-        for one, other in zip(token.flatten().split(count), near.flatten(0, 1).split(count), strict=True):
-            to = torch.index_select(self.table, 0, other.flatten(), out=memory[: other.numel()]).float()
-            to = to.view(*other.shape, -1)
-            found.append(sum_last(to.sub_(self.table[one].float().unsqueeze(1)).square_()))
-        return torch.cat(found).view_as(near)
+        size = min(max(1, most // (group * self.table.shape[1])), token.numel())
+        buffer, parts = self.table.new_empty(size * group, self.table.shape[1]), []
+        for centres, others in zip(token.flatten().split(size), near.flatten(0, 1).split(size), strict=True):
+            to = torch.index_select(self.table, 0, others.flatten(), out=buffer[: others.numel()]).float()
+            to = to.view(*others.shape, -1)
+            parts.append(sum_last(to.sub_(self.table[centres].float().unsqueeze(1)).square_()))
+        return torch.cat(parts).view_as(near)
 
-    def _kept(self, r: Tensor, q: Tensor, token: Tensor) -> Tensor:
+    def _accept(self, r: Tensor, q: Tensor, token: Tensor) -> Tensor:
         """The probability (N, k) of accepting tokens (N, k) under distributions (N, V)."""
         near, member = self.members(r, token)
         mass, drafted = (sum_last(x.gather(-1, near.flatten(1)).view_as(near) * member) for x in (r, q))
@@ -96,19 +96,19 @@ class Grouped(GroupRule):
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         size = r.shape[-1]
-        return self._kept(r.reshape(-1, size), q.reshape(-1, size), token.reshape(-1, 1)).view(token.shape)
+        return self._accept(r.reshape(-1, size), q.reshape(-1, size), token.reshape(-1, 1)).view(token.shape)
 
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         size = r.shape[-1]
         rows = r.reshape(-1, size), q.reshape(-1, size)
-        every = torch.arange(size, device=r.device).expand_as(rows[0])
-        return self._kept(*rows, every).view_as(r)
+        tokens = torch.arange(size, device=r.device).expand_as(rows[0])
+        return self._accept(*rows, tokens).view_as(r)
 
 
 class Neighbourhood(GroupRule):
     """Accept x with min(1, r(G) / q(G)), where the group G is x and its nearest codes.
 
-    Groups are neighbourhoods centred on the candidate, not a partition of the codebook, so the rule changes even the
+    Groups are neighbourhoods around the candidate, not a partition of the codebook. So the rule changes even the
     distribution over groups.
     """
 
@@ -118,8 +118,8 @@ class Neighbourhood(GroupRule):
     def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
         """near (V, group - 1) int64: the other members of every code's group."""
         super().__init__(resample)
-        own = torch.arange(len(near), device=near.device)[:, None]
-        self.members = torch.cat([own, near], 1)
+        tokens = torch.arange(len(near), device=near.device)[:, None]
+        self.members = torch.cat([tokens, near], 1)
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         group = self.members[token]
@@ -129,13 +129,13 @@ class Neighbourhood(GroupRule):
         return ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
 
 
-def build_gsd(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
+def build_gsd(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
     names = ("group", "delta", "distance", "edge", "resample")
-    return Grouped(setting.embedding(), *(cfg[name] for name in names))
+    return Grouped(context.embedding(), *(cfg[name] for name in names))
 
 
-def build_neighbourhood(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
-    codebook = setting.codebook()
+def build_neighbourhood(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
+    codebook = context.codebook()
     if cfg["group"] == 1:  # every token is its own group: exact
         return Neighbourhood(torch.zeros(len(codebook), 0, dtype=torch.int64), cfg["resample"])
-    return Neighbourhood(setting.neighbours(codebook, cfg["group"] - 1, cfg["proximity"]), cfg["resample"])
+    return Neighbourhood(context.neighbours(codebook, cfg["group"] - 1, cfg["proximity"]), cfg["resample"])

@@ -1,4 +1,4 @@
-"""LANTERN and LANTERN++: the neighbours of a token in the codebook count towards its acceptance."""
+"""LANTERN and LANTERN++: the mass of a token's neighbours in the codebook counts towards its acceptance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.rules.base import Neighbours, Relaxation, Rule, RuleContext, Threshold, at, normalise, ratio
 
-#: Distributions that are looked at together when the accepted mass of every token is needed: few enough for a cache.
+#: Distributions per block when the acceptance of every token is computed; a block fits in a cache.
 _ROWS = 256
 
 
@@ -23,18 +23,20 @@ class Lantern(Rule):
     """Accept x with min(1, sum over A of r / q(x)), where A is x and its nearest neighbours, as many as a bound allows
     (LANTERN, Section 3.3 and Algorithm 1; LANTERN++ as in Cool-SD, Eqs. 3 to 6).
 
-    `bound` limits the mass s that moves from the neighbours onto x: "tvd" s < delta, "jsd" the Jensen-Shannon
-    divergence (nats) of the distribution before and after < delta, "total" s <= (lam - 1) r(x), "neighbours"
-    s < lam r(x) (ERRATA, LANTERN 2). `resample` is the distribution after a rejection: "paper" Norm([r' - q]_+) with r'
-    the distribution whose mass has moved; "optimal" Cool-SD's Eq. 10, which is Norm([r - q]_+) for every rule that
-    accepts at least what the exact one does; "released" what LANTERN's code does on LlamaGen
-    and Anole (ERRATA, LANTERN 3; golden lantern_acceptance). There "tvd" means s <= delta, and where any neighbour is
-    inside the bound, even one without mass, the k + 1 nearest are cleared before [r - q]_+: in r, together with x,
-    where x is deterministic (q is a point mass); in q, without renormalising it, where x was sampled. "released_p" is
-    what it does on Lumina-mGPT: they are cleared in r in both cases.
+    `bound` limits the mass s that moves from the neighbours to x: "tvd" s < delta; "jsd" the Jensen-Shannon divergence
+    (nats) of the distribution before and after < delta; "total" s <= (lam - 1) r(x); "neighbours" s < lam r(x) (ERRATA,
+    LANTERN 2).
 
-    With `greedy` a token is accepted where it is the arg max of r'. (In the released code the neighbours keep their
-    mass, which is less than that of x then and so decides nothing.)
+    `resample` is the distribution after a rejection. "paper": Norm([r' - q]_+), where r' is the distribution after the
+    mass moved. "optimal": Cool-SD's Eq. 10, which is Norm([r - q]_+) for every rule that accepts at least as much as
+    the exact rule. "released": what LANTERN's code does on LlamaGen and Anole (ERRATA, LANTERN 3; golden
+    lantern_acceptance). There "tvd" means s <= delta. If any neighbour is inside the bound, even one without mass, the
+    k + 1 nearest are cleared before [r - q]_+: in r, together with x, if x is deterministic (q is a point mass); in q,
+    without renormalising it, if x was sampled. "released_p": what the code does on Lumina-mGPT, where they are cleared
+    in r in both cases.
+
+    With `greedy` a token is accepted if it is the arg max of r'. (In the released code the neighbours keep their mass.
+    It is then less than the mass of x, so it decides nothing.)
     """
 
     constants = ("near",)
@@ -42,7 +44,7 @@ class Lantern(Rule):
     def __init__(
         self, name: str, near: Tensor, k: int, bound: str, limit: float, resample: str = "paper", greedy: bool = False
     ) -> None:
-        """near (V, at least k) int64: the neighbours of every code, nearest first, of which k may count; limit: delta
+        """near (V, at least k) int64: the neighbours of every code, nearest first; the first k may count; limit: delta
         or lam."""
         self.name, self.bound, self.limit, self.resample = name, bound, limit, resample
         self.near, self.k = near[:, : k + 1], min(k, near.shape[1])  # the released code clears one more than counts
@@ -51,7 +53,7 @@ class Lantern(Rule):
 
     def relaxation(self) -> Relaxation | Threshold:
         measure, limit = {"tvd": "mass", "jsd": "divergence"}.get(self.bound, "share"), self.limit
-        if self.bound == "total":  # of which x has one part
+        if self.bound == "total":  # the total includes x itself
             limit -= 1
         closed = self.bound == "total" or (self.bound == "tvd" and self.resample in _RELEASED)
         neighbours = Neighbours(self.near, self.k, measure, limit, closed)
@@ -60,20 +62,21 @@ class Lantern(Rule):
         return Relaxation("vanilla" if self.resample == "optimal" else self.resample, neighbours=neighbours)
 
     def moved(self, r: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The neighbours of x (..., k), the mass of each that moves onto x (..., k), all or none, and which count."""
+        """The neighbours of x (..., k), the mass of each that moves to x (..., k), all or nothing, and which of them
+        count."""
         near = self.near[token][..., : self.k]
         mass = r.gather(-1, near)
         inside = self._counts(mass.cumsum(-1), at(r, token).unsqueeze(-1))
-        inside &= near[..., :1] != token.unsqueeze(-1)  # a token without a code is near to itself alone
+        inside &= near[..., :1] != token.unsqueeze(-1)  # a token without a code has no neighbour except itself
         return near, mass * inside, inside
 
-    def _counts(self, running: Tensor, own: Tensor) -> Tensor:
-        """Whether a neighbour is inside the bound: it and all nearer ones have mass `running`, x has `own`."""
+    def _counts(self, running: Tensor, own_mass: Tensor) -> Tensor:
+        """Whether a neighbour is inside the bound: it and all nearer ones have mass `running`, and x has `own_mass`."""
         if self.bound == "tvd":
             return running <= self.limit if self.resample in _RELEASED else running < self.limit
         if self.bound == "jsd":
-            return _divergence(own, running) < self.limit
-        return running <= (self.limit - 1) * own if self.bound == "total" else running < self.limit * own
+            return _divergence(own_mass, running) < self.limit
+        return running <= (self.limit - 1) * own_mass if self.bound == "total" else running < self.limit * own_mass
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         near, gain, _ = self.moved(r, token)
@@ -95,14 +98,14 @@ class Lantern(Rule):
         cleared = self.near[token]
         bare = r.scatter(-1, cleared, 0.0).scatter(-1, token.unsqueeze(-1), 0.0)
         if self.resample == "released_p":
-            left = (r - q).clamp_min(0)
-            return normalise(torch.where(counted, (bare - q).clamp_min(0), left), normalise(left, r))
-        left = (r - torch.where(counted, q.scatter(-1, cleared, 0.0), q)).clamp_min(0)
+            residual = (r - q).clamp_min(0)
+            return normalise(torch.where(counted, (bare - q).clamp_min(0), residual), normalise(residual, r))
+        residual = (r - torch.where(counted, q.scatter(-1, cleared, 0.0), q)).clamp_min(0)
         # where the neighbourhood held all the mass, only x is cleared (the released code divides by zero)
-        return normalise(torch.where(chosen & counted, bare, left), normalise(left, r))
+        return normalise(torch.where(chosen & counted, bare, residual), normalise(residual, r))
 
     def _shifted(self, r: Tensor, token: Tensor, near: Tensor, gain: Tensor) -> Tensor:
-        """r' (..., V): the mass of A on x."""
+        """r' (..., V): the mass of A moved to x."""
         return r.scatter_add(-1, near, -gain).scatter_add(-1, token.unsqueeze(-1), gain.sum(-1, keepdim=True))
 
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
@@ -110,34 +113,35 @@ class Lantern(Rule):
             return super().acceptance(r, q, depth)
         size = len(self.near)
         parts = zip(r.reshape(-1, size).split(_ROWS), q.reshape(-1, size).split(_ROWS), strict=True)
-        return torch.cat([ratio(some + self._gains(some), of) for some, of in parts]).view_as(r)
+        return torch.cat([ratio(block + self._gains(block), q_block) for block, q_block in parts]).view_as(r)
 
     def _gains(self, r: Tensor) -> Tensor:
-        """The mass that would move onto every token (N, V)."""
-        own = r.t().contiguous()  # (V, N): a neighbour's mass in all rows lies together
-        running, gain = torch.zeros_like(own), torch.zeros_like(own)
+        """The mass that would move to every token (N, V)."""
+        by_token = r.t().contiguous()  # (V, N): contiguous over the rows
+        running, gain = torch.zeros_like(by_token), torch.zeros_like(by_token)
         for nearest in self.near[:, : self.k].unbind(1):
-            mass = own[nearest]
+            mass = by_token[nearest]
             running += mass
-            gain += mass * self._counts(running, own)
-        tokens = torch.arange(len(own), device=own.device)
+            gain += mass * self._counts(running, by_token)
+        tokens = torch.arange(len(by_token), device=by_token.device)
         return gain.masked_fill_((self.near[:, 0] == tokens)[:, None], 0).t()
 
 
-def _divergence(own: Tensor, moved: Tensor) -> Tensor:
-    """Jensen-Shannon divergence in nats between a distribution and the same with mass `moved` shifted from other tokens
-    onto one that had `own`. It depends on these two numbers alone: each emptied token of mass a adds a ln 2 / 2."""
-    half = own + moved / 2
-    part = own * (own.clamp_min(1e-38) / half.clamp_min(1e-38)).log()
-    rest = (own + moved) * ((own + moved).clamp_min(1e-38) / half.clamp_min(1e-38)).log()
-    return 0.5 * (moved * math.log(2) + part + rest)
+def _divergence(own_mass: Tensor, moved: Tensor) -> Tensor:
+    """Jensen-Shannon divergence in nats between a distribution and the same after mass `moved` was shifted from other
+    tokens to one that had `own_mass`. It depends only on these two numbers: each emptied token of mass a adds a ln 2 /
+    2."""
+    half = own_mass + moved / 2
+    part = own_mass * (own_mass.clamp_min(1e-38) / half.clamp_min(1e-38)).log()
+    other_part = (own_mass + moved) * ((own_mass + moved).clamp_min(1e-38) / half.clamp_min(1e-38)).log()
+    return 0.5 * (moved * math.log(2) + part + other_part)
 
 
-def build_lantern(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
-    near = setting.neighbours(setting.codebook(), cfg["k"] + 1, cfg["proximity"])
-    return Lantern("lantern", near, cfg["k"], cfg["bound"], cfg["delta"], cfg["resample"], setting.greedy)
+def build_lantern(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
+    near = context.neighbours(context.codebook(), cfg["k"] + 1, cfg["proximity"])
+    return Lantern("lantern", near, cfg["k"], cfg["bound"], cfg["delta"], cfg["resample"], context.greedy)
 
 
-def build_lantern_pp(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
-    near = setting.neighbours(setting.codebook(), cfg["k"] + 1, cfg["proximity"])
-    return Lantern("lantern_pp", near, cfg["k"], cfg["bound"], cfg["lam"], cfg["resample"], setting.greedy)
+def build_lantern_pp(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
+    near = context.neighbours(context.codebook(), cfg["k"] + 1, cfg["proximity"])
+    return Lantern("lantern_pp", near, cfg["k"], cfg["bound"], cfg["lam"], cfg["resample"], context.greedy)

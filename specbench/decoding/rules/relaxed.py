@@ -1,4 +1,4 @@
-"""Exact speculative sampling; its relaxation by a factor per depth: UniformRSD, Cool-SD; and the ratio test of
+"""Exact speculative sampling; its relaxations by a factor per depth, UniformRSD and Cool-SD; and the ratio test of
 Lumina-mGPT 2's Jacobi mode."""
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Relaxed(Rule):
 
     omega = 1 everywhere is exact speculative decoding (Eqs. 1, 2), a constant is UniformRSD (Eq. 13), a falling
     schedule is Cool-SD (Eq. 16). `resample="optimal"` continues from Eq. 10, Norm([r - q f]_+) = Norm([max(r - q, (1 -
-    omega) r)]_+), which minimises the bound of Eq. 8 for any omega; `"vanilla"` from Eq. 11, Norm([r - q]_+), which
-    Proposition 1 derives for omega >= 1 only.
+    omega) r)]_+), which minimises the bound of Eq. 8 for any omega. `"vanilla"` continues from Eq. 11, Norm([r - q]_+),
+    which Proposition 1 derives only for omega >= 1.
     """
 
     constants = ("omega",)
     residual_by_token = False
 
     def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
-        """omega[i - 1] is that of depth i; deeper positions use the last one."""
+        """omega[i - 1] is the factor of depth i; deeper positions use the last one."""
         self.name = name
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
@@ -74,7 +74,7 @@ def cool(
     floor: float = 0.0,
     resample: str = "optimal",
 ) -> Relaxed:
-    """Cool-SD: a schedule over `length` depths whose mean is `delta`, never below `floor` (0 = the paper's)."""
+    """Cool-SD: a schedule over `length` depths whose mean is `delta`, never below `floor` (the paper has 0)."""
     return Relaxed("cool", cool_schedule(delta, length, nu, schedule, floor), resample)
 
 
@@ -98,10 +98,10 @@ def cool_schedule(delta: float, length: int, nu: float, schedule: str, floor: fl
 class Redraw(Rule):
     """Accept x with min(1, r(x) / q(x)), as the exact rule does.
 
-    `resample="target"` continues from r. The code means Norm[r - min(q, 0.99)]_+, but takes r wherever that mass is
-    below 1 before it is normalised, so in effect always. What it samples from passes the sampler's filters once more:
-    top-k changes nothing then, but the filter `top_n_sigma` does, of log r. "vanilla" continues from Norm[r - q]_+ and
-    is exact (SimpleAR).
+    `resample="target"` continues from r. Lumina-mGPT 2's code means Norm[r - min(q, 0.99)]_+, but takes r whenever that
+    mass is below 1 before it is normalised, so in effect always. The distribution passes the sampler's filters once
+    more: top-k changes nothing then, but the filter `top_n_sigma` does, on log r. "vanilla" continues from Norm[r -
+    q]_+ and is exact (SimpleAR).
     """
 
     name = "redraw"
@@ -137,17 +137,17 @@ def _cool(cfg: Mapping[str, Any], height: int) -> list[float]:
     return cool_schedule(cfg["delta"], max(1, height), cfg["nu"], cfg["schedule"], cfg["floor"])
 
 
-def build_exact(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
+def build_exact(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
     return exact()
 
 
-def build_uniform(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
+def build_uniform(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
     return uniform(cfg["delta"], cfg["resample"])
 
 
-def build_cool(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
-    return Relaxed("cool", _cool(cfg, setting.height), cfg["resample"])
+def build_cool(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
+    return Relaxed("cool", _cool(cfg, context.height), cfg["resample"])
 
 
-def build_redraw(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
+def build_redraw(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
     return Redraw(cfg["resample"], cfg.get("top_n_sigma"))

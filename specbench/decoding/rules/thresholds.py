@@ -14,11 +14,11 @@ from specbench.engine.ops import sum_last
 
 
 class Typical(Rule):
-    """Typical acceptance, the rule of Medusa (Cai et al. 2024): accept x where r(x) > min(epsilon, alpha exp(-H(r))), H
-    the entropy in nats; of these paths the longest counts, and the next token has the target's distribution.
+    """Typical acceptance, the rule of Medusa (Cai et al. 2024): accept x if r(x) > min(epsilon, alpha exp(-H(r))),
+    where H is the entropy in nats. The longest accepted path counts, and the next token has the target's distribution.
 
-    The drafter's distribution is not used. A token of probability 1 is always accepted, so at temperature 0 a token is
-    accepted exactly where it is the arg max.
+    The drafter's distribution is not used. A token of probability 1 is always accepted. So at temperature 0 a token is
+    accepted exactly if it is the arg max.
     """
 
     name = "typical"
@@ -32,8 +32,8 @@ class Typical(Rule):
         return Threshold(self.epsilon, self.alpha)
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        own, least = at(r, token), self._least(r)
-        return ((own > least) | (own >= 1)).to(r.dtype)
+        probability, least = at(r, token), self._least(r)
+        return ((probability > least) | (probability >= 1)).to(r.dtype)
 
     def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return ((r > self._least(r).unsqueeze(-1)) | (r >= 1)).to(r.dtype)
@@ -48,13 +48,13 @@ class Typical(Rule):
 
 
 class EntropyAware(Rule):
-    """Entropy-aware acceptance (arXiv 2510.09012), made for SJD, strict where the target is unsure: accept x where
-    r(x) / q(x) > (e / pivot) (0.5 + (u - 0.5) (1 - e / calm)), u uniform and e the entropy of r in nats; after a
-    rejection continue from Norm([r - q]_+), as SJD does.
+    """Entropy-aware acceptance (arXiv 2510.09012), designed for SJD, strict where the target is uncertain: accept x if
+    r(x) / q(x) > (e / pivot) (0.5 + (u - 0.5) (1 - e / calm)), where u is uniform and e is the entropy of r in nats.
+    After a rejection continue from Norm([r - q]_+), as SJD does.
 
-    The paper prints a factor 1 - 16 e, which is negative at once; 1 - e / 16 is what it must mean, and so `calm` is 16.
-    Which residual follows is not stated. At `calm` and above the threshold is not random; a vocabulary of 9 million
-    tokens has that entropy.
+    The paper prints a factor 1 - 16 e, which is negative for almost any e. It must mean 1 - e / 16, so `calm` is 16.
+    The paper does not say which residual follows. At an entropy of `calm` and above the threshold is not random; a
+    vocabulary of 9 million tokens has that entropy.
     """
 
     name = "entropy"
@@ -70,8 +70,8 @@ class EntropyAware(Rule):
         return self._chance(r, q, sum_last(entr(r)).unsqueeze(-1))
 
     def _chance(self, p: Tensor, q: Tensor, entropy: Tensor) -> Tensor:
-        """Of tokens with probabilities p under the target and q under the drafter: the share of u below the one at
-        which the threshold is p / q. Multiplied out, since q and the entropy may be zero."""
+        """For tokens with probabilities p under the target and q under the drafter: the share of u below the value at
+        which the threshold is p / q. The formula is multiplied out, because q and the entropy may be zero."""
         spread = (1 - entropy / self.calm).clamp_min(1e-6)
         scale = q * entropy.clamp_min(0)
         share = (self.pivot * p - 0.5 * scale) / (scale * spread) + 0.5
@@ -81,9 +81,9 @@ class EntropyAware(Rule):
         return normalise((r - q).clamp_min(0), r)
 
 
-def build_typical(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
+def build_typical(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
     return Typical(cfg["epsilon"], cfg["alpha"])
 
 
-def build_entropy(cfg: Mapping[str, Any], setting: RuleContext) -> Rule:
+def build_entropy(cfg: Mapping[str, Any], context: RuleContext) -> Rule:
     return EntropyAware(cfg["pivot"], cfg["calm"])

@@ -1,7 +1,7 @@
-"""Verification: what a draft and a verdict are, and the interface of the ways to decide on a draft's nodes.
+"""Verification: drafts, verdicts, and the interface of the algorithms that decide on a draft's nodes.
 
-Each way is a module of its own. `token` serves every rule; the others serve the exact rule and, `block`, rules whose
-emitted distribution has a closed form.
+Each algorithm is a module. `token` serves every rule; the others serve the exact rule and, `block`, rules whose emitted
+distribution has a closed form.
 """
 
 from __future__ import annotations
@@ -23,27 +23,31 @@ from specbench.decoding.trees import Tree
 from specbench.engine.ops import Kernels, take
 from specbench.errors import UsageError
 
-# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above, windows also the last.
-# EMITTED: of the statistics of what is emitted.
+# Tags of a step's random numbers. The first two are drawn together. Drafters use DRAFT and above, windows also the last
+# tag. EMITTED: for the statistics of emitted distributions.
 VERIFY, NEXT, DRAFT, EMITTED = 0, 1, 2, TAGS - 2
 
 
 @dataclass
 class Draft:
-    """What a drafter proposes for B rows.
+    """A drafter's proposal for B rows.
 
-    tokens (B, M) int64, the root's own token first; probs (B, I, V) float32: per inner node the distribution from which
-    its children were sampled, in the order of the children, without replacement unless `replacement`; sampled (B, M)
-    bool or None for all: False marks a deterministic token (its distribution is a point mass); valid (B, M) bool: nodes
-    that exist in this step, where the ancestors of a valid node are valid. heights (B, M) float32 or None: where not
-    negative, the number in [0, 1) that decides on a node, instead of a fresh one. Given the draft it must be uniform
-    and independent of all that determines the target's distribution of the node. unverified (B, M) bool or None: nodes
-    that are accepted in any case, each the only valid child of its parent; only token-wise verification knows them.
+    tokens (B, M) int64: the root's token first.
+    probs (B, I, V) float32: for each inner node the distribution from which its children were sampled, in the order of
+        the children, without replacement unless `replacement`.
+    sampled (B, M) bool, or None if all are sampled: False marks a deterministic token (its distribution is a point
+        mass).
+    valid (B, M) bool: nodes that exist in this step. The ancestors of a valid node are valid.
+    heights (B, M) float32 or None: if not negative, the number in [0, 1) that decides on a node, instead of a new one.
+        Given the draft it must be uniform and independent of everything that determines the target's distribution of
+        the node.
+    unverified (B, M) bool or None: nodes that are accepted in any case, each the only valid child of its parent. Only
+        token-wise verification supports them.
     greedy (B,) bool or None: images whose next token is the most probable one, not a sample.
-    parallel_positions: where the nodes stand, if not behind the committed tokens in raster order; then every row here
-    is one of K chains of an image, (B * K, ...). parts: by name, parts of the drafter that an audit must have seen at
-    work, and the nodes (B, M) bool whose tokens come from them in this step. Only the plain code reports them, the
-    kernels do not.
+    parallel_positions: the positions of the nodes, if they do not follow the committed tokens in raster order. Then
+        every row here is one of K chains of an image, (B * K, ...).
+    parts: parts of the drafter, by name, that an audit must have exercised, and the nodes (B, M) bool whose tokens come
+        from them in this step. Only the plain code reports them, not the kernels.
     """
 
     tree: Tree
@@ -61,11 +65,11 @@ class Draft:
 
 @dataclass
 class VerificationResult:
-    """path (B, D) int64: the accepted nodes by depth (beyond `length`: the last of them); length (B,) int64: accepted
-    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; next_probs
-    (B, V): the distribution of that token; first (B,): the probability with which the rule accepts the first candidate,
-    0 where there is none; share (B,): where siblings were selected, the mean share of the selection over the nodes of
-    the path with several children, NaN without any."""
+    """path (B, D) int64: the accepted nodes by depth (after `length`: the last of them); length (B,) int64: accepted
+    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; next_probs (B,
+    V): the distribution of that token; first (B,): the probability with which the rule accepts the first candidate, 0
+    without one; share (B,): if siblings were selected, the mean share of the selection over the nodes of the path with
+    several children, NaN without any."""
 
     path: Tensor
     length: Tensor
@@ -76,7 +80,7 @@ class VerificationResult:
 
     @property
     def path_with_root(self) -> Tensor:
-        """The accepted path (B, D + 1) with the root in front."""
+        """The accepted path (B, D + 1), starting with the root."""
         return torch.cat([torch.zeros_like(self.length)[:, None], self.path], 1)
 
 
@@ -86,7 +90,7 @@ def one_hot(token: Tensor, size: int) -> Tensor:
 
 
 def chain_probs(draft: Draft) -> Tensor:
-    """The distributions (B, L, V) that the tokens of a chain were drawn from: point masses of deterministic ones."""
+    """The distributions (B, L, V) that the tokens of a chain were drawn from; point masses for deterministic tokens."""
     q = draft.probs
     if draft.sampled is None:
         return q
@@ -95,9 +99,9 @@ def chain_probs(draft: Draft) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What a verification decides on: a draft with nodes, the target's distributions p (B, M, V), the rule, and the
-    uniform `numbers` (B, 2, M): one of every node, `u`, then as many of which the first draws the next token, `u_next`.
-    decided_by (B, M, V): the distributions by which a rule with `uses_pre_argmax_probs` decides, else p."""
+    """The input of a verification: a draft with nodes, the target's distributions p (B, M, V), the rule, and the
+    uniform `numbers` (B, 2, M): one per node, `u`, then as many again, `u_next`, the first of which draws the next
+    token. decided_by (B, M, V): the distributions by which a rule with `uses_pre_argmax_probs` decides, else p."""
 
     p: Tensor
     draft: Draft
@@ -115,15 +119,15 @@ class Case:
         return self.numbers[:, 1]
 
     def verdict(self, path: Tensor, length: Tensor, next_probs: Tensor, first: Tensor) -> VerificationResult:
-        """The verdict of an accepted path (B, D) of `length` (B, 1), whose next token is drawn from next_probs
-        (B, 1, V)."""
+        """The verdict for an accepted path (B, D) of `length` (B, 1), whose next token is drawn from next_probs (B, 1,
+        V)."""
         next_token = draw(next_probs, self.u_next[:, :1], self.kernels)
         tokens = torch.cat([self.draft.tokens.gather(1, path), next_token], 1).scatter(1, length, next_token)
         return VerificationResult(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
 
 
 class Verification(ABC):
-    """A way to decide on the nodes of a draft, and on the distribution of the token that follows. `name` is that of its
+    """Decides on the nodes of a draft, and on the distribution of the token that follows. `name` is the name of its
     file under conf/verification."""
 
     name: str
@@ -138,10 +142,9 @@ class Verification(ABC):
         pre_argmax_probs: Tensor | None = None,
         kernels: Kernels | None = None,
     ) -> VerificationResult:
-        """Accept or reject the draft's nodes against the target's distributions p (B, M, V); `step` (B,) keys the
-        random numbers. `pre_argmax_probs` (B, M, V) are the distributions by which a rule with `uses_pre_argmax_probs`
-        decides, where they are not p; the recovered or bonus token always comes from p. `kernels` replace the plain
-        code where they can."""
+        """Accept or reject the draft's nodes, given the target's distributions p (B, M, V). `step` (B,) keys the random
+        numbers. A rule with `uses_pre_argmax_probs` decides by `pre_argmax_probs` (B, M, V) if given; the recovered or
+        bonus token always comes from p. `kernels` replace the plain code where they can."""
         numbers = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, p.shape[1])
         if draft.heights is not None:
             numbers[:, 0] = torch.where(draft.heights < 0, numbers[:, 0], draft.heights)
@@ -160,41 +163,41 @@ class Verification(ABC):
 
     @abstractmethod
     def decide(self, case: Case) -> VerificationResult:
-        """`verify` of a draft with nodes."""
+        """`verify` for a draft with nodes."""
 
 
 def check_exact(cfg: Mapping[str, Any], shape: DraftShape, rules: tuple[str, ...] = ("exact",)) -> None:
-    """Raises UsageError for a rule that is not among `rules`, and for drafts with which only token-wise verification is
-    right."""
-    way = f"verification={cfg['verification']}"
+    """Raises UsageError for a rule that is not among `rules`, and for drafts that only token-wise verification treats
+    correctly."""
+    setting = f"verification={cfg['verification']}"
     if cfg["rule"] not in rules:
         raise UsageError(
-            f"{way} is defined for rule {' or '.join(rules)} alone, and the method has rule {cfg['rule']}: use"
+            f"{setting} is defined only for rule {' or '.join(rules)}, and the method has rule {cfg['rule']}: use"
             f" verification=token, or rule={rules[0]}"
         )
     if shape.carries_over:
         raise UsageError(
-            f"{way} decides by all draft tokens of a step, so tokens that drafter {cfg['drafter']} carries over to the"
-            " next step would no longer have the distribution they were drawn from: use verification=token"
+            f"{setting} decides by all draft tokens of a step, so tokens that drafter {cfg['drafter']} carries over to"
+            " the next step would no longer have the distribution they were drawn from: use verification=token"
         )
 
 
 def without(q: Tensor, token: Tensor) -> Tensor:
-    """q (..., V) of the next sibling, drawn without replacement, once `token` (...) was rejected; q where nothing is
-    left."""
+    """The distribution q (..., V) of the next sibling, drawn without replacement, after `token` (...) was rejected; q
+    if nothing is left."""
     return normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q)
 
 
 def remaining(p: Tensor, left: Tensor, slot: Tensor, node: Tensor) -> Tensor:
-    """The distributions (B, n, V) that follow nodes (B, n): of an inner node left (B, I, V), else p (B, M, V). slot
-    (B, M): a node's index among the inner ones."""
+    """The distributions (B, n, V) of the tokens that follow nodes (B, n): left (B, I, V) for inner nodes, else p (B, M,
+    V). slot (B, M): a node's index among the inner nodes."""
     at_slot = slot.gather(1, node)
     return torch.where(at_slot.unsqueeze(-1) >= 0, take(left, at_slot.clamp_min(0)), take(p, node))
 
 
 def accepted_path(tree: Tree, accepted_child: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
-    """The accepted nodes by depth (B, D), beyond the end the last of them, and their number (B, 1), from the accepted
-    child of each inner node (B, I), -1 for none; slot (B, M): a node's index among the inner ones."""
+    """The accepted nodes by depth (B, D), followed by copies of the last one, and their number (B, 1), from the
+    accepted child of each inner node (B, I), -1 for none. slot (B, M): a node's index among the inner nodes."""
     if tree.is_chain:  # node d + 1 is the child of node d
         length = (accepted_child >= 0).long().cumprod(1).sum(1, keepdim=True)
         return torch.minimum(torch.arange(1, tree.height + 1, device=length.device), length), length

@@ -1,5 +1,5 @@
 """Block verification (arXiv 2403.10444): a chain is accepted up to the last node that passes, not up to the first that
-fails. It is lossless, and no verification that leaves the target alone accepts more of a chain in expectation."""
+fails. It is lossless, and no lossless verification accepts more of a chain in expectation."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ class BlockVerification(Verification):
 
         P_0 = 1,  P_i = min(1, P_{i-1} p_{i-1}(x_i) / q_{i-1}(x_i)),  R_i = sum_x (P_i p_i(x) - q_i(x))_+,
 
-    node i passes where u_i < R_i / (R_i + 1 - P_i), the last one where u_L < P_L, the root always. The last node that
-    passes ends the accepted path, and the next token is drawn from Norm (P_i p_i - q_i)_+, at the last node from p_L.
-    The probability that node i or a later one passes is P_i, given the tokens up to x_i. With one token it is the
-    token-wise test. A rule that emits e_i at every node i, in closed form, has e_i in the place of p_i of the nodes
-    that have a draft token; given the prefix, a token then has the distribution e_i of its node, as token-wise.
+    node i passes if u_i < R_i / (R_i + 1 - P_i), the last one if u_L < P_L, and the root always. The last node that
+    passes ends the accepted path. The next token is drawn from Norm (P_i p_i - q_i)_+, or from p_L at the last node.
+    Given the tokens up to x_i, node i or a later one passes with probability P_i. For one token this is the token-wise
+    test.
+
+    For a rule that emits e_i in closed form at every node i, e_i replaces p_i at the nodes that have a draft token.
+    Given the prefix, a token then has the distribution e_i of its node, as in token-wise verification.
     """
 
     name = "block"
 
     def decide(self, case: Case) -> VerificationResult:
         p, draft, rule, kernels = case.p, case.draft, case.rule, case.kernels
-        exact_kernel = kernels is not None and rule.name == "exact"  # which reads the draft itself
+        exact_kernel = kernels is not None and rule.name == "exact"  # it reads the draft itself
         token, q = draft.tokens[:, 1:], draft.probs if exact_kernel else chain_probs(draft)
-        if rule.name != "exact":  # the nodes that have a draft token emit what the rule emits
+        if rule.name != "exact":  # nodes with a draft token emit the rule's output distribution
             live = draft.valid[:, 1:] & (at(q, token) > 0)
             before = rule.output_distribution(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))
             p = torch.cat([torch.where(live.unsqueeze(-1), before, p[:, :-1]), p[:, -1:]], 1)
@@ -52,40 +54,41 @@ class BlockVerification(Verification):
         passed = case.u < passes
         passed[:, 0] = True
         length = last_passed(passed)
-        here, end = take(p, length), length.clamp_max(token.shape[1] - 1)
-        goes_on = ((length == end) & live.gather(1, end)).unsqueeze(-1)
-        next_probs = torch.where(goes_on, normalise(take(left, end), here), here)
+        at_end, end = take(p, length), length.clamp_max(token.shape[1] - 1)
+        continues = ((length == end) & live.gather(1, end)).unsqueeze(-1)
+        next_probs = torch.where(continues, normalise(take(left, end), at_end), at_end)
         path = torch.minimum(torch.arange(1, p.shape[1], device=p.device), length)
         return case.verdict(path, length, next_probs, ratio[:, 0].clamp_max(1))
 
 
 def last_passed(passed: Tensor) -> Tensor:
-    """The last node (B, 1) of a chain that passes, of passed (B, M)."""
+    """The last node (B, 1) of a chain that passes, from passed (B, M)."""
     return (torch.arange(passed.shape[1], device=passed.device) * passed).amax(1, keepdim=True)
 
 
 def ratios(p: Tensor, q: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens exist, and p / q of those, else 0, given the probabilities p and q (...) of drafted tokens."""
+    """Which drafted tokens exist, and their p / q, else 0, given their probabilities p and q (...)."""
     live = valid & (q > 0)
     return live, torch.where(live, (p / torch.where(live, q, 1)).clamp_max(1e30), 0)
 
 
 def masses(ratio: Tensor) -> Tensor:
-    """P_0 .. P_L (B, L + 1) from p / q of the tokens of a chain (B, L); in logarithms, since a product of a few ratios
-    can leave the range of numbers."""
+    """P_0 .. P_L (B, L + 1) from p / q of the tokens of a chain (B, L). Computed in logarithms, because a product of a
+    few ratios can overflow."""
     return log_masses(ratio.double().log()).exp().to(ratio.dtype)
 
 
 def log_masses(log_ratio: Tensor) -> Tensor:
-    """log P_0 .. log P_L (B, L + 1) from log p / q (B, L): the running sum, less its largest value so far, or 0."""
+    """log P_0 .. log P_L (B, L + 1) from log p / q (B, L): the running sum, minus its largest value so far (at least
+    0)."""
     total = F.pad(log_ratio.cumsum(1), (1, 0))
     return total - total.cummax(1).values
 
 
 def passing(left: Tensor, mass: Tensor) -> Tensor:
-    """The probability R / (R + 1 - P) with which a node passes, 0 / 0 = 1: left, mass (...) are R and P."""
-    among = left + (1 - mass)
-    return torch.where(among == 0, 1, left / among)
+    """The probability R / (R + 1 - P) with which a node passes, with 0 / 0 = 1. left, mass (...): R and P."""
+    total = left + (1 - mass)
+    return torch.where(total == 0, 1, left / total)
 
 
 def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:

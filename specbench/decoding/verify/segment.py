@@ -1,6 +1,6 @@
 """Segment verification (SJD-SV, arXiv 2609.13245): runs of rising probability are kept or cut as a whole. Not lossless.
 
-The paper was not at hand, a second-hand account of it was. Our own choices are named in `Segment`.
+The paper itself was not available; this follows a second-hand account. Our own choices are named in `Segment`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from specbench.errors import UsageError
 
 class Segment(Verification):
     """Token x_i of a chain has probability t_i = p_i(x_i) and was drawn with probability q_i(x_i). The chain is split
-    into maximal runs in which t_i does not fall. Of the part b .. e of a run that begins at b, only g .. e is tested: g
-    is the last position with t_g + .. + t_e >= alpha (t_b + .. + t_e). The part is kept where
+    into maximal runs in which t_i does not fall. For the part b .. e of a run that begins at b, only g .. e is tested,
+    where g is the last position with t_g + .. + t_e >= alpha (t_b + .. + t_e). The part is kept if
 
         u < prod_{i = g .. e} t_i / q_i(x_i),
 
-    and all of it then, b .. g - 1 included. A run whose whole is not kept ends the accepted path with its longest part
-    that is, if there is one, and the token behind it comes from Norm([p - q]_+). Own choices: the parts of a run share
-    the number u of its first token, every part has its own g, and the tokens before g are not tested at all, even if
-    the target never gives them.
+    and then all of it is kept, including b .. g - 1. If a run is not kept as a whole, the accepted path ends with the
+    longest part of it that is kept, if any, and the next token comes from Norm([p - q]_+). Own choices: the parts of a
+    run share the number u of its first token, every part has its own g, and the tokens before g are not tested at all,
+    even if the target never gives them.
 
-    The run is chosen by t, so the test is not lossless, except for a chain of one token: there it is the token-wise
-    one.
+    The run depends on t, so the test is not lossless, except for a chain of one token, where it is the token-wise test.
     """
 
     name = "segment"
@@ -48,21 +47,23 @@ class Segment(Verification):
         exists = exists.long().cumprod(1).bool()
         chance, begin, end = parts(t, ratio, exists, self.alpha)
         kept = exists & (case.u[:, 1:].gather(1, begin) < chance)
-        index = torch.arange(1, p.shape[1], device=p.device)  # of the nodes
+        index = torch.arange(1, p.shape[1], device=p.device)  # the numbers of the nodes
         cut = torch.where(end & ~kept, index, p.shape[1]).amin(1, keepdim=True)  # the end of the first run that is cut
-        length = torch.where(kept & (index <= cut), index, 0).amax(1, keepdim=True)  # of earlier runs the end is kept
+        length = torch.where(kept & (index <= cut), index, 0).amax(
+            1, keepdim=True
+        )  # earlier runs are kept to their end
         whole = exists.sum(1, keepdim=True)
-        here, behind = take(p, length), length.clamp_max(p.shape[1] - 2)
-        rest = normalise((here - take(q, behind)).clamp_min(0), here)
-        next_probs = torch.where((length < whole).unsqueeze(-1), rest, here)
-        first = torch.where(exists & (begin == 0), chance, 0).amax(1)  # of a part that holds the first token
+        at_end, end_node = take(p, length), length.clamp_max(p.shape[1] - 2)
+        residual = normalise((at_end - take(q, end_node)).clamp_min(0), at_end)
+        next_probs = torch.where((length < whole).unsqueeze(-1), residual, at_end)
+        first = torch.where(exists & (begin == 0), chance, 0).amax(1)  # of the part that contains the first token
         return case.verdict(torch.minimum(index, length), length, next_probs, first)
 
 
 def parts(t: Tensor, ratio: Tensor, exists: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the part of a run that ends at each token of a chain: the probability (B, L) with which it is kept, the index
-    (B, L) of the run's first token, and whether (B, L) bool the run ends there. t, ratio (B, L): the target's
-    probability of each token, and its ratio to the draft's; exists (B, L) bool: false from the end of the chain on."""
+    """For the part of a run that ends at each token of a chain: the probability (B, L) with which it is kept, the index
+    (B, L) of the run's first token, and whether the run ends there (B, L) bool. t, ratio (B, L): the target's
+    probability of each token, and its ratio to the draft's; exists (B, L) bool: false after the end of the chain."""
     index = torch.arange(t.shape[1], device=t.device)
     falls = torch.cat([torch.ones_like(exists[:, :1]), t[:, 1:] < t[:, :-1]], 1)
     begin = torch.where(falls, index, 0).cummax(1).values
@@ -78,7 +79,7 @@ def parts(t: Tensor, ratio: Tensor, exists: Tensor, alpha: float) -> tuple[Tenso
 def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
     if cfg["rule"] != "exact":
         raise UsageError(
-            f"verification=segment is a rule of its own and stands for rule exact alone, and the method has rule"
+            f"verification=segment is a rule by itself and combines only with rule exact, and the method has rule"
             f" {cfg['rule']}: use verification=token, or rule=exact"
         )
     if not shape.tree.is_chain:
@@ -88,6 +89,6 @@ def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
         )
     if cfg["alpha"] > 1:
         raise UsageError(
-            f"verification=segment tests at most all of a run: alpha must be 1 or less (got {cfg['alpha']})"
+            f"verification=segment tests at most a whole run: alpha must be 1 or less (got {cfg['alpha']})"
         )
     return Segment(cfg["alpha"])

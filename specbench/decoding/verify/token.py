@@ -25,9 +25,9 @@ from specbench.engine.ops import take
 
 
 class TokenWise(Verification):
-    """The children of all inner nodes are verified in parallel (their random numbers are independent), sibling after
-    sibling; then the accepted path is read off. For exact rules the tokens have the target's distribution (Cool-SD,
-    Theorem 1, for chains; by recursion over siblings drawn without replacement, for trees)."""
+    """The children of all inner nodes are verified in parallel (their random numbers are independent), one sibling
+    after the other. Then the accepted path is read from the results. For exact rules the tokens have the target's
+    distribution: for chains by Cool-SD, Theorem 1; for trees by recursion over siblings drawn without replacement."""
 
     name = "token"
 
@@ -51,8 +51,8 @@ def build(cfg: Mapping[str, Any], shape: DraftShape) -> Verification:
 
 
 def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The accepted child of each inner node (B, I), -1 for none; the residual distribution of each inner node
-    (B, I, V); and the probability of accepting the first candidate (B,). u (B, M) uniforms."""
+    """The accepted child of each inner node (B, I), -1 for none; the residual distribution of each inner node (B, I,
+    V); and the probability of accepting the first candidate (B,). u (B, M): uniforms."""
     tree = draft.tree
     rows, nodes, vocab = p.shape
     inner = tree.inner.expand(rows, -1)
@@ -60,7 +60,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
     children, depths = tree.children.expand(rows, -1, -1), tree.depth.expand(rows, -1)
     accepted_child = torch.full_like(inner, -1)
     first = p.new_zeros(rows)
-    passed: list[Tensor] = []  # per sibling, the candidates that the rule keeps
+    passed: list[Tensor] = []  # per sibling, the candidates that the rule accepts
     for m, parents in enumerate(tree.parents_per_rank):  # the inner nodes that may have an m-th child
         child = _head(children, parents)[:, :, m]
         node = child.clamp_min(0)
@@ -90,12 +90,12 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
 
 
 def _head(x: Tensor, count: int) -> Tensor:
-    """x[:, :count], or x itself where that is all of it."""
+    """x[:, :count], or x itself if it has no more entries."""
     return x if x.shape[1] == count else x[:, :count]
 
 
 def _with_head(x: Tensor, head: Tensor) -> Tensor:
-    """x with its first entries replaced, perhaps in place."""
+    """x with its first entries replaced, in place if there are more."""
     if x.shape == head.shape:
         return head
     x[:, : head.shape[1]] = head
@@ -103,8 +103,8 @@ def _with_head(x: Tensor, head: Tensor) -> Tensor:
 
 
 def _longest(passed: Tensor, inner: Tensor, nodes: int, height: int) -> Tensor:
-    """Per inner node (B, I), of its children that passed (B, I, W; -1 else), the one with the longest passed path below
-    it, the earlier one at a tie; -1 where none passed."""
+    """For each inner node, the child (B, I) with the longest passed path below it, among its children that passed (B,
+    I, W; -1 for the others). The first one at a tie; -1 if none passed."""
     reach = torch.zeros(len(passed), nodes, dtype=torch.int64, device=passed.device)
     below = passed.clamp_min(0).flatten(1)
     gain = torch.full_like(passed, -1)

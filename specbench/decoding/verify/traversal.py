@@ -1,5 +1,5 @@
-"""Traversal verification of trees (arXiv 2505.12398): nodes are decided from the leaves up, and a subtree is given up
-only as a whole. Lossless; on a chain it is block verification."""
+"""Traversal verification of trees (arXiv 2505.12398): nodes are decided from the leaves up, and a subtree is rejected
+only as a whole. Lossless. On a chain it is block verification."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from specbench.engine.ops import sum_last, take
 
 
 class Traversal(Verification):
-    """Every node has a mass a, the root 1, and p and q, the distributions of the token that follows. Its children are
+    """Every node has a mass a (the root: 1), and p and q, the distributions of the token that follows. Its children are
     tried in the order drawn. Child x is entered with mass min(1, a p(x) / q(x)). If its whole subtree is rejected,
 
         a, p <- R / (R + 1 - a), m / R    where m = (a p - q)_+ and R = sum m,
 
-    and q becomes the distribution of the next child. After the last child the node itself passes with the a that is
-    left, the root always, and the next token is drawn from the p that is left. Of the nodes that pass, the first in
-    post-order ends the accepted path.
+    and q becomes the distribution of the next child. After the last child the node itself passes with the remaining a
+    (the root always), and the next token is drawn from the remaining p. The first node in post-order that passes ends
+    the accepted path.
 
-    All of this is a function of the drafted tokens alone, so that it is computed level by level, and decided once.
+    All of this is a function of the drafted tokens alone. So it is computed level by level, and decided once.
     """
 
     name = "traversal"
@@ -58,12 +58,12 @@ class Traversal(Verification):
 
 
 def _masses(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
-    """The probability with which each node passes once its children are rejected (B, M), the distribution of the token
-    that then follows an inner node (B, I, V), and min(1, p / q) of the first candidate (B,)."""
+    """The probability (B, M) with which each node passes once its children are rejected, the distribution (B, I, V) of
+    the token that then follows an inner node, and min(1, p / q) of the first candidate (B,)."""
     tree, rows = draft.tree, len(p)
     inner, children = tree.inner.expand(rows, -1), tree.children.expand(rows, -1, -1)
     left, first = take(p, inner), p.new_zeros(rows)
-    leave = torch.ones_like(p[..., 0])  # for now the mass with which a node is entered
+    leave = torch.ones_like(p[..., 0])  # until its level: the mass with which a node is entered
     for depth, (slots, inside) in enumerate(_levels(tree, rows)):
         r, q, kids, above = (_part(x, slots) for x in (left, draft.probs, children, inner))
         mass = leave.gather(1, above)
@@ -91,36 +91,36 @@ def _masses(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tried(p: Tensor, q: Tensor, mass: Tensor, token: Tensor, exists: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of children (B, n) whose tokens were drawn from q (B, n, V), at nodes with p (B, n, V) and mass (B, n): which of
-    them could be drawn, the masses with which they are entered, and the p and the masses of the nodes once the subtrees
-    of these children are rejected."""
+    """For children (B, n) whose tokens were drawn from q (B, n, V), at nodes with p (B, n, V) and mass (B, n): which of
+    them could be drawn, the masses with which they are entered, and p and the masses of the nodes after the subtrees of
+    these children are rejected."""
     live, ratio = ratios(at(p, token), at(q, token), exists)
-    rest = (p * mass.unsqueeze(-1)).sub_(q).clamp_min_(0)
-    kept = sum_last(rest)
-    left = torch.where(live.unsqueeze(-1), normalise(rest, p), p)
-    return live, (mass * ratio).clamp_max(1), left, torch.where(live, passing(kept, mass), mass)
+    residual = (p * mass.unsqueeze(-1)).sub_(q).clamp_min_(0)
+    residual_mass = sum_last(residual)
+    left = torch.where(live.unsqueeze(-1), normalise(residual, p), p)
+    return live, (mass * ratio).clamp_max(1), left, torch.where(live, passing(residual_mass, mass), mass)
 
 
 def _levels(tree: Tree, rows: int) -> list[tuple[slice | Tensor, Tensor]]:
-    """Per depth, which of the inner nodes (I) are of it: a slice where rows share a topology, else indices (B, n); and
-    (B or 1, n) bool, which of these really are."""
-    found: list[tuple[slice | Tensor, Tensor]] = []
+    """The inner nodes of each depth: a slice where rows share a topology, else indices (B, n); and (B or 1, n) bool,
+    which of them really have that depth."""
+    levels: list[tuple[slice | Tensor, Tensor]] = []
     depths = tree.depth.gather(1, tree.inner).expand(rows, -1)
     begin = 0
     for depth, (count, _) in enumerate(tree.levels):
         if tree.post_order is not None:
-            some = slice(begin, begin + count)
-            found.append((some, depths[:, some] == depth))
+            slots = slice(begin, begin + count)
+            levels.append((slots, depths[:, slots] == depth))
             begin += count
         else:
-            mine = depths == depth
-            index = mine.int().sort(dim=1, descending=True, stable=True).indices[:, :count]
-            found.append((index, mine.gather(1, index)))
-    return found
+            at_depth = depths == depth
+            index = at_depth.int().sort(dim=1, descending=True, stable=True).indices[:, :count]
+            levels.append((index, at_depth.gather(1, index)))
+    return levels
 
 
 def _part(x: Tensor, slots: slice | Tensor) -> Tensor:
-    """Entries `slots` of x (B, I, ...)."""
+    """The entries `slots` of x (B, I, ...)."""
     if isinstance(slots, slice):
         return x[:, slots]
     return x.gather(1, slots) if x.dim() == 2 else take(x, slots)
@@ -130,17 +130,17 @@ def post_order(tree: Tree) -> Tensor:
     """The number of every node in post-order (R, M)."""
     if tree.post_order is not None:
         return tree.post_order
-    size, nodes = tree.ancestors.sum(1), torch.arange(tree.nodes, device=tree.parent.device)  # size of a subtree
+    size, nodes = tree.ancestors.sum(1), torch.arange(tree.nodes, device=tree.parent.device)  # sizes of the subtrees
     ranks = torch.arange(tree.width, device=nodes.device).expand_as(tree.children).flatten(1)
     rank = torch.zeros_like(tree.parent).scatter_(1, tree.children.clamp_min(0).flatten(1), ranks)
-    siblings = (tree.parent.unsqueeze(1) == tree.parent.unsqueeze(2)) & (nodes > 0)  # the root is none
+    siblings = (tree.parent.unsqueeze(1) == tree.parent.unsqueeze(2)) & (nodes > 0)  # the root has no siblings
     elder = siblings & (rank.unsqueeze(1) < rank.unsqueeze(2))
     before = (1 + (elder * size.unsqueeze(1)).sum(2)) * (nodes > 0)
     return (tree.ancestors * before.unsqueeze(1)).sum(2) - tree.depth + size - 1
 
 
 def path_to(tree: Tree, node: Tensor) -> tuple[Tensor, Tensor]:
-    """The nodes by depth (B, D) on the path to a node (B, 1), beyond its end the node itself, and their number
+    """The nodes by depth (B, D) on the path to a node (B, 1), followed by copies of the node itself, and their number
     (B, 1)."""
     length = tree.depth.expand(len(node), -1).gather(1, node)
     above = tree.ancestors.expand(len(node), -1, -1).gather(1, node.unsqueeze(-1).expand(-1, -1, tree.nodes))

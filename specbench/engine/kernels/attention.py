@@ -16,15 +16,15 @@ from specbench.engine.kernels.products import dot
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.masks import TreeMask
 
-#: The largest number of programs that share the keys of a head: the last of them reads the partial sums of all.
+#: The most programs that share the keys of a head; the last of them reads the partial sums of all.
 _MOST_SPLITS = 16
-#: Multiprocessors that are assumed without a device: an H100 and an H200 have so many.
+#: The number of multiprocessors that is assumed without a device: that of an H100 or H200.
 _PROCESSORS = 132
 
 
 @cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device: programs of attention that it runs at once."""
+    """The multiprocessors of a CUDA device: the number of attention programs that it runs at once."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return _PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -32,8 +32,8 @@ def processors(device: torch.device) -> int:
 
 @triton.jit
 def _add_keys(q, K, V, at, here, seen, scale, top, total, out):
-    """The running softmax after the keys at `at` (BS, BD): top and total (BQ,), out (BQ, BD). Scores are in base 2;
-    seen: which of them count."""
+    """The running softmax after the keys at `at` (BS, BD): top and total (BQ,), out (BQ, BD). Scores are in base 2.
+    seen: which of the keys count."""
     k = tl.load(K + at, mask=here, other=0.0)
     v = tl.load(V + at, mask=here, other=0.0)
     score = tl.where(seen, dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32)) * scale, -1e30)
@@ -50,11 +50,12 @@ def _attend(
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr,
     SPLITS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """BQ queries of all heads that share keys, over one of SPLITS contiguous ranges of the keys that the row has. The
-    last program to end a head and a block of queries combines the ranges, and leaves its counter at zero.
+    """BQ queries of all heads that share keys, over one of SPLITS contiguous ranges of the row's keys. The last program
+    to finish a head and a block of queries combines the ranges, and resets its counter to zero.
 
-    Every position sees the committed keys, so the loop over them has neither a mask nor a branch; the keys of the
-    tree come after."""
+    Every position sees the committed keys, so the loop over them has neither a mask nor a branch. The keys of the tree
+    come after them.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -98,7 +99,7 @@ def _attend(
         tl.store(TOP + part + split, top, mask=here)
         tl.store(SUM + part + split, total, mask=here)
         counter = ARRIVED + tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)
-        tl.debug_barrier()  # what all threads stored comes before the count
+        tl.debug_barrier()  # all threads store before the counter changes
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
             highest = tl.full([BQ], -1e30, tl.float32)
             for s in tl.static_range(SPLITS):
@@ -108,40 +109,41 @@ def _attend(
             for s in tl.range(0, SPLITS, loop_unroll_factor=UNROLL):
                 weight = tl.exp2(tl.load(TOP + part + s, mask=here, other=0.0, cache_modifier=".cg") - highest)
                 total += weight * tl.load(SUM + part + s, mask=here, other=1.0, cache_modifier=".cg")
-                some = tl.load(
+                partial = tl.load(
                     PART + (part + s)[:, None] * DIM + d[None, :], mask=inside, other=0.0, cache_modifier=".cg"
                 )
-                out += weight[:, None] * some
+                out += weight[:, None] * partial
             tl.store(OUT + cell, (out / total[:, None]).to(OUT.dtype.element_ty), mask=inside)
             tl.store(counter, 0)
 
 
 class Counters:
-    """Counters at zero, of each device: every kernel that counts leaves them so. A captured graph holds their
-    addresses, so none is ever freed."""
+    """Counters at zero, for each device: every kernel that counts resets them. A captured graph holds their addresses,
+    so none is ever freed."""
 
-    __slots__ = ("_count", "_made")  # no part of a decoding's state
+    __slots__ = ("_allocated", "_least")  # not part of a decoding's state
 
-    def __init__(self, count: int = 1 << 14) -> None:
-        self._count = count
-        self._made: dict[torch.device, list[Tensor]] = {}
+    def __init__(self, least: int = 1 << 14) -> None:
+        self._least = least
+        self._allocated: dict[torch.device, list[Tensor]] = {}
 
     def on(self, device: torch.device, count: int) -> Tensor:
         """At least `count` counters (count,) int32."""
-        made = self._made.setdefault(device, [])
-        if not made or len(made[-1]) < count:
-            made.append(torch.zeros(max(count, self._count), dtype=torch.int32, device=device))
-        return made[-1]
+        allocated = self._allocated.setdefault(device, [])
+        if not allocated or len(allocated[-1]) < count:
+            allocated.append(torch.zeros(max(count, self._least), dtype=torch.int32, device=device))
+        return allocated[-1]
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, counters: Counters, tiles: Tiles, dependent: bool = False
 ) -> Tensor:
     """Attention of q (R, n, heads, head dim), contiguous, to a cache's k and v (R, kv heads, slots, head dim) where
-    `mask` allows: (R, n, heads, head dim). Every position must see a key.
+    `mask` allows: (R, n, heads, head dim). Every position must see at least one key.
 
     Programs for one row and kv head: as many ranges of keys as fill the device, times blocks of at most 128 queries,
-    each of which reads the keys once."""
+    each of which reads the keys once.
+    """
     (rows, nodes, heads, dim), (_, kv, slots, _) = q.shape, k.shape
     queries, among = nodes * heads // kv, mask.among
     tile = tiles.attention(rows * kv, queries, dim, q.dtype, launch.can_depend(q.device))

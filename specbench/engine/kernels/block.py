@@ -29,15 +29,15 @@ from specbench.engine.kernels.tiles import (
 )
 from specbench.engine.masks import TreeMask
 
-#: Rows, and by default weights, up to which a product is done here; beyond, by cuBLAS.
+#: Up to this number of rows and weights a product is computed here; larger ones are left to cuBLAS.
 MOST_ROWS, MOST_WEIGHTS = 16, 1 << 23
-#: Numbers of SwiGLU, and heads at most, that a program computes.
+#: The numbers of SwiGLU, and the most heads, that one program computes.
 _SWIGLU, _ROTATED = 1024, 4
 
 
 class Stream:
-    """The residual stream of a pass, (rows, dim): a value, and what has yet to be added to it. A product by cuBLAS
-    leaves its sum to the next norm, which reads both anyway."""
+    """The residual stream of a pass, (rows, dim): a value, and a summand that is still to be added to it. A product by
+    cuBLAS leaves its sum to the next norm, which reads both anyway."""
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -50,35 +50,35 @@ class Stream:
 
 
 class LayerKernels:
-    """The kernels of a Transformer's layers. `dependent`: whether a kernel may begin before the one in front of it has
-    ended, where the device can (compute capability 9.0 and newer)."""
+    """The kernels of a Transformer's layers. `dependent`: a kernel may begin before the previous one has ended, if the
+    device supports it (compute capability 9.0 and newer)."""
 
     def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
         self.tiles, self.dependent = tiles or Tiles(), dependent
         self.counters = Counters()
 
     def small(self, rows: int, weight: Tensor) -> bool:
-        """Whether a product of so many rows with this weight is done by a kernel of this package."""
+        """Whether a kernel of this package computes a product of this number of rows with this weight."""
         return rows <= MOST_ROWS and weight.numel() <= MOST_WEIGHTS
 
-    def depends(self, on: torch.device) -> bool:
-        return self.dependent and launch.can_depend(on)
+    def depends(self, device: torch.device) -> bool:
+        return self.dependent and launch.can_depend(device)
 
-    def block(self, one: Any, stream: Stream, context: Any, layer: int) -> Stream:
-        """As of `Block.forward` with a cache, of positions (R n, dim); returns `stream`."""
-        attention, feed = one.attention, one.feed_forward
-        q = self._queries(attention, one.attention_norm, stream, context, layer)
+    def block(self, block: Any, stream: Stream, context: Any, layer: int) -> Stream:
+        """`Block.forward` with a cache, for positions (R n, dim); returns `stream`."""
+        attention, feed = block.attention, block.feed_forward
+        q = self._queries(attention, block.attention_norm, stream, context, layer)
         cache, mask = context.cache, context.mask
-        assert isinstance(mask, TreeMask), "fused kernels take the masks of decode passes alone"
+        assert isinstance(mask, TreeMask), "fused kernels take only the masks of decode passes"
         k, v, dependent = cache.k[layer], cache.v[layer], self.depends(q.device)
         attended = attend(q, k, v, mask, self.counters, self.tiles, dependent)
-        self._add(attended.view(len(stream.value), -1), attention.wo.weight, stream, one.attention_after)
-        inner = self._gated(stream, one.ffn_norm, feed)
-        self._add(inner, feed.w2.weight, stream, one.ffn_after)
+        self._add(attended.view(len(stream.value), -1), attention.wo.weight, stream, block.attention_after)
+        inner = self._gated(stream, block.ffn_norm, feed)
+        self._add(inner, feed.w2.weight, stream, block.ffn_after)
         return stream
 
     def _queries(self, attention: Any, norm: Any, stream: Stream, context: Any, layer: int) -> Tensor:
-        """Queries (R, n, heads, head dim) after norm and rotary embedding; keys and values go to the cache."""
+        """Queries (R, n, heads, head dim) after norm and rotary embedding. Keys and values are written to the cache."""
         c, weight, cache = attention.cfg, attention.wqkv.weight, context.cache
         rope, slots = context.rope, context.slots
         k, v, half = cache.k[layer], cache.v[layer], c.head_dim // 2
@@ -128,30 +128,32 @@ class LayerKernels:
 
     def _gated(self, stream: Stream, norm: Any, feed: Any) -> Tensor:
         """SwiGLU of the products of norm(stream) with the weights w1, which is activated, and w3 of a `FeedForward`."""
-        both = feed.joined()  # at any number of rows: a later pass must not move weights whose addresses are recorded
+        joined = (
+            feed.joined()
+        )  # for any number of rows: a later pass must not move weights whose addresses are recorded
         weight, gate = feed.w1.weight, feed.w3.weight
         if not self.small(len(stream.value), weight):
-            return self._swiglu(F.linear(self._normed(stream, norm), both))
+            return self._swiglu(F.linear(self._normed(stream, norm), joined))
         x, scale, eps = _unsummed(stream, norm, weight)
         return self._small("gate", x, weight, gate, scale, eps, None)
 
     def _small(
         self, kind: str, x: Tensor, weight: Tensor, gate: Tensor, scale: Tensor, eps: float, residual: Tensor | None
     ) -> Tensor:
-        """A product in one kernel; `scale`: the norm's weight, or `weight` for none."""
+        """A product in one kernel. scale: the norm's weight, or `weight` without a norm."""
         (rows, width), out = x.shape, len(weight)
         tile = self.tiles.product(kind, rows, out, width, x.dtype)
         y = x.new_empty(rows, out)
         flags = scale is not weight, gate is not weight, residual is not None
-        given = x, weight, gate, scale, y if residual is None else residual, y
+        tensors = x, weight, gate, scale, y if residual is None else residual, y
         grid, options = (triton.cdiv(out, tile.over),), _options(tile, self.depends(x.device))
         if rows <= FEW:
             launch.start(_few, grid,
-                *given, out, eps, rows, tile.over, width, *parts(width), *flags, **options,
+                *tensors, out, eps, rows, tile.over, width, *parts(width), *flags, **options,
             )  # fmt: skip
         else:
             launch.start(_many, grid,
-                *given, rows, out, eps, _block_rows(rows), tile.over, tile.deep, width, *flags, **options,
+                *tensors, rows, out, eps, _block_rows(rows), tile.over, tile.deep, width, *flags, **options,
             )  # fmt: skip
         return y
 
@@ -168,7 +170,7 @@ class LayerKernels:
             stream.pending = F.linear(x, weight)
 
     def _normed(self, stream: Stream, norm: Any) -> Tensor:
-        """norm(stream), contiguous; what was pending is part of the stream afterwards."""
+        """norm(stream), contiguous. Afterwards the pending summand is part of the stream."""
         if norm is None or isinstance(norm, nn.Identity):
             return stream.summed()
         if stream.pending is None:
@@ -179,7 +181,7 @@ class LayerKernels:
         return y
 
     def rms_norm(self, x: Tensor, norm: Any, residual: Tensor | None = None) -> Tensor:
-        """As of `RMSNorm`, or of an identity, of x (..., dim); `residual`, of the same shape, is added."""
+        """`RMSNorm`, or an identity, of x (..., dim). `residual`, of the same shape, is added."""
         if isinstance(norm, nn.Identity):
             return x if residual is None else x + residual
         x = x.contiguous()
@@ -203,18 +205,18 @@ class LayerKernels:
             dependent=self.depends(x.device), num_warps=8 if width > 2048 else 4,
         )  # fmt: skip
 
-    def _swiglu(self, both: Tensor) -> Tensor:
-        """SwiGLU (rows, n) of rows (rows, 2 n) that hold what is activated, then the gate."""
-        rows, width = len(both), both.shape[1] // 2
-        y = both.new_empty(rows, width)
+    def _swiglu(self, rows_of_pairs: Tensor) -> Tensor:
+        """SwiGLU (rows, n) of rows (rows, 2 n) that contain first the activated numbers, then the gate."""
+        rows, width = len(rows_of_pairs), rows_of_pairs.shape[1] // 2
+        y = rows_of_pairs.new_empty(rows, width)
         grid = rows, triton.cdiv(width, _SWIGLU)
-        launch.start(_swiglu, grid, both, y, width, _SWIGLU, dependent=self.depends(both.device))
+        launch.start(_swiglu, grid, rows_of_pairs, y, width, _SWIGLU, dependent=self.depends(rows_of_pairs.device))
         return y
 
 
 def _head_norms(attention: Any, like: Tensor) -> tuple[list[Tensor], int, tuple[int, int]]:
     """Weights and biases of the norms on queries and keys (`like` for none), which norm it is (0: none, 1: LayerNorm,
-    2: RMSNorm), and the rows of weights that each has."""
+    2: RMSNorm), and the number of rows of weights that each has."""
     c = attention.cfg
     if c.qk_norm == "rms":
         return [attention.q_norm.weight, like, attention.k_norm.weight, like], 2, (1, 1)
@@ -225,7 +227,8 @@ def _head_norms(attention: Any, like: Tensor) -> tuple[list[Tensor], int, tuple[
 
 
 def _unsummed(stream: Stream, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor, float]:
-    """The rows for a product with the norm in its kernel, the norm's weight (or, for none, the product's), and eps."""
+    """The rows for a product whose kernel includes the norm, the norm's weight (or without a norm, the product's), and
+    eps."""
     normed = isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity)
     return stream.summed().contiguous(), norm.weight if normed else weight, norm.eps if normed else 0.0
 
@@ -243,10 +246,10 @@ def can_measure(device: torch.device) -> bool:
 
 
 def tune(layers: LayerKernels, blocks: Sequence[Any], nodes: Iterable[int], rows: int, slots: int) -> None:
-    """Choose the tiles of passes of `rows` sequences over each number of nodes: of products with the weights of all
-    `blocks`, one after the other, so that none stays in a cache, and of attention to caches of `slots` positions. Each
-    is recorded as a graph. Tuned ones are neither measured again nor replaced; new ones are saved. Without CUDA nothing
-    happens."""
+    """Choose the tiles of passes of `rows` sequences over each number of nodes: for products with the weights of all
+    `blocks`, one after the other, so that none stays in a cache, and for attention to caches of `slots` positions. Each
+    is recorded as a graph. Tiles that are already tuned are neither measured again nor replaced; new ones are saved.
+    Does nothing without CUDA."""
     if not can_measure(blocks[0].attention.wqkv.weight.device):
         return
     table = layers.tiles
@@ -267,7 +270,7 @@ def tune(layers: LayerKernels, blocks: Sequence[Any], nodes: Iterable[int], rows
 
 
 def _choose(table: dict[str, T], key: str, tried: Iterable[T], run: Callable[[], None]) -> None:
-    """Put into the table, under a key that it does not have, the tile with which `run` is fastest."""
+    """Store in the table, under a key that it does not have yet, the tile with which `run` is fastest."""
     if key in table:
         return
 
@@ -287,8 +290,9 @@ def _choose(table: dict[str, T], key: str, tried: Iterable[T], run: Callable[[],
 def _attention(
     layers: LayerKernels, blocks: Sequence[Any], nodes: int, rows: int, slots: int
 ) -> tuple[int, int, Tensor, Callable[[], None]]:
-    """Attention of `nodes` nodes of each row to a full cache, in as many layers as there are blocks: heads of keys in
-    all rows, queries that share one, queries (R, n, heads, head dim), and a function that computes it."""
+    """Attention of `nodes` nodes of each row to a full cache, in as many layers as there are blocks. Returns the number
+    of key heads in all rows, the queries that share one, queries (R, n, heads, head dim), and a function that computes
+    it."""
     c, like = blocks[0].attention.cfg, blocks[0].attention.wqkv.weight
     q = torch.randn(rows, nodes, c.n_heads, c.head_dim, device=like.device, dtype=like.dtype)
     cache = q.new_zeros(2, len(blocks), rows, c.n_kv_heads, slots + nodes, c.head_dim)
@@ -305,8 +309,8 @@ def _attention(
 
 def _products(layers: LayerKernels, blocks: Sequence[Any], rows: int) -> list[tuple[Kind, Tensor, Callable[[], None]]]:
     """The products of a block: kind, weight, and a function that computes them for all blocks."""
-    one, like = blocks[0], blocks[0].attention.wqkv.weight
-    c = one.attention.cfg
+    first, like = blocks[0], blocks[0].attention.wqkv.weight
+    c = first.attention.cfg
     x = torch.randn(rows, c.dim, device=like.device, dtype=like.dtype)
     heads = torch.randn(rows, c.n_heads * c.head_dim, device=like.device, dtype=like.dtype)
     inner = torch.randn(rows, c.ffn_dim, device=like.device, dtype=like.dtype)
@@ -335,12 +339,12 @@ def _products(layers: LayerKernels, blocks: Sequence[Any], rows: int) -> list[tu
         for block in blocks:
             layers._add(inner, block.feed_forward.w2.weight, Stream(x), None)
 
-    found: list[tuple[Kind, Tensor, Callable[[], None]]] = []
+    products: list[tuple[Kind, Tensor, Callable[[], None]]] = []
     if not (c.qk_norm or c.qkv_bias):
-        found.append(("qkv", like, queries))
+        products.append(("qkv", like, queries))
     return [
-        *found,
-        ("add", one.attention.wo.weight, attended),
-        ("gate", one.feed_forward.w1.weight, gates),
-        ("add", one.feed_forward.w2.weight, fed),
+        *products,
+        ("add", first.attention.wo.weight, attended),
+        ("gate", first.feed_forward.w1.weight, gates),
+        ("add", first.feed_forward.w2.weight, fed),
     ]

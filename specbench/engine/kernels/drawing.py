@@ -1,4 +1,4 @@
-"""Random numbers, a token drawn by one program from a distribution in memory, and what all verifications share."""
+"""Random numbers, a token drawn by one program from a distribution in memory, and code that all verifications share."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ def _mix(x):
 
 @triton.jit
 def stream(key, number):
-    """The key (uint64) of the stream with this `number` (int64) of a row with `key` (int64), as of
+    """The key (uint64) of the stream with this `number` (int64) of a row with `key` (int64); see
     `decoding.rng.RandomStreams`."""
     return _mix(key.to(tl.uint64, bitcast=True) + (number + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15)
 
 
 @triton.jit
 def uniform(key, index):
-    """The numbers (float32) at `index` (int64) >= 0 of a stream."""
+    """The numbers (float32) of a stream at `index` (int64) >= 0."""
     bits = _mix(key + (index + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15) >> 41
     return bits.to(tl.int32).to(tl.float32) * 1.1920928955078125e-07  # 2**-23
 
 
 @triton.jit
 def exponential(u):
-    """As of `decoding.rng.exponential`."""
+    """See `decoding.rng.exponential`."""
     return 9.313225746154785e-10 - tl.log(1.0 - u)  # 2**-30
 
 
 @triton.jit
 def parts(p):
-    """Probabilities as integers, as of `decoding.sampling.draw_exactly`."""
+    """Probabilities as integers; see `decoding.sampling.draw_exactly`."""
     return tl.where(p > 0, p * 274877906944.0, 0.0).to(tl.int64)  # 2**38
 
 
@@ -57,44 +57,44 @@ def _parts(ROW, OTHER, others, mass, at, count, LEFT: tl.constexpr):
 
 @triton.jit
 def draw_residual(ROW, OTHER, others, mass, u, count, LEFT: tl.constexpr, BLOCK: tl.constexpr):
-    """As of `decoding.sampling.draw_exactly`: the token (int64) drawn with uniform u from ROW (count,) float32; with
+    """The token (int64) that `decoding.sampling.draw_exactly` draws with uniform u from ROW (count,) float32; with
     LEFT, from [ROW - OTHER]_+ / mass, where OTHER (others,) float32 is zero from `others` on."""
     at = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.int64)
     for start in range(0, count, BLOCK):
         total += _parts(ROW, OTHER, others, mass, start + at, count, LEFT)
-    wanted = ((u * 8388608.0).to(tl.int64) * tl.sum(total, 0)) >> 23
+    level = ((u * 8388608.0).to(tl.int64) * tl.sum(total, 0)) >> 23
     before, token = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64) + count - 1
     for start in range(0, count, BLOCK):
-        some = _parts(ROW, OTHER, others, mass, start + at, count, LEFT)
-        after = before + tl.sum(some, 0)
-        if (before <= wanted) & (after > wanted):
-            token = start + tl.sum((before + tl.cumsum(some, 0) <= wanted).to(tl.int64), 0)
+        block = _parts(ROW, OTHER, others, mass, start + at, count, LEFT)
+        after = before + tl.sum(block, 0)
+        if (before <= level) & (after > level):
+            token = start + tl.sum((before + tl.cumsum(block, 0) <= level).to(tl.int64), 0)
         before = after
     return token
 
 
 @triton.jit
 def draw_row(ROW, u, count, BLOCK: tl.constexpr):
-    """As of `decoding.sampling.draw_exactly`: the token (int64) drawn with uniform u from ROW (count,) float32."""
+    """The token (int64) that `decoding.sampling.draw_exactly` draws with uniform u from ROW (count,) float32."""
     return draw_residual(ROW, ROW, 0, 1.0, u, count, False, BLOCK)
 
 
 @triton.jit
 def most_probable(ROW, count, BLOCK: tl.constexpr):
-    """The first token (int64) of the largest probability of ROW (count,)."""
-    best, who = tl.full([BLOCK], -1.0, tl.float32), tl.full([BLOCK], 0, tl.int64)
+    """The first token (int64) with the largest probability of ROW (count,)."""
+    best, token = tl.full([BLOCK], -1.0, tl.float32), tl.full([BLOCK], 0, tl.int64)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
         p = tl.load(ROW + at, mask=at < count, other=-1.0)
-        best, who = tl.where(p > best, p, best), tl.where(p > best, at, who)
-    return tl.min(tl.where(best == tl.max(best, 0), who, count), 0)
+        best, token = tl.where(p > best, p, best), tl.where(p > best, at, token)
+    return tl.min(tl.where(best == tl.max(best, 0), token, count), 0)
 
 
 @triton.jit
 def _scores(ROW, without, at, key, index, count):
-    """p / e (float32) of the tokens `at`, with p from ROW (count,) float32, zero for the token `without`, and e the
-    exponential noise at `index` + `at` of the stream `key`."""
+    """p / e (float32) of the tokens `at`, where p is from ROW (count,) float32, zero for the token `without`, and e is
+    the exponential noise at `index` + `at` of the stream `key`."""
     p = tl.load(ROW + at, mask=at < count, other=0.0)
     return tl.div_rn(tl.where((p > 0) & (at != without), p, 0.0), exponential(uniform(key, index + at)))
 
@@ -102,18 +102,18 @@ def _scores(ROW, without, at, key, index, count):
 @triton.jit
 def race(ROW, key, index, count, BLOCK: tl.constexpr):
     """The first token (int64) with the largest p / e of ROW (count,); see `_scores`."""
-    best, who = tl.full([BLOCK], -1.0, tl.float32), tl.full([BLOCK], 0, tl.int64)
+    best, token = tl.full([BLOCK], -1.0, tl.float32), tl.full([BLOCK], 0, tl.int64)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
         score = _scores(ROW, -1, at, key, index, count)
         better = (at < count) & (score > best)
-        best, who = tl.where(better, score, best), tl.where(better, at, who)
-    return tl.min(tl.where(best == tl.max(best, 0), who, count), 0)
+        best, token = tl.where(better, score, best), tl.where(better, at, token)
+    return tl.min(tl.where(best == tl.max(best, 0), token, count), 0)
 
 
 @triton.jit
 def write_scores(ROW, SCORES, without, key, index, count, BLOCK: tl.constexpr):
-    """All `_scores` into SCORES (count,) float32."""
+    """Write all `_scores` to SCORES (count,) float32."""
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
         tl.store(SCORES + at, _scores(ROW, without, at, key, index, count), mask=at < count)
@@ -122,27 +122,27 @@ def write_scores(ROW, SCORES, without, key, index, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def take_largest(SCORES, count, BLOCK: tl.constexpr):
-    """The first token (int64) of the largest of SCORES (count,), which is -1 from then on."""
+    """The first token (int64) with the largest of SCORES (count,), which is set to -1."""
     token = most_probable(SCORES, count, BLOCK)
-    tl.debug_barrier()  # no thread writes what another one still reads
+    tl.debug_barrier()  # no thread writes a value that another one still reads
     tl.store(SCORES + token, -1.0)
     tl.debug_barrier()
     return token
 
 
 def of_draft(p: Tensor, draft: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[int, ...]]:
-    """What kernels take of a draft with the target's distributions p (B, M, V). DRAFT: p, q, tokens, and which nodes
-    are valid and were sampled, uint8 (whether the token of a node that is not valid was sampled does not matter). TREE:
+    """The arguments that kernels take for a draft with the target's distributions p (B, M, V). DRAFT: p, q, tokens, and
+    which nodes are valid and which were sampled, uint8 (the latter does not matter for nodes that are not valid). TREE:
     children, slot, inner, parent, depth. Sizes: nodes, inner nodes, height, trees, vocabulary."""
     tree, valid = draft.tree, draft.valid.contiguous().view(torch.uint8)
     sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
-    given = p.contiguous(), draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled
+    arguments = p.contiguous(), draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled
     topology = tuple(x.contiguous() for x in (tree.children, tree.slot, tree.inner, tree.parent, tree.depth))
-    return given, topology, (p.shape[1], tree.children.shape[1], tree.height, len(tree.children), p.shape[2])
+    return arguments, topology, (p.shape[1], tree.children.shape[1], tree.height, len(tree.children), p.shape[2])
 
 
 def verdict_memory(p: Tensor, height: int) -> Written:
-    """Memory for the verdict of drafts of this height, with the target's distributions p (B, M, V)."""
+    """Memory for the verdict on drafts of this height, with the target's distributions p (B, M, V)."""
     rows, _, vocabulary = p.shape
     path, chosen = (torch.empty(rows, n, dtype=torch.int64, device=p.device) for n in (height, height + 1))
     length = torch.empty(rows, dtype=torch.int64, device=p.device)
@@ -153,8 +153,8 @@ def verdict_memory(p: Tensor, height: int) -> Written:
 def end_walk(
     PATH, LENGTH, CHOSEN, tokens, node, length, height, probs, u, vocabulary, DEEP: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Store what a verdict has of an image from the end of its path on, `node` at depth `length`; tokens: of its nodes;
-    the token that follows is drawn with u from probs (vocabulary,)."""
+    """Store the parts of an image's verdict from the end of its path on: `node` at depth `length`. tokens: of its
+    nodes. The next token is drawn with u from probs (vocabulary,)."""
     depth = tl.arange(0, DEEP)
     beyond = (depth >= length) & (depth < height)
     tl.store(PATH + depth, tl.zeros([DEEP], tl.int64) + node, mask=beyond)

@@ -1,5 +1,5 @@
-"""What stands between the large products of a layer, which cuBLAS computes: norms with the residual's sum, SwiGLU, and
-the rotary embedding that stores keys and values in the cache."""
+"""The operations between the large products of a layer, which cuBLAS computes: norms with the residual's sum, SwiGLU,
+and the rotary embedding that stores keys and values in the cache."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ def _rms_norm(
     X, NORM, RES, SUM, Y, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Y = norm(X). BEFORE: of X + RES, which goes to SUM; AFTER: RES is added to the normed rows."""
+    """Y = norm(X). BEFORE: the norm of X + RES, which is stored in SUM; AFTER: RES is added to the normed rows."""
     if PDL:
         gdc_launch_dependents()
     row, at = tl.program_id(0).to(tl.int64) * WIDTH, tl.arange(0, BLOCK)
     weight = tl.load(NORM + at, mask=at < WIDTH, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
-    given = tl.load(X + row + at, mask=at < WIDTH, other=0.0)
-    x = given.to(tl.float32)
-    other = x
+    loaded = tl.load(X + row + at, mask=at < WIDTH, other=0.0)
+    x = loaded.to(tl.float32)
+    residual = x
     if BEFORE or AFTER:
-        other = tl.load(RES + row + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        residual = tl.load(RES + row + at, mask=at < WIDTH, other=0.0).to(tl.float32)
     if BEFORE:
-        total = (x + other).to(given.dtype)
+        total = (x + residual).to(loaded.dtype)
         tl.store(SUM + row + at, total, mask=at < WIDTH)
         x = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
-    y = (x * scale).to(given.dtype).to(tl.float32) * weight
+    y = (x * scale).to(loaded.dtype).to(tl.float32) * weight
     if AFTER:
-        y = y.to(given.dtype).to(tl.float32) + other
-    tl.store(Y + row + at, y.to(given.dtype), mask=at < WIDTH)
+        y = y.to(loaded.dtype).to(tl.float32) + residual
+    tl.store(Y + row + at, y.to(loaded.dtype), mask=at < WIDTH)
 
 
 @triton.jit
 def _swiglu(X, Y, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """silu(a) * b of rows that hold a, then b, each of `width` numbers."""
+    """silu(a) * b of rows that contain a, then b, each of `width` numbers."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -56,7 +56,8 @@ def _rotate(
     HALVES: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """GROUP heads of one position, all of queries, of keys or of values: norm, rotate, and store in the queries or the
-    caches. NORMED: 0 for no norm, 1 for a LayerNorm, 2 for an RMSNorm, which rounds before its weight."""
+    caches. NORMED: 0 for no norm, 1 for a LayerNorm, 2 for an RMSNorm, which rounds before it multiplies by its
+    weight."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -70,8 +71,8 @@ def _rotate(
         first = 2 * i
         second = 2 * i + 1
     base = QKV + (position * (HEADS + 2 * KV) + head) * (2 * HALF)
-    given = tl.load(base + first, mask=here, other=0.0)
-    a, b = given.to(tl.float32), tl.load(base + second, mask=here, other=0.0).to(tl.float32)
+    loaded = tl.load(base + first, mask=here, other=0.0)
+    a, b = loaded.to(tl.float32), tl.load(base + second, mask=here, other=0.0).to(tl.float32)
     slot = tl.load(SLOTS + row * slot_stride + node)
     if leading < HEADS + KV:
         if NORMED:
@@ -80,19 +81,19 @@ def _rotate(
                 a, b = tl.where(here, a - mean, 0.0), tl.where(here, b - mean, 0.0)
             scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
             if leading < HEADS:
-                weight, bias, which = QW, QB, head // (HEADS // q_rows)
+                weight, bias, norm_row = QW, QB, head // (HEADS // q_rows)
             else:
-                weight, bias, which = KW, KB, (head - HEADS) // (KV // k_rows)
-            weight += which * (2 * HALF)
-            bias += which * (2 * HALF)
+                weight, bias, norm_row = KW, KB, (head - HEADS) // (KV // k_rows)
+            weight += norm_row * (2 * HALF)
+            bias += norm_row * (2 * HALF)
             a, b = a * scale, b * scale
             if NORMED == 2:
-                a, b = a.to(given.dtype).to(tl.float32), b.to(given.dtype).to(tl.float32)
+                a, b = a.to(loaded.dtype).to(tl.float32), b.to(loaded.dtype).to(tl.float32)
             a, b = a * tl.load(weight + first, mask=here, other=0.0), b * tl.load(weight + second, mask=here, other=0.0)
             if NORMED == 1:
                 a += tl.load(bias + first, mask=here, other=0.0)
                 b += tl.load(bias + second, mask=here, other=0.0)
-            a, b = a.to(given.dtype).to(tl.float32), b.to(given.dtype).to(tl.float32)
+            a, b = a.to(loaded.dtype).to(tl.float32), b.to(loaded.dtype).to(tl.float32)
         angle = ROPE + row * rope_stride + (node * HALF + i) * 2
         cos, sin = tl.load(angle, mask=here, other=0.0), tl.load(angle + 1, mask=here, other=0.0)
         a, b = a * cos - b * sin, b * cos + a * sin
@@ -103,5 +104,5 @@ def _rotate(
             out = K + ((row * KV + head - HEADS).to(tl.int64) * slots + slot) * (2 * HALF)
         else:
             out = V + ((row * KV + head - HEADS - KV).to(tl.int64) * slots + slot) * (2 * HALF)
-    tl.store(out + first, a.to(given.dtype), mask=here)
-    tl.store(out + second, b.to(given.dtype), mask=here)
+    tl.store(out + first, a.to(loaded.dtype), mask=here)
+    tl.store(out + second, b.to(loaded.dtype), mask=here)

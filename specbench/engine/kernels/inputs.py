@@ -1,4 +1,4 @@
-"""What a decode pass reads, in one launch: embeddings, rotary rows and slots of its positions."""
+"""The inputs of a decode pass in one launch: embeddings, rotary rows and slots of its positions."""
 
 from __future__ import annotations
 
@@ -60,18 +60,20 @@ def _inputs(
     _copy(TABLE + position * half * 2, ROPE + cell * half * 2, half * 2, BLOCK)
 
 
-def _memory(x: Tensor, rope: Tensor, rows: int, nodes: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inputs (R, n, width) like x, rotary rows of the table `rope`, slots (R, n) and the root's slot (R,)."""
+def _allocate(x: Tensor, rope: Tensor, rows: int, nodes: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Memory for inputs (R, n, width) like x, rotary rows of the table `rope`, slots (R, n) and the root's slot
+    (R,)."""
     slots, root = (torch.empty(shape, dtype=torch.int64, device=x.device) for shape in ((rows, nodes), (rows,)))
     return x.new_empty(rows, nodes, width), rope.new_empty(rows, nodes, *rope.shape[1:]), slots, root
 
 
 def inputs(
-    session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None
+    session: Any, tokens: Tensor, positions: Tensor, num_committed: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What a `models.language.LanguageSession` feeds for tokens (B, n): x (R, n, dim), rotary rows
-    (R, n, head_dim / 2, 2), slots (R, n) and the root's slot (R,). positions (B, n): in the sequence, which are the
-    slots as well (and no root); with count (B,): depths (1 or B, n) below the root, whose slots follow the root's."""
+    """The inputs that a `models.language.LanguageSession` feeds for tokens (B, n): x (R, n, dim), rotary rows (R, n,
+    head_dim / 2, 2), slots (R, n) and the root's slot (R,). positions (B, n): in the sequence; they are also the slots
+    (and there is no root). With num_committed (B,), positions are depths (1 or B, n) below the root, and the slots
+    follow the root's."""
     model, prefix = session.model, session.prefix.inputs
     ids, table, shifted = model.token_ids(), session.rope, model.skips_padding
     embeddings, (rows, before, width) = model.tok_embeddings.weight, prefix.shape
@@ -79,11 +81,11 @@ def inputs(
     assert prefix.is_contiguous()
     assert tokens.stride(1) == 1 or nodes == 1
     positions = positions.contiguous()
-    x, rope, slots, root = _memory(embeddings, table, rows, nodes, width)
+    x, rope, slots, root = _allocate(embeddings, table, rows, nodes, width)
     launch.start(_inputs, (rows * nodes,),
-        tokens, positions, positions if count is None else count, tokens if ids is None else ids, embeddings, prefix,
-        table, session.padding, x, rope, slots, root, len(tokens), nodes, before, width, half, tokens.stride(0),
-        nodes if len(positions) > 1 else 0, count is not None, ids is not None, shifted,
+        tokens, positions, positions if num_committed is None else num_committed, tokens if ids is None else ids,
+        embeddings, prefix, table, session.padding, x, rope, slots, root, len(tokens), nodes, before, width, half,
+        tokens.stride(0), nodes if len(positions) > 1 else 0, num_committed is not None, ids is not None, shifted,
         min(_BLOCK, triton.next_power_of_2(width)),
     )  # fmt: skip
     return x, rope, slots, root
@@ -104,9 +106,9 @@ def _newest(
     tl.store(SLOTS + cell, entry)
     if node == 0:
         tl.store(ROOT + row, first)
-    other = tl.arange(0, WIDE)
-    seen = ((other <= node) & (first + other >= tl.load(START + row))) | (other == node)
-    tl.store(AMONG + cell * nodes + other, seen.to(tl.uint8), mask=other < nodes)
+    entries = tl.arange(0, WIDE)
+    visible = ((entries <= node) & (first + entries >= tl.load(START + row))) | (entries == node)
+    tl.store(AMONG + cell * nodes + entries, visible.to(tl.uint8), mask=entries < nodes)
     if entry + 1 < before:
         name = tl.load(PREFIX_IDS + row * before + tl.maximum(entry + 1, 0))
     else:
@@ -119,21 +121,21 @@ def _newest(
 
 
 def newest(
-    session: Any, head: Any, history: Tensor, count: Tensor, fresh: Tensor, known: Tensor, start: Tensor
+    session: Any, head: Any, history: Tensor, num_committed: Tensor, fresh: Tensor, known: Tensor, start: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What an EAGLE network `head` reads for the entries that the last verdict made known, of known (R, n, dim): the
-    tokens' embeddings joined with it (R, n, 2 dim), rotary rows, slots (R, n), the first slot (R,), and which of them
-    an entry attends to (R, n, n) bool. fresh (B,), start (R,): as of `decoding.drafters.eagle.EagleState`."""
+    """The inputs of an EAGLE network `head` for the entries that became known with the last verdict, from known (R, n,
+    dim): the tokens' embeddings joined with it (R, n, 2 dim), rotary rows, slots (R, n), the first slot (R,), and which
+    of them an entry attends to (R, n, n) bool. fresh (B,), start (R,): see `decoding.drafters.eagle.EagleState`."""
     ids = session.model.token_ids()
     table, embeddings, prefix = head.rope(), head.embed_tokens.weight, session.prefix.ids
     (rows, nodes, width), before, half = known.shape, prefix.shape[1], table.shape[1]
-    x, rope, slots, root = _memory(embeddings, table, rows, nodes, 2 * width)
+    x, rope, slots, root = _allocate(embeddings, table, rows, nodes, 2 * width)
     among = torch.empty(rows, nodes, nodes, dtype=torch.bool, device=x.device)
     launch.start(_newest, (rows * nodes,),
-        history, count, fresh, history if ids is None else ids, prefix.contiguous(), embeddings, known.contiguous(),
-        table, session.padding, start, x, rope, slots, root, among.view(torch.uint8), len(count), nodes, before, width,
-        half, history.stride(0), ids is not None, head.cfg.line, triton.next_power_of_2(nodes),
-        min(_BLOCK, triton.next_power_of_2(width)),
+        history, num_committed, fresh, history if ids is None else ids, prefix.contiguous(), embeddings,
+        known.contiguous(), table, session.padding, start, x, rope, slots, root, among.view(torch.uint8),
+        len(num_committed), nodes, before, width, half, history.stride(0), ids is not None, head.cfg.line,
+        triton.next_power_of_2(nodes), min(_BLOCK, triton.next_power_of_2(width)),
     )  # fmt: skip
     return x, rope, slots, root, among
 
@@ -141,7 +143,7 @@ def newest(
 @triton.jit
 def _level(
     TOKENS, CHOSEN, PARENTS, COUNT, IDS, EMBEDDINGS, FEATURES, TABLE, PADDING, X, ROPE, SLOTS, ROOT, rows, nodes,
-    before, depth, first, held, width, half, token_stride, parent_stride,
+    before, depth, first, num_features, width, half, token_stride, parent_stride,
     PICKED: tl.constexpr, MAPPED: tl.constexpr, SHIFTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One draft node of a row."""
@@ -152,13 +154,13 @@ def _level(
     tl.store(SLOTS + cell, base + first + node)
     if node == 0:
         tl.store(ROOT + row, base)
-    which = node
+    index = node
     if PICKED:
-        which = tl.load(CHOSEN + node)
-    name = _identity(IDS, tl.load(TOKENS + image * token_stride + which), MAPPED)
+        index = tl.load(CHOSEN + node)
+    name = _identity(IDS, tl.load(TOKENS + image * token_stride + index), MAPPED)
     _copy(EMBEDDINGS + name * width, X + cell * 2 * width, width, BLOCK)
     parent = tl.load(PARENTS + image * parent_stride + node)
-    _copy(FEATURES + (row * held + parent) * width, X + (cell * 2 + 1) * width, width, BLOCK)
+    _copy(FEATURES + (row * num_features + parent) * width, X + (cell * 2 + 1) * width, width, BLOCK)
     entry = base - 1 + depth
     if SHIFTED:
         entry = entry - tl.load(PADDING + row)
@@ -168,7 +170,7 @@ def _level(
 def level(
     session: Any,
     head: Any,
-    count: Tensor,
+    num_committed: Tensor,
     tokens: Tensor,
     chosen: Tensor | None,
     features: Tensor,
@@ -176,20 +178,20 @@ def level(
     depth: int,
     first: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What an EAGLE network `head` reads for n draft nodes of one depth, numbered from `first` on among the expanded
-    ones: embeddings joined with their parents' outputs (R, n, 2 dim), rotary rows, slots (R, n), and the slot of the
-    first expanded node (R,). tokens (B, *), of which chosen (n,) are the nodes', or all; features (R, *, dim), of which
-    parents (n,) or (B, n) are the parents'."""
+    """The inputs of an EAGLE network `head` for n draft nodes of one depth, numbered from `first` on among the expanded
+    nodes: embeddings joined with their parents' outputs (R, n, 2 dim), rotary rows, slots (R, n), and the slot of the
+    first expanded node (R,). tokens (B, *): those at `chosen` (n,) are the nodes', or all; features (R, *, dim): those
+    at parents (n,) or (B, n) are the parents'."""
     ids = session.model.token_ids()
     table, embeddings = head.rope(), head.embed_tokens.weight
     features, tokens = features.contiguous(), tokens.contiguous()
     assert parents.stride(-1) == 1 or parents.shape[-1] == 1
-    (rows, held, width), nodes, half = features.shape, parents.shape[-1], table.shape[1]
-    x, rope, slots, root = _memory(embeddings, table, rows, nodes, 2 * width)
+    (rows, num_features, width), nodes, half = features.shape, parents.shape[-1], table.shape[1]
+    x, rope, slots, root = _allocate(embeddings, table, rows, nodes, 2 * width)
     launch.start(_level, (rows * nodes,),
-        tokens, tokens if chosen is None else chosen, parents, count, tokens if ids is None else ids,
+        tokens, tokens if chosen is None else chosen, parents, num_committed, tokens if ids is None else ids,
         embeddings, features, table, session.padding, x, rope, slots, root, len(tokens), nodes, session.prefix_length,
-        depth, first, held, width, half, tokens.stride(0), parents.stride(0) if parents.dim() > 1 else 0,
+        depth, first, num_features, width, half, tokens.stride(0), parents.stride(0) if parents.dim() > 1 else 0,
         chosen is not None, ids is not None, head.cfg.line, min(_BLOCK, triton.next_power_of_2(width)),
     )  # fmt: skip
     return x, rope, slots, root

@@ -1,4 +1,4 @@
-"""How a fused kernel is started: the one way in which this package starts any."""
+"""The one function with which this package starts fused kernels."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from triton.language.extra import cuda
 gdc_launch_dependents: Any = getattr(cuda, "gdc_launch_dependents", None)
 gdc_wait: Any = getattr(cuda, "gdc_wait", None)
 
-#: Whether Triton interprets the kernels, on a machine without a GPU.
+#: Whether Triton interprets the kernels, for a machine without a GPU.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
-#: Options of the compiler for a program that reads distributions. With fewer registers than it may have, it spills.
+#: Options of the compiler for a program that reads distributions. With fewer registers it would spill.
 DISTRIBUTIONS = {"num_warps": 16, "maxnreg": 128}
 
 
 def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, dependent: Any = None, **options: Any) -> None:
-    """Start `kernel` in as many programs as `grid` names; options: constants and those of the compiler (num_warps,
+    """Start `kernel` in as many programs as `grid` says. options: constants, and options of the compiler (num_warps,
     num_stages). Tests count and inspect the starts here.
 
-    dependent: whether it may begin before the kernel in front of it has ended (programmatic dependent launch); the
-    kernel has a constant PDL and calls `gdc_wait` before it reads anything but weights. None: it has no such constant.
+    dependent: whether the kernel may begin before the previous one has ended (programmatic dependent launch). Such a
+    kernel has a constant PDL, and calls `gdc_wait` before it reads anything except weights. None: the kernel has no
+    such constant.
     """
     if dependent is not None:
         options["PDL"] = dependent
@@ -35,7 +36,7 @@ def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, dependent: Any = 
 
 
 def can_depend(device: torch.device) -> bool:
-    """Whether kernels on `device` may begin before the one in front of them has ended."""
+    """Whether kernels on `device` may begin before the previous one has ended."""
     if gdc_wait is None or device.type != "cuda" or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)

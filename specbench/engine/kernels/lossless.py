@@ -1,5 +1,5 @@
-"""Block and traversal verification: the mass with which every node passes, then the path to the node that does and the
-next token."""
+"""Block and traversal verification: the mass with which every node passes, then the path to the node that passes, and
+the next token."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from specbench.engine.kernels.drawing import Written, draw_row, of_draft, verdic
 #: Tokens that a program reads at once; the compiler's options.
 _BLOCK, _OPTIONS = 4096, launch.DISTRIBUTIONS
 
-#: Of every child of an inner node, in KEPT: the mass with which it was tried, the sum R of [mass p - q]_+, -1 for one
-#: that does not exist, and the sum of the q that were left.
+#: For every child of an inner node, KEPT holds the mass with which it was tried, the sum R of [mass p - q]_+ (-1 if the
+#: child does not exist), and the sum of the remaining q.
 _FACTS = 3
 
 
 @triton.jit
 def _left(P, Q, at, inside, KIDS, TOKENS, SAMPLED, KEPT, count, REMOVE: tl.constexpr):
-    """p and q, not normalised, of tokens `at` once the first `count` children of a node were rejected."""
+    """p and q, not normalised, of tokens `at` after the first `count` children of a node were rejected."""
     p, q = tl.load(P + at, mask=inside, other=0.0), tl.load(Q + at, mask=inside, other=0.0)
     for k in range(count):
         child = tl.maximum(tl.load(KIDS + k), 0)
         mass, kept, share = tl.load(KEPT + 3 * k), tl.load(KEPT + 3 * k + 1), tl.load(KEPT + 3 * k + 2)
         token, sampled = tl.load(TOKENS + child), tl.load(SAMPLED + child) != 0
-        one = tl.where(at == token, 1.0, 0.0)
-        rest = tl.maximum(mass * p - tl.where(sampled, q / share, one), 0.0, propagate_nan=tl.PropagateNan.ALL)
-        p = tl.where(kept > 1e-30, rest / tl.where(kept > 1e-30, kept, 1.0), p)
+        point = tl.where(at == token, 1.0, 0.0)
+        residual = tl.maximum(mass * p - tl.where(sampled, q / share, point), 0.0, propagate_nan=tl.PropagateNan.ALL)
+        p = tl.where(kept > 1e-30, residual / tl.where(kept > 1e-30, kept, 1.0), p)
         if REMOVE:
             q = tl.where(at == token, tl.where(kept >= 0, 0.0, q), q)
     return p, q
@@ -40,7 +40,7 @@ def _left(P, Q, at, inside, KIDS, TOKENS, SAMPLED, KEPT, count, REMOVE: tl.const
 def _try_children(
     DRAFT, TREE, MASS, KEPT, FIRST, sizes, depth, WIDTH: tl.constexpr, BLOCK: tl.constexpr, REMOVE: tl.constexpr,
 ):  # fmt: skip
-    """One inner node of `depth`: the masses with which its children are entered, and the one that it keeps."""
+    """One inner node of `depth`: the masses with which its children are entered, and its own remaining mass."""
     P, Q, TOKENS, VALID, SAMPLED = DRAFT
     CHILDREN, SLOT, INNER, PARENT, DEPTH = TREE
     nodes, inner, height, tree_rows, vocabulary = sizes
@@ -74,8 +74,8 @@ def _try_children(
                 for start in range(0, vocabulary, BLOCK):
                     i = start + tl.arange(0, BLOCK)
                     p_i, q_i = _left(p_row, q_row, i, i < vocabulary, kids, tokens, sampled_row, kept, k, REMOVE)
-                    of = tl.where(sampled, q_i / share, tl.where(i == token, 1.0, 0.0))
-                    total += tl.maximum(mass * p_i - of, 0.0, propagate_nan=tl.PropagateNan.ALL)
+                    q_drawn = tl.where(sampled, q_i / share, tl.where(i == token, 1.0, 0.0))
+                    total += tl.maximum(mass * p_i - q_drawn, 0.0, propagate_nan=tl.PropagateNan.ALL)
                     others += tl.where(i == token, 0.0, q_i)
                 left = tl.sum(total, 0)
                 if REMOVE:
@@ -83,7 +83,7 @@ def _try_children(
                 among = left + (1 - mass)
                 mass = tl.where(among == 0, 1.0, left / tl.where(among == 0, 1.0, among))
             tl.store(kept + 3 * k + 1, left)
-            tl.debug_barrier()  # all threads see what the next child needs
+            tl.debug_barrier()  # all threads see the values that the next child needs
         tl.store(MASS + row * nodes + node, mass)
 
 
@@ -107,7 +107,7 @@ def _masses(
     live = drafted & (tl.load(VALID + row * nodes + 1 + d, mask=drafted, other=0) != 0) & (q > 0)
     ratio = tl.minimum(tl.div_rn(p, tl.where(live, q, 1.0)), 1e30, propagate_nan=tl.PropagateNan.ALL)
     ratio = tl.where(live, ratio, 0.0)
-    # the least product of ratios that end here, or 1; in logarithms, since a product can leave the range of numbers
+    # the least product of ratios that end here, or 1; in logarithms, since a product can overflow
     logs = tl.cumsum(tl.where(d < node, tl.log(ratio.to(tl.float64)), 0.0), 0, reverse=True)
     mass = tl.exp(tl.minimum(_least(logs), 0.0, propagate_nan=tl.PropagateNan.ALL)).to(tl.float32)
     if node == 0:
@@ -115,17 +115,17 @@ def _masses(
         tl.store(FIRST + row, tl.minimum(first, 1.0, propagate_nan=tl.PropagateNan.ALL))
     passes = mass
     if node < nodes - 1:
-        left, goes_on = tl.full([], -1.0, tl.float32), tl.sum(tl.where((d == node) & live, 1, 0), 0) > 0
-        if goes_on:
-            mine, drawn = tl.load(tokens + node), tl.load(SAMPLED + row * nodes + 1 + node) != 0
+        left, continues = tl.full([], -1.0, tl.float32), tl.sum(tl.where((d == node) & live, 1, 0), 0) > 0
+        if continues:
+            next_token, was_sampled = tl.load(tokens + node), tl.load(SAMPLED + row * nodes + 1 + node) != 0
             total = tl.zeros([BLOCK], tl.float32)
             for start in range(0, vocabulary, BLOCK):
                 i = start + tl.arange(0, BLOCK)
                 inside = i < vocabulary
-                of = tl.load(q_row + node * vocabulary + i, mask=inside, other=0.0)
-                of = tl.where(drawn, of, tl.where(i == mine, 1.0, 0.0))
+                q_drawn = tl.load(q_row + node * vocabulary + i, mask=inside, other=0.0)
+                q_drawn = tl.where(was_sampled, q_drawn, tl.where(i == next_token, 1.0, 0.0))
                 p_i = tl.load(p_row + node * vocabulary + i, mask=inside, other=0.0)
-                total += tl.maximum(mass * p_i - of, 0.0, propagate_nan=tl.PropagateNan.ALL)
+                total += tl.maximum(mass * p_i - q_drawn, 0.0, propagate_nan=tl.PropagateNan.ALL)
             left = tl.sum(total, 0)
             among = left + (1 - mass)
             passes = tl.where(among == 0, 1.0, left / tl.where(among == 0, 1.0, among))
@@ -138,7 +138,7 @@ def _masses(
 
 @triton.jit
 def _least(x):
-    """The minimum of x, NaN where one is."""
+    """The minimum of x; NaN if x has one."""
     return tl.where(tl.sum((x != x).to(tl.int32), 0) > 0, float("nan"), tl.min(x, 0))
 
 
@@ -164,10 +164,10 @@ def _conclude(
     order = tl.where((passed | (at == 0)) & there, order, nodes)
     node = tl.max(tl.where(order == tl.min(order, 0), at, 0), 0).to(tl.int64)
     length = tl.load(DEPTH + tree * nodes + node)
-    which = tl.load(SLOT + tree * nodes + node)
-    p_row, next_row, slot = P + (row * nodes + node) * vocabulary, NEXT + row * vocabulary, tl.maximum(which, 0)
+    slot_or_none = tl.load(SLOT + tree * nodes + node)
+    p_row, next_row, slot = P + (row * nodes + node) * vocabulary, NEXT + row * vocabulary, tl.maximum(slot_or_none, 0)
     q_row, kept = Q + (row * inner + slot) * vocabulary, KEPT + (row * inner + slot) * WIDTH * 3
-    kids, count = CHILDREN + (tree * inner + slot) * WIDTH, tl.where(which >= 0, WIDTH, 0)
+    kids, count = CHILDREN + (tree * inner + slot) * WIDTH, tl.where(slot_or_none >= 0, WIDTH, 0)
     for start in range(0, vocabulary, BLOCK):
         i = start + tl.arange(0, BLOCK)
         p, _ = _left(p_row, q_row, i, i < vocabulary, kids, tokens, sampled, kept, count, REMOVE)
@@ -189,44 +189,44 @@ def _conclude(
 
 
 def verify_block(p: Tensor, draft: Any, u: Tensor) -> Written:
-    """As of `decoding.verify.block`: the fields of a VerificationResult. p (B, M, V) float32; u (B, 2, M): the uniforms
-    of the nodes, then, first of its row, that of the next token."""
+    """See `decoding.verify.block`; returns the fields of a VerificationResult. p (B, M, V) float32; u (B, 2, M): the
+    uniforms of the nodes, then the next token's (the first one is used)."""
     rows, nodes, vocabulary = p.shape
-    given, mass, kept, verdict = _prepared(p, draft)
+    arguments, mass, facts, verdict = _prepared(p, draft)
     launch.start(_masses, (rows * nodes,),
-        given[0], mass, kept, verdict[4], nodes, vocabulary,
+        arguments[0], mass, facts, verdict[4], nodes, vocabulary,
         triton.next_power_of_2(nodes), min(_BLOCK, triton.next_power_of_2(vocabulary)), **_OPTIONS,
     )  # fmt: skip
-    return _concluded(draft, u, draft.tree.post_order, given, mass, kept, verdict)
+    return _concluded(draft, u, draft.tree.post_order, arguments, mass, facts, verdict)
 
 
 def traverse(p: Tensor, draft: Any, u: Tensor, order: Tensor) -> Written:
-    """As of `decoding.verify.traversal`: the fields of a VerificationResult. p, u as of `verify_block`; order (R, M):
-    the number of every node in post-order."""
-    given, mass, kept, verdict = _prepared(p, draft)
-    topology, sizes = given[1:]
+    """See `decoding.verify.traversal`; returns the fields of a VerificationResult. p, u: see `verify_block`; order (R,
+    M): the number of every node in post-order."""
+    arguments, mass, facts, verdict = _prepared(p, draft)
+    topology, sizes = arguments[1:]
     for depth in range(draft.tree.height):
         launch.start(_try_children, (len(p) * sizes[1],),
-            given[0], topology, mass, kept, verdict[4], sizes, depth, draft.tree.width,
+            arguments[0], topology, mass, facts, verdict[4], sizes, depth, draft.tree.width,
             min(_BLOCK, triton.next_power_of_2(p.shape[2])), not draft.replacement, **_OPTIONS,
         )  # fmt: skip
-    return _concluded(draft, u, order, given, mass, kept, verdict)
+    return _concluded(draft, u, order, arguments, mass, facts, verdict)
 
 
 def _prepared(p: Tensor, draft: Any) -> tuple[Any, Tensor, Tensor, Written]:
-    """What `of_draft` gives, and memory for the masses, for `_FACTS` and for the verdict."""
-    kept = p.new_empty(len(p), *draft.tree.children.shape[1:], _FACTS)
-    return of_draft(p, draft), p.new_zeros(p.shape[:2]), kept, verdict_memory(p, draft.tree.height)
+    """The result of `of_draft`, and memory for the masses, for `_FACTS` and for the verdict."""
+    facts = p.new_empty(len(p), *draft.tree.children.shape[1:], _FACTS)
+    return of_draft(p, draft), p.new_zeros(p.shape[:2]), facts, verdict_memory(p, draft.tree.height)
 
 
 def _concluded(
-    draft: Any, u: Tensor, order: Tensor, given: Any, mass: Tensor, kept: Tensor, verdict: Written
+    draft: Any, u: Tensor, order: Tensor, arguments: Any, mass: Tensor, facts: Tensor, verdict: Written
 ) -> Written:
-    """The verdict of the masses (B, M) with which nodes pass."""
-    given, topology, sizes = given
+    """The verdict that follows from the masses (B, M) with which nodes pass."""
+    arguments, topology, sizes = arguments
     nodes, _, height, _, vocabulary = sizes
     launch.start(_conclude, (len(mass),),
-        given, topology, u.contiguous(), order.contiguous(), mass, kept, verdict, sizes, draft.tree.width,
+        arguments, topology, u.contiguous(), order.contiguous(), mass, facts, verdict, sizes, draft.tree.width,
         triton.next_power_of_2(nodes), triton.next_power_of_2(height + 1),
         min(_BLOCK, triton.next_power_of_2(vocabulary)), not draft.replacement, **_OPTIONS,
     )  # fmt: skip

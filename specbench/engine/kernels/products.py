@@ -1,9 +1,9 @@
 """Products of few rows with a weight matrix. The RMSNorm before it, and SwiGLU, the sum with the residual or the rotary
 embedding after it, are part of the same kernel.
 
-Up to `FEW` rows a program reads its share of the weights in one shot, all loads before the first sum and before it
-waits for the activations. Above, the matrix units take 16 rows at once, and the loop over the inputs is pipelined; the
-program asks for its first weights before it waits.
+Up to `FEW` rows a program reads its share of the weights at once: all loads come before the first sum and before it
+waits for the activations. With more rows, the matrix units take 16 rows at once, and the loop over the inputs is
+pipelined; the program requests its first weights before it waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from specbench.engine.kernels.launch import INTERPRETED, gdc_launch_dependents, gdc_wait
 
-#: Rows up to which products are sums of scalars.
+#: Up to this number of rows products are sums of scalars.
 FEW = 4
 
 
@@ -27,13 +27,13 @@ def dot(x, y, total):
 
 @triton.jit
 def _weights(W, rows, at, WIDTH: tl.constexpr, FIRST: tl.constexpr, BK: tl.constexpr):
-    """Weights (BN, BK) of the matrix rows `rows` (BN,) at the inputs FIRST + at."""
+    """Weights (BN, BK) of the matrix rows `rows` (BN,), at the inputs FIRST + at."""
     address = W + rows[:, None].to(tl.int64) * WIDTH + (FIRST + at)[None, :]
     if FIRST + BK <= WIDTH:
-        found = tl.load(address, eviction_policy="evict_first")
+        weights = tl.load(address, eviction_policy="evict_first")
     else:
-        found = tl.load(address, mask=(FIRST + at < WIDTH)[None, :], other=0.0, eviction_policy="evict_first")
-    return found
+        weights = tl.load(address, mask=(FIRST + at < WIDTH)[None, :], other=0.0, eviction_policy="evict_first")
+    return weights
 
 
 @triton.jit
@@ -41,10 +41,10 @@ def _inputs(X, row, at, WIDTH: tl.constexpr, FIRST: tl.constexpr, BK: tl.constex
     """Inputs (1, BK) float32 of one row."""
     address = X + row * WIDTH + (FIRST + at)[None, :]
     if FIRST + BK <= WIDTH:
-        found = tl.load(address)
+        inputs = tl.load(address)
     else:
-        found = tl.load(address, mask=(FIRST + at < WIDTH)[None, :], other=0.0)
-    return found.to(tl.float32)
+        inputs = tl.load(address, mask=(FIRST + at < WIDTH)[None, :], other=0.0)
+    return inputs.to(tl.float32)
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def _products_of_few(
     PAIRED: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The products (BN,) of up to four rows with the weights' rows `rows`, and if PAIRED with those of W2 at `rows2`,
-    else the same ones: a tuple of each. Every load is issued before the first sum."""
+    else the same products again: a tuple of each. Every load is issued before the first sum."""
     at = tl.arange(0, PA)
     on = at
     w = _weights(W, rows, at, WIDTH, 0, PA)
@@ -125,7 +125,7 @@ def _products_of_few(
 
 @triton.jit
 def _prefetch(W, rows, WIDTH: tl.constexpr, AHEAD: tl.constexpr):
-    """Asks for the first AHEAD weights of the matrix rows `rows`, by lines of 128 bytes, into the L2 cache."""
+    """Request the first AHEAD weights of the matrix rows `rows`, in lines of 128 bytes, into the L2 cache."""
     LINE: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth
     at = tl.minimum(tl.arange(0, AHEAD // LINE) * LINE, WIDTH - 1)
     address = (W + rows[:, None].to(tl.int64) * WIDTH + at[None, :]).to(tl.int64)
@@ -140,8 +140,8 @@ def _products_of_many(
     WIDTH: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The products (BM, BN) of the rows rm < count with the weights' rows `rows`, and if PAIRED with those of W2 at
-    `rows2`, by the matrix units. The first weights are on their way before the program waits for the activations.
-    (Loaded into registers there, they make it spill.)"""
+    `rows2`, by the matrix units. The first weights are requested before the program waits for the activations. (Loading
+    them into registers there would make it spill.)"""
     if PDL:
         _prefetch(W, rows, WIDTH, 4 * BK)
         if PAIRED:
@@ -198,11 +198,11 @@ def _few(
     rn = tl.program_id(0) * BN + tl.arange(0, BN)
     rows, inside = tl.minimum(rn, out - 1), rn < out
     y, z = _products_of_few(X, W, W2, NORM, rows, rows, eps, ROWS, WIDTH, PA, PB, GATED, NORMED, PDL)
-    done = (_finish(y[0], z[0], RES, rn, inside, GATED, ADDED),)
+    results = (_finish(y[0], z[0], RES, rn, inside, GATED, ADDED),)
     for r in tl.static_range(1, ROWS):
-        done = done + (_finish(y[r], z[r], RES, r * out + rn, inside, GATED, ADDED),)
+        results = results + (_finish(y[r], z[r], RES, r * out + rn, inside, GATED, ADDED),)
     for r in tl.static_range(ROWS):
-        tl.store(Y + r * out + rn, done[r], mask=inside)
+        tl.store(Y + r * out + rn, results[r], mask=inside)
 
 
 @triton.jit
@@ -225,9 +225,9 @@ def _many(
 def _rotate_pairs(
     a, b, position, pair, inside, where, HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr
 ):  # fmt: skip
-    """The pairs (a, b) of queries, keys and values, of which queries and keys are rotated, and the slot of the last
-    two. `pair` counts through the heads of queries, keys and values; where: rotary rows, slots, queries, and how they
-    lie."""
+    """The pairs (a, b) of queries, keys and values; those of queries and keys are rotated. Also the slot of keys and
+    values. `pair` counts through the heads of queries, keys and values. where: rotary rows, slots, queries, and their
+    layout."""
     ROPE, SLOTS, Q, nodes, rope_stride, slot_stride = where
     row, node, head, i = position // nodes, position % nodes, pair // HALF, pair % HALF
     angle = ROPE + row * rope_stride + (node * HALF + i) * 2
@@ -264,7 +264,7 @@ def _store_pairs(
 
 @triton.jit
 def _pair_rows(pair, HALF: tl.constexpr, HALVES: tl.constexpr):
-    """The rows of the weights that make the two coordinates of the pairs."""
+    """The rows of the weights that give the two coordinates of the pairs."""
     head, i = pair // HALF, pair % HALF
     if HALVES:
         return head * (2 * HALF) + i, head * (2 * HALF) + i + HALF
@@ -283,8 +283,8 @@ def _few_qkv(
         gdc_launch_dependents()
     pair, pairs = tl.program_id(0) * BN + tl.arange(0, BN), (HEADS + 2 * KV) * HALF
     inside = pair < pairs
-    one, two = _pair_rows(tl.minimum(pair, pairs - 1), HALF, HALVES)
-    y, z = _products_of_few(X, W, W, NORM, one, two, eps, ROWS, WIDTH, PA, PB, True, NORMED, PDL)
+    rows_a, rows_b = _pair_rows(tl.minimum(pair, pairs - 1), HALF, HALVES)
+    y, z = _products_of_few(X, W, W, NORM, rows_a, rows_b, eps, ROWS, WIDTH, PA, PB, True, NORMED, PDL)
     where = ROPE, SLOTS, Q, nodes, rope_stride, slot_stride
     turned = (_rotate_pairs(y[0], z[0], 0, pair, inside, where, HEADS, KV, HALF),)
     for r in tl.static_range(1, ROWS):
@@ -304,8 +304,8 @@ def _many_qkv(
     if PDL:
         gdc_launch_dependents()
     rm, pair, pairs = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN), (HEADS + 2 * KV) * HALF
-    one, two = _pair_rows(tl.minimum(pair, pairs - 1), HALF, HALVES)
-    y, z = _products_of_many(X, W, W, NORM, rm, count, one, two, eps, BM, BN, BK, WIDTH, True, NORMED, PDL)
+    rows_a, rows_b = _pair_rows(tl.minimum(pair, pairs - 1), HALF, HALVES)
+    y, z = _products_of_many(X, W, W, NORM, rm, count, rows_a, rows_b, eps, BM, BN, BK, WIDTH, True, NORMED, PDL)
     inside = (rm < count)[:, None] & (pair < pairs)[None, :]
     position, pair = rm[:, None], pair[None, :]
     where = ROPE, SLOTS, Q, nodes, rope_stride, slot_stride

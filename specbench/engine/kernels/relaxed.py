@@ -1,5 +1,5 @@
-"""What relaxed rules need of a node, computed by one program: limits of the bands of `decoding.rules.band`, and the
-mass of a token's neighbours in the codebook (LANTERN)."""
+"""The parts of relaxed rules for one node, computed by one program: limits of the bands of `decoding.rules.band`, and
+the mass of a token's neighbours in the codebook (LANTERN)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NEIGHBOURS = 1024
 
 @triton.jit
 def lower_limit(r_row, q_row, vocabulary, spread, BLOCK: tl.constexpr):
-    """What `rules.band.lower_limit` computes. A pass over the row sums what is raised, kept and lowered at `low`; the
-    root that these would have is the next `low`, and the solution once it no longer moves. Where it leaves the interval
-    of the root, and from the ninth pass on every second time, the interval is halved."""
+    """See `rules.band.lower_limit`. A pass over the row sums the raised, kept and lowered parts at `low`. The root for
+    these sums is the next `low`, and the solution once it no longer moves. If it leaves the interval of the root, and
+    in every second pass from the ninth on, the interval is halved instead."""
     tokens, passes = tl.arange(0, BLOCK), tl.full([], 0, tl.int32)
     low = tl.full([], 1.0, tl.float32)
     least, most = tl.div_rn(low, spread), low
@@ -45,8 +45,8 @@ def lower_limit(r_row, q_row, vocabulary, spread, BLOCK: tl.constexpr):
 
 @triton.jit
 def _sums(r_row, q_row, vocabulary, token, sampled, low, high, BLOCK: tl.constexpr):
-    """Of the band from `low` to `high`: sums of r and q over the raised tokens, the same over the lowered ones, and of
-    q log(q / r) over the others. q is a point mass on `token` unless `sampled`."""
+    """For the band from `low` to `high`: sums of r and q over the raised tokens, the same over the lowered ones, and
+    the sum of q log(q / r) over the others. q is a point mass on `token` unless `sampled`."""
     r_up, q_up = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     r_down, q_down = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     logs = tl.zeros([BLOCK], tl.float32)
@@ -60,22 +60,23 @@ def _sums(r_row, q_row, vocabulary, token, sampled, low, high, BLOCK: tl.constex
         q_up += tl.where(raised, q, 0.0)
         r_down += tl.where(lowered, r, 0.0)
         q_down += tl.where(lowered, q, 0.0)
-        some = (q > 0) & (r > 0)
-        kept = q * tl.log(tl.where(some, q, 1.0) / tl.where(some, r, 1.0))
-        logs += tl.where(raised | lowered, 0.0, kept + 0 * r)  # NaN stays
+        positive = (q > 0) & (r > 0)
+        unchanged = q * tl.log(tl.where(positive, q, 1.0) / tl.where(positive, r, 1.0))
+        logs += tl.where(raised | lowered, 0.0, unchanged + 0 * r)  # NaN stays
     return tl.sum(r_up, 0), tl.sum(q_up, 0), tl.sum(r_down, 0), tl.sum(q_down, 0), tl.sum(logs, 0)
 
 
 @triton.jit
 def budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK: tl.constexpr):
-    """What `rules.band.Mentored.limits` computes, without sorting: low and high of the widest band e with KL(e | r) <=
+    """See `rules.band.Mentored.limits`; here without sorting: low and high of the widest band e with KL(e | r) <=
     budget. q is a point mass on `token` unless `sampled`.
 
-    First without `high`: tokens that r cannot give must be rejected, which sets the least `low`, found from above by
-    Newton's method (what a band raises is convex in `low`). If that band is too far from r, `low` is found between it
-    and 1: for each `low`, `high` such that what is lowered equals what is raised, by Newton's method again, from below
-    except in the first step; then KL(e | r), whose slope is -sum(r raised) log(high / low), gives the next `low`. Where
-    that leaves the interval, and from the 13th time on every second time, the interval is halved. Ten passes are usual.
+    First without `high`: tokens that r cannot give must be rejected. This sets the least `low`, which Newton's method
+    finds from above (the mass that a band raises is convex in `low`). If that band is too far from r, `low` is between
+    it and 1. For each `low`, `high` is such that the lowered mass equals the raised mass, again by Newton's method,
+    from below except in the first step. Then KL(e | r), whose slope is -sum(r raised) log(high / low), gives the next
+    `low`. If it leaves the interval, and every second time from the 13th on, the interval is halved instead. Usually
+    this takes ten passes.
     """
     least, most = tl.full([], 0.0, tl.float32), tl.full([], 1.0, tl.float32)
     low, high, passes = least, most * 1e30, tl.full([], 0, tl.int32)
@@ -100,7 +101,7 @@ def budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK: tl.co
             passes = tl.where(done, 200, passes)
         else:
             lowered = q_down - rejected
-            over = (r_down == 0) & (lowered < 0)  # no token is lowered that r can give
+            over = (r_down == 0) & (lowered < 0)  # no lowered token can come from r
             root = tl.minimum(tl.maximum(tl.div_rn(lowered, tl.maximum(r_down, 1e-30)), 1.0), 1e30)
             root = tl.where(over, tl.where(below, high, 1.0), root)
             settled = (root <= high * (1 + 1e-6)) & (below | ((root >= high * (1 - 1e-6)) & (over == 0)))
@@ -122,12 +123,12 @@ def budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK: tl.co
 
 @triton.jit
 def _divergence(r_token, moved):
-    """What `rules.lantern._divergence` computes."""
+    """See `rules.lantern._divergence`."""
     half = r_token + moved / 2
     least = tl.maximum(half, 1e-38)
     part = r_token * tl.log(tl.maximum(r_token, 1e-38) / least)
-    rest = (r_token + moved) * tl.log(tl.maximum(r_token + moved, 1e-38) / least)
-    return 0.5 * (moved * 0.6931471805599453 + part + rest)
+    other_part = (r_token + moved) * tl.log(tl.maximum(r_token + moved, 1e-38) / least)
+    return 0.5 * (moved * 0.6931471805599453 + part + other_part)
 
 
 @triton.jit
@@ -160,8 +161,8 @@ def residual_mass(
     WORK, r_row, q_row, near, cleared, vocabulary, token, sampled, q_token, count,
     BLOCK: tl.constexpr, NEAR_BLOCK: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Write to WORK the residual mass after `token` was rejected, and return its sum; near as in `gathered`, which gave
-    `count`; cleared: how many neighbours the released code clears. Where nothing is left of what that samples from,
+    """Write the residual mass after `token` was rejected to WORK, and return its sum. near: as in `gathered`, which
+    gave `count`; cleared: how many neighbours the released code clears. If nothing would be left to sample from,
     nothing is cleared. The token itself has no residual mass, or it could not have been rejected."""
     ranks, mass = tl.arange(0, NEAR_BLOCK), tl.zeros_like(q_token)
     until, tries = count, tl.full([], 0, tl.int32)
@@ -179,7 +180,7 @@ def residual_mass(
             inside = start + ranks < until
             code = tl.load(near + start + ranks, mask=inside, other=0)
             left = tl.zeros([NEAR_BLOCK], tl.float32)
-            if RESIDUAL == "released":  # cleared in r where the token was chosen, else in q
+            if RESIDUAL == "released":  # cleared in r if the token was deterministic, else in q
                 left = tl.load(r_row + code, mask=start + ranks < tl.where(q_token < 1, until, 0), other=0.0)
             tl.store(WORK + code, left, mask=inside)
         tl.debug_barrier()
@@ -188,15 +189,15 @@ def residual_mass(
             i = start + tl.arange(0, BLOCK)
             total += tl.load(WORK + i, mask=i < vocabulary, other=0.0)
         mass = tl.sum(total, 0)
-        tl.debug_barrier()  # no thread writes what another one still reads
+        tl.debug_barrier()  # no thread writes a value that another one still reads
         tries = tl.where((mass > 1e-30) | (until == 0) | (RESIDUAL == "paper"), 2, tries + 1)
         until = 0 * until
     return mass
 
 
 def near_constants(neighbours: Any) -> tuple[Any, ...]:
-    """What kernels take for a `rules.base.Neighbours`, or for None: the table, its stride, its number of columns, k,
-    the limit, MEASURE, CLOSED and NEAR_BLOCK."""
+    """The arguments that kernels take for a `rules.base.Neighbours`, or for None: the table, its stride, its number of
+    columns, k, the limit, MEASURE, CLOSED and NEAR_BLOCK."""
     if neighbours is None:
         return None, 0, 0, 0, 0.0, "", False, 16
     near = neighbours.near if neighbours.near.stride(1) == 1 else neighbours.near.contiguous()

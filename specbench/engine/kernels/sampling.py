@@ -10,7 +10,7 @@ from torch import Tensor
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.drawing import draw_row, stream, take_largest, uniform, write_scores
 
-#: Tokens that a program holds in registers (`_probs`), and that it reads at once elsewhere; the compiler's options.
+#: Tokens that a program holds in registers (`_probs`), and that other programs read at once; the compiler's options.
 _HELD, _BLOCK, _OPTIONS = 8192, 4096, launch.DISTRIBUTIONS
 #: Numbers of a stream that a program computes.
 _NUMBERS = 1024
@@ -18,7 +18,7 @@ _NUMBERS = 1024
 
 @triton.jit
 def _ordered(x):
-    """Numbers as unsigned integers of the same order, of which that of zero is one."""
+    """Numbers as unsigned integers in the same order; zero becomes a single integer."""
     bits = (x + 0.0).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
@@ -32,19 +32,19 @@ def _number(ordered):
 @triton.jit
 def _guided(ROW, without, at, vocabulary, scale, forced, codes, temperature, GUIDED: tl.constexpr):
     """Logits of tokens `at`: guided, minus infinity where the grammar forbids, divided by the temperature."""
-    inside = at < vocabulary  # whole groups of 16 are; a mask of what the grammar allows would make every load scalar
+    inside = at < vocabulary  # true for whole groups of 16; a mask from the grammar would make every load scalar
     allowed = inside & tl.where(forced < 0, at < codes, at == forced)
     x = tl.load(ROW + at, mask=inside, other=0.0).to(tl.float32)
     if GUIDED:
-        none = tl.load(ROW + without + at, mask=inside, other=0.0).to(tl.float32)
-        x = none + scale * (x - none)
+        unconditional = tl.load(ROW + without + at, mask=inside, other=0.0).to(tl.float32)
+        x = unconditional + scale * (x - unconditional)
     return tl.where(allowed, tl.div_rn(x, temperature), -float("inf"))
 
 
 @triton.jit
 def _digits(ordered, shift, least):
-    """How many numbers have each digit (32,), five bits from `shift` on, of the numbers whose higher bits equal the
-    bits of `least`."""
+    """The number of occurrences of each digit (32,), five bits from `shift` on, among the numbers whose higher bits
+    equal the bits of `least`."""
     digit = ((ordered >> shift) & 31).to(tl.int32)
     return tl.histogram(digit, 32, mask=((ordered >> shift) >> 5) == ((least >> shift) >> 5))
 
@@ -63,7 +63,7 @@ def _probs(
     LOGITS, FORCED, POSITIONS, PROBS, nodes, vocabulary, row_stride, node_stride, without, length, codes, scale,
     temperature, top_k, GUIDED: tl.constexpr, GRAMMAR: tl.constexpr, CUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The distribution after one node. Tokens up to BLOCK are held in registers; the logits of those beyond are kept
+    """The distribution after one node. Tokens up to BLOCK are held in registers. The logits of the others are stored
     where their probabilities will be."""
     here = tl.program_id(0).to(tl.int64)
     row, out = LOGITS + here // nodes * row_stride + here % nodes * node_stride, PROBS + here * vocabulary
@@ -72,7 +72,7 @@ def _probs(
     if GRAMMAR:
         forced = tl.load(FORCED + tl.minimum(tl.maximum(tl.load(POSITIONS + here), 0), length - 1))
     x = _guided(row, without, lane, vocabulary, scale, forced, codes, temperature, GUIDED)
-    held, top = _ordered(x), tl.max(x, 0)
+    in_registers, top = _ordered(x), tl.max(x, 0)
     for start in range(BLOCK, vocabulary, BLOCK):
         at = start + lane
         x = _guided(row, without, at, vocabulary, scale, forced, codes, temperature, GUIDED)
@@ -80,18 +80,18 @@ def _probs(
         top = tl.maximum(top, tl.max(x, 0))
     tl.debug_barrier()
     least = tl.full([], 0, tl.uint32)
-    if CUT:  # the top_k-th largest number, five bits a pass
-        bins, wanted = tl.arange(0, 32), top_k
+    if CUT:  # the top_k-th largest number, five bits per pass
+        bins, remaining = tl.arange(0, 32), top_k
         for shift in range(30, -1, -5):
-            counts = _digits(held, shift, least)
+            counts = _digits(in_registers, shift, least)
             for start in range(BLOCK, vocabulary, BLOCK):
                 x = tl.load(out + start + lane, mask=start + lane < vocabulary, other=-float("inf"))
                 counts += _digits(_ordered(x), shift, least)
-            reached = tl.cumsum(counts, 0, reverse=True) >= wanted
+            reached = tl.cumsum(counts, 0, reverse=True) >= remaining
             digit = tl.sum(reached.to(tl.int32), 0) - 1
-            wanted -= tl.sum(tl.where(bins > digit, counts, 0), 0)
+            remaining -= tl.sum(tl.where(bins > digit, counts, 0), 0)
             least = least | (digit.to(tl.uint32) << shift)
-    weight = _weight(_number(held), top, least, CUT)
+    weight = _weight(_number(in_registers), top, least, CUT)
     total = tl.sum(weight, 0)
     for start in range(BLOCK, vocabulary, BLOCK):
         x = tl.load(out + start + lane, mask=start + lane < vocabulary, other=-float("inf"))
@@ -112,9 +112,9 @@ def probs(
     codes: int = 0,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """Distributions (B, n, V) float32 from logits (R, n, V), as of `Sampling.distributions` at a temperature above 0
-    and without top-p. scale: of the guidance, None without, where R = B; forced (T,) int64: the only token that an
-    image position may hold, -1 for all `codes`; positions (B, n) int64 in the image."""
+    """Distributions (B, n, V) float32 from logits (R, n, V); see `Sampling.distributions`, at a temperature above 0 and
+    without top-p. scale: of the guidance, or None without guidance, where R = B; forced (T,) int64: the only token that
+    an image position may have, -1 for all `codes`; positions (B, n) int64: in the image."""
     rows, nodes, vocabulary = logits.shape
     if logits.stride(2) != 1:
         logits = logits.contiguous()
@@ -137,13 +137,14 @@ def _draw(P, U, OUT, count, p_stride, u_stride, BLOCK: tl.constexpr):
 
 
 def draw(probs: Tensor, u: Tensor) -> Tensor:
-    """As of `decoding.sampling.draw_exactly`: tokens (...) int64 from probs (..., V) with uniforms u (...)."""
-    shape, count = u.shape, probs.shape[-1]
-    if u.dim() != 1 or probs.stride(1) != 1:  # the rows of a part are read where they are
-        probs, u = probs.contiguous().view(-1, count), u.contiguous().view(-1)
+    """Tokens (...) int64 from probs (..., V) with uniforms u (...); see `decoding.sampling.draw_exactly`."""
+    shape, vocabulary = u.shape, probs.shape[-1]
+    if u.dim() != 1 or probs.stride(1) != 1:  # rows of a larger tensor are read in place
+        probs, u = probs.contiguous().view(-1, vocabulary), u.contiguous().view(-1)
     out = torch.empty(shape, dtype=torch.int64, device=u.device)
     launch.start(_draw, (u.numel(),),
-        probs, u, out, count, probs.stride(0), u.stride(0), min(_BLOCK, triton.next_power_of_2(count)), **_OPTIONS,
+        probs, u, out, vocabulary, probs.stride(0), u.stride(0), min(_BLOCK, triton.next_power_of_2(vocabulary)),
+        **_OPTIONS,
     )  # fmt: skip
     return out
 
@@ -153,20 +154,20 @@ def _uniforms(
     KEY, STEP, INDEX, OUT, steps_tags, first, tags, count, index_stride, GIVEN: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Some numbers of one tag of a row."""
-    which, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row = which // tags
-    key = stream(tl.load(KEY + row), tl.load(STEP + row) * steps_tags + first + which % tags)
+    tag_of_row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tag_of_row // tags
+    key = stream(tl.load(KEY + row), tl.load(STEP + row) * steps_tags + first + tag_of_row % tags)
     index = at.to(tl.int64)
     if GIVEN:
         index = tl.load(INDEX + row * index_stride + at, mask=at < count, other=0)
-    tl.store(OUT + which * count + at, uniform(key, index), mask=at < count)
+    tl.store(OUT + tag_of_row * count + at, uniform(key, index), mask=at < count)
 
 
 def uniforms(
     key: Tensor, step: Tensor, tags_per_step: int, tag: int, tags: int, count: int, index: Tensor | None = None
 ) -> Tensor:
-    """As of `RandomStreams`: numbers (rows, tags, count) of `tags` tags from `tag` on, of rows with `key` (rows,) int64
-    at `step` (rows,) int64; index (count,) or (rows, count) int64: which ones, instead of the first."""
+    """See `RandomStreams`: numbers (rows, tags, count) of `tags` tags from `tag` on, for rows with `key` (rows,) int64
+    at `step` (rows,) int64. index (count,) or (rows, count) int64: the numbers to return, instead of the first ones."""
     rows = len(key)
     out = torch.empty(rows, tags, count, device=key.device)
     if out.numel():
@@ -181,7 +182,7 @@ def uniforms(
 
 @triton.jit
 def _draw_distinct(P, KEY, STEP, SCORES, OUT, steps_tags, tag, nodes, vocabulary, wanted, BLOCK: tl.constexpr):
-    """The tokens after one node: those of the largest p / e, of which equal ones come in the order of their numbers."""
+    """The tokens after one node, those with the largest p / e; equal ones come in the order of their numbers."""
     here = tl.program_id(0).to(tl.int64)
     row = here // nodes
     key = stream(tl.load(KEY + row), tl.load(STEP + row) * steps_tags + tag)
@@ -192,8 +193,8 @@ def _draw_distinct(P, KEY, STEP, SCORES, OUT, steps_tags, tag, nodes, vocabulary
 
 
 def draw_distinct(probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, tag: int, count: int) -> Tensor:
-    """As of `decoding.sampling.sample_distinct`: `count` tokens (B, n, count) int64, at most V, from probs (B, n, V);
-    key, step: as of `uniforms`."""
+    """See `decoding.sampling.sample_distinct`: `count` tokens (B, n, count) int64, at most V, from probs (B, n, V).
+    key, step: see `uniforms`."""
     rows, nodes, vocabulary = probs.shape
     assert count <= vocabulary
     probs = probs.contiguous()

@@ -13,7 +13,7 @@ from torch import Tensor
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.drawing import draw_row, of_draft, parts, verdict_memory
 
-#: Tokens that a program reads at once: as they are, in their order with sums in float64, and with _SHARES shares for
+#: Tokens that a program reads at once: unordered, in their order with sums in float64, and with _SHARES shares for
 #: each; the compiler's options.
 _BLOCK, _ORDERED, _PIECE, _OPTIONS = 4096, 1024, 512, launch.DISTRIBUTIONS
 _SHARES = tl.constexpr(16)
@@ -21,7 +21,7 @@ _SHARES = tl.constexpr(16)
 
 @triton.jit
 def _drafter(Q, at, vocabulary, sampled, token):
-    """q of tokens `at`: a point mass on `token` where that is deterministic."""
+    """q of tokens `at`; a point mass on `token` if it is deterministic."""
     q = tl.load(Q + at, mask=at < tl.where(sampled, vocabulary, 0), other=0.0)
     return tl.where(sampled, q, tl.where(at == token, 1.0, 0.0))
 
@@ -48,17 +48,17 @@ def _ratios(DRAFT, TREE, OUT, sizes, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _children(DRAFT, first_node, Q, KIDS, vocabulary, WIDTH: tl.constexpr, WIDE: tl.constexpr):
-    """The children of an inner node with distribution Q, of the row whose nodes begin at `first_node`: their numbers,
-    tokens and q, which of them exist, whether they were sampled, and the first one's token."""
+    """The children of an inner node with distribution Q, for the row whose nodes begin at `first_node`: their numbers,
+    tokens and q, which of them exist, whether they were sampled, and the first child's token."""
     TOKENS, VALID, SAMPLED = DRAFT[2] + first_node, DRAFT[3] + first_node, DRAFT[4] + first_node
     k = tl.arange(0, WIDE)
     kids = tl.load(KIDS + k, mask=k < WIDTH, other=-1)
-    some = tl.maximum(kids, 0)
+    existing = tl.maximum(kids, 0)
     first = tl.maximum(tl.load(KIDS), 0)
     sampled, token = tl.load(SAMPLED + first) != 0, tl.load(TOKENS + first)
-    tokens = tl.load(TOKENS + some)
+    tokens = tl.load(TOKENS + existing)
     q = _drafter(Q, tokens, vocabulary, sampled, token)
-    exists = (kids >= 0) & (tl.load(VALID + some) != 0) & (q > 0)
+    exists = (kids >= 0) & (tl.load(VALID + existing) != 0) & (q > 0)
     return kids, tokens, q, exists, sampled, token
 
 
@@ -87,16 +87,16 @@ def _best(
             for start in range(0, vocabulary, BLOCK):
                 inside = start + lane < vocabulary
                 at = tl.load(order + start + lane, mask=inside, other=0)
-                some = tl.where(inside, parts(_drafter(probs, at, vocabulary, sampled, token)), 0)
-                after = before + tl.cumsum(some, 0)
-                upto, without = after.to(tl.float64) / total, (after - some).to(tl.float64) / total
+                block = tl.where(inside, parts(_drafter(probs, at, vocabulary, sampled, token)), 0)
+                after = before + tl.cumsum(block, 0)
+                upto, without = after.to(tl.float64) / total, (after - block).to(tl.float64) / total
                 power = tl.full([BLOCK], 1.0, tl.float64)
                 factor = power
                 for k in tl.static_range(1, WIDTH):
                     power = power * upto
                     factor = tl.where(k < count, factor * without + power, factor)
-                tl.store(out + at, (some.to(tl.float64) / total * factor).to(tl.float32), mask=inside)
-                before += tl.sum(some, 0)
+                tl.store(out + at, (block.to(tl.float64) / total * factor).to(tl.float32), mask=inside)
+                before += tl.sum(block, 0)
         else:
             sums = tl.zeros([BLOCK], tl.float64)
             for start in range(0, vocabulary, BLOCK):
@@ -108,17 +108,17 @@ def _best(
             for start in range(0, vocabulary, BLOCK):
                 inside = start + lane < vocabulary
                 at = tl.load(order + start + lane, mask=inside, other=0)
-                some = tl.where(inside, _drafter(probs, at, vocabulary, sampled, token).to(tl.float64), 0.0) / total
-                odds = some / tl.maximum(1 - some, 1e-30, propagate_nan=tl.PropagateNan.ALL)
-                before, odds_before = mass + tl.cumsum(some, 0) - some, odds_mass + tl.cumsum(odds, 0) - odds
-                tl.store(out + at, (some * odds_before + odds * before).to(tl.float32), mask=inside)
-                mass += tl.sum(some, 0)
+                block = tl.where(inside, _drafter(probs, at, vocabulary, sampled, token).to(tl.float64), 0.0) / total
+                odds = block / tl.maximum(1 - block, 1e-30, propagate_nan=tl.PropagateNan.ALL)
+                before, odds_before = mass + tl.cumsum(block, 0) - block, odds_mass + tl.cumsum(odds, 0) - odds
+                tl.store(out + at, (block * odds_before + odds * before).to(tl.float32), mask=inside)
+                mass += tl.sum(block, 0)
                 odds_mass += tl.sum(odds, 0)
 
 
 @triton.jit
 def _path_distribution(Q, BEST, at, vocabulary, share, mixed, sampled, token):
-    """e of tokens `at`: q, or with `mixed` the mixture of q and the distribution of the best."""
+    """e of tokens `at`: q or, with `mixed`, the mixture of q and the distribution of the best child."""
     q = _drafter(Q, at, vocabulary, sampled, token)
     best = tl.load(BEST + at, mask=at < tl.where(mixed, vocabulary, 0), other=0.0)
     return tl.where(mixed, q + share * (best - q), q)
@@ -126,7 +126,7 @@ def _path_distribution(Q, BEST, at, vocabulary, share, mixed, sampled, token):
 
 @triton.jit
 def _kept_by_shares(P, Q, BEST, KEPT, mass, sampled, token, vocabulary, grid, PIECE: tl.constexpr):
-    """The sums of min(mass p, e) with the shares 0, 1 / grid .. 1."""
+    """The sums of min(mass p, e) for the shares 0, 1 / grid .. 1."""
     for begin in range(0, grid + 1, _SHARES):
         step = begin + tl.arange(0, _SHARES)
         share = tl.div_rn(step.to(tl.float32), tl.zeros([_SHARES], tl.float32) + grid)[:, None]
@@ -149,8 +149,8 @@ def _walk(
     WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, GRID: tl.constexpr, AUTO: tl.constexpr,
     BLOCK: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """One image, from the root along the children that are followed to a leaf. What is known of the last node that
-    passes: `end`, its depth, its mass, the share there, the sum that is left, and whether it has children."""
+    """One image, from the root along the followed children to a leaf. For the last node that passes it stores: `end`,
+    its depth, its mass, its share, its remaining sum, and whether it has children."""
     P, Q, TOKENS, VALID, SAMPLED = DRAFT
     CHILDREN, SLOT, INNER, PARENT, DEPTH = TREE
     PATH, LENGTH, CHOSEN, NEXT, FIRST = VERDICT
@@ -166,14 +166,14 @@ def _walk(
     end_mixed, end_inner = choices, choices
     tl.store(FIRST + row, 0.0)
     while goes > 0:
-        which = tl.load(SLOT + tree * nodes + node)
-        slot = tl.maximum(which, 0)
+        slot_or_none = tl.load(SLOT + tree * nodes + node)
+        slot = tl.maximum(slot_or_none, 0)
         probs, best = Q + (row * inner + slot) * vocabulary, BEST + (row * inner + slot) * vocabulary
         p_row = p_rows + node * vocabulary
         kids, tokens, q, exists, sampled, first_token = _children(
             DRAFT, row * nodes, probs, CHILDREN + (tree * inner + slot) * WIDTH, vocabulary, WIDTH, WIDE
         )
-        exists = exists & (which >= 0)
+        exists = exists & (slot_or_none >= 0)
         count = tl.sum(exists.to(tl.int32), 0)
         passes, share, left = mass, tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
         mixed, child, entered = count * 0, node, mass
@@ -182,7 +182,7 @@ def _walk(
             if depth == 0:
                 first = tl.sum(tl.where(exists & (k == 0), ratio, 0.0), 0)
                 tl.store(FIRST + row, tl.minimum(first, 1.0, propagate_nan=tl.PropagateNan.ALL))
-            wanted = exists
+            eligible = exists
             if WIDTH > 1:  # noqa: SIM102  (a constant of the compiler)
                 if count > 1:
                     mixed += 1
@@ -198,16 +198,16 @@ def _walk(
                         level = (kept >= tl.max(kept, 0) - same) & (tl.sum((kept != kept).to(tl.int32), 0) == 0)
                         least = tl.min(tl.where(level, g, grid), 0)
                         share = tl.div_rn(least.to(tl.float32), tl.zeros_like(share) + grid)
-                        tl.debug_barrier()  # no thread writes what another one still reads
+                        tl.debug_barrier()  # no thread writes a value that another one still reads
                     shares += share
                     choices += 1
                     if tl.load(u + nodes + depth + 1) < share:
-                        # the last in the order of the tokens, in which equal ratios come in that of their numbers
+                        # the last in the order of the tokens; equal ratios are ordered by token number
                         ratio = tl.where(ratio != ratio, float("inf"), ratio)
                         last = exists & (ratio == tl.max(tl.where(exists, ratio, -1.0), 0))
                         token = tl.max(tl.where(last, tokens, -1), 0)
-                        wanted = last & (tokens == token)
-            rank = tl.min(tl.where(wanted, k, WIDTH), 0)
+                        eligible = last & (tokens == token)
+            rank = tl.min(tl.where(eligible, k, WIDTH), 0)
             rank = tl.minimum(rank, WIDTH - 1)
             child = tl.maximum(tl.sum(tl.where(k == rank, kids, 0), 0), 0)
             token = tl.load(tokens_row + child)
@@ -245,8 +245,8 @@ def _walk(
         inside = at < vocabulary
         p = tl.load(p_row + at, mask=inside, other=0.0)
         e = _path_distribution(probs, best, at, vocabulary, end_share, end_mixed > 0, sampled, first_token)
-        rest = tl.maximum(end_mass * p - e, 0.0, propagate_nan=tl.PropagateNan.ALL) / tl.maximum(end_left, 1e-30)
-        tl.store(next_row + at, tl.where((end_inner > 0) & (end_left > 1e-30), rest, p), mask=inside)
+        residual = tl.maximum(end_mass * p - e, 0.0, propagate_nan=tl.PropagateNan.ALL) / tl.maximum(end_left, 1e-30)
+        tl.store(next_row + at, tl.where((end_inner > 0) & (end_left > 1e-30), residual, p), mask=inside)
     tl.debug_barrier()
     next_token = draw_row(next_row, tl.load(u + nodes), vocabulary, BLOCK)
     d = tl.arange(0, DEEP)
@@ -260,26 +260,26 @@ def _walk(
 def select(
     p: Tensor, draft: Any, u: Tensor, share: float | None, grid: int, same: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Verify a draft as `decoding.verify.selected` does by the exact rule; returns the fields of a VerificationResult.
-    p (B, M, V) float32; u (B, 2, M): the uniforms of the nodes, then that of the next token and, by depth, those that
-    choose children; share, grid: see `Selected`; same: what sums must differ by."""
+    """Verify a draft with the exact rule, as `decoding.verify.selected` does; returns the fields of a
+    VerificationResult. p (B, M, V) float32; u (B, 2, M): the uniforms of the nodes, then that of the next token and, by
+    depth, those that choose children; share, grid: see `Selected`; same: sums that differ by less count as equal."""
     width, block = draft.tree.width, min(_BLOCK, triton.next_power_of_2(p.shape[2]))
-    given, topology, sizes = of_draft(p, draft)
-    q, cells = given[1], len(p) * sizes[1]
+    arguments, topology, sizes = of_draft(p, draft)
+    q, cells = arguments[1], len(p) * sizes[1]
     wide, best = triton.next_power_of_2(width), q
     if width > 1:
         ratios, best = torch.empty(2, *q.shape, device=p.device)
         launch.start(_ratios, (cells, triton.cdiv(p.shape[2], block)),
-            given, topology, ratios, sizes, width, block, num_warps=8,
+            arguments, topology, ratios, sizes, width, block, num_warps=8,
         )  # fmt: skip
         order = ratios.sort(dim=-1, stable=True).indices
         launch.start(_best, (cells,),
-            given, topology, order, best, sizes, width, wide, draft.replacement, min(_ORDERED, block), **_OPTIONS,
+            arguments, topology, order, best, sizes, width, wide, draft.replacement, min(_ORDERED, block), **_OPTIONS,
         )  # fmt: skip
     verdict = verdict_memory(p, draft.tree.height)
     shares = torch.empty_like(verdict[4])
     launch.start(_walk, (len(p),),
-        given, topology, best, u.contiguous(), p.new_empty(len(p), grid + 1), verdict, shares, sizes, grid,
+        arguments, topology, best, u.contiguous(), p.new_empty(len(p), grid + 1), verdict, shares, sizes, grid,
         0.0 if share is None else share, same, width, wide, triton.next_power_of_2(draft.tree.height + 1),
         triton.next_power_of_2(grid + 1), share is None, block, min(_PIECE, block), **_OPTIONS,
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""How the kernels of a layer divide their work: a table of tiles by shape, with defaults, tuned once on a device.
+"""How the kernels of a layer divide their work: a table of tiles by shape, with defaults, tuned once per device.
 
-Another tile sums in another order, so results differ in their last bits: two devices, or a device before and after
-tuning, agree as two engines do, and not bit for bit.
+Another tile sums in another order, so results differ in their last bits. Two devices, or a device before and after
+tuning, agree like two engines do: not bit for bit.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import triton
 
 @dataclass(frozen=True)
 class Tile:
-    """Of a product: `over`, outputs a program makes (pairs of them for queries, keys and values); `deep`, inputs that
-    it takes at once where the matrix units compute. warps and stages as Triton means them."""
+    """The tile of a product. over: outputs that a program computes (pairs of them for queries, keys and values); deep:
+    inputs that it takes at once if the matrix units compute. warps, stages: as in Triton."""
 
     over: int
     deep: int
@@ -31,8 +31,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """queries and keys that a program takes at once; waves: programs that share the keys, in sets as large as the
-    device."""
+    """queries, keys: the numbers that a program takes at once; waves: programs that share the keys, in multiples of the
+    device's size."""
 
     queries: int
     keys: int
@@ -44,13 +44,13 @@ class AttentionTile:
 T = TypeVar("T", Tile, AttentionTile)
 #: Bytes of the registers of a warp.
 _WARP_BYTES = 32 * 256 * 4
-#: Where a product stands: "qkv" (with the norm and the rotary embedding), "gate" (two products and SwiGLU), "add".
+#: The kinds of products: "qkv" (with the norm and the rotary embedding), "gate" (two products and SwiGLU), "add".
 Kind = str
 
 
 class Tiles:
     """Tiles by kind, rows, outputs, inputs and data type of a product, and by heads, queries, width and data type of
-    attention; `path`: where tuned ones are kept, or none."""
+    attention. path: the file of tuned tiles, or None."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -59,13 +59,13 @@ class Tiles:
 
     @classmethod
     def load(cls, path: Path) -> Tiles:
-        """Those that `save` wrote there for this version of Triton and this device; else the defaults."""
+        """The tiles that `save` wrote for this version of Triton and this device; else the defaults."""
         tiles = cls(path)
         try:
-            held = json.loads(path.read_text())
-            if held["made_for"] == made_for():
-                products = {key: Tile(**fields) for key, fields in held["tiles"].items()}
-                attention = {key: AttentionTile(**fields) for key, fields in held["attention"].items()}
+            stored = json.loads(path.read_text())
+            if stored["made_for"] == made_for():
+                products = {key: Tile(**fields) for key, fields in stored["tiles"].items()}
+                attention = {key: AttentionTile(**fields) for key, fields in stored["attention"].items()}
                 tiles.tuned, tiles.tuned_attention = products, attention
         except (OSError, ValueError, KeyError, TypeError):
             pass
@@ -75,11 +75,11 @@ class Tiles:
         if self.path is None:
             return
         tables: dict[str, Mapping[str, Any]] = {"tiles": self.tuned, "attention": self.tuned_attention}
-        held: dict[str, Any] = {"made_for": made_for()}
-        held |= {name: {key: asdict(table[key]) for key in sorted(table)} for name, table in tables.items()}
+        stored: dict[str, Any] = {"made_for": made_for()}
+        stored |= {name: {key: asdict(table[key]) for key in sorted(table)} for name, table in tables.items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_name(f"{self.path.name}.new")
-        new.write_text(json.dumps(held, indent=1) + "\n")
+        new.write_text(json.dumps(stored, indent=1) + "\n")
         new.replace(self.path)
 
     @staticmethod
@@ -87,7 +87,7 @@ class Tiles:
         return f"{kind} {_bucket(rows)} rows {out} x {width} {str(dtype).removeprefix('torch.')}"
 
     def product(self, kind: Kind, rows: int, out: int, width: int, dtype: torch.dtype) -> Tile:
-        """Of a product of `rows` rows of `width` inputs each, to `out` outputs (pairs, for "qkv")."""
+        """For a product of `rows` rows of `width` inputs each, with `out` outputs (pairs, for "qkv")."""
         return self.tuned.get(self.key(kind, rows, out, width, dtype)) or default(kind, rows, width, dtype)
 
     @staticmethod
@@ -95,7 +95,7 @@ class Tiles:
         return f"{heads} heads {queries} queries {dim} {str(dtype).removeprefix('torch.')}"
 
     def attention(self, heads: int, queries: int, dim: int, dtype: torch.dtype, hopper: bool) -> AttentionTile:
-        """Of attention of `queries` queries that share keys, for each of `heads` heads of keys in all rows."""
+        """For attention of `queries` queries that share keys, for each of `heads` heads of keys in all rows."""
         tuned = self.tuned_attention.get(self.attention_key(heads, queries, dim, dtype))
         return tuned or default_attention(queries, dim, dtype, hopper)
 
@@ -106,7 +106,7 @@ def _bucket(rows: int) -> int:
 
 
 def parts(width: int) -> tuple[int, int]:
-    """The powers of two in which a width is read in one shot: the largest in it, and one that covers the rest, or 0."""
+    """The powers of two in which a width is read at once: the largest in it, and one that covers the rest, or 0."""
     first = triton.next_power_of_2(width + 1) // 2
     return first, triton.next_power_of_2(width - first) if width > first else 0
 
@@ -122,20 +122,20 @@ def default(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Tile:
 
 
 def default_attention(queries: int, dim: int, dtype: torch.dtype, hopper: bool) -> AttentionTile:
-    """Keys are read once up to 128 queries; up to 64 of wide heads before Hopper, whose matrix units leave sums in
-    shared or tensor memory; in float32, which has no matrix units here, up to 32."""
+    """Keys are read once for up to 128 queries. Before Hopper, whose matrix units leave sums in shared or tensor
+    memory, for up to 64 with wide heads. In float32, which has no matrix units here, for up to 32."""
     block = max(16, triton.next_power_of_2(queries))
     if dtype.itemsize > 2:
         return AttentionTile(min(block, 32 if dim <= 64 else 16), 32 if dim <= 64 else 16, 8, 2, 2)
     block = min(block, 128 if hopper or dim <= 64 else 64)
-    if block * dim > 8192:  # keys by 64 would take more registers than a thread has
+    if block * dim > 8192:  # blocks of 64 keys would take more registers than a thread has
         return AttentionTile(block, 32, 8, 4, 1)
     return AttentionTile(block, 64, 8 if block * dim > 4096 else 4, 3, 1 if block > 64 else 2)
 
 
 def attention_candidates(queries: int, dim: int, dtype: torch.dtype, hopper: bool) -> Iterable[AttentionTile]:
-    """What tuning tries, the default first. A block of 64 is half empty for the 33 nodes of a window of 32; smaller
-    ones read the keys from the L2 cache several times."""
+    """The tiles that tuning tries, the default first. A block of 64 is half empty for the 33 nodes of a window of 32;
+    smaller blocks read the keys from the L2 cache several times."""
     first = default_attention(queries, dim, dtype, hopper)
     yield first
     if dtype.itemsize > 2:
@@ -143,37 +143,37 @@ def attention_candidates(queries: int, dim: int, dtype: torch.dtype, hopper: boo
     fit = (block for block in (16, 32, 64, 128) if block * dim <= 8192)
     blocks = [block for block in fit if first.queries <= 4 * block <= 4 * first.queries]
     shapes = ((32, 4, 4, 1), (64, 4, 3, 2), (64, 8, 3, 1), (128, 8, 2, 1))
-    some = [AttentionTile(block, *shape) for block in blocks for shape in shapes]
-    yield from (tile for tile in some if tile != first)
+    tiles = [AttentionTile(block, *shape) for block in blocks for shape in shapes]
+    yield from (tile for tile in tiles if tile != first)
 
 
 def candidates(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Iterable[Tile]:
-    """What tuning tries, the default first."""
+    """The tiles that tuning tries, the default first."""
     first = default(kind, rows, width, dtype)
     yield first
     if rows <= 4:
-        # a program of one warp sums without shared memory, one of several reads the activations less often; a warp has
-        # registers for 32 KB of weights and activations
+        # a program with one warp sums without shared memory, one with several reads the activations less often; a warp
+        # has registers for 32 KB of weights and activations
         vectors, size = 1 if kind == "add" else 2, sum(parts(width)) * dtype.itemsize
-        some = [
+        tiles = [
             Tile(over, 0, warps, 1)
             for warps in (1, 2, 4, 8)
             for over in (1, 2, 4, 8)
             if warps <= 2 * over and (vectors * over + rows) * size < warps * _WARP_BYTES
         ]
     else:
-        some = [
+        tiles = [
             Tile(over, deep, warps, stages)
             for over in (8, 16, 32)
             for deep, warps, stages in ((128, 4, 5), (256, 4, 3), (256, 4, 4), (512, 4, 2), (256, 8, 3))
             if deep < 2 * width
         ]
-    yield from (tile for tile in some if tile != first)
+    yield from (tile for tile in tiles if tile != first)
 
 
 def fastest(tiles: Iterable[T], run: Callable[[T], None], samples: int = 5) -> T:
     """The tile with which `run` takes the least time on the current CUDA device, recorded as a graph. A tile that does
-    not compile, or needs more shared memory than there is, is passed over."""
+    not compile, or needs more shared memory than the device has, is skipped. RuntimeError if none works."""
     best, least = None, float("inf")
     for tile in tiles:
         try:
@@ -211,6 +211,6 @@ def _seconds(run: Callable[[], None], samples: int) -> float:
 
 
 def made_for() -> dict[str, str]:
-    """What a table of tuned tiles is valid for."""
+    """The versions that a table of tuned tiles is valid for."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {"triton": triton.__version__, "device": device}

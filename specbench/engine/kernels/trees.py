@@ -1,4 +1,4 @@
-"""Trees that grow in a step: candidates, beams, the selection of the nodes and every tensor of the topology."""
+"""Trees that grow within a step: candidates, beams, the selection of the nodes and every tensor of the topology."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbench.engine.kernels import launch
 
 #: Probabilities that a program reads at once, and the compiler's options for it.
 _BLOCK, _OPTIONS = 4096, {"num_warps": 16}
-#: Candidates of a step, and nodes of a tree with the root, at most: one program of a row ranks them all.
+#: The most candidates of a step, and the most nodes of a tree with the root: one program per row ranks them all.
 MOST_CANDIDATES, MOST_NODES = 4096, 256
 #: Numbers that a program compares with all others at once, and that it clears at once.
 _COMPARED, _CLEARED = tl.constexpr(32), tl.constexpr(1024)
@@ -23,20 +23,20 @@ _PAIRS = 8192
 
 @triton.jit
 def _ahead(X, x, i, count, COMPARED: tl.constexpr):
-    """How many of the numbers X (count,) are larger than each of x, or equal to it and in front of its index i."""
+    """For each of x, how many of the numbers X (count,) are larger, or equal and before its index i."""
     ahead = tl.zeros_like(i)
     for start in range(0, count, COMPARED):
         j = start + tl.arange(0, COMPARED)
-        other = tl.load(X + j, mask=j < count, other=0)[None, :]
-        first = (other > x[:, None]) | ((other == x[:, None]) & (j[None, :] < i[:, None]))
+        number = tl.load(X + j, mask=j < count, other=0)[None, :]
+        first = (number > x[:, None]) | ((number == x[:, None]) & (j[None, :] < i[:, None]))
         ahead += tl.sum((first & (j < count)[None, :]).to(tl.int32), 1)
     return ahead
 
 
 @triton.jit
 def count_children(PARENT, VALID, n, nodes, ALL: tl.constexpr):
-    """How many children each of the nodes n has, or how many that are valid; PARENT, VALID (nodes,) of one row. The
-    root is a child of itself."""
+    """How many children each of the nodes n has, or how many valid ones; PARENT, VALID (nodes,) of one row. The root is
+    a child of itself."""
     kids = tl.zeros_like(n)
     for start in range(0, nodes, _COMPARED):
         j = start + tl.arange(0, _COMPARED)
@@ -56,7 +56,7 @@ def _clear(X, value, count):
 
 @triton.jit
 def topology(TREE, row, RANK, KIDS, nodes, inner, width, height, NODES: tl.constexpr):
-    """What `decoding.trees.from_parents` makes, of one row of TREE, the tensors of `tree_memory`, of which the first,
+    """See `decoding.trees.from_parents`; for one row of TREE, the tensors of `tree_memory`. The first of them, the
     parents, is given. RANK (nodes,) as there; KIDS: memory for `nodes` numbers."""
     PARENT, DEPTH, ANCESTORS, INNER, SLOT, CHILDREN = TREE
     PARENT += row * nodes
@@ -66,54 +66,56 @@ def topology(TREE, row, RANK, KIDS, nodes, inner, width, height, NODES: tl.const
     SLOT += row * nodes
     CHILDREN += row * inner * width
     n = tl.arange(0, NODES)
-    there = n < nodes
+    exists = n < nodes
     kids = count_children(PARENT, PARENT, n, nodes, True) - (n == 0).to(tl.int32)
-    more = tl.where(n == 0, kids + nodes, kids)  # the root, then those with most children
-    tl.store(KIDS + n, more, mask=there)
+    more = tl.where(n == 0, kids + nodes, kids)  # the root, then the nodes with most children
+    tl.store(KIDS + n, more, mask=exists)
     _clear(CHILDREN, -1, inner * width)
     _clear(ANCESTORS, 0, nodes * nodes)
     tl.debug_barrier()
     place = _ahead(KIDS, more, n, nodes, _COMPARED)
-    tl.store(INNER + place, n, mask=there & (place < inner))
+    tl.store(INNER + place, n, mask=exists & (place < inner))
     slot = tl.where((kids > 0) & (place < inner), place, -1)
-    tl.store(SLOT + n, slot, mask=there)
+    tl.store(SLOT + n, slot, mask=exists)
     tl.debug_barrier()
-    cell = tl.load(SLOT + tl.load(PARENT + n, mask=there, other=0), mask=there, other=0) * width
-    cell += tl.load(RANK + n, mask=there, other=0)
-    tl.store(CHILDREN + cell, n, mask=there & (n > 0))
+    cell = tl.load(SLOT + tl.load(PARENT + n, mask=exists, other=0), mask=exists, other=0) * width
+    cell += tl.load(RANK + n, mask=exists, other=0)
+    tl.store(CHILDREN + cell, n, mask=exists & (n > 0))
     depth, above = tl.zeros_like(n), n.to(tl.int64)
     for _ in range(height + 1):
-        tl.store(ANCESTORS + n * nodes + above, tl.full([NODES], 1, tl.uint8), mask=there)
+        tl.store(ANCESTORS + n * nodes + above, tl.full([NODES], 1, tl.uint8), mask=exists)
         depth += (above > 0).to(tl.int32)
-        above = tl.load(PARENT + above, mask=there, other=0)
-    tl.store(DEPTH + n, depth, mask=there)
+        above = tl.load(PARENT + above, mask=exists, other=0)
+    tl.store(DEPTH + n, depth, mask=exists)
 
 
-@triton.jit(do_not_specialize=("nodes", "begin"))  # one binary for all levels of a tree but the first
+@triton.jit(do_not_specialize=("nodes", "begin"))  # one binary for all levels of a tree except the first
 def _candidates(
-    P, BEST, CHOSEN, CANDIDATES, nodes, vocabulary, held, begin, width,
+    P, BEST, CHOSEN, CANDIDATES, nodes, vocabulary, num_candidates, begin, width,
     ROOT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The `width` most probable children of one node, of equal ones the first, which are candidates from `begin` on.
+    """The `width` most probable children of one node, which become the candidates from `begin` on; of equal ones the
+    first.
 
-    A lane has the tokens lane, lane + BLOCK .. and knows the best of them that was not taken; once it is taken, its
-    other tokens are read again."""
+    A lane has the tokens lane, lane + BLOCK .. and knows the best of them that was not taken. Once that is taken, its
+    other tokens are read again.
+    """
     SCORES, TOKENS, ABOVE, HOME = CANDIDATES
     here = tl.program_id(0).to(tl.int64)
     lane, column = tl.arange(0, BLOCK), tl.arange(0, COLUMNS)
-    probs, cell = P + here * vocabulary, here // nodes * held + begin + here % nodes * width
-    best, who = tl.full([BLOCK], -1.0, tl.float32), lane
+    probs, cell = P + here * vocabulary, here // nodes * num_candidates + begin + here % nodes * width
+    best, token_of_lane = tl.full([BLOCK], -1.0, tl.float32), lane
     for start in range(0, vocabulary, BLOCK):
         at = start + lane
         p = tl.load(probs + at, mask=at < vocabulary, other=-1.0)
         better = p > best  # not NaN
-        best, who = tl.where(better, p, best), tl.where(better, at, who)
+        best, token_of_lane = tl.where(better, p, best), tl.where(better, at, token_of_lane)
     above, score = tl.full([], -1, tl.int32), tl.full([], 0.0, tl.float32)
     if not ROOT:
         above, score = tl.load(CHOSEN + here), tl.load(BEST + here)
     for k in range(width):
         top = tl.max(best, 0)
-        token = tl.min(tl.where(best == top, who, vocabulary), 0)
+        token = tl.min(tl.where(best == top, token_of_lane, vocabulary), 0)
         likely = tl.minimum(tl.log(tl.where(top > 0, top, 1.0)), 0.0)
         tl.store(SCORES + cell + k, tl.where(top > 0, score + likely, -float("inf")))
         tl.store(TOKENS + cell + k, token)
@@ -123,57 +125,61 @@ def _candidates(
         p = tl.load(probs + at, mask=at < vocabulary, other=-1.0)
         p = tl.where((p < top) | ((p == top) & (at > token)), p, -1.0)
         second = tl.max(p, 0)
-        mine = lane == token % BLOCK
-        best = tl.where(mine, second, best)
-        who = tl.where(mine, tl.min(tl.where(p == second, at, vocabulary), 0), who)
+        is_lane = lane == token % BLOCK
+        best = tl.where(is_lane, second, best)
+        token_of_lane = tl.where(is_lane, tl.min(tl.where(p == second, at, vocabulary), 0), token_of_lane)
 
 
 @triton.jit(do_not_specialize=("begin", "count", "first"))
 def _beam(
-    CANDIDATES, BEFORE, PICK, PARENTS, CHOSEN, BEST, SEES, held, begin, count, first, width, expanded,
+    CANDIDATES, BEFORE, PICK, PARENTS, CHOSEN, BEST, SEES, num_candidates, begin, count, first, width, expanded,
     ROOT: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr, KNOWN: tl.constexpr,
     COMPARED: tl.constexpr,
 ):  # fmt: skip
     """The best `width` of the `count` candidates of a level of one row, from `begin` on. They are expanded next, and
-    numbered from `first` on. BEFORE: what SEES was of the level before."""
+    numbered from `first` on. BEFORE: SEES of the level before."""
     SCORES, TOKENS, ABOVE, HOME = CANDIDATES
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, COUNT)
-    scores = SCORES + row * held + begin
+    scores = SCORES + row * num_candidates + begin
     score = tl.load(scores + i, mask=i < count, other=0.0)
     rank = _ahead(scores, score, i, count, COMPARED)
     chosen, to = (i < count) & (rank < width), row * width + rank
-    tl.store(PICK + to, tl.load(TOKENS + row * held + begin + i, mask=chosen, other=0), mask=chosen)
+    tl.store(PICK + to, tl.load(TOKENS + row * num_candidates + begin + i, mask=chosen, other=0), mask=chosen)
     parent = i * 0
     if not ROOT:
         parent = first - width + 1 + i // width
     tl.store(PARENTS + to, parent, mask=chosen)
     tl.store(CHOSEN + to, begin + i, mask=chosen)
     tl.store(BEST + to, score, mask=chosen)
-    tl.store(HOME + row * held + begin + i, first + 1 + rank, mask=chosen)
+    tl.store(HOME + row * num_candidates + begin + i, first + 1 + rank, mask=chosen)
     tl.debug_barrier()
     w, e = tl.arange(0, WIDE)[:, None], tl.arange(0, KNOWN)[None, :]
-    inside, seen = (w < width) & (e < expanded), e == first + w
+    inside, visible = (w < width) & (e < expanded), e == first + w
     if not ROOT:
         above = tl.load(PARENTS + row * width + w, mask=w < width, other=0) - 1 - (first - width)
-        seen |= tl.load(BEFORE + (row * width + above) * expanded + e, mask=inside, other=0) != 0
-    tl.store(SEES + (row * width + w) * expanded + e, seen.to(tl.uint8), mask=inside)
+        visible |= tl.load(BEFORE + (row * width + above) * expanded + e, mask=inside, other=0) != 0
+    tl.store(SEES + (row * width + w) * expanded + e, visible.to(tl.uint8), mask=inside)
 
 
 @triton.jit
 def _select_nodes(
-    CANDIDATES, HISTORY, COUNT, MEMORY, TREE, DRAFT, VALID, OF, held, nodes, inner, width, height, history_stride,
-    HELD: tl.constexpr, NODES: tl.constexpr, COMPARED: tl.constexpr,
+    CANDIDATES, HISTORY, COUNT, MEMORY, TREE, DRAFT, VALID, OF, num_candidates, nodes, inner, width, height,
+    history_stride, HELD: tl.constexpr, NODES: tl.constexpr, COMPARED: tl.constexpr,
 ):  # fmt: skip
-    """The best candidates of one row, parents in front of their children, as a draft. MEMORY: for `held` + 3 `nodes`
-    numbers: of every candidate its node, of every node its rank, the distribution of its children, and the number of
-    these."""
+    """The best candidates of one row as a draft, parents before their children. MEMORY: for `num_candidates` + 3
+    `nodes` numbers: for every candidate its node; for every node its rank, the distribution of its children, and their
+    number."""
     SCORES, TOKENS, ABOVE, HOME = CANDIDATES
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, HELD)
-    cell, here, numbers = row * held + i, i < held, MEMORY + row * (held + 3 * nodes)
-    ranks, homes, kids = numbers + held, numbers + held + nodes, numbers + held + 2 * nodes
+    cell, here, numbers = row * num_candidates + i, i < num_candidates, MEMORY + row * (num_candidates + 3 * nodes)
+    ranks, homes, kids = (
+        numbers + num_candidates,
+        numbers + num_candidates + nodes,
+        numbers + num_candidates + 2 * nodes,
+    )
     parents, valid = TREE[0] + row * nodes, VALID + row * nodes
     score = tl.load(SCORES + cell, mask=here, other=0.0)
-    kept = here & (_ahead(SCORES + row * held, score, i, held, COMPARED) < nodes - 1)
+    kept = here & (_ahead(SCORES + row * num_candidates, score, i, num_candidates, COMPARED) < nodes - 1)
     number = tl.cumsum(kept.to(tl.int32), 0)
     tl.store(numbers + i, number, mask=kept)
     tl.debug_barrier()
@@ -199,15 +205,15 @@ def _select_nodes(
 
 
 class Growth:
-    """A tree of each of `rows` images that grows as `decoding.drafters.dynamic.Grower` says: `add` the distributions of
-    the root's children, then at every level `beam`, and `add` for its children; `draft` ends it."""
+    """One tree per image of `rows` images that grows as in `decoding.drafters.dynamic.Grower`: `add` the distributions
+    of the root's children, then at every level `beam`, and `add` for its children; `draft` ends it."""
 
     def __init__(self, grower: Any, rows: int, vocabulary: int, device: torch.device) -> None:
         self.grower, self.rows, self.device = grower, rows, device
         self.width = width = min(grower.width, vocabulary)
-        self.held = width + (grower.depth - 1) * width * width  # candidates, in the end
-        scores = torch.empty(rows, self.held, device=device)
-        above, home = torch.empty(2, rows, self.held, dtype=torch.int32, device=device)
+        self.num_candidates = width + (grower.depth - 1) * width * width  # of all levels
+        scores = torch.empty(rows, self.num_candidates, device=device)
+        above, home = torch.empty(2, rows, self.num_candidates, dtype=torch.int32, device=device)
         self.candidates = scores, torch.empty_like(scores, dtype=torch.int64), above, home  # tokens are the second
         self.chosen = torch.empty(rows, width, dtype=torch.int32, device=device)
         self.best = torch.empty(rows, width, device=device)
@@ -215,56 +221,57 @@ class Growth:
         self.begin = self.count = 0  # the candidates of the last level
 
     def add(self, probs: Tensor) -> None:
-        """The candidates of a level, from the distributions (B, n, V) after the n nodes of the last beam, or after the
-        root."""
+        """Add the candidates of a level, from the distributions (B, n, V) after the n nodes of the last beam, or after
+        the root."""
         nodes, vocabulary = probs.shape[1:]
         self.begin, self.count = self.begin + self.count, nodes * self.width
         block = min(_BLOCK, triton.next_power_of_2(vocabulary))
         launch.start(_candidates, (self.rows * nodes,),
-            probs.contiguous(), self.best, self.chosen, self.candidates, nodes, vocabulary, self.held, self.begin,
-            self.width, self.begin == 0,
+            probs.contiguous(), self.best, self.chosen, self.candidates, nodes, vocabulary, self.num_candidates,
+            self.begin, self.width, self.begin == 0,
             triton.next_power_of_2(triton.cdiv(vocabulary, block)), block, **_OPTIONS,
         )  # fmt: skip
 
     def beam(self, depth: int) -> tuple[Tensor, Tensor, int, int, Tensor]:
-        """The arguments of `decoding.drafters.dynamic.Expand` for the nodes of a depth from 1 on."""
+        """The arguments of `decoding.drafters.dynamic.Expand` for the nodes of a depth, from 1 on."""
         width, expanded, first = self.width, self.grower.expanded, (depth - 1) * self.width
         pick, parents = torch.empty(2, self.rows, width, dtype=torch.int64, device=self.device)
         sees = torch.empty(self.rows, width, expanded, dtype=torch.uint8, device=self.device)
         before = sees if self.sees is None else self.sees
         launch.start(_beam, (self.rows,),
-            self.candidates, before, pick, parents, self.chosen, self.best, sees, self.held, self.begin, self.count,
-            first, width, expanded, self.sees is None, triton.next_power_of_2(self.count),
+            self.candidates, before, pick, parents, self.chosen, self.best, sees, self.num_candidates, self.begin,
+            self.count, first, width, expanded, self.sees is None, triton.next_power_of_2(self.count),
             triton.next_power_of_2(width), triton.next_power_of_2(expanded), _compared(self.count), num_warps=8,
         )  # fmt: skip
         self.sees = sees
         return pick, parents, depth, first, sees.view(torch.bool)
 
-    def draft(self, history: Tensor, count: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
-        """The tensors of `decoding.trees.topology`, and of the draft behind `count` (B,) tokens of the history (B, *):
-        tokens and valid (B, M), and of every inner node (B, I) which of all distributions is that of its children: 0
-        the root's, then the distributions of the expanded nodes in order."""
-        nodes = 1 + min(self.grower.nodes, self.held)
+    def draft(self, history: Tensor, num_committed: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
+        """The tensors of `decoding.trees.topology`, and of the draft after `num_committed` (B,) tokens of the history
+        (B, *): tokens and valid (B, M), and for every inner node (B, I) the index of its children's distribution among
+        all distributions: 0 for the root's, then those of the expanded nodes in order."""
+        nodes = 1 + min(self.grower.nodes, self.num_candidates)
         inner = min(1 + self.grower.expanded, nodes - 1)
-        made = tree_memory(self.rows, nodes, inner, self.width, self.device)
-        tokens, valid = torch.empty_like(made[0]), torch.empty_like(made[0], dtype=torch.bool)
-        of = torch.empty_like(made[3])
-        memory = torch.empty(self.rows, self.held + 3 * nodes, dtype=torch.int32, device=self.device)
+        tensors = tree_memory(self.rows, nodes, inner, self.width, self.device)
+        tokens, valid = torch.empty_like(tensors[0]), torch.empty_like(tensors[0], dtype=torch.bool)
+        sources = torch.empty_like(tensors[3])
+        workspace = torch.empty(self.rows, self.num_candidates + 3 * nodes, dtype=torch.int32, device=self.device)
         launch.start(_select_nodes, (self.rows,),
-            self.candidates, history, count, memory, as_bytes(made), tokens, valid.view(torch.uint8), of, self.held,
-            nodes, inner, self.width, self.grower.depth, history.stride(0),
-            triton.next_power_of_2(self.held), triton.next_power_of_2(nodes), _compared(self.held), num_warps=8,
+            self.candidates, history, num_committed, workspace, as_bytes(tensors), tokens, valid.view(torch.uint8),
+            sources, self.num_candidates, nodes, inner, self.width, self.grower.depth, history.stride(0),
+            triton.next_power_of_2(self.num_candidates), triton.next_power_of_2(nodes), _compared(self.num_candidates),
+            num_warps=8,
         )  # fmt: skip
-        return made, tokens, valid, of
+        return tensors, tokens, valid, sources
 
 
 def _compared(count: int) -> int:
-    """With how many of `count` numbers a program compares all of them at once."""
+    """How many of `count` numbers a program compares with all of them at once."""
     return min(32, max(1, _PAIRS // triton.next_power_of_2(count)))
 
 
 def grows(grower: Any) -> bool:
-    """Whether one program of a row can rank the candidates and the nodes of a `Grower`, with a path in front of them.
+    """Whether one program per row can rank the candidates and the nodes of a `Grower`, with a path in front of them.
     Larger trees are left to the plain functions."""
     width, expanded = grower.width, grower.expanded
     return width * (1 + expanded) <= MOST_CANDIDATES and 1 + grower.nodes + grower.depth <= MOST_NODES
@@ -279,5 +286,5 @@ def tree_memory(rows: int, nodes: int, inner: int, width: int, device: torch.dev
     return parent, depth, ancestors, order, slot, children
 
 
-def as_bytes(made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(x.view(torch.uint8) if x.dtype == torch.bool else x for x in made)
+def as_bytes(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(x.view(torch.uint8) if x.dtype == torch.bool else x for x in tensors)

@@ -1,5 +1,5 @@
-"""Verification of drafts token by token: acceptance, the walk along the accepted path and the next token in one kernel;
-by a deterministic rule, whose longest path counts, in two; and what follows from a verdict."""
+"""Token-wise verification of drafts: acceptance, the walk along the accepted path and the next token in one kernel, or
+in two kernels for deterministic rules, whose longest path counts; and the updates that follow a verdict."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _verify(
     WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr,
     MEASURE: tl.constexpr, CLOSED: tl.constexpr, NEAR_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One image, from the root down, sibling after sibling. NEXT holds the residual distribution of the node whose
-    children are being tried, once one of them was rejected; REST the distribution that the next sibling was drawn
-    from; WORK a residual distribution before it is normalised."""
+    """One image, from the root down, one sibling after the other. NEXT holds the residual distribution of the node
+    whose children are tried, once one of them was rejected; REST the distribution that the next sibling was drawn from;
+    WORK a residual distribution before it is normalised."""
     P, Q, TOKENS, VALID, SAMPLED = DRAFT
     PATH, LENGTH, CHOSEN, NEXT, FIRST = VERDICT
     nodes, inner, height, tree_rows, vocabulary = sizes
@@ -50,10 +50,10 @@ def _verify(
     next_row, rest_row, work_row = NEXT + row * vocabulary, REST + row * vocabulary, WORK + row * vocabulary
     tokens, ranks = tl.arange(0, BLOCK), tl.arange(0, WIDE)
     node, length, rank = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
-    which = tl.load(slots)  # of the node among the inner ones, -1 at the end of the walk
+    inner_index = tl.load(slots)  # the node's index among the inner ones, -1 at the end of the walk
     r_row, q_row, untouched = probs, Q + row * inner * vocabulary, tl.full([], 1, tl.int32)
-    while which >= 0:
-        child = tl.load(children + which * WIDTH + rank)
+    while inner_index >= 0:
+        child = tl.load(children + inner_index * WIDTH + rank)
         at = tl.maximum(child, 0)
         token, sampled = tl.load(TOKENS + here + at), tl.load(SAMPLED + here + at) != 0
         omega = tl.full([], 1.0, tl.float32)
@@ -71,7 +71,9 @@ def _verify(
             omega = omega * low
         if RESIDUAL == "budget":
             budget = tl.where(live, omega, 0.0)
-            low, omega = budget_limits(r_row, q_row, vocabulary, token, sampled, budget, BLOCK // 2)  # it has five sums
+            low, omega = budget_limits(
+                r_row, q_row, vocabulary, token, sampled, budget, BLOCK // 2
+            )  # half a block, because it computes five sums
         r_token = omega * tl.load(r_row + token)
         if NEAR is not None:
             near, gain, count = NEAR + token * near_stride, tl.zeros_like(r_token), tl.full([], 0, tl.int32)
@@ -89,9 +91,9 @@ def _verify(
             tl.store(PATH + row * height + length, child)
             tl.store(chosen + length, token)
             node, length, rank, untouched = child, length + 1, rank * 0, untouched * 0 + 1
-            which = tl.load(slots + child)
+            inner_index = tl.load(slots + child)
             r_row = probs + child * vocabulary
-            q_row = Q + (row * inner + tl.maximum(which, 0)) * vocabulary
+            q_row = Q + (row * inner + tl.maximum(inner_index, 0)) * vocabulary
         else:
             if live:
                 if MOVES:
@@ -107,7 +109,7 @@ def _verify(
                         i = start + tokens
                         total += _left(r_row, q_row, i, vocabulary, token, sampled, omega, low, RESIDUAL)
                     mass = tl.sum(total, 0)
-                    tl.debug_barrier()  # no thread writes what another one still reads
+                    tl.debug_barrier()  # no thread writes a value that another one still reads
                 if mass > 1e-30:
                     for start in range(0, vocabulary, BLOCK):
                         i = start + tokens
@@ -119,7 +121,9 @@ def _verify(
                     r_row = next_row
                     untouched = untouched * 0
                 if WIDTH > 1:
-                    kids = tl.load(children + which * WIDTH + ranks, mask=(ranks >= rank) & (ranks < WIDTH), other=-1)
+                    kids = tl.load(
+                        children + inner_index * WIDTH + ranks, mask=(ranks >= rank) & (ranks < WIDTH), other=-1
+                    )
                     further = tl.load(SAMPLED + here + tl.maximum(kids, 0)) != 0
                     if tl.max(((kids >= 0) & further).to(tl.int32), 0) > 0:  # drawn from the rest
                         total = tl.zeros([BLOCK], tl.float32)
@@ -136,7 +140,7 @@ def _verify(
                             q_row = rest_row
                 tl.debug_barrier()
             if rank == WIDTH:
-                which = which * 0 - 1
+                inner_index = inner_index * 0 - 1
     if untouched > 0:
         tl.debug_barrier()  # NEXT may have been read for the last accepted token
         for start in range(0, vocabulary, BLOCK):
@@ -150,17 +154,17 @@ def _verify(
 
 
 def verify(p: Tensor, draft: Any, u: Tensor, relaxation: Any) -> Written:
-    """Verify a draft as `decoding.verify.TokenWise` does, by a rule with a `Relaxation`; returns the fields of a
-    Verdict. p (B, M, V) float32; u (B, 2, M): the uniforms of the candidates, then, first of its row, that of the next
-    token."""
-    tree, values, (given, topology, sizes) = draft.tree, relaxation.values, of_draft(p, draft)
+    """Verify a draft like `decoding.verify.TokenWise`, with a rule that has a `Relaxation`; returns the fields of a
+    VerificationResult. p (B, M, V) float32; u (B, 2, M): the uniforms of the candidates, then the next token's (the
+    first one is used)."""
+    tree, values, (arguments, topology, sizes) = draft.tree, relaxation.values, of_draft(p, draft)
     verdict = verdict_memory(p, tree.height)
     next_probs = verdict[3]
     rest = torch.empty_like(next_probs) if tree.width > 1 else next_probs  # not written
     work = next_probs if relaxation.neighbours is None else torch.empty_like(next_probs)
     near, stride, cleared, k, limit, *bound = near_constants(relaxation.neighbours)
     launch.start(_verify, (len(p),),
-        given, topology, u.contiguous(), values, near, verdict, rest, work, sizes,
+        arguments, topology, u.contiguous(), values, near, verdict, rest, work, sizes,
         0 if values is None else len(values) - 1, stride, cleared, k, limit, tree.width,
         triton.next_power_of_2(tree.width), triton.next_power_of_2(tree.height + 1),
         min(_BLOCK, triton.next_power_of_2(p.shape[2])), relaxation.residual, *bound, **_OPTIONS,
@@ -185,7 +189,7 @@ def _accept(
         if NEAR is not None:
             near = NEAR + token * near_stride
             gain, _ = gathered(r_row, near, token, r_token, k, limit, MEASURE, CLOSED, NEAR_BLOCK)
-            more = tl.zeros([BLOCK], tl.int32)  # (a neighbour is not more probable than all of them)
+            more = tl.zeros([BLOCK], tl.int32)  # (no neighbour is more probable than all of them together)
             for start in range(0, vocabulary, BLOCK):
                 r = tl.load(r_row + start + at, mask=start + at < vocabulary, other=0.0)
                 more += tl.where(r <= r_token + gain, 0, 1)
@@ -205,7 +209,7 @@ def _longest(
     DRAFT, TREE, U, ACCEPTED, MARK, VERDICT, sizes,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, NODES: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One image. MARK: of a node, whether it passed; then 2 where a longest path goes through it."""
+    """One image. MARK: whether a node passed; then 2 if a longest path goes through it."""
     P, Q, TOKENS, VALID, SAMPLED = DRAFT
     CHILDREN, SLOT, INNER, PARENT, DEPTH = TREE
     PATH, LENGTH, CHOSEN, NEXT, FIRST = VERDICT
@@ -217,10 +221,10 @@ def _longest(
     n, ranks = tl.arange(0, NODES), tl.arange(0, WIDE)
     drafted = (n > 0) & (n < nodes)
     parent = tl.load(parents + n, mask=drafted, other=0)
-    which = tl.load(slots + parent)
+    inner_index = tl.load(slots + parent)
     sampled = tl.load(SAMPLED + here + n, mask=drafted, other=0) != 0
-    live = drafted & (which >= 0) & (tl.load(VALID + here + n, mask=drafted, other=0) != 0)
-    q = Q + (row * inner + tl.maximum(which, 0)) * vocabulary + tl.load(tokens + n, mask=live, other=0)
+    live = drafted & (inner_index >= 0) & (tl.load(VALID + here + n, mask=drafted, other=0) != 0)
+    q = Q + (row * inner + tl.maximum(inner_index, 0)) * vocabulary + tl.load(tokens + n, mask=live, other=0)
     live &= tl.load(q, mask=live & sampled, other=1.0) > 0
     accept = tl.load(ACCEPTED + here + n, mask=live, other=0).to(tl.float32)
     passed = live & (tl.load(U + row * 2 * nodes + n, mask=drafted, other=1.0) < accept)
@@ -233,7 +237,7 @@ def _longest(
         above = tl.load(parents + above)
     depth = tl.where(reached, tl.load(DEPTH + tree * nodes + n, mask=drafted, other=0), 0)
     length = tl.max(depth, 0)
-    tl.debug_barrier()  # no thread writes what another one still reads
+    tl.debug_barrier()  # no thread writes a value that another one still reads
     above = tl.where(depth == length, n, 0).to(tl.int64)
     for _ in range(length):
         tl.store(mark + above, above * 0 + 2, mask=above > 0)
@@ -258,52 +262,55 @@ def _longest(
 
 
 def verify_longest(p: Tensor, decided_by: Tensor, draft: Any, u: Tensor, threshold: Any) -> Written:
-    """Verify a draft as `decoding.verify.TokenWise` does, by a rule with a `Threshold`: the fields of a
-    VerificationResult. p, decided_by (B, M, V) float32: what the next token is drawn from, and what the rule decides
-    by; u (B, 2, M): the uniforms of the candidates, then, first of its row, that of the next token."""
-    tree, (rows, nodes, vocabulary), (given, topology, sizes) = draft.tree, p.shape, of_draft(p, draft)
+    """Verify a draft like `decoding.verify.TokenWise`, with a rule that has a `Threshold`; returns the fields of a
+    VerificationResult. p, decided_by (B, M, V) float32: the distributions from which the next token is drawn, and by
+    which the rule decides; u (B, 2, M): the uniforms of the candidates, then the next token's (the first one is
+    used)."""
+    tree, (rows, nodes, vocabulary), (arguments, topology, sizes) = draft.tree, p.shape, of_draft(p, draft)
     block = min(_BLOCK, triton.next_power_of_2(vocabulary))
     accepted, mark = torch.empty(2, rows, nodes, dtype=torch.int32, device=p.device)
     near, stride, _, k, limit, measure, closed, near_block = near_constants(threshold.neighbours)
     launch.start(_accept, (rows * nodes,),
-        decided_by.contiguous(), given, topology, near, accepted, sizes, float(threshold.epsilon),
+        decided_by.contiguous(), arguments, topology, near, accepted, sizes, float(threshold.epsilon),
         float(threshold.alpha), stride, k, limit, measure, closed, block, near_block, **_OPTIONS,
     )  # fmt: skip
     verdict = verdict_memory(p, tree.height)
     launch.start(_longest, (rows,),
-        given, topology, u.contiguous(), accepted, mark, verdict, sizes, tree.width, triton.next_power_of_2(tree.width),
-        triton.next_power_of_2(nodes), triton.next_power_of_2(tree.height + 1), block, **_OPTIONS,
+        arguments, topology, u.contiguous(), accepted, mark, verdict, sizes, tree.width,
+        triton.next_power_of_2(tree.width), triton.next_power_of_2(nodes), triton.next_power_of_2(tree.height + 1),
+        block, **_OPTIONS,
     )  # fmt: skip
     return verdict
 
 
 @triton.jit
 def _advance(
-    HISTORY, COUNT, STEPS, TOKENS, LENGTH, COUNT_BEFORE, STEPS_BEFORE, ACTIVE, total, held, reach, DEEP: tl.constexpr
+    HISTORY, COUNT, STEPS, TOKENS, LENGTH, COUNT_BEFORE, STEPS_BEFORE, ACTIVE, total, history_size, reach,
+    DEEP: tl.constexpr
 ):  # fmt: skip
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, DEEP)
     count, steps = tl.load(COUNT + row), tl.load(STEPS + row)
     active = count < total
     tokens = tl.load(TOKENS + row * reach + i, mask=i < tl.where(active, reach, 0), other=0)
-    tl.store(HISTORY + row * held + count + i, tokens, mask=i < reach)
+    tl.store(HISTORY + row * history_size + count + i, tokens, mask=i < reach)
     tl.store(COUNT_BEFORE + row, count)
     tl.store(STEPS_BEFORE + row, steps)
     tl.store(ACTIVE + row, active.to(tl.uint8))
-    tl.debug_barrier()  # all threads have read what is overwritten
+    tl.debug_barrier()  # all threads have read the values that are overwritten
     tl.store(COUNT + row, tl.where(active, count + tl.load(LENGTH + row) + 1, count))
     tl.store(STEPS + row, steps + active.to(tl.int64))
 
 
 def advance(
-    history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
+    history: Tensor, num_committed: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As of `Decoding._advance`, from the tokens (B, D + 1) and the length (B,) of a verdict."""
+    """See `parallel_positions.Raster.advance`; for the tokens (B, D + 1) and the length (B,) of a verdict."""
     rows, reach = tokens.shape
-    before, steps_before = torch.empty_like(count), torch.empty_like(steps)
-    active = torch.empty(rows, dtype=torch.bool, device=count.device)
+    before, steps_before = torch.empty_like(num_committed), torch.empty_like(steps)
+    active = torch.empty(rows, dtype=torch.bool, device=num_committed.device)
     launch.start(_advance, (rows,),
-        history, count, steps, tokens.contiguous(), length.contiguous(), before, steps_before, active.view(torch.uint8),
-        total, history.shape[1], reach, triton.next_power_of_2(reach), num_warps=1,
+        history, num_committed, steps, tokens.contiguous(), length.contiguous(), before, steps_before,
+        active.view(torch.uint8), total, history.shape[1], reach, triton.next_power_of_2(reach), num_warps=1,
     )  # fmt: skip
     return before, steps_before, active
 
@@ -313,8 +320,8 @@ def _keep(
     K, V, PATH, LENGTH, COUNT, first, rows, images, heads, slots, dim, height,
     CHUNK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row and layer. Nodes of a path have rising numbers, so that no slot is overwritten before the
-    chunk in which it is read."""
+    """One head of one row and layer. Nodes of a path have rising numbers, so no slot is overwritten before the chunk in
+    which it is read."""
     here = tl.program_id(0).to(tl.int64)
     image = here // heads % rows % images
     length, root, d = tl.load(LENGTH + image), tl.load(COUNT + image) + first, tl.arange(0, WIDE)
@@ -327,16 +334,16 @@ def _keep(
             source = base + (root + node)[:, None] * dim + d[None, :]
             target = base + (root + i + 1)[:, None] * dim + d[None, :]
             k, v = tl.load(K + source, mask=inside, other=0.0), tl.load(V + source, mask=inside, other=0.0)
-            tl.debug_barrier()  # no thread writes what another one still reads
+            tl.debug_barrier()  # no thread writes a value that another one still reads
             tl.store(K + target, k, mask=inside)
             tl.store(V + target, v, mask=inside)
             tl.debug_barrier()
 
 
-def keep(k: Tensor, v: Tensor, path: Tensor, length: Tensor, count: Tensor, first: int) -> None:
-    """As of `KVCache.keep`: k, v (layers, rows, heads, slots, head dim)."""
+def keep(k: Tensor, v: Tensor, path: Tensor, length: Tensor, num_committed: Tensor, first: int) -> None:
+    """See `KVCache.keep`; k, v (layers, rows, heads, slots, head dim)."""
     layers, rows, heads, slots, dim = k.shape
     launch.start(_keep, (layers * rows * heads,),
-        k, v, path.contiguous(), length.contiguous(), count, first, rows, len(count), heads, slots, dim, path.shape[1],
-        8, triton.next_power_of_2(dim),
+        k, v, path.contiguous(), length.contiguous(), num_committed, first, rows, len(num_committed), heads, slots, dim,
+        path.shape[1], 8, triton.next_power_of_2(dim),
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""The window of Jacobi decoding: renewing its positions, initialising new ones, and the draft's tokens."""
+"""The window of Jacobi decoding: its positions are renewed, new ones are initialised, and the draft's tokens are
+written."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ from specbench.engine.kernels.drawing import (
 
 #: Tokens that a program reads at once; the compiler's options.
 _BLOCK, _OPTIONS = 4096, launch.DISTRIBUTIONS
-#: Origins of a position's distribution other than a node of the last draft: -3 - k is the k-th of the past.
+#: Origins of a position's distribution that are not nodes of the last draft; -3 - k is the k-th of the past.
 _UNIFORM, _POINT, _PAST = tl.constexpr(-1), tl.constexpr(-2), tl.constexpr(-3)
 
 
 @triton.jit
 def _node(PATH, MAIN, FIRST_CHILD, length, previous, height, branching):
-    """As of `Window._first_path`, at depth `previous`: the node whose distribution the position after it has; PATH
+    """See `Window._first_path`, at depth `previous`: the node whose distribution the position after it has. PATH
     (height,) of one row."""
     node = tl.load(MAIN + previous)
     if previous < branching:
@@ -49,11 +50,11 @@ def _choose(
     INIT: tl.constexpr, SAMPLES: tl.constexpr, COUPLING: tl.constexpr, REFINE: tl.constexpr, GRAMMAR: tl.constexpr,
     POINTS: tl.constexpr, OLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One position of a row. DRAWN: its token, unless it repeats that of the offset SOURCE; ORIGIN: where its
+    """One position of a row. DRAWN: its token, unless it repeats the token of the offset SOURCE; ORIGIN: where its
     distribution comes from; RAISED: its height."""
     row, offset = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     length, count, key = tl.load(LENGTH + row), tl.load(COUNT + row), tl.load(KEY + row)
-    step = tl.load(STEP + row) * tags  # the number of its first random stream
+    step = tl.load(STEP + row) * tags  # the number of the step's first random stream
     known = offset * 0
     if REFINE:
         known = tl.where(tl.load(STARTED + row) != 0, tl.maximum(height - length, 0), 0)
@@ -65,15 +66,15 @@ def _choose(
     height_now = fresh
     if offset >= known:
         last = count + known - 1
-        given, orphan = position, position >= 0
+        from_position, orphan = position, position >= 0
         if INIT == 1:
             start = position - position % side
-            given, orphan = tl.maximum(start, last), last < start
+            from_position, orphan = tl.maximum(start, last), last < start
         if INIT == 2:
             up = (position - last + side - 1) // side * side
             orphan = position < up
-            given = tl.where(orphan, position % side, position - up)
-        inside = tl.minimum(tl.maximum(given - count, 0), height - 1)
+            from_position = tl.where(orphan, position % side, position - up)
+        inside = tl.minimum(tl.maximum(from_position - count, 0), height - 1)
         if SAMPLES:
             if orphan:
                 origin = tl.full([], _UNIFORM, tl.int64)
@@ -83,8 +84,8 @@ def _choose(
                     token, drawn = draw_row(UNIFORM, place, vocabulary, BLOCK), 0
                     origin = tl.full([], _POINT, tl.int64)
             else:
-                if given < count:
-                    at = tl.minimum(tl.maximum(given - count + past, 0), past - 1)
+                if from_position < count:
+                    at = tl.minimum(tl.maximum(from_position - count + past, 0), past - 1)
                     origin = _PAST - at
                     probs = PAST + (row * past + at) * vocabulary
                 else:
@@ -98,16 +99,16 @@ def _choose(
             drawn = 0
             origin = tl.full([], _POINT, tl.int64)
             if orphan:
-                u = uniform(stream(key, step + tag + 2), given)
+                u = uniform(stream(key, step + tag + 2), from_position)
                 token = tl.minimum((u * codes).to(tl.int64), codes - 1)
-                if (given == position) & (not POINTS):
+                if (from_position == position) & (not POINTS):
                     origin = tl.full([], _UNIFORM, tl.int64)
                     probs = UNIFORM
                     if COUPLING == 2:
                         drawn = 1
             else:
-                if given < count:
-                    token = tl.load(HISTORY + row * held + tl.minimum(tl.maximum(given, 0), held - 1))
+                if from_position < count:
+                    token = tl.load(HISTORY + row * held + tl.minimum(tl.maximum(from_position, 0), held - 1))
                 else:
                     source = inside
         if GRAMMAR:
@@ -170,7 +171,8 @@ def _write(
     P, BEFORE, PAST, UNIFORM, HISTORY, COUNT, DRAWN, SOURCE, ORIGIN, RAISED, TOKENS, PROBS, HEIGHTS, DRAFT, LEVELS,
     nodes, height, vocabulary, past, held, CHAIN: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of the distribution of one position of a row, its token and height; of a chain, those of the draft."""
+    """A block of the distribution of one position of a row, its token and height. For a chain also the draft's token
+    and height."""
     row, offset, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     cell = row * height + offset
     origin = tl.load(ORIGIN + cell)
@@ -182,9 +184,9 @@ def _write(
         probs = BEFORE + (row * height + origin - nodes) * vocabulary
     if origin <= _PAST:
         probs = PAST + (row * past + _PAST - origin) * vocabulary
-    known = tl.load(probs + at, mask=at < tl.where(origin == _POINT, 0, vocabulary), other=0.0)
-    known = tl.where(at == tl.where(origin == _POINT, token, -1), 1.0, known)
-    tl.store(PROBS + cell * vocabulary + at, known, mask=at < vocabulary)
+    values = tl.load(probs + at, mask=at < tl.where(origin == _POINT, 0, vocabulary), other=0.0)
+    values = tl.where(at == tl.where(origin == _POINT, token, -1), 1.0, values)
+    tl.store(PROBS + cell * vocabulary + at, values, mask=at < vocabulary)
     if tl.program_id(2) == 0:
         tl.store(TOKENS + cell, token)
         if HIGH:
@@ -206,8 +208,8 @@ def _siblings(
     vocabulary, held, branching, tags, tag,
     WIDTH: tl.constexpr, HIGH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """All candidates of one position of a row: its token, and others drawn without replacement from the rest of POOL,
-    (deep, vocabulary) of a row; into the tokens and heights of the draft's nodes."""
+    """All candidates of one position of a row: its token, and others drawn without replacement from the remaining
+    tokens of POOL, (deep, vocabulary) of a row. They are written to the tokens and heights of the draft's nodes."""
     row, offset = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, i = tl.load(TOKENS + row * height + offset), tl.arange(0, NODES)
     inside = i < nodes - 1
@@ -240,39 +242,39 @@ _COUPLINGS = {"none": 0, "maximal": 1, "gumbel": 2, "height": 3, "threshold": 4}
 
 
 def window(
-    drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
+    drafter: Any, state: Any, history: Tensor, num_committed: Tensor, step: Tensor, tags: int, tag: int, noise: int
 ) -> tuple[Tensor, Tensor | None]:
-    """As of `decoding.drafters.window.Window`: renews and initialises the window of its `state` in place; the tokens
-    (B, M) and the heights (B, M) of the draft. tags: of a step; tag: the first of this drafter's; noise: that of the
-    Gumbel noise."""
+    """See `decoding.drafters.window.Window`: renews and initialises the window of its `state` in place. Returns the
+    tokens (B, M) and the heights (B, M) of the draft. tags: number of tags of a step; tag: the first one of this
+    drafter; noise: the tag of the Gumbel noise."""
     (rows, height, size), nodes, session = state.probs.shape, drafter.tree.nodes, state.session
-    drawn, source, origin = torch.empty(3, rows, height, dtype=torch.int64, device=count.device)
-    draft, high = torch.empty(rows, nodes, dtype=torch.int64, device=count.device), drafter.coupling == "height"
+    drawn, source, origin = torch.empty(3, rows, height, dtype=torch.int64, device=num_committed.device)
+    draft, high = torch.empty(rows, nodes, dtype=torch.int64, device=num_committed.device), drafter.coupling == "height"
     raised = torch.empty_like(state.heights)
-    levels = torch.empty(rows, nodes, device=count.device) if high else raised
+    levels = torch.empty(rows, nodes, device=num_committed.device) if high else raised
     forced, block = session.forced_tokens, min(_BLOCK, triton.next_power_of_2(size))
     past, key, chain = state.past.shape[1], state.rng.key, drafter.width == 1
     replaced = drafter.replaced(state)
     before = state.probs.clone() if drafter.keeps_old else state.probs
     launch.start(_choose, (rows, height),
         state.p, state.probs, state.tokens, state.heights, state.past, state.uniform, state.path, state.length,
-        state.started.view(torch.uint8), history, count, step, key, drafter.main, drafter.first_child,
-        count if forced is None else forced, drawn, source, origin, raised, nodes, height, size, session.codes,
+        state.started.view(torch.uint8), history, num_committed, step, key, drafter.main, drafter.first_child,
+        num_committed if forced is None else forced, drawn, source, origin, raised, nodes, height, size, session.codes,
         state.side, past, 0 if forced is None else len(forced), history.shape[1], drafter.branching, tags, tag, noise,
         drafter.tau, _INITS[drafter.init], _SAMPLES.get(drafter.init, 0), _COUPLINGS[drafter.coupling], drafter.refine,
         forced is not None, drafter.fresh == "point", drafter.keeps_old, block, **_OPTIONS,
     )  # fmt: skip
     launch.start(_write, (rows, height, triton.cdiv(size, block)),
-        state.p, before, state.past, state.uniform, history, count, drawn, source, origin, raised, state.tokens,
+        state.p, before, state.past, state.uniform, history, num_committed, drawn, source, origin, raised, state.tokens,
         state.probs, state.heights, draft, levels, nodes, height, size, past, history.shape[1], chain, high, block,
         num_warps=8,
     )  # fmt: skip
     if not chain:
         pool = state.probs if replaced is None else drafter.pool(state, replaced)
         launch.start(_siblings, (rows, height),
-            state.tokens, pool, pool.new_empty(rows, drafter.branching, size), state.heights, history, count, step, key,
-            drafter.offsets, drafter.choice, draft, levels, nodes, height, pool.shape[1], size, history.shape[1],
-            drafter.branching, tags, tag + 3,
+            state.tokens, pool, pool.new_empty(rows, drafter.branching, size), state.heights, history, num_committed,
+            step, key, drafter.offsets, drafter.choice, draft, levels, nodes, height, pool.shape[1], size,
+            history.shape[1], drafter.branching, tags, tag + 3,
             drafter.width, high, triton.next_power_of_2(nodes), block, **_OPTIONS,
         )  # fmt: skip
     return draft, levels if high else None
@@ -280,18 +282,18 @@ def window(
 
 @triton.jit
 def _begin(
-    TOKENS, PROBS, UNIFORM, KNOWN, POSITION, NUMBERS, KEY, FORCED, height, fronts, vocabulary, codes, total, tags, tag,
+    TOKENS, PROBS, UNIFORM, KNOWN, POSITION, NUMBERS, KEY, FORCED, height, chains, vocabulary, codes, total, tags, tag,
     GRAMMAR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A block of the distribution of one position of a window, and its token, if the position is new."""
     cell, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    one, offset = cell // height, cell % height
-    if offset >= tl.load(KNOWN + one):
-        key = stream(tl.load(KEY + one // fronts), tl.load(NUMBERS + one) * tags + tag)
+    chain, offset = cell // height, cell % height
+    if offset >= tl.load(KNOWN + chain):
+        key = stream(tl.load(KEY + chain // chains), tl.load(NUMBERS + chain) * tags + tag)
         token = tl.minimum((uniform(key, offset) * codes).to(tl.int64), codes - 1)
         only = token * 0 - 1
         if GRAMMAR:
-            position = tl.load(POSITION + one) + 1 + offset
+            position = tl.load(POSITION + chain) + 1 + offset
             only = tl.load(FORCED + tl.minimum(tl.maximum(position, 0), total - 1))
         token = tl.where(only >= 0, only, token)
         probs = tl.load(UNIFORM + at, mask=at < tl.where(only >= 0, 0, vocabulary), other=0.0)
@@ -303,11 +305,11 @@ def _begin(
 
 def begin_windows(state: Any, position: Tensor, numbers: Tensor, tags: int, tag: int) -> None:
     """Initialise the new positions of the windows of a `decoding.drafters.pjd.ParallelState`, which begin after
-    `position` (B, K); numbers (B, K) key their random numbers."""
-    (images, fronts, height, size), forced = state.probs.shape, state.session.forced_tokens
+    `position` (B, K). numbers (B, K) key their random numbers."""
+    (images, chains, height, size), forced = state.probs.shape, state.session.forced_tokens
     block = min(_BLOCK, triton.next_power_of_2(size))
-    launch.start(_begin, (images * fronts * height, triton.cdiv(size, block)),
+    launch.start(_begin, (images * chains * height, triton.cdiv(size, block)),
         state.tokens, state.probs, state.uniform, state.known, position.contiguous(), numbers.contiguous(),
-        state.rng.key, numbers if forced is None else forced, height, fronts, size, state.session.codes,
+        state.rng.key, numbers if forced is None else forced, height, chains, size, state.session.codes,
         0 if forced is None else len(forced), tags, tag, forced is not None, block, num_warps=8,
     )  # fmt: skip
