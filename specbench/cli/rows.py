@@ -157,7 +157,7 @@ def compare(line: CommandLine) -> int:
     tables={"columns of out=:": "specbench.compare.breakdown:COLUMNS"},
 )
 def breakdown(line: CommandLine) -> int:
-    """Acceptance, step compression and speed-up of runs by category of prompt (if the data set has categories: those of
+    """Acceptance, step compression and speed-up of runs by category of prompt (if the data set has them: categories of
     PartiPrompts, tasks of GenEval, layouts of scenes, a column `category` in your own file), by caption length (thirds
     of the prompts) and by position in the image. Decodes nothing. Speed-ups are against the vanilla images of the same
     run.

@@ -131,8 +131,8 @@ def names(a: ScoredPass, b: ScoredPass) -> tuple[str, str]:
 
 
 def differences(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record]]) -> list[str]:
-    """A sentence on the differences besides the method over these pairs, and their consequence; [] if there are
-    none."""
+    """A sentence on the differences besides the method over these pairs, and their consequence; [] without
+    differences."""
     facts_a, facts_b = (_facts(side, [pair[i] for pair in pairs]) for i, side in enumerate((a, b)))
     unlike = [name for name in facts_a if name in facts_b and facts_a[name] != facts_b[name]]
     if not unlike:

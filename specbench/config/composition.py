@@ -27,7 +27,7 @@ class _NeedsHydraError(Exception):
 
 
 def compose(choices: Choices) -> dict[str, Any] | None:
-    """The values in conf/config.yaml and in the chosen files; choices: those of the command line. None if only Hydra
+    """The values in conf/config.yaml and in the chosen files; choices: from the command line. None if only Hydra
     can compose them."""
     try:
         return _compose(choices)

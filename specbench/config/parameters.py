@@ -87,7 +87,7 @@ def plugins_of(cfg: Mapping[str, Any]) -> list[str]:
 
 def missing_plugins(labels: Iterable[str]) -> str:
     """The end of a sentence about content that plug-ins with these labels made: it names the plug-ins that are missing.
-    "" if none is missing."""
+    "" if all are available."""
     available = {str(plugin).removeprefix("plug-in ") for plugin in found_choices().plugins}
     names = sorted({label.rpartition(":")[0] for label in labels if label} - available)
     action = "which is not here: install it, or name its folder with --include"
@@ -386,7 +386,7 @@ def _and(names: Iterable[str]) -> str:
 
 
 def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
-    """Turns a configuration that Hydra composed into the flat one that `validate` checks.
+    """Converts a configuration that Hydra composed to the flat one that `validate` checks.
 
     The metrics, one switch per file in conf/metrics, become a list of names, and a protocol its name and version. If a
     part of a preset is replaced (`method=cool_sd rule=exact`), the preset's values for it are dropped if the new part

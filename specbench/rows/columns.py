@@ -112,7 +112,7 @@ _SPEED = {
     "drafted_by_position": "JSON list over an image's tokens: share of the images in which it was an accepted draft"
     " token",
     "acceptance_by_step": "JSON list over the order of generation of the tokens: accepted / verified drafts (continuous"
-    " tokens), null if none was verified",
+    " tokens), null if no draft was verified",
     "first_accept": "probability with which the rule keeps a draft's first candidate, mean over all steps with a draft",
     "draft_tv": "total variation between the drafter's and the target's distribution of the next token, mean over the"
     " same steps",

@@ -171,7 +171,7 @@ class TimeSpent:
         """Part -> seconds, which sum to the whole.
 
         Args:
-            records: of the method and of vanilla AR, including repeated timings. Those of earlier starts do not count.
+            records: of the method and of vanilla AR, including repeated timings. Records of earlier starts do not count.
             sessions: the processes that decoded, see `provenance.RunMetadata`. If several decoded at the same time, or
                 a server did, the seconds of images do not sum to wall time, and decoding is one part.
         """

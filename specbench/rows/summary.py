@@ -243,7 +243,7 @@ def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma:
 
 
 def acceptance_by_step(images: Sequence[Record]) -> np.ndarray:
-    """Share (L,) of the verified drafts that were accepted, by order of generation of the token; nan if none was
+    """Share (L,) of the verified drafts that were accepted, by order of generation of the token; nan if no draft was
     verified (CSpD, Figs. 8 and 11). For models with continuous tokens."""
     drafts = np.array([list(r.drafts or "") for r in images])
     accepted, verified = (drafts == "1").sum(0), (drafts != ".").sum(0)

@@ -87,7 +87,7 @@ class ServerKind(Protocol):
         """Raises UsageError for parameters that conflict. Opens no file and no connection."""
 
     def fields(self, prompt: str, seed: int) -> dict[str, Any]:
-        """The fields of a request; a field that is None is not sent."""
+        """The fields of a request; fields with the value None are not sent."""
 
     def read(self, answer: Answer) -> Reply:
         """The reply in an answer. Raises RequestError for an answer that does not match the request."""
@@ -109,7 +109,7 @@ class ImagesClient:
         self._tls = ssl.create_default_context()
 
     def post(self, path: str, fields: Mapping[str, Any]) -> Answer:
-        """The answer to one request at a path; `fields` that are None are not sent. Raises RequestError."""
+        """The answer to one request at a path; `fields` with the value None are not sent. Raises RequestError."""
         body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
         deadline = time.monotonic() + self.timeout
         content = _parsed(self._read(path, deadline, LARGEST, body))

@@ -189,7 +189,7 @@ def _check(cfg: RunConfig) -> None:
 def _of_gpus(
     cfg: RunConfig, left_of: Sequence[int], planner: Planner, chosen: Mapping[str, Device] | None
 ) -> dict[str, tuple[float, float]]:
-    """Hours by GPU; {} if none are requested, or if the model cannot be planned from shapes."""
+    """Hours by GPU; {} without requested GPUs, or if the model cannot be planned from shapes."""
     is_real = parameters.default("model", cfg["model"], "weights") == "official"
     if parameters.is_served(cfg) or not any(left_of) or (chosen is None and (not is_real or cfg["device"] == "cpu")):
         return {}

@@ -48,7 +48,7 @@ class Shot:
 class ReportContent:
     """rows: of runs, each with its source file; baselines: of the vanilla AR images that these runs decoded, see
     `rows.baseline`; audits: rows of `specbench audit`; shots: run_id -> images by prompt index; groups: run_id -> its
-    `rows.breakdown`; folders: of the runs, with their run_id; notes: what was skipped, and why; by_id: run_id -> row,
+    `rows.breakdown`; folders: of the runs, with their run_id; notes: skipped runs, and why; by_id: run_id -> row,
     for all rows that were read."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)

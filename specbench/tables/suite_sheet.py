@@ -188,7 +188,7 @@ def _remarks(
             " vanilla AR; all other columns come from runs in batches."
         )
     if tests:
-        many = f"{significant} of {tests} are significant" if significant else "none is significant"
+        many = f"{significant} of {tests} are significant"
         yield (
             f"Differences from vanilla AR, paired by prompt, in {tests} values of quality: {many} (p <"
             f" {1 - LEVEL:.2g} after Holm's adjustment over all tests of {COMPARED} or, with several seeds, over"
