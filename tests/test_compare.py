@@ -322,7 +322,7 @@ def test_seconds_of_separate_passes_are_pointed_out(folders: Folders) -> None:
     """Those of a run and its own baseline, which alternate, are not."""
     separate = "A and B were timed in separate passes: the speed of the machine, and with it"
     found = between(folders.make("a", MINE), folders.make("b", [replace(r, latency_s=9.0) for r in MINE], "method=sjd"))
-    assert f"{separate} latency_s with it." in found.remarks
+    assert f"{separate} latency_s, may have changed in between." in found.remarks
     both = [[replace(r, timed=2 * r.index + k) for r in MINE] for k in range(2)]
     found = between(folders.make("c", both[0]), folders.make("d", both[1], "method=sjd"))
     assert not [remark for remark in found.remarks if remark.startswith(separate)]
@@ -662,7 +662,7 @@ def test_words_that_name_no_run(
         ([a], "compare takes A B"),
         ([a, b, a], "compare takes A B"),
         ([a, f"{b}/nope"], "there is no "),
-        ([a, str(tmp_path)], f"holds 2 of them; name one, such as {a}"),
+        ([a, str(tmp_path)], f"contains 2 of them; name one, such as {a}"),
         ([a, "/"], "has no records of a run"),
         ([a, f"{b}/config.yaml"], "has no records of a run"),
         ([a, b, f"out={tmp_path}"], "it is a folder"),

@@ -33,7 +33,7 @@ COMMANDS = {
     "bench": ("measurements:bench", "milliseconds of each part of a step, next to the memory floor"),
     "probe": ("measurements:probe", "a target's confidence in its tokens, and the earlier tokens that it depends on"),
     "suite": ("tables:suite", "run several methods, models, prompts and seeds from one YAML file, and draw a table"),
-    "tables": ("tables:main", "the papers' tables, measured next to published"),
+    "tables": ("tables:main", "the papers' tables: measured values next to published ones"),
     "show": ("rows:show", "rows of runs on the screen: filter, sort, group; seeds pooled"),
     "collect": ("rows:collect", "rows from folders, CSV, Parquet and stores in one file"),
     "report": ("sharing:report", "one page of results to read and share: leaderboard, plots, images, audits"),

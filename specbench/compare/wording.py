@@ -171,8 +171,8 @@ def report(comparison: Comparison) -> str:
     for left_out in comparison.untested:
         lines += _wrapped(f"- not compared: {left_out}.", "  ")
     tests = f"{comparison.tests} statistics were tested" if comparison.tests != 1 else "One statistic was tested"
-    adjusted = "the column Holm has the p-value before it, adjusted for this number of tests"
-    last = f"{tests}; {adjusted}." if comparison.tests else "Nothing was tested."
+    adjusted = "The columns Holm contain the p-values to their left, adjusted for this number of tests."
+    last = f"{tests}. {adjusted}" if comparison.tests else "Nothing was tested."
     lines += _wrapped(_needed(comparison))
     if comparison.groups:
         lines += ["", f"By prompt and position; {breakdown.INTERVALS}:", *breakdown.pair_table(comparison.groups)]

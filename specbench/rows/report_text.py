@@ -171,8 +171,9 @@ class TimeSpent:
         """Part -> seconds, which sum to the whole.
 
         Args:
-            records: of the method and of vanilla AR, including repeated timings. Records of earlier starts do not count.
-            sessions: the processes that decoded, see `provenance.RunMetadata`. If several decoded at the same time, or
+            records: of the method and of vanilla AR, including repeated timings. Records of earlier starts do not
+            count. sessions: the processes that decoded, see `provenance.RunMetadata`. If several decoded at the same
+            time, or
                 a server did, the seconds of images do not sum to wall time, and decoding is one part.
         """
         decoding, rest = self.decoded - self.began, self.ended - self.scored
