@@ -47,12 +47,12 @@ def run_copy(folder: Path, lines: Sequence[Sequence[str]]) -> str:
 def older(folder: str | Path) -> None:
     """Makes run.json of a run one of a version that kept neither a checksum nor the configuration's digest."""
     file = Path(folder) / "run.json"
-    held = json.loads(file.read_text())
-    file.write_text(json.dumps({"run_id": held["run_id"], "sessions": held["sessions"]}))
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({"run_id": content["run_id"], "sessions": content["sessions"]}))
 
 
 def checked(values: dict[str, Any]) -> str:
-    """A journal's line with its checksum, also of numbers that JSON lacks."""
+    """A journal's line with its checksum, also of numbers that JSON does not have."""
     text = json.dumps(values, ensure_ascii=False)
     return f'{text[:-1]}, "check": "{zlib.crc32(text.encode()):08x}"}}'
 
@@ -77,13 +77,13 @@ def refused(call: Call, *arguments: str) -> str:
     return err
 
 
-def usage_error(act: Callable[..., Any], *given: Any) -> str:
-    """The sentence with which something refuses what it is given."""
+def usage_error(act: Callable[..., Any], *arguments: Any) -> str:
+    """The message of the UsageError that a call raises."""
     try:
-        act(*given)
+        act(*arguments)
     except UsageError as e:
         return str(e)
-    raise AssertionError(f"nothing is refused: {given}")
+    raise AssertionError(f"nothing is refused: {arguments}")
 
 
 @contextlib.contextmanager

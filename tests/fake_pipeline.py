@@ -144,5 +144,7 @@ class Mortal(FakePipeline):
 def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any]:
     """The row of a run of six images without scores, or as the words say."""
     default = {"metrics": "none", "n": "6", "warmup": "0"}
-    given = default | dict(word.split("=", 1) for word in words)
-    return run.run(configuration.compose([f"{name}={value}" for name, value in given.items()]), out, loader=loader).row
+    settings = default | dict(word.split("=", 1) for word in words)
+    return run.run(
+        configuration.compose([f"{name}={value}" for name, value in settings.items()]), out, loader=loader
+    ).row

@@ -13,12 +13,12 @@ from specbench.metrics import inception
 
 def network() -> nn.Module:
     """He's initialisation: with PyTorch's own, the features of all pictures would be the same to six digits."""
-    found = inception.blank()
+    net = inception.blank()
     torch.manual_seed(0)
-    for module in found.modules():
+    for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight)
-    return found
+    return net
 
 
 def write(folder: Path) -> str:

@@ -87,8 +87,8 @@ def omni_answer(fields: dict[str, Any], **metrics: Any) -> dict[str, Any]:
         "1": {"stage_gen_time_ms": 10.0, "num_tokens_in": 0, "num_tokens_out": 0},
     }
     durations = {"queue_wait_ms": 0.1, "stage_0_gen_ms": 30.0, "stage_1_gen_ms": 10.0}
-    found = {"stage_metrics": stages, "stage_durations": durations, "peak_memory_mb": None} | metrics
-    return answer(fields) | {"size": fields["size"], "metrics": found}
+    measured = {"stage_metrics": stages, "stage_durations": durations, "peak_memory_mb": None} | metrics
+    return answer(fields) | {"size": fields["size"], "metrics": measured}
 
 
 def ar_answer(fields: dict[str, Any], ids: list[int] | None = None, **meta: Any) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def ar_answer(fields: dict[str, Any], ids: list[int] | None = None, **meta: Any)
     count = sampling["max_new_tokens"] - 1
     drawn = noise(fields["input_ids"], sampling.get("sampling_seed")).integers(0, 16384, count).tolist()
     ids = [*drawn, 16385] if ids is None else ids
-    told = {"prompt_tokens": len(fields["input_ids"]), "completion_tokens": len(ids), "cached_tokens": 0}
-    return {"output_ids": ids, "meta_info": told | {"e2e_latency": 0.5} | meta}
+    usage = {"prompt_tokens": len(fields["input_ids"]), "completion_tokens": len(ids), "cached_tokens": 0}
+    return {"output_ids": ids, "meta_info": usage | {"e2e_latency": 0.5} | meta}
 
 
 class StubServer(LoopbackServer):

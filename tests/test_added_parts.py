@@ -157,12 +157,12 @@ def test_every_choice_declares_its_parameters() -> None:
     for group in parameters.PARAMETER_GROUPS:
         common = parameters.declarations("", "config")
         for name in parameters.choices(group):
-            own = parameters.declarations(group, name)
-            held = parameters.content(group, name)
-            assert set(held) - {*METADATA, *common} == set(own) - set(common), group
-            assert not {p.kind for p in own.values() if p.unit} - {"integer", "number"}, group
-            for one in own.keys() & held.keys():  # what must be given, such as url, is null
-                assert own[one].allows(held[one]) or held[one] is None, (name, one)
+            declared = parameters.declarations(group, name)
+            content = parameters.content(group, name)
+            assert set(content) - {*METADATA, *common} == set(declared) - set(common), group
+            assert not {p.kind for p in declared.values() if p.unit} - {"integer", "number"}, group
+            for parameter in declared.keys() & content.keys():  # what must be given, such as url, is null
+                assert declared[parameter].allows(content[parameter]) or content[parameter] is None, (name, parameter)
         assert set(parameters.declared("", "config")) <= set(common), group
 
 

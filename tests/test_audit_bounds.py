@@ -70,9 +70,9 @@ def test_grams_of_a_markov_model_are_marginals_of_its_sequences() -> None:
     tables = random_tables(3, 6, seed=5, order=2)
     tables = [t.double() / t.double().sum(-1, keepdim=True) for t in tables]
     full = sequence_probs([table[torch.arange(3**t) % len(table)] for t, table in enumerate(tables)]).view(*[3] * 6)
-    found = of_grams(tables, 3)
-    assert [(m.start, m.length) for m in found] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 2), (5, 1)]
-    for m in found:
+    grams = of_grams(tables, 3)
+    assert [(m.start, m.length) for m in grams] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 2), (5, 1)]
+    for m in grams:
         others = [d for d in range(6) if not m.start <= d < m.start + m.length]
         assert torch.allclose(full.sum(others).flatten(), m.probs, atol=1e-12)
     again = of_sequence([table[torch.arange(3**t) % len(table)] for t, table in enumerate(tables)])
@@ -105,7 +105,7 @@ def test_a_verdict_needs_a_bound() -> None:
 
 def test_a_window_that_is_refilled_wrongly_is_caught() -> None:
     """A window longer than the sequence is never refilled: a sampler that was broken there had the row of the intact
-    one, and windows of 16 and 64 were all that was audited."""
+    one, and the audit covered only windows of 16 and 64."""
     model = built_in("v3t5")
     intact = row_of("method=sjd", model, 4000)
     assert intact["verdict"] == "undecided"
@@ -128,12 +128,12 @@ def test_mutants_are_caught_and_undone() -> None:
         ("cache_not_compacted", tiny.built_in("llamagen_tiny")),
         ("bonus_under_the_condition_before", densities.built_in("d1t4")),
     ):
-        one = mutants.NAMED[name]
-        jobs = mutants.jobs(one.method, [model])[:2]
-        row = mutants.caught(one, jobs, [mutants.decoded(job) for job in jobs], 4000)
+        mutant = mutants.NAMED[name]
+        jobs = mutants.jobs(mutant.method, [model])[:2]
+        row = mutants.caught(mutant, jobs, [mutants.decoded(job) for job in jobs], 4000)
         assert row["samples"] <= 4000
     assert (rules.Relaxed.accept.__code__, rules.Relaxed.residual.__code__) == before
-    harmless = replace(one, changes={})
+    harmless = replace(mutant, changes={})
     with pytest.raises(RuntimeError, match="no longer bites"):
         mutants.caught(harmless, jobs, [mutants.decoded(job) for job in jobs], 1000)
 
@@ -147,14 +147,16 @@ def test_a_mutant_still_has_a_place(name: str) -> None:
 
 def test_a_mistake_with_continuous_tokens_changes_what_is_decoded() -> None:
     """Three of them had not followed the code that they patch."""
-    audits, mistakes = {}, [one for one in mutants.NAMED.values() if one.method.startswith("cspd")]
-    for method in {one.method for one in mistakes}:
+    audits, mistakes = {}, [mutant for mutant in mutants.NAMED.values() if mutant.method.startswith("cspd")]
+    for method in {mutant.method for mutant in mistakes}:
         names = recipes.DENSITIES if method == "cspd" else ("d2t3",)
         jobs = mutants.jobs(method, [densities.built_in(name) for name in names])
         audits[method] = [(job, mutants.decoded(job)) for job in jobs]
-    for one in mistakes:
-        with mutants.applied(one):
-            assert any(not torch.equal(mutants.decoded(job)[0], before[0]) for job, before in audits[one.method]), one
+    for mutant in mistakes:
+        with mutants.applied(mutant):
+            assert any(not torch.equal(mutants.decoded(job)[0], before[0]) for job, before in audits[mutant.method]), (
+                mutant
+            )
 
 
 def test_the_committed_mutants_are_those_of_the_script() -> None:

@@ -1,4 +1,4 @@
-"""Benchmarks of steps: the parts add up, the floors are what the shapes say, a forced length is what it says."""
+"""Benchmarks of steps: the parts add up, the floors follow from the shapes, and a forced length is reached."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_clock_changes_no_token_and_every_part_is_timed() -> None:
     clock = Clock(torch.device("cpu"))
     with_clock, without = started("tree", 2, clock=clock), started("tree", 2)
     for decoding in (with_clock, without):
-        finished(lambda one=decoding: one, decoding.rng, Eager())
+        finished(lambda timed=decoding: timed, decoding.rng, Eager())
     assert torch.equal(with_clock.history, without.history)
     steps = clock.seconds()
     assert len(steps) >= int(with_clock.steps.max())
@@ -140,7 +140,7 @@ def test_floors_are_what_the_shapes_say() -> None:
     assert floor.of_cache(target, rows=6, context=10) == 4 * 2 * layers * 6 * dim * 10
     assert floor.operations(target, rows=6, context=10) == 6 * (2 * weights + 4 * layers * dim * 10)
     eagle = Eagle(tiny.eagle(target), chain_paths(4))
-    first = block - dim  # EAGLE's layer lacks its first norm
+    first = block - dim  # EAGLE's layer has no first norm
     assert floor.of_drafts(eagle, target) == 4 * 4 * (2 * dim * dim + dim + first + vocab * dim)
     spatial = Spatial(tiny.spatial(target), 8, 2, 1, 1)  # two heads to the right and one below
     assert floor.of_drafts(spatial, target) == 4 * (3 * (2 * dim * dim + dim + 3 * dim * (dim // 4)) + vocab * dim)
@@ -196,7 +196,7 @@ def test_one_state_is_held_at_a_time(call: Call, monkeypatch: pytest.MonkeyPatch
 
     def counted(self: Decoding, *args: Any, **kwargs: Any) -> None:
         made.append(weakref.ref(self))
-        most.append(sum(one() is not None for one in made))
+        most.append(sum(reference() is not None for reference in made))
         initial(self, *args, **kwargs)
 
     monkeypatch.setattr(Decoding, "__init__", counted)
@@ -211,7 +211,7 @@ def test_one_state_is_held_at_a_time(call: Call, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_cache_takes_memory_as_it_fills() -> None:
-    """That of Lumina-mGPT 2's image is 10 GB, of which a step early in it writes little."""
+    """The cache of Lumina-mGPT 2's image is 10 GB, and an early step writes only a small part of it."""
     dtype = torch.bfloat16
     status = Path("/proc/self/status")
     if not status.exists():
@@ -225,15 +225,15 @@ def test_a_cache_takes_memory_as_it_fills() -> None:
     cache = ops.KVCache(2, 2, 4, 65536, 64, torch.zeros(1, dtype=dtype))
     size = 2 * cache.k.numel() * cache.k.element_size()
     k = torch.ones(2, 4, 3, 64, dtype=dtype)
-    held, _ = cache.write(1, torch.tensor([[5, 6, 65535]] * 2), k, 2 * k)
+    keys, _ = cache.write(1, torch.tensor([[5, 6, 65535]] * 2), k, 2 * k)
     assert own() - before < size / 8
     assert size >= 2**28
-    assert held[:, :, :8].sum() == 2 * 2 * 4 * 64  # the rest are zeros
+    assert keys[:, :, :8].sum() == 2 * 2 * 4 * 64  # the rest are zeros
     assert cache.v[1, :, :, 65535].eq(2).all()
     assert cache.k[0].count_nonzero() == 0
-    for one in (cache.k, cache.v):
-        assert one.data_ptr() % 64 == 0
-        assert one.is_contiguous()
+    for side in (cache.k, cache.v):
+        assert side.data_ptr() % 64 == 0
+        assert side.is_contiguous()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -242,12 +242,12 @@ def test_a_cache_keeps_what_an_accepted_path_wrote(dtype: torch.dtype) -> None:
     drafted = torch.arange(1.5, 6.5, dtype=dtype)[None, None, :, None]
     cache.write(0, torch.arange(2, 7)[None], drafted, -drafted)
     cache.keep(torch.tensor([[2, 4]]), torch.tensor([2]), torch.tensor([1]), 1)
-    for held, sign in ((cache.k, 1), (cache.v, -1)):
-        assert held.flatten()[:5].tolist() == [0, 0, 1.5 * sign, 3.5 * sign, 5.5 * sign]
+    for stored, sign in ((cache.k, 1), (cache.v, -1)):
+        assert stored.flatten()[:5].tolist() == [0, 0, 1.5 * sign, 3.5 * sign, 5.5 * sign]
 
 
 def test_recorded_steps_are_timed_as_a_whole(call: Call, recorded: list[Any]) -> None:
-    """They run in place and are reported, each next to the floor of what it reads."""
+    """They run in place and are reported, each next to the floor of the bytes that it reads."""
     code, out, err = call("bench", *SMALL, "method=sjd", "window=3", "bench.nodes=1", "bench.images=0")
     assert (code, err) == (0, "")
     shown = json.loads(out.splitlines()[-1])
@@ -272,7 +272,7 @@ def test_passes_by_number_of_nodes_are_recorded_as_steps_are(call: Call, recorde
 
 
 def test_rows_of_older_versions_stay_readable() -> None:
-    """The committed rows lack the newest columns."""
+    """The committed rows do not have the newest columns."""
     files = sorted((Path(__file__).parents[1] / "results" / "bench").glob("*.csv"))
     rows = [row for file in files for row in ROWS.read(file)]
     assert rows
@@ -393,9 +393,9 @@ def test_bad_words_cost_one_sentence(call: Call, tmp_path: Path) -> None:
         (("model=mar_b", "method=cspd", "forced_accept=2"), "forced_accept= needs discrete tokens"),
         (("out=foreign.csv",), "foreign.csv is not a file of benchmarks (it has a column mine)"),
     ):
-        given = {word.split("=")[0] for word in words}
-        start = [word for word in SMALL if word.split("=")[0] not in given]
-        method = [] if "method" in given or "window=3,4" not in words else ["method=sjd"]
+        names = {word.split("=")[0] for word in words}
+        start = [word for word in SMALL if word.split("=")[0] not in names]
+        method = [] if "method" in names or "window=3,4" not in words else ["method=sjd"]
         code, out, err = call("bench", *start, *method, *words)
         assert (code, out) == (2, ""), words
         assert message in err
@@ -467,20 +467,20 @@ def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
     """Of a tree with two, three and one nodes by level, of seven in all, and of the numbers of nodes that are asked
     for, over two sequences."""
     tuned: list[Any] = []
-    kernels = SimpleNamespace(tune=lambda *given: tuned.append(given))
+    kernels = SimpleNamespace(tune=lambda *arguments: tuned.append(arguments))
     drafter, target = (
         SimpleNamespace(shape=DraftShape(build(parse(TREE)))),
         SimpleNamespace(layers=["a block"], width=9, order=None),
     )
-    given: Any = SimpleNamespace(
+    arguments: Any = SimpleNamespace(
         engine=SimpleNamespace(kernels=kernels),
         config=SimpleNamespace(drafter=drafter, target=target),
         model=SimpleNamespace(target=target),
     )
-    measure._tune(given, (1, 16), 2, 70)
+    measure._tune(arguments, (1, 16), 2, 70)
     assert tuned == [(["a block"], [1, 2, 3, 4, 7, 16], 2, 70)]
-    given.engine = Eager()
-    measure._tune(given, (1,), 2, 70)
+    arguments.engine = Eager()
+    measure._tune(arguments, (1,), 2, 70)
     assert len(tuned) == 1
 
 

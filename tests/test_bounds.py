@@ -188,14 +188,16 @@ NAMES = [
 
 
 def test_a_name_means_itself() -> None:
-    """The shell has taken its own quotes away, and Hydra's grammar used to read what is in them."""
+    """The shell removes its own quotes, and Hydra's grammar used to parse the text in them."""
     for name in NAMES:
         words = [f"prompts={name}.txt", f"out={name}", f"metrics_dir={name}/a", "n=1"]
-        for found in (
+        for matches in (
             configuration.compose(command_line.read(words)),
             configuration.grid(command_line.read(words), False)[0].cfg,
         ):
-            assert (found["prompts"], found["out"], found["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a"), name
+            assert (matches["prompts"], matches["out"], matches["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a"), (
+                name
+            )
 
 
 @pytest.mark.parametrize("name", ["größe, a=b [x] (1)", 'it\'s ${x} \\ "y"', "-~#*;"])
@@ -246,7 +248,7 @@ def test_a_comma_of_a_grids_folder_is_no_sweep(call: Call, tmp_path: Path) -> No
     for name in ("one.txt", "two, too.txt"):
         (tmp_path / name).write_text("a cat\n")
     words = ("run", "-m", "metrics=none", "n=1", "baseline=false")
-    assert call(*words, "delta=1,2", "out=a,b [c]", "prompts=two (1).txt")[0] == 2  # there is none
+    assert call(*words, "delta=1,2", "out=a,b [c]", "prompts=two (1).txt")[0] == 2  # no such file exists
     assert call(*words, "delta=1,2", "out=a,b [c]", "prompts=one.txt")[0] == 0
     assert len(list((tmp_path / "a,b [c]").glob("*/row.csv"))) == 2
     assert call(*words, "prompts=one.txt,'two, too.txt'", "out=c")[0] == 0

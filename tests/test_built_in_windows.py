@@ -28,13 +28,13 @@ def test_the_residual_by_hand() -> None:
     again = Redraw("target", 1.0).residual(r, q, token, depth)
     assert again[0].tolist() == pytest.approx([0.5, 0.3, 0.2])
     assert again[1].tolist() == [1, 0, 0]
-    # what is emitted: 0.2 stay of the first token, 0.3 and 0.2 of the others, and 0.3 are drawn again from r
+    # the emitted tokens: 0.2 stay of the first token, 0.3 and 0.2 of the others, and 0.3 are drawn again from r
     torch.testing.assert_close(target.output_distribution(r[:1], q[:1], depth[:1]), torch.tensor([[0.35, 0.39, 0.26]]))
 
 
 @torch.inference_mode()
 def test_the_greedy_opening_by_hand() -> None:
-    """The first token is the most probable one; the second is that of the distribution after token 0 at every
+    """The first token is the most probable one; the second is the most probable one after token 0 at every
     position, whatever the first one was."""
     tables = random_tables(4, 12, 3, order=1)
     steps = Decoding(

@@ -1,4 +1,4 @@
-"""`scripts/check_gpu.py` without a GPU: what it writes, what it survives, and what it needs."""
+"""`scripts/check_gpu.py` without a GPU: its output, the errors that it survives, and its requirements."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def test_lines_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     monkeypatch.setattr(sys, "argv", ["check_gpu.py", f"--rows={out}", str(file)])
     assert check_gpu.main() == 0
-    one, other = csv.DictReader(out.open())
-    assert (one["check"], one["result"], one["measured"], one["gate"]) == ("XL", "PASS", "1.23457", "2.0")
-    assert (other["result"], other["note"], other["measured"]) == ("FAIL", "RuntimeError: CUDA", "")
-    assert {(row["device_name"], row["commit"], row["time"]) for row in (one, other)} == {("H200", "abc", "today")}
+    first, second = csv.DictReader(out.open())
+    assert (first["check"], first["result"], first["measured"], first["gate"]) == ("XL", "PASS", "1.23457", "2.0")
+    assert (second["result"], second["note"], second["measured"]) == ("FAIL", "RuntimeError: CUDA", "")
+    assert {(row["device_name"], row["commit"], row["time"]) for row in (first, second)} == {("H200", "abc", "today")}
 
 
 def test_a_pass_beyond_the_image_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +141,8 @@ def test_the_next_call_does_what_its_page_says(tmp_path: Path, monkeypatch: pyte
     page = (ROOT / "docs/gpu.md").read_text()
     parts = [
         part
-        for found in re.findall(r"scripts/gpu_call\.sh ([a-z ]+?) *(?:#|$)", page, re.MULTILINE)
-        for part in found.split()
+        for words in re.findall(r"scripts/gpu_call\.sh ([a-z ]+?) *(?:#|$)", page, re.MULTILINE)
+        for part in words.split()
     ]
     env = os.environ | {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
@@ -154,7 +154,7 @@ def test_the_next_call_does_what_its_page_says(tmp_path: Path, monkeypatch: pyte
     assert subprocess.run(["sh", "scripts/gpu_call.sh", "all"], cwd=ROOT, env=env, capture_output=True).returncode == 2
     calls = [ast.literal_eval(line) for line in (tmp_path / "calls").read_text().splitlines()]
     checked = [check_gpu.parser().parse_args(call[1:]) for call in calls if call[0] == "scripts/check_gpu.py"]
-    stages = [int(stage) for one in checked for stage in one.stages.split(",")]
+    stages = [int(stage) for arguments in checked for stage in arguments.stages.split(",")]
     assert sorted(stages) == [stage for stage in check_gpu.STAGES if stage > 1]  # later ones compile what they need
     audits = [call[3:] for call in calls if call[:3] == ["-m", "specbench.cli", "audit"]]
     assert len(audits) == 5
@@ -227,10 +227,10 @@ def test_stages_share_the_time_and_tuned_tiles_are_kept(
 
 def test_an_experiment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one whose logits differ fails, whatever it took."""
-    taken: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     logits = iter(())
     monkeypatch.setattr(experiments, "recorded_pass", lambda *_: gates.Pass(lambda: None, [next(logits)]))
-    monkeypatch.setattr(experiments, "timed", lambda *_: taken)
+    monkeypatch.setattr(experiments, "timed", lambda *_: seconds)
     monkeypatch.setattr(gates, "device_name", lambda: "H200")
     for name, nodes, ratio, decision in (
         ("7b", 33, 1.04, "delete the path above 16 rows, limit 1.05"),
@@ -240,7 +240,7 @@ def test_an_experiment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         ("xl", 1, 1.16, "keep the few-row kernels, limit 1.15"),
         ("7b", 1, 1.5, "XL decides about the few-row kernels"),
     ):
-        taken |= {"triton": 2.0, "graph": 3.0, "compiled": 2 * ratio}
+        seconds |= {"triton": 2.0, "graph": 3.0, "compiled": 2 * ratio}
         logits = iter([torch.ones(2)] * 3)
         line = experiments.inductor_blocks(name, nodes)
         assert line["ratio"] == pytest.approx(ratio)
@@ -308,8 +308,8 @@ def test_after_an_error_of_the_device_another_process_goes_on(tmp_path: Path, mo
         started.append(again)
         done = {line["check"] for line in results.read(file, run)}
         try:
-            some = [check for check in checks if check[0] == again] if again else checks
-            results.carry_out(some, stage, run, file, set() if again else done, bool(again))
+            chosen = [check for check in checks if check[0] == again] if again else checks
+            results.carry_out(chosen, stage, run, file, set() if again else done, bool(again))
         except results.DeviceLostError:
             return check_gpu._LOST
         return check_gpu._LOST if again else 0

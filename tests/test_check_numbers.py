@@ -67,8 +67,8 @@ def test_a_page_that_states_what_rows_say_passes(rows: Rows, page: str) -> None:
     ],
 )
 def test_a_number_without_its_row_is_reported(rows: Rows, page: str, problem: str) -> None:
-    [found] = said(page, rows)
-    assert found.startswith(problem)
+    [reported] = said(page, rows)
+    assert reported.startswith(problem)
 
 
 def test_a_file_may_be_of_few_samples_by_name(rows: Rows) -> None:
@@ -248,8 +248,8 @@ def test_rows_of_another_commit_than_the_named_one_are_found(results: Path, name
     assert check_numbers.check_commit(rows, NAMED[:9], machine) == []
     assert [p.where for p in check_numbers.check_commit(rows, NAMED, {})] == ["results/gpu.csv"]
     (results / name).write_text(text)
-    found = [p.where for p in check_numbers.check_commit(rows, NAMED[:9], {**machine, "absent/*.csv": "none"})]
-    assert found == ["results/numbers.yaml"] + [f"results/{name}"] * (name != "field.yaml")
+    problems = [p.where for p in check_numbers.check_commit(rows, NAMED[:9], {**machine, "absent/*.csv": "none"})]
+    assert problems == ["results/numbers.yaml"] + [f"results/{name}"] * (name != "field.yaml")
 
 
 def test_a_file_may_have_rows_of_a_later_commit(results: Path) -> None:
@@ -258,16 +258,16 @@ def test_a_file_may_have_rows_of_a_later_commit(results: Path) -> None:
     (results / "r.csv").write_text(f"run_id,commit\nr1,{NAMED}\nr2,{later}\n")
     (results / "tables/r.md").write_text(f"- Commit: {NAMED} / {later}\n")
 
-    def found(**exceptions: Any) -> list[str]:
-        named = {name.replace("_", "."): {"commit": one, "reason": "new"} for name, one in exceptions.items()}
-        tables = {f"tables/{name}" if name.endswith(".md") else name: of for name, of in named.items()}
+    def wrong_files(**exceptions: Any) -> list[str]:
+        named = {name.replace("_", "."): {"commit": commit, "reason": "new"} for name, commit in exceptions.items()}
+        tables = {f"tables/{name}" if name.endswith(".md") else name: entry for name, entry in named.items()}
         return [p.where for p in check_numbers.check_commit(Rows(results), NAMED[:9], machine | tables)]
 
-    assert found(r_csv=later[:7], r_md=later[:7]) == []
-    assert found(r_csv=later[:7]) == ["results/tables/r.md"]
-    assert found(r_csv="ddddddd", r_md=later[:7]) == ["results/r.csv"]
+    assert wrong_files(r_csv=later[:7], r_md=later[:7]) == []
+    assert wrong_files(r_csv=later[:7]) == ["results/tables/r.md"]
+    assert wrong_files(r_csv="ddddddd", r_md=later[:7]) == ["results/r.csv"]
     (results / "r.csv").write_text(f"run_id,commit\nr1,{NAMED}\nr2,{NAMED}\n")
-    assert found(r_csv=later[:7], r_md=later[:7]) == ["results/r.csv"]  # it needs no exception any more
+    assert wrong_files(r_csv=later[:7], r_md=later[:7]) == ["results/r.csv"]  # it needs no exception any more
 
 
 def test_any_commit_will_do_while_none_is_named(

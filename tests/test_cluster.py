@@ -1,4 +1,4 @@
-"""Several workers for one run: once with Ray itself, then its every mishap with a stand-in that needs no processes."""
+"""Several workers for one run: once with Ray itself, then each of its failures with a fake that needs no processes."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     assert (tmp_path / "flag").exists()
     assert "a worker died (ActorDiedError: " in capsys.readouterr().err
     for name in ("records.jsonl", "baseline.jsonl"):
-        one, many = (read_records(tmp_path / folder / name) for folder in ("alone", "many"))
-        assert [(r.index, r.sha256, r.steps) for r in many] == [(r.index, r.sha256, r.steps) for r in one]
-        assert {r.latency_s for r in many} == {None}
+        reference, shared = (read_records(tmp_path / folder / name) for folder in ("alone", "many"))
+        assert [(r.index, r.sha256, r.steps) for r in shared] == [(r.index, r.sha256, r.steps) for r in reference]
+        assert {r.latency_s for r in shared} == {None}
     sessions = json.loads((tmp_path / "many/run.json").read_text())["sessions"]
     assert 2 <= len({session["pid"] for session in sessions.values()}) == len(sessions) <= 3  # the third may be late
     assert {(session["threads"], session["device"], session["workers"]) for session in sessions.values()} == {
@@ -74,8 +74,8 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     assert (row["latency_s_mean"], row["speedup_latency"]) == (None, None)
     assert row["note"].startswith("decoded by 2 workers: no seconds are measured")
     assert {row[name] for name in TIMED_COLUMNS} == {None}
-    own = {*TIMED_COLUMNS, "timing"} | {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib", "threads"}
-    assert {k: row[k] for k in set(row) - own} == {k: alone[k] for k in set(row) - own}
+    differing = {*TIMED_COLUMNS, "timing"} | {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib", "threads"}
+    assert {k: row[k] for k in set(row) - differing} == {k: alone[k] for k in set(row) - differing}
     again = run.run(configuration.compose(WORDS), tmp_path / "many", loader=FakePipeline)
     assert {k: again.row[k] for k in set(row) - {"note"}} == {k: row[k] for k in set(row) - {"note"}}
     assert "decoded by 2 workers" in again.row["note"]  # in whatever number they are asked for now
@@ -119,26 +119,26 @@ class FakeRay:
 
     def remote(self, actor: Any) -> Any:
         def method(worker: Any, name: str, number: int) -> Any:
-            def go(*given: Any) -> Any:
+            def go(*arguments: Any) -> Any:
                 if name == "load" and self.stillborn:
                     self.stillborn -= 1
                     raise self.exceptions.RayActorError("a page\nout of luck\n")
                 if name == "decode":
-                    self.tasks.append((number, given[0]))
-                    for item in given[0]:
+                    self.tasks.append((number, arguments[0]))
+                    for item in arguments[0]:
                         if self.deadly.get(item.index, 0):
                             self.deadly[item.index] -= 1
                             raise self.exceptions.RayActorError("a page\nout of luck\n")
                 try:
-                    return getattr(worker, name)(*given)
+                    return getattr(worker, name)(*arguments)
                 except Exception as e:
                     raise self.exceptions.RayTaskError(e) from None
 
-            return SimpleNamespace(worker=worker, remote=lambda *given: functools.partial(go, *given))
+            return SimpleNamespace(worker=worker, remote=lambda *arguments: functools.partial(go, *arguments))
 
-        def create(*given: Any) -> Any:
+        def create(*arguments: Any) -> Any:
             self.workers += 1
-            worker = actor(*given)
+            worker = actor(*arguments)
             return SimpleNamespace(**{name: method(worker, name, self.workers) for name in ("load", "decode")})
 
         def with_options(**options: Any) -> Any:
@@ -151,8 +151,8 @@ class FakeRay:
         return references[:1], references[1:]
 
     def get(self, reference: Any) -> list[Event]:
-        found: list[Event] = reference()
-        return found
+        events: list[Event] = reference()
+        return events
 
 
 @pytest.fixture
@@ -238,16 +238,20 @@ def test_once_stopped_what_is_begun_is_finished(ray: FakeRay) -> None:
 
 
 def test_one_worker_a_device(ray: FakeRay) -> None:
-    two, one = {"CPU": 16, "GPU": 2}, {"CPU": 16, "GPU": 1}
-    for resources, wanted, device in ((two, "auto", "cuda"), (two, "cpu", "cpu"), ({"CPU": 16}, "auto", "cpu")):
+    two_gpus, one_gpu = {"CPU": 16, "GPU": 2}, {"CPU": 16, "GPU": 1}
+    for resources, wanted, device in (
+        (two_gpus, "auto", "cuda"),
+        (two_gpus, "cpu", "cpu"),
+        ({"CPU": 16}, "auto", "cpu"),
+    ):
         ray.resources = resources
         with cluster.Workers(configuration.compose([*WORDS, "workers=2", f"device={wanted}"]), FakePipeline) as workers:
             assert workers._cfg["device"] == device
             assert ray.options["num_gpus"] == int(device == "cuda")
     for resources, wanted, sentence in (
-        (one, "auto", "workers=2 needs as many GPUs"),
+        (one_gpu, "auto", "workers=2 needs as many GPUs"),
         ({"CPU": 1}, "cpu", "workers=2 needs as many processors"),
-        (two, "cuda:1", "device=cuda:1 names one device"),
+        (two_gpus, "cuda:1", "device=cuda:1 names one device"),
     ):
         ray.resources, ray.ended = resources, False
         cfg = configuration.compose([*WORDS, "workers=2", f"device={wanted}"])
@@ -297,11 +301,11 @@ def test_the_helpers_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
             [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
         )
         assert driver.stdout is not None
-        found = [int(pid) for pid in driver.stdout.readline().split()]
+        numbers = [int(pid) for pid in driver.stdout.readline().split()]
         if kill:
             driver.kill()
         driver.communicate()
-        return found
+        return numbers
 
     def ends(pid: int, seconds: float) -> bool:
         with suppress(psutil.NoSuchProcess):

@@ -26,8 +26,8 @@ def test_lines_of_quality_end_the_diffusion_alike() -> None:
     """The target alone sampled its last step, and CSpD took its mean."""
     table = TABLES["cspd_table2"]
     lines = [configuration.compose(table.overrides(line, table.model) or []) for line in table.lines]
-    assert {one["method"] for one in lines} == {"vanilla", "cspd_paper"}
-    assert len({one["final_noise"] for one in lines}) == 1
+    assert {line["method"] for line in lines} == {"vanilla", "cspd_paper"}
+    assert len({line["final_noise"] for line in lines}) == 1
 
 
 def test_the_report_shows_the_newest_row_of_every_configuration() -> None:
@@ -35,5 +35,5 @@ def test_the_report_shows_the_newest_row_of_every_configuration() -> None:
     rows = [row for path in RESULTS.glob("*.csv") if has_runs(path) for row in read_rows(path)]
     newest = {row["config_hash"]: row["run_id"] for row in sorted(rows, key=lambda row: row["time"])}
     assert len(newest) > 400
-    lacking = sorted(run for run in newest.values() if run not in page)
-    assert not lacking, f"specbench report out=results/report.html; it lacks {lacking}"
+    missing = sorted(run for run in newest.values() if run not in page)
+    assert not missing, f"specbench report out=results/report.html; it lacks {missing}"

@@ -82,11 +82,13 @@ def test_compiled_steps_give_the_same_bits(
     """In float32, with products that are one operation, as on CUDA. One compilation for all layers of the same shapes,
     and none for a prefill."""
     monkeypatch.setattr(ops, "product", F.linear)
-    target, given = make()
+    target, conditioning = make()
     config = DecoderConfig(target, test_engine.DRAFTERS[name](target), exact(), SAMPLING, emitted_draws=2)
     made: Counter[str] = Counter()
     engine = Graphs(compiling(test_engine.at_once, traced(made)))
-    assert tiny.equal(*(tiny.results(decode(config, given, tiny.rng(2), one)) for one in (engine, None)))
+    assert tiny.equal(
+        *(tiny.results(decode(config, conditioning, tiny.rng(2), executed)) for executed in (engine, None))
+    )
     assert made.total() == shapes
 
 
@@ -112,7 +114,7 @@ def one_pass(blocks: nn.ModuleList, nodes: int, record: Recorder) -> tuple[Tenso
 def test_there_are_more_shapes_than_dynamo_compiles_by_default() -> None:
     made: list[Any] = []
     call = torch.compile(
-        call_block, backend=lambda module, given: made.append(module) or module, fullgraph=True, dynamic=False
+        call_block, backend=lambda module, inputs: made.append(module) or module, fullgraph=True, dynamic=False
     )
     blocks = nn.ModuleList([Block(BlockConfig(16, 2, 2, 24)).bfloat16()])
     for nodes in range(1, 11):

@@ -196,9 +196,9 @@ def test_a_bad_word_costs_one_sentence() -> None:
         ("protocol=true", "unknown protocol 'True'"),
         ("hydra/launcher=nope", "Could not find 'hydra/launcher/nope'"),
     ]:
-        found = usage_error(configuration.grid, word.split(), False)
-        assert sentence in found, word
-        assert "\n" not in found, word
+        message = usage_error(configuration.grid, word.split(), False)
+        assert sentence in message, word
+        assert "\n" not in message, word
 
 
 def test_a_value_outside_its_range_is_refused() -> None:
@@ -219,9 +219,9 @@ def test_a_launcher_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mo
         ("hydra/launcher=slurm", "slurm"),
         ("hydra/launcher=ray", "ray"),
     ]:
-        found = usage_error(configuration.grid, [word, "delta=1,2"], True)
-        assert word in found, word
-        assert found.endswith(install(extra)), word
+        message = usage_error(configuration.grid, [word, "delta=1,2"], True)
+        assert word in message, word
+        assert message.endswith(install(extra)), word
 
 
 def test_a_parameter_of_another_rule_says_whose_it_is_and_what_there_is() -> None:
@@ -285,7 +285,7 @@ def _choices() -> list[composition.Choices]:
     files = {group: list(parameters.choices(group)) for group in parameters.groups() if group != "experiment"}
     presets = len(files["method"])
     assert max(map(len, files.values())) <= presets + len(files["drafter"])
-    found: list[composition.Choices] = [
+    choices: list[composition.Choices] = [
         {
             group: names[i % len(names)]
             for group, names in files.items()
@@ -296,14 +296,14 @@ def _choices() -> list[composition.Choices]:
     grids = [
         {"experiment": name, **more} for name in parameters.choices("experiment") for more in ({}, {"rule": "exact"})
     ]
-    return [{}, *found, *grids, {"metrics": ["kid", "clip_b32"]}, {"metrics": []}]
+    return [{}, *choices, *grids, {"metrics": ["kid", "clip_b32"]}, {"metrics": []}]
 
 
 def test_composition_without_hydra_gives_what_hydra_gives() -> None:
     for choices in _choices():
-        mine, theirs = composition.compose(choices), _by_hydra(choices)
-        assert mine == theirs, choices
-        assert list(mine["metrics"]) == list(theirs["metrics"])  # a row names them in their order
+        composed, expected = composition.compose(choices), _by_hydra(choices)
+        assert composed == expected, choices
+        assert list(composed["metrics"]) == list(expected["metrics"])  # a row names them in their order
 
 
 def test_what_only_hydra_can_compose_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +327,7 @@ def test_what_only_hydra_can_compose_is_left_to_it(tmp_path: Path, monkeypatch: 
 
 
 def test_a_composed_configuration_belongs_to_its_caller() -> None:
-    one = composition.compose({"metrics": "fid"})
-    assert one
-    one["metrics"]["fid"]["resize"] = one["metrics"]["more"] = "changed"
+    first = composition.compose({"metrics": "fid"})
+    assert first
+    first["metrics"]["fid"]["resize"] = first["metrics"]["more"] = "changed"
     assert composition.compose({"metrics": "fid"}) == _by_hydra({"metrics": "fid"})

@@ -1,4 +1,4 @@
-"""Data sets: which prompts a run gets, what they are paired with, and what a hostile file costs."""
+"""Data sets: the prompts of a run, their pairing, and the errors for damaged files."""
 
 from __future__ import annotations
 
@@ -167,9 +167,9 @@ def test_a_running_longest_caption_keeps_its_position(tmp_path: Path) -> None:
         "annotations": [{"id": i, "image_id": image, "caption": text} for i, (image, text) in enumerate(rows)],
     }
     written(tmp_path, content)
-    found = coco.read(tmp_path / "captions_val2017.json", "running_longest", 0)
+    items = coco.read(tmp_path / "captions_val2017.json", "running_longest", 0)
     # By id: 1 sets the place to the second; 2 and 3 have nothing longer than "aaaa"; 4 sets it to the first.
-    assert {entry.id: entry.prompt for entry in found} == {"1": "aaaa", "2": "bb", "3": "cc", "4": "dddddd", "5": "e"}
+    assert {entry.id: entry.prompt for entry in items} == {"1": "aaaa", "2": "bb", "3": "cc", "4": "dddddd", "5": "e"}
 
 
 def test_the_training_captions_have_a_file_of_their_own(load: Load, tmp_path: Path) -> None:
@@ -199,15 +199,17 @@ def test_a_larger_n_extends_a_smaller_one_and_the_seed_chooses() -> None:
 
 
 def test_the_hash_is_over_prompts_and_ids_in_order() -> None:
-    one, two = Item(0, "a", None, "1"), Item(1, "b", None, "2")
+    first, second = Item(0, "a", None, "1"), Item(1, "b", None, "2")
     third, other, exchanged = (
         Item(0, "a", None, "3"),
         Item(0, "c", None, "1"),
         [Item(0, "b", None, "2"), Item(1, "a", None, "1")],
     )
-    hashes = [data.prompts_hash(items) for items in ([one, two], [one], [third, two], [other, two], exchanged)]
+    hashes = [
+        data.prompts_hash(items) for items in ([first, second], [first], [third, second], [other, second], exchanged)
+    ]
     assert len(set(hashes)) == 5
-    assert hashes[0] == data.prompts_hash([Item(0, "a", (1,), "1", "x.jpg"), two])
+    assert hashes[0] == data.prompts_hash([Item(0, "a", (1,), "1", "x.jpg"), second])
 
 
 def test_scenes_are_the_first_of_their_split_whatever_the_seed(load: Load) -> None:
@@ -320,8 +322,8 @@ def test_prompts_alone_choose_their_data_set_and_all_of_it(tmp_path: Path, monke
     cfg = configuration.compose(["prompts=a.txt"])
     assert (cfg["data"], cfg["prompts"], "split" in cfg) == ("prompts", "a.txt", False)
     jobs = configuration.grid(["prompts=a.txt,b.txt", "delta=2"], multirun=True)
-    found = [(job.cfg["data"], job.cfg["prompts"], job.cfg["n"]) for job in jobs]
-    assert found == [("prompts", "a.txt", 3), ("prompts", "b.txt", 40)]
+    choices = [(job.cfg["data"], job.cfg["prompts"], job.cfg["n"]) for job in jobs]
+    assert choices == [("prompts", "a.txt", 3), ("prompts", "b.txt", 40)]
     assert [configuration.compose(["prompts=b.txt", word])["n"] for word in ("n=7", "n=all")] == [7, 40]
     assert configuration.compose(["prompts=b.txt", "protocol=coolsd_table1"])["n"] == 5000  # which says so
 

@@ -1,4 +1,4 @@
-"""Degenerate images: what is counted, what is not, and when a run fails for them."""
+"""Degenerate images: which images count as degenerate, and when a run fails because of them."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_what_repeats_is_found_and_chance_is_not() -> None:
 
 
 def test_the_statistics_of_an_image() -> None:
-    found = statistics(NOISE, CODES)
-    assert found == {
+    measured = statistics(NOISE, CODES)
+    assert measured == {
         "contrast": 255,
         "distinct": round(len(np.unique(CODES)) / 256, 4),
         "repetition": round(repetition(CODES), 4),
@@ -102,14 +102,14 @@ def test_an_image_counts_once_and_a_size_does_not_count() -> None:
         ImageFacts("c", "y", 99, (64, 64), 0.5, 1.0),
         ImageFacts("d", "z", 99, (32, 32), 0.5, 0.1),
     ]
-    found = findings(facts, "64x64")
-    assert [finding.text for finding in found] == [
+    problems = findings(facts, "64x64")
+    assert [finding.text for finding in problems] == [
         "1 of 4 images are of one flat colour",
         "1 of 4 images have few different codes (at most 3% of their codes)",
         "1 of 4 images repeat a row, a column or a tile",
         "1 of 4 images are not 64x64 as requested (the smallest is 32x32)",
     ]
-    assert count(found) == 3
+    assert count(problems) == 3
     assert degenerate.why_failed({"images": 20, "degenerate_images": 2}) == ""  # a tenth may be
     assert "3 of 20 images are degenerate, more than 10%" in degenerate.why_failed(
         {"images": 20, "degenerate_images": 3}
@@ -140,7 +140,7 @@ def test_a_local_run_passes_and_a_broken_decoder_does_not(
     assert all(r.distinct is not None and r.distinct * 256 == pytest.approx(round(r.distinct * 256), abs=0.02)
                for r in records[0])  # fmt: skip
     assert [r.distinct for r in records[1]] == [None] * 2
-    assert all(r.repetition is not None and r.repetition < 0.95 for some in records for r in some)
+    assert all(r.repetition is not None and r.repetition < 0.95 for images in records for r in images)
     monkeypatch.setattr(VQModel, "decode", lambda self, codes: torch.zeros(1, 3, 64, 64))
     row, code = ended(tmp_path / "black", "data=scenes", "n=4")
     assert (row["degenerate_images"], code) == (4, 4)

@@ -115,8 +115,8 @@ def test_the_guide_works(tmp_path: Path) -> None:
         path.write_text(content)
     for i, arguments in enumerate(lines):
         small = SMALL[arguments[0]] + {"audit": [f"out=audit{i}.csv"], "run": [f"out=run{i}"]}.get(arguments[0], [])
-        given = {argument.split("=")[0] for argument in arguments}
-        arguments += [argument for argument in small if argument.split("=")[0] not in given]
+        names = {argument.split("=")[0] for argument in arguments}
+        arguments += [argument for argument in small if argument.split("=")[0] not in names]
     printed = run_copy(tmp_path, lines)
     assert [arguments[0] for arguments in lines] == "run audit run audit fetch run bench run list".split()
     for run, mark in ((0, "lazy"), (2, "sjd_uniform"), (5, "greys"), (7, "mean of the pixels")):

@@ -108,7 +108,7 @@ def test_a_dynamic_tree_holds_the_likeliest_paths():
             assert [paths[k - 1] for k in tree.children[0, slot].tolist() if k >= 0] == below
             assert torch.equal(draft.probs[0, slot], tables[len(path)][code[path]])
     assert tree.inner[0, 0] == 0
-    assert all((tree.children[0, some:, m] < 0).all() for m, some in enumerate(tree.parents_per_rank))
+    assert all((tree.children[0, first_unused:, m] < 0).all() for m, first_unused in enumerate(tree.parents_per_rank))
     assert draft.tree.depth[0, 1:].tolist() == [len(p) for p in paths]
 
 
@@ -203,9 +203,9 @@ def test_a_height_survives_as_long_as_any_coupling_can_let_it():
     assert tiny.fit(seen[:, -1], tables[-1].double()) > ALPHA
     survived = (seen == seen[:, :1]).all(1)
     for token in range(size):
-        some = survived[seen[:, 0] == token].double()
+        survivors = survived[seen[:, 0] == token].double()
         share = float((tables[:, token] * size).min().clamp_max(1))
-        assert abs(float(some.mean()) - share) < 4.5 * (share * (1 - share) / len(some)) ** 0.5 + 1e-6
+        assert abs(float(survivors.mean()) - share) < 4.5 * (share * (1 - share) / len(survivors)) ** 0.5 + 1e-6
     for draft, node in zip(drafts, where, strict=True):
         for token in range(size):
             height = draft.heights[draft.tokens[:, node] == token, node].double()

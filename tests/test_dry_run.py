@@ -75,9 +75,9 @@ def test_what_is_missing_is_a_download(dry: Call) -> None:
     words = ("model=llamagen_xl", "method=sjd,eagle1", "data=parti", "metrics=clip_b32", "n=2", "device=cpu")
     code, out, _ = dry("run", "-m", "--dry-run", *words)
     assert code == 0
-    found = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("download")]
-    assert "123.1 kB  PartiPrompts.tsv" in [line.strip() for line in found]
-    assert any(line.startswith("eagle/ of llamagen_xl from ") for line in found)
+    downloads = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("download")]
+    assert "123.1 kB  PartiPrompts.tsv" in [line.strip() for line in downloads]
+    assert any(line.startswith("eagle/ of llamagen_xl from ") for line in downloads)
     steps = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith(("first", "then"))]
     assert steps == [
         "specbench fetch model=llamagen_xl drafter=eagle_tree",
@@ -88,8 +88,8 @@ def test_what_is_missing_is_a_download(dry: Call) -> None:
 
 
 def test_suites_and_tables_have_dry_runs(dry: Call, tmp_path: Path) -> None:
-    held: dict[str, Any] = {"n": 3, "seeds": [0, 1], "timed": 2, "metrics": "none", "lines": {"sjd": {"method": "sjd"}}}
-    Path("my.yaml").write_text(yaml.safe_dump(held))
+    spec: dict[str, Any] = {"n": 3, "seeds": [0, 1], "timed": 2, "metrics": "none", "lines": {"sjd": {"method": "sjd"}}}
+    Path("my.yaml").write_text(yaml.safe_dump(spec))
     code, out, _ = dry("suite", "my.yaml", "--dry-run")
     assert code == 0
     assert out.splitlines()[0] == "dry run of my in runs/suites/my: 8 runs, nothing is decoded"
@@ -121,9 +121,9 @@ STEP = {
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A step whose sizes are known, instead of one on fake tensors."""
-    held = {**STEP}
-    monkeypatch.setattr(plan, "plan", lambda cfg: {**held, "engine": cfg["engine"]})
-    return held
+    fields = {**STEP}
+    monkeypatch.setattr(plan, "plan", lambda cfg: {**fields, "engine": cfg["engine"]})
+    return fields
 
 
 def seconds(*words: str, model: str = "llamagen_xl", device: str = "h200") -> list[float]:
@@ -147,15 +147,15 @@ def test_hours_are_from_bytes_launches_and_tokens_a_step(step: dict[str, Any], m
     step["tera_operations"] = {"step": 98.9}
     assert seconds("method=vanilla", "engine=graph")[0] == pytest.approx(256 * 0.1)  # and now the arithmetic
     assert seconds("method=vanilla", "dtype=float32", device="h100")[0] == pytest.approx(256 * 0.1)  # of the plan
-    counts = {"triton": None, "graph": {"layers": 2000, "outside": 0}}  # without Triton, those of the graph engine
+    counts = {"triton": None, "graph": {"layers": 2000, "outside": 0}}  # without Triton, the counts of the graph engine
     monkeypatch.setattr(plan, "plan", lambda cfg: {**STEP, "launches": counts[cfg["engine"]]})
     assert seconds("method=vanilla", "engine=triton") == pytest.approx([256 * 3e-3, 256 * (2e-3 + 10e-3)])
 
 
 def test_tokens_a_step_are_printed_ones_then_the_embedded_models_then_bounds(tmp_path: Path) -> None:
     def known(*words: str, model: str = "llamagen_xl", tokens: int = 256) -> tuple[float, float]:
-        found = gpu_hours.tokens_per_step(configuration.compose([f"model={model}", *words]), tokens, 6, tmp_path)
-        return found.low, found.high
+        rates = gpu_hours.tokens_per_step(configuration.compose([f"model={model}", *words]), tokens, 6, tmp_path)
+        return rates.low, rates.high
 
     assert known("method=vanilla") == (1, 1)
     assert known("method=cool_sd", "delta=2") == (3.34, 3.34)
@@ -185,9 +185,9 @@ def test_continuous_tokens_cost_between_all_drafts_kept_and_none(monkeypatch: py
     monkeypatch.setattr(plan, "plan", planned)
     alone = seconds("method=vanilla", model="mar_l")
     assert alone == pytest.approx([0.256, 0.512])
-    some = seconds("method=cspd_paper", "gamma=16", "prefill=0.25", model="mar_l")
-    assert some[0] == pytest.approx((64 * 1 + 192 * 0.1 + 12 * 1) * 1e-3)
-    assert some[1] == pytest.approx((256 * (2 + 0.2) + 2) * 1e-3)  # each token drafted, and drawn again
+    with_drafts = seconds("method=cspd_paper", "gamma=16", "prefill=0.25", model="mar_l")
+    assert with_drafts[0] == pytest.approx((64 * 1 + 192 * 0.1 + 12 * 1) * 1e-3)
+    assert with_drafts[1] == pytest.approx((256 * (2 + 0.2) + 2) * 1e-3)  # each token drafted, and drawn again
     stops = seconds("method=cspd", "gamma=16", model="mar_l")
     assert stops[1] == pytest.approx((256 * (2 + 16 * 0.2 + 2) + 2) * 1e-3)  # a draft and a pass for every token
 
@@ -254,10 +254,10 @@ def test_a_network_that_nobody_publishes_is_trained_before_its_table(step: dict[
 def test_images_and_records_take_no_more_than_said(call: Call, tmp_path: Path) -> None:
     words = ("model=mar_scenes", "method=cspd", "n=2", "metrics=none", "device=cpu", "warmup=0", "out=one")
     assert call("run", *words)[0] == 0
-    held = [*tmp_path.glob("one/*/*.png"), *tmp_path.glob("one/*.jsonl")]
+    files = [*tmp_path.glob("one/*/*.png"), *tmp_path.glob("one/*.jsonl")]
     todo = of_jobs(configuration.grid([*words[:-1], "out=two"], False), False, tmp_path)
-    assert len(held) >= 5
-    assert sum(path.stat().st_size for path in held) <= forecast.dry_run(todo.runs).disk[0]
+    assert len(files) >= 5
+    assert sum(path.stat().st_size for path in files) <= forecast.dry_run(todo.runs).disk[0]
 
 
 # --- docs/reproduce.md ------------------------------------------------------------------------------------------------
@@ -293,7 +293,9 @@ def test_the_pages_commands_are_planned_as_they_stand(
                 said = [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith(("first", "then"))]
                 steps += said if words[1] == "tables" else []
         if title != "Before":  # the page's commands are those that the dry runs of its tables say
-            assert {one for one in steps if "images=DIR" not in one} == {" ".join(words) for words in commands}, title
+            assert {planned for planned in steps if "images=DIR" not in planned} == {
+                " ".join(words) for words in commands
+            }, title
     assert sum(map(len, SECTIONS.values())) >= 20
 
 
@@ -319,7 +321,7 @@ def test_the_pages_figures_are_those_of_the_forecast() -> None:
         [computed] = reproduce_table.lines([line])
         cells = computed.strip("| ").split(" | ")[1:], drawn[f"{line[0]} --model {line[1]}"].split(" | ")
         assert cells[0][-1] == cells[1][-1]
-        for now, then in zip(*(some[1 : 1 + len(reproduce_table.GPUS)] for some in cells), strict=True):
+        for now, then in zip(*(row[1 : 1 + len(reproduce_table.GPUS)] for row in cells), strict=True):
             assert now.split()[-1] == then.split()[-1] == "h"
             ends = [[float(word) for word in text.split() if word[0].isdigit()] for text in (now, then)]
             assert ends[0] == pytest.approx(ends[1], rel=0.15)

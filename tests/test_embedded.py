@@ -58,8 +58,8 @@ def test_windows_save_steps_and_proactive_drafts_save_more():
 
 
 def test_a_caption_can_be_read_from_its_image():
-    """The goal is 0.85 over 256 captions (results/embedded_models.md); these eight hold 60 attributes or so, of which
-    0.85 is not missed by four standard errors of 0.05."""
+    """The goal is 0.85 over 256 captions (results/embedded_models.md); these eight hold about 60 attributes, so the
+    share can miss 0.85 by at most four standard errors of 0.05."""
     images = pipeline("method=vanilla").pixels(decoded("method=vanilla").tokens)
     right = read_right(images, [scenes.sample("validation", i).scene.labels() for i in range(COUNT)])
     assert float(right.nanmean()) > 0.65
@@ -99,8 +99,8 @@ def test_logits_are_bit_equal_alone_and_in_company():
         together = model.target.open(encoded, COUNT, True, 4).forward(tokens, tree, tokens, count)[0]
         few = encoded.rows(rows.start, rows.stop)
         alone = model.target.open(few, len(few), True, 4).forward(tokens[rows], tree, tokens[rows], count[rows])[0]
-        for mine, theirs in zip(alone.chunk(2), together.chunk(2), strict=True):  # conditional, unconditional
-            assert torch.equal(mine, theirs[rows])
+        for single, batched in zip(alone.chunk(2), together.chunk(2), strict=True):  # conditional, unconditional
+            assert torch.equal(single, batched[rows])
 
 
 def test_greedy_speculation_repeats_the_greedy_target():
@@ -147,11 +147,11 @@ def test_target_and_drafter_reach_their_statistics():
     with torch.inference_mode():
         codes = model.codes(to_float(images)).numpy()
         features = model.encode(captions).features
-        given = target.dataset(model.target, codes, features)
-        found = drafter.evaluate(
-            EagleTraining(model.drafter_network("eagle"), TargetHead(model.target)), given, range(32)
+        dataset = target.dataset(model.target, codes, features)
+        statistics = drafter.evaluate(
+            EagleTraining(model.drafter_network("eagle"), TargetHead(model.target)), dataset, range(32)
         )
         reached = target.evaluate_target(model.target, codes, features)
     assert reached["loss"] < 2.6  # as its card says, and far below the 6.2 nats of equal codes
     assert 0.25 < reached["top1_probability"] < 0.55
-    assert 0.15 < found["tv"] < 0.45
+    assert 0.15 < statistics["tv"] < 0.45

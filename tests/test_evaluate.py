@@ -89,11 +89,11 @@ def test_a_folder_is_scored_and_described(call: Call, folder: Path) -> None:
     unknown = "model weights method drafter seed device torch config_hash accepted_length_mean".split()
     assert [row[name] for name in unknown] == [None] * len(unknown)
     each = cells_of("scored/pictures.csv")
-    assert [(one["file"], one["id"], one["prompt"]) for one in each] == [
+    assert [(image_row["file"], image_row["id"], image_row["prompt"]) for image_row in each] == [
         (f"{i}.png", str(i), caption) for i, caption in enumerate(CAPTIONS)
     ]
     for name, column in (("scenes_clip", "clip_score"), ("scenes_reward", "image_reward")):
-        assert np.mean([float(one[name]) for one in each]) == pytest.approx(row[column], abs=1e-9)
+        assert np.mean([float(image_row[name]) for image_row in each]) == pytest.approx(row[column], abs=1e-9)
 
 
 def test_shuffling_and_renaming_changes_no_score(call: Call, folder: Path, tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: l
     assert code == 0
     assert "the prompts come from pictures/metadata.jsonl" in err
     assert call(*WORDS, "out=given")[0] == 0
-    own, given = row_of("own"), row_of("given")
-    assert (own["clip_score"], own["data"], own["prompts"]) == (
-        given["clip_score"],
+    from_folder, from_argument = row_of("own"), row_of("given")
+    assert (from_folder["clip_score"], from_folder["data"], from_folder["prompts"]) == (
+        from_argument["clip_score"],
         "prompts",
         "pictures/metadata.jsonl",
     )

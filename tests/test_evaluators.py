@@ -52,7 +52,7 @@ def pictures() -> Tensor:
 @pytest.mark.parametrize("kind", ["classifier", "reader"])
 def test_every_attribute_gets_its_logits(kind: str, pictures: Tensor) -> None:
     logits = small(kind).eval()(pictures)
-    assert [tuple(one.shape) for one in logits] == [(8, len(choices)) for choices in scenes.ATTRIBUTES.values()]
+    assert [tuple(tensor.shape) for tensor in logits] == [(8, len(choices)) for choices in scenes.ATTRIBUTES.values()]
 
 
 def test_features_and_embeddings(pictures: Tensor) -> None:
@@ -128,7 +128,7 @@ def test_degrade_blurs_as_strongly_as_it_says() -> None:
     band = (band - band[:16].mean())[26:39]  # without the colour shift
     assert band.sum() == pytest.approx(1.0, abs=0.05)
     variance = float((band * (torch.arange(13) - 6.0) ** 2).sum())
-    # 192 rows average the noise away; what is left is its share in the far tails
+    # 192 rows average the noise away, except in the far tails
     assert variance == pytest.approx(float(sigma[quiet]) ** 2, rel=0.1)
 
 
@@ -137,8 +137,8 @@ def edited(captions: list[str]) -> list[list[str]]:
     ids = {word: i + 2 for i, word in enumerate(scenes.WORLD.vocabulary())}
     rows = np.zeros((len(captions), 40), dtype=np.int64)
     for row, caption in zip(rows, captions):
-        known = [ids.get(word, 1) for word in worlds.words(caption)]
-        row[: len(known)] = known
+        tokens = [ids.get(word, 1) for word in worlds.words(caption)]
+        row[: len(tokens)] = tokens
     before = rows.copy()
     after = te.WordEdits(scenes.WORLD, ids)(rows, np.random.default_rng(0))
     assert np.array_equal(rows, before)
@@ -186,9 +186,9 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
     """Two steps of each: this is about files and statistics, not about learning."""
     for name in ("CLASSIFIER_RECIPE", "READER_RECIPE", "TWO_TOWER_RECIPE"):
         monkeypatch.setattr(te, name, Recipe(steps=2, batch=8, lr=1e-3, warmup=1))
-    train, held = (Split(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
+    train, validation = (Split(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
     assets = tmp_path / "assets"
-    statistics = te.train_all(scenes.WORLD, train, held, tmp_path / "work", assets)
+    statistics = te.train_all(scenes.WORLD, train, validation, tmp_path / "work", assets)
     files = [
         "scenes_classifier.safetensors",
         "scenes_reader.safetensors",
@@ -204,7 +204,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
 
     before = {name: (assets / name).read_bytes() for name in files}
     (assets / "scenes_reader.safetensors").unlink()
-    again = te.train_all(scenes.WORLD, train, held, tmp_path / "work", assets)
+    again = te.train_all(scenes.WORLD, train, validation, tmp_path / "work", assets)
     assert {"classifier_seconds", "two_tower_seconds"}.isdisjoint(again)
     assert "reader_seconds" in again
     assert again["reader_accuracy"] == pytest.approx(statistics["reader_accuracy"], abs=1e-6)
@@ -214,7 +214,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
 
 
 def test_training_learns(tmp_path: Path) -> None:
-    """Twenty steps on sixteen pictures: the loss of the same batch must fall well below that of a blind guess."""
+    """Twenty steps on sixteen pictures: the loss of the same batch must fall well below the loss of a blind guess."""
     world = Split(*scenes.render("train", range(16)))
     recipe = Recipe(steps=20, batch=16, lr=2e-3, warmup=2)
     reader, statistics = te.train_attributes(

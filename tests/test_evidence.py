@@ -35,15 +35,15 @@ def test_tables_of_seconds_have_the_machine_alone() -> None:
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """What is run in a folder of its own, and whether its memory is kept: of "two" the first time stops."""
-    found: list[tuple[str, bool]] = []
+    calls: list[tuple[str, bool]] = []
 
     class Done:
         def __init__(self, words: list[str], check: bool, env: dict[str, str]) -> None:
-            found.append((str(words[2]), env.get("MALLOC_MMAP_MAX_") == "0"))
-            self.returncode = int([name for name, _ in found] == ["one", "two"])
+            calls.append((str(words[2]), env.get("MALLOC_MMAP_MAX_") == "0"))
+            self.returncode = int([name for name, _ in calls] == ["one", "two"])
             out = Path(str(words[-1]).removeprefix("out="))
-            held = out.read_text() if out.exists() else f"method,{words[2]}\n"
-            out.write_text(f"{held}{words[2]},1\n")
+            content = out.read_text() if out.exists() else f"method,{words[2]}\n"
+            out.write_text(f"{content}{words[2]},1\n")
 
     joined = evidence.Step("audit", 1, joined={"a/b.csv": ["audit one", "audit two"]})
     timed = evidence.Step("steps", 1, commands=("bench seconds out=seconds.csv",), idle=True)
@@ -53,7 +53,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool
     monkeypatch.setattr(evidence.origin, "commit", lambda: "abc")
     monkeypatch.delenv("MALLOC_MMAP_MAX_", raising=False)
     monkeypatch.chdir(tmp_path)
-    return found
+    return calls
 
 
 def test_a_stopped_step_goes_on_and_rows_of_parts_are_joined(

@@ -53,7 +53,7 @@ def test_ctrl_c_finishes_the_image_and_writes_a_row(calm: Path, tmp_path: Path) 
         out = tmp_path / f"run{case}"
         with pytest.raises(run.Stopped, match=f"the row over the first {n} is in its row.csv"):
             execute(out, *words, loader=at(2, interrupt, empty))
-        assert set(images(out)) == set(range(n))  # that of the moment included
+        assert set(images(out)) == set(range(n))  # including the image in progress
         row = row_of(out)
         assert (row["n"], row["timed_pairs"]) == (n, None if words else 3)
         assert ((row["note"] or "").startswith(f"stopped after {n} of 6 images")) == (n < 6)
@@ -116,8 +116,8 @@ def test_a_full_disk_is_named_and_no_image_is_lost_or_repeated(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            told = f"cannot write into {out} any more .No space left on device.*resume {out}"
-            with pytest.raises(RunError, match=told):
+            message = f"cannot write into {out} any more .No space left on device.*resume {out}"
+            with pytest.raises(RunError, match=message):
                 execute(out, words)
         assert not list(out.rglob("*.tmp")), case
         if (out / "records.jsonl").exists():
@@ -253,12 +253,12 @@ def test_another_error_ends_the_run_with_the_images_before_it(tmp_path: Path) ->
 def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record stays in memory, some kilobytes; an image or a tensor of it does not."""
     monkeypatch.setattr(FakePipeline, "pixels", lambda self, tokens: np.zeros((len(tokens), 256, 256, 3), np.uint8))
-    held: list[int] = []
+    bytes_held: list[int] = []
     add = Journal.add
 
     def watched(self: Journal, record: Record, image: np.ndarray) -> None:
         add(self, record, image)
-        held.append(tracemalloc.get_traced_memory()[0])
+        bytes_held.append(tracemalloc.get_traced_memory()[0])
 
     monkeypatch.setattr(Journal, "add", watched)
     tracemalloc.start()
@@ -266,14 +266,14 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytes
         execute(tmp_path / "run", "n=40", "baseline=false")
     finally:
         tracemalloc.stop()
-    assert held[-1] - held[10] < 30 * 10_000  # of 196,608 bytes per image
+    assert bytes_held[-1] - bytes_held[10] < 30 * 10_000  # of 196,608 bytes per image
 
 
 def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
     def status() -> dict[str, Any]:
-        [found] = json.loads(call("status", "here", "--json")[1])
-        assert isinstance(found, dict)
-        return found
+        [state] = json.loads(call("status", "here", "--json")[1])
+        assert isinstance(state, dict)
+        return state
 
     seen: list[dict[str, Any]] = []
     pipeline = at(4, lambda: seen.append(status()))

@@ -262,17 +262,17 @@ def test_a_file_of_the_same_size_is_checked_by_its_blob_id(call: Call, hub: Fake
 
 
 def test_the_user_s_own_files_are_taken_or_refused_but_never_replaced(call: Call, hub: FakeHub) -> None:
-    mine = home.model_folder("llamagen_xl") / "target/t2i_XL_stage1_256.pt"
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(b"short")
-    assert f"{mine} has 5 bytes, but the file of {T2I} has 20: move it away" in refused(call, "model=llamagen_xl")
-    mine.write_bytes(b"x" * 20)
-    assert f"{mine} is not the published file" in refused(call, "model=llamagen_xl")
-    assert mine.read_bytes() == b"x" * 20
-    mine.write_bytes(b"t2i_XL_stage1_256.pt")
+    own_file = home.model_folder("llamagen_xl") / "target/t2i_XL_stage1_256.pt"
+    own_file.parent.mkdir(parents=True)
+    own_file.write_bytes(b"short")
+    assert f"{own_file} has 5 bytes, but the file of {T2I} has 20: move it away" in refused(call, "model=llamagen_xl")
+    own_file.write_bytes(b"x" * 20)
+    assert f"{own_file} is not the published file" in refused(call, "model=llamagen_xl")
+    assert own_file.read_bytes() == b"x" * 20
+    own_file.write_bytes(b"t2i_XL_stage1_256.pt")
     out = fetched(call, "model=llamagen_xl")
     assert "t2i_XL_stage1_256.pt  (there)" in out
-    assert mine.name not in hub.got
+    assert own_file.name not in hub.got
 
 
 def test_consent(call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +362,7 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
     assert all("specbench fetch model=" in missing_weights.advice(name) for name in registry.model_sources())
 
 
-#: Evaluators of which no public page shows the checksum: the hub gives it to a fetch.
+#: Evaluators whose checksum no public page shows: a fetch gets it from the hub.
 COMMIT_ALONE = ("mask2former", "pickscore", "hpsv3", "hpsv3/text", "vqascore_text", "qwen3_vl_8b", "dpg_questions")
 #: Evaluators whose commit no public page pins, either: a fetch records the latest.
 UNPINNED = ("vqascore", "vqascore_xl")
@@ -389,8 +389,8 @@ def test_the_help_lists_pinned_commits(call: Call) -> None:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
     for file in itertools.chain.from_iterable(entry.files for entry in registry.data_sources().values()):
         assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
-        known = "https://raw.githubusercontent.com/", "https://s3.amazonaws.com/images.cocodataset.org/"
-        assert file.address.startswith(known)
+        servers = "https://raw.githubusercontent.com/", "https://s3.amazonaws.com/images.cocodataset.org/"
+        assert file.address.startswith(servers)
     addresses = [downloads.RELEASES, *(part.address for part in registry.evaluators().values() if part.address)]
     assert all(address.startswith("https://") for address in addresses)
 
@@ -445,10 +445,10 @@ def test_listed_sizes_are_those_of_the_tensors() -> None:
     for manifest, (model, folder) in TENSORS.items():
         part = sources.part_of(registry.model_sources()[model], folder)
         assert part is not None
-        held = sum(size for name, size in part.known_sizes.items() if name.endswith((".pt", ".safetensors")))
+        stored = sum(size for name, size in part.known_sizes.items() if name.endswith((".pt", ".safetensors")))
         facts = json.loads((REFERENCE / "manifests" / f"{manifest}.json").read_text())
         kinds = {kind for _, kind in facts["tensors"].values() if kind != "int64"}
-        assert held == pytest.approx(facts["n_values"] * (2 if kinds == {"bfloat16"} else 4), rel=0.01), manifest
+        assert stored == pytest.approx(facts["n_values"] * (2 if kinds == {"bfloat16"} else 4), rel=0.01), manifest
 
 
 def test_sizes_are_known_by_name_or_not_at_all() -> None:
@@ -494,9 +494,9 @@ def test_the_error_for_missing_weights_has_one_command(tmp_path: Path, monkeypat
         for command in commands:
             with pytest.raises(UsageError) as e:
                 missing_weights.check(cfg)
-            found = re.findall("`([^`]+)`", str(e.value))
-            assert found == [command]
-            assert str(e.value).index(found[0]) < str(e.value).index("(or: ")
+            quoted = re.findall("`([^`]+)`", str(e.value))
+            assert quoted == [command]
+            assert str(e.value).index(quoted[0]) < str(e.value).index("(or: ")
             for part in registry.model_sources()[cfg["model"]].parts:
                 folder = registry.weights_folder(cfg)
                 assert folder
@@ -529,10 +529,10 @@ class WebHandler(Answers):
         self.do_GET()
 
     def do_GET(self) -> None:
-        web, given = self.server, self.headers.get("Range")
-        web.asked.append((self.path, given))
+        web, range_header = self.server, self.headers.get("Range")
+        web.asked.append((self.path, range_header))
         content = web.content.get(self.path)
-        start = int(given[6:-1]) if given and web.ranges else 0
+        start = int(range_header[6:-1]) if range_header and web.ranges else 0
         if content is None:
             self.send_error(404)
         elif web.sends is not None:
@@ -655,11 +655,11 @@ def test_a_server_that_has_no_such_file_or_is_not_there(call: Call, parti: Web) 
 
 
 def test_a_user_s_own_data_file_is_checked(call: Call, parti: Web) -> None:
-    mine = prompts_file()
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(b"Prompt\n")
-    assert f"{mine} is not the published file: move it away" in refused(call, "data=parti")
-    mine.write_bytes(PROMPTS)
+    own_file = prompts_file()
+    own_file.parent.mkdir(parents=True)
+    own_file.write_bytes(b"Prompt\n")
+    assert f"{own_file} is not the published file: move it away" in refused(call, "data=parti")
+    own_file.write_bytes(PROMPTS)
     fetched(call, "data=parti")
     assert parti.asked == []
 
@@ -670,8 +670,8 @@ VOCABULARY, REWARD, INCEPTION = b"[PAD]\nred\n", b"reward" * 99, b"inception" * 
 @pytest.fixture
 def evaluators(hub: FakeHub, web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
     """A hub and a server of releases that have ImageReward's files and Inception's, with these few bytes."""
-    known = {"image_reward": REWARD, "image_reward/text": VOCABULARY, "inception": INCEPTION}
-    for name, content in known.items():
+    checksums = {"image_reward": REWARD, "image_reward/text": VOCABULARY, "inception": INCEPTION}
+    for name, content in checksums.items():
         part = registry.evaluators()[name]
         [file] = part.files
         if part.sizes:
@@ -695,8 +695,8 @@ def test_evaluators_arrive_where_metrics_look_for_them(call: Call, hub: FakeHub,
     commit = registry.evaluators()["image_reward"].revision
     assert f"image_reward/: zai-org/ImageReward, commit {commit} (Apache 2.0)" in out
     assert "specbench run metrics=image_reward,kid ..." in out
-    [found] = record_of(folder)["inception"]["files"].values()
-    assert found["sha256"] == hashlib.sha256(INCEPTION).hexdigest()
+    [file] = record_of(folder)["inception"]["files"].values()
+    assert file["sha256"] == hashlib.sha256(INCEPTION).hexdigest()
 
     asked = len(hub.asked), len(evaluators.asked)
     code, out, _ = call("metrics=fid,image_reward_package")
@@ -722,7 +722,7 @@ def test_a_set_of_metrics_is_fetched_with_all_it_reads(
 
 
 def test_a_file_at_a_plain_address_is_fetched(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DINOv2's lies on Meta's server, in no repository."""
+    """DINOv2's file is on Meta's server and in no repository."""
     part = registry.evaluators()["dinov2"]
     [file] = part.files
     assert part.sizes == {file: 1_217_586_395}
@@ -761,7 +761,7 @@ def test_a_file_of_unknown_size_is_fetched(call: Call, web: Web, monkeypatch: py
 
 
 def test_an_evaluator_with_other_content_is_refused(call: Call, hub: FakeHub, evaluators: Web) -> None:
-    """Also a text file, of which the hub tells no checksum."""
+    """Also a text file, for which the hub gives no checksum."""
     for path, content in evaluators.content.items():
         evaluators.content[path] = content[:-1] + b"?"
     hub.repositories["google-bert/bert-base-uncased"]["vocab.txt"] = VOCABULARY.replace(b"red", b"den")

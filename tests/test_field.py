@@ -1,4 +1,4 @@
-"""The README's table, and that of its seconds."""
+"""The README's table, and its table of seconds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def test_a_table_that_shows_nothing_of_it_takes_such_a_row(tmp_path: Path, monke
 
 def test_a_curve_looks_the_same_in_all_panels() -> None:
     """Panels have different curves; the legend is one for all. A figure once left out all curves after the seventh."""
-    panels = [panel for one in TABLES.values() if isinstance(one.figure, TableFigure) for panel in one.figure.panels]
+    panels = [
+        panel for shown in TABLES.values() if isinstance(shown.figure, TableFigure) for panel in shown.figure.panels
+    ]
     assert 7 < max(len(panel.curves) for panel in panels) <= len(set(figures._STYLES))
     table, rows = TABLES["relaxed"], {}
     assert isinstance(table.figure, TableFigure)
@@ -67,7 +69,7 @@ def test_a_curve_looks_the_same_in_all_panels() -> None:
             line = getattr(container, "lines", [container])[0]
             colours.setdefault(label, set()).add((line.get_color(), line.get_marker()))
     assert len(colours) > 7
-    assert all(len(found) == 1 for found in colours.values())
+    assert all(len(styles) == 1 for styles in colours.values())
     assert {text.get_text() for text in drawn.legends[0].get_texts()} == set(colours)
 
 

@@ -1,6 +1,6 @@
-"""Untrusted files: for any content a reader returns what it promises or raises a UsageError.
+"""Untrusted files: for any content a reader returns a valid value or raises a UsageError.
 
-The first part damages sound files and arguments at random, the second part has the errors that were found.
+The first part damages valid files and arguments at random. The second part has the errors of earlier versions.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def or_usage_error(read: Callable[[], Any]) -> Any:
 @many
 @given(data=BYTES | JSON.map(lambda value: json.dumps(value).encode()))
 def test_prompts(tmp_path: Path, ending: str, data: bytes) -> None:
-    found = or_usage_error(lambda: prompts.read(content(tmp_path / f"p{ending}", data)))
-    for entry in found or []:
+    items = or_usage_error(lambda: prompts.read(content(tmp_path / f"p{ending}", data)))
+    for entry in items or []:
         assert entry.prompt.strip()
         assert "\0" not in entry.prompt + entry.id
-    assert found is None or len({entry.id for entry in found}) == len(found) > 0
+    assert items is None or len({entry.id for entry in items}) == len(items) > 0
 
 
 @many
@@ -115,8 +115,8 @@ def test_files_of_any_bytes(tmp_path: Path, data: bytes) -> None:
 def test_a_cell_is_a_number_or_refused(tmp_path: Path, name: str, text: str) -> None:
     out = io.StringIO()
     csv.writer(out).writerows([["run_id", name][name == "run_id" :], ["a", text][name == "run_id" :]])
-    for one in or_usage_error(lambda: read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
-        value = one[name]
+    for read_row in or_usage_error(lambda: read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
+        value = read_row[name]
         assert value is None or isinstance(value, str) or np.isfinite(float(value))
 
 
@@ -145,15 +145,15 @@ def test_text_stays_text(text: str) -> None:
     """In LaTeX a backslash begins what the renderer wrote, and nothing else; in Markdown there is no tag; in a page no
     sign that could end its data."""
     latex = render.latex_text(text)
-    known = r"\\(text(backslash|asciitilde|asciicircum|less|greater|bar|quotedbl|asciigrave)\{\}|[&%$#_{}])"
-    known += r"|\$\\(pm|times|uparrow|downarrow|delta|lambda|nu|omega)\$|-\{\}"
-    assert not re.search(r"[\\%$#&_{}~^]", re.sub(known, "", latex))
+    escapes = r"\\(text(backslash|asciitilde|asciicircum|less|greater|bar|quotedbl|asciigrave)\{\}|[&%$#_{}])"
+    escapes += r"|\$\\(pm|times|uparrow|downarrow|delta|lambda|nu|omega)\$|-\{\}"
+    assert not re.search(r"[\\%$#&_{}~^]", re.sub(escapes, "", latex))
     markdown = render.markdown_text(text)
     assert not re.search(r"[|*_<>`]", re.sub(r"\\.", "", markdown))
     assert all("\n" not in cell and len(cell.splitlines()) <= 1 for cell in (latex, markdown))
-    one = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
+    row = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
     shots = {"x": {0: report.Shot(b"", text)}}
-    written = report.page(report.ReportContent([one], audits=[{"verdict": text}], shots=shots))
+    written = report.page(report.ReportContent([row], audits=[{"verdict": text}], shots=shots))
     message = re.search(r'id="data">(.*?)</script>', written, re.DOTALL)
     assert message is not None
     assert not set("<>&") & set(message[1])
@@ -297,8 +297,8 @@ def test_a_record_shows_no_image_from_another_folder(tmp_path: Path, image: str)
     """A report used to embed any .png that a record named."""
     Image.fromarray(picture(1)).save(tmp_path / "secret.png")
     run_folder(tmp_path / "in/run", "a", image.format(tmp_path))
-    found = report.gather([tmp_path / "in/run/row.csv"], [tmp_path / "in"], 8)
-    assert found.shots == {}
+    gathered = report.gather([tmp_path / "in/run/row.csv"], [tmp_path / "in"], 8)
+    assert gathered.shots == {}
     line = to_line(replace(record(0), image=image.format(tmp_path)))
     with pytest.raises(UsageError, match="line 1 of .* is not a record"):
         Journal(content(tmp_path / "records.jsonl", line))
@@ -346,7 +346,7 @@ class Shape:
 
 
 def test_weights_that_describe_no_network_cost_a_sentence(tmp_path: Path) -> None:
-    """An embedded file says of which sizes its network is; whatever stood there used to be built."""
+    """An embedded file states the sizes of its network; any sizes used to be built."""
     path = tmp_path / "w.safetensors"
     for text in [
         "",
@@ -361,5 +361,5 @@ def test_weights_that_describe_no_network_cost_a_sentence(tmp_path: Path) -> Non
         "[" * 3000,
     ]:
         save_file(dict(nn.Linear(3, 2).state_dict()), path, {"kind": "line", "config": text})
-        found = usage_error(checkpoints.load, path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
-        assert "w.safetensors" in found, text
+        message = usage_error(checkpoints.load, path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
+        assert "w.safetensors" in message, text

@@ -105,7 +105,7 @@ def test_every_method_runs_on_every_real_target(model, rows):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         target = tiny.read_by(bundle.target, drafter)
         rule = build_rule(cfg, drafter.shape.height, bundle.codebook)
-        sampling = Sampling.of(cfg)
+        sampling = Sampling.from_config(cfg)
         verification = build_verification(cfg, drafter.shape)
         config = DecoderConfig(target, drafter, rule, sampling, verification=verification)
         out = decode(config, conditioning, RandomStreams([(0, i) for i in range(rows)]))

@@ -91,16 +91,16 @@ def prompts(count: int, same: bool = False) -> Conditioning:
 def teacher(model: LlamaGen, tokens: Tensor, features: Tensor) -> Tensor:
     """Hidden states (N, P - 1 + T, dim) over prefix and tokens[:, :-1] in one pass; entry P - 1 + t predicts token t.
     tokens (N, T), features (N, P, caption_dim)."""
-    given = Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool))
-    return model.uncached(model.condition(given, False), tokens[:, :-1])
+    conditioning = Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool))
+    return model.uncached(model.condition(conditioning, False), tokens[:, :-1])
 
 
 def sequence_probs(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
     """Of every token sequence under one prompt, (V**T,), first token most significant, without any cache."""
     sequences = torch.tensor(list(itertools.product(range(VOCAB), repeat=model.cfg.block_size)))
     index = torch.zeros(len(sequences), dtype=torch.int64)
-    both = model.condition(Conditioning(cond.features[index], cond.valid[index]), True)
-    hidden = model.uncached(both, sequences[:, :-1].repeat(2, 1))[:, PREFIX - 1 :]
+    prefix = model.condition(Conditioning(cond.features[index], cond.valid[index]), True)
+    hidden = model.uncached(prefix, sequences[:, :-1].repeat(2, 1))[:, PREFIX - 1 :]
     kept, dropped = model.head(hidden).chunk(2)  # with the caption, and without
     probs = (dropped + cfg_scale * (kept - dropped)).softmax(-1)
     return probs.gather(-1, sequences.unsqueeze(-1)).squeeze(-1).double().prod(1)
@@ -121,9 +121,9 @@ def rng(images: int | Iterable[int], seed: int = 0, device: str = "cpu") -> Rand
 
 
 def results(out: Decoded[Any]) -> dict[str, Any]:
-    """What a decoding gives, but for the seconds."""
-    found = vars(out) | vars(out.trace)
-    return {name: x for name, x in found.items() if name not in ("seconds", "draft_s", "trace")}
+    """The results of a decoding, without the seconds."""
+    values = vars(out) | vars(out.trace)
+    return {name: x for name, x in values.items() if name not in ("seconds", "draft_s", "trace")}
 
 
 def image(out: Decoded[Any], row: int) -> list[Any]:
@@ -132,7 +132,7 @@ def image(out: Decoded[Any], row: int) -> list[Any]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Bit for bit: tensors, and lists and dictionaries of them; a NaN, which stands for what was not computed, equals
+    """Bit for bit: tensors, and lists and dictionaries of them; a NaN, which means not computed, equals
     another one."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
@@ -143,10 +143,10 @@ def equal(a: Any, b: Any) -> bool:
     return a == b
 
 
-def fit(found: Tensor, probs: Tensor) -> float:
-    """p-value of a chi-square test of numbers (N,) against their probabilities; those of small expectation are
+def fit(counts: Tensor, probs: Tensor) -> float:
+    """p-value of a chi-square test of numbers (N,) against their probabilities; numbers of small expectation are
     pooled."""
-    seen, expected = torch.bincount(found, minlength=len(probs)).double(), probs * len(found)
+    seen, expected = torch.bincount(counts, minlength=len(probs)).double(), probs * len(counts)
     assert seen[probs == 0].sum() == 0, "what has probability zero was drawn"
     small = expected < 5
     observed = torch.cat([seen[~small], seen[small].sum()[None]])

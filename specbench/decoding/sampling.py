@@ -124,8 +124,8 @@ class Sampling:
     kernels: Kernels | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, cfg: Mapping[str, Any], cfg_scale: float | None = None) -> Sampling:
-        """From flat parameters. cfg_scale: replaces their scale."""
+    def from_config(cls, cfg: Mapping[str, Any], cfg_scale: float | None = None) -> Sampling:
+        """The sampling of flat parameters. cfg_scale: replaces their scale."""
         curve = cfg.get("entropy_temperature")
         scale = cfg["cfg_scale"] if cfg_scale is None else cfg_scale
         return cls(

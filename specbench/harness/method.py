@@ -86,7 +86,7 @@ def build_method(
         target=target.with_aux_hidden_layers(layers) if layers else target,
         drafter=drafter,
         rule=build_rule(cfg, drafter.shape.height, model.codebook, near, target),
-        sampling=sampling or Sampling.of(cfg),
+        sampling=sampling or Sampling.from_config(cfg),
         verification=build_verification(cfg, drafter.shape),
         emitted_draws=cfg["emitted_draws"],
     )
