@@ -46,7 +46,7 @@ def small_world(count=4, seed=3):
 @torch.inference_mode()
 @pytest.mark.parametrize("sampling", [Sampling(0.8, top_k=3, cfg_scale=2.0), Sampling()])
 def test_the_stated_distance_is_the_one_between_the_distributions_of_a_decoding(sampling):
-    """Sequences are decoded token by token, with draft and target as a run has them."""
+    """Sequences are decoded token by token, with draft and target as in a run."""
     training, data = small_world()
     target, chain = training.head.target, Eagle(training.network, chain_paths(1))
     rows, rng = np.arange(4), RandomStreams([(0, i) for i in range(4)])
@@ -84,7 +84,8 @@ def test_under_guidance_the_label_is_the_targets_guided_distribution():
 
 
 def test_a_checkpoint_has_the_weights_of_a_training_that_ends_there(tmp_path):
-    """With the average, which replaces the weights at the end; the step after it starts from the weights themselves."""
+    """With averaging, the average replaces the weights at the end, and the next step starts from the weights
+    themselves."""
 
     def ended(steps, kept=()):
         torch.manual_seed(0)
@@ -119,7 +120,7 @@ def test_a_training_starts_from_given_weights_and_keeps_checkpoints(tmp_path):
     same(middle, trained([*still, f"start={tmp_path / 'first' / 'step-5'}"]))
     with pytest.raises(UsageError, match="has a training with start="):
         trained([*still, f"start={tmp_path / 'first' / 'step-10'}"])
-    with pytest.raises(UsageError, match="start: there is no folder"):
+    with pytest.raises(UsageError, match="start: the folder"):
         trained([*still, f"start={tmp_path / 'none'}"])
 
 

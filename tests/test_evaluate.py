@@ -148,7 +148,7 @@ def test_partial_accepts_some_of_the_images(call: Call, folder: Path) -> None:
 
 
 def test_names_of_the_real_images_pair_too(call: Call, folder: Path, tmp_path: Path) -> None:
-    """COCO's images are named by their file names at least as often as by their ids."""
+    """COCO's images have names from their file names at least as often as from their ids."""
     ids = [139 + i for i in range(N)]
     coco = {
         "images": [{"id": i, "file_name": f"COCO_val2014_{i:012d}.jpg"} for i in ids],
@@ -188,8 +188,8 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
 
 
 def test_a_file_in_the_folder_has_the_prompts(call: Call, folder: Path, calls: list[int]) -> None:
-    """Hugging Face's folders of images have a metadata file, whose file_name pairs; a stop or a second metric of the
-    network scores no image again."""
+    """Hugging Face's folders of images have a metadata file whose file_name is used for pairing. After a stop, or for a
+    second metric of the network, no image is scored again."""
     lines = [json.dumps({"file_name": f"{i}.png", "text": text}) for i, text in enumerate(CAPTIONS)]
     (folder / "metadata.jsonl").write_text("\n".join(lines[::-1]))
     code, _, err = call("pictures", "metrics=scenes_clip", "out=own")
@@ -301,7 +301,7 @@ def test_stopped_scoring_goes_on(call: Call, folder: Path, calls: list[int], mon
 
 
 class Large(FakePipeline):
-    """The fake's images at 64x64, as the embedded evaluators need them."""
+    """The fake pipeline's images at 64x64, the size for the embedded evaluators."""
 
     resolution = 64
 
@@ -311,7 +311,7 @@ class Large(FakePipeline):
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    """A run that measured speed alone."""
+    """A run that measured only speed."""
     run.run(configuration.compose(["metrics=none", "n=4", "device=cpu"]), tmp_path / "run", loader=Large)
     return tmp_path / "run"
 
@@ -390,7 +390,7 @@ def test_what_is_wrong_with_a_run_is_named(call: Call, finished: Path) -> None:
 
 
 def test_degenerate_images_are_noted(call: Call, folder: Path) -> None:
-    """Also where the scores are cached. Copies of a few images are no finding in a folder without prompts."""
+    """Also if the scores are cached. In a folder without prompts, copies of a few images are not reported."""
     assert call(*WORDS, "out=fine")[0] == 0
     assert not any(word in row_of("fine")["note"] for word in ("equal", "flat", "below"))
     for i in (1, 2):

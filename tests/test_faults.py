@@ -1,4 +1,4 @@
-"""What a night can bring: Ctrl-C, a full disk, a folder that vanishes, too little memory; and how far a run is."""
+"""Faults in long runs: Ctrl-C, a full disk, a folder that disappears, too little memory; and the progress of a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def calm(tmp_path: Path) -> Path:
 
 
 def test_ctrl_c_finishes_the_image_and_writes_a_row(calm: Path, tmp_path: Path) -> None:
-    """Of a timed run, both halves of the pair."""
+    """In a timed run it finishes both halves of the pair."""
     mixed = "decoded in 2 processes: their timings are mixed"
     for case, (words, empty, n, note) in enumerate(
         (
@@ -104,7 +104,7 @@ def test_a_row_over_more_images_is_not_replaced(tmp_path: Path) -> None:
 def test_a_full_disk_is_named_and_no_image_is_lost_or_repeated(
     calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From any write on: each case has another number of writes that succeed."""
+    """The disk is full after a number of writes that differs from case to case."""
     fsync = os.fsync
     for case in range(0, 30, 2):
         out, words, count = tmp_path / "run", f"batch={1 + case % 4 // 2}", iter(range(1000))
@@ -251,7 +251,7 @@ def test_another_error_ends_the_run_with_the_images_before_it(tmp_path: Path) ->
 
 
 def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record stays in memory, some kilobytes; an image or a tensor of it does not."""
+    """A record stays in memory (some kilobytes); images and tensors do not."""
     monkeypatch.setattr(FakePipeline, "pixels", lambda self, tokens: np.zeros((len(tokens), 256, 256, 3), np.uint8))
     bytes_held: list[int] = []
     add = Journal.add

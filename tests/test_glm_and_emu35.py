@@ -138,7 +138,7 @@ def test_glm_image_files_hold_tokens():
 
 def test_images_are_no_examples_of_a_model_without_an_encoder():
     _, bundle = loaded("glm_image", *TINY)
-    with pytest.raises(UsageError, match=r"glm_image's encoder of images .* \(source=self\)"):
+    with pytest.raises(UsageError, match=r"glm_image's image encoder .* \(source=self\)"):
         bundle.codes(torch.zeros(1, 3, 64, 64))
 
 

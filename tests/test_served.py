@@ -248,7 +248,6 @@ def test_requests_at_a_time_and_arrivals(server: StubServer, tmp_path: Path) -> 
     gaps = served.arrivals(5, 4000, 20.0)
     # Exponential gaps with mean 1/20: their mean has the standard error 1/20/sqrt(4000) = 0.0008, and their standard
     # deviation equals the mean within 1/20/sqrt(2000).
-    # deviation equals the mean up to 1/20/sqrt(2000).
     assert gaps.mean() == pytest.approx(0.05, abs=0.004)
     assert gaps.std() == pytest.approx(0.05, abs=0.006)
     assert (served.arrivals(5, 10, 20.0) == gaps[:10]).all()

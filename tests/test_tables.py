@@ -259,7 +259,7 @@ def test_several_seeds_are_pooled(tables: Tables, tmp_path: Path) -> None:
     assert tables("coolsd_significance", "--seeds", "1,2") == 0  # a test is of one seed
     with pytest.raises(UsageError, match="has its own seed"):
         tables("sjd_table3", "--seeds", "1,2")
-    with pytest.raises(UsageError, match="of one seed each"):
+    with pytest.raises(UsageError, match="with one seed each"):
         tables("relaxed_equal", "--seeds", "1,2")
 
 

@@ -142,10 +142,10 @@ def reference(line: CommandLine) -> int:
     try:
         for extractor in chosen:
             path = _destination(data, out, extractor)
-            if existing := real_images.kept(path, extractor, real):
+            if existing := real_images.stored_statistics(path, extractor, real):
                 print(f"{existing.label}: exists already, from these {existing.count} images: {path}")
             else:
-                made = real_images.made(extractor, real, data or "", path)
+                made = real_images.compute_statistics(extractor, real, data or "", path)
                 print(f"{made.label}: {made.count} images by {made.cache_key} in {path}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command resumes") from None
