@@ -38,12 +38,12 @@ def call(call: Call) -> Call:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Real images of scenes with the ids 0, 1, ...; their captions are in prompts.tsv next to the folder."""
-    made = tmp_path / "pictures"
-    made.mkdir()
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
     for i, picture in enumerate(scenes.render("validation", range(N))[0]):
-        Image.fromarray(picture).save(made / f"{i}.png")
+        Image.fromarray(picture).save(pictures / f"{i}.png")
     write_prompts(tmp_path / "prompts.tsv", dict(enumerate(CAPTIONS)))
-    return made
+    return pictures
 
 
 def write_prompts(path: Path, prompts: dict[int, str]) -> None:
