@@ -335,8 +335,8 @@ def test_a_vocabulary_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_band_of_no_strength_is_the_exact_rule() -> None:
     """Bit for bit: the kernel computes the same."""
     p, draft = drafted(shared(TREE), 77, 40, None)
-    actual, wanted = (verify(p, draft, rule, kernels=FusedKernels()) for rule in (Band(0.0, 0.5, 3), exact()))
-    assert tiny.equal(vars(actual), vars(wanted))
+    actual, expected = (verify(p, draft, rule, kernels=FusedKernels()) for rule in (Band(0.0, 0.5, 3), exact()))
+    assert tiny.equal(vars(actual), vars(expected))
 
 
 @pytest.mark.parametrize(("name", "rule"), [

@@ -262,8 +262,8 @@ def read_back(folder, model, bundle):
     Returns it."""
     again = reload(folder, model)
     ids = again.target.image.ids
-    wanted = bundle.target.state_dict() | {"output.weight": written(bundle)[0]["lm_head.weight"][ids]}
-    torch.testing.assert_close(dict(again.target.state_dict()), dict(wanted), rtol=0, atol=0)
+    expected = bundle.target.state_dict() | {"output.weight": written(bundle)[0]["lm_head.weight"][ids]}
+    torch.testing.assert_close(dict(again.target.state_dict()), dict(expected), rtol=0, atol=0)
     assert again.target.cfg == bundle.target.cfg
     torch.testing.assert_close(dict(again.tokenizer.state_dict()), dict(bundle.tokenizer.state_dict()), rtol=0, atol=0)
     return again, ids
