@@ -135,7 +135,7 @@ def test_embedded_drafters_are_chosen_by_name(capsys):
     assert registry.weights_label(default) == registry.weights_label(configuration.compose(["method=eagle1"]))
     for method, guidance, sentence in (
         ("eagle1", "embedded:steps61", "unknown eagle weights 'steps61' (choose from: "),
-        ("medusa", "embedded:steps100", "medusa has no embedded weights but the default ones"),
+        ("medusa", "embedded:steps100", "medusa has only the default embedded weights"),
     ):
         with pytest.raises(UsageError, match=sentence.replace("(", r"\(")):
             configuration.compose([f"method={method}", f"drafter.weights={guidance}"])

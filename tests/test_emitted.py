@@ -188,7 +188,9 @@ def test_what_was_not_measured_is_no_value() -> None:
         assert emitted_remarks(cfg | {"verification": "block"}, records) == [why + "verification=block"]
         assert emitted_remarks(cfg | {"emitted_draws": 0}, records) == []
         mixed = [records[0], images(measured, [4, 9])[1]]
-        assert emitted_remarks(cfg, mixed) == ["emitted_kl: not recorded of 1 images, which an earlier process decoded"]
+        assert emitted_remarks(cfg, mixed) == [
+            "emitted_kl: not recorded for 1 images, which an earlier process decoded"
+        ]
 
 
 # --- whole sequences --------------------------------------------------------------------------------------------------
