@@ -66,7 +66,7 @@ def texts(path: Path) -> Iterator[tuple[str, str]]:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         newest = NEWEST.match(text) if path.name == "changelog.md" else None
-        yield DOCS, newest[0] if newest else text
+        yield DOCS, re.sub(r"`[^`\n]*`", "`name`", newest[0] if newest else text)
     elif path.suffix == ".yaml":
         yield SETTINGS, re.sub("(?m)^ *#", "", text)
     else:
