@@ -138,13 +138,13 @@ def test_glm_image_files_hold_tokens():
 
 def test_images_are_no_examples_of_a_model_without_an_encoder():
     _, bundle = loaded("glm_image", *TINY)
-    with pytest.raises(UsageError, match=r"glm_image's encoder of images .* \(source=self\)"):
+    with pytest.raises(UsageError, match=r"glm_image's image encoder .* \(source=self\)"):
         bundle.codes(torch.zeros(1, 3, 64, 64))
 
 
 def test_no_metric_of_images_without_images():
     """The error comes before anything is loaded. The default has no metrics."""
-    message = r"glm_image ends with tokens, .*engine=http\) or stored images .*: use metrics=none"
+    message = r"glm_image produces tokens, .*engine=http\) or stored images .*: use metrics=none"
     with pytest.raises(UsageError, match=message):
         configuration.compose(["model=glm_image", "metrics=clip_b32"])
     assert not configuration.compose(["model=glm_image"])["metrics"]
@@ -163,7 +163,7 @@ def test_both_are_planned_on_shapes_alone():
 @pytest.mark.parametrize("name", ["zipar", "pjd"])
 def test_parallel_rows_of_two_grids_are_refused(name):
     cfg = configuration.compose(["model=glm_image", f"method={name}", "weights=random"])
-    with pytest.raises(UsageError, match="is two grids, one after the other: use a drafter in raster order"):
+    with pytest.raises(UsageError, match="is two grids in sequence: use a drafter in raster order"):
         method.check(cfg)
     method.check(configuration.compose(["model=emu35_image", f"method={name}", "weights=random"]))
 

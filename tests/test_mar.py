@@ -424,7 +424,7 @@ def test_files_of_another_model_are_reported(tmp_path):
     torch.save({"model_ema": {"w": torch.ones(2)}}, draft)
     refused("MAR file")
     checkpoint(draft, MAR(replace(cfg, encoder_dim=96)))
-    refused("lacks a known number of heads for width 96")
+    refused("has no known number of heads for width 96")
     pixels_file(tmp_path / "tokenizer", vq.KLModel(replace(vq.KL16.reduced(0), codebook_embed_dim=4)))
     refused("latents of 4 numbers, the target draws 16")
 

@@ -263,7 +263,7 @@ def test_misuse_is_a_clear_error(assets: Path, images: np.ndarray, items: list[I
         measure(["scenes_fid"], images, items[:-1], assets)
     with pytest.raises(ValueError, match="uint8"):
         measure(["scenes_fid"], images.astype(np.float32), items, assets)
-    with pytest.raises(UsageError, match="has no options, but 'resize' is given"):
+    with pytest.raises(UsageError, match="has no options: leave out 'resize'"):
         scenes_metrics.ScenesFID(metrics.ScoringContext(assets, assets), {"resize": "tf"})
 
 
@@ -352,12 +352,12 @@ class Light(Metric):
         return "brightness@1, full image"
 
     def scorer(self) -> Scorer:
-        if self.missing == "scorer":
+        if self.fails_in == "scorer":
             raise Unavailable("no lamp: buy one")
         return self.network
 
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[metrics.Score, ...]:
-        if self.missing == "score":
+        if self.fails_in == "score":
             raise Unavailable("no reference: look into the sun")
         return (metrics.Score(float(outputs[:, 0].mean()), None, self.cache_key, ""),)
 

@@ -557,7 +557,7 @@ def test_the_autoencoder_has_the_published_names():
         (lambda f: rewrite(f / "target/config.json", rope_theta=None), "does not describe a language model"),
         (lambda f: save_file({"lm_head.weight": torch.zeros(2)}, f / "target/model.safetensors"), "no image_head.net"),
         (lambda f: (f / "tokenizer/checkpoint.pt").unlink(), "must hold one .pt or .safetensors"),
-        (lambda f: save_words(f / "target/tokenizer.json", ["<unk>", "red"], 1), "lacks the token"),
+        (lambda f: save_words(f / "target/tokenizer.json", ["<unk>", "red"], 1), "has no token"),
     ],
 )
 def test_wrong_files_are_reported(spoil, sentence, tmp_path):

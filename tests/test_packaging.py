@@ -154,7 +154,8 @@ def test_make_test_reports_its_time_and_fails_with_its_tests(clone: Path, code: 
     pytest_ = (
         f'case "$*" in *pytest*) echo \'{xml}\' > build/tests.xml; exit {code};; esac; exec "{sys.executable}" "$@"'
     )
-    programs = {"scripts/browser.sh": "", ".venv/bin/ruff": "", ".venv/bin/mypy": "", ".venv/bin/python": pytest_}
+    nothing = ("scripts/browser.sh", "scripts/prose.py", ".venv/bin/ruff", ".venv/bin/mypy")
+    programs = {**dict.fromkeys(nothing, ""), ".venv/bin/python": pytest_}
     for folder in ("scripts", "build", ".venv/bin"):
         (clone / folder).mkdir(parents=True)
     for name, text in programs.items():

@@ -210,8 +210,8 @@ def test_bad_words_of_a_plan_are_short_errors(call: Call) -> None:
     for words, message in (
         (("--plan", "bench.bandwidth=fast"), "bench.bandwidth must be GB/s"),
         (("--plan", "bench.bandwidth=-1"), "bench.bandwidth must be GB/s"),
-        (("bench.bandwidth=h200",), "bench.bandwidth= goes with --plan"),
-        (("--plan", "method=sjd", "window=300"), "window drafts 300 tokens, and an image of llamagen_xl has 256"),
+        (("bench.bandwidth=h200",), "bench.bandwidth= needs --plan"),
+        (("--plan", "method=sjd", "window=300"), "window drafts 300 tokens, but an image of llamagen_xl has 256"),
         (("--plan", "model=mar_b", "engine=triton"), "engine=triton needs discrete tokens"),
         (("--plan", "model=mar_b", "engine=compiled"), "engine=compiled needs discrete tokens"),
     ):

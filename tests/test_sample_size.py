@@ -95,7 +95,7 @@ def test_tables_figures_and_the_report_leave_it_out(tmp_path: Path, monkeypatch:
         assert (f"Not printed: {FEW}." in notes.values()) == empty  # the reason
         assert any("against 2000 real images" in note for note in notes.values()) != empty
         figures.draw(table, _rows(n), tmp_path, "any")
-        page = report.page_data(report.Found(rows=[row | {"n": n}]))
+        page = report.page_data(report.ReportContent(rows=[row | {"n": n}]))
         assert sorted(page["rows"][0]["values"]) == (["clip_score"] if empty else ["clip_score", "fid"])
     assert drawn[1] - drawn[0] == 1  # an axis
 

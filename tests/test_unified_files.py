@@ -323,7 +323,7 @@ def test_older_files_of_a_tokenizer(tmp_path):
 
 def test_another_tokenizer_is_refused(tmp_path):
     save_words(tmp_path / "tokenizer.json", SIMPLEAR_WORDS)
-    with pytest.raises(UsageError, match=r"lacks the token <\|t2i\|>"):
+    with pytest.raises(UsageError, match=r"has no token <\|t2i\|>"):
         simplear.SimpleARText(tmp_path).ids()
 
 
@@ -373,7 +373,7 @@ def test_lumina2_refuses_another_tokenizer(tmp_path):
     save_words(tmp_path / "tokenizer.json", LUMINA2_WORDS)
     for name, content in (("config.json", "{}"), ("tokenizer_config.json", '{"eos_token": {"content": "<|end|>"}}')):
         (tmp_path / name).write_text(content)
-    with pytest.raises(UsageError, match="lacks the token <eoss>"):
+    with pytest.raises(UsageError, match="has no token <eoss>"):
         lumina2.Lumina2Text(tmp_path).ids()
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(UsageError, match=r"config\.json: cannot read it as JSON"):
